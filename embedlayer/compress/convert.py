@@ -21,14 +21,16 @@ _KIND = re.compile(r"int(?P<bits>8|4)(-g(?P<group>\d+))?|rank=(?P<rank>\d+)")
 
 
 def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor | None = None) -> TokenTable:
-    """Return `table` as the kind of table that `to` names, with the same scale and padding row.
+    """Convert `table` to the kind of table that `to` names, with the same scale and padding row.
+
+    The original is not changed.
 
     Args:
         table: A table of any kind, or a plain `nn.Embedding`.
         to: `"int8"` or `"int4"`; `"int4-g32"` for groups of 32 columns with a scale each; `"rank=128"` for a factorised
             table.
         counts: Number of occurrences of each token, `(V,)`: weights of the error that a factorised table minimises;
-            `None` weights all tokens equally.
+            `None` weights all tokens equally. Other kinds ignore it.
 
     Raises:
         SizeError: `to` names no kind, or a kind that does not fit the size of the table.
@@ -47,10 +49,11 @@ def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor 
 
 
 def check_kind(to: str) -> dict[str, int]:
-    """Check the name of a kind, without a table, and return its numbers.
+    """Check that `compress_table` knows the kind `to`, and return the numbers in its name. No table is needed.
 
     Returns:
-        The key `rank`, or `bits` and, for groups, `group`.
+        `{"rank": R}` for a factorised table. For a quantised one `{"bits": B}`, and the key `group` for groups of
+        columns.
 
     Raises:
         SizeError: `compress_table` does not know the name.

@@ -27,18 +27,18 @@ Loss = Callable[[TokenTable], float]
 
 @dataclass(frozen=True)
 class CompressionResult:
-    """The cost of one way to store a table, beside the original table.
+    """The cost of one way to store a table, compared with the original table.
 
     Attributes:
         to: The kind, as in `compress_table`; `"as it is"` for the original, `"trim"` for removed rows.
         bytes: Bytes of the table in memory, scales included.
         file_bytes: Bytes of a safetensors file with the table alone.
-        share: `bytes` over the bytes of the original.
+        share: `bytes` divided by the bytes of the original.
         row_error: `|E - E'| / |E|`, Frobenius norms over all rows.
-        neighbors: Share of the ten nearest neighbours of the original that are still among the ten nearest; `None` for
-            a table with one row, or for `"trim"`.
+        neighbors: Share of the ten nearest neighbours of a token in the original that are still among its ten nearest,
+            from 0 to 1; `None` for a table with one row, or for `"trim"`.
         loss: Nats per token on the text; `None` without a text.
-        loss_change: `loss` less that of the original; `None` without a text.
+        loss_change: `loss` minus that of the original; `None` without a text.
     """
 
     to: str
@@ -59,19 +59,21 @@ def compare_compression(
     kept: int | None = None,
     loss: Loss | None = None,
 ) -> list[CompressionResult]:
-    """Compare a table with its compressed kinds, one at a time in memory: the original first, then in the order of
-    `choices`.
+    """Measure a table and its compressed kinds, one at a time in memory.
 
     Args:
         table: A table of any kind.
         choices: Kinds as `compress_table` names them, or a mapping from any name to a table.
         counts: Number of occurrences of each token, `(V,)`. They weight the error of low ranks, choose the tokens whose
-            neighbours are compared (1000 tokens that occur), and add a result for a trim. `None`: all tokens count
-            equally.
+            neighbours are compared (1000 tokens that occur), and add a result for a trim, which removes rows. `None`:
+            all tokens count equally.
         kept: With counts, the number of tokens that a trim keeps, such as `len(used_tokens(tokenizer, corpus))`; `None`
             for the tokens that occur.
         loss: Function from a table to the loss of a model with it, such as `loss_on_text(model, ids)`; `None` for no
             loss.
+
+    Returns:
+        The result of the original, then one for each of `choices` in their order, then with `counts` that of the trim.
 
     Raises:
         SizeError: A choice does not fit the table, or a table has another size.
@@ -108,7 +110,10 @@ def compare_compression(
 
 @torch.no_grad()
 def row_error(table: TokenTable, other: TokenTable) -> float:
-    """Compute `|E - E'| / |E|` in Frobenius norms, a block of rows at a time; 0 for a table of zeros.
+    """Compute the relative error `|E - E'| / |E|` of the rows E' of `other` against the rows E of `table`.
+
+    The norms are Frobenius norms over all tokens, without `scale`, computed a block of rows at a time. The result is 0
+    if `table` has only zeros.
 
     Raises:
         SizeError: The tables differ in size.
@@ -127,12 +132,15 @@ def row_error(table: TokenTable, other: TokenTable) -> float:
 
 
 def loss_on_text(model: DecoderLM, ids: Int[Tensor, " T"], *, length: int = 256) -> Loss:
-    """Return a function that computes the loss of `model` with another table, in nats per token of a text.
+    """Return a function from a table to the loss of `model` with that table, in nats per token of a text.
+
+    The function runs the model in evaluation mode, without gradients, and restores its mode.
 
     Args:
         model: The model; its own table is not changed.
         ids: Token IDs of the text, `(T,)`.
-        length: Tokens per window. The text is cut into windows, and each is read from its beginning.
+        length: Tokens per window. The text is cut into windows, and the model reads each window without the text before
+            it.
 
     Raises:
         SizeError: The text has fewer than two tokens.
@@ -159,37 +167,51 @@ def loss_on_text(model: DecoderLM, ids: Int[Tensor, " T"], *, length: int = 256)
 
 
 def _overlap(near: Tensor, found: Tensor) -> float | None:
-    """Return the share of neighbours in `near` that are also in `found`, or `None` if there are no neighbours."""
+    """Return the mean share of each token's neighbours in `near` that are also among its neighbours in `found`.
+
+    Args:
+        near: Token IDs of the neighbours of N tokens, `(N, K)`.
+        found: Token IDs of the neighbours of the same tokens in another table, `(N, K)`.
+
+    Returns:
+        A number from 0 to 1, or `None` if `near` is empty.
+    """
     return (near.unsqueeze(2) == found.unsqueeze(1)).any(2).float().mean().item() if near.numel() else None
 
 
 def _spread(table: TokenTable, counts: Tensor | None) -> Tensor:
-    """Return the tokens whose neighbours are compared: evenly spread over those that occur, without padding."""
+    """Return up to `QUERIES` token IDs whose nearest neighbours are compared, evenly spread over the vocabulary.
+
+    With `counts`, `(V,)`, only tokens with a count above 0 are candidates. The padding token is none.
+    """
     tokens = torch.arange(table.vocab_size) if counts is None else (counts > 0).nonzero()[:, 0].cpu()
     tokens = tokens[tokens != (-1 if table.padding_idx is None else table.padding_idx)]
     places = torch.linspace(0, max(len(tokens) - 1, 0), min(QUERIES, len(tokens))).round().long()
     return tokens[places]
 
 
-def _tensors(table: TokenTable) -> list[tuple[str, Tensor]]:
-    """Return the names and tensors of the table's state."""
-    return list(table.state_dict().items())
-
-
 def _bytes(table: TokenTable) -> int:
-    """Return the bytes of the table's tensors in memory."""
-    return sum(tensor.nbytes for _, tensor in _tensors(table))
+    """Return the number of bytes that the tensors of a table take in memory."""
+    return sum(tensor.nbytes for tensor in table.state_dict().values())
 
 
 def _file_bytes(table: TokenTable) -> int:
-    """Return the size of the safetensors file that `save_pretrained` writes: its JSON header and the tensors."""
-    tensors = sorted(_tensors(table), key=lambda item: (-item[1].element_size(), item[0]))
+    """Return the size in bytes of the safetensors file of a table, as `save_pretrained` writes it: header and data."""
+    tensors = sorted(table.state_dict().items(), key=lambda item: (-item[1].element_size(), item[0]))
     entries = {name: (tensor.dtype, tensor.shape, tensor.nbytes) for name, tensor in tensors}
     return len(encode_header(entries, {"format": "pt"})) + _bytes(table)
 
 
 def _trimmed(table: TokenTable, whole: CompressionResult, kept: int) -> CompressionResult:
-    """Return the result of a trim to `kept` tokens, whose rows do not change."""
+    """Estimate the result of a trim of a table to `kept` tokens.
+
+    The rows that remain do not change, so their error is 0.
+
+    Args:
+        table: The table.
+        whole: Result of the whole table.
+        kept: Number of tokens that remain.
+    """
     header = whole.file_bytes - whole.bytes
     bytes_left = round(whole.bytes * kept / table.num_rows)
     return CompressionResult("trim", bytes_left, bytes_left + header, bytes_left / whole.bytes, 0.0, None, None, None)

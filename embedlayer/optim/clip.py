@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from embedlayer.collectives import Collectives, ProcessGroup
+from embedlayer.collectives import ProcessGroup
 from embedlayer.tables.sparse_gradient import coalesced, with_torch_functions
 
 
@@ -19,10 +18,11 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """Scale all gradients by `min(1, max_norm / (norm + 1e-6))`, where `norm` is taken over all of them together.
+    """Scale all gradients in place by `min(1, max_norm / (norm + 1e-6))`, where `norm` is that of all of them.
 
-    The squares of the rows of a sharded table (`embedlayer.distributed.ShardedTable`) are summed over the ranks. The
-    gradients of all other parameters must be the same on every process, as with `DistributedDataParallel`, or DTensors.
+    The rows of a sharded table (`embedlayer.distributed.ShardedTable`) count on all ranks: with such a table every rank
+    must call this function. The gradients of all other parameters must be the same on every process, as with
+    `DistributedDataParallel`, or DTensors.
 
     Args:
         parameters: Parameters; those without a gradient are skipped.
@@ -48,6 +48,7 @@ def clip_grad_norm_(
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     replicated: list[Tensor] = []
+    of_fsdp: list[Tensor] = []
     sharded: list[Tensor] = []
     group, device = None, None
     for parameter in parameters:
@@ -57,40 +58,37 @@ def clip_grad_norm_(
             continue
         if parameter.grad.layout is torch.sparse_coo:
             parameter.grad = with_torch_functions(coalesced(parameter.grad))
-        (sharded if hasattr(parameter, "shard_group") else replicated).append(parameter)
+        is_sharded, is_of_fsdp = hasattr(parameter, "shard_group"), hasattr(parameter.grad, "full_tensor")
+        (sharded if is_sharded else of_fsdp if is_of_fsdp else replicated).append(parameter)
     if group is None:
-        return torch.nn.utils.clip_grad_norm_(replicated, max_norm, norm_type, error_if_nonfinite, foreach)
-    total = total_norm(replicated, sharded, norm_type, ProcessGroup(group), device, foreach)
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+
+    def norm_of(some: list[Tensor]) -> Tensor:
+        """Return the norm of the gradients of some parameters; of sharded ones, the norm of this rank's rows."""
+        grads = [parameter.grad for parameter in some if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads, norm_type, foreach=foreach)
+        whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return whole.to(device)  # without gradients the norm is a scalar on the CPU
+
+    first, second, rows = norm_of(replicated), norm_of(of_fsdp), norm_of(sharded)
+    all_reduce = ProcessGroup(group).all_reduce
+    if math.isinf(norm_type):
+        total = torch.maximum(torch.maximum(first, second), all_reduce(rows, "max"))
+    else:
+        total = (first**norm_type + second**norm_type + all_reduce(rows**norm_type)) ** (1 / norm_type)
     if error_if_nonfinite and not bool(total.isfinite()):
         raise RuntimeError(f"The norm of the gradients is {float(total)}, so they cannot be clipped to {max_norm:g}.")
-    torch.nn.utils.clip_grads_with_norm_([_local(each) for each in replicated + sharded], max_norm, total, foreach)
-    return total
-
-
-def total_norm(
-    replicated: list[Tensor],
-    sharded: list[Tensor],
-    norm_type: float,
-    collectives: Collectives,
-    device: Any,
-    foreach: bool | None,
-) -> Tensor:
-    """Return the norm of the gradients of replicated (or DTensor) and of sharded parameters together, a scalar."""
-    whole = [parameter for parameter in replicated if not hasattr(parameter.grad, "full_tensor")]
-    of_fsdp = [parameter for parameter in replicated if hasattr(parameter.grad, "full_tensor")]
-    grads = ([each.grad for each in part if each.grad is not None] for part in (whole, of_fsdp, sharded))
-    norms = [torch.nn.utils.get_total_norm(each, norm_type, foreach=foreach) for each in grads]
-    totals = (norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms)
-    first, second, part = (norm.to(device) for norm in totals)  # without gradients the norm is a scalar on the CPU
-    if math.isinf(norm_type):
-        return torch.maximum(torch.maximum(first, second), collectives.all_reduce(part, "max"))
-    power = collectives.all_reduce(part**norm_type)
-    total: Tensor = (first**norm_type + second**norm_type + power) ** (1 / norm_type)
+    every = [_local(parameter) for parameter in replicated + of_fsdp + sharded]
+    torch.nn.utils.clip_grads_with_norm_(every, max_norm, total, foreach)
     return total
 
 
 def _local(parameter: Tensor) -> Tensor:
-    """Return a tensor with the local shard of a `fully_shard` gradient as `grad`; other parameters unchanged."""
+    """Return a tensor whose `grad` is this rank's part of the gradient, for a parameter with a DTensor gradient.
+
+    The part shares memory with the gradient, so clipping it in place clips the gradient. Any other parameter is
+    returned unchanged.
+    """
     if not hasattr(parameter.grad, "to_local"):
         return parameter
     shard: Tensor = parameter.grad.to_local()  # type: ignore[union-attr]

@@ -16,12 +16,13 @@ def param_groups(model: nn.Module, *, weight_decay: float = 0.1) -> list[dict[st
     Norms and biases are scales and shifts, so they are not decayed either.
 
     Args:
-        model: Any module. Tables are the instances of `LookupTable`, also where a head is tied to one.
+        model: Any module. Tables are the instances of `LookupTable`, also where a head is tied to one. An untied head
+            is a matrix.
         weight_decay: Weight decay of the matrices.
 
     Returns:
-        Groups with `name`, `params` and `weight_decay`, without empty groups. Each trained parameter is in exactly one
-        group.
+        Up to four groups, each a dict with `name`, `params` and `weight_decay`, without empty groups. Each trained
+        parameter is in exactly one group. The group `norms` has all other parameters with fewer than two dimensions.
 
     Example:
         >>> model = DecoderLM(TokenEmbedding(100, 32), RotaryEmbedding(8), num_layers=1)

@@ -24,7 +24,7 @@ State = dict[str, Any]
 
 
 class RowAdamW(torch.optim.Optimizer):
-    """`torch.optim.AdamW`, except that a step on a `row_sparse=True` table costs its batch and not its vocabulary.
+    """AdamW that updates only the rows of the batch in `row_sparse=True` tables, with the results of dense AdamW.
 
     The rows of a table become those of dense AdamW: at every step, for all rows,
     `p -= lr * wd * p`, then `p -= lr * (m / bc1) / (sqrt(v / bc2) + eps)` with `bc = 1 - beta^t`. Updates of rows
@@ -93,7 +93,7 @@ class RowAdamW(torch.optim.Optimizer):
         """Add a parameter group, as in torch.
 
         Raises:
-            SizeError: As in `check_group`.
+            SizeError: An option of the group is not supported or outside its range; see `check_group`.
         """
         super().add_param_group(param_group)
         check_group(self.param_groups[-1])
@@ -128,17 +128,23 @@ class RowAdamW(torch.optim.Optimizer):
         return loss
 
     def apply_pending_updates(self) -> None:
-        """Apply all pending updates of all row-sparse tables and of their moments: the state of dense AdamW."""
+        """Apply all pending updates of all row-sparse tables to weights and moments, in place.
+
+        Afterwards both are those of dense AdamW. `state_dict` and `load_state_dict` do this themselves.
+        """
         for parameter in self._tables():
             parameter.pending_updates.apply_all(parameter, moments=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of dense AdamW, which `torch.optim.AdamW` can load. Applies all pending updates."""
+        """Return the state of dense AdamW, which `torch.optim.AdamW` can load too.
+
+        All pending updates are applied first, which writes to weights and moments.
+        """
         self.apply_pending_updates()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of `RowAdamW` or `torch.optim.AdamW`.
+        """Load a state of `RowAdamW` or `torch.optim.AdamW`. Pending updates of the former state are applied first.
 
         Raises:
             CheckpointError: The state belongs to parameters of other sizes.
@@ -153,15 +159,18 @@ class RowAdamW(torch.optim.Optimizer):
             parameter.pending_updates.detach()
 
     def load_pending_updates(self, parameter: Any, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
-        """Restore the pending updates of a table from a checkpoint that saved its raw rows and moments.
+        """Restore the pending updates of one table from a checkpoint that was saved without applying them.
+
+        Call it after loading the weight, and its moments by `load_moments`, as they were stored.
 
         Args:
             parameter: Weight of a row-sparse table.
             tensors: Tensors of `PendingUpdates.state()`.
-            rest: JSON of `PendingUpdates.state()`.
+            rest: JSON entries of `PendingUpdates.state()`.
 
         Raises:
             KeyError: An entry is missing.
+            ShapeError: The moments have another size than the table.
         """
         state = self.state[parameter]
         parameter.pending_updates.load_state(parameter, (state["exp_avg"], state["exp_avg_sq"]), tensors, rest)
@@ -171,11 +180,17 @@ class RowAdamW(torch.optim.Optimizer):
         return {**super().__getstate__(), "apply_pending_every": self.apply_pending_every}
 
     def _tables(self) -> list[Any]:
-        """Return the weights of all row-sparse tables."""
+        """Return the weights of all row-sparse tables among the parameters of this optimizer."""
         return [p for group in self.param_groups for p in group["params"] if is_row_sparse(p)]
 
     def _check_gradients(self) -> None:
-        """Raise `ShapeError` for gradients and tables that no step can be made on, before anything is written."""
+        """Check before a step that it can be made on every parameter, so that an error leaves all of them unchanged.
+
+        Raises:
+            ShapeError: A table was resized or its weight replaced, or a table that is not row-sparse has a sparse
+                gradient.
+            SizeError: An option of a group was set to a value that `check_group` refuses.
+        """
         for parameter in self._tables():
             pending: PendingUpdates = parameter.pending_updates
             if pending.replaced:
@@ -196,7 +211,10 @@ class RowAdamW(torch.optim.Optimizer):
                     )
 
     def moments(self, parameter: Tensor) -> State:
-        """Return `step`, `exp_avg` and `exp_avg_sq` of a parameter; before its first step, create them as zeros."""
+        """Return `step`, `exp_avg` and `exp_avg_sq` of a parameter in a dict, created as zeros before its first step.
+
+        The tensors are the optimizer's own, and are written in place by each step.
+        """
         state: State = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=self._step_device(parameter))
@@ -205,17 +223,31 @@ class RowAdamW(torch.optim.Optimizer):
         return state
 
     def load_moments(self, parameter: Tensor, tensors: State) -> None:
-        """Set the state of a parameter to these tensors, `step`, `exp_avg` and `exp_avg_sq`, moved to its device."""
+        """Set the state of a parameter to `tensors`, moved to the devices where a step needs them.
+
+        Args:
+            parameter: Parameter of this optimizer.
+            tensors: `step`, `exp_avg` and `exp_avg_sq`. A tensor that is on its device already is not copied.
+        """
         places = {"step": self._step_device(parameter)}
         self.state[parameter] = {key: t.to(places.get(key, parameter.device)) for key, t in tensors.items()}
 
     def _step_device(self, parameter: Tensor) -> torch.device:
-        """Return the device of the step number: for torch's fused kernel that of the parameter, else the CPU."""
+        """Return the device for the step number of a parameter.
+
+        Torch's fused kernel needs it on the device of the parameter. For row-sparse tables and without `fused` it is
+        the CPU.
+        """
         fused = any(group["fused"] and any(parameter is p for p in group["params"]) for group in self.param_groups)
         return parameter.device if fused and not is_row_sparse(parameter) else torch.device("cpu")
 
     def _step_dense(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Make a step of torch's AdamW on dense parameters. Without effect for an empty list."""
+        """Make a step of torch's AdamW on dense parameters of a group. Without effect for an empty list.
+
+        Args:
+            parameters: Parameters with a gradient; all DTensors or none.
+            group: Parameter group with the options.
+        """
         if not parameters:
             return
         states = [self.moments(parameter) for parameter in parameters]
@@ -237,7 +269,12 @@ class RowAdamW(torch.optim.Optimizer):
         )
 
     def _step_rows(self, parameter: Any, group: dict[str, Any]) -> None:
-        """Make a step on the rows that have a gradient, and record it for the others."""
+        """Make a step on the rows of a table that have a gradient; for the other rows it stays pending.
+
+        Args:
+            parameter: Weight of the table. Its gradient is coalesced in place.
+            group: Parameter group with the options.
+        """
         pending: PendingUpdates = parameter.pending_updates
         grad = parameter.grad = row_gradient(parameter, parameter.grad, drop=pending.padding_idx)
         rows, gradients = grad._indices()[0], grad._values()
@@ -263,7 +300,11 @@ class RowAdamW(torch.optim.Optimizer):
         state["step"] += 1
 
     def _check_sizes(self, state_dict: dict[str, Any]) -> None:
-        """Raise `CheckpointError` if the moments of a state have other sizes than the parameters."""
+        """Check that the moments in a state dict have the shapes of this optimizer's parameters.
+
+        Raises:
+            CheckpointError: The moments of a parameter have another shape.
+        """
         places = [place for group in state_dict["param_groups"] for place in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for place, parameter in zip(places, parameters, strict=False):  # torch counts them itself
@@ -276,21 +317,21 @@ class RowAdamW(torch.optim.Optimizer):
 
 
 def is_row_sparse(parameter: Tensor) -> bool:
-    """Return whether a parameter is the weight of a row-sparse table."""
+    """Return whether `parameter` is the weight of a table with `row_sparse=True`."""
     return hasattr(parameter, "pending_updates")
 
 
 def betas_of(group: dict[str, Any]) -> Betas:
-    """Return the betas and eps of a parameter group."""
+    """Return `betas` and `eps` of a parameter group as floats, in one tuple."""
     return Betas(float(group["betas"][0]), float(group["betas"][1]), float(group["eps"]))
 
 
 def check_group(group: dict[str, Any]) -> None:
-    """Check that the options of a parameter group allow lazy updates.
+    """Check that `RowAdamW` supports the options of a parameter group.
 
     Raises:
-        SizeError: `amsgrad` or `maximize` is set, `lr` or `weight_decay` is negative, or the betas of a row-sparse
-            table are refused by `check_betas`.
+        SizeError: `amsgrad` or `maximize` is set, `lr` or `weight_decay` is negative, or the group contains a
+            row-sparse table and has betas that `check_betas` refuses.
     """
     if group.get("amsgrad"):
         raise SizeError("amsgrad keeps a maximum over every step of every row: use torch.optim.AdamW for it.")

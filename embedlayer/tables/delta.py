@@ -1,7 +1,7 @@
 """A frozen table with a few trained rows, for fine-tuning new or selected tokens."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.initialization import init_normal_
 from embedlayer.io.files import JsonObject, create_folder, read_json, write_json
-from embedlayer.io.safetensors_files import load_tensors, save_tensors
+from embedlayer.io.safetensors_files import byte_chunks, load_tensors, save_tensors
 from embedlayer.kinds import kind_of
 from embedlayer.pretrained import FORMAT_VERSION, describe
 from embedlayer.shapes import Ids, Vectors
@@ -23,7 +23,6 @@ from embedlayer.tables.table import TokenTable
 from embedlayer.tracing import fusible
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-BYTES_AT_ONCE = 16 * 2**20
 
 Delta = TypeVar("Delta", bound="DeltaEmbedding")
 
@@ -38,7 +37,7 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
     Args:
         base: Table, or `nn.Embedding`. It is frozen: `requires_grad_(False)` is called on it.
         token_ids: Tokens whose rows are trained, in any order, each once. They are stored in ascending order.
-        values: Initial rows, `(N, D)`, in the order of `token_ids`; `None` for the rows of the base.
+        values: Initial rows, `(N, D)`, in the order in which `token_ids` is passed; `None` for the rows of the base.
         dtype: Data type of `delta`; `None` for that of the base. `torch.float32` over a bfloat16 base keeps small
             updates that bfloat16 would round away; rows are rounded when they are read.
 
@@ -96,9 +95,9 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
         """Build a table that trains the last `count` rows of `base`, such as those of tokens that were just added.
 
         Args:
-            base: As in the constructor.
+            base: Table, or `nn.Embedding`, which is frozen.
             count: Number of trained rows, N.
-            values: As in the constructor.
+            values: Initial rows, `(N, D)`, in ascending order of their tokens; `None` for the rows of the base.
 
         Example:
             >>> DeltaEmbedding.last(TokenEmbedding(100, 8), 3).token_ids
@@ -119,29 +118,35 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
 
     @property
     def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
+        """Return the constructor's arguments as JSON: a description of the base, and `token_ids`."""
         return {"base": describe(self.base), "token_ids": list(self.token_ids)}
 
     @property
     def init_std(self) -> float:
-        """Return the standard deviation of the base's initialisation; 0 for a base that draws no rows."""
+        """Return the `init_std` of the base; 0 for a base without one, such as a quantised table."""
         return getattr(self.base, "init_std", 0.0)
 
     def reset_parameters(self) -> None:
-        """Draw the trained rows from the base's distribution. The base is not reset."""
+        """Draw the trained rows from N(0, init_std^2) in place, with the base's `init_std`. The base is not changed."""
         init_normal_(self.delta, std=self.init_std)
 
     @property
     def embed_scale(self) -> float | Tensor | None:
-        """Return the factor on looked-up vectors, which is the base's: rounded if the base rounds it; `None` for 1."""
+        """Return the factor that `forward` multiplies looked-up vectors by: the base's own factor, or `None` for 1.
+
+        If the base rounds its scale (`round_scale`), this is the rounded one.
+        """
         return self.base.factor
 
     def buffer_values(self) -> dict[str, Tensor]:
-        """Return `token_ids` as a tensor."""
+        """Return `{"token_tensor": ids}`, the sorted `token_ids` as a tensor, `(N,)`."""
         return {"token_tensor": torch.tensor(self.token_ids)}
 
     def look_up(self, ids: Ids) -> Vectors:
-        """Return the vectors of the base, with those of `token_ids` replaced: `(...)` to `(..., D)`."""
+        """Return the vectors of `ids` without `scale`, `(...)` to `(..., D)`.
+
+        They are the trained rows for `token_ids` and the vectors of the base for other tokens.
+        """
         vectors = self.base.look_up(ids)
         places = self._places(ids.long().contiguous()).clamp(max=len(self.token_ids) - 1)
         ours = F.embedding(places, self.token_tensor.unsqueeze(-1)).squeeze(-1) == ids
@@ -151,7 +156,10 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
         return torch.where(ours.unsqueeze(-1), F.embedding(places, self.delta).to(vectors.dtype), vectors)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Return rows `start` to `stop - 1`, without `scale`; a copy if a trained row is among them."""
+        """Return rows `start` to `stop - 1`, `(stop - start, D)`, without `scale`, in the dtype of the base.
+
+        The result is a copy if a trained row is among them, else what the base returns, which may be a view.
+        """
         rows = self.base.rows(start, stop)
         first, last = self._between(start, stop)
         if first == last:
@@ -161,21 +169,27 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
     def raw_logits(
         self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
     ) -> Float[Tensor, "*batch N"]:
-        """Return the raw logits of the base, with the columns of `token_ids` replaced by `hidden @ delta.T`."""
+        """Return `hidden @ rows(start, stop).T`: raw logits of the base, with the columns of trained tokens replaced.
+
+        Args:
+            hidden: Output of the last block, `(..., D)`.
+            start: First row.
+            stop: Last row + 1; `None` for all V tokens.
+
+        Returns:
+            Raw logits, `(..., stop - start)`, before scale, bias and soft cap.
+        """
         products = self.base.raw_logits(hidden, start, stop)
         first, last = self._between(start, self.vocab_size if stop is None else stop)
         if first == last:
             return products
         ours = F.linear(hidden, self.delta[first:last].to(hidden.dtype)).to(products.dtype)
         columns = self.token_tensor[first:last] - start
-        return (
-            products.index_copy_(-1, columns, ours)
-            if fusible(products, ours)
-            else products.index_copy(-1, columns, ours)
-        )
+        insert = products.index_copy_ if fusible(products, ours) else products.index_copy
+        return insert(-1, columns, ours)
 
     def merge(self) -> TokenTable:
-        """Write the trained rows into the base in place, and return the base, which stays frozen.
+        """Write the trained rows into the base in place, rounded to its dtype, and return the base, which stays frozen.
 
         Raises:
             SizeError: The base is not a `TokenEmbedding`, so it cannot store the rows exactly.
@@ -194,7 +208,8 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
     def save_adapter(self, directory: Path | str) -> None:
         """Save the trained rows without the base, as `adapter_config.json` and `adapter_model.safetensors`.
 
-        The configuration contains the `fingerprint` of the base. `save_pretrained` saves the whole table.
+        The configuration contains the `fingerprint` of the base, so that `from_pretrained(directory, base=...)` refuses
+        any other base. `save_pretrained` saves the base too.
 
         Args:
             directory: Folder, created if missing.
@@ -211,11 +226,12 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
     def from_pretrained(
         cls: type[Delta], directory: Path | str, *, device: torch.device | str = "cpu", base: TokenTable | None = None
     ) -> Delta:
-        """Read what `save_pretrained` wrote or, with `base`, what `save_adapter` wrote, bit for bit.
+        """Read a folder that `save_pretrained` wrote or, with `base`, one that `save_adapter` wrote, bit for bit.
 
         Args:
             directory: Folder to read.
-            device: Device of a table of `save_pretrained`; an adapter is on the device of its base.
+            device: Device of the table that `save_pretrained` wrote. Ignored with `base`: an adapter is on its base's
+                device.
             base: Table that the adapter was trained on; `None` for a folder of `save_pretrained`.
 
         Raises:
@@ -247,18 +263,20 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
         return f"{self.vocab_size}, {self.embed_dim}, learning={len(self.token_ids)}"
 
     def _places(self, ids: Tensor) -> Tensor:
-        """Return for each ID its index in the sorted `token_ids`, or the index where it would be inserted."""
+        """Return for each ID the index in the sorted `token_ids` at which it is or would be inserted, from 0 to N."""
         if torch.compiler.is_exporting():  # ONNX has no binary search
             return (self.token_tensor < ids.unsqueeze(-1)).sum(-1)
         return torch.searchsorted(self.token_tensor, ids)
 
     def _between(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range (first index, last index + 1) in `token_ids` of the tokens `start .. stop - 1`."""
+        """Return `(first, last)` so that `token_ids[first:last]` are the trained tokens in `start .. stop - 1`."""
         return lower_bound(self.token_ids, start), lower_bound(self.token_ids, stop)
 
 
 def lower_bound(ascending: tuple[int, ...], value: int) -> int:
-    """Return the number of entries below `value`, like `bisect.bisect_left`, which `torch.compile` cannot trace.
+    """Return the number of entries of a sorted tuple that are below `value`: `bisect.bisect_left` for compiled code.
+
+    `torch.compile` cannot trace `bisect`.
 
     Example:
         >>> lower_bound((2, 7, 22), 7), lower_bound((2, 7, 22), 8)
@@ -275,10 +293,10 @@ def lower_bound(ascending: tuple[int, ...], value: int) -> int:
 
 
 def fingerprint(table: TokenTable) -> str:
-    """Return the SHA-256 of the names, dtypes, shapes and bytes of a table's state, in hexadecimal.
+    """Return a SHA-256 over the names, dtypes, shapes and bytes of a table's `state_dict()`, as hexadecimal text.
 
     Two tables have the same fingerprint if and only if they store the same numbers in the same way. A gigabyte takes
-    seconds, and at most a few megabytes are copied at a time.
+    seconds, and at most 16 MiB are copied at a time.
 
     Example:
         >>> table = TokenEmbedding(100, 8)
@@ -291,13 +309,13 @@ def fingerprint(table: TokenTable) -> str:
     found = hashlib.sha256()
     for name, tensor in sorted(table.state_dict().items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        for chunk in _chunks(tensor.detach()):
-            found.update(chunk)
+        for chunk in byte_chunks(tensor):
+            found.update(chunk.numpy().data)
     return found.hexdigest()
 
 
 def check_token_ids(token_ids: list[int], base: TokenTable) -> None:
-    """Check the tokens whose rows are to be trained.
+    """Check that the rows of `token_ids` in `base` can be trained.
 
     Raises:
         SizeError: The list is empty, or contains a token twice or the padding token.
@@ -320,7 +338,13 @@ def check_token_ids(token_ids: list[int], base: TokenTable) -> None:
 
 
 def _identity(base: TokenTable) -> JsonObject:
-    """Return what an adapter records about its base: the fingerprint, and sizes that explain a difference."""
+    """Return what an adapter file records about its base.
+
+    The keys are `kind`, `vocab_size`, `embed_dim`, `dtypes` and `fingerprint`.
+
+    The fingerprint decides whether a table is the same base; the other entries explain a difference in an error
+    message.
+    """
     return {
         "kind": kind_of(type(base)),
         "vocab_size": base.vocab_size,
@@ -331,10 +355,16 @@ def _identity(base: TokenTable) -> JsonObject:
 
 
 def _check_identity(expected: object, base: TokenTable, *, source: Path) -> None:
-    """Check that an adapter was trained on this base.
+    """Check that `base` is the table that an adapter was trained on.
+
+    Args:
+        expected: Result of `_identity` that the adapter's file contains.
+        base: Table onto which the adapter is loaded.
+        source: Folder of the adapter, for the message.
 
     Raises:
-        CheckpointError: The base is another one; the message names the first difference.
+        CheckpointError: The base is another table, and the message names the first difference; or `expected` is
+            damaged.
     """
     found = _identity(base)
     if not isinstance(expected, dict) or expected.keys() != found.keys():
@@ -346,10 +376,3 @@ def _check_identity(expected: object, base: TokenTable, *, source: Path) -> None
                 f"The adapter in {source} was trained on another table: on one with {shown}.\n"
                 f"Load it onto the table that it was trained on, in the same dtype and before any other change."
             )
-
-
-def _chunks(tensor: Tensor) -> Iterator[memoryview]:
-    """Yield the bytes of a tensor in row-major order, at most `BYTES_AT_ONCE` at a time, from the CPU."""
-    flat = tensor.flatten() if tensor.is_contiguous() else tensor.contiguous().flatten()
-    for part in flat.split(max(1, BYTES_AT_ONCE // tensor.element_size())):
-        yield part.cpu().view(torch.uint8).numpy().data

@@ -43,17 +43,17 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         vocab_size: Number of tokens, V.
         embed_dim: Width of a row, D.
         padding_idx: Row that is zero and stays zero; a negative number counts from the end. `None` for no such row.
-        scale: Factor on every looked-up row: a number, `"sqrt_dim"`, or `None` for 1.
+        scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
         round_scale: Whether to round the scale to the dtype of the rows, as Gemma does: sqrt(3072) = 55.4256 is 55.5 in
             bfloat16. The rounded number is the buffer `embed_scale`, which follows changes of the dtype.
-        init_std: Standard deviation of the normal initialisation: a number, or `"1/sqrt_dim"`.
-        pad_to_multiple_of: Store spare zero rows up to this multiple (64 suits GPUs). They are not looked up and take
-            no part in the loss. `None` for no spare rows.
-        row_sparse: Whether gradients have the looked-up rows only, for `RowAdamW`. Between its steps, updates of the
-            other rows are pending; they are applied when a torch function reads or writes the weight
-            (`RowSparseParameter`). Torch's gradient clipping works. `torch.optim.AdamW` raises "Adam does not support
-            sparse gradients, please consider SparseAdam instead": use `RowAdamW`. It has the results of AdamW, and
-            `SparseAdam` does not.
+        init_std: Standard deviation of the normal initialisation: a number, or `"1/sqrt_dim"` for 1 / sqrt(D).
+        pad_to_multiple_of: Store spare zero rows, so that `num_rows` is a multiple of this number (64 suits GPUs).
+            Spare rows are not looked up and take no part in the loss. `None` for no spare rows.
+        row_sparse: Whether a backward pass gives gradients to the looked-up rows only, as a sparse tensor. Train such a
+            table with `RowAdamW`, which has the results of dense AdamW. Between its steps, updates of the other rows
+            are pending; they are applied when a torch function reads or writes the weight (`RowSparseParameter`).
+            Torch's gradient clipping works. `torch.optim.AdamW` raises "Adam does not support sparse gradients, please
+            consider SparseAdam instead", but `SparseAdam` has other results than AdamW.
         device: Device of the rows.
         dtype: Data type of the rows.
         **arguments: Sizes under torch's names, `num_embeddings` and `embedding_dim`; see `EmbeddingArguments`.
@@ -67,9 +67,9 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         >>> TokenEmbedding(100, 3072, scale="sqrt_dim", round_scale=True).bfloat16().embed_scale
         tensor(55.5000, dtype=torch.bfloat16)
 
-    Reference: torch/nn/modules/sparse.py. We differ: `init_std` is 0.02 and not 1, which with a tied head makes the
-    first loss far larger than ln V; the error of a bad ID names the ID and its position; and the padding row stays zero
-    also under a tied head.
+    Reference: torch/nn/modules/sparse.py. We differ: torch initialises with a standard deviation of 1 and this table
+    with 0.02, because under a tied head 1 makes the first loss far larger than ln V; the error of a bad ID names the ID
+    and its position; and the padding row stays zero also under a tied head.
     """
 
     pending_updates: PendingUpdates | None = None
@@ -135,7 +135,11 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of tokens, V. If the weight was resized, all its rows are tokens."""
+        """Return the number of tokens, V, which is the number of rows that can be looked up.
+
+        This is the size passed to the constructor, unless the weight was replaced by one with another number of rows.
+        Then every row of the new weight is a token.
+        """
         rows = self.num_rows
         return self._stated_vocab_size if rows == self._stated_rows else rows
 
@@ -150,7 +154,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
 
     @num_embeddings.setter
     def num_embeddings(self, size: int) -> None:
-        """Accept the size that torch and transformers set, and ignore it: the weight determines it."""
+        """Ignore the size that torch or transformers assigns: the number of rows is that of `weight`."""
 
     @property
     def embedding_dim(self) -> int:
@@ -168,13 +172,16 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         return self.embedding_dim
 
     def _matrix(self) -> Tensor | None:
-        """Return the weight, or `None` if there is none or a sharding library stores it in one dimension."""
+        """Return `weight` if it is two-dimensional, else `None`.
+
+        It is `None` before the constructor registers the weight, and while a library such as FSDP stores it flattened.
+        """
         weight = self._parameters.get("weight")
         return weight if weight is not None and len(weight.shape) == 2 else None
 
     @property
     def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON."""
+        """Return the constructor's arguments for the present sizes, as JSON."""
         multiple = self.pad_to_multiple_of
         spare_rows_follow = multiple is not None and -self.vocab_size % multiple == self.num_rows - self.vocab_size
         return {
@@ -189,7 +196,11 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         }
 
     def reset_parameters(self) -> None:
-        """Draw the rows from N(0, init_std^2), and set padding and spare rows to zero."""
+        """Draw all rows from N(0, init_std^2) in place, then set the padding row and the spare rows to zero.
+
+        Pending updates of a row-sparse table are applied first, so that no later read changes the new rows. A shard
+        draws the rows of the whole table and keeps its own, so sharding does not change the result.
+        """
         self.apply_pending_updates()  # later they would change the new rows
         if self.whole_rows is None:
             init_normal_(self.weight, std=self.init_std)
@@ -199,14 +210,14 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         zero_rows_(self.weight, [*padding, *range(self.vocab_size, self.num_rows)])
 
     def buffer_values(self) -> dict[str, Tensor]:
-        """Return the rounded scale, if `round_scale` is set."""
+        """Return `{"embed_scale": scalar}`, rounded to the dtype of the weight; empty without `round_scale`."""
         if not self.round_scale:
             return {}
         scale = 1.0 if self.scale is None else self.scale
         return {"embed_scale": torch.tensor(scale, dtype=self.weight.dtype)}
 
     def look_up(self, ids: Ids) -> Vectors:
-        """Return `weight[ids]`: `(...)` to `(..., D)`."""
+        """Return `weight[ids]` without `scale`, `(...)` to `(..., D)`. See `LookupTable.look_up` for the errors."""
         ids, outside = self._current_check()(ids)
         transformed = is_transformed(self.weight)  # by torch.func, whose gradients need not be sparse
         sparse = self.row_sparse and not transformed and not plain_operators_only()
@@ -224,10 +235,14 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def stored(self, ids: Ids) -> tuple[Tensor, Tensor] | None:
-        """Return the checked IDs and the weight to gather from, without scale, for fused look-ups.
+        """Return `(ids, weight)` from which a fused kernel can gather the vectors as `weight[ids]`, without `scale`.
 
-        The rows of `ids` have no pending updates. The result is `None` on an accelerator: there the check of the
-        IDs ends later, and a fused look-up could not wait for it.
+        The IDs are checked, and pending updates of their rows (row-sparse tables) are applied before the return. The
+        weight of a row-sparse table is returned as a plain tensor without gradient.
+
+        Returns:
+            Two tensors, `(...)` and `(num_rows, D)`. `None` on an accelerator, where the check of the IDs ends after
+            the look-up and a fused kernel could not wait for it.
 
         Raises:
             TokenIdError: As in `look_up`.
@@ -243,7 +258,11 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         return ids, raw_weight(self.weight)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Return rows `start` to `stop - 1` of the weight as a view, without `scale`."""
+        """Return rows `start` to `stop - 1` of the weight, `(stop - start, D)`, as a view and without `scale`.
+
+        Pending updates of these rows (row-sparse tables) are applied first. In a compiled function of a row-sparse
+        table the result is a copy.
+        """
         if not self.row_sparse or torch.compiler.is_compiling() or plain_operators_only():
             return self._current_weight()[start:stop]
         self.apply_pending_updates(start, stop)
@@ -251,19 +270,25 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         return rows
 
     def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
-        """Return `hidden` and the whole `weight`, so that the gradient of spare rows needs no copy."""
+        """Return `(hidden, weight)`, whose product `hidden @ weight.T` is the raw logits of all rows.
+
+        The whole weight is returned, spare rows included, because the gradient of a slice would need a copy.
+        """
         return hidden, self._current_weight()
 
     def _current_check(self) -> IndexCheck:
-        """Return the check of IDs for the current number of tokens."""
+        """Return `index_check`, the check of IDs, after setting its size to the present number of tokens."""
         if self.index_check.size != self.vocab_size:
             self.index_check.size = self.vocab_size
         return self.index_check
 
     def apply_pending_updates(self, start: int = 0, stop: int | None = None) -> None:
-        """Apply the pending updates of rows `start` to `stop - 1`: afterwards they are those of dense AdamW.
+        """Apply the AdamW steps that `RowAdamW` has delayed for rows `start` to `stop - 1`, in place.
 
-        Torch functions that read `weight` call this themselves. Without effect on tables that are not row-sparse.
+        Afterwards these rows are those of dense AdamW.
+
+        Torch functions that read `weight` do this themselves. Without effect on tables that are not row-sparse, and
+        inside a compiled function.
 
         Args:
             start: First row.
@@ -273,10 +298,14 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
             pending.apply_all(self.weight, start, stop)
 
     def _current_weight(self) -> Tensor:
-        """Return `weight` with all updates applied; in a compiled function of a row-sparse table, a copy.
+        """Return the whole `weight` after applying all pending updates.
+
+        In a compiled function of a row-sparse table the result is a copy.
 
         Raises:
-            ShapeError: A compiled function would send a gradient to every row.
+            ShapeError: A compiled function reads a row-sparse table with gradients on, so every row would get a
+                gradient.
+            SizeError: Updates are pending under a `torch.func` transform or an export; see `_refuse_pending_updates`.
         """
         if plain_operators_only():
             self._refuse_pending_updates()
@@ -293,7 +322,10 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         return copy
 
     def _refuse_pending_updates(self) -> None:
-        """Raise `SizeError` if updates are pending: under a transform they cannot be applied."""
+        """Raise `SizeError` if updates are pending.
+
+        It is called under a `torch.func` transform or an export, where pending updates cannot be applied.
+        """
         if self.pending_updates is not None and self.pending_updates.has_pending:
             raise SizeError(
                 "Rows of this row-sparse table have pending updates, which a torch.func transform cannot apply.\n"
@@ -301,7 +333,14 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
             )
 
     def _watch(self, weight: Tensor | None) -> None:
-        """Attach `PendingUpdates` to the weight of a row-sparse table, and mark the previous ones as replaced."""
+        """Attach `PendingUpdates` to a new weight of a row-sparse table. Without effect for other tables.
+
+        If `weight` has a `PendingUpdates` already, as a weight shared with another table has, that one is used. The one
+        of the former weight gets `replaced = True`, so that an optimizer of that weight raises an error.
+
+        Args:
+            weight: The weight, which need not be registered yet; anything but a parameter is ignored.
+        """
         if not self.row_sparse or not isinstance(weight, nn.Parameter):
             return
         if self.pending_updates is not None and pending_updates_of(weight) is self.pending_updates:
@@ -313,7 +352,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         self.pending_updates.watch(weight)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Register a parameter, as in torch. A new weight of a row-sparse table has no pending updates.
+        """Register a parameter, as in torch. A weight assigned to a row-sparse table starts without pending updates.
 
         Raises:
             SizeError: A new weight has no row for the padding token.
@@ -329,7 +368,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
             self._watch(param)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TokenEmbedding":
-        """Move or cast the table, as in torch, and attach the pending updates to the new weight."""
+        """Move or cast the table, as in torch, and attach `PendingUpdates` to the weight that results."""
         super()._apply(fn, recurse)
         self._watch(self.weight)
         return self
@@ -448,13 +487,16 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         return table.train(embedding.training)
 
     def extra_repr(self) -> str:
-        """Return sizes and options, for `print`."""
+        """Return the sizes and the options that are set, for `print`: `"100, 8, padding_idx=0"`."""
         spare = f", num_rows={self.num_rows}" if self.num_rows != self.vocab_size else ""
         return f"{self.vocab_size}, {self.embed_dim}{spare}{describe_options(self)}"
 
 
 def describe_options(table: Any) -> str:
-    """Return the options of a dense or quantised table that are set, for `print`: `", scale=8, rounded"`."""
+    """Return the options that are set in a dense or quantised table, for `print`, such as `", scale=8, rounded"`.
+
+    The text starts with a comma; it is empty if no option is set.
+    """
     parts = [f"padding_idx={table.padding_idx}"] if table.padding_idx is not None else []
     parts += [f"scale={table.scale:.6g}"] if table.scale is not None else []
     parts += ["row_sparse"] if table.row_sparse else []
@@ -466,7 +508,7 @@ def as_lookup_table(table: LookupTable | nn.Embedding) -> LookupTable:
     """Return a `LookupTable` unchanged, and a plain `nn.Embedding` as a `TokenEmbedding` over the same weight.
 
     Raises:
-        SizeError: `table` is neither, or an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
+        SizeError: `table` is neither of the two, or is an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
     """
     if isinstance(table, LookupTable):
         return table
@@ -485,11 +527,11 @@ def as_table(table: LookupTable | nn.Embedding, *, registered: bool = True) -> T
     Args:
         table: The table or embedding that the user passed.
         registered: Whether the caller registers the table as a submodule. A tied head does not, so it would keep the
-            old weight if the embedding's weight were replaced. There an `nn.Embedding` is refused.
+            old weight if the embedding's weight were replaced. With `False` an `nn.Embedding` is refused.
 
     Raises:
-        SizeError: `table` is neither; or it can only be looked up; or it is an `nn.Embedding` that
-            `TokenEmbedding.from_embedding` refuses.
+        SizeError: `table` is neither of the two; or a `LookupTable` without logits; or an `nn.Embedding` that is
+            refused here or by `TokenEmbedding.from_embedding`.
     """
     if isinstance(table, nn.Embedding) and not isinstance(table, LookupTable) and not registered:
         raise SizeError(
@@ -507,14 +549,14 @@ def as_table(table: LookupTable | nn.Embedding, *, registered: bool = True) -> T
 
 
 def as_rows(table: TableLike) -> LookupTable | Tensor:
-    """Return a table, or its rows, as a `LookupTable` or a tensor, for functions that read rows.
+    """Convert a table, or an array of its rows, to a `LookupTable` or a tensor that rows can be read from.
 
     Returns:
-        A tensor unchanged; an array as a tensor over the same memory (a read-only array is copied); any table as
-        `as_lookup_table` converts it.
+        A tensor is returned unchanged. An array becomes a tensor over the same memory (a read-only array is copied). A
+        table or an `nn.Embedding` becomes a `LookupTable`, as in `as_lookup_table`.
 
     Raises:
-        SizeError: As in `as_lookup_table`.
+        SizeError: `table` is none of these kinds, or an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
         ShapeError: An array does not hold numbers.
     """
     if isinstance(table, np.ndarray):
@@ -527,16 +569,17 @@ def as_rows(table: TableLike) -> LookupTable | Tensor:
 def source_of_rows(
     table: TableLike, padding_idx: int | None, scale: float | Literal["sqrt_dim"] | None
 ) -> tuple[LookupTable, int | None]:
-    """Return the table to convert, and its padding token. Rows in a tensor or an array become a frozen table.
+    """Return `(table, padding_idx)` for a conversion to another kind of table, from a table or from plain rows.
 
     Args:
-        table: A table, which keeps its scale and padding, or its rows, `(V, D)`.
-        padding_idx: For plain rows: the padding token. The row is not set to zero here; see `with_zero_padding`.
-        scale: For plain rows: the scale.
+        table: A table, or its rows as a tensor or NumPy array, `(V, D)`. Plain rows become a frozen `TokenEmbedding`.
+        padding_idx: Padding token of plain rows, which is returned; the row itself is not set to zero here. Ignored for
+            a table, whose own padding token is returned.
+        scale: Scale of plain rows. Ignored for a table, which keeps its own.
 
     Raises:
         ShapeError: Plain rows are not `(V, D)`, or are not floats.
-        SizeError: As in `as_lookup_table`.
+        SizeError: `table` is none of these kinds, or an `nn.Embedding` that `TokenEmbedding.from_embedding` refuses.
     """
     rows = as_rows(table)
     if isinstance(rows, Tensor):
@@ -545,30 +588,27 @@ def source_of_rows(
 
 
 def with_zero_padding(rows: Float[Tensor, "N D"], start: int, padding_idx: int | None) -> Float[Tensor, "N D"]:
-    """Return rows `start` on of a table, with the padding row set to zero in a copy if it is one of them."""
+    """Return a block of rows with the padding row set to zero in a copy; unchanged if that row is not in the block.
+
+    Args:
+        rows: Rows `start` to `start + N - 1` of a table, `(N, D)`.
+        start: Number of the first row.
+        padding_idx: Padding token, or `None`.
+    """
     if padding_idx is None or not start <= padding_idx < start + len(rows):
         return rows
     return rows.index_fill(0, torch.tensor([padding_idx - start], device=rows.device), 0)
 
 
-def require_rows(rows: Tensor) -> None:
-    """Check that a tensor has one row of floats for each token.
+def _rows_of(source: object) -> Tensor:
+    """Return the `(V, D)` tensor or array `source` as a tensor of floats in the same memory, detached from autograd.
+
+    A read-only array is copied.
 
     Raises:
-        ShapeError: `rows` is not `(V, D)`, or does not hold floats.
+        SizeError: `source` is an `nn.Embedding`.
+        ShapeError: `source` is neither a tensor nor an array, is not `(V, D)`, or does not hold floats.
     """
-    if rows.ndim != 2:
-        raise ShapeError(f"A table must have shape (V, D), not {tuple(rows.shape)}.")
-    if not rows.is_floating_point():
-        raise ShapeError(
-            f"Rows must be floats, not {str(rows.dtype).removeprefix('torch.')}: convert them to float32. Quantised "
-            f"codes have no meaning without their scales: dequantise them first, then "
-            f"QuantizedEmbedding.from_table(rows, bits=8) stores them in 8 bits again."
-        )
-
-
-def _rows_of(source: object) -> Tensor:
-    """Return the rows of a tensor or an array as a detached `(V, D)` tensor of floats, in the same memory."""
     if isinstance(source, nn.Embedding):
         raise SizeError(
             "from_pretrained takes rows or a folder, not a module: call TokenEmbedding.from_embedding(embedding)."
@@ -580,12 +620,19 @@ def _rows_of(source: object) -> Tensor:
         )
     rows = as_rows(source)
     assert isinstance(rows, Tensor)
-    require_rows(rows)
+    if rows.ndim != 2:
+        raise ShapeError(f"A table must have shape (V, D), not {tuple(rows.shape)}.")
+    if not rows.is_floating_point():
+        raise ShapeError(
+            f"Rows must be floats, not {str(rows.dtype).removeprefix('torch.')}: convert them to float32. Quantised "
+            f"codes have no meaning without their scales: dequantise them first, then "
+            f"QuantizedEmbedding.from_table(rows, bits=8) stores them in 8 bits again."
+        )
     return rows.detach()
 
 
 def resolve_scale(scale: float | str | None, embed_dim: int) -> float | None:
-    """Return the scale as a number: sqrt(D) for `"sqrt_dim"`, `None` for `None`.
+    """Return a table's `scale` as a number: sqrt(D) for `"sqrt_dim"`, and `None` for `None`.
 
     Raises:
         SizeError: `scale` is another string.
@@ -598,7 +645,7 @@ def resolve_scale(scale: float | str | None, embed_dim: int) -> float | None:
 
 
 def resolve_init_std(init_std: float | str, embed_dim: int) -> float:
-    """Return the standard deviation as a number: 1/sqrt(D) for `"1/sqrt_dim"`.
+    """Return the standard deviation `init_std` of a table as a number: 1/sqrt(D) for `"1/sqrt_dim"`.
 
     Raises:
         SizeError: `init_std` is negative or another string.

@@ -27,16 +27,18 @@ from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
 class FactorizedEmbedding(TokenTable):
     """A table of low rank, E = E1 E2: `out[..., :] = scale * E1[ids] @ E2`, with V R + R D numbers instead of V D.
 
-    At the output the same factors are used: `logits = (hidden @ E2.T) @ E1.T`, so rows are compared at width R.
+    E1 is `inner.weight`, `(V, R)`, and E2 is `projection.weight.T`, `(R, D)`. At the output the same factors are used:
+    `logits = (hidden @ E2.T) @ E1.T`, so rows are compared at width R.
 
     Args:
         vocab_size: Number of tokens, V.
         embed_dim: Width of a vector, D.
         rank: Width of a stored row, R.
         padding_idx: Token whose row is zero and stays zero; `None` for no such row.
-        scale: Factor on every looked-up vector: a number, `"sqrt_dim"`, or `None` for 1.
-        init_std: Standard deviation of the entries of E1 E2: a number, or `"1/sqrt_dim"`.
-        pad_to_multiple_of: Store spare zero rows in E1 up to this multiple; `None` for no spare rows.
+        scale: Factor on every looked-up vector: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
+        init_std: Standard deviation of the entries of E1 E2: a number, or `"1/sqrt_dim"` for 1 / sqrt(D).
+        pad_to_multiple_of: Store spare zero rows in E1, so that their number is a multiple of this; `None` for no spare
+            rows.
         device: Device of the factors.
         dtype: Data type of the factors.
 
@@ -96,7 +98,7 @@ class FactorizedEmbedding(TokenTable):
 
     @property
     def num_rows(self) -> int:
-        """Return the number of rows of the inner table, spare rows included."""
+        """Return the number of rows of E1, the `(num_rows, R)` factor, spare rows included."""
         return self.inner.num_rows
 
     @num_rows.setter
@@ -114,12 +116,13 @@ class FactorizedEmbedding(TokenTable):
         padding_idx: int | None = None,
         scale: float | Literal["sqrt_dim"] | None = None,
     ) -> "FactorizedEmbedding":
-        """Factorise a table with the least weighted squared error, `sum over v of counts[v] * |row_v - row'_v|^2`.
+        """Factorise a table into E1 E2 of rank R with the least weighted squared error.
 
-        The minimum is the projection on the R leading eigenvectors Q of the Gram matrix `sum of counts[v] row_v
-        row_v^T`: E1 = E Q and E2 = Q^T. The error is the sum of the other eigenvalues. Without counts this is the
-        truncated singular value decomposition. The table is read a block of rows at a time; besides E1 only a D x D
-        matrix in float64 is allocated.
+        The error is `sum over v of counts[v] * |row_v - row'_v|^2`, where `row'_v` is row v of E1 E2. It is least for
+        the R leading eigenvectors Q, `(D, R)`, of the Gram matrix `sum over v of counts[v] row_v row_v^T`: E1 = E Q and
+        E2 = Q^T. The error is then the sum of the other eigenvalues. Without counts this is the truncated singular
+        value decomposition. The table is read a block of rows at a time; besides E1 only a D x D matrix in float64 is
+        allocated.
 
         Args:
             table: A table, which keeps its scale and padding, or a plain tensor or NumPy array, `(V, D)`.
@@ -146,7 +149,7 @@ class FactorizedEmbedding(TokenTable):
         scale = None if source.factor is None else float(source.factor)
 
         def block(start: int) -> Tensor:
-            """Return the block of rows from `start` in float64, with the padding row set to zero."""
+            """Return up to `ROWS_AT_ONCE` rows from row `start` on, in float64, with the padding row set to zero."""
             rows = source.rows(start, min(start + ROWS_AT_ONCE, vocab_size)).double()
             return with_zero_padding(rows, start, factors.padding_idx)
 
@@ -174,7 +177,6 @@ class FactorizedEmbedding(TokenTable):
     @property
     def config(self) -> JsonObject:
         """Return the constructor's arguments as JSON."""
-        inner = self.inner.config
         return {
             "vocab_size": self.vocab_size,
             "embed_dim": self.embed_dim,
@@ -182,37 +184,44 @@ class FactorizedEmbedding(TokenTable):
             "padding_idx": self.padding_idx,
             "scale": self.scale,
             "init_std": self.init_std,
-            "pad_to_multiple_of": inner["pad_to_multiple_of"],
+            "pad_to_multiple_of": self.inner.config["pad_to_multiple_of"],
         }
 
     def look_up(self, ids: Ids) -> Vectors:
-        """Return `E1[ids] @ E2`: `(...)` to `(..., D)`."""
+        """Return `E1[ids] @ E2` without `scale`: `(...)` to `(..., D)`."""
         vectors: Tensor = self.projection(self.inner(ids))
         return vectors
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Return rows `start` to `stop - 1` of E1 E2, without `scale`."""
+        """Return rows `start` to `stop - 1` of the product E1 E2, `(stop - start, D)`, without `scale`."""
         rows: Tensor = self.projection(self.inner.rows(start, stop))
         return rows
 
     def as_linear(self, hidden: Float[Tensor, "*batch D"]) -> tuple[Tensor, Tensor]:
-        """Return `hidden @ E2.T` and `E1`, whose product is the raw logits."""
-        plain = type(self.projection) is NormalLinear
-        like = self.inner.weight
-        factor = (  # for a projection that PEFT has wrapped, its output for the unit vectors
-            self.projection.weight.T
-            if plain
-            else self.projection(torch.eye(self.rank, dtype=like.dtype, device=like.device))
-        )
-        return F.linear(hidden, factor), like
+        """Return `(hidden @ E2.T, E1)`: their product `(hidden @ E2.T) @ E1.T` is the raw logits of all rows.
+
+        The shapes are `(..., R)` and `(num_rows, R)`.
+
+        If another module replaced the projection, as PEFT does, its output for the unit vectors is used as E2.
+        """
+        narrow = self.inner.weight
+        if type(self.projection) is NormalLinear:
+            return F.linear(hidden, self.projection.weight.T), narrow
+        unit_vectors = torch.eye(self.rank, dtype=narrow.dtype, device=narrow.device)
+        return F.linear(hidden, self.projection(unit_vectors)), narrow
 
     def extra_repr(self) -> str:
-        """Return sizes, for `print`."""
+        """Return the number of tokens, the width and the rank, for `print`: `"30000, 768, rank=128"`."""
         return f"{self.vocab_size}, {self.embed_dim}, rank={self.rank}"
 
 
 def _weights(counts: Tensor | None, vocab_size: int) -> Tensor | None:
-    """Return counts divided by their sum; `None` for `None`. Raise an error for counts that cannot be weights."""
+    """Return `counts` divided by their sum, in float64, as weights of the tokens; `None` for `None`.
+
+    Raises:
+        ShapeError: `counts` is not `(V,)`.
+        SizeError: A count is negative or not finite, or all are 0.
+    """
     if counts is None:
         return None
     if counts.shape != (vocab_size,):

@@ -46,7 +46,7 @@ TINY = 1e-300
 
 
 class Betas(NamedTuple):
-    """The options of AdamW that determine how moments decay."""
+    """The options `(beta1, beta2, eps)` of AdamW, which determine how a row without gradient moves."""
 
     beta1: float
     beta2: float
@@ -54,12 +54,15 @@ class Betas(NamedTuple):
 
 
 class SkippedSteps(NamedTuple):
-    """Skipped steps of G rows: `p -> p * decay - m * sum_q weights[q] / (sqrt(v) + nodes[q])`.
+    """The effect of skipped AdamW steps on G rows, which had no gradient in them.
+
+    A row with values p and moments m and v becomes `p * decay - m * sum_q weights[q] / (sqrt(v) + nodes[q])`. The sum
+    is a quadrature, which replaces one term for each skipped step by Q terms.
 
     Attributes:
-        decay: Factor of the weight decay, `(G,)`.
+        decay: Product of the weight-decay factors of the skipped steps, `(G,)`.
         nodes: Nodes of the quadrature, `(Q, G)`.
-        weights: Weights of the quadrature, `(Q, G)`.
+        weights: Weights of the quadrature, which contain the learning rates, `(Q, G)`.
     """
 
     decay: Float[np.ndarray, " G"]
@@ -74,7 +77,9 @@ def replay(
     decays: Sequence[float],
     betas: Betas,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply AdamW's update with a zero gradient once for each skipped step: the definition.
+    """Apply AdamW's update with a zero gradient once for each skipped step of a row.
+
+    This is the slow definition, with which tests compare `StepHistory.skipped_steps`.
 
     Args:
         row: Values, first and second moments `(p, m, v)` after step `at`.
@@ -95,14 +100,16 @@ def replay(
 
 
 class StepHistory:
-    """Record each optimizer step after `start`, as far as it matters for rows without a gradient.
+    """Record what each optimizer step does to rows without a gradient.
+
+    From the record, a row can take many skipped steps at once (`skipped_steps`).
 
     Args:
         start: Number of the step before the first recorded one.
         betas: `beta1`, `beta2` and `eps` of all recorded steps.
 
     Raises:
-        SizeError: As in `check_betas`.
+        SizeError: `beta1 >= sqrt(beta2)`, or a value is outside AdamW's range.
     """
 
     def __init__(self, start: int, betas: Betas) -> None:
@@ -110,7 +117,7 @@ class StepHistory:
         self.start = start
         self.betas = betas
         self.size = 0
-        self._lines = np.zeros((3, 64))  # lr * sqrt(bc2) / bc1; eps * sqrt(bc2); log decay since the start
+        self._lines = np.zeros((3, 64))  # a column of zeros for step `start`, then the columns of `lines`
         self._sums = np.zeros((SUMS, 64))  # `sums_of` the terms of each t0, with decay(t0, i) for decay(i, n)
         self._weak_decay = True
         self._ratio = ratio = betas.beta1 / math.sqrt(betas.beta2)
@@ -120,87 +127,96 @@ class StepHistory:
 
     @property
     def step(self) -> int:
-        """Return the last recorded step."""
+        """Return the number of the last recorded step; `start` if none was recorded."""
         return self.start + self.size
 
     @property
     def lines(self) -> Float[np.ndarray, "3 N"]:
-        """Return what is recorded, a column for each step: with `start` and `betas` enough to resume."""
-        return self._lines[:, : self.size].copy()
+        """Return a copy of the record, with a column for each of the N recorded steps, for a checkpoint.
+
+        Row 0 is `lr * sqrt(bc2) / bc1` with the bias corrections `bc = 1 - beta^step`, and row 1 is `eps * sqrt(bc2)`.
+        Row 2 is the logarithm of the weight-decay factors of all steps up to this one.
+        """
+        return self._lines[:, 1 : self.size + 1].copy()
 
     def load(self, lines: Float[np.ndarray, "3 N"]) -> None:
-        """Restore what `lines` returned."""
+        """Restore a record that `lines` returned, for the same `start` and `betas`. It replaces the present record."""
         self.size = lines.shape[1]
-        self._lines = np.concatenate([lines, np.zeros((3, 64))], axis=1)
-        self._sums = np.zeros((SUMS, self.size + 64))
-        logs = np.concatenate([[0.0], lines[2]])
-        self._weak_decay = bool((logs[1:] - logs[:-1] >= STRONG_DECAY).all())
+        self._lines = np.pad(lines, ((0, 0), (1, 64)))
+        self._sums = np.zeros((SUMS, self._lines.shape[1]))
+        logs = self._lines[2]
+        self._weak_decay = bool((np.diff(logs[: self.size + 1]) >= STRONG_DECAY).all())
         for low in range(0, self.size if self._weak_decay else 0, 1024):
             at = np.arange(low, min(low + 1024, self.size))
             nodes, weights, places = self._undecayed_terms(self.start + at, 100 * NEGLIGIBLE)
-            weights *= np.exp(logs[at][:, None] - logs[places + 1])
+            weights *= np.exp(logs[at][:, None] - logs[places])
             self._sums[:, at] = sums_of(nodes[:, :1], nodes, weights).sum(2)
 
     def record(self, lr: float, weight_decay: float) -> int:
-        """Record the next step, and return its number; the first one is `start + 1`.
+        """Record the next optimizer step, and return its number; the first one is `start + 1`.
+
+        Args:
+            lr: Learning rate of the step.
+            weight_decay: Weight decay of the step.
 
         Raises:
             SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
         """
         if lr < 0 or not lr * weight_decay < 1:
             raise SizeError(f"lr {lr:g} must be at least 0, and lr * weight_decay {lr * weight_decay:g} below 1.")
-        if self.size + 1 == self._lines.shape[1]:  # rows without skipped steps need a column of zeros
+        if self.size + 1 == self._lines.shape[1]:
             self._lines = np.concatenate([self._lines, np.zeros_like(self._lines)], axis=1)
             self._sums = np.concatenate([self._sums, np.zeros_like(self._sums)], axis=1)
         beta1, beta2, eps = self.betas
         t = self.step + 1
         root = math.sqrt(-math.expm1(t * math.log(beta2)))
-        before = self._lines[2, self.size - 1] if self.size else 0.0
-        self._lines[:, self.size] = (lr * root / (1 - beta1**t), eps * root, before + math.log1p(-lr * weight_decay))
+        log_decay = math.log1p(-lr * weight_decay)
+        logs = self._lines[2, self.size] + log_decay
         self.size += 1
-        self._weak_decay &= math.log1p(-lr * weight_decay) >= STRONG_DECAY
+        self._lines[:, self.size] = (lr * root / (1 - beta1**t), eps * root, logs)
+        self._weak_decay &= log_decay >= STRONG_DECAY
         if self._weak_decay:
             self._add_term()
         return t
 
     def _add_term(self) -> None:
-        """Add the term of the last step to the sums of every earlier step."""
-        now = self.size - 1
+        """Add the effect of the step recorded last to the stored sums of every earlier step that it still concerns.
+
+        These sums, one column for each step after which a row may have been updated last, save `skipped_steps` from
+        summing.
+        """
         low = max(0, self.size - self._reach)
         recent = slice(low - self.size, None)  # steps whose terms are not negligible
-        rate, node, log_decay = self._lines[:, now]
+        rate, node, log_decay = self._lines[:, self.size]
         nodes, weights = node * self._spreading[recent], rate * self._fading[recent]
-        if self.decays:
-            logs = self._lines[2, max(low - 1, 0) : now]
-            weights = weights * np.exp((logs if low else np.concatenate([[0.0], logs])) - log_decay)
-        first = self._lines[1, low : self.size] * self._spreading[-1]
+        weights *= np.exp(self._lines[2, low : self.size] - log_decay)
+        first = self._lines[1, low + 1 : self.size + 1] * self._spreading[-1]
         self._sums[:, low : self.size] += sums_of(first, nodes, weights)
 
-    @property
-    def decays(self) -> bool:
-        """Return whether any recorded step had weight decay."""
-        return bool(self.size and self._lines[2, self.size - 1])
-
     def decay(self, at: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
-        """Return the product of the weight-decay factors of all steps after each step of `at`."""
-        if not self.decays:
-            return np.ones(at.shape)
+        """Return for each step in `at` the product of the weight-decay factors of all later steps, `(G,)`.
+
+        The factor of a step is `1 - lr * weight_decay`.
+
+        Args:
+            at: Step numbers from `start` to `step`, `(G,)`.
+        """
         logs = self._lines[2]
-        since = np.where(at > self.start, logs[np.maximum(at - self.start - 1, 0)], 0.0)
-        left: Float[np.ndarray, " G"] = np.exp(logs[self.size - 1] - since)
+        left: Float[np.ndarray, " G"] = np.exp(logs[self.size] - logs[at - self.start])
         return left
 
     def skipped_steps(self, at: Int[np.ndarray, " G"], *, tolerance: float) -> SkippedSteps:
-        """Return the skipped steps of rows that were last updated at steps `at`.
+        """Return the combined effect of all steps after step `at[g]` on a row without gradient, for each of G rows.
 
         Args:
-            at: Steps up to `step`, which may repeat, `(G,)`.
-            tolerance: Largest relative error of the sum, for every `s >= 0`. It determines the number of nodes.
+            at: Step at which each row was last updated, from `start` to `step`, `(G,)`. Numbers may repeat.
+            tolerance: Largest relative error of the sum in `SkippedSteps`, for any second moments. It determines the
+                number of terms Q.
         """
         if not self.size:
             return SkippedSteps(np.ones(len(at)), np.ones((1, len(at))), np.zeros((1, len(at))))
         decay, places = self.decay(at), at - self.start
-        first = self._lines[1][np.minimum(places, self.size - 1)] / math.sqrt(self.betas.beta2)
+        first = self._lines[1][np.minimum(places + 1, self.size)] / math.sqrt(self.betas.beta2)
         sums = self._sums.take(places, axis=1)
         nodes, weights = two_nodes(first, sums)
         missed = error_at_samples(first, nodes, weights, sums[4:]) > tolerance if self._weak_decay else at < self.step
@@ -216,11 +232,23 @@ class StepHistory:
     def _more_nodes(
         self, at: Int[np.ndarray, " G"], tolerance: float
     ) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
-        """Return nodes and weights for distinct steps, `(G, Q)` each, with more than two nodes."""
-        nodes, weights = self.terms(at, tolerance=tolerance)
+        """Return quadratures with more than two nodes for steps at which two are not accurate enough.
+
+        They have 4 to 16 nodes, or one node for each skipped step where these are not enough.
+
+        Args:
+            at: Distinct steps at which rows were last updated, `(G,)`.
+            tolerance: Largest relative error of the sum.
+
+        Returns:
+            Nodes and weights, `(G, Q)` each. Shorter quadratures are filled up with terms of weight 0.
+        """
+        nodes, weights, steps = self._undecayed_terms(at, tolerance)
+        weights *= np.exp(self._lines[2, self.size] - self._lines[2][steps])
         lags = self.step - at
-        parts = []
-        left = np.arange(len(at))
+        all_nodes = np.ones((len(at), max(2, nodes.shape[1])))
+        all_weights = np.zeros_like(all_nodes)
+        left, most = np.arange(len(at)), 2
         for count in NODES:
             if count >= nodes.shape[1] or not len(left):
                 break
@@ -229,38 +257,37 @@ class StepHistory:
             few, their = np.where(short, nodes[:, :count], few), np.where(short, weights[:, :count], their)
             exact = sums_of(nodes[:, :1], nodes, weights)[4:].sum(2)
             good = error_at_samples(nodes[:, 0], few.T, their.T, exact) <= tolerance
-            parts.append((left[good], few[good], their[good]))
+            all_nodes[left[good], :count], all_weights[left[good], :count] = few[good], their[good]
+            if good.any():
+                most = count
             left, lags, nodes, weights = left[~good], lags[~good], nodes[~good], weights[~good]
-        parts.append((left, nodes, weights))
-        most = max([2, *(few.shape[1] for places, few, _ in parts if len(places))])
-        all_nodes, all_weights = np.ones((len(at), most)), np.zeros((len(at), most))
-        for places, few, their in parts:
-            if len(places):
-                all_nodes[places, : few.shape[1]], all_weights[places, : few.shape[1]] = few, their
-        return all_nodes, all_weights
-
-    def terms(
-        self, at: Int[np.ndarray, " G"], *, tolerance: float
-    ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"]]:
-        """Return nodes `e_j` and weights `w_j` of the sum in the module's docstring, `(G, J)` each.
-
-        A row of the result belongs to a step of `at`. Terms after the last step have weight 0.
-        """
-        nodes, weights, places = self._undecayed_terms(at, tolerance)
-        if self.decays:
-            weights *= np.exp(self._lines[2, self.size - 1] - self._lines[2][places])
-        return nodes, weights
+        if len(left):
+            most = max(2, nodes.shape[1])
+            all_nodes[left, : nodes.shape[1]], all_weights[left, : nodes.shape[1]] = nodes, weights
+        return all_nodes[:, :most], all_weights[:, :most]
 
     def _undecayed_terms(
         self, at: Int[np.ndarray, " G"], tolerance: float
     ) -> tuple[Float[np.ndarray, "G J"], Float[np.ndarray, "G J"], Int[np.ndarray, "G J"]]:
-        """Return nodes, weights without weight decay, and the index of each term's step in `_lines`, `(G, J)` each."""
+        """Return the terms of the exact sum over skipped steps, one for each step, without weight decay.
+
+        The sum is `sum_j w_j / (sqrt(v) + e_j)` of the module's docstring, here with `decay = 1`. Terms that are
+        negligible at this tolerance are left out.
+
+        Args:
+            at: Steps, `(G,)`.
+            tolerance: Relative error that is allowed.
+
+        Returns:
+            Nodes `e_j`, weights `w_j`, and the column of `_lines` of each term's step (step number - `start`), `(G, J)`
+            each. Row g belongs to step `at[g]`; unused terms have weight 0.
+        """
         lags = self.step - at
         most = int(lags.max())
         if self._weak_decay:
             most = min(most, math.ceil(self._reach * math.log(tolerance / 100) / math.log(NEGLIGIBLE)))
         j = np.arange(1, max(1, most) + 1)
-        places = np.minimum(at[:, None] - self.start + j - 1, self.size - 1)
+        places = np.minimum(at[:, None] - self.start + j, self.size)
         weights = self._lines[0][places] * self._ratio**j
         weights[j > lags[:, None]] = 0
         return self._lines[1][places] * self.betas.beta2 ** (-0.5 * j), weights, places
@@ -272,10 +299,16 @@ SUMS = 4 + len(SAMPLES)
 def sums_of(
     first: Float[np.ndarray, "*#terms"], nodes: Float[np.ndarray, "*terms"], weights: Float[np.ndarray, "*#terms"]
 ) -> Float[np.ndarray, "S *terms"]:
-    """Return what each term adds to the sums from which a rule of two nodes is computed and checked.
+    """Return what each term of a sum adds to the S sums from which a rule of two nodes is computed and checked.
 
-    These are four moments of `u = e_1 / (e + e_1)`, taken from 1/2, its value at the first term; and the terms of
-    `sum_j w_j / (s + e_j)` at the values `SAMPLES * e_1` of `s`.
+    A term is `weight / (s + node)`, as a function of s, the root of the second moment. The first four sums are moments
+    of `u = first / (node + first)` around 1/2, its value at the first term. The others are the values of the term at `s
+    = SAMPLES * first`.
+
+    Args:
+        first: First node `e_1` of the sum to which a term belongs.
+        nodes: Nodes of the terms.
+        weights: Weights of the terms.
     """
     off = first / (nodes + first) - 0.5
     sums = np.empty((SUMS, *nodes.shape))
@@ -290,7 +323,17 @@ def sums_of(
 def two_nodes(
     first: Float[np.ndarray, " G"], sums: Float[np.ndarray, "S G"]
 ) -> tuple[Float[np.ndarray, "2 G"], Float[np.ndarray, "2 G"]]:
-    """Compute the Gauss rule of two nodes in closed form, from mean, variance and skewness of the measure."""
+    """Compute for G sums the Gauss rule of two nodes, in closed form from mean, variance and skewness of the terms.
+
+    The rule `sum_q weights[q] / (s + nodes[q])` is close to the whole sum for every `s >= 0`.
+
+    Args:
+        first: First node `e_1` of each sum, `(G,)`.
+        sums: Sums over the terms of what `sums_of` returns, `(S, G)`.
+
+    Returns:
+        Nodes and weights, `(2, G)` each.
+    """
     total = np.maximum(sums[0], TINY)
     mean, second, third = sums[1:4] / total
     variance = np.maximum(second - mean * mean, 1e-15 * second + TINY)  # smaller values are rounding errors
@@ -305,10 +348,18 @@ def two_nodes(
 def compress(
     nodes: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"], count: int
 ) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
-    """Compute a Gauss rule of `count` nodes with nearly the same `sum_j weights / (s + nodes)` for every `s >= 0`.
+    """Replace sums of J terms by Gauss rules of `count` terms that have nearly the same value for every `s >= 0`.
 
-    The rule is computed in `u = e_1 / (e + e_1)`. This variable is between 0 and 1 however far the nodes spread, and
-    the rule is most accurate around `s = e_1`.
+    Both have the form `sum_j weights[j] / (s + nodes[j])`. The rule is computed in `u = nodes[0] / (nodes + nodes[0])`.
+    This variable is between 0 and 1 however far the nodes spread, and the rule is most accurate around `s = nodes[0]`.
+
+    Args:
+        nodes: Nodes of G sums, `(G, J)`.
+        weights: Their weights, `(G, J)`, at least 0.
+        count: Number of terms of a rule, Q.
+
+    Returns:
+        Nodes and weights of the rules, `(G, Q)` each.
     """
     first = nodes[:, :1]
     u = first / (nodes + first)
@@ -320,7 +371,19 @@ def compress(
 def lanczos(
     u: Float[np.ndarray, "G J"], weights: Float[np.ndarray, "G J"], count: int
 ) -> tuple[Float[np.ndarray, "G Q"], Float[np.ndarray, "G Q"]]:
-    """Compute a Gauss rule of `count` nodes: the eigenvalues of the Jacobi matrix, and their share of the mass."""
+    """Compute G Gauss rules with `count` nodes for measures of J points, by the Lanczos iteration.
+
+    The nodes are the eigenvalues of the Jacobi matrix. The weights are the squares of the first components of its
+    eigenvectors, times the sum of `weights`.
+
+    Args:
+        u: Points of G measures, `(G, J)`.
+        weights: Mass at each point, `(G, J)`, at least 0.
+        count: Number of nodes, Q.
+
+    Returns:
+        Nodes and weights of the rules, `(G, Q)` each.
+    """
     total = weights.sum(1, keepdims=True)
     basis = np.zeros((len(u), count, u.shape[1]))
     basis[:, 0] = np.sqrt(weights / np.maximum(total, TINY))
@@ -346,14 +409,15 @@ def error_at_samples(
     weights: Float[np.ndarray, "Q G"],
     exact: Float[np.ndarray, "S G"],
 ) -> Float[np.ndarray, " G"]:
-    """Return the largest relative error of quadratures of the sum `sum_j w_j / (s + e_j)`, for each of G steps.
+    """Return for each of G sums the largest relative error of its quadrature, over the values `s = SAMPLES * first`.
+
+    The quadrature is `sum_q weights[q] / (s + nodes[q])`.
 
     Args:
-        first: The first node `e_1` of each exact sum.
-        nodes: Nodes of the quadratures.
-        weights: Weights of the quadratures.
-        exact: The exact sums, at the values `s = SAMPLES * e_1`, at which the quadratures are compared with
-        them.
+        first: First node `e_1` of each exact sum, `(G,)`.
+        nodes: Nodes of the quadratures, `(Q, G)`.
+        weights: Weights of the quadratures, `(Q, G)`.
+        exact: Exact sums at these values of s, `(S, G)`.
     """
     samples = np.array(SAMPLES)[:, None, None] * first
     found = (weights / (nodes + samples)).sum(1)
@@ -362,10 +426,10 @@ def error_at_samples(
 
 
 def check_betas(betas: Betas) -> None:
-    """Check that the steps of a row without gradient become smaller.
+    """Check that AdamW's steps of a row without gradient become smaller from step to step.
 
     Raises:
-        SizeError: `beta1 >= sqrt(beta2)`, or a value is outside AdamW's range.
+        SizeError: `beta1 >= sqrt(beta2)`, or a beta or `eps` is outside AdamW's range.
     """
     beta1, beta2, eps = betas
     if not (0 <= beta1 < 1 and 0 < beta2 < 1):

@@ -57,16 +57,18 @@ class LookupTable(Pretrained, ABC):
         """Return the vectors of `ids` without `scale`, `(...)` to `(..., D)`, as a new tensor.
 
         Raises:
-            TokenIdError: An ID is outside the table. On an accelerator `check()` raises it later; until then a bad ID
-                gives zeros and gets no gradient.
+            TokenIdError: On the CPU, an ID is outside the table. On an accelerator a bad ID gives zeros and gets no
+                gradient, and the next `check()` of the table's `IndexCheck` raises the error.
             ShapeError: `ids` are not integers.
         """
 
     def stored(self, ids: Ids) -> tuple[Tensor, Tensor] | None:
-        """Return the checked IDs and the tensor that holds their rows, for reading only.
+        """Return `(ids, weight)` from which a fused kernel can gather the vectors as `weight[ids]`, without `scale`.
+
+        The IDs are checked. The weight is for reading only and is not copied. `forward` does not call this method.
 
         Returns:
-            `None` where a look-up is more than reading rows of one tensor.
+            Two tensors, `(...)` and `(num_rows, D)`. `None` where a look-up is more than reading rows of one tensor.
 
         Raises:
             TokenIdError: As in `look_up`.
@@ -82,33 +84,38 @@ class LookupTable(Pretrained, ABC):
                 is converted by `embedlayer.index_checks.as_ids`.
 
         Raises:
-            TokenIdError: As in `look_up`.
-            ShapeError: As in `look_up`.
+            TokenIdError: On the CPU, an ID is outside the table. See `look_up` for accelerators.
+            ShapeError: `ids` are not integers.
         """
         vectors, factor = self.look_up(as_ids(ids, beside=self)), self.factor
         return vectors if factor is None else factor * vectors
 
     @property
     def factor(self) -> float | Tensor | None:
-        """Return the factor that `forward` multiplies by: `embed_scale` where a table has it, else `scale`."""
+        """Return the factor that `forward` applies: `embed_scale` if the table has it, else `scale`; `None` means 1."""
         factor: float | Tensor | None = getattr(self, "embed_scale", self.scale)
         return factor
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Return the vectors of tokens `start` to `stop - 1`, without `scale`."""
+        """Return the vectors of tokens `start` to `stop - 1`, `(stop - start, D)`, without `scale`."""
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the first parameter or buffer."""
+        """Return the device of the table, which is that of its first parameter or buffer."""
         return next(chain(self.parameters(), self.buffers())).device
 
 
 def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> int | None:
-    """Check the sizes of a table.
+    """Check that sizes are at least 1 and that `padding_idx` is a token, and return `padding_idx` counted from 0.
+
+    Args:
+        padding_idx: Padding token. As in torch, -1 is the last token. `None` for none.
+        vocab_size: Number of tokens, V.
+        **sizes: Other sizes by the name that the error message uses, such as `embed_dim=768`.
 
     Returns:
-        `padding_idx` counted from 0. As in torch, -1 is the last token. `None` stays `None`.
+        `padding_idx` from 0 to V - 1; `None` for `None`.
 
     Raises:
         SizeError: A size is below 1, or `padding_idx` is not a token.

@@ -38,12 +38,13 @@ _by_handle: WeakValueDictionary[int, "PendingUpdates"] = WeakValueDictionary()  
 
 
 class CachedRows(NamedTuple):
-    """Values and moments of rows as a look-up read them, so that the next optimizer step need not gather them again.
+    """Values and moments of U rows that a look-up updated, so that the next optimizer step need not read them.
 
     Attributes:
-        rows: Row numbers, `(U,)`.
-        values: Values, first and second moments, `(U, D)` each.
-        versions: Version counters of the tensors that they were read from.
+        rows: Row numbers, distinct and in ascending order, `(U,)`.
+        values: Values, first moments and second moments, `(U, D)` each.
+        versions: Version counters of the weight and both moments at that time. If one has changed, the cache is
+            invalid.
     """
 
     rows: Tensor
@@ -54,18 +55,24 @@ class CachedRows(NamedTuple):
 class PendingUpdates:
     """Track which optimizer steps each row of a row-sparse table has not taken yet, and apply them when needed.
 
-    `RowAdamW` updates only rows with a gradient. The other rows are behind until they are read; what a step
-    did to them (its learning rate and weight decay) is recorded in `history`.
+    `RowAdamW` updates only rows with a gradient. In dense AdamW the other rows move too, by momentum and weight decay.
+    These updates stay pending until a row is read; learning rate and weight decay of each step are recorded in
+    `history`.
 
     Args:
         padding_idx: Row that gets no gradient, or `None`.
 
     Attributes:
+        history: The steps of the attached optimizer; `None` before its first step.
+        exp_avg: The optimizer's first moments, `(V, D)`.
+        exp_avg_sq: The optimizer's second moments, `(V, D)`.
         value_steps: Last step whose update is included in each row's values, `(V,)`.
         moment_steps: Last step whose decay is included in each row's moments, `(V,)`; 0 only where they are
             zero.
         applied_step: Step up to which the values of all rows are updated; single rows may be ahead.
-        replaced: Whether the table has got another weight since.
+        cached: Rows that the last look-up updated, or `None`.
+        handle: Number by which custom operators find this object.
+        replaced: Whether the table got another weight after this object was attached to the former one.
         ignored: Whether reading the weight leaves out pending updates (`without_applying_updates`).
         eager_blocks: Number of open `pending_updates_applied` blocks, in which each step updates all rows.
         version: Version counter of the weight after the last write that this object knows of.
@@ -85,21 +92,36 @@ class PendingUpdates:
         return PendingUpdates, (self.padding_idx,)  # a copied table has all updates applied, and no optimizer
 
     def watch(self, weight: nn.Parameter) -> None:
-        """Attach this object to `weight`: its gradients are coalesced, and reading it applies pending updates."""
+        """Attach this object to `weight` in place.
+
+        The weight becomes a `RowSparseParameter` with the attribute `pending_updates`.
+
+        From then on its gradients are coalesced, and reading it applies pending updates. Without effect if this object
+        is attached to `weight` already.
+        """
         if self.weight_ref is not None and self.weight_ref() is weight and pending_updates_of(weight) is self:
             return
         self.weight_ref = ref(weight)
         wanted = weight.requires_grad
 
         def coalesce(grad: Tensor) -> Tensor:
-            """Sum equal rows of a new gradient, and leave out the padding row."""
+            """Gradient hook: return the gradient with equal rows summed and without the padding row, in new memory.
+
+            Raises:
+                ShapeError: The gradient is dense.
+            """
             result = coalesced(require_row_sparse(grad), drop=self.padding_idx)
             if result._values().data_ptr() == grad._values().data_ptr():
                 result = result.clone()  # clipping works in place, and the caller may still use these numbers
             return result
 
         def accept_clipping(parameter: Tensor) -> None:
-            """Change the class of the accumulated gradient to `RowSparseGradient`, which torch's clipping accepts."""
+            """Turn `parameter.grad` into a `RowSparseGradient` in place, which torch's clipping accepts.
+
+            This is a post-accumulate-grad hook.
+
+            The gradient of a sharded table is left as it is.
+            """
             grad = parameter.grad
             if grad is not None and grad.layout is torch.sparse_coo and not hasattr(parameter, "shard_group"):
                 with_torch_functions(grad)
@@ -115,9 +137,10 @@ class PendingUpdates:
             weight.__class__ = RowSparseParameter
 
     def release(self, weight: nn.Parameter) -> None:
-        """Apply all pending updates, and make `weight` an ordinary parameter with dense gradients again.
+        """Apply all pending updates, and make `weight` an ordinary parameter with dense gradients again, in place.
 
-        Without effect if `weight` was released already, since several tables may share a weight.
+        Without effect if this object is not attached to `weight`: several tables may share a weight, and one released
+        it.
         """
         if getattr(weight, "pending_updates", None) is not self:
             return
@@ -131,16 +154,19 @@ class PendingUpdates:
 
     @property
     def step(self) -> int:
-        """Return the number of optimizer steps on this table."""
+        """Return the number of the last optimizer step on this table; 0 before the first one."""
         return self.history.step if self.history is not None else 0
 
     @property
     def has_pending(self) -> bool:
-        """Return whether the values of some rows may miss updates."""
+        """Return whether some rows may have values without the last optimizer steps."""
         return self.applied_step < self.step
 
     def detach(self) -> None:
-        """Remove the optimizer's moments and history. Pending updates are lost, so call `apply_all` before."""
+        """Forget the optimizer: its moments, the history of its steps, and all pending updates.
+
+        The updates are lost, so call `apply_all` first. The object stays attached to the weight.
+        """
         self.history: StepHistory | None = None
         self.applied_step = 0
         self.version = 0
@@ -148,14 +174,20 @@ class PendingUpdates:
         self.value_steps = self.moment_steps = self.exp_avg = self.exp_avg_sq = torch.empty(0)
 
     def attach(self, weight: Tensor, step: int, moments: tuple[Tensor, Tensor], betas: Betas) -> None:
-        """Record the steps of the optimizer that has these moments. All rows are up to date after `step`.
+        """Start to record the steps of an optimizer. The values and moments of all rows must be up to date with `step`.
 
-        Without effect if the optimizer is attached already. Updates of an earlier optimizer, or with other betas, are
-        applied first.
+        Without effect if an optimizer with these moments and betas is attached already. Otherwise the pending updates
+        of the one attached before, which may be the same with other betas, are applied first.
+
+        Args:
+            weight: The weight that this object watches.
+            step: Number of steps that the optimizer has made so far.
+            moments: Its first and second moments, `(V, D)` each, which are kept and written in place.
+            betas: Its `beta1`, `beta2` and `eps`.
 
         Raises:
             ShapeError: The moments have another size than the table.
-            StaleRowsError: As in `check_for_writes`.
+            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
         """
         exp_avg, exp_avg_sq = moments
         self.check_for_writes(weight)
@@ -171,15 +203,21 @@ class PendingUpdates:
         self.moment_steps = self.value_steps.clone()
 
     def apply_to_ids(self, weight: Tensor, ids: Tensor) -> None:
-        """Apply the pending updates of the rows `ids`, which may repeat.
+        """Apply the pending updates of the rows that a look-up is about to read, to the weight in place.
+
+        If the weight is trained, values and moments of these rows are kept for the next optimizer step (`CachedRows`).
+
+        Args:
+            weight: The weight that this object watches.
+            ids: Token IDs of any shape, which may repeat.
 
         Raises:
-            ShapeError: The table has another size than its moments.
-            StaleRowsError: As in `check_for_writes`.
+            ShapeError: The table has another size than the optimizer's moments.
+            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
         """
         if self.history is None:
             return
-        self.check_size(weight)
+        self.check_size(weight, self.exp_avg)
         self.check_for_writes(weight)
         if not self.has_pending:
             return
@@ -200,10 +238,17 @@ class PendingUpdates:
             self.cached = CachedRows(rows, values, self._versions(weight))
 
     def row_values(self, weight: Tensor, rows: Tensor) -> list[Tensor]:
-        """Return values and both moments of distinct rows, `(U, D)` each. Pending updates of the values are applied.
+        """Return values, first moments and second moments of rows for an optimizer step, `(U, D)` each.
+
+        Pending updates of the values are applied, to the weight in place too. The moments are as stored: `begin_step`
+        returns the factors by which they must still decay.
+
+        Args:
+            weight: The weight that this object watches.
+            rows: Distinct row numbers in ascending order, `(U,)`.
 
         Raises:
-            StaleRowsError: As in `check_for_writes`.
+            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
         """
         self.check_for_writes(weight)
         cached, self.cached = self.cached, None
@@ -212,14 +257,21 @@ class PendingUpdates:
         return self._update_rows(weight, rows, cache=True)
 
     def _versions(self, weight: Tensor) -> list[int]:
-        """Return the version counters of the weight and both moments."""
+        """Return torch's version counters of the weight and of both moments, which change at every write."""
         return [each._version for each in (weight, self.exp_avg, self.exp_avg_sq)]
 
     def begin_step(self, rows: Tensor, lr: float, weight_decay: float) -> list[Tensor]:
-        """Record a new optimizer step on `rows`, whose pending updates must have been applied (`row_values`).
+        """Record the next optimizer step, and mark `rows`, which have gradients in it, as up to date with it.
+
+        Call `row_values` before, and `end_step` with the new values after.
+
+        Args:
+            rows: Distinct row numbers, `(U,)`.
+            lr: Learning rate of the step.
+            weight_decay: Weight decay of the step.
 
         Returns:
-            Factors by which the first and second moments of these rows decay up to this step, `(U, 1)` each.
+            Factors by which the first and the second moments of these rows decay up to this step, `(U, 1)` each.
         """
         assert self.history is not None
         moment_steps = self.moment_steps.index_select(0, rows)
@@ -229,9 +281,14 @@ class PendingUpdates:
         return self._moment_decays(now - moment_steps)
 
     def end_step(self, weight: Tensor, rows: Tensor, values: list[Tensor]) -> None:
-        """Store the new values and moments of `rows`, `(U, D)` each, that the optimizer computed in this step.
+        """Write the new values and moments of `rows` that the optimizer computed, in place.
 
         Inside a `pending_updates_applied` block the pending updates of all other rows are applied too.
+
+        Args:
+            weight: The weight that this object watches.
+            rows: Row numbers that were passed to `begin_step`, `(U,)`.
+            values: New values, first moments and second moments, `(U, D)` each.
         """
         for whole, new in zip((raw_weight(weight), self.exp_avg, self.exp_avg_sq), values, strict=True):
             whole.index_copy_(0, rows, new.to(whole.dtype))
@@ -240,9 +297,13 @@ class PendingUpdates:
             self.apply_all(weight)
 
     def check_for_writes(self, weight: Tensor) -> None:
-        """Refuse a weight that was written in place while updates were pending; other writes are accepted.
+        """Raise an error if the weight was written in place while updates were pending; accept other writes.
 
-        After the error the written values stay and the updates that were pending are dropped, so the table can be used.
+        The written values would belong to an earlier step. After the error they stay and the pending updates are
+        dropped, so the table can be used.
+
+        Args:
+            weight: The weight that this object watches.
 
         Raises:
             StaleRowsError: Updates were pending when `weight` was written.
@@ -263,30 +324,37 @@ class PendingUpdates:
         )
 
     def _moment_decays(self, steps: Tensor) -> list[Tensor]:
-        """Return the factors of both moments after this many steps without gradient, `(U, 1)` each."""
+        """Return the factors `beta1 ** steps` and `beta2 ** steps` by which moments decay in steps without gradient.
+
+        Args:
+            steps: Number of steps for each of U rows, `(U,)`.
+
+        Returns:
+            Two tensors `(U, 1)`, in the dtype in which updates are computed.
+        """
         assert self.history is not None
         steps = steps.double().unsqueeze(1)
         return [torch.pow(beta, steps).to(compute_dtype(self.exp_avg)) for beta in self.history.betas[:2]]
 
     def apply_all(self, weight: Tensor, start: int = 0, stop: int | None = None, *, moments: bool = False) -> None:
-        """Apply all pending updates of rows `start` to `stop - 1`, in chunks.
+        """Apply the pending updates of rows `start` to `stop - 1` to the weight in place, in chunks.
 
         Args:
-            weight: The weight.
+            weight: The weight that this object watches.
             start: First row.
             stop: Last row + 1; `None` for all rows.
-            moments: Whether to decay the optimizer's moments as well.
+            moments: Whether to decay the optimizer's moments of these rows up to the last step as well.
 
         Raises:
-            ShapeError: The table has another size than its moments.
-            StaleRowsError: As in `check_for_writes`.
+            ShapeError: The table has another size than the optimizer's moments.
+            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
         """
         if self.history is None:
             return
         self.check_for_writes(weight)
         if not self.has_pending and not moments:
             return
-        self.check_size(weight)
+        self.check_size(weight, self.exp_avg)
         stop = len(weight) if stop is None else min(stop, len(weight))
         for low in range(start, stop, ROWS_AT_ONCE):
             high = min(low + ROWS_AT_ONCE, stop)
@@ -299,9 +367,14 @@ class PendingUpdates:
             self.applied_step = self.step
 
     def state(self) -> tuple[dict[str, Tensor], JsonObject]:
-        """Return the state as tensors and JSON, for a checkpoint; both are empty before the first optimizer step.
+        """Return which steps each row has taken, and the history of steps, for a checkpoint.
 
-        No pending update is applied.
+        No pending update is applied. The weight and the optimizer's moments are not included. Before the first
+        optimizer step both results are empty.
+
+        Returns:
+            The tensors `value_steps`, `moment_steps` and `history`, which may share memory with this object; and the
+            JSON entries `start` and `betas`.
         """
         if self.history is None:
             return {}, {}
@@ -315,7 +388,15 @@ class PendingUpdates:
     def load_state(
         self, weight: Tensor, moments: tuple[Tensor, Tensor], tensors: dict[str, Tensor], rest: JsonObject
     ) -> None:
-        """Restore what `state()` returned, for rows and moments that were saved with it.
+        """Restore the result of `state()` without applying updates.
+
+        The weight and the moments must have been saved at the same time.
+
+        Args:
+            weight: The weight that this object watches.
+            moments: The optimizer's first and second moments, `(V, D)` each.
+            tensors: First result of `state()`.
+            rest: Second result of `state()`.
 
         Raises:
             KeyError: An entry is missing.
@@ -329,13 +410,16 @@ class PendingUpdates:
         self.moment_steps.copy_(tensors["moment_steps"])
         self.applied_step = int(self.value_steps.min())
 
-    def check_size(self, weight: Tensor, moments: Tensor | None = None) -> None:
-        """Check that a table has the size of its moments.
+    def check_size(self, weight: Tensor, moments: Tensor) -> None:
+        """Check that the weight has the same shape as the optimizer's moments.
+
+        Args:
+            weight: The weight that this object watches.
+            moments: The optimizer's first or second moments.
 
         Raises:
-            ShapeError: The sizes differ.
+            ShapeError: The weight and the moments have different shapes.
         """
-        moments = self.exp_avg if moments is None else moments
         if moments.shape != weight.shape:
             raise ShapeError(
                 f"The table is {tuple(weight.shape)} and the optimizer's state for it {tuple(moments.shape)}: the "
@@ -345,10 +429,15 @@ class PendingUpdates:
 
     @torch.no_grad()
     def _update_rows(self, weight: Tensor, rows: Tensor, *, cache: bool = False) -> list[Tensor]:
-        """Apply the pending updates of distinct rows.
+        """Apply the pending updates of distinct rows to the weight in place. The moments are not changed.
+
+        Args:
+            weight: The weight that this object watches.
+            rows: Distinct row numbers, `(U,)`.
+            cache: Whether the result is needed.
 
         Returns:
-            With `cache`, the values and both moments of the rows, `(U, D)` each; else buffers without meaning.
+            With `cache`, the updated values and both moments as stored, `(U, D)` each; otherwise scratch memory.
         """
         history = self.history
         assert history is not None
@@ -384,7 +473,7 @@ class PendingUpdates:
 
     @torch.no_grad()
     def _decay_moments(self, low: int, high: int) -> None:
-        """Decay the moments of rows `low` to `high - 1` up to the current step."""
+        """Decay both moments of rows `low` to `high - 1` in place, for steps without gradient up to the last one."""
         assert self.history is not None
         steps = self.moment_steps[low:high]
         rows = ((steps < self.step) & (steps > 0)).nonzero().squeeze(1)
@@ -398,12 +487,15 @@ class PendingUpdates:
 
 
 class RowSparseParameter(nn.Parameter):
-    """The weight of a row-sparse table: every torch function that reads or writes it applies pending updates first.
+    """The weight of a row-sparse table: torch functions that read or write its values apply its pending updates first.
 
-    `F.embedding` applies the updates of the rows that it looks up. Functions that only read shape, dtype or gradient
-    apply none, and all others apply all. Code that reads the memory without a torch function is not noticed: a kernel
-    of its own, `torch.distributed.broadcast`, a tensor taken before the last step, or the weight itself in a compiled
-    function. Use `pending_updates_applied` around such code.
+    Pending updates are AdamW steps that `RowAdamW` has delayed for rows without a gradient. `F.embedding` applies those
+    of the rows that it looks up, and functions that read only shape, dtype or gradient apply none. All other functions
+    apply all of them.
+
+    Code that reads the memory without a torch function is not noticed: a kernel of its own,
+    `torch.distributed.broadcast`, a tensor taken before the last step, or the weight itself in a compiled function. Use
+    `pending_updates_applied` around such code.
 
     Reference: https://docs.pytorch.org/docs/stable/notes/extending.html, "Subclassing torch.Tensor".
     """
@@ -414,7 +506,10 @@ class RowSparseParameter(nn.Parameter):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Apply the pending updates that `func` would miss, then call `func` on the weight as a plain tensor."""
+        """Apply those pending updates of weights among the arguments that `func` would miss, and then call `func`.
+
+        Results are plain tensors. Inside a compiled function no updates are applied.
+        """
         kwargs = kwargs or {}
         if not torch.compiler.is_compiling() and func not in READS_NO_ROWS:
             for weight in weights_among((args, kwargs)):
@@ -444,7 +539,11 @@ READS_NO_ROWS = frozenset(
 
 
 def weights_among(values: Any) -> Iterator[RowSparseParameter]:
-    """Yield the weights of row-sparse tables among the arguments of a function, also inside lists and mappings."""
+    """Yield the weights of row-sparse tables among the arguments of a torch function, also in nested containers.
+
+    Args:
+        values: A value of any type, such as `(args, kwargs)`.
+    """
     if isinstance(values, RowSparseParameter):
         if hasattr(values, "pending_updates"):  # a copy without its table has none
             yield values
@@ -454,26 +553,26 @@ def weights_among(values: Any) -> Iterator[RowSparseParameter]:
 
 
 def pending_updates_of(weight: Tensor | None) -> PendingUpdates | None:
-    """Return the pending updates of the weight of a row-sparse table; `None` for any other tensor."""
+    """Return the `PendingUpdates` attached to the weight of a row-sparse table; `None` for any other tensor."""
     found: PendingUpdates | None = getattr(weight, "pending_updates", None)
     return found
 
 
 def raw_weight(weight: Tensor) -> Tensor:
-    """Return a plain tensor over the memory of `weight`, without gradient and without applying pending updates."""
+    """Return a detached plain tensor over the memory of a row-sparse weight, without applying pending updates."""
     stored: Tensor = call_plain(Tensor.detach, (), (weight,), {})
     return stored
 
 
 @contextmanager
 def pending_updates_applied(model: nn.Module) -> Iterator[None]:
-    """Keep all rows of all row-sparse tables of `model` updated inside the block, for every reader and writer.
+    """Keep all rows of all row-sparse tables of `model` up to date inside a `with` block, for every reader and writer.
 
     `RowAdamW` delays the updates of rows without a gradient. Torch functions, `table.weight`, `state_dict()`,
     `copy.deepcopy` and look-ups apply them. This block is for code that keeps tensors of the weights over several
     steps, or reads their memory without a torch function.
 
-    On entering, pending updates are applied. Each step inside applies all of its updates at once, which takes about
+    On entering, pending updates are applied. Each optimizer step inside updates all rows at once, which takes about
     twice as long as a step of dense AdamW. On leaving, nothing is written, and later steps delay updates again.
 
     Args:
@@ -500,7 +599,13 @@ def pending_updates_applied(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_applying_updates(model: nn.Module) -> Iterator[None]:
-    """Inside the block, reading a weight of `model` applies no updates: for a checkpoint that saves them as pending."""
+    """Let code inside a `with` block read the weights of `model` as stored, without applying their pending updates.
+
+    A checkpoint uses it to save the raw rows beside `PendingUpdates.state()`. Look-ups still apply updates.
+
+    Args:
+        model: A module with row-sparse tables at any depth.
+    """
     found = [pending for weight in model.parameters() if (pending := pending_updates_of(weight)) is not None]
     for pending in found:
         pending.ignored = True
@@ -513,13 +618,14 @@ def without_applying_updates(model: nn.Module) -> Iterator[None]:
 
 @torch.library.custom_op("embedlayer::with_updates_applied", mutates_args=())
 def with_updates_applied(tensor: Tensor, handle: int, is_ids: bool) -> Tensor:
-    """Apply pending updates as one node of a compiled graph, and return a copy of `tensor`.
+    """Apply the pending updates of a table as one node of a compiled graph, and return a copy of `tensor`.
 
-    The result is a copy so that the compiler runs what reads it after the update. The table is not an argument,
-    because AOTAutograd would copy all of it, and send a dense gradient through the change.
+    The result is a copy so that the compiler runs the code that reads it after the update. The weight is updated in
+    place, but for `is_ids` it is not an argument: AOTAutograd would copy all of it, and send a dense gradient through
+    the change.
 
     Args:
-        tensor: Token IDs whose rows are updated, or all rows of the weight.
+        tensor: Token IDs whose rows are updated, or the weight, of which all rows are updated.
         handle: `PendingUpdates.handle` of the table.
         is_ids: Whether `tensor` holds IDs.
     """

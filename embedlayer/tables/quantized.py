@@ -26,8 +26,7 @@ from embedlayer.tracing import is_transformed, plain_operators_only
 HEADER = {8: torch.float32, 4: torch.float16}
 """Data type of the step and the offset of a group, by the bits of a code."""
 
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
-DTYPES["float64"] = torch.float64
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 """Data types of vectors, by name."""
 
 NUMBERS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
@@ -41,9 +40,9 @@ REFITS = 4
 
 
 class RowFormat(NamedTuple):
-    """The bytes of a stored row: for each group of `group_size` columns its codes, step and offset.
+    """The layout of a row of a quantised table in bytes: for each group of columns its codes, then its step and offset.
 
-    The last group may be filled up with columns that are never read.
+    If `embed_dim` is no multiple of `group_size`, the last group is filled up with columns that are never read.
 
     Attributes:
         bits: Bits of a code, 8 or 4.
@@ -62,12 +61,12 @@ class RowFormat(NamedTuple):
 
     @property
     def code_bytes(self) -> int:
-        """Return the bytes of the codes of a group."""
+        """Return the number of bytes that the codes of one group take."""
         return self.group_size * self.bits // 8
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of a row of `packed`."""
+        """Return the number of bytes of a stored row, which is the width of `QuantizedEmbedding.packed`."""
         return self.groups * (self.code_bytes + 2 * HEADER[self.bits].itemsize)
 
 
@@ -76,7 +75,7 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
 
     Each group g of columns, by default the whole row, has a step and an offset. Codes are in `0..2^bits - 1`. With 8
     bits, step and offset are float32 and there is no `row_scale`. With 4 bits they are float16, relative to the largest
-    number of the row, which is its float32 `row_scale`; so no range overflows, and a constant row is exact.
+    absolute value of the row, which is its float32 `row_scale`; so no range overflows, and a constant row is exact.
 
     A look-up reads the bytes of the requested rows. `logits` and `loss` dequantise a block of rows at a time, so the
     table is never in memory as floating point. Gradients of the hidden state are exact; the codes have no gradient.
@@ -96,7 +95,7 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
         bits: Bits of a code, 8 or 4.
         group_size: Columns that share a step and an offset; `None` for a whole row. With 4 bits an even number.
         padding_idx: Row that is exactly zero; `None` for no such row.
-        scale: Factor on every looked-up row: a number, `"sqrt_dim"`, or `None` for 1.
+        scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
         round_scale: Whether to round the scale to the dtype of the vectors, as Gemma does.
         dtype: Data type of the vectors. `.to(dtype)` changes it and not the stored codes.
         device: Device of the rows.
@@ -171,14 +170,14 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
         scale: float | Literal["sqrt_dim"] | None = None,
         dtype: torch.dtype | None = None,
     ) -> "QuantizedEmbedding":
-        """Quantise a table, a block of rows at a time. Spare rows are left out.
+        """Quantise a table, a block of rows at a time. Spare rows, which are never looked up, are left out.
 
         Args:
             table: A table, which keeps its scale and padding, or a plain tensor or NumPy array, `(V, D)`.
             bits: Bits of a code, 8 or 4.
             group_size: Columns that share a step and an offset; `None` for a whole row.
-            symmetric: Whether the levels are symmetric around zero, and zero is one of them. By default the levels are
-                between the smallest and the largest number of a group.
+            symmetric: Whether the levels (the numbers that codes stand for) are symmetric around zero, and zero is one
+                of them. By default they run from the smallest to the largest number of a group.
             clip: Whether outliers may be clipped to reduce the squared error of a group: the best of 5 ranges is
                 refined by least squares. Without clipping, no number has an error of more than half the step of its
                 group (and with 4 bits 2^-11 of the largest number of the row).
@@ -217,25 +216,24 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
             rows = with_zero_padding(rows, start, quantised.padding_idx)
             packed, row_scale = quantise(rows, quantised.row_format, symmetric=symmetric, clip=clip)
             quantised.packed[start:stop] = packed
-            if quantised.row_scale is not None:
-                assert row_scale is not None
+            if quantised.row_scale is not None and row_scale is not None:
                 quantised.row_scale[start:stop] = row_scale
         return quantised
 
     def reset_parameters(self) -> None:
-        """Set all rows to zero, as in a new table."""
+        """Set all rows to zero in place, as in a new table. The codes are lost."""
         self.packed.zero_()
         if self.row_scale is not None:
             self.row_scale.zero_()
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the data type of the vectors."""
+        """Return the data type of the vectors that look-ups return. The codes are integers."""
         return self.example.dtype
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all codes, steps, offsets and row scales."""
+        """Return the number of bytes of all stored rows: codes, steps, offsets and row scales."""
         return self.packed.nbytes + (0 if self.row_scale is None else self.row_scale.nbytes)
 
     @property
@@ -253,30 +251,48 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
         }
 
     def buffer_values(self) -> dict[str, Tensor]:
-        """Return an empty tensor of the dtype of the vectors, and the rounded scale if `round_scale` is set."""
+        """Return the buffers that are not saved: `example` and, with `round_scale`, the scalar `embed_scale`.
+
+        Both have the dtype of the vectors. `example` is empty and exists only so that `.to(dtype)` has a floating-point
+        tensor to cast.
+        """
         tensors = {"example": torch.empty(0, dtype=self.dtype)}
         if self.round_scale:
             tensors["embed_scale"] = torch.tensor(1.0 if self.scale is None else self.scale, dtype=self.dtype)
         return tensors
 
     def look_up(self, ids: Ids) -> Vectors:
-        """Return `dequantise(packed[ids])`: `(...)` to `(..., D)`."""
+        """Return the dequantised vectors of `ids` without `scale`, `(...)` to `(..., D)`."""
         ids, outside = self.index_check(ids)
         vectors = self._dequantised(ids.reshape(-1)).view(*ids.shape, self.embed_dim)
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Dequantise and return rows `start` to `stop - 1`, without `scale`."""
+        """Dequantise rows `start` to `stop - 1`, and return them without `scale`, `(stop - start, D)`.
+
+        Bounds are handled like those of a slice.
+        """
         start, stop, _ = slice(start, stop).indices(self.vocab_size)
         return self._dequantised(torch.arange(start, max(start, stop), device=self.packed.device))
 
     def raw_logits(
         self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
     ) -> Float[Tensor, "*batch N"]:
-        """Return `hidden @ rows(start, stop).T`. Rows are dequantised block by block, and again in the backward pass.
+        """Return `hidden @ rows(start, stop).T`: logits before scale, bias and soft cap.
+
+        Rows are dequantised block by block, and again in the backward pass. Under autocast, `hidden` is cast to
+        autocast's dtype.
+
+        Args:
+            hidden: Output of the last block, `(..., D)`.
+            start: First row.
+            stop: Last row + 1; `None` for all V tokens.
+
+        Returns:
+            Raw logits, `(..., stop - start)`.
 
         Raises:
-            ShapeError: `hidden` has another width or data type than the vectors.
+            ShapeError: `hidden` has another width or, outside autocast, another dtype than the vectors.
         """
         device = hidden.device.type
         if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
@@ -295,14 +311,14 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
         return found.view(*hidden.shape[:-1], len(packed))
 
     def _dequantised(self, ids: Tensor) -> Tensor:
-        """Return the vectors of checked IDs, `(N,)` to `(N, D)`."""
+        """Return the vectors of IDs that were checked, `(N,)` to `(N, D)`, without `scale`."""
         if torch.compiler.is_compiling() and not plain_operators_only() and ids.device.type == "cpu":
             vectors: Tensor = rows_of(ids, self.packed, self.row_scale, self.row_format, self.dtype)
             return vectors
         return dequantised_rows(ids, self.packed, self.row_scale, self.row_format, self.dtype)
 
     def requires_grad_(self, requires_grad: bool = True) -> "QuantizedEmbedding":
-        """Raise an error for `requires_grad=True`: codes have no gradient.
+        """Return the table unchanged for `requires_grad=False`, and refuse `True`: integer codes have no gradient.
 
         Raises:
             SizeError: `requires_grad` is true.
@@ -316,7 +332,7 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedEmbedding":
-        """Move or cast the table, as in torch. `row_scale` stays float32."""
+        """Move or cast the table, as in torch. A cast changes `dtype`, the type of the vectors, and not `row_scale`."""
         stored = self.row_scale
         super()._apply(fn, recurse)
         if stored is not None and self.row_scale is not None and self.row_scale.dtype != stored.dtype:
@@ -324,7 +340,7 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
         return self
 
     def extra_repr(self) -> str:
-        """Return sizes and options, for `print`."""
+        """Return the sizes and the options that are set, for `print`: `"100, 64, bits=4, dtype=float32"`."""
         group = "" if self.group_size is None else f", group_size={self.group_size}"
         options = f"{group}{describe_options(self)}, dtype={str(self.dtype).removeprefix('torch.')}"
         return f"{self.vocab_size}, {self.embed_dim}, bits={self.row_format.bits}{options}"
@@ -333,7 +349,15 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
 def dequantise(
     packed: UInt8[Tensor, "N bytes"], row_scale: Float[Tensor, " N"] | None, row_format: RowFormat
 ) -> Float[Tensor, "N D"]:
-    """Dequantise rows: `row_scale * (step * code + offset)`, in float32, `(N, D)`. This is the definition."""
+    """Dequantise N stored rows to float32: `row_scale * (step * code + offset)` for each number, `(N, D)`.
+
+    This is the definition in plain PyTorch; the kernels must return the same numbers.
+
+    Args:
+        packed: Stored rows, uint8, `(N, row_format.row_bytes)`.
+        row_scale: Scale of each row, `(N,)`; `None` for 1, as with 8 bits.
+        row_format: Layout of a stored row.
+    """
     groups = packed.reshape(packed.shape[0] * row_format.groups, row_format.row_bytes // row_format.groups)
     codes, header = groups[:, : row_format.code_bytes], groups[:, row_format.code_bytes :]
     header = header.clone(memory_format=torch.contiguous_format)  # aligned: a slice of one row need not be
@@ -348,7 +372,15 @@ def dequantise(
 def _floats(stored: UInt8[Tensor, "N bytes"], dtype: torch.dtype) -> Float[Tensor, "N numbers"]:
     """Reinterpret little-endian bytes as finite numbers of `dtype`, and return them in float32.
 
-    Exported graphs compute them from sign, exponent and fraction, because ONNX has no operator that reinterprets bytes.
+    In an exported graph they are computed from sign, exponent and fraction, because ONNX has no operator that
+    reinterprets bytes.
+
+    Args:
+        stored: Bytes, `(N, bytes)`.
+        dtype: `torch.float32` or `torch.float16`.
+
+    Returns:
+        Numbers, `(N, bytes / dtype.itemsize)`.
     """
     if not torch.compiler.is_exporting():
         return stored.view(dtype).to(torch.float32)
@@ -367,7 +399,17 @@ def _floats(stored: UInt8[Tensor, "N bytes"], dtype: torch.dtype) -> Float[Tenso
 def quantise(
     rows: Float[Tensor, "N D"], row_format: RowFormat, *, symmetric: bool = False, clip: bool = True
 ) -> tuple[UInt8[Tensor, "N bytes"], Float[Tensor, " N"] | None]:
-    """Quantise float32 rows to `packed` and, with 4 bits, `row_scale`, else `None`. Options as in `from_table`."""
+    """Quantise float32 rows, and return `(packed, row_scale)`, the buffers of a `QuantizedEmbedding`.
+
+    Args:
+        rows: Rows without NaN or infinity, `(N, D)`.
+        row_format: Layout of a stored row.
+        symmetric: As in `QuantizedEmbedding.from_table`.
+        clip: As in `QuantizedEmbedding.from_table`.
+
+    Returns:
+        Stored rows, uint8, `(N, row_format.row_bytes)`; and the scale of each row, `(N,)`, or `None` with 8 bits.
+    """
     row_scale = None
     if row_format.bits == 4:
         row_scale = rows.abs().amax(dim=1)
@@ -383,7 +425,14 @@ def quantise(
 
 
 class _Grid(NamedTuple):
-    """The levels of each group, `step * code + offset`, with steps and offsets of shape `(N, 1)`."""
+    """The levels of N groups, which are the numbers `step * code + offset` that the codes of a group stand for.
+
+    Attributes:
+        step: Distance between levels, `(N, 1)`.
+        offset: Level of code 0, `(N, 1)`.
+        bits: Bits of a code, 8 or 4.
+        symmetric: Whether code 0 is not used and the level of code `2^(bits - 1)` is zero.
+    """
 
     step: Tensor
     offset: Tensor
@@ -391,26 +440,45 @@ class _Grid(NamedTuple):
     symmetric: bool
 
     def codes(self, x: Tensor) -> Tensor:
-        """Return the codes of the levels nearest to `x`, `(N, group_size)`, as floats."""
+        """Return for each number the code of the nearest level of its group, as floats, `(N, group_size)`.
+
+        Args:
+            x: Numbers of N groups, `(N, group_size)`.
+        """
         codes = ((x - self.offset) / self.step.where(self.step > 0, 1.0)).round_()
         return codes.clamp_(1 if self.symmetric else 0, 2**self.bits - 1).masked_fill_(self.step == 0, 0)
 
     def error(self, x: Tensor) -> Tensor:
-        """Return the sum of squared differences between a group's numbers `x` and their nearest levels, `(N, 1)`."""
+        """Return for each group the sum of squared differences between its numbers and their nearest levels, `(N, 1)`.
+
+        Args:
+            x: Numbers of N groups, `(N, group_size)`.
+        """
         return torch.addcmul(self.offset, self.codes(x), self.step).sub_(x).square_().sum(dim=1, keepdim=True)
 
     def where(self, chosen: Tensor, other: "_Grid") -> "_Grid":
-        """Return this grid where `chosen` is true, else `other`."""
+        """Return a grid with the levels of this grid where `chosen` is true, and those of `other` elsewhere.
+
+        Args:
+            chosen: Boolean, `(N, 1)`.
+            other: Grid of the same N groups.
+        """
         step, offset = self.step.where(chosen, other.step), self.offset.where(chosen, other.offset)
         return self._replace(step=step, offset=offset)
 
     def rounded(self) -> "_Grid":
-        """Return the grid with step and offset rounded to the data type in which they are stored."""
+        """Return the grid with steps and offsets rounded to the dtype in which they are stored, as float32."""
         step, offset = (part.to(HEADER[self.bits]).to(torch.float32) for part in (self.step, self.offset))
         return self._replace(step=step, offset=offset)
 
     def refitted(self, x: Tensor) -> "_Grid":
-        """Return the grid with the least squared error for the current codes; unchanged where all codes are equal."""
+        """Return the grid with the steps and offsets of least squared error, if each number keeps its present code.
+
+        A group stays unchanged if all its codes are equal, or if the best step is not positive.
+
+        Args:
+            x: Numbers of N groups, `(N, group_size)`.
+        """
         codes = self.codes(x)
         if self.symmetric:
             centre = 2 ** (self.bits - 1)
@@ -426,7 +494,17 @@ class _Grid(NamedTuple):
 
 
 def _fitted(x: Tensor, bits: int, *, symmetric: bool, clip: bool) -> _Grid:
-    """Return the levels with the least squared error found for each group (a row of `x`), rounded as stored."""
+    """Return levels for each group of numbers that keep the squared error of quantisation small.
+
+    With `clip`, the best of the ranges `SHRINKS` is refined `REFITS` times by least squares; otherwise the levels cover
+    the whole range. Steps and offsets are rounded to the dtype in which they are stored.
+
+    Args:
+        x: Numbers, one group in each row, `(N, group_size)`.
+        bits: Bits of a code, 8 or 4.
+        symmetric: As in `QuantizedEmbedding.from_table`.
+        clip: As in `QuantizedEmbedding.from_table`.
+    """
     if symmetric:
         whole = x.abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1)
         centre = torch.zeros_like(whole)
@@ -437,7 +515,7 @@ def _fitted(x: Tensor, bits: int, *, symmetric: bool, clip: bool) -> _Grid:
     levels = 2 ** (bits - 1) if symmetric else (2**bits - 1) / 2
 
     def shrunk(factor: float) -> _Grid:
-        """Return the levels for a share of the range."""
+        """Return levels that cover `factor` times the range of each group, around the same centre."""
         return _Grid(factor * whole, centre - factor * whole * levels, bits, symmetric)
 
     unclipped = shrunk(1.0).rounded()
@@ -457,7 +535,18 @@ def _fitted(x: Tensor, bits: int, *, symmetric: bool, clip: bool) -> _Grid:
 def dequantised_rows(
     ids: Int[Tensor, " N"], packed: Tensor, row_scale: Tensor | None, row_format: RowFormat, dtype: torch.dtype
 ) -> Float[Tensor, "N D"]:
-    """Return `dequantise(packed[ids])` in `dtype`, `(N, D)`, for checked IDs."""
+    """Dequantise the stored rows of the given IDs, with PyTorch's kernels on the CPU and with `dequantise` elsewhere.
+
+    Args:
+        ids: IDs that were checked, `(N,)`.
+        packed: All stored rows, uint8, `(V, row_format.row_bytes)`.
+        row_scale: Scale of each of the V rows, or `None` with 8 bits.
+        row_format: Layout of a stored row.
+        dtype: Data type of the result.
+
+    Returns:
+        Vectors, `(N, D)`.
+    """
     if packed.device.type != "cpu" or plain_operators_only():
         chosen = None if row_scale is None else row_scale.index_select(0, ids)
         return dequantise(packed.index_select(0, ids), chosen, row_format).to(dtype)
@@ -472,7 +561,11 @@ def dequantised_rows(
 
 
 def _kernel(ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat) -> Tensor:
-    """Dequantise rows with PyTorch's embedding-bag kernel: one bag for each ID or, with groups, for each group."""
+    """Dequantise the rows of `ids` on the CPU to float32, `(N, D)`, with PyTorch's quantised embedding-bag kernels.
+
+    Each ID is a bag of one row. If rows have several groups, each group is a bag. The arguments are those of
+    `dequantised_rows`.
+    """
     operators: Any = torch.ops.quantized
     ids = ids.contiguous()  # the kernels refuse strided ones
     weights = None if row_scale is None else row_scale.index_select(0, ids)
@@ -493,7 +586,10 @@ def _kernel(ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: R
 def rows_of(
     ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
-    """Compute `dequantised_rows` as one node of a compiled graph on the CPU."""
+    """Run `dequantised_rows` as a custom operator, so that a compiled graph on the CPU has one node for it.
+
+    The arguments are those of `dequantised_rows`; `row_format` is the plain numbers of a `RowFormat`.
+    """
     return dequantised_rows(ids, packed, row_scale, RowFormat(*row_format), dtype)
 
 
@@ -506,7 +602,18 @@ def _(ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: Sequenc
 def times_rows(
     x: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: Sequence[int], transposed: bool
 ) -> Tensor:
-    """Compute `x @ rows.T` of x `(N, D)` or, if not `transposed`, `x @ rows` of x `(N, V)`, in blocks of rows."""
+    """Multiply `x` by the dequantised rows, a block of rows at a time, as a custom operator with a gradient.
+
+    Args:
+        x: Hidden states `(N, D)` if `transposed`, else `(N, V)`.
+        packed: Stored rows, uint8, `(V, row_format.row_bytes)`.
+        row_scale: Scale of each row, `(V,)`, or `None` with 8 bits.
+        row_format: The numbers of a `RowFormat`.
+        transposed: Whether to compute `x @ rows.T`, `(N, V)`, instead of `x @ rows`, `(N, D)`.
+
+    Returns:
+        The product, in the dtype of `x`.
+    """
     form, vocab_size = RowFormat(*row_format), len(packed)
     wide = x.dtype if x.dtype == torch.float64 else torch.float32
     result = x.new_empty(len(x), vocab_size) if transposed else x.new_zeros(len(x), form.embed_dim, dtype=wide)
@@ -527,13 +634,16 @@ def _(x: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: Sequence[
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save the arguments of `times_rows` that `_backward` reads, in the autograd context `ctx`."""
+    """Save in the autograd context `ctx` those `inputs` of `times_rows` that `_backward` reads."""
     _, packed, row_scale, ctx.row_format, ctx.transposed = inputs
     ctx.save_for_backward(packed, *([] if row_scale is None else [row_scale]))
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the gradient of `x` in `times_rows`, the other product, and `None` for all else."""
+    """Return the gradients of the five arguments of `times_rows`: that of `x`, and `None` for the others.
+
+    The gradient of `x` is `gradient` times the rows in the opposite form: transposed if the forward product was not.
+    """
     packed, row_scale = (*ctx.saved_tensors, None)[:2]
     return times_rows(gradient, packed, row_scale, ctx.row_format, not ctx.transposed), *[None] * 4
 
@@ -542,7 +652,7 @@ times_rows.register_autograd(_backward, setup_context=_keep)
 
 
 def row_format_of(bits: int, embed_dim: int, group_size: int | None) -> RowFormat:
-    """Return the format of a row.
+    """Return the layout of a stored row for these options. With `group_size=None` the whole row is one group.
 
     Raises:
         SizeError: `bits` is not 8 or 4, or `group_size` is below 1, wider than a row, or odd with 4 bits.
@@ -558,7 +668,13 @@ def row_format_of(bits: int, embed_dim: int, group_size: int | None) -> RowForma
 
 
 def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
-    """Return a data type by name; `None` is torch's default. Raise `SizeError` for a type without vectors."""
+    """Return the dtype of vectors that the constructor's argument `dtype` means.
+
+    A name such as `"bfloat16"` gives that dtype, and `None` gives torch's default.
+
+    Raises:
+        SizeError: `dtype` is not one of `DTYPES`, the floating-point types that vectors may have.
+    """
     found = torch.get_default_dtype() if dtype is None else DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if found not in DTYPES.values():
         raise SizeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype}.")
@@ -566,13 +682,25 @@ def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
 
 
 def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) -> Iterator[tuple[int, int]]:
-    """Yield `(start, stop)` of blocks of `count` rows: about `NUMBERS_AT_ONCE` numbers or `at_least` rows each."""
+    """Yield `(start, stop)` of consecutive blocks that cover `count` rows of `width` numbers.
+
+    A block has about as many numbers as `NUMBERS_AT_ONCE` states for the device, and at least `at_least` rows; the last
+    one may be smaller.
+    """
     step = max(1, at_least, NUMBERS_AT_ONCE.get(device.type, NUMBERS_AT_ONCE["cuda"]) // width)
     return ((start, min(start + step, count)) for start in range(0, count, step))
 
 
 def _refuse_unsound(rows: Tensor, start: int) -> None:
-    """Raise `ShapeError` for the first row with NaN or infinity; `start` is the number of the first row."""
+    """Check that no row holds NaN or infinity.
+
+    Args:
+        rows: A block of rows, `(N, D)`.
+        start: Number of the first row in the whole table, for the message.
+
+    Raises:
+        ShapeError: A row holds such a number; the message names the first one.
+    """
     sound = rows.isfinite().all(dim=1)
     if not sound.all():
         unsound = (~sound).nonzero()

@@ -8,12 +8,12 @@ NUMBERS_AT_ONCE = 1 << 18
 
 
 def rows_at_once(table: Tensor) -> int:
-    """Return the number of rows in a chunk that fits the cache."""
+    """Return how many rows of `table` to process at once so that a chunk fits the CPU cache; at least 1."""
     return max(1, NUMBERS_AT_ONCE // table.shape[1])
 
 
 def chunk_slices(rows: Tensor, size: int) -> list[slice]:
-    """Return the slices that split `rows` into chunks of `size`.
+    """Return the slices that split the row numbers `rows` into chunks of `size`; the last chunk may be smaller.
 
     Example:
         >>> chunk_slices(torch.arange(7), 3)
@@ -23,17 +23,31 @@ def chunk_slices(rows: Tensor, size: int) -> list[slice]:
 
 
 def compute_dtype(table: Tensor) -> torch.dtype:
-    """Return the dtype of updates: float64 for a float64 table, else float32."""
+    """Return the dtype in which updates of `table` are computed: float64 for a float64 table, else float32."""
     return torch.float64 if table.dtype == torch.float64 else torch.float32
 
 
 def empty_rows(table: Tensor, rows: int) -> Tensor:
-    """Allocate a buffer for `rows` rows of `table`, `(rows, D)`, in `compute_dtype(table)`."""
+    """Allocate an uninitialised buffer `(rows, D)` for rows of `table`, in the dtype in which updates are computed.
+
+    Args:
+        table: Table or moments, `(V, D)`.
+        rows: Number of rows of the buffer.
+    """
     return table.new_empty((rows, table.shape[1]), dtype=compute_dtype(table))
 
 
 def gather_rows(table: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
-    """Copy `table[rows]` into the start of `buffer`, in its dtype, and return that part of `buffer`."""
+    """Copy the rows `rows` of `table` into the start of `buffer`, converted to its dtype.
+
+    Args:
+        table: Values or moments, `(V, D)`.
+        rows: Row numbers, `(U,)`.
+        buffer: Memory of at least U rows, overwritten.
+
+    Returns:
+        The first U rows of `buffer`, as a view.
+    """
     values = buffer[: len(rows)]
     if values.dtype == table.dtype:
         return torch.index_select(table, 0, rows, out=values)
@@ -41,21 +55,27 @@ def gather_rows(table: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
 
 
 def square_root(squares: Tensor, *, out: Tensor) -> Tensor:
-    """Write the square root of `squares` to `out`. On a CPU the reciprocal of `rsqrt` is faster than `sqrt`."""
+    """Write the square roots of `squares` to `out`, and return `out`.
+
+    They are computed as the reciprocal of `rsqrt`, which is faster than `sqrt` on a CPU.
+    """
     return torch.rsqrt(squares, out=out).reciprocal_()
 
 
 def apply_skipped_steps_(
     p: Tensor, m: Tensor, root: Tensor, decay: Tensor, terms: list[Tensor], buffer: Tensor
 ) -> None:
-    """Apply AdamW steps without gradient to rows in place: `p = p * decay - m * sum_q weight_q / (root + node_q)`.
+    """Apply the AdamW steps that rows skipped: `p = p * decay - m * sum_q weight_q / (root + node_q)`, in place.
+
+    The rows had no gradient in these steps. The sum is a quadrature, which replaces one term for each step by few
+    terms; see `embedlayer.tables.lazy_adam`.
 
     Args:
-        p: Values, `(U, D)`, written in place.
+        p: Values of U rows, `(U, D)`, written in place.
         m: First moments, `(U, D)`.
         root: Square roots of the second moments, `(U, D)`.
-        decay: Factor of the weight decay of all steps, `(U, 1)`.
-        terms: All weights, then all nodes, each `(U, 1)`; see `embedlayer.tables.lazy_adam`.
+        decay: Product of the weight-decay factors of the skipped steps, `(U, 1)`.
+        terms: All weights of the quadrature, then as many nodes, each `(U, 1)`.
         buffer: Memory as large as `p`, overwritten.
     """
     weights, nodes = terms[: len(terms) // 2], terms[len(terms) // 2 :]

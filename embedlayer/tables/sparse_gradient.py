@@ -19,7 +19,7 @@ call_plain: Callable[..., Any] = nn.Parameter.__torch_function__
 
 
 class RowSparseGradient(Tensor):
-    """A sparse COO tensor `(V, D)` with the functions that `torch.nn.utils` calls on gradients.
+    """A sparse COO gradient `(V, D)` of a row-sparse table that the functions of `torch.nn.utils` can clip.
 
     `clip_grad_norm_`, `clip_grad_value_`, `get_total_norm` and `clip_grads_with_norm_` return the same result as for
     the dense gradient: a row that is absent is zero, adds nothing to a norm and stays zero. Every other function is
@@ -32,7 +32,10 @@ class RowSparseGradient(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call `func`, or our version of it where torch has none for sparse tensors."""
+        """Call the torch function `func`, or our replacement in `ON_ROWS` where torch has none for sparse tensors.
+
+        A sparse result, such as a scaled gradient, is a `RowSparseGradient` too.
+        """
         if any(not issubclass(cls, kind) for kind in types):
             return NotImplemented  # the other class decides what happens first, such as applying pending updates
         result = call_plain(ON_ROWS.get(func, func), types, args, kwargs or {})
@@ -41,25 +44,26 @@ class RowSparseGradient(Tensor):
         return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """Return a copy; as with torch's own tensors, one copy for all references in a structure."""
+        """Return a copy, and record it in `memo`, so that a deep-copied structure has one copy of each gradient."""
         copy: Tensor = memo.setdefault(id(self), self.clone())
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Serialise as a plain sparse tensor, so that `torch.load` needs no class of this library."""
+        """Pickle as a plain sparse tensor, so that `torch.load` needs no class of this library."""
         return call_plain(Tensor.detach, (), (self,), {}).__reduce_ex__(protocol)
 
 
 def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) -> Tensor:
-    """Return `coalesced(grad)` as a `RowSparseGradient`, for `parameter.grad`.
+    """Return a weight's gradient as stored in `parameter.grad`: sparse, each row once, in ascending order.
 
-    The gradient of a sharded table stays a plain sparse tensor. Torch's clipping refuses that, because it would clip by
-    the norm of this rank alone.
+    The result is `coalesced(grad)` as a `RowSparseGradient`, which torch's clipping accepts. The gradient of a sharded
+    table stays a plain sparse tensor. Torch's clipping refuses that, because it would clip by the norm of this rank
+    alone.
 
     Args:
-        parameter: Weight of a table.
-        grad: Its gradient, `(V, D)`.
-        drop: Row to leave out, or `None`.
+        parameter: Weight of a table. It is not changed.
+        grad: Its gradient, `(V, D)`, sparse or dense.
+        drop: Row to leave out, such as the padding row, or `None`.
     """
     rows = coalesced(grad, drop=drop)
     return rows if hasattr(parameter, "shard_group") else with_torch_functions(rows)
@@ -68,20 +72,19 @@ def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) ->
 def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
     """Return a gradient as a coalesced sparse COO tensor: each row once, in ascending order.
 
-    Equal rows are summed in the order of the batch, so the result does not depend on threads.
+    Values of equal rows are summed in the order of the batch, so the result does not depend on threads.
 
     Args:
         grad: Gradient, `(V, D)`: sparse COO with rows in any order, or dense, whose nonzero rows are kept.
-        drop: Row to leave out, or `None`.
+        drop: Row to leave out, such as the padding row, or `None`.
     """
     if grad.layout is not torch.sparse_coo:
         rows = (grad != 0).any(1).nonzero().squeeze(1)
         values = grad.index_select(0, rows)
     else:
         rows, values = grad._indices()[0], grad._values()
-        if not (
-            rows[1:] > rows[:-1]
-        ).all():  # not `is_coalesced()`: autograd forgets that flag when it stores a gradient
+        # not `is_coalesced()`: autograd forgets that flag when it stores a gradient
+        if not (rows[1:] > rows[:-1]).all():
             ids, order = torch.sort(rows, stable=True)
             rows, counts = torch.unique_consecutive(ids, return_counts=True)
             values = F.embedding_bag(order, values, counts.cumsum(0) - counts, mode="sum")
@@ -93,17 +96,20 @@ def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
 
 
 def with_torch_functions(grad: Tensor) -> RowSparseGradient:
-    """Change the class of a sparse COO tensor to `RowSparseGradient`, in place, and return it."""
+    """Turn a sparse COO gradient into a `RowSparseGradient`, which torch's gradient clipping accepts, and return it.
+
+    The class of `grad` itself is changed; nothing is copied.
+    """
     grad.__class__ = RowSparseGradient  # as torch.nn.UninitializedParameter becomes a Parameter; sparse has no views
     assert isinstance(grad, RowSparseGradient)
     return grad
 
 
 def require_row_sparse(grad: Tensor) -> Tensor:
-    """Return `grad` if it is sparse.
+    """Return the gradient of a row-sparse table unchanged, after checking that it is sparse.
 
     Raises:
-        ShapeError: `grad` is dense.
+        ShapeError: `grad` is dense, because all rows were read with gradients on.
     """
     if grad.layout is not torch.sparse_coo:
         raise ShapeError(
@@ -115,7 +121,17 @@ def require_row_sparse(grad: Tensor) -> Tensor:
 
 
 def vector_norm(grad: Tensor, ord: float = 2, *dims: Any, **options: Any) -> Tensor:
-    """Compute `torch.linalg.vector_norm`. Rows that are absent count as zeros."""
+    """Compute `torch.linalg.vector_norm` also for a sparse gradient, whose absent rows count as zeros.
+
+    Args:
+        grad: Gradient, sparse COO or dense.
+        ord: Order of the norm.
+        *dims: Further positional arguments of torch's function. With these, `grad` is passed to torch as it is.
+        **options: Keyword arguments of torch's function; any but `dtype` has the same effect.
+
+    Returns:
+        The norm, a scalar.
+    """
     values = grad
     if grad.layout is torch.sparse_coo and not dims and not options.keys() - {"dtype"}:
         values = grad.to_dense() if ord < 0 else coalesced(grad)._values()  # zeros decide a norm of negative order
@@ -125,14 +141,21 @@ def vector_norm(grad: Tensor, ord: float = 2, *dims: Any, **options: Any) -> Ten
 
 
 def foreach_mul_(grads: Sequence[Tensor], factors: Number | Sequence[Number]) -> None:
-    """Compute `torch._foreach_mul_`: scale each gradient in place."""
+    """Multiply each gradient in place, as `torch._foreach_mul_` does; torch has none for sparse tensors.
+
+    Args:
+        grads: Gradients, sparse or dense.
+        factors: One factor for all gradients, or one for each.
+    """
     each = factors if isinstance(factors, Sequence) else [factors] * len(grads)
     for grad, factor in zip(grads, each, strict=True):
         grad.mul_(factor)
 
 
 def clamp_(grad: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
-    """Compute `Tensor.clamp_`. Rows that are absent stay zero.
+    """Clamp the values of a gradient to `min..max` in place, as `Tensor.clamp_` does, and return it.
+
+    Rows that are absent from a sparse gradient are zero and stay absent.
 
     Raises:
         ShapeError: Zero is outside the range, so every row of the table would get a gradient.

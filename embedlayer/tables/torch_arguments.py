@@ -7,15 +7,17 @@ from embedlayer.errors import SizeError
 
 
 class EmbeddingArguments(TypedDict, total=False):
-    """Arguments under torch's names; `padding_idx`, `device` and `dtype` have the same names in both libraries.
+    """Arguments of `torch.nn.Embedding` that `TokenEmbedding` also accepts, under torch's names.
+
+    `padding_idx`, `device` and `dtype` have the same names in both libraries.
 
     Attributes:
-        num_embeddings: `vocab_size`.
-        embedding_dim: `embed_dim`.
+        num_embeddings: Torch's name of `vocab_size`.
+        embedding_dim: Torch's name of `embed_dim`.
         max_norm: Must be `None`, because look-ups never write to the weight.
         norm_type: Ignored, as in torch without `max_norm`.
         scale_grad_by_freq: Must be `False`.
-        sparse: Must be `False`; sparse gradients are `row_sparse=True`.
+        sparse: Must be `False`; for sparse gradients pass `row_sparse=True` instead.
     """
 
     num_embeddings: int
@@ -26,12 +28,24 @@ class EmbeddingArguments(TypedDict, total=False):
     sparse: bool
 
 
+UNSUPPORTED = {
+    "max_norm": "is not supported: a look-up would write to the weight, which a tied head reads.\n"
+    "Clip the rows after optimizer.step(): table.weight.data.copy_(table.weight.data.renorm(2, 0, max_norm)), or keep "
+    "torch.nn.Embedding.",
+    "scale_grad_by_freq": "is not supported: a row's gradient is the sum over its occurrences, also through a tied "
+    "head. Leave it out, or keep torch.nn.Embedding.",
+    "sparse": "is written row_sparse=True here: TokenEmbedding(vocab_size, embed_dim, row_sparse=True), trained by "
+    "RowAdamW, which gives dense AdamW's result from the looked-up rows.",
+}
+"""Arguments of `torch.nn.Embedding` that are refused if they are set, with the rest of the error message."""
+
+
 def resolve_sizes(vocab_size: int | None, embed_dim: int | None, arguments: EmbeddingArguments) -> tuple[int, int]:
-    """Return `vocab_size` and `embed_dim`, which may have been passed under torch's names.
+    """Return `(vocab_size, embed_dim)`, each from our argument or from torch's name for it in `arguments`.
 
     Raises:
-        SizeError: See `refuse_unsupported`.
-        TypeError: A size is missing, passed twice or not an integer, or an argument is unknown.
+        SizeError: An option of torch is set that `refuse_unsupported` refuses.
+        TypeError: A size is missing, passed under both names or not an integer, or an argument is unknown.
     """
     refuse_unsupported(arguments)
     sizes = []
@@ -49,7 +63,7 @@ def resolve_sizes(vocab_size: int | None, embed_dim: int | None, arguments: Embe
 
 
 def refuse_unsupported(arguments: EmbeddingArguments) -> None:
-    """Refuse options of `torch.nn.Embedding` that a `TokenEmbedding` does not have.
+    """Raise an error if `arguments` contain an option of `torch.nn.Embedding` that a `TokenEmbedding` does not support.
 
     Raises:
         SizeError: `max_norm`, `scale_grad_by_freq` or `sparse` is set.
@@ -58,19 +72,7 @@ def refuse_unsupported(arguments: EmbeddingArguments) -> None:
     unknown = arguments.keys() - EmbeddingArguments.__annotations__.keys()
     if unknown:
         raise TypeError(f"TokenEmbedding has no argument {', '.join(sorted(unknown))}")
-    if arguments.get("max_norm") is not None:
-        raise SizeError(
-            f"max_norm={arguments['max_norm']} is not supported: a look-up would write to the weight, which a tied "
-            f"head reads.\nClip the rows after optimizer.step(): "
-            f"table.weight.data.copy_(table.weight.data.renorm(2, 0, max_norm)), or keep torch.nn.Embedding."
-        )
-    if arguments.get("scale_grad_by_freq"):
-        raise SizeError(
-            "scale_grad_by_freq=True is not supported: a row's gradient is the sum over its occurrences, also through "
-            "a tied head. Leave it out, or keep torch.nn.Embedding."
-        )
-    if arguments.get("sparse"):
-        raise SizeError(
-            "sparse=True is written row_sparse=True here: TokenEmbedding(vocab_size, embed_dim, row_sparse=True), "
-            "trained by RowAdamW, which gives dense AdamW's result from the looked-up rows."
-        )
+    for name, message in UNSUPPORTED.items():
+        value = arguments.get(name)
+        if value is not None and (value or name == "max_norm"):
+            raise SizeError(f"{name}={value} {message}")

@@ -27,6 +27,7 @@ from embedlayer import (
     TransformerEmbedding,
     param_groups,
 )
+from embedlayer.io import safetensors_files
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.tables import delta as module
 from embedlayer.tables import table as table_module
@@ -268,7 +269,7 @@ def test_a_damaged_adapter_says_so(tmp_path: Path) -> None:
 def test_a_fingerprint_is_of_the_stored_numbers_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     table = TokenEmbedding(23, 6, dtype=torch.bfloat16)
     whole = fingerprint(table)
-    monkeypatch.setattr(module, "BYTES_AT_ONCE", 14)
+    monkeypatch.setattr(safetensors_files, "CHUNK_BYTES", 14)
     assert fingerprint(table) == whole
     assert fingerprint(copy.deepcopy(table)) == whole
     assert fingerprint(table.half()) != whole
