@@ -472,14 +472,15 @@ class Loader:
         return nn.Linear(weight.shape[1], weight.shape[0], bias=spec.bias)
 
     def _projection(self) -> nn.Linear | None:
-        """Read the projection from the width of the token table to the width of the model.
+        """Read the projection from the width of the token table to the width of the model into `tensors`.
 
         Returns:
-            A new module for the tensors. `None` if the family has none, or if both widths are equal and the checkpoint
-            stores none.
+            A new module with initial weights, to which the caller later assigns `tensors`. `None`, and nothing is read, if
+            the family has no projection, or if both widths are equal and the checkpoint stores none.
 
         Raises:
-            CheckpointError: The widths differ, and the checkpoint has no projection.
+            CheckpointError: The widths differ, and the checkpoint has no projection; or a tensor of the projection is
+                missing or has another shape.
         """
         spec = self.family.projection
         if spec is None:

@@ -106,12 +106,14 @@ def _write_run(
 ) -> None:
     """Write the files of an edited run: tokenizer, `run.json`, checkpoint, metrics, and the corpus with new token IDs.
 
+    The corpus must contain no removed token, which is not checked here: the caller uses `_keeps_corpus`.
+
     Args:
-        old: The run before the edit; its metrics are copied, and its corpus is read.
+        old: The run before the edit; its metrics, if any, are copied, and its corpus is read.
         new: The folder to write to; it must not contain a corpus.
         trainer: The trainer with the edited model and optimizer.
         description: The content of `run.json`, except for `model`.
-        new_ids: New ID of each old ID, `(V,)`.
+        new_ids: New ID of each old ID, `(V,)`; negative for a removed token.
         tokenizer: The tokenizer after the edit.
     """
     save_tokenizer(tokenizer, new.path / TOKENIZER)
