@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tables import markdown_table, write_between_markers
 
-from embedlayer.cli.compress import TokenUse, measure_use
+from embedlayer.cli.compress import measure_use
 from embedlayer.compress.report import CHOICES, CompressionResult, compare_compression
 from embedlayer.sources import open_model
 
@@ -45,9 +45,9 @@ def main() -> None:
     parser.add_argument("--write", metavar="NAME", help="of the table on the page")
     options = parser.parse_args()
     opened = open_model(options.source or minilm(), options.tokenizer)
-    use = TokenUse() if options.text is None else measure_use(opened, options.text)
-    rows = compare_compression(opened.table, options.choices, counts=use.counts, loss=use.loss)
-    text = markdown_table([cells(row, with_loss=use.loss is not None) for row in rows])
+    use = {} if options.text is None else measure_use(opened, options.text)
+    rows = compare_compression(opened.table, options.choices, counts=use.get("counts"), loss=use.get("loss"))
+    text = markdown_table([cells(row, with_loss="loss" in use) for row in rows])
     print(text)
     if options.write:
         write_between_markers(PAGE, options.write, text)

@@ -475,8 +475,8 @@ class Loader:
         """Read the projection from the width of the token table to the width of the model into `tensors`.
 
         Returns:
-            A new module with initial weights, to which the caller later assigns `tensors`. `None`, and nothing is read, if
-            the family has no projection, or if both widths are equal and the checkpoint stores none.
+            A new module with initial weights, to which the caller later assigns `tensors`. `None`, and nothing is read,
+            if the family has no projection, or if both widths are equal and the checkpoint stores none.
 
         Raises:
             CheckpointError: The widths differ, and the checkpoint has no projection; or a tensor of the projection is

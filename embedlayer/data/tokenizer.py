@@ -716,15 +716,17 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
-    """Return `build()`, a tokenizer; replace an error of the `tokenizers` library by a `TokenizerError`.
+    """Return `build()`, a tokenizer; replace nearly every exception by a `TokenizerError` that names the file.
 
     Args:
         path: File from which the tokenizer is built, for the error message.
         build: Function without arguments that returns the tokenizer.
 
     Raises:
-        TokenizerError: `build` raised an error of the `tokenizers` library.
-        FileError, MissingExtraError: `build` raised this error; it is not changed.
+        TokenizerError: `build` raised this error, which is not changed; or any exception that is not named below, of
+            the `tokenizers` library for example, which is replaced: the file is damaged or incomplete.
+        FileError, ImportError: `build` raised this error (a `MissingExtraError` is an `ImportError`); it is not
+            changed.
     """
     try:
         return build()

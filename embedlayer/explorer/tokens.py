@@ -143,7 +143,10 @@ def vectors(source: OpenedModel, params: Params) -> bytes:
 
 
 def baked_vectors(source: OpenedModel) -> list[Params]:
-    """Return the requests for vectors that an exported page stores: one, or none for a large table."""
+    """Return the parameters of those requests to `vectors` whose answers are stored in an exported page.
+
+    This is one request without parameters, `[{}]`; or `[]` for a table with more than `BAKED_NUMBERS` numbers.
+    """
     return [{}] if _is_small(source) else []
 
 

@@ -103,7 +103,7 @@ class PredictionHead(nn.Module):
         return self.output.loss(self.transform(hidden), targets, **options)
 
     def extra_repr(self) -> str:
-        """Return the name of the activation, for `print`; "" if there is none."""
+        """Return the activation for `print`, such as `activation=gelu`, or "" if there is none."""
         return "" if self.activation is None else f"activation={self.activation}"
 
 

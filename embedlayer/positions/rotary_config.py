@@ -298,7 +298,15 @@ def _base(
 def _base_keys(config: JsonObject, layer_type: str | None) -> tuple[str, ...]:
     """Return the keys under which a configuration may store the base of the frequencies of a layer type.
 
-    It is for configurations whose `rope_parameters` are missing, or the same for all layers.
+    If the configuration has a separate base for sliding attention (`rope_local_base_freq` or `local_rope_theta`), the
+    result is one key: that one for layers of sliding attention, the key of full attention for all others. Without it,
+    the keys are different names of the same number, in no order of precedence; most are missing in a configuration.
+
+    Call it only if `rope_parameters` are missing, or the same for all layers.
+
+    Args:
+        config: The configuration.
+        layer_type: Type of the layers, such as `"sliding_attention"`; `None` is treated as full attention.
     """
     for local, full in (("rope_local_base_freq", "rope_theta"), ("local_rope_theta", "global_rope_theta")):
         if local in config:

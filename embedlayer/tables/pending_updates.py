@@ -429,15 +429,19 @@ class PendingUpdates:
 
     @torch.no_grad()
     def _update_rows(self, weight: Tensor, rows: Tensor, *, cache: bool = False) -> list[Tensor]:
-        """Apply the pending updates of distinct rows to the weight in place. The moments are not changed.
+        """Apply the pending updates of distinct rows to the weight in place, and mark the rows as up to date.
+
+        It writes `value_steps` and `version`. The moments and `cached` are not changed.
 
         Args:
             weight: The weight that this object watches.
             rows: Distinct row numbers, `(U,)`.
-            cache: Whether the result is needed.
+            cache: Whether the caller uses the result; without it, less memory is needed.
 
         Returns:
-            With `cache`, the updated values and both moments as stored, `(U, D)` each; otherwise scratch memory.
+            With `cache`, the updated values, and the first and second moments without the decay of the skipped steps,
+            `(U, D)` each, copied in the dtype of the computation (float64 for a float64 weight, else float32). Without
+            `cache`, buffers of no meaning, to be ignored.
         """
         history = self.history
         assert history is not None

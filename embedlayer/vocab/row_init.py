@@ -271,11 +271,13 @@ class CopyInit(RowInit):
     dead: DeadRows = field(default=(), init=False, repr=False)
 
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
-        """Return a copy of an old row, live or not, for each token of the chunk; see `RowInit.compute`.
+        """Return a copy of the old row that `of` names, for each new token of the chunk; see `RowInit.compute`.
+
+        Any old row can be copied, the padding row and rows of zeros or NaN too: those that are not live (`LiveRows`).
 
         Raises:
-            SizeError: The number of IDs is not the number of new tokens.
-            VocabularyError: There is no such old row.
+            SizeError: `of` is a sequence with another number of IDs than there are new tokens.
+            VocabularyError: There is no old row with an ID of `of`.
         """
         ids = [self.of] * len(tokens) if isinstance(self.of, int) else list(self.of)
         if len(ids) != len(tokens):
