@@ -151,10 +151,12 @@ def read_shards(path: Path) -> list[CorpusShard]:
 def concatenate_shards(shards: Sequence[CorpusShard]) -> tuple[IdArray | ConcatenatedArray, Offsets, Offsets]:
     """Join the shards of a corpus, without copying IDs, into what `TokenCorpus.build` would give without shards.
 
-    A separator at the start of a shard is kept only if a new document starts there.
+    A separator at the start of a shard is kept only between two documents. It is left out before the first document of
+    the corpus, and where the shard continues the last document of the shard before. Shards without documents add no
+    IDs.
 
     Args:
-        shards: All shards of the corpus, in order.
+        shards: All shards of the corpus, in order; at least one has a document.
 
     Returns:
         `ids`, `documents` and `blocks` of the `TokenCorpus`.

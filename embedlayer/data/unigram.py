@@ -18,10 +18,14 @@ _CANDIDATES_PER_SUBWORD = 20
 
 
 def train_subwords(words: Mapping[str, int], size: int) -> list[tuple[str, float]]:
-    """Train a Unigram model and return its subwords with their log probabilities, best first.
+    """Train a Unigram model with SentencePiece and return its subwords with their log probabilities, best first.
 
-    SentencePiece is deterministic with one thread. The trainer of the `tokenizers` library is not: it adds up in
-    parallel, in the order of a randomly seeded hash table.
+    SentencePiece chooses among candidates that are computed here: all characters, and the frequent substrings of the
+    words. Its own candidates are the frequent substrings of the text; with ours the time depends on the number of
+    different words. A subword at the start of a word begins with `▁`. Without any words the result is `[("▁", 0.0)]`.
+
+    SentencePiece runs in one thread, so that equal words give equal results. The trainer of the `tokenizers` library
+    adds up in parallel, in the order of a randomly seeded hash table, so its results differ from run to run.
 
     Args:
         words: Number of occurrences of each word, normalised and without spaces.
@@ -31,8 +35,7 @@ def train_subwords(words: Mapping[str, int], size: int) -> list[tuple[str, float
     Raises:
         MissingExtraError: The `spm` extra is not installed.
 
-    Reference: Kudo, Subword regularization, 2018. SentencePiece's own candidates are the frequent substrings of the
-    text, ours those of the words, so that the time depends on the number of different words.
+    Reference: Kudo, Subword regularization, 2018.
     """
     sentencepiece = require("sentencepiece", extra="spm")
     letters: Counter[str] = Counter()

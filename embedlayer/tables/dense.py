@@ -368,7 +368,10 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
             self._watch(param)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TokenEmbedding":
-        """Move or cast the table, as in torch, and attach `PendingUpdates` to the weight that results."""
+        """Move or cast the table, as in torch; if a row-sparse table gets a new parameter, attach `PendingUpdates`.
+
+        The `PendingUpdates` of the former parameter is then marked as replaced; see `_watch`.
+        """
         super()._apply(fn, recurse)
         self._watch(self.weight)
         return self
@@ -433,19 +436,20 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         *,
         scale: float | Literal["sqrt_dim"] | None = None,
     ) -> "TokenEmbedding":
-        """Build a table over the weight of a plain `nn.Embedding`. The parameter is shared, not copied.
+        """Build a table over the weight of an `nn.Embedding`. The parameter is shared, not copied.
 
-        An optimizer of the parameter continues to train it, and `embedding` stays usable. The padding row and sparse
-        gradients (`row_sparse`) are kept; hooks stay with `embedding`. `reset_parameters` draws from N(0, 1), as in
-        torch.
+        An optimizer of the parameter continues to train it, and `embedding` stays usable. The padding row, sparse
+        gradients (`row_sparse`) and training mode are kept; hooks stay with `embedding`. `reset_parameters` draws from
+        N(0, 1), as in torch.
 
         Args:
-            embedding: Module with the weight.
+            embedding: Module with the weight; also a subclass that inherits the `forward` of `nn.Embedding`.
             scale: As in the constructor.
 
         Raises:
-            SizeError: `embedding` is not a plain `nn.Embedding` (a subclass or a replaced `forward` may compute
-                something else), it has `max_norm` or `scale_grad_by_freq`, or its padding row is not zero.
+            SizeError: `embedding` is not an `nn.Embedding`; or it has a `forward` of its own, or a `weight` that is
+                not its own parameter (as with a parametrization), and so may compute something else; or it has
+                `max_norm` or `scale_grad_by_freq`; or its padding row is not zero.
 
         Example:
             >>> embedding = nn.Embedding(100, 8, padding_idx=0)

@@ -409,15 +409,16 @@ def error_at_samples(
     weights: Float[np.ndarray, "Q G"],
     exact: Float[np.ndarray, "S G"],
 ) -> Float[np.ndarray, " G"]:
-    """Return for each of G sums the largest relative error of its quadrature, over the values `s = SAMPLES * first`.
+    """Return for each of G quadratures its largest relative error at the values `s = SAMPLES * first`.
 
-    The quadrature is `sum_q weights[q] / (s + nodes[q])`.
+    The quadrature `sum_q weights[q] / (s + nodes[q])` replaces the exact sum `sum_j w_j / (s + e_j)`, which has one
+    term for each skipped step.
 
     Args:
-        first: First node `e_1` of each exact sum, `(G,)`.
+        first: Node `e_1` of the first term of each exact sum, `(G,)`.
         nodes: Nodes of the quadratures, `(Q, G)`.
         weights: Weights of the quadratures, `(Q, G)`.
-        exact: Exact sums at these values of s, `(S, G)`.
+        exact: Values of the exact sums, with a row for each of the S numbers in `SAMPLES`, `(S, G)`.
     """
     samples = np.array(SAMPLES)[:, None, None] * first
     found = (weights / (nodes + samples)).sum(1)

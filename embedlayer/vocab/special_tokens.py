@@ -111,12 +111,15 @@ def stated_roles(folder: Path) -> dict[str, str]:
 def special_tokens_of(tokenizer: Tokenizer, stated: Mapping[str, str]) -> SpecialTokens:
     """Return a dictionary from each role, such as `eos_token`, to the text of the tokenizer's special token.
 
-    The roles in `stated` whose token the tokenizer has are returned. If there are none, the roles follow from the usual
-    names, such as `</s>`. The end-of-text token may then be a guess, and `SpecialTokens.doubt` says so.
+    Only roles in `USUAL_NAMES` and only added tokens of the tokenizer are returned. The roles in `stated` whose token
+    is an added token are returned. If there are none, the roles follow from the usual names, such as `</s>`. If several
+    usual names of the end-of-text token are present then, the most likely one is assumed, and `SpecialTokens.doubt`
+    says so.
 
     Args:
         tokenizer: The tokenizer.
-        stated: From role to text, as files or callers state it; may name tokens that the tokenizer lacks.
+        stated: From role to text, as files or callers state it. Other roles, and texts that are not added tokens, even
+            if they are in the vocabulary, are ignored.
     """
     added = added_texts(tokenizer)
     known = SpecialTokens({role: stated[role] for role in USUAL_NAMES if stated.get(role) in added})
