@@ -690,7 +690,9 @@ def _writing(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def _chunks(rows: Tensor | LookupTable, count: int, width: int) -> Iterator[Row]:
-    """Yield the rows in order as float32 on the CPU, `(N, D)`, at most `NUMBERS_AT_ONCE` numbers at a time.
+    """Yield the rows in order, in blocks: NumPy arrays of float32, `(N, D)`.
+
+    A block has at most `NUMBERS_AT_ONCE` numbers, but at least one row.
 
     Args:
         rows: The table, or its rows.

@@ -3,9 +3,11 @@
 Subcommands import torch and the rest of the library inside their functions, so that `--help` answers at once.
 """
 
+import os
 import sys
 import warnings
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import click
 
@@ -53,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
         arguments: Command line without the program's name, or `None` for that of the process.
 
     Raises:
-        SystemExit: Always.
+        SystemExit: Always, except in a worker of torchrun; see `_exit`.
     """
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", EmbedLayerWarning)
@@ -61,17 +63,31 @@ def main(arguments: list[str] | None = None) -> None:
         result = cli.main(arguments, prog_name="embedlayer", standalone_mode=False)
     except EmbedLayerError as error:
         click.secho(f"{type(error).__name__}: {error}", fg="red", err=True)
-        sys.exit(1 if isinstance(error, OSError) else 2)
+        _exit(1 if isinstance(error, OSError) else 2)
     except OSError as error:  # an operation on a file that the library does not check, such as in an unreadable folder
         click.secho(f"FileError: {error}".encode("utf-8", "backslashreplace").decode(), fg="red", err=True)
-        sys.exit(1)
+        _exit(1)
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        _exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("Stopped.", err=True)
-        sys.exit(130)
-    sys.exit(result if isinstance(result, int) else 0)
+        _exit(130)
+    _exit(result if isinstance(result, int) else 0)
+
+
+def _exit(code: int) -> NoReturn:
+    """Exit the process; a worker of torchrun exits without finalising the interpreter.
+
+    `DistributedDataParallel` keeps gloo's threads alive after `destroy_process_group`. A thread that frees a tensor
+    while the interpreter is finalised aborts the process, and torchrun then ends the other ranks of a finished run.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        with suppress(OSError):  # nobody reads the output any more
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:

@@ -261,19 +261,27 @@ def _train_new_rows(
 ) -> "tuple[dict[str, Any], Tensor, Tensor]":
     """Train the rows of new tokens on text, in memory; the folder does not change.
 
+    It must run inside a click command with the parameter `as_json`: progress is shown unless that is set. The first
+    Ctrl-C stops the training after its current step. The last tenth of the text, about, is held out.
+
     Args:
         directory: The model's folder.
         terms: The new tokens.
         special: The new special tokens.
         texts: Text files and folders to train on.
         init: Initialisation of the new rows before training.
-        training: Options of the training.
+        training: Options of the training. `max_length` is replaced: by that of the folder's run, or 128 without a run,
+            and by the longest text that the positions cover if that is shorter.
 
     Returns:
-        A dictionary of losses in nats per byte of held-out text, with the numbers of steps and of occurrences; the new
-        rows of the table, `(N, D)`; and the new rows of the head, `(N, D)`, equal to them if the head is tied.
+        A dictionary of losses in nats per byte of held-out text (with the old tokens, before and after training), with
+        the numbers of steps and of occurrences; the new rows of the table, `(N, D)`; and the new rows of the head,
+        `(N, D)`, equal to them if the head is tied.
 
     Raises:
+        CheckpointError: The folder has no whole decoder.
+        TokenizerError: The folder has no tokenizer.
+        TextError: The text is too small to hold out a part of it.
         VocabularyError: The text contains none of the new tokens.
     """
     import math

@@ -541,12 +541,14 @@ def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterat
     """Context manager: open a source of text and yield two functions, `read` and `position`.
 
     `read(size)` returns at most `size` bytes of the text, decompressed if the name ends in `.gz`; empty bytes mean the
-    end. `position()` returns how many bytes of the file were read, counted from `begin`; 0 for standard input.
+    end. `position()` returns how many bytes of the file were read, compressed ones for a `.gz`; 0 for standard input.
+    It is counted from `begin` if `end` applies, else from the start of the file.
 
     Args:
         source: A file, or `"-"` for standard input.
-        begin: Offset of the first byte to read. Other values than 0, like `end`, need an uncompressed file.
-        end: Offset of the byte before which reading stops; `None` for the end of the file.
+        begin: Offset of the first byte to read. It must be 0 for a `.gz`, and is ignored for standard input.
+        end: Offset of the byte before which reading stops; `None` for the end of the file. It is ignored for a `.gz`
+            and for standard input, which are read to their end.
 
     Raises:
         FileError: The file cannot be opened.

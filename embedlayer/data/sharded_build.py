@@ -67,8 +67,10 @@ def build_in_shards(
     """Encode texts in parallel processes into `shards` shards in the folder `path`, and open them as one corpus.
 
     IDs and documents equal those of `TokenCorpus.build` for the same sources, for any number of shards and workers.
-    They may differ only where a text has no safe position for a cut in a million characters; both functions warn
-    of it. `blocks` are exact too, but end at other positions.
+    There is one exception: a stretch of a million characters in which no cut of the text leaves the IDs unchanged. Both
+    functions cut it anyway, with a warning, and the IDs next to the cut may differ. The text chunks that the corpus
+    counts in `TokenCorpus.blocks` end at other positions than those of `TokenCorpus.build`, but their numbers of tokens
+    and bytes are exact.
 
     Each shard is written atomically. A build that was interrupted continues when it is called again with the same
     arguments, and gives the same bytes as an uninterrupted build.

@@ -178,21 +178,24 @@ class YarnScaling(RotaryScaling):
 
     Pair i keeps the share `1 - clamp((i - low) / (high - low), 0, 1)` of its own frequency. `low` and `high` are the
     (fractional) pairs that rotate `beta_fast` and `beta_slow` times over the trained length L:
-    `pair(beta) = d ln(L / (2 pi beta)) / (2 ln base)`, with d = `rotary_dim`.
+    `pair(beta) = d ln(L / (2 pi beta)) / (2 ln base)`, with d = `rotary_dim`. Then `low` is raised to at least 0,
+    `high` is lowered to at most d - 1, and 0.001 is added to `high` if both are equal.
 
     Args:
         factor: Length divided by the trained length, at least 1.
         original_max_seq_len: Trained length, L.
         beta_fast: Rotations over L above which a pair keeps its frequency.
         beta_slow: Rotations over L below which a frequency is divided by `factor`.
-        mscale: With `mscale_all_dim`, `attention_scaling` is `m(mscale) / m(mscale_all_dim)` with
-            `m(s) = 0.1 s ln(factor) + 1` (DeepSeek). Without both it is `m(1)`.
+        mscale: If this and `mscale_all_dim` are both given and not 0, `attention_scaling` is
+            `m(mscale) / m(mscale_all_dim)` with `m(s) = 0.1 s ln(factor) + 1` (DeepSeek). Otherwise it is `m(1)`; one
+            of the two alone has no effect.
         mscale_all_dim: See `mscale`.
         attention_factor: `attention_scaling` itself, in place of these formulas.
-        truncate: Round `low` down and `high` up to whole pairs.
+        truncate: Round `low` down and `high` up to whole pairs, before they are limited.
 
     Raises:
-        SizeError: A number is too small, `beta_fast` is below `beta_slow`, or the base is 1.
+        SizeError: A number is too small, or `beta_fast` is below `beta_slow`. `frequency_sets` raises it for a base of
+            at most 1.
 
     Reference: Peng et al., YaRN, 2023; transformers/modeling_rope_utils.py (`yarn`). We differ: transformers reads
     `truncate` outside the dictionary of a layer type, and reads an explicit 0 for a beta as 32 or 1.

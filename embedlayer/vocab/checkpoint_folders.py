@@ -238,14 +238,16 @@ def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
 
 
 def _roles_in(folder: Path, old: Tokenizer, new: Tokenizer) -> Mapping[str, str]:
-    """Return a dictionary from each role, such as `eos_token`, to the special token of a checkpoint's edited tokenizer.
+    """Return a dictionary from each role, such as `eos_token`, to the text of the edited tokenizer's special token.
 
-    The roles are those that the tokenizer's files state as texts. Others follow from the IDs in `config.json` and
-    `generation_config.json`.
+    The tokenizer's files state roles as texts. For a role that they do not state, the ID in `config.json`, else in
+    `generation_config.json`, is converted to a text by the old tokenizer. Roles whose text is not an added token of the
+    new tokenizer are left out. If no role is left, the roles follow from the usual names, such as `</s>`, as in
+    `special_tokens_of`.
 
     Args:
         folder: The checkpoint before the edit.
-        old: The tokenizer before the edit.
+        old: The tokenizer before the edit, to which the IDs in the configurations belong.
         new: The tokenizer after the edit.
     """
     stated = stated_roles(folder)

@@ -1,5 +1,6 @@
 """The command as a person meets it."""
 
+import os
 import subprocess
 import sys
 
@@ -17,6 +18,19 @@ def test_help_lists_every_command_and_loads_no_torch() -> None:
     for name in cli.commands:
         assert name in result.stdout
     assert result.stdout.endswith("\nFalse\n")
+
+
+def test_a_worker_of_torchrun_exits_without_finalising_the_interpreter() -> None:
+    code = "import atexit; atexit.register(print, 'finalised')\n"
+    code += "from embedlayer.cli.main import main; main(['plan', '--vocab-size', '0'])"
+    environment = {**os.environ, "TORCHELASTIC_RUN_ID": "none"}
+    alone, worker = (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+        for env in (None, environment)
+    )
+    assert worker.returncode == alone.returncode == 2
+    assert worker.stderr == alone.stderr != ""
+    assert alone.stdout == worker.stdout + "finalised\n"
 
 
 def test_the_version_is_the_packages(capsys) -> None:
