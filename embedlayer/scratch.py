@@ -400,11 +400,11 @@ class ScratchTiedHead:
         """
         counted = targets != IGNORED_TARGET
         log_p = log_softmax(self.logits(hidden))
-        picked = one_hot(np.where(counted, targets, 0), self.table.vocab_size) * counted[..., None]
+        targets_hot = one_hot(np.where(counted, targets, 0), self.table.vocab_size) * counted[..., None]
         total = max(int(counted.sum()), 1)
         self._last_hidden = hidden.reshape(-1, hidden.shape[-1])
-        self._last_grad_logits = ((np.exp(log_p) * counted[..., None] - picked) / total).astype(hidden.dtype)
-        return float(-(log_p * picked).sum() / total)
+        self._last_grad_logits = ((np.exp(log_p) * counted[..., None] - targets_hot) / total).astype(hidden.dtype)
+        return float(-(log_p * targets_hot).sum() / total)
 
     def backward(self) -> tuple[Float[np.ndarray, "*batch T D"], Float[np.ndarray, "V D"]]:
         """Return the gradients of the last `loss` with respect to `hidden` and to the table W, in this order.

@@ -333,7 +333,7 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
         note(name, stored, "vocab_size num_rows num_embeddings padding_idx pad_to_multiple_of", part)
         note(_join(name, "bounds"), stored.index_check, "size", part)
         note(name, stored, "first_row whole_rows" if stored.whole_rows is not None else "", part)
-        note(_join(name, "ledger"), stored.pending_updates, "padding_idx", part)
+        note(_join(name, "pending_updates"), stored.pending_updates, "padding_idx", part)
     for name, head in modules.heads.items():
         note(name, head, "out_features padding_idx")
     for name, layer in modules.layers.items():
