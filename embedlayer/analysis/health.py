@@ -9,7 +9,7 @@ from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.analysis.kinds import BYTE_PIECE, KINDS, token_kinds
+from embedlayer.analysis.kinds import BYTE_ENTRY, KINDS, token_kinds
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.under_trained import UnderTrained, under_trained_scores
 from embedlayer.data.tokenizer import token_text
@@ -106,10 +106,10 @@ class TableHealth:
 
     def text_of(self, row: int) -> str:
         """Return the readable text of a row's token, `<0x41>` for a byte token, or `row 512` without a token."""
-        piece = None if self.tokenizer is None else self.tokenizer.id_to_token(row)
-        if self.tokenizer is None or piece is None:
+        entry = None if self.tokenizer is None else self.tokenizer.id_to_token(row)
+        if self.tokenizer is None or entry is None:
             return f"row {row}"
-        return piece if BYTE_PIECE.fullmatch(piece) else token_text(self.tokenizer, row)
+        return entry if BYTE_ENTRY.fullmatch(entry) else token_text(self.tokenizer, row)
 
     def to_json(self, limit: int = 100) -> JsonObject:
         """Return the report as a JSON object: numbers of rows, norms, and cones.

@@ -25,7 +25,7 @@ from embedlayer.data.tokenizer import token_text, without_truncation
 KINDS = ("word", "part", "number", "punctuation", "space", "byte", "special", "unreachable", "no token")
 """All kinds, in the order in which reports list them."""
 
-BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+BYTE_ENTRY = re.compile(r"<0x[0-9A-F]{2}>")
 
 CONTEXTS = ("", "«", "\n", "a ", "7")
 """Texts placed before an entry to test whether the tokenizer produces it; letters of the vocabulary are added."""
@@ -71,16 +71,16 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
     kinds: list[str] = []
     texts: dict[int, str] = {}
     for token in range(vocab_size):
-        piece = tokenizer.id_to_token(token)
-        if piece is None:
+        entry = tokenizer.id_to_token(token)
+        if entry is None:
             kinds.append("no token")
         elif token in added:
             kinds.append("special")
         else:
             text = token_text(tokenizer, token)
-            is_part = bool(inner) and piece.startswith(inner) and piece != inner
+            is_part = bool(inner) and entry.startswith(inner) and entry != inner
             texts[token] = text[len(inner) :] if is_part else text
-            kinds.append(_kind(piece, texts[token], is_part=is_part))
+            kinds.append(_kind(entry, texts[token], is_part=is_part))
     written = [token for token in texts if kinds[token] != "byte"]
     for token in set(written) - reachable(tokenizer, written, [texts[token] for token in written]):
         kinds[token] = "unreachable"
@@ -113,15 +113,15 @@ def reachable(tokenizer: Tokenizer, tokens: Sequence[int], texts: Sequence[str])
     return found
 
 
-def _kind(piece: str, text: str, *, is_part: bool) -> str:
+def _kind(entry: str, text: str, *, is_part: bool) -> str:
     """Return the kind of a vocabulary entry by its characters, one of the kinds in the table of this module.
 
     Args:
-        piece: The entry as the vocabulary stores it.
+        entry: The entry as the vocabulary stores it.
         text: Its readable text.
         is_part: Whether the entry is marked as the inside of a word; then letters are `"part"`, not `"word"`.
     """
-    if BYTE_PIECE.search(text) or BYTE_PIECE.fullmatch(piece):
+    if BYTE_ENTRY.search(text) or BYTE_ENTRY.fullmatch(entry):
         return "byte"
     if not text.strip():
         return "space"

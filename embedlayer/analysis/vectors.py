@@ -469,16 +469,16 @@ class TokenVectors:
         lone = {code: f"<0x{code - 0xDC00:02X}>" for code in range(0xDC80, 0xDD00)}
         return self._id_of_text(text.translate(lone))
 
-    def _is_unknown(self, token_id: int, piece: str) -> bool:
+    def _is_unknown(self, token_id: int, text: str) -> bool:
         """Return whether a token of an encoded text replaces a word that is not in the vocabulary.
 
         Args:
             token_id: ID of the token in the encoding.
-            piece: Text of the token in the encoding. A Unigram tokenizer writes the unknown word itself there, so the
+            text: Text of the token in the encoding. A Unigram tokenizer writes the unknown word itself there, so the
                 text then differs from the vocabulary's entry for this ID.
         """
         entry = self.tokenizer.id_to_token(token_id)
-        return entry != piece or entry == getattr(self.tokenizer.model, "unk_token", None)
+        return entry != text or entry == getattr(self.tokenizer.model, "unk_token", None)
 
     @cached_property
     def _encoder(self) -> Tokenizer:

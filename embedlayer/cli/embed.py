@@ -63,8 +63,8 @@ def _show(step: "Step", names: list[str]) -> None:
         names: Texts of the tokens, one for each vector.
     """
     if step.name == "head":
-        for name, likeliest in zip(names, step.facts["likeliest"], strict=True):
-            said = "  ".join(f"{token['text']} {token['chance']:.1%}" for token in likeliest[:SHOWN_TOKENS])
+        for name, top_tokens in zip(names, step.facts["top_tokens"], strict=True):
+            said = "  ".join(f"{token['text']} {token['chance']:.1%}" for token in top_tokens[:SHOWN_TOKENS])
             click.echo(f"    {name:<16} {said}")
     elif step.name == "gradient":
         for row in step.facts["rows"]:
@@ -83,7 +83,7 @@ def _as_json(walked: "Pipeline") -> dict[str, Any]:
     vectors = walked.vectors.unsqueeze(0)
     return {
         "text": walked.text,
-        "tokens": [token.piece for token in walked.tokens],
+        "tokens": [token.decoded for token in walked.tokens],
         "ids": [token.id for token in walked.tokens],
         "table": [walked.vocab_size, walked.embed_dim],
         "rows": steps["rows"].vectors,
@@ -92,6 +92,6 @@ def _as_json(walked: "Pipeline") -> dict[str, Any]:
         "added": steps["positions"].vectors,
         "shape": list(vectors.shape),
         "vectors": vectors,
-        "likeliest": facts.get("head", {}).get("likeliest"),
+        "top_tokens": facts.get("head", {}).get("top_tokens"),
         "gradient": facts.get("gradient"),
     }

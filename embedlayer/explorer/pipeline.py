@@ -104,13 +104,13 @@ class ShownToken:
 
     Attributes:
         id: Token ID.
-        piece: Readable text of the token; empty if the tokenizer does not know the ID.
+        decoded: Readable text of the token; empty if the tokenizer does not know the ID.
         text: The readable text with spaces and invisible characters in visible form, or `row ID`.
         kind: `"special"`, `"byte"` for one byte of a character, or `"text"`.
     """
 
     id: int
-    piece: str
+    decoded: str
     text: str
     kind: str
 
@@ -485,11 +485,11 @@ class _Computation:
         chances = logits.detach().softmax(-1)
         best = chances.topk(min(TOP_TOKENS, chances.shape[-1]), dim=-1)
         names = iter(shown_tokens(tokenizer, best.indices.flatten().tolist()))
-        likeliest = [[{**vars(next(names)), "chance": chance} for chance in row] for row in best.values.tolist()]
+        top_tokens = [[{**vars(next(names)), "chance": chance} for chance in row] for row in best.values.tolist()]
         following = self.ids[1:]
         rows = "tied: the rows are the table's" if output.tied else "an untied head with its own rows"
         facts = {
-            "likeliest": likeliest,
+            "top_tokens": top_tokens,
             "next": chances[:-1].gather(-1, following.unsqueeze(-1)).squeeze(-1).tolist(),
             "tied": output.tied,
         }

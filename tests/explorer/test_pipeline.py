@@ -76,7 +76,7 @@ def test_the_chances_are_those_of_the_model(model, words):
     ids = ids_of(walked)
     chances = model(ids).softmax(-1)
     head = walked.step("head").facts
-    for shown, row in zip(head["likeliest"], chances, strict=True):
+    for shown, row in zip(head["top_tokens"], chances, strict=True):
         assert [token["chance"] for token in shown] == pytest.approx(row.topk(8).values.tolist(), abs=1e-6)
     assert head["next"] == pytest.approx(chances[:-1].gather(1, ids[1:, None])[:, 0].tolist(), abs=1e-6)
 
@@ -257,9 +257,9 @@ def test_a_real_model_goes_on_as_it_was_trained(shared_data):
     tokenizer = load_tokenizer(shared_data / "models" / "tok512.bin")
     walked = pipeline(model, tokenizer, "Once upon a time", add_special_tokens=True)
     assert [token.kind for token in walked.tokens] == ["special", "text", "text", "text", "text"]
-    likeliest = walked.step("head").facts["likeliest"]
-    assert [row[0]["piece"] for row in likeliest[:-1]] == [" Once", " upon", " a", " time"]
-    assert likeliest[-1][0]["piece"] == ","
+    top_tokens = walked.step("head").facts["top_tokens"]
+    assert [row[0]["decoded"] for row in top_tokens[:-1]] == [" Once", " upon", " a", " time"]
+    assert top_tokens[-1][0]["decoded"] == ","
 
 
 # The view
@@ -333,7 +333,7 @@ def test_a_typed_text_is_read_by_the_model_and_kept_in_the_address(source, serve
     page.locator(".pipe-chips button").nth(1).click()
     head = pipeline(source.model, source.tokenizer, "dogs love me").step("head").facts
     shown = page.locator(".pipe-guesses .pipe-value").first.inner_text()
-    assert shown == f"{head['likeliest'][1][0]['chance']:.1%}"
+    assert shown == f"{head['top_tokens'][1][0]['chance']:.1%}"
     assert "text=dogs+love+me" in page.url
     page.get_by_label("Text", exact=True).fill("")
     page.get_by_text("Type a text", exact=True).wait_for()
@@ -364,7 +364,7 @@ def test_an_exported_page_shows_its_texts_and_says_that_it_holds_no_others(sourc
     wait_for_tokens(page, len(walked.tokens))
     assert (
         page.locator(".pipe-guesses .pipe-value").first.inner_text()
-        == f"{walked.step('head').facts['likeliest'][1][0]['chance']:.1%}"
+        == f"{walked.step('head').facts['top_tokens'][1][0]['chance']:.1%}"
     )
 
 

@@ -58,7 +58,7 @@ export interface PackedTensor {
 
 export interface ShownToken {
   id: number;
-  piece: string;
+  decoded: string;
   text: string;
   kind: "text" | "byte" | "special";
 }

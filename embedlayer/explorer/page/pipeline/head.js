@@ -17,10 +17,10 @@ export function drawHead(scene) {
 function nextTokens(scene) {
   const { pipeline, step, token } = scene;
   /** @type {LikelyToken[]} */
-  const likeliest = step.facts.likeliest[token];
-  const most = likeliest[0]?.chance ?? 1;
+  const topTokens = step.facts.top_tokens[token];
+  const most = topTokens[0]?.chance ?? 1;
   const following = pipeline.tokens[token + 1];
-  const list = likeliest.map((each) => h("li", { class: following?.id === each.id ? "pipe-right" : null },
+  const list = topTokens.map((each) => h("li", { class: following?.id === each.id ? "pipe-right" : null },
     chip(each), bar((each.chance ?? 0) / most), h("span", { class: "pipe-value" }, percent(each.chance))));
   const tokens = pipeline.tokens.slice(Math.max(0, token + 1 - CONTEXT_TOKENS), token + 1);
   const note = following
@@ -34,13 +34,13 @@ function nextTokens(scene) {
 /** @param {Scene} scene */
 function allPositions(scene) {
   const { pipeline, step, token } = scene;
-  const { likeliest, next } = step.facts;
+  const { top_tokens: topTokens, next } = step.facts;
   const rows = pipeline.tokens.map((each, t) => {
     const following = pipeline.tokens[t + 1];
     const choose = { type: "button", class: "link pipe-row", onClick: () => scene.choose(t) };
     return h("tr", { "aria-current": t === token ? "true" : null },
       h("td", null, h("button", choose, each.text)),
-      h("td", null, chip(likeliest[t][0]), ` ${percent(likeliest[t][0].chance)}`),
+      h("td", null, chip(topTokens[t][0]), ` ${percent(topTokens[t][0].chance)}`),
       h("td", null, following ? [chip(following), ` ${percent(next[t])}`] : "—"));
   });
   const head = h("tr", null, ["after", "most likely", "next in the text"].map((text) => h("th", null, text)));

@@ -36,7 +36,7 @@ export function percent(probability) {
  * @param {{id?: number, title?: string, pressed?: boolean, onClick?: () => void}} [options]
  */
 export function chip(token, { id, title, pressed, onClick } = {}) {
-  const text = token.piece ? visibleRuns(token.piece) : [h("i", null, token.text)];
+  const text = token.decoded ? visibleRuns(token.decoded) : [h("i", null, token.text)];
   const content = [h("span", null, text), id === undefined ? null : h("small", null, String(id))];
   const properties = { class: `pipe-chip pipe-${token.kind}`, title };
   if (!onClick) return h("span", properties, content);

@@ -266,7 +266,7 @@ class PipelineView {
 function describe({ tokens, left_out: leftOut, vocab_size: size, embed_dim: width }) {
   const kinds = [...new Set(tokens.map((token) => token.kind))].filter((kind) => kind !== "text");
   const legend = [
-    ...(tokens.some((token) => token.piece.includes(" ")) ? ["· is a space"] : []),
+    ...(tokens.some((token) => token.decoded.includes(" ")) ? ["· is a space"] : []),
     ...kinds.map((kind) => `${kind === "byte" ? "<0x..>" : "a dashed frame"} is ${KINDS[kind]}`),
   ];
   const count = `${COUNT.format(tokens.length)} ${tokens.length === 1 ? "token" : "tokens"}`;
