@@ -17,7 +17,7 @@ from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, missing_rows_message, table_size
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
-from embedlayer.families import Numbering, Step
+from embedlayer.families.records import Numbering, Step
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.input import sequence_of
 from embedlayer.layers.output import OutputHead

@@ -13,12 +13,9 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, SizeError
-from embedlayer.families import (
-    CONFIG_KEYS,
-    STATIC_EMBEDDING,
-    UNKNOWN,
+from embedlayer.families import CONFIG_KEYS, STATIC_EMBEDDING, UNKNOWN, Family, family_of, rotary_facts, stated_size
+from embedlayer.families.records import (
     AlibiPositions,
-    Family,
     HeadSpec,
     LearnedPositions,
     LinearSpec,
@@ -26,10 +23,7 @@ from embedlayer.families import (
     Names,
     NormSpec,
     RelativePositions,
-    RotaryPositions,
     SinusoidalPositions,
-    family_of,
-    stated_size,
 )
 from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject
@@ -148,7 +142,7 @@ class Loader:
         """
         model_type = STATIC_EMBEDDING if self.checkpoint.is_static_embedding else self.config.get("model_type")
         family = family_of(model_type)
-        if family is not None and family.table:
+        if family is not None:
             return family
         self.notes.append(
             f"the family {model_type!r} is not known, so the table was looked for by its name. Scale, positions, norms "
@@ -519,13 +513,12 @@ class Loader:
             CheckpointError: A tensor or key of the positions is missing or does not fit.
         """
         spec = self.family.position
-        if isinstance(spec, AlibiPositions) or (
-            isinstance(spec, RotaryPositions) and spec.or_alibi and self.config.get("alibi")
-        ):
-            return {"": self._alibi(divide=isinstance(spec, RotaryPositions))}
-        if isinstance(spec, RotaryPositions):
+        facts = rotary_facts(self.config.get("model_type"))
+        if isinstance(spec, AlibiPositions) or (spec == "rotary" and facts.or_alibi and self.config.get("alibi")):
+            return {"": self._alibi(divide=spec == "rotary")}
+        if spec == "rotary":
             kinds = list(dict.fromkeys(layer_types(self.config))) if has_layer_types(self.config) else [None]
-            schemes = {kind: RotaryEmbedding.from_config(self.config, kind, default_base=spec.base) for kind in kinds}
+            schemes = {kind: RotaryEmbedding.from_config(self.config, kind, default_base=facts.base) for kind in kinds}
             return {"": schemes[kinds[0]]} | {str(kind): schemes[kind] for kind in kinds if kind is not None}
         if isinstance(spec, LearnedPositions):
             steps = self.family.recipe[: self.family.recipe.index("position")]
@@ -662,7 +655,7 @@ class Loader:
         """Return the factor on the logits.
 
         Args:
-            rule: A rule of `embedlayer.families.LogitScaleRule`; `None` for the factor 1.
+            rule: A rule of `embedlayer.families.records.LogitScaleRule`; `None` for the factor 1.
             width: Width of the token table, D.
 
         Raises:

@@ -1,0 +1,80 @@
+"""One record per model family: tensor names, scale, norms, projections, head, positions, and configuration keys.
+
+This package is data: `embedlayer.checkpoints.loader` and `embedlayer.positions.rotary_config` build modules from it. No
+other module of `embedlayer` names a `model_type`. `records` defines the fields; `causal`, `masked` and
+`encoder_decoder` have the records, and `rotary` has the rotary settings of each model type.
+"""
+
+from collections.abc import Mapping
+
+from embedlayer.families.causal import CAUSAL_FAMILIES, HUGGING_FACE_TENSORS, META_TENSORS
+from embedlayer.families.encoder_decoder import ENCODER_DECODER_FAMILIES
+from embedlayer.families.masked import MASKED_FAMILIES
+from embedlayer.families.records import (
+    CONFIG_KEYS,
+    META_LLAMA,
+    OWN_MODEL_TYPE,
+    SCALE_ATTRIBUTES,
+    STATIC_EMBEDDING,
+    Family,
+    HeadSpec,
+    RotaryPositions,
+)
+from embedlayer.families.rotary import ROTARY
+
+__all__ = [
+    "CONFIG_KEYS",
+    "FAMILIES",
+    "HUGGING_FACE_TENSORS",
+    "META_LLAMA",
+    "META_TENSORS",
+    "OWN_MODEL_TYPE",
+    "SCALE_ATTRIBUTES",
+    "STATIC_EMBEDDING",
+    "UNKNOWN",
+    "Family",
+    "family_of",
+    "rotary_facts",
+    "stated_size",
+]
+
+FAMILIES: tuple[Family, ...] = (
+    *CAUSAL_FAMILIES,
+    *MASKED_FAMILIES,
+    *ENCODER_DECODER_FAMILIES,
+    Family("model2vec", ("model2vec",), ("embeddings",), head=None, folds_rows=True),
+    Family("static_embedding", ("StaticEmbedding",), ("embedding.weight", "embeddings"), head=None, folds_rows=True),
+)
+"""The known families. The last two, model2vec and StaticEmbedding, are tables without a model."""
+
+UNKNOWN = Family(
+    "unknown",
+    (),
+    tuple(
+        f"{name}.weight"
+        for name in (
+            *("embed_tokens", "word_embeddings", "shared", "token_embedding", "token_embeddings", "wte"),
+            *("tok_embeddings", "embed_in", "embeddings", "embedding", "tok_emb"),
+        )
+    ),
+    head=HeadSpec(("lm_head.weight", "embed_out.weight", "output.weight", "proj_out.weight")),
+)
+"""Names of table and head in checkpoints of unknown families, most common name first."""
+
+
+def stated_size(config: Mapping[str, object], key: str) -> object:
+    """Return the size that a configuration states under one of the names in `CONFIG_KEYS[key]`; `None` if under none.
+
+    The value is returned as the configuration has it, without a check of its type.
+    """
+    return next((config[name] for name in CONFIG_KEYS[key] if config.get(name) is not None), None)
+
+
+def family_of(model_type: object) -> Family | None:
+    """Return the family that has this `model_type`, or `None` if no family has it."""
+    return next((family for family in FAMILIES if model_type in family.model_types), None)
+
+
+def rotary_facts(model_type: object) -> RotaryPositions:
+    """Return the rotary settings of this `model_type`; `RotaryPositions()` for an unknown one."""
+    return ROTARY.get(model_type, RotaryPositions()) if isinstance(model_type, str) else RotaryPositions()

@@ -1,0 +1,151 @@
+"""Records of decoder-only language models."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from embedlayer.families.records import (
+    META_LLAMA,
+    AlibiPositions,
+    Family,
+    HeadSpec,
+    LearnedPositions,
+    LinearSpec,
+    NormSpec,
+)
+
+_DECODER_TENSORS = {
+    "table.weight": ("model.embed_tokens.weight", "tok_embeddings.weight"),
+    "blocks.{}.attention_norm.weight": ("input_layernorm.weight", "attention_norm.weight"),
+    "blocks.{}.attention.query.weight": ("self_attn.q_proj.weight", "attention.wq.weight"),
+    "blocks.{}.attention.key.weight": ("self_attn.k_proj.weight", "attention.wk.weight"),
+    "blocks.{}.attention.value.weight": ("self_attn.v_proj.weight", "attention.wv.weight"),
+    "blocks.{}.attention.out.weight": ("self_attn.o_proj.weight", "attention.wo.weight"),
+    "blocks.{}.mlp_norm.weight": ("post_attention_layernorm.weight", "ffn_norm.weight"),
+    "blocks.{}.mlp.gate.weight": ("mlp.gate_proj.weight", "feed_forward.w1.weight"),
+    "blocks.{}.mlp.up.weight": ("mlp.up_proj.weight", "feed_forward.w3.weight"),
+    "blocks.{}.mlp.down.weight": ("mlp.down_proj.weight", "feed_forward.w2.weight"),
+    "norm.weight": ("model.norm.weight", "norm.weight"),
+    "head.weight": ("lm_head.weight", "output.weight"),
+}
+"""Tensor names of `DecoderLM`; in transformers' `LlamaForCausalLM` and in Meta's LLaMA, those of blocks in a block."""
+
+HUGGING_FACE_TENSORS: Mapping[str, str] = {
+    ours: f"model.layers.{{}}.{theirs}" if "{}" in ours else theirs for ours, (theirs, _) in _DECODER_TENSORS.items()
+}
+"""Tensor names of `DecoderLM`, and the names in transformers' `LlamaForCausalLM`."""
+
+META_TENSORS: Mapping[str, str] = {
+    ours: f"layers.{{}}.{theirs}" if "{}" in ours else theirs for ours, (_, theirs) in _DECODER_TENSORS.items()
+}
+"""Tensor names of `DecoderLM`, and the names in Meta's LLaMA checkpoints. Their rotary pairs are interleaved."""
+
+
+def _llama(name: str, *model_types: str, **changes: Any) -> Family:
+    """Return a family like LLaMA: unscaled rows, rotary positions, and a head without a bias.
+
+    Args:
+        name: Name of the family in reports.
+        *model_types: Values of `model_type` in its configurations; none if `name` is the only one.
+        **changes: Fields of `Family` in which the family differs from LLaMA.
+    """
+    llama = Family(name, model_types or (name,), table=("embed_tokens.weight",), position="rotary")
+    return replace(llama, **changes)
+
+
+_GEMMA_HEAD = HeadSpec(softcap="final_logit_softcapping", tied=True)
+
+CAUSAL_FAMILIES: tuple[Family, ...] = (
+    Family(
+        "gpt2",
+        ("gpt2",),
+        table=("wte.weight",),
+        position=LearnedPositions(("wpe.weight",)),
+        recipe=("position", "types"),
+        types="table",
+        head=HeadSpec(tied=True),
+    ),
+    Family(
+        "opt",
+        ("opt",),
+        table=("decoder.embed_tokens.weight", "embed_tokens.weight"),
+        width=("word_embed_proj_dim", "hidden_size"),
+        position=LearnedPositions(("embed_positions.weight",), offset=2),
+        numbering="mask",
+        recipe=("project", "position"),
+        projection=LinearSpec("project_in", bias=False),
+        head=HeadSpec(dense=LinearSpec("project_out", bias=False), dense_optional=True, tied=True),
+    ),
+    Family(
+        "bloom",
+        ("bloom",),
+        table=("word_embeddings.weight",),
+        position=AlibiPositions(),
+        recipe=("norm",),
+        norm=NormSpec("word_embeddings_layernorm", "layer_norm_epsilon", 1e-5),
+        head=HeadSpec(tied=True),
+    ),
+    Family("mpt", ("mpt",), table=("wte.weight",), position=AlibiPositions(), head=HeadSpec(tied=True)),
+    _llama("llama", decoder=HUGGING_FACE_TENSORS),
+    _llama("mistral", decoder=HUGGING_FACE_TENSORS),
+    _llama(
+        META_LLAMA,
+        table=("tok_embeddings.weight",),
+        aliases=(
+            ("dim", "hidden_size"),
+            ("n_heads", "num_attention_heads"),
+            ("n_kv_heads", "num_key_value_heads"),
+            ("n_layers", "num_hidden_layers"),
+            ("norm_eps", "rms_norm_eps"),
+        ),
+        head=HeadSpec(("output.weight",)),
+        decoder=META_TENSORS,
+    ),
+    _llama("qwen2", tokenizer_rules=True),
+    _llama("qwen3"),
+    _llama("gemma", scale="sqrt_dim_rounded", head=HeadSpec(tied=True)),
+    _llama("gemma2", scale="sqrt_dim_rounded", head=_GEMMA_HEAD),
+    _llama(
+        "gemma3",
+        "gemma3",
+        "gemma3_text",
+        scale="sqrt_dim_rounded",
+        head=_GEMMA_HEAD,
+        defaults=(
+            ("head_dim", 256),
+            ("rope_theta", 1_000_000.0),
+            ("rope_local_base_freq", 10_000.0),
+            ("sliding_window_pattern", 6),
+        ),
+    ),
+    Family(
+        "gpt_neox",
+        ("gpt_neox",),
+        ("embed_in.weight",),
+        position="rotary",
+        head=HeadSpec(("embed_out.weight", "lm_head.weight")),
+    ),
+    Family(
+        "gptj",
+        ("gptj",),
+        ("wte.weight",),
+        position="rotary",
+        recipe=("types",),
+        types="table",
+        head=HeadSpec(bias=("lm_head.bias",)),
+    ),
+    _llama("phi", head=HeadSpec(bias=("lm_head.bias",))),
+    _llama("phi3"),
+    Family(
+        "falcon",
+        ("falcon",),
+        ("word_embeddings.weight",),
+        position="rotary",
+        head=HeadSpec(tied=True),
+    ),
+    _llama(
+        "cohere",
+        head=HeadSpec(logit_scale="logit_scale", tied=True),
+    ),
+    _llama("granite", scale="embedding_multiplier", head=HeadSpec(logit_scale="1/logits_scaling")),
+)

@@ -1,0 +1,256 @@
+"""The fields of a family's record: tensor names, scale, norms, projections, head, positions, configuration keys.
+
+Tensor names are suffixes: `"wte.weight"` finds `transformer.wte.weight` and `wte.weight`. Where a field holds several
+names, the loader reads the first one that the checkpoint has.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Names = tuple[str, ...]
+
+Step = Literal["types", "project", "position", "norm"]
+"""A step of the input embedding after look-up and scale: add token types, project, add positions, normalise."""
+
+Numbering = Literal["all", "mask", "ids"]
+"""How default positions are counted.
+
+- `"all"`: every token, from 0.
+- `"mask"`: only tokens that the attention mask keeps; padding has position -1.
+- `"ids"`: only tokens other than the padding ID; padding has position -1.
+"""
+
+ScaleRule = Literal["sqrt_dim", "sqrt_dim_rounded", "sqrt_dim_if_scale_embedding", "embedding_multiplier"]
+"""Factor on looked-up rows of width D.
+
+- `"sqrt_dim"`: sqrt(D).
+- `"sqrt_dim_rounded"`: sqrt(D), rounded to the dtype of the rows (Gemma).
+- `"sqrt_dim_if_scale_embedding"`: sqrt(D) if the configuration's `scale_embedding` is true, else none.
+- `"embedding_multiplier"`: the configuration's `embedding_multiplier`.
+"""
+
+LogitScaleRule = Literal["logit_scale", "1/logits_scaling", "sqrt_dim_if_tied"]
+"""Factor on the logits.
+
+- `"logit_scale"`: the configuration's `logit_scale`.
+- `"1/logits_scaling"`: one divided by the configuration's `logits_scaling`.
+- `"sqrt_dim_if_tied"`: D^-0.5, unless `scale_decoder_outputs` is false. Where that key is missing,
+  `tie_word_embeddings` decides (T5).
+"""
+
+CONFIG_KEYS: Mapping[str, Names] = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers"),
+}
+"""Names under which the configurations of all families store a size, most common name first."""
+
+SCALE_ATTRIBUTES: Names = ("scalar_embed_scale", "embed_scale")
+"""Attributes of transformers' scaled embeddings: the unrounded factor of Gemma, and the factor of all families."""
+
+STATIC_EMBEDDING = "StaticEmbedding"
+"""The `model_type` that `load` uses for sentence-transformers' StaticEmbedding, which has no configuration."""
+
+META_LLAMA = "llama_meta"
+"""The `model_type` that `load_llama` uses for Meta's layout, in which no configuration names a family."""
+
+OWN_MODEL_TYPE = "embedlayer"
+"""The `model_type` that `DecoderLM.config` shows to tools of transformers."""
+
+
+@dataclass(frozen=True)
+class LearnedPositions:
+    """Learned position embeddings of a family: a table with one row per position.
+
+    Attributes:
+        names: Names under which checkpoints store the table; the loader reads the first one that the checkpoint has.
+        offset: Number of rows of the table before the row of position 0. `"padding"` means `pad_token_id + 1`.
+    """
+
+    names: Names
+    offset: int | Literal["padding"] = 0
+
+
+@dataclass(frozen=True)
+class SinusoidalPositions:
+    """Fixed sinusoidal positions of a family: a vector holds all sines, then all cosines (M2M-100).
+
+    The vectors are computed, not stored. As in transformers, the first token gets the vector of position
+    `pad_token_id + 1`, and a padding token gets a zero vector.
+    """
+
+
+@dataclass(frozen=True)
+class AlibiPositions:
+    """Linear attention biases (ALiBi) of a family, which are computed from the number of heads.
+
+    `max_bias` of `AlibiBias` is 8; MPT's configuration may state another value as `attn_config.alibi_bias_max`.
+    """
+
+
+@dataclass(frozen=True)
+class RelativePositions:
+    """T5's learned relative attention biases, one number for each head and bucket of distances.
+
+    The encoder and the decoder have one table each. A checkpoint may have only one of the two.
+
+    Attributes:
+        encoder: Names under which checkpoints store the encoder's table; it tells keys before and after the query
+            apart.
+        decoder: Names under which checkpoints store the decoder's table; it is for causal attention.
+    """
+
+    encoder: Names
+    decoder: Names
+
+
+@dataclass(frozen=True)
+class RotaryPositions:
+    """Rotary settings of a family that transformers has in its code and not in `config.json`.
+
+    "The reader" below is `RotaryEmbedding.from_config`.
+
+    Attributes:
+        base: Base of the frequencies (theta) that transformers uses if a configuration states none.
+        fixed_base: Whether the family's code has no other base than `base`. The reader then accepts a configuration
+            without a base. For other families the reader refuses it, unless its caller passes a default.
+        interleaved: Whether the channels (2i, 2i + 1) form a rotated pair, not (i, i + half). `rope_interleave` in a
+            configuration takes precedence.
+        reversed: Whether the family's code rotates by the negative angle; the reader refuses such a family.
+        default_share: Share of a head's channels that transformers rotates if a configuration states no share. The
+            reader refuses a configuration without a share. `None`: the default is all channels, and the reader uses it.
+        former_rope_types: Pairs (old name, present name) of a `rope_type`; the reader understands both.
+        scales_full_attention_only: Whether `rope_scaling` applies only to layers of full attention, not to layers of
+            sliding attention.
+        without_positions: Which layers have no positions. `"listed"`: the configuration states them in `no_rope_layers`
+            or `no_rope_layer_interval`. `"full_attention"`: all layers of full attention, in a model that also has
+            sliding attention. `None`: none.
+        or_alibi: Whether `alibi: true` in a configuration replaces the rotation by linear biases (ALiBi), divided by
+            the square root of a head's width (Falcon).
+    """
+
+    base: float = 10000.0
+    fixed_base: bool = False
+    interleaved: bool = False
+    reversed: bool = False
+    default_share: float | None = None
+    former_rope_types: tuple[tuple[str, str], ...] = ()
+    scales_full_attention_only: bool = False
+    without_positions: Literal["listed", "full_attention"] | None = None
+    or_alibi: bool = False
+
+
+PositionSpec = LearnedPositions | SinusoidalPositions | AlibiPositions | RelativePositions | Literal["rotary"]
+"""Position scheme of a family; `"rotary"` stands for the `RotaryPositions` of its model type in `families.rotary`."""
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """Name and epsilon of a LayerNorm in a checkpoint.
+
+    Its two tensors are called `weight` and `bias`, or in checkpoints from TensorFlow `gamma` and `beta`.
+
+    Attributes:
+        name: End of the module's name in the checkpoint: `"norm"` finds `norm` and `encoder.norm`.
+        eps_key: Key of its epsilon in `config.json`.
+        eps: Epsilon if that key is missing.
+    """
+
+    name: str
+    eps_key: str = "layer_norm_eps"
+    eps: float = 1e-12
+
+
+@dataclass(frozen=True)
+class LinearSpec:
+    """Name of a linear projection in a checkpoint, and whether it has a bias.
+
+    Attributes:
+        name: End of the module's name in the checkpoint: `"project_in"` finds `model.decoder.project_in`.
+        bias: Whether the projection has a bias vector.
+    """
+
+    name: str
+    bias: bool = True
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """Describe the LM head of a family: the names of its tensors, and the steps that it computes.
+
+    The head computes `logits = softcap(logit_scale * norm(activation(dense(hidden))) @ weight.T + bias)`. Most families
+    have neither dense layer, activation nor norm.
+
+    Attributes:
+        weight: Tensor names of the rows of an untied head.
+        bias: Tensor names of the bias, one number per token; empty for a head without a bias.
+        dense: Projection before the product with `weight`. A checkpoint without its tensors has no head, unless
+            `dense_optional` is true.
+        dense_optional: Whether a checkpoint without the tensors of `dense` has a head without that step (OPT).
+        activation: Name of the activation, or `"hidden_act"` to read the name from that configuration key.
+        norm: LayerNorm before the product with `weight`.
+        logit_scale: Rule for the factor on the logits; `None` for the factor 1.
+        softcap: Configuration key of the cap c of `softcap(x) = c * tanh(x / c)`; `None` for no cap.
+        tied: Whether the head is tied to the token table if the configuration has no `tie_word_embeddings`. `"always"`
+            ties the head whatever that key says, unless the checkpoint stores other rows for the head (T5).
+    """
+
+    weight: Names = ("lm_head.weight",)
+    bias: Names = ()
+    dense: LinearSpec | None = None
+    dense_optional: bool = False
+    activation: str | None = None
+    norm: NormSpec | None = None
+    logit_scale: LogitScaleRule | None = None
+    softcap: str | None = None
+    tied: bool | Literal["always"] = False
+
+
+@dataclass(frozen=True)
+class Family:
+    """Description of one model family, from which the loader builds the embedding layer of its checkpoints.
+
+    Tensor names are suffixes, as the docstring of this module says.
+
+    Attributes:
+        name: Name in reports.
+        model_types: Values of `model_type` in its configurations.
+        table: Names of the token table in a checkpoint, the preferred one first. A checkpoint with several of them
+            stores the same rows several times.
+        width: Configuration keys that may state the width of the table; the first one that is present is used.
+        aliases: Pairs (key in the configurations of this family, common key of the same meaning) (T5, Meta's LLaMA).
+        scale: Rule for the factor on looked-up rows; `None` for no factor.
+        position: Position scheme; `None` for no positions.
+        numbering: How default positions are counted; see `Numbering`.
+        recipe: Steps of the input embedding after look-up and scale, in order.
+        types: Tensor names of the token types (segments); `"table"` if segments are rows of the token table (GPT-2).
+        norm: LayerNorm of the step `"norm"`.
+        projection: Projection of the step `"project"`; a checkpoint without its tensors has no such step.
+        head: LM head, or `None` for a family without one.
+        decoder: Name of each tensor in `DecoderLM` -> its name in the checkpoint, for `load_llama`; `{}` stands for the
+            number of the block. `None` for a family that `load_llama` does not read.
+        defaults: Pairs (configuration key, transformers' default) of keys that published configurations leave out.
+        tokenizer_rules: Whether transformers opens every folder of this family with the family's own tokenizer class,
+            which splits text by its own rules and ignores those of `tokenizer.json`.
+        folds_rows: Whether a checkpoint may store the tensors `mapping` and `weights`; the token table is then
+            `rows[mapping] * weights` (model2vec).
+    """
+
+    name: str
+    model_types: Names
+    table: Names
+    width: Names = CONFIG_KEYS["hidden_size"]
+    aliases: tuple[tuple[str, str], ...] = ()
+    scale: ScaleRule | None = None
+    position: PositionSpec | None = None
+    numbering: Numbering = "all"
+    recipe: tuple[Step, ...] = ()
+    types: Names | Literal["table"] = ()
+    norm: NormSpec | None = None
+    projection: LinearSpec | None = None
+    head: HeadSpec | None = HeadSpec()
+    decoder: Mapping[str, str] | None = None
+    defaults: tuple[tuple[str, int | float], ...] = ()
+    tokenizer_rules: bool = False
+    folds_rows: bool = False
