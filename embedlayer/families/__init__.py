@@ -29,10 +29,12 @@ __all__ = [
     "META_LLAMA",
     "META_TENSORS",
     "OWN_MODEL_TYPE",
+    "ROTARY",
     "SCALE_ATTRIBUTES",
     "STATIC_EMBEDDING",
     "UNKNOWN",
     "Family",
+    "RotaryPositions",
     "family_of",
     "rotary_facts",
     "stated_size",
@@ -75,6 +77,6 @@ def family_of(model_type: object) -> Family | None:
     return next((family for family in FAMILIES if model_type in family.model_types), None)
 
 
-def rotary_facts(model_type: object) -> RotaryPositions:
-    """Return the rotary settings of this `model_type`; `RotaryPositions()` for an unknown one."""
-    return ROTARY.get(model_type, RotaryPositions()) if isinstance(model_type, str) else RotaryPositions()
+def rotary_facts(model_type: object) -> RotaryPositions | None:
+    """Return the rotary settings of this `model_type`; `None` for a type that is not known to rotate."""
+    return ROTARY.get(model_type) if isinstance(model_type, str) else None
