@@ -38,7 +38,16 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         _PAIRS,
         (
             *(META_LLAMA, "blt_local_encoder", "blt_local_decoder", "blt_global_transformer", "blt_patcher"),
-            *("deepseek_v2", "deepseek_v32", "glm_moe_dsa", "ernie4_5", "ernie4_5_moe", "helium", "dots3_note_text"),
+            *(
+                "openai_privacy_filter",
+                "deepseek_v2",
+                "deepseek_v32",
+                "glm_moe_dsa",
+                "ernie4_5",
+                "ernie4_5_moe",
+                "helium",
+                "dots3_note_text",
+            ),
         ),
     ),
     (RotaryPositions(interleaved=True, reads_layout=True), ("axk1", "deepseek_v3", "glm4_moe_lite", "youtu")),
@@ -46,8 +55,14 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (RotaryPositions(interleaved=True, rotated_types=_FULL), ("bailing_hybrid",)),
     (RotaryPositions(ignored_keys=("rotary_dim",)), ("minimax_m3_vl_text",)),
     (RotaryPositions(aliases=(("kv_channels", "head_dim"),)), ("jetmoe",)),
-    (RotaryPositions(aliases=(("attention_head_dim", "head_dim"), ("layers_block_type", "layer_types"))), ("zamba2",)),
-    (RotaryPositions(interleaved=True), ("openai_privacy_filter",)),
+    (
+        RotaryPositions(
+            only_if=("use_mem_rope", True),
+            rotated_types=("hybrid",),
+            aliases=(("attention_head_dim", "head_dim"), ("layers_block_type", "layer_types")),
+        ),
+        ("zamba2",),
+    ),
     (RotaryPositions(reversed=True), ("nanochat",)),
     # layers without positions
     (RotaryPositions(rotated_types=_SLIDING), ("afmoe", "flint")),
@@ -59,7 +74,15 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         ("llama4_text",),
     ),
     (RotaryPositions(unrotated_queries=(0.1, 2048)), ("beam",)),
-    (RotaryPositions(without_positions="all"), ("jamba", "kimi_linear", "nemotron_h", "inkling_text", "inkling2_text")),
+    (RotaryPositions(without_positions="all"), ("jamba", "kimi_linear", "inkling_text", "inkling2_text")),
+    (
+        RotaryPositions(without_positions="all", aliases=(("layers_block_type", "layer_types"),)),
+        ("nemotron_h",),
+    ),
+    (
+        RotaryPositions(only_if=("position_embedding_type", "rope"), rotated_types=("full_attention", "attention")),
+        ("granitemoehybrid",),
+    ),
     (RotaryPositions(rotated_types=_FULL), ("lfm2", "lfm2_moe", "minimax", "olmo_hybrid")),
     (RotaryPositions(rotated_types=(*_FULL, *_SLIDING)), ("lfm3",)),
     (RotaryPositions(rotated_types=_FULL, default_share=0.25), ("qwen3_next",)),
