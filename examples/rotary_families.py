@@ -13,8 +13,9 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +51,8 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "glm4_moe": {**_HALF, "num_attention_heads": 32},
     "granitemoehybrid": {
         "position_embedding_type": "rope",
-        "layer_types": ["mamba", "attention", "mamba", "mamba"] * 2,
+        "num_hidden_layers": 6,
+        "layer_types": ["mamba", "attention", "mamba", "mamba", "attention", "mamba"],
     },
     "hunyuan_vl_text": {
         "head_dim": 128,
@@ -63,6 +65,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         },
     },
     "llama4_text": {"floor_scale": 4},
+    "pocket_tts": {"hidden_size": 256, "num_attention_heads": 4, "flow_head_config": {"condition_dim": 256}},
     "qwen3_omni_moe_text": {"num_attention_heads": 16},
     "qwen3_omni_moe_talker_text": {"head_dim": 128, "shared_expert_intermediate_size": 32},
     "step3p5": {"sliding_window": 8},
@@ -70,6 +73,13 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "zamba2": {"use_mem_rope": True},
 }
 """Model type -> settings of its configuration."""
+
+
+INPUTS: Mapping[str, Callable[[Any, int], Mapping[str, Any]]] = {
+    "blt_local_decoder": lambda config, length: {"patch_embeds": torch.ones(1, length, config.hidden_size_global)},
+    "voxtral_realtime_text": lambda config, length: {"t_cond": torch.ones(1, 1, config.hidden_size)},
+}
+"""Model type -> function from its configuration and a number of tokens to further inputs of the model."""
 
 
 class Row(NamedTuple):
@@ -159,7 +169,8 @@ def _compare(config_class: Any, build: Any, changes: Mapping[str, Any]) -> Row:
     except CheckpointError as error:
         return row("refused", error)
     try:
-        results = compare_model(text_model(config), schemes)
+        inputs = INPUTS.get(config.model_type)
+        results = compare_model(text_model(config), schemes, inputs and partial(inputs, config))
     except Exception as error:  # noqa: BLE001 (whatever a model of transformers raises)
         return row("not built", f"{type(error).__name__}: {error}")
     wrong = [f"block {one.block} {one.reason}" for one in results if one.reason]

@@ -10,7 +10,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,10 @@ SHORT, LONG = (0, 1, 2, 3, 5, 40, 100), (0, 7, 64, 1000, 9000, 100_003)
 """Positions at which queries and keys are compared."""
 
 TOLERANCE = 1e-6
+"""Largest `BlockDifference.difference` of equal positions."""
+
+ExtraInputs = Callable[[int], Mapping[str, Any]]
+"""Function from a number of tokens to inputs of a model."""
 
 _SMALL: Mapping[str, int] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 64),
@@ -192,10 +196,12 @@ class Observation:
 
     Args:
         model: A model from `text_model`.
+        inputs: Number of tokens -> further inputs of the model, by name; `None` for none.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, inputs: ExtraInputs | None = None) -> None:
         self.model = model
+        self.inputs = inputs
         self.recording = Recording([], [], [])
         self.accepts_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.by_ids = "input_ids" in inspect.signature(model.forward).parameters
@@ -251,7 +257,7 @@ class Observation:
         """
         inputs = inspect.signature(self.model.forward).parameters
         length = length if positions is None else positions.shape[-1]
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, Any] = {} if self.inputs is None else dict(self.inputs(length))
         if self.accepts_positions and positions is not None:
             arguments["position_ids"] = positions
         if "use_cache" in inputs:
@@ -300,22 +306,22 @@ def _keep_queries_and_keys(
 
 
 def compare_model(
-    model: nn.Module, schemes: Sequence[Position], position_sets: Sequence[Sequence[int]] = (SHORT, LONG)
+    model: nn.Module, schemes: Sequence[Position], inputs: ExtraInputs | None = None
 ) -> list[BlockDifference]:
-    """Compare position schemes with those of a model from `text_model`.
+    """Compare position schemes with those of a model from `text_model`, at the positions `SHORT` and `LONG`.
 
     Args:
         model: The model.
         schemes: Scheme of each block.
-        position_sets: Lists of positions at which to compare.
+        inputs: Number of tokens -> inputs that the model needs beside tokens and positions; `None` for none.
 
     Raises:
         CheckpointError: Neither the model's attention nor its rotary functions can be observed.
     """
     several = next((one.axes.num_axes for one in schemes if isinstance(one, RotaryEmbedding) and one.axes), 1)
     results = []
-    with Observation(model) as observed:
-        for number, positions in enumerate(position_sets):
+    with Observation(model, inputs) as observed:
+        for number, positions in enumerate((SHORT, LONG)):
             for axes in dict.fromkeys((1, several)):
                 ids = torch.tensor(positions)[None]
                 if axes > 1:  # another order of the same positions on each axis
@@ -351,6 +357,8 @@ def _compare(observed: Observation, schemes: Sequence[Position], positions: Tens
     differences: dict[int, BlockDifference] = {}
     for number, (before, after) in enumerate(zip(start.calls, moved.calls, strict=True)):
         block = _block_of(number, before.layer, len(start.calls), len(schemes))
+        if block is None and moved.functions:  # cross-attention between the blocks
+            return _compare_functions(schemes, moved.functions, positions)
         if block is None:
             raise CheckpointError(
                 f"The model has {len(start.calls)} attention layers, but {len(schemes)} blocks were read."
