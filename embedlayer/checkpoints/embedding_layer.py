@@ -22,7 +22,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.layers.input import sequence_of
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
-from embedlayer.layers.prediction_head import PredictionHead, build_head, build_part, part_config
+from embedlayer.layers.prediction_head import Norm, PredictionHead, build_head, build_norm, build_part, part_config
 from embedlayer.layers.steps import EmbeddingStep, StepName, TokenBatch, TracedStep, run_steps, trace_steps
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import FLOATS, Pretrained, build, describe, is_description
@@ -109,6 +109,7 @@ class LayerReport(LoadRecord):
         text = [self.source, *(f"  {name:<11}{value}" for name, value in lines.items())]
         text += [f"    {t.key} = {t.name} {t.dtype} {list(t.shape)}" for t in self.tensors]
         text += [f"  {count:,} rows of the {of} contain NaN or infinity" for of, count in self.nonfinite_rows.items()]
+        text += [f"  other table: {sentence}" for sentence in self.other_tables]
         return "\n".join([*text, *(f"  note: {note}" for note in self.notes)])
 
 
@@ -128,13 +129,16 @@ class EmbeddingLayer(Pretrained):
         padding_id: Token that `numbering="ids"` does not count.
         first_position_id: Position ID that transformers uses for position 0 (RoBERTa: 2).
         types: Table of token types, `"table"` if they are rows of `table` (GPT-2), or `None` for none.
-        norm: LayerNorm of the step `"norm"`.
+        norm: LayerNorm or RMSNorm of the step `"norm"`.
         projection: Projection of the step `"project"`.
         other_positions: Position schemes of other layers by kind: Gemma 3's `"full_attention"`, T5's `"decoder"`.
+        block_positions: For each block in order, the key of its scheme in `other_positions`, or `""` for `position`.
+            Empty if every block has `position`. In an encoder-decoder model the blocks are those of the decoder.
         tensor_names: Key in `state_dict()` -> names of that tensor in the checkpoint; `load` read the first name.
 
     Raises:
-        SizeError: The recipe has a step twice or without its module, or `numbering="ids"` has no `padding_id`.
+        SizeError: The recipe has a step twice or without its module, `numbering="ids"` has no `padding_id`, or
+            `block_positions` has an unknown key.
 
     Example:
         >>> layer = EmbeddingLayer(TokenEmbedding(100, 8), SinusoidalPositionalEmbedding(16, 8), recipe=["position"])
@@ -154,9 +158,10 @@ class EmbeddingLayer(Pretrained):
         padding_id: int | None = None,
         first_position_id: int = 0,
         types: TokenEmbedding | Literal["table"] | None = None,
-        norm: nn.LayerNorm | None = None,
+        norm: Norm | None = None,
         projection: nn.Linear | None = None,
         other_positions: Mapping[str, Position] | None = None,
+        block_positions: Sequence[str] = (),
         tensor_names: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__()
@@ -182,6 +187,10 @@ class EmbeddingLayer(Pretrained):
         self.norm = norm
         self.projection = projection
         self.other_positions = nn.ModuleDict(dict(other_positions or {}))
+        self.block_positions = tuple(block_positions)
+        unknown = {*self.block_positions} - {"", *self.other_positions}
+        if unknown:
+            raise SizeError(f"block_positions has {', '.join(sorted(unknown))}, which other_positions has not.")
         self.tensor_names = {key: tuple(names) for key, names in (tensor_names or {}).items()}
         self.load_record = LoadRecord()
         self._checkpoint: Checkpoint | None = None
@@ -208,6 +217,7 @@ class EmbeddingLayer(Pretrained):
             "norm": part_config(self.norm),
             "projection": part_config(self.projection),
             "other_positions": {kind: describe(self.position_of(kind)) for kind in self.other_positions},
+            "block_positions": list(self.block_positions),
             "tensor_names": {key: list(names) for key, names in self.tensor_names.items()},
         }
 
@@ -223,7 +233,7 @@ class EmbeddingLayer(Pretrained):
             parts["table"], parts["position"] = build(parts["table"]), build(parts["position"])
             parts["head"] = None if parts["head"] is None else build_head(parts["head"], parts["table"])
             parts["types"] = build(parts["types"]) if isinstance(parts["types"], dict) else parts["types"]
-            parts["norm"] = build_part(nn.LayerNorm, parts["norm"])
+            parts["norm"] = build_norm(parts["norm"])
             parts["projection"] = build_part(nn.Linear, parts["projection"])
             parts["other_positions"] = {kind: build(value) for kind, value in parts["other_positions"].items()}
             return cls.construct(**parts)
@@ -407,6 +417,21 @@ class EmbeddingLayer(Pretrained):
         position = self.other_positions[kind]
         assert isinstance(position, Position)
         return position
+
+    def position_of_block(self, block: int) -> Position:
+        """Return the position scheme of a block; a neutral `Position` for a block without positions (NoPE).
+
+        Args:
+            block: Number of the block, from 0; a negative number counts from the end.
+
+        Raises:
+            SizeError: `block_positions` lists the blocks, and there is no such block.
+        """
+        if not self.block_positions:
+            return self.position
+        if not -len(self.block_positions) <= block < len(self.block_positions):
+            raise SizeError(f"There is no block {block}: this layer belongs to {len(self.block_positions)} blocks.")
+        return self.position_of(self.block_positions[block] or None)
 
     def report(self) -> LayerReport:
         """Return a report of this layer and of the tensors that `load` read for it; also reads the tokenizer file."""

@@ -1,7 +1,7 @@
 """Read tensors and sizes of a checkpoint's embedding layer by the record of its model family."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
@@ -16,10 +16,10 @@ from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import CONFIG_KEYS, STATIC_EMBEDDING, UNKNOWN, Family, family_of, rotary_facts, stated_size
 from embedlayer.families.records import (
     AlibiPositions,
+    Factor,
     HeadSpec,
     LearnedPositions,
     LinearSpec,
-    LogitScaleRule,
     Names,
     NormSpec,
     RelativePositions,
@@ -28,12 +28,12 @@ from embedlayer.families.records import (
 from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.output import OutputHead
-from embedlayer.layers.prediction_head import PredictionHead
+from embedlayer.layers.prediction_head import ACTIVATIONS, Norm, PredictionHead
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
 from embedlayer.positions.relative import RelativePositionBias
-from embedlayer.positions.rotary import RotaryEmbedding
+from embedlayer.positions.rotary import RotaryEmbedding, rotary_positions
 from embedlayer.positions.rotary_config import has_layer_types, layer_types
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import FLOATS, assign
@@ -80,6 +80,7 @@ class LoadRecord:
         bytes_read: Bytes of headers and tensors that were read.
         nonfinite_rows: `"table"` or `"head"` -> number of its rows with NaN or infinity; a key with 0 rows is left out.
         notes: Sentences about what was skipped, guessed or contradictory.
+        other_tables: Sentences about tables that the model has beside the token table, and that were not read.
     """
 
     source: str = ""
@@ -87,6 +88,7 @@ class LoadRecord:
     bytes_read: int = 0
     nonfinite_rows: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    other_tables: tuple[str, ...] = ()
 
 
 class Loader:
@@ -105,6 +107,8 @@ class Loader:
             read, then those of equal copies.
         notes: Sentences for the user about what was skipped, guessed or contradictory.
         width: Width of the vectors that the first block receives, D; 0 before `read_arguments`.
+        family: Record of the checkpoint's family.
+        family_name: Name of the family in reports.
 
     Raises:
         CheckpointError: A size in the configuration is not a whole number in its range.
@@ -122,6 +126,7 @@ class Loader:
         self.nonfinite: dict[str, int] = {}
         self.width = 0
         self.family = self._family()
+        self.family_name = self.family.name or str(self.config["model_type"])
         has_rotary = "rope_parameters" in self.config
         defaults = {key: value for key, value in self.family.defaults if not (has_rotary and "rope" in key)}
         aliases = {common: self.config[own] for own, common in self.family.aliases if own in self.config}
@@ -161,7 +166,15 @@ class Loader:
             bytes_read=self.checkpoint.bytes_read,
             nonfinite_rows=self.nonfinite,
             notes=tuple(self.notes),
+            other_tables=tuple(self._other_tables()),
         )
+
+    def _other_tables(self) -> Iterator[str]:
+        """Yield a sentence about each table of the checkpoint that the record lists as not read."""
+        for table in self.family.other_tables:
+            for name in self._find_matrices((table.name,)):
+                rows, width = self.checkpoint.info(name).shape
+                yield f"{name}, {rows:,} x {width:,}, is not read: {table.use}."
 
     def read_arguments(self) -> dict[str, Any]:
         """Read the weights of the embedding layer into `tensors`, and return the arguments of `EmbeddingLayer`.
@@ -180,20 +193,20 @@ class Loader:
             weight.shape[0],
             weight.shape[1],
             padding_idx=self._padding_idx(weight, pad),
-            scale=self._scale(weight.shape[1]),
-            round_scale=family.scale == "sqrt_dim_rounded",
+            scale=None if family.scale is None else self._factor(family.scale, weight.shape[1]),
+            round_scale=family.scale is not None and family.scale.rounding == "rows",
             dtype=weight.dtype,
         )
         projection = self._projection()
         types = self._types()
-        norm = self._layer_norm("norm", family.norm, table.embed_dim)
+        norm = self._norm("norm", family.norm, table.embed_dim)
         self.width = table.embed_dim if projection is None else projection.out_features
-        schemes = self._positions(pad)
+        schemes, blocks = self._positions(pad)
         return {
             "table": table,
             "position": schemes.pop(""),
             "head": self._head(table),
-            "family": family.name,
+            "family": self.family_name,
             "recipe": [step for step in family.recipe if step != "project" or projection is not None],
             "numbering": family.numbering,
             "padding_id": pad,
@@ -202,6 +215,7 @@ class Loader:
             "norm": norm,
             "projection": projection,
             "other_positions": schemes,
+            "block_positions": blocks,
             "tensor_names": self.names,
         }
 
@@ -255,7 +269,7 @@ class Loader:
         name = next(iter(self.checkpoint.find(*names)), None)
         if name is None:
             raise CheckpointError(
-                f"{self.checkpoint.name} is of family {self.family.name} but has no {what}: "
+                f"{self.checkpoint.name} is of family {self.family_name} but has no {what}: "
                 f"no tensor is called {' or '.join(names)}."
             )
         found = self.checkpoint.info(name).shape
@@ -360,10 +374,11 @@ class Loader:
         Raises:
             CheckpointError: The configuration states another number of rows or another width.
         """
-        stated = self.config.get("vocab_size")
-        if stated is not None and stated != vocab_size and self.names:
+        stated, extra = self.config.get("vocab_size"), self.family.extra_rows
+        if stated is not None and stated + extra != vocab_size and self.names:
+            more = f" (and {self.family_name} has {extra} rows more)" if extra else ""
             raise CheckpointError(
-                f"{name} has {vocab_size:,} rows and the configuration says vocab_size {stated:,}: "
+                f"{name} has {vocab_size:,} rows and the configuration says vocab_size {stated:,}{more}: "
                 f"they do not belong together, or one of them was changed alone."
             )
         key = next((key for key in self.family.width if self.config.get(key) is not None), None)
@@ -402,15 +417,37 @@ class Loader:
         biases = self.checkpoint.find(*spec.bias) if spec is not None else []
         return None if biases and self.checkpoint.read(biases[0]).flatten()[pad : pad + 1].any() else pad
 
-    def _scale(self, width: int) -> float | None:
-        """Return the factor that the family applies to looked-up rows of this width; `None` for no factor.
+    def _factor(self, factor: Factor, width: int) -> float | None:
+        """Return a factor on rows or logits, `of / per`; `None` if the configuration switches it off.
 
         A factor that the family rounds to the dtype of the rows (Gemma) is not rounded here.
+
+        Args:
+            factor: Names of the numbers.
+            width: Width of a row of the token table, D.
+
+        Raises:
+            CheckpointError: A number is missing in the configuration and has no default, or is not positive.
         """
-        rule = self.family.scale
-        if rule is None or (rule == "sqrt_dim_if_scale_embedding" and not self.config.get("scale_embedding")):
+        switches = [self.config[key] for key in factor.only_if if self.config.get(key) is not None]
+        if factor.only_if and not (switches[0] if switches else factor.otherwise):
             return None
-        return self._number("embedding_multiplier") if rule == "embedding_multiplier" else math.sqrt(width)
+        number, divisor = self._stated_number(factor.of, width), self._stated_number(factor.per, width)
+        if factor.default is not None and None in (number, divisor):
+            return factor.default
+        value = as_number(number, str(factor.of), above=0.0) / as_number(divisor, str(factor.per), above=0.0)
+        return torch.tensor(value, dtype=torch.bfloat16).item() if factor.rounding == "bfloat16" else value
+
+    def _stated_number(self, key: str | None, width: int) -> object:
+        """Return a number of a `Factor`: 1 without a key, sqrt(`width`), its inverse, or a value of the configuration.
+
+        A value of the configuration is returned without a check; it is `None` if the key is missing.
+        """
+        if key is None:
+            return 1.0
+        if key in ("sqrt_dim", "1/sqrt_dim"):
+            return math.sqrt(width) if key == "sqrt_dim" else width**-0.5
+        return stated_size(self.config, key) if key in CONFIG_KEYS else self.config.get(key)
 
     # Token types, norms, projections
 
@@ -432,12 +469,12 @@ class Loader:
         )
         return TokenEmbedding(*rows.shape, dtype=rows.dtype)
 
-    def _layer_norm(self, key: str, spec: NormSpec | None, width: int) -> nn.LayerNorm | None:
-        """Read weight and bias of a LayerNorm into `tensors`, and return a new module for them.
+    def _norm(self, key: str, spec: NormSpec | None, width: int) -> Norm | None:
+        """Read the tensors of a LayerNorm or an RMSNorm into `tensors`, and return a new module for them.
 
         Args:
             key: Name of the module in the layer, the prefix of the keys in `tensors`.
-            spec: Name and epsilon in the checkpoint; for `None`, nothing is read and the result is `None`.
+            spec: Name, kind and epsilon; for `None`, nothing is read and the result is `None`.
             width: Width of the vectors that are normalised.
 
         Raises:
@@ -445,9 +482,21 @@ class Loader:
         """
         if spec is None:
             return None
-        self._require(f"{key}.weight", (f"{spec.name}.weight", f"{spec.name}.gamma"), "LayerNorm", (width,))
-        self._require(f"{key}.bias", (f"{spec.name}.bias", f"{spec.name}.beta"), "LayerNorm", (width,))
-        return nn.LayerNorm(width, eps=self._number(spec.eps_key, spec.eps))
+        eps = spec.eps if spec.eps_key is None else self._number(spec.eps_key, spec.eps)
+        what = "LayerNorm" if spec.kind == "layer" else "RMSNorm"
+        if spec.name is not None:
+            self._require(f"{key}.weight", (f"{spec.name}.weight", f"{spec.name}.gamma"), what, (width,))
+        if spec.kind == "rms":
+            return nn.RMSNorm(width, eps=eps, elementwise_affine=spec.name is not None)
+        names = (f"{spec.name}.bias", f"{spec.name}.beta")
+        has_bias = spec.name is not None and self._has_bias(spec.bias, names)
+        if has_bias:
+            self._require(f"{key}.bias", names, what, (width,))
+        return nn.LayerNorm(width, eps=eps, elementwise_affine=spec.name is not None, bias=has_bias)
+
+    def _has_bias(self, stated: bool | None, names: Names) -> bool:
+        """Return whether a module has a bias: `stated`, or for `None` whether the checkpoint stores one of `names`."""
+        return bool(self.checkpoint.find(*names)) if stated is None else stated
 
     def _linear(self, key: str, spec: LinearSpec, shape: tuple[int | None, int | None]) -> nn.Linear:
         """Read the tensors of a projection into `tensors`, and return a new module for them.
@@ -461,9 +510,10 @@ class Loader:
             CheckpointError: A tensor is missing or has another shape.
         """
         weight = self._require(f"{key}.weight", (f"{spec.name}.weight",), "projection", shape)
-        if spec.bias:
+        has_bias = self._has_bias(spec.bias, (f"{spec.name}.bias",))
+        if has_bias:
             self._require(f"{key}.bias", (f"{spec.name}.bias",), "projection", (weight.shape[0],))
-        return nn.Linear(weight.shape[1], weight.shape[0], bias=spec.bias)
+        return nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias)
 
     def _projection(self) -> nn.Linear | None:
         """Read the projection from the width of the token table to the width of the model into `tensors`.
@@ -496,18 +546,19 @@ class Loader:
             CheckpointError: `pad` is `None`, because the configuration has no `pad_token_id`.
         """
         if pad is None:
-            raise CheckpointError(f"Positions of {self.family.name} begin after pad_token_id, which is missing.")
+            raise CheckpointError(f"Positions of {self.family_name} begin after pad_token_id, which is missing.")
         return pad + 1
 
-    def _positions(self, pad: int | None) -> dict[str, Position]:
+    def _positions(self, pad: int | None) -> tuple[dict[str, Position], tuple[str, ...]]:
         """Read the position schemes of the model.
 
         Args:
             pad: The configuration's `pad_token_id`, or `None`.
 
         Returns:
-            Kind of layer -> scheme. The key `""` has the scheme of the first block. Other keys, such as
-            `"full_attention"` or T5's `"decoder"`, are there only for models whose layers differ.
+            1. Kind of layer -> scheme. The key `""` has the scheme of the first block. Other keys, such as
+               `"full_attention"` or T5's `"decoder"`, are there only for models whose layers differ.
+            2. The key of each block's scheme; empty if every block has that of the first.
 
         Raises:
             CheckpointError: A tensor or key of the positions is missing or does not fit.
@@ -515,28 +566,49 @@ class Loader:
         spec = self.family.position
         facts = rotary_facts(self.config.get("model_type"))
         if isinstance(spec, AlibiPositions) or (spec == "rotary" and facts.or_alibi and self.config.get("alibi")):
-            return {"": self._alibi(divide=spec == "rotary")}
+            return {"": self._alibi(divide=spec == "rotary")}, ()
         if spec == "rotary":
-            kinds = list(dict.fromkeys(layer_types(self.config))) if has_layer_types(self.config) else [None]
-            schemes = {kind: RotaryEmbedding.from_config(self.config, kind, default_base=facts.base) for kind in kinds}
-            return {"": schemes[kinds[0]]} | {str(kind): schemes[kind] for kind in kinds if kind is not None}
+            return self._rotary(facts.base)
         if isinstance(spec, LearnedPositions):
             steps = self.family.recipe[: self.family.recipe.index("position")]
             width = self.width if "project" in steps else self.tensors["table.weight"].shape[1]
             rows = self._require("position.weight", spec.names, "table of positions", (None, width)).shape[0]
             offset = self._first_position(pad) if spec.offset == "padding" else int(spec.offset)
-            return {"": LearnedPositionalEmbedding(rows - offset, width, offset=offset)}
+            return {"": LearnedPositionalEmbedding(rows - offset, width, offset=offset)}, ()
         if isinstance(spec, SinusoidalPositions):
+            length = next((key for key in spec.length if self.config.get(key) is not None), spec.length[0])
             sinusoids = SinusoidalPositionalEmbedding(
-                self._whole("max_position_embeddings", most=MOST_POSITIONS),
+                self._whole(length, most=MOST_POSITIONS),
                 self.width,
                 layout="concatenated",
-                endpoint=True,
-                offset=self._first_position(pad),
-                padding_idx=pad,
+                endpoint=spec.endpoint,
+                offset=self._first_position(pad) if spec.offset == "padding" else spec.offset,
+                padding_idx=pad if spec.offset == "padding" else None,
             )
-            return {"": sinusoids}
-        return {"": Position(), **({} if spec is None else self._relative(spec))}
+            return {"": sinusoids}, ()
+        return {"": Position(), **({} if spec is None else self._relative(spec))}, ()
+
+    def _rotary(self, default_base: float) -> tuple[dict[str, Position], tuple[str, ...]]:
+        """Read rotary positions, and return the schemes by kind of layer and the key of each block's scheme.
+
+        Args:
+            default_base: Base of the frequencies if the configuration states none.
+
+        Raises:
+            CheckpointError: A key of the configuration is unknown, missing or contradicts another.
+        """
+        if stated_size(self.config, "num_hidden_layers") is None and "layer_types" not in self.config:
+            return {"": RotaryEmbedding.from_config(self.config, default_base=default_base)}, ()
+        layers = rotary_positions(self.config, default_base=default_base)
+        kinds = layer_types(self.config) if has_layer_types(self.config) else [None] * len(layers)
+        schemes: dict[str, Position] = {}
+        for kind, scheme in zip(kinds, layers, strict=True):
+            name = "none" if type(scheme) is Position else kind
+            if name is not None or scheme is not layers[0]:
+                schemes.setdefault(name or "rotary", scheme)
+        keys = {id(scheme): key for key, scheme in schemes.items()} | {id(layers[0]): ""}
+        blocks = tuple(keys[id(scheme)] for scheme in layers)
+        return {"": layers[0], **schemes}, blocks if any(blocks) else ()
 
     def _alibi(self, *, divide: bool) -> AlibiBias:
         """Return linear attention biases (ALiBi) for the number of heads that the configuration states.
@@ -609,22 +681,22 @@ class Loader:
         if biases:
             self._require(f"{key}.bias", spec.bias, "bias of the head", (rows,))
             self.names[f"{key}.bias"] = tuple(name for name in biases if self.checkpoint.info(name).shape == (rows,))
+        scale = None if spec.logit_scale is None else self._factor(spec.logit_scale, table.embed_dim)
         has_softcap = spec.softcap is not None and self.config.get(spec.softcap) is not None
         output = OutputHead(
             **({"table": table} if weight is None else {"vocab_size": rows, "embed_dim": width}),
             bias=bool(biases),
             softcap=self._number(str(spec.softcap)) if has_softcap else None,
-            logit_scale=self._logit_scale(spec.logit_scale, table.embed_dim),
+            logit_scale=1.0 if scale is None else scale,
         )
         if dense is None:
             return output
+        is_key = spec.activation is not None and spec.activation not in ACTIVATIONS
         return PredictionHead(
             output,
             dense=self._linear("head.dense", dense, (width, self.width)),
-            activation=str(self.config.get("hidden_act", "gelu"))
-            if spec.activation == "hidden_act"
-            else spec.activation,
-            norm=self._layer_norm("head.norm", spec.norm, width),
+            activation=str(self.config.get(str(spec.activation), "gelu")) if is_key else spec.activation,
+            norm=self._norm("head.norm", spec.norm, width),
         )
 
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
@@ -650,25 +722,6 @@ class Loader:
         weight = self._read(key, found[0])
         self._count_nonfinite("head", weight)
         return weight
-
-    def _logit_scale(self, rule: LogitScaleRule | None, width: int) -> float:
-        """Return the factor on the logits.
-
-        Args:
-            rule: A rule of `embedlayer.families.records.LogitScaleRule`; `None` for the factor 1.
-            width: Width of the token table, D.
-
-        Raises:
-            CheckpointError: The rule reads the factor from a configuration key that is missing.
-        """
-        if rule == "logit_scale":
-            return self._number("logit_scale")
-        if rule == "1/logits_scaling":
-            return 1 / self._number("logits_scaling")
-        if rule == "sqrt_dim_if_tied":
-            scaled = self.config.get("scale_decoder_outputs", self.config.get("tie_word_embeddings") is not False)
-            return width**-0.5 if scaled else 1.0
-        return 1.0
 
     # Keys of the configuration
 
@@ -701,10 +754,13 @@ class Loader:
 def _text_config(config: JsonObject) -> JsonObject:
     """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
 
-    A `tie_word_embeddings` or `model_type` that `text_config` lacks is taken from `config`.
+    `tie_word_embeddings` of `config` replaces that of the language model, as in transformers: the head belongs to the
+    whole model. A `model_type` that is missing in `text_config`, or not known, is replaced by that of `config`.
     """
     text = config.get("text_config")
     if not isinstance(text, dict):
         return config
-    outer = {key: config[key] for key in ("tie_word_embeddings", "model_type") if key in config}
-    return {**outer, **text}
+    outer = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
+    is_known = family_of(text.get("model_type")) is not None
+    model_type = text.get("model_type") if is_known else config.get("model_type", text.get("model_type"))
+    return {**text, **outer, "model_type": model_type}

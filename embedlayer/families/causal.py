@@ -6,7 +6,9 @@ from typing import Any
 
 from embedlayer.families.records import (
     META_LLAMA,
+    SQRT_DIM_ROUNDED,
     AlibiPositions,
+    Factor,
     Family,
     HeadSpec,
     LearnedPositions,
@@ -103,13 +105,13 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     ),
     _llama("qwen2", tokenizer_rules=True),
     _llama("qwen3"),
-    _llama("gemma", scale="sqrt_dim_rounded", head=HeadSpec(tied=True)),
-    _llama("gemma2", scale="sqrt_dim_rounded", head=_GEMMA_HEAD),
+    _llama("gemma", scale=SQRT_DIM_ROUNDED, head=HeadSpec(tied=True)),
+    _llama("gemma2", scale=SQRT_DIM_ROUNDED, head=_GEMMA_HEAD),
     _llama(
         "gemma3",
         "gemma3",
         "gemma3_text",
-        scale="sqrt_dim_rounded",
+        scale=SQRT_DIM_ROUNDED,
         head=_GEMMA_HEAD,
         defaults=(
             ("head_dim", 256),
@@ -145,7 +147,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     ),
     _llama(
         "cohere",
-        head=HeadSpec(logit_scale="logit_scale", tied=True),
+        head=HeadSpec(logit_scale=Factor("logit_scale"), tied=True),
     ),
-    _llama("granite", scale="embedding_multiplier", head=HeadSpec(logit_scale="1/logits_scaling")),
+    _llama("granite", scale=Factor("embedding_multiplier"), head=HeadSpec(logit_scale=Factor(per="logits_scaling"))),
 )

@@ -1,8 +1,17 @@
 """Records of encoder-decoder models."""
 
-from embedlayer.families.records import Family, HeadSpec, RelativePositions, SinusoidalPositions
+from embedlayer.families.records import (
+    SQRT_DIM_IF_SCALE_EMBEDDING,
+    Factor,
+    Family,
+    HeadSpec,
+    RelativePositions,
+    SinusoidalPositions,
+)
 
 _ENCODER_DECODER_TABLE = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+
+_T5_LOGITS = Factor("1/sqrt_dim", only_if=("scale_decoder_outputs", "tie_word_embeddings"), otherwise=True)
 
 ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
     Family(
@@ -14,13 +23,13 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
             encoder=("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
             decoder=("decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
         ),
-        head=HeadSpec(logit_scale="sqrt_dim_if_tied", tied="always"),
+        head=HeadSpec(logit_scale=_T5_LOGITS, tied="always"),
     ),
     Family(
         "m2m_100",
         ("m2m_100",),
         table=_ENCODER_DECODER_TABLE,
-        scale="sqrt_dim_if_scale_embedding",
+        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
         position=SinusoidalPositions(),
         numbering="ids",
         recipe=("position",),

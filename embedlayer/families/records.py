@@ -21,26 +21,8 @@ Numbering = Literal["all", "mask", "ids"]
 - `"ids"`: only tokens other than the padding ID; padding has position -1.
 """
 
-ScaleRule = Literal["sqrt_dim", "sqrt_dim_rounded", "sqrt_dim_if_scale_embedding", "embedding_multiplier"]
-"""Factor on looked-up rows of width D.
-
-- `"sqrt_dim"`: sqrt(D).
-- `"sqrt_dim_rounded"`: sqrt(D), rounded to the dtype of the rows (Gemma).
-- `"sqrt_dim_if_scale_embedding"`: sqrt(D) if the configuration's `scale_embedding` is true, else none.
-- `"embedding_multiplier"`: the configuration's `embedding_multiplier`.
-"""
-
-LogitScaleRule = Literal["logit_scale", "1/logits_scaling", "sqrt_dim_if_tied"]
-"""Factor on the logits.
-
-- `"logit_scale"`: the configuration's `logit_scale`.
-- `"1/logits_scaling"`: one divided by the configuration's `logits_scaling`.
-- `"sqrt_dim_if_tied"`: D^-0.5, unless `scale_decoder_outputs` is false. Where that key is missing,
-  `tie_word_embeddings` decides (T5).
-"""
-
 CONFIG_KEYS: Mapping[str, Names] = {
-    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "emb_dim", "embedding_dim"),
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers"),
 }
@@ -60,6 +42,41 @@ OWN_MODEL_TYPE = "embedlayer"
 
 
 @dataclass(frozen=True)
+class Factor:
+    """Factor `of / per` on looked-up rows or on logits, from numbers of the configuration.
+
+    In place of a key, `"sqrt_dim"` means sqrt(D) and `"1/sqrt_dim"` means D^-0.5, where D is the width of a row.
+
+    Attributes:
+        of: Configuration key of the numerator; `None` for 1.
+        per: Configuration key of the denominator; `None` for 1.
+        default: Factor if one of the keys is missing or null; `None` refuses such a configuration.
+        only_if: Configuration keys that switch the factor on or off. The first one that is present decides. Empty for a
+            factor that always applies.
+        otherwise: Whether the factor applies if none of `only_if` is present.
+        rounding: Dtype to which the factor is rounded: `"rows"` for that of the rows (Gemma), or `"bfloat16"`. `None`
+            for no rounding.
+    """
+
+    of: str | None = None
+    per: str | None = None
+    default: float | None = None
+    only_if: Names = ()
+    otherwise: bool = False
+    rounding: Literal["rows", "bfloat16"] | None = None
+
+
+SQRT_DIM = Factor("sqrt_dim")
+"""Factor sqrt(D)."""
+
+SQRT_DIM_ROUNDED = Factor("sqrt_dim", rounding="rows")
+"""Factor sqrt(D), rounded to the dtype of the rows (Gemma)."""
+
+SQRT_DIM_IF_SCALE_EMBEDDING = Factor("sqrt_dim", only_if=("scale_embedding",))
+"""Factor sqrt(D) if `scale_embedding` is true in the configuration."""
+
+
+@dataclass(frozen=True)
 class LearnedPositions:
     """Learned position embeddings of a family: a table with one row per position.
 
@@ -74,11 +91,20 @@ class LearnedPositions:
 
 @dataclass(frozen=True)
 class SinusoidalPositions:
-    """Fixed sinusoidal positions of a family: a vector holds all sines, then all cosines (M2M-100).
+    """Fixed sinusoidal positions of a family: a vector holds all sines, then all cosines.
 
-    The vectors are computed, not stored. As in transformers, the first token gets the vector of position
-    `pad_token_id + 1`, and a padding token gets a zero vector.
+    The vectors are computed; a copy in the checkpoint is not read.
+
+    Attributes:
+        endpoint: Whether the last pair has exactly the longest wavelength, as `positions.sinusoids` says (M2M-100).
+        offset: Row of position 0. `"padding"` means `pad_token_id + 1`; the rows before it are for padding, whose
+            vector is zero.
+        length: Configuration keys of the number of positions; the first one that is present is used.
     """
+
+    endpoint: bool = True
+    offset: int | Literal["padding"] = "padding"
+    length: Names = ("max_position_embeddings", "n_positions")
 
 
 @dataclass(frozen=True)
@@ -147,19 +173,24 @@ PositionSpec = LearnedPositions | SinusoidalPositions | AlibiPositions | Relativ
 
 @dataclass(frozen=True)
 class NormSpec:
-    """Name and epsilon of a LayerNorm in a checkpoint.
+    """Name, kind and epsilon of a LayerNorm or an RMSNorm in a checkpoint.
 
-    Its two tensors are called `weight` and `bias`, or in checkpoints from TensorFlow `gamma` and `beta`.
+    Its tensors are called `weight` and `bias`, or in checkpoints from TensorFlow `gamma` and `beta`.
 
     Attributes:
-        name: End of the module's name in the checkpoint: `"norm"` finds `norm` and `encoder.norm`.
-        eps_key: Key of its epsilon in `config.json`.
+        name: End of the module's name in the checkpoint: `"norm"` finds `norm` and `encoder.norm`. `None` for a norm
+            without tensors (nanochat).
+        eps_key: Key of its epsilon in `config.json`; `None` if the family's code has no other epsilon than `eps`.
         eps: Epsilon if that key is missing.
+        kind: `"layer"` for a LayerNorm; `"rms"` for an RMSNorm, which has no bias.
+        bias: Whether a LayerNorm has a bias; `None` to read it if the checkpoint stores it.
     """
 
-    name: str
-    eps_key: str = "layer_norm_eps"
+    name: str | None
+    eps_key: str | None = "layer_norm_eps"
     eps: float = 1e-12
+    kind: Literal["layer", "rms"] = "layer"
+    bias: bool | None = True
 
 
 @dataclass(frozen=True)
@@ -168,11 +199,24 @@ class LinearSpec:
 
     Attributes:
         name: End of the module's name in the checkpoint: `"project_in"` finds `model.decoder.project_in`.
-        bias: Whether the projection has a bias vector.
+        bias: Whether the projection has a bias vector; `None` to read it if the checkpoint stores it.
     """
 
     name: str
-    bias: bool = True
+    bias: bool | None = True
+
+
+@dataclass(frozen=True)
+class OtherTable:
+    """A table of a family that `load` does not read, beside the token table that it reads.
+
+    Attributes:
+        name: End of its tensor's name in the checkpoint.
+        use: What the model does with its rows: the end of a sentence that begins with the table.
+    """
+
+    name: str
+    use: str
 
 
 @dataclass(frozen=True)
@@ -188,9 +232,9 @@ class HeadSpec:
         dense: Projection before the product with `weight`. A checkpoint without its tensors has no head, unless
             `dense_optional` is true.
         dense_optional: Whether a checkpoint without the tensors of `dense` has a head without that step (OPT).
-        activation: Name of the activation, or `"hidden_act"` to read the name from that configuration key.
-        norm: LayerNorm before the product with `weight`.
-        logit_scale: Rule for the factor on the logits; `None` for the factor 1.
+        activation: Name of the activation, or the configuration key that has the name, such as `"hidden_act"`.
+        norm: Norm before the product with `weight`.
+        logit_scale: Factor on the logits; `None` for the factor 1.
         softcap: Configuration key of the cap c of `softcap(x) = c * tanh(x / c)`; `None` for no cap.
         tied: Whether the head is tied to the token table if the configuration has no `tie_word_embeddings`. `"always"`
             ties the head whatever that key says, unless the checkpoint stores other rows for the head (T5).
@@ -202,7 +246,7 @@ class HeadSpec:
     dense_optional: bool = False
     activation: str | None = None
     norm: NormSpec | None = None
-    logit_scale: LogitScaleRule | None = None
+    logit_scale: Factor | None = None
     softcap: str | None = None
     tied: bool | Literal["always"] = False
 
@@ -214,18 +258,19 @@ class Family:
     Tensor names are suffixes, as the docstring of this module says.
 
     Attributes:
-        name: Name in reports.
+        name: Name in reports. Empty for a group of families; their layers have the `model_type` as name.
         model_types: Values of `model_type` in its configurations.
         table: Names of the token table in a checkpoint, the preferred one first. A checkpoint with several of them
             stores the same rows several times.
         width: Configuration keys that may state the width of the table; the first one that is present is used.
+        extra_rows: Number of rows of the token table after the `vocab_size` rows that have logits (mllama).
         aliases: Pairs (key in the configurations of this family, common key of the same meaning) (T5, Meta's LLaMA).
-        scale: Rule for the factor on looked-up rows; `None` for no factor.
+        scale: Factor on looked-up rows; `None` for no factor.
         position: Position scheme; `None` for no positions.
         numbering: How default positions are counted; see `Numbering`.
         recipe: Steps of the input embedding after look-up and scale, in order.
         types: Tensor names of the token types (segments); `"table"` if segments are rows of the token table (GPT-2).
-        norm: LayerNorm of the step `"norm"`.
+        norm: Norm of the step `"norm"`.
         projection: Projection of the step `"project"`; a checkpoint without its tensors has no such step.
         head: LM head, or `None` for a family without one.
         decoder: Name of each tensor in `DecoderLM` -> its name in the checkpoint, for `load_llama`; `{}` stands for the
@@ -235,14 +280,16 @@ class Family:
             which splits text by its own rules and ignores those of `tokenizer.json`.
         folds_rows: Whether a checkpoint may store the tensors `mapping` and `weights`; the token table is then
             `rows[mapping] * weights` (model2vec).
+        other_tables: Tables that the model has beside the token table, and that are not read.
     """
 
     name: str
     model_types: Names
     table: Names
     width: Names = CONFIG_KEYS["hidden_size"]
+    extra_rows: int = 0
     aliases: tuple[tuple[str, str], ...] = ()
-    scale: ScaleRule | None = None
+    scale: Factor | None = None
     position: PositionSpec | None = None
     numbering: Numbering = "all"
     recipe: tuple[Step, ...] = ()
@@ -254,3 +301,4 @@ class Family:
     defaults: tuple[tuple[str, int | float], ...] = ()
     tokenizer_rules: bool = False
     folds_rows: bool = False
+    other_tables: tuple[OtherTable, ...] = ()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError
 from embedlayer.io.files import JsonObject
+from embedlayer.io.json_fields import printable
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.cross_entropy import LossOptions
 from embedlayer.pretrained import check_saved
@@ -25,7 +26,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Activations of heads, by their names in the configurations of transformers."""
 
-Part = TypeVar("Part", nn.Linear, nn.LayerNorm)
+Norm = nn.LayerNorm | nn.RMSNorm
+"""Norms of embedding layers and heads."""
+
+Part = TypeVar("Part", nn.Linear, nn.LayerNorm, nn.RMSNorm)
 
 
 class PredictionHead(nn.Module):
@@ -35,7 +39,7 @@ class PredictionHead(nn.Module):
         output: The product with the rows of the vocabulary, tied or untied.
         dense: Projection from the width of the model, D, to the width of the rows, R.
         activation: A key of `ACTIVATIONS`, or `None` for no activation.
-        norm: LayerNorm of width R, or `None` for none.
+        norm: LayerNorm or RMSNorm of width R, or `None` for none.
 
     Raises:
         CheckpointError: The activation is unknown.
@@ -50,7 +54,7 @@ class PredictionHead(nn.Module):
     """
 
     def __init__(
-        self, output: OutputHead, *, dense: nn.Linear, activation: str | None = None, norm: nn.LayerNorm | None = None
+        self, output: OutputHead, *, dense: nn.Linear, activation: str | None = None, norm: Norm | None = None
     ) -> None:
         super().__init__()
         if activation is not None and activation not in ACTIVATIONS:
@@ -107,18 +111,30 @@ class PredictionHead(nn.Module):
         return "" if self.activation is None else f"activation={self.activation}"
 
 
-def part_config(part: nn.Linear | nn.LayerNorm | None) -> JsonObject | None:
-    """Return the constructor's arguments of a projection or a LayerNorm as JSON; `None` for `None`."""
+def part_config(part: nn.Linear | Norm | None) -> JsonObject | None:
+    """Return the constructor's arguments of a projection or a norm as JSON; `None` for `None`.
+
+    `"norm": "rms"` marks an RMSNorm. Arguments of norms that have torch's default are left out.
+    """
     if isinstance(part, nn.Linear):
         return {"in_features": part.in_features, "out_features": part.out_features, "bias": part.bias is not None}
-    return None if part is None else {"normalized_shape": part.normalized_shape[0], "eps": part.eps}
+    if part is None:
+        return None
+    options: JsonObject = {"normalized_shape": part.normalized_shape[0], "eps": part.eps}
+    if part.weight is None:
+        options["elementwise_affine"] = False
+    if isinstance(part, nn.RMSNorm):
+        options["norm"] = "rms"
+    elif part.weight is not None and part.bias is None:
+        options["bias"] = False
+    return options
 
 
 def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
-    """Build a projection (`nn.Linear`) or an `nn.LayerNorm` from a result of `part_config`, with fresh weights.
+    """Build a projection (`nn.Linear`) or a norm from a result of `part_config`, with fresh weights.
 
     Args:
-        kind: `nn.Linear` or `nn.LayerNorm`.
+        kind: `nn.Linear`, `nn.LayerNorm` or `nn.RMSNorm`.
         config: The constructor's arguments; `None` returns `None`.
 
     Raises:
@@ -129,6 +145,22 @@ def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
         return None
     check_saved(kind, config)
     return kind(**config)
+
+
+def build_norm(config: JsonObject | None) -> Norm | None:
+    """Build a LayerNorm or an RMSNorm from a result of `part_config`, with fresh weights; `None` for `None`.
+
+    Raises:
+        CheckpointError: An argument has another type, or the norm is of an unknown kind.
+        TypeError: An argument is missing or unknown.
+    """
+    if config is None:
+        return None
+    options = dict(config)
+    kind = options.pop("norm", "layer")
+    if kind not in ("layer", "rms"):
+        raise CheckpointError(f"The norm {printable(kind)} is neither 'layer' nor 'rms'.")
+    return build_part(nn.RMSNorm, options) if kind == "rms" else build_part(nn.LayerNorm, options)
 
 
 def build_head(config: JsonObject, table: TokenTable) -> OutputHead | PredictionHead:
@@ -143,7 +175,7 @@ def build_head(config: JsonObject, table: TokenTable) -> OutputHead | Prediction
     """
     options = dict(config)
     tied, dense = options.pop("tied"), build_part(nn.Linear, options.pop("dense", None))
-    activation, norm = options.pop("activation", None), build_part(nn.LayerNorm, options.pop("norm", None))
+    activation, norm = options.pop("activation", None), build_norm(options.pop("norm", None))
     check_saved(PredictionHead, {"activation": activation})
     check_saved(OutputHead, options)
     output = OutputHead(table if tied else None, **options)
