@@ -55,6 +55,52 @@ def _llama(name: str, *model_types: str, **changes: Any) -> Family:
 
 _GEMMA_HEAD = HeadSpec(softcap="final_logit_softcapping", tied=True)
 
+_LLAMA_LIKE = (
+    _llama(
+        "llama, other blocks",
+        *("helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hy_v4", "internlm3", "iquestcoder", "jais2"),
+        *("kolibri1", "laguna", "llama4", "llama4_text", "longcat_flash", "mellum", "mimo_v2_flash", "minimax"),
+        *("minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mixtral", "nemotron", "olmo", "olmo2"),
+        *("olmo3", "olmoe", "persimmon", "phi4_multimodal", "qwen2_moe", "qwen3_5", "qwen3_5_moe"),
+        *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen4_exp", "qwen4_exp_text", "seed_oss"),
+        *("solar_open", "stablelm"),
+    ),
+    _llama(
+        "llama, tied by default",
+        *("jetmoe", "lfm2", "lfm2_moe", "lfm3", "smollm3", "starcoder2", "youtu"),
+        head=HeadSpec(tied=True),
+    ),
+    _llama("llama without positions", *("jamba", "kimi_linear"), position=None),
+    _llama("zamba", position=None, head=HeadSpec(tied=True)),
+    _llama("mamba2", *("mamba2", "nemotron_h"), table=("embeddings.weight",), position=None),
+    _llama("mamba", table=("embeddings.weight",), position=None, head=HeadSpec(tied=True)),
+    _llama("rwkv", table=("embeddings.weight",), position=None, head=HeadSpec(("head.weight",))),
+    _llama(
+        "xlstm",
+        table=("embeddings.weight",),
+        position=None,
+        head=HeadSpec(softcap="output_logit_soft_cap"),
+        defaults=(("output_logit_soft_cap", 30.0),),
+    ),
+    _llama("phimoe", head=HeadSpec(bias=("lm_head.bias",))),
+    _llama("vaultgemma", scale="sqrt_dim_rounded", head=_GEMMA_HEAD),
+    _llama(
+        "hyperclovax",
+        aliases=(("logits_scaling", "logit_scale"),),
+        scale="embedding_multiplier",
+        head=HeadSpec(logit_scale="logit_scale"),
+    ),
+    Family(
+        "openai-gpt",
+        ("openai-gpt",),
+        table=("tokens_embed.weight",),
+        position=LearnedPositions(("positions_embed.weight",)),
+        recipe=("position", "types"),
+        types="table",
+        head=HeadSpec(tied=True),
+    ),
+)
+
 CAUSAL_FAMILIES: tuple[Family, ...] = (
     Family(
         "gpt2",
@@ -147,5 +193,12 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         "cohere",
         head=HeadSpec(logit_scale="logit_scale", tied=True),
     ),
-    _llama("granite", scale="embedding_multiplier", head=HeadSpec(logit_scale="1/logits_scaling")),
+    _llama(
+        "granite",
+        *("granite", "granitemoe", "granitemoeshared", "granitemoe_swa"),
+        scale="embedding_multiplier",
+        head=HeadSpec(logit_scale="1/logits_scaling"),
+    ),
+    _llama("granite_swa", scale="embedding_multiplier", head=HeadSpec(logit_scale="1/logits_scaling", tied=True)),
+    *_LLAMA_LIKE,
 )
