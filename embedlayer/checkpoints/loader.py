@@ -174,6 +174,7 @@ class Loader:
             SizeError: A module cannot have the sizes that the configuration states.
         """
         family = self.family
+        self.notes.extend(family.notes)
         weight = self._table()
         pad = self.config.get("pad_token_id")
         table = TokenEmbedding(
@@ -360,10 +361,11 @@ class Loader:
         Raises:
             CheckpointError: The configuration states another number of rows or another width.
         """
-        stated = self.config.get("vocab_size")
-        if stated is not None and stated != vocab_size and self.names:
+        stated, extra = self.config.get("vocab_size"), self.family.extra_rows
+        if stated is not None and stated + extra != vocab_size and self.names:
+            expected = f"{stated:,}, so {stated + extra:,} rows in this family" if extra else f"{stated:,}"
             raise CheckpointError(
-                f"{name} has {vocab_size:,} rows and the configuration says vocab_size {stated:,}: "
+                f"{name} has {vocab_size:,} rows and the configuration says vocab_size {expected}: "
                 f"they do not belong together, or one of them was changed alone."
             )
         key = next((key for key in self.family.width if self.config.get(key) is not None), None)
@@ -410,7 +412,10 @@ class Loader:
         rule = self.family.scale
         if rule is None or (rule == "sqrt_dim_if_scale_embedding" and not self.config.get("scale_embedding")):
             return None
-        return self._number("embedding_multiplier") if rule == "embedding_multiplier" else math.sqrt(width)
+        if rule == "embedding_multiplier":
+            return self._number("embedding_multiplier")
+        root = math.sqrt(width)
+        return float(torch.tensor(root, dtype=torch.bfloat16, device="cpu")) if rule == "sqrt_dim_bfloat16" else root
 
     # Token types, norms, projections
 
@@ -432,8 +437,8 @@ class Loader:
         )
         return TokenEmbedding(*rows.shape, dtype=rows.dtype)
 
-    def _layer_norm(self, key: str, spec: NormSpec | None, width: int) -> nn.LayerNorm | None:
-        """Read weight and bias of a LayerNorm into `tensors`, and return a new module for them.
+    def _layer_norm(self, key: str, spec: NormSpec | None, width: int) -> nn.LayerNorm | nn.RMSNorm | None:
+        """Read weight and bias of a norm into `tensors`, and return a new module for them.
 
         Args:
             key: Name of the module in the layer, the prefix of the keys in `tensors`.
@@ -445,9 +450,14 @@ class Loader:
         """
         if spec is None:
             return None
-        self._require(f"{key}.weight", (f"{spec.name}.weight", f"{spec.name}.gamma"), "LayerNorm", (width,))
-        self._require(f"{key}.bias", (f"{spec.name}.bias", f"{spec.name}.beta"), "LayerNorm", (width,))
-        return nn.LayerNorm(width, eps=self._number(spec.eps_key, spec.eps))
+        eps = self._number(spec.eps_key, spec.eps)
+        if spec.kind == "rms_plain":
+            return nn.RMSNorm(width, eps=eps, elementwise_affine=False)
+        self._require(f"{key}.weight", (f"{spec.name}.weight", f"{spec.name}.gamma"), "norm", (width,))
+        if spec.kind == "rms":
+            return nn.RMSNorm(width, eps=eps)
+        self._require(f"{key}.bias", (f"{spec.name}.bias", f"{spec.name}.beta"), "norm", (width,))
+        return nn.LayerNorm(width, eps=eps)
 
     def _linear(self, key: str, spec: LinearSpec, shape: tuple[int | None, int | None]) -> nn.Linear:
         """Read the tensors of a projection into `tensors`, and return a new module for them.
@@ -513,6 +523,9 @@ class Loader:
             CheckpointError: A tensor or key of the positions is missing or does not fit.
         """
         spec = self.family.position
+        if self.family.positions_if is not None:
+            key, value = self.family.positions_if
+            spec = spec if self.config.get(key) == value else None
         facts = rotary_facts(self.config.get("model_type"))
         if isinstance(spec, AlibiPositions) or (spec == "rotary" and facts.or_alibi and self.config.get("alibi")):
             return {"": self._alibi(divide=spec == "rotary")}
@@ -582,9 +595,12 @@ class Loader:
     def _is_tied(self, spec: HeadSpec) -> bool:
         """Return whether the LM head is tied to the token table.
 
-        `tie_word_embeddings` of the configuration decides; without that key, or for `"always"`, `spec.tied` decides.
+        `tie_word_embeddings` of the configuration decides; without that key, or for `"always"` and `"never"`,
+        `spec.tied` decides.
         """
-        return spec.tied == "always" or bool(self.config.get("tie_word_embeddings", spec.tied))
+        if spec.tied in ("always", "never"):
+            return spec.tied == "always"
+        return bool(self.config.get("tie_word_embeddings", spec.tied))
 
     def _head(self, table: TokenEmbedding) -> OutputHead | PredictionHead | None:
         """Read the LM head, tied to `table` or untied; `None` if the checkpoint has none.
@@ -648,6 +664,11 @@ class Loader:
                     f"the head is read as untied."
                 )
         weight = self._read(key, found[0])
+        if spec.rows is not None and self.config.get(spec.rows) is not None:
+            count = self._whole(spec.rows, most=MOST_POSITIONS)
+            if count < weight.shape[0]:
+                weight = self.tensors[key] = weight[:count]
+                del self.names[key]  # the rest of the rows is not in the layer, so they cannot be written back
         self._count_nonfinite("head", weight)
         return weight
 
@@ -665,6 +686,9 @@ class Loader:
             return self._number("logit_scale")
         if rule == "1/logits_scaling":
             return 1 / self._number("logits_scaling")
+        if rule == "dim_model_base/hidden_size":
+            base = self.config.get("dim_model_base")
+            return 1.0 if base is None else self._number("dim_model_base") / self.width
         if rule == "sqrt_dim_if_tied":
             scaled = self.config.get("scale_decoder_outputs", self.config.get("tie_word_embeddings") is not False)
             return width**-0.5 if scaled else 1.0

@@ -55,6 +55,11 @@ def _llama(name: str, *model_types: str, **changes: Any) -> Family:
 
 _GEMMA_HEAD = HeadSpec(softcap="final_logit_softcapping", tied=True)
 
+_STATE_POSITIONS = (
+    "this family's positions are a bias that each block computes from its hidden states, so they are no part of this "
+    "layer."
+)
+
 _LLAMA_LIKE = (
     _llama(
         "llama, other blocks",
@@ -73,6 +78,69 @@ _LLAMA_LIKE = (
     _llama("llama without positions", *("jamba", "kimi_linear"), position=None),
     _llama("zamba", position=None, head=HeadSpec(tied=True)),
     _llama("mamba2", *("mamba2", "nemotron_h"), table=("embeddings.weight",), position=None),
+    _llama(
+        "nanochat",
+        recipe=("norm",),
+        norm=NormSpec("", "rms_norm_eps", 1e-6, kind="rms_plain"),
+        head=HeadSpec(softcap="final_logit_softcapping"),
+        defaults=(("final_logit_softcapping", 15.0),),
+    ),
+    _llama(
+        "inkling",
+        *("inkling_text", "inkling_mm_model"),
+        aliases=(("logits_mup_width_multiplier", "logits_scaling"),),
+        position=None,
+        recipe=("norm",),
+        norm=NormSpec("embed_norm", "rms_norm_eps", 1e-6, kind="rms"),
+        head=HeadSpec(
+            ("lm_head.weight", "unembed.weight"),
+            rows="unpadded_vocab_size",
+            logit_scale="1/logits_scaling",
+            tied="never",
+        ),
+        defaults=(("logits_scaling", 24.0),),
+        notes=(_STATE_POSITIONS,),
+    ),
+    _llama(
+        "inkling2",
+        *("inkling2_text", "inkling2"),
+        table=("embed_tokens.weight", "llm.embed.weight"),
+        position=None,
+        recipe=("norm",),
+        norm=NormSpec("embed_norm", "rms_norm_eps", 1e-6, kind="rms"),
+        head=HeadSpec(
+            ("lm_head.weight", "llm.unembed.weight"),
+            rows="unpadded_vocab_size",
+            softcap="final_logit_softcapping",
+            tied="never",
+        ),
+        defaults=(("final_logit_softcapping", 30.0),),
+        notes=(_STATE_POSITIONS,),
+    ),
+    _llama("hrm_text", aliases=(("embedding_scale", "embedding_multiplier"),), scale="embedding_multiplier"),
+    _llama(
+        "minicpm3",
+        aliases=(("scale_emb", "embedding_multiplier"),),
+        scale="embedding_multiplier",
+        head=HeadSpec(logit_scale="dim_model_base/hidden_size", tied=True),
+        defaults=(("scale_emb", 12), ("dim_model_base", 256)),
+    ),
+    _llama(
+        "recurrent_gemma",
+        scale="sqrt_dim_bfloat16",
+        head=HeadSpec(softcap="logits_soft_cap", tied=True),
+        defaults=(("logits_soft_cap", 30.0),),
+    ),
+    _llama(
+        "granitemoehybrid",
+        scale="embedding_multiplier",
+        positions_if=("position_embedding_type", "rope"),
+        head=HeadSpec(logit_scale="1/logits_scaling"),
+    ),
+    _llama("zamba2", positions_if=("use_mem_rope", True), head=HeadSpec(tied=True)),
+    _llama("olmo_hybrid"),
+    _llama("moshi", extra_rows=1, head=HeadSpec(tied="never")),
+    _llama("mllama", *("mllama", "mllama_text_model"), extra_rows=8, head=HeadSpec(tied="never")),
     _llama("mamba", table=("embeddings.weight",), position=None, head=HeadSpec(tied=True)),
     _llama("rwkv", table=("embeddings.weight",), position=None, head=HeadSpec(("head.weight",))),
     _llama(

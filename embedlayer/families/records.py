@@ -21,20 +21,24 @@ Numbering = Literal["all", "mask", "ids"]
 - `"ids"`: only tokens other than the padding ID; padding has position -1.
 """
 
-ScaleRule = Literal["sqrt_dim", "sqrt_dim_rounded", "sqrt_dim_if_scale_embedding", "embedding_multiplier"]
+ScaleRule = Literal[
+    "sqrt_dim", "sqrt_dim_rounded", "sqrt_dim_bfloat16", "sqrt_dim_if_scale_embedding", "embedding_multiplier"
+]
 """Factor on looked-up rows of width D.
 
 - `"sqrt_dim"`: sqrt(D).
 - `"sqrt_dim_rounded"`: sqrt(D), rounded to the dtype of the rows (Gemma).
+- `"sqrt_dim_bfloat16"`: sqrt(D), rounded to bfloat16 whatever the dtype of the rows is (RecurrentGemma).
 - `"sqrt_dim_if_scale_embedding"`: sqrt(D) if the configuration's `scale_embedding` is true, else none.
 - `"embedding_multiplier"`: the configuration's `embedding_multiplier`.
 """
 
-LogitScaleRule = Literal["logit_scale", "1/logits_scaling", "sqrt_dim_if_tied"]
+LogitScaleRule = Literal["logit_scale", "1/logits_scaling", "dim_model_base/hidden_size", "sqrt_dim_if_tied"]
 """Factor on the logits.
 
 - `"logit_scale"`: the configuration's `logit_scale`.
 - `"1/logits_scaling"`: one divided by the configuration's `logits_scaling`.
+- `"dim_model_base/hidden_size"`: the quotient of these two keys of the configuration, or 1 if `dim_model_base` is null.
 - `"sqrt_dim_if_tied"`: D^-0.5, unless `scale_decoder_outputs` is false. Where that key is missing,
   `tie_word_embeddings` decides (T5).
 """
@@ -147,19 +151,21 @@ PositionSpec = LearnedPositions | SinusoidalPositions | AlibiPositions | Relativ
 
 @dataclass(frozen=True)
 class NormSpec:
-    """Name and epsilon of a LayerNorm in a checkpoint.
+    """Name and epsilon of a norm in a checkpoint.
 
-    Its two tensors are called `weight` and `bias`, or in checkpoints from TensorFlow `gamma` and `beta`.
+    The two tensors of a LayerNorm are called `weight` and `bias`, or in checkpoints from TensorFlow `gamma` and `beta`.
 
     Attributes:
         name: End of the module's name in the checkpoint: `"norm"` finds `norm` and `encoder.norm`.
         eps_key: Key of its epsilon in `config.json`.
         eps: Epsilon if that key is missing.
+        kind: `"layer"`: LayerNorm. `"rms"`: RMSNorm, which has a weight only. `"rms_plain"`: RMSNorm without tensors.
     """
 
     name: str
     eps_key: str = "layer_norm_eps"
     eps: float = 1e-12
+    kind: Literal["layer", "rms", "rms_plain"] = "layer"
 
 
 @dataclass(frozen=True)
@@ -190,10 +196,13 @@ class HeadSpec:
         dense_optional: Whether a checkpoint without the tensors of `dense` has a head without that step (OPT).
         activation: Name of the activation, or `"hidden_act"` to read the name from that configuration key.
         norm: LayerNorm before the product with `weight`.
+        rows: Configuration key of the number of rows that count; stored rows beyond it have no logits (Inkling). `None`:
+            all rows count.
         logit_scale: Rule for the factor on the logits; `None` for the factor 1.
         softcap: Configuration key of the cap c of `softcap(x) = c * tanh(x / c)`; `None` for no cap.
         tied: Whether the head is tied to the token table if the configuration has no `tie_word_embeddings`. `"always"`
-            ties the head whatever that key says, unless the checkpoint stores other rows for the head (T5).
+            ties the head whatever that key says, unless the checkpoint stores other rows for the head (T5). `"never"`
+            does not tie it whatever that key says, because the family's code has no tying (Moshi).
     """
 
     weight: Names = ("lm_head.weight",)
@@ -202,9 +211,10 @@ class HeadSpec:
     dense_optional: bool = False
     activation: str | None = None
     norm: NormSpec | None = None
+    rows: str | None = None
     logit_scale: LogitScaleRule | None = None
     softcap: str | None = None
-    tied: bool | Literal["always"] = False
+    tied: bool | Literal["always", "never"] = False
 
 
 @dataclass(frozen=True)
@@ -218,10 +228,13 @@ class Family:
         model_types: Values of `model_type` in its configurations.
         table: Names of the token table in a checkpoint, the preferred one first. A checkpoint with several of them
             stores the same rows several times.
+        extra_rows: Number of rows of the table beyond `vocab_size`, to which the head has no rows (Moshi, mllama).
         width: Configuration keys that may state the width of the table; the first one that is present is used.
         aliases: Pairs (key in the configurations of this family, common key of the same meaning) (T5, Meta's LLaMA).
         scale: Rule for the factor on looked-up rows; `None` for no factor.
         position: Position scheme; `None` for no positions.
+        positions_if: Pair (configuration key, value): the checkpoint has positions only if the key has this value;
+            `None` for a family in which no key decides.
         numbering: How default positions are counted; see `Numbering`.
         recipe: Steps of the input embedding after look-up and scale, in order.
         types: Tensor names of the token types (segments); `"table"` if segments are rows of the token table (GPT-2).
@@ -231,6 +244,8 @@ class Family:
         decoder: Name of each tensor in `DecoderLM` -> its name in the checkpoint, for `load_llama`; `{}` stands for the
             number of the block. `None` for a family that `load_llama` does not read.
         defaults: Pairs (configuration key, transformers' default) of keys that published configurations leave out.
+        notes: Sentences about what transformers computes for this family and the layer does not; shown when a
+            checkpoint is loaded.
         tokenizer_rules: Whether transformers opens every folder of this family with the family's own tokenizer class,
             which splits text by its own rules and ignores those of `tokenizer.json`.
         folds_rows: Whether a checkpoint may store the tensors `mapping` and `weights`; the token table is then
@@ -240,10 +255,12 @@ class Family:
     name: str
     model_types: Names
     table: Names
+    extra_rows: int = 0
     width: Names = CONFIG_KEYS["hidden_size"]
     aliases: tuple[tuple[str, str], ...] = ()
     scale: ScaleRule | None = None
     position: PositionSpec | None = None
+    positions_if: tuple[str, object] | None = None
     numbering: Numbering = "all"
     recipe: tuple[Step, ...] = ()
     types: Names | Literal["table"] = ()
@@ -252,5 +269,6 @@ class Family:
     head: HeadSpec | None = HeadSpec()
     decoder: Mapping[str, str] | None = None
     defaults: tuple[tuple[str, int | float], ...] = ()
+    notes: Names = ()
     tokenizer_rules: bool = False
     folds_rows: bool = False
