@@ -25,6 +25,7 @@ from embedlayer.families.records import (
     NormSpec,
     PositionSpec,
     RelativePositions,
+    ShiftSpec,
     SinusoidalPositions,
     Step,
 )
@@ -34,6 +35,7 @@ from embedlayer.layers.decoder_input import DecoderInput
 from embedlayer.layers.input_parts import (
     ElementwiseAffine,
     FeatureProjection,
+    ShiftScale,
     TokenDropout,
     TrigramProjection,
     TypeTables,
@@ -565,8 +567,8 @@ class Loader:
             tables.append(TokenEmbedding(*rows.shape, dtype=rows.dtype, scale=None if factor == 1 else factor))
         return TypeTables(tables)
 
-    def _norm(self, key: str, spec: NormSpec | None, width: int) -> nn.Module | None:
-        """Read the tensors of a norm into `tensors`, and return a new module for them.
+    def _norm(self, key: str, spec: NormSpec | ShiftSpec | None, width: int) -> nn.Module | None:
+        """Read the tensors of a norm, or of what replaces it, into `tensors`, and return a new module for them.
 
         Args:
             key: Name of the module in the layer, the prefix of the keys in `tensors`.
@@ -578,6 +580,11 @@ class Loader:
         """
         if spec is None:
             return None
+        if isinstance(spec, ShiftSpec):
+            self._require(f"{key}.shift", spec.shift, "vector that is added", (width,))
+            if spec.scale:
+                self._require(f"{key}.scale", spec.scale, "vector that is multiplied with", (width,))
+            return ShiftScale(width, scales=bool(spec.scale))
         eps = spec.eps if spec.eps_key is None else self._number(spec.eps_key, spec.eps)
         if spec.kind == "rms_plain":
             return nn.RMSNorm(width, eps=eps, elementwise_affine=False)
@@ -714,12 +721,13 @@ class Loader:
             offset = self._first_position(pad) if spec.offset == "padding" else int(spec.offset)
             return {"": LearnedPositionalEmbedding(rows - offset, width, offset=offset)}
         if isinstance(spec, SinusoidalPositions):
+            first = self._first_position(pad) if spec.after_padding and spec.offset is None else spec.offset or 0
             sinusoids = SinusoidalPositionalEmbedding(
                 self._whole("max_position_embeddings", most=MOST_POSITIONS),
                 width,
                 layout="concatenated",
                 endpoint=spec.after_padding,
-                offset=self._first_position(pad) if spec.after_padding else 0,
+                offset=first,
                 padding_idx=pad if spec.after_padding else None,
             )
             return {"": sinusoids}

@@ -12,6 +12,8 @@ from embedlayer.families.records import (
     LearnedPositions,
     LinearSpec,
     NormSpec,
+    ShiftSpec,
+    SinusoidalPositions,
 )
 
 _DECODER_TENSORS = {
@@ -117,7 +119,45 @@ _LLAMA_LIKE = (
         defaults=(("final_logit_softcapping", 30.0),),
         notes=(_STATE_POSITIONS,),
     ),
-    _llama("hrm_text", aliases=(("embedding_scale", "embedding_multiplier"),), scale="embedding_multiplier"),
+    _llama(
+        "hrm_text",
+        aliases=(("embedding_scale", "embedding_multiplier"),),
+        scale="embedding_multiplier",
+        recipe=("norm",),
+        norm=ShiftSpec(("z_L_init",)),
+    ),
+    _llama(
+        "zaya",
+        recipe=("norm",),
+        norm=ShiftSpec(("input_hidden_states_bias",), ("input_hidden_states_scale",)),
+        head=HeadSpec(bias=("lm_head.bias",), tied=True),
+    ),
+    Family(
+        "xglm",
+        ("xglm",),
+        table=("embed_tokens.weight",),
+        scale="sqrt_dim_if_scale_embedding",
+        position=SinusoidalPositions(offset=2),
+        recipe=("position",),
+        head=HeadSpec(tied=True),
+        defaults=(("scale_embedding", True),),
+    ),
+    Family(
+        "modernbert-decoder",
+        ("modernbert-decoder",),
+        table=("tok_embeddings.weight",),
+        position="rotary",
+        recipe=("norm",),
+        norm=NormSpec("embeddings.norm", "norm_eps", 1e-5),
+        head=HeadSpec(
+            ("decoder.weight",),
+            bias=("decoder.bias",),
+            dense=LinearSpec("lm_head.dense", bias="stored"),
+            activation="classifier_activation",
+            norm=NormSpec("lm_head.norm", "norm_eps", 1e-5),
+            tied=True,
+        ),
+    ),
     _llama(
         "minicpm3",
         aliases=(("scale_emb", "embedding_multiplier"),),

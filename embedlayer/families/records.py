@@ -103,9 +103,11 @@ class SinusoidalPositions:
         after_padding: Whether the first token gets the vector of position `pad_token_id + 1` and a padding token a zero
             vector, with the wavelengths of `endpoint` (M2M-100). Otherwise the first token gets the vector of position
             0 and padding is not treated apart (Marian).
+        offset: Position whose vector the first token gets, if the family's code has a fixed one (XGLM: 2).
     """
 
     after_padding: bool = True
+    offset: int | None = None
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,19 @@ class NormSpec:
 
 
 @dataclass(frozen=True)
+class ShiftSpec:
+    """Names of two vectors in a checkpoint, with which the step `"norm"` computes `(x + shift) * scale` per channel.
+
+    Attributes:
+        shift: Tensor names of the vector that is added.
+        scale: Tensor names of the vector that the sum is multiplied with; empty for none.
+    """
+
+    shift: Names
+    scale: Names = ()
+
+
+@dataclass(frozen=True)
 class LinearSpec:
     """Name of a linear projection in a checkpoint, and whether it has a bias.
 
@@ -225,8 +240,8 @@ class HeadSpec:
         dense_optional: Whether a checkpoint without the tensors of `dense` has a head without that step (OPT).
         activation: Name of the activation, or the configuration key that states the name, such as `"hidden_act"`.
         norm: LayerNorm before the product with `weight`.
-        rows: Configuration key of the number of rows that count; stored rows beyond it have no logits (Inkling). `None`:
-            all rows count.
+        rows: Configuration key of the number of rows that count; stored rows beyond it have no logits (Inkling).
+            `None`: all rows count.
         logit_scale: Rule for the factor on the logits; `None` for the factor 1.
         softcap: Configuration key of the cap c of `softcap(x) = c * tanh(x / c)`; `None` for no cap.
         tied: Whether the head is tied to the token table if the configuration has no `tie_word_embeddings`. `"always"`
@@ -295,7 +310,7 @@ class Family:
         types: Tensor names of the token types (segments); `"table"` if segments are rows of the token table (GPT-2).
         more_types: Further tables that the step `"types"` adds, by default their row 0: pairs (tensor names, factor).
             A table that the checkpoint lacks is left out.
-        norm: LayerNorm of the step `"norm"`.
+        norm: Norm of the step `"norm"`, or the vectors that are added and multiplied in its place (Zaya).
         projection: Projection of the step `"project"`; a checkpoint without its tensors has no such step.
         trigrams: Configuration key that says whether the projection reads the vectors of the next token, the token
             and the token before, one after another; `None` for a family that never does (MobileBERT).
@@ -330,7 +345,7 @@ class Family:
     optional: tuple[tuple[Step, str, bool | int], ...] = ()
     types: Names | Literal["table"] = ()
     more_types: tuple[tuple[Names, float], ...] = ()
-    norm: NormSpec | None = None
+    norm: NormSpec | ShiftSpec | None = None
     projection: LinearSpec | None = None
     trigrams: str | None = None
     features: tuple[Names, ...] = ()
