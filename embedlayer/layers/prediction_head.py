@@ -13,7 +13,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import printable
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.cross_entropy import LossOptions
-from embedlayer.pretrained import check_saved
+from embedlayer.pretrained import Described, build, check_saved, describe, is_description
 from embedlayer.tables.table import TokenTable
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -26,10 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Activations of heads, by their names in the configurations of transformers."""
 
-Norm = nn.LayerNorm | nn.RMSNorm
-"""Norms of embedding layers and heads."""
-
-Part = TypeVar("Part", nn.Linear, nn.LayerNorm, nn.RMSNorm)
+Part = TypeVar("Part", bound=nn.Module)
 
 
 class PredictionHead(nn.Module):
@@ -111,30 +108,31 @@ class PredictionHead(nn.Module):
         return "" if self.activation is None else f"activation={self.activation}"
 
 
-def part_config(part: nn.Linear | Norm | None) -> JsonObject | None:
+def part_config(part: nn.Module | None) -> JsonObject | None:
     """Return the constructor's arguments of a projection or a norm as JSON; `None` for `None`.
 
-    `"norm": "rms"` marks an RMSNorm. Arguments of norms that have torch's default are left out.
+    A part of this library is returned as its description, with a kind identifier.
     """
-    if isinstance(part, nn.Linear):
-        return {"in_features": part.in_features, "out_features": part.out_features, "bias": part.bias is not None}
     if part is None:
         return None
-    options: JsonObject = {"normalized_shape": part.normalized_shape[0], "eps": part.eps}
-    if part.weight is None:
-        options["elementwise_affine"] = False
+    if isinstance(part, Described):
+        return describe(part)
+    if isinstance(part, nn.Linear):
+        return {"in_features": part.in_features, "out_features": part.out_features, "bias": part.bias is not None}
     if isinstance(part, nn.RMSNorm):
-        options["norm"] = "rms"
-    elif part.weight is not None and part.bias is None:
-        options["bias"] = False
-    return options
+        has_weight = part.weight is not None
+        return {"normalized_shape": part.normalized_shape[0], "eps": part.eps, "elementwise_affine": has_weight}
+    assert isinstance(part, nn.LayerNorm)
+    bias = {} if part.bias is not None else {"bias": False}
+    return {"normalized_shape": part.normalized_shape[0], "eps": part.eps, **bias}
 
 
 def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
-    """Build a projection (`nn.Linear`) or a norm from a result of `part_config`, with fresh weights.
+    """Build a projection or a norm from a result of `part_config`, with fresh weights.
 
     Args:
-        kind: `nn.Linear`, `nn.LayerNorm` or `nn.RMSNorm`.
+        kind: `nn.Linear` or `nn.LayerNorm`, for a result without a kind identifier. An `nn.RMSNorm` is recognised by
+            its argument `elementwise_affine`.
         config: The constructor's arguments; `None` returns `None`.
 
     Raises:
@@ -143,6 +141,10 @@ def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
     """
     if config is None:
         return None
+    if is_description(config):
+        part: Part = build(config)
+        return part
+    kind = nn.RMSNorm if kind is nn.LayerNorm and "elementwise_affine" in config else kind  # type: ignore[assignment]
     check_saved(kind, config)
     return kind(**config)
 
