@@ -1,6 +1,7 @@
 """Read tensors and sizes of a checkpoint's embedding layer by the record of its model family."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,10 +11,21 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.meta_layout import has_meta_layout
+from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, SizeError
-from embedlayer.families import CONFIG_KEYS, STATIC_EMBEDDING, UNKNOWN, Family, family_of, rotary_facts, stated_size
+from embedlayer.families import (
+    CONFIG_KEYS,
+    STATIC_EMBEDDING,
+    TRANSFORMERS_VERSION,
+    UNKNOWN,
+    Family,
+    family_of,
+    nearest_model_types,
+    rotary_facts,
+    stated_size,
+)
 from embedlayer.families.records import (
     AlibiPositions,
     HeadSpec,
@@ -36,7 +48,7 @@ from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.rotary_config import has_layer_types, layer_types
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
-from embedlayer.pretrained import FLOATS, assign
+from embedlayer.pretrained import FLOATS, assign, is_description
 from embedlayer.tables.dense import TokenEmbedding
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -79,7 +91,8 @@ class LoadRecord:
         tensors: Tensors that were read.
         bytes_read: Bytes of headers and tensors that were read.
         nonfinite_rows: `"table"` or `"head"` -> number of its rows with NaN or infinity; a key with 0 rows is left out.
-        notes: Sentences about what was skipped, guessed or contradictory.
+        notes: Sentences about what was skipped or contradictory.
+        table_only: Whether only the token table was read, as the caller requested; the first note then says so.
     """
 
     source: str = ""
@@ -87,6 +100,7 @@ class LoadRecord:
     bytes_read: int = 0
     nonfinite_rows: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    table_only: bool = False
 
 
 class Loader:
@@ -98,20 +112,31 @@ class Loader:
         checkpoint: The open checkpoint.
         dtype: Dtype to which all tensors are converted; `None` for that of the token table.
         device: Device of the tensors.
+        table_only: Whether to read the token table alone. A checkpoint of an unknown family is then accepted, and the
+            table is found by its name.
 
     Attributes:
         tensors: Key in the `state_dict` of the layer -> tensor that was read.
         names: Key in the `state_dict` of the layer -> names of that tensor in the checkpoint: first the name that was
             read, then those of equal copies.
-        notes: Sentences for the user about what was skipped, guessed or contradictory.
+        notes: Sentences for the user about what was skipped or contradictory.
         width: Width of the vectors that the first block receives, D; 0 before `read_arguments`.
 
     Raises:
-        CheckpointError: A size in the configuration is not a whole number in its range.
+        CheckpointError: A size in the configuration is not a whole number in its range; or the family is unknown, and
+            `table_only` is false.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype | None,
+        device: torch.device | str,
+        *,
+        table_only: bool = False,
+    ) -> None:
         self.checkpoint = checkpoint
+        self.table_only = table_only
         self.config = _text_config(checkpoint.config)
         self.dtype = dtype
         self.device = device
@@ -136,22 +161,18 @@ class Loader:
                 )
 
     def _family(self) -> Family:
-        """Return the family that the configuration names.
+        """Return the family of the checkpoint; `UNKNOWN` for an unknown one of which only the table is read.
 
-        For a family whose token table is not known here, add a sentence to `notes` and return `UNKNOWN`.
+        Raises:
+            CheckpointError: The family is unknown, and not only the table is read.
         """
-        model_type = STATIC_EMBEDDING if self.checkpoint.is_static_embedding else self.config.get("model_type")
-        family = family_of(model_type)
-        if family is not None:
-            return family
-        self.notes.append(
-            f"the family {model_type!r} is not known, so the table was looked for by its name. Scale, positions, norms "
-            f"and the head's steps other than its output product are not read."
-            if model_type
-            else "there is no config.json that names a family, so the table was looked for by its name. Scale, "
-            "positions and norms are not read."
-        )
-        return UNKNOWN
+        family = checkpoint_family(self.checkpoint)
+        if family is None and not self.table_only:
+            raise _unknown_family(self.checkpoint)
+        if self.table_only:
+            where = "" if family is not None else ", and found by its name because the family is unknown"
+            self.notes.append(f"Only the table was read{where}: scale, positions, norms and head were left out.")
+        return UNKNOWN if family is None else family
 
     def load_record(self) -> LoadRecord:
         """Return the record of the tensors that were read so far, with counts and notes."""
@@ -161,6 +182,7 @@ class Loader:
             bytes_read=self.checkpoint.bytes_read,
             nonfinite_rows=self.nonfinite,
             notes=tuple(self.notes),
+            table_only=self.table_only,
         )
 
     def read_arguments(self) -> dict[str, Any]:
@@ -176,6 +198,8 @@ class Loader:
         family = self.family
         weight = self._table()
         pad = self.config.get("pad_token_id")
+        if self.table_only:
+            return self._table_alone(weight, pad)
         table = TokenEmbedding(
             weight.shape[0],
             weight.shape[1],
@@ -204,6 +228,18 @@ class Loader:
             "other_positions": schemes,
             "tensor_names": self.names,
         }
+
+    def _table_alone(self, weight: Tensor, pad: int | None) -> dict[str, Any]:
+        """Return the arguments of an `EmbeddingLayer` that has a table and nothing else.
+
+        Args:
+            weight: Rows of the table, `(V, D)`.
+            pad: The configuration's `pad_token_id`, or `None`.
+        """
+        rows, width = weight.shape
+        table = TokenEmbedding(rows, width, padding_idx=self._padding_idx(weight, pad), dtype=weight.dtype)
+        self.width = table.embed_dim
+        return {"table": table, "family": self.family.name, "padding_id": pad, "tensor_names": self.names}
 
     def build(self, make: Callable[[], Model]) -> Model:
         """Build a layer or a model on the meta device, without memory for weights, and assign `tensors` to it.
@@ -301,6 +337,8 @@ class Loader:
                 f"{self.checkpoint.name} has no table of token rows: no tensor with rows and columns is called "
                 f"{' or '.join(self.family.table)}."
             )
+        if self.family is UNKNOWN:
+            candidates = self._only_table(candidates)
         name, *others = candidates
         info = self.checkpoint.info(name)
         if self.dtype is None and info.torch_dtype not in FLOATS:
@@ -317,6 +355,30 @@ class Loader:
         self._check_sizes(name, *weight.shape)
         self._count_nonfinite("table", weight)
         return weight
+
+    def _only_table(self, candidates: list[str]) -> list[str]:
+        """Return the names of the one token table of an unknown family: the preferred one and its equal copies.
+
+        Candidates with fewer rows than the configuration's `vocab_size` are no token tables.
+
+        Args:
+            candidates: Names of two-dimensional tensors that may be the table, the preferred one first.
+
+        Raises:
+            CheckpointError: Several tensors with the same last part of the name have different rows.
+        """
+        needed = self.config.get("vocab_size") or 0
+        large = [name for name in candidates if self.checkpoint.info(name).shape[0] >= needed] or candidates
+        first, *others = large
+        equal = [name for name in others if self._is_same(name, first)]
+        module = ".".join(first.split(".")[-2:])
+        rivals = [name for name in others if name not in equal and f".{name}".endswith(f".{module}")]
+        if rivals:
+            raise CheckpointError(
+                f"{self.checkpoint.name} is of an unknown family and has several tables called {module}: "
+                f"{', '.join((first, *rivals))}. Which of them is that of the tokens is not known."
+            )
+        return [first, *equal]
 
     def _fold(self, rows: Tensor) -> Tensor:
         """Compute model2vec's token table `rows[mapping] * weights[:, None]`, store it in `tensors` and return it.
@@ -696,6 +758,57 @@ class Loader:
             CheckpointError: The configuration does not state the number of heads.
         """
         return as_whole_number(stated_size(self.config, "num_attention_heads"), "num_attention_heads", most=MOST_SIZE)
+
+
+def checkpoint_family(checkpoint: Checkpoint) -> Family | None:
+    """Return the family that a checkpoint's configuration names, or `None` if it names none or an unknown one."""
+    if checkpoint.is_static_embedding:
+        return family_of(STATIC_EMBEDDING)
+    return family_of(_text_config(checkpoint.config).get("model_type"))
+
+
+def is_unknown_family(checkpoint: Checkpoint) -> bool:
+    """Return whether `load` reads a checkpoint with `table_only=True` alone, because its family is unknown."""
+    is_known = is_description(checkpoint.config) or checkpoint_family(checkpoint) is not None
+    return not is_known and not ("model_type" not in checkpoint.config and has_meta_layout(checkpoint))
+
+
+def _unknown_family(checkpoint: Checkpoint) -> CheckpointError:
+    """Return, without raising it, the error for a checkpoint whose configuration names no known family.
+
+    It names the known model types that are spelt most similarly, and what to do.
+    """
+    alone = "To read the table alone: load(..., table_only=True)."
+    file = checkpoint.file(CONFIG)
+    if file is None:
+        return CheckpointError(
+            f"{checkpoint.name}: there is no {CONFIG}, so the model family is unknown, and with it scale, positions "
+            f"and head. Copy the model's {CONFIG} there. {alone}"
+        )
+    config = _text_config(checkpoint.config)
+    model_type = config.get("model_type")
+    if model_type is None:
+        return CheckpointError(
+            f"{file} has no model_type, so the model family is unknown, and with it scale, positions and head. Copy "
+            f"the model's own {CONFIG} there, or add its model_type. {alone}"
+        )
+    near = " or ".join(map(repr, nearest_model_types(str(model_type))))
+    written = str(checkpoint.config.get("transformers_version", ""))
+    newer = (
+        f"It was written by transformers {written}, and this embedlayer knows the families of {TRANSFORMERS_VERSION}: "
+        f"look for a newer embedlayer. "
+        if _version(written) > _version(TRANSFORMERS_VERSION)
+        else ""
+    )
+    return CheckpointError(
+        f"{file}: model_type {model_type!r} is not known (nearest known: {near}), so scale, positions and head are not "
+        f"known either. {newer}{alone}"
+    )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """Return major and minor version as numbers, such as `(5, 23)` for `"5.23.0"`; fewer if the text has fewer."""
+    return tuple(int(number) for number in re.findall(r"[0-9]{1,9}", text)[:2])
 
 
 def _text_config(config: JsonObject) -> JsonObject:
