@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.loader import LoadedTensor, Loader, LoadRecord
+from embedlayer.checkpoints.meta_layout import has_meta_layout, meta_config
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, missing_rows_message, table_size
@@ -24,7 +25,7 @@ from embedlayer.layers.input import sequence_of
 from embedlayer.layers.input_parts import TokenDropout, TypeTables
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
-from embedlayer.layers.prediction_head import Norm, PredictionHead, build_head, build_norm, build_part, part_config
+from embedlayer.layers.prediction_head import PredictionHead, build_head, build_part, part_config
 from embedlayer.layers.steps import EmbeddingStep, StepName, TokenBatch, TracedStep, run_steps, trace_steps
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import FLOATS, Pretrained, build, describe, is_description
@@ -250,7 +251,7 @@ class EmbeddingLayer(Pretrained):
             own = None if parts["decoder"] is None else parts["decoder"].table
             parts["head"] = None if parts["head"] is None else build_head(parts["head"], own or parts["table"])
             parts["types"] = build(parts["types"]) if isinstance(parts["types"], dict) else parts["types"]
-            parts["norm"] = build_norm(parts["norm"])
+            parts["norm"] = build_part(nn.LayerNorm, parts["norm"])
             parts["projection"] = build_part(nn.Linear, parts["projection"])
             parts["token_dropout"] = build_part(TokenDropout, parts.get("token_dropout"))
             parts["other_positions"] = {kind: build(value) for kind, value in parts["other_positions"].items()}
@@ -537,6 +538,7 @@ def load(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     revision: str | None = None,
+    table_only: bool = False,
 ) -> EmbeddingLayer:
     """Load the embedding layer of a checkpoint: table, positions, scale, norms and head, and no other weights.
 
@@ -548,20 +550,22 @@ def load(
         device: Device of the tensors. On the CPU, without a change of dtype, tensors stay mapped to the file until they
             are written to.
         revision: Branch, tag or commit on the hub.
+        table_only: Read the token table alone, also of an unknown model family. The layer then has no scale, no
+            positions and no head, so its `input` returns rows of the table.
 
     Returns:
         A trainable layer. `print(layer.report())` shows what was read.
 
     Raises:
         FileError: `source` does not exist, or a file cannot be read.
-        CheckpointError: A file is damaged or a pickle, a tensor that the family needs is missing, or tensors and
-            configuration disagree.
+        CheckpointError: The model family is unknown and `table_only` is false; a file is damaged or a pickle; a tensor
+            that the family needs is missing; or tensors and configuration disagree.
         SizeError: `dtype` is not a floating-point dtype of at least 16 bits.
         MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`.
 
     Warns:
-        EmbedLayerWarning: The family is unknown and the table was found by its name, rows contain NaN or infinity, or
-            the configuration contradicts the tensors in a way that can be resolved.
+        EmbedLayerWarning: Rows contain NaN or infinity, or the configuration contradicts the tensors in a way that can
+            be resolved.
 
     Example:
         >>> from embedlayer.io.safetensors_files import save_tensors
@@ -575,14 +579,19 @@ def load(
     if dtype is not None and dtype not in FLOATS:
         raise SizeError(f"dtype must be one of {', '.join(map(str, FLOATS))}, not {dtype}.")
     checkpoint = Checkpoint.open(source, revision=revision)
-    layer = (_read_saved_layer if is_description(checkpoint.config) else _read_layer)(checkpoint, dtype, device)
+    if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
+        checkpoint.config = meta_config(checkpoint)
+    read = _read_saved_layer if is_description(checkpoint.config) else _read_layer
+    layer = read(checkpoint, dtype, device, table_only=table_only)
     layer._checkpoint = checkpoint
-    for note in layer.load_record.notes:
+    for note in layer.load_record.notes[table_only:]:
         warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
     return layer
 
 
-def _read_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> EmbeddingLayer:
+def _read_layer(
+    checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool
+) -> EmbeddingLayer:
     """Read the embedding layer of a model's checkpoint.
 
     The layer is built on the meta device, without memory for weights; the tensors of the checkpoint then become its
@@ -592,23 +601,28 @@ def _read_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch
         checkpoint: The open checkpoint.
         dtype: Dtype of all tensors; `None` for that of the table in the checkpoint.
         device: Device of the tensors.
+        table_only: Whether to read the token table alone.
 
     Raises:
-        CheckpointError: A tensor or a key of the configuration is missing or does not fit.
+        CheckpointError: The family is unknown and not only the table is read; or a tensor or a key of the configuration
+            is missing or does not fit.
     """
-    loader = Loader(checkpoint, dtype, device)
+    loader = Loader(checkpoint, dtype, device, table_only=table_only)
     layer = loader.build(lambda: EmbeddingLayer(**loader.read_arguments()))
     layer.load_record = loader.load_record()
     return layer
 
 
-def _read_saved_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> EmbeddingLayer:
+def _read_saved_layer(
+    checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool
+) -> EmbeddingLayer:
     """Read a folder that `EmbeddingLayer.save_pretrained` wrote.
 
     Args:
         checkpoint: The open folder.
         dtype: Dtype of the layer; `None` for that of the file.
         device: Device of the layer.
+        table_only: Whether to return a layer with the table alone; the folder is read in full.
 
     Raises:
         CheckpointError: The folder is damaged, or contains a layer of another class.
@@ -621,7 +635,16 @@ def _read_saved_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device:
     layer.load_record = LoadRecord(
         source=checkpoint.name, tensors=tensors, bytes_read=sum(tensor.nbytes for tensor in tensors)
     )
-    return layer
+    return _with_table_only(layer) if table_only else layer
+
+
+def _with_table_only(layer: EmbeddingLayer) -> EmbeddingLayer:
+    """Return a new layer that has the table of `layer`, its padding token and its tensor names, and nothing else."""
+    names = {key: names for key, names in layer.tensor_names.items() if key.startswith("table.")}
+    alone = EmbeddingLayer(layer.table, family=layer.family, padding_id=layer.padding_id, tensor_names=names)
+    note = "Only the table was kept: positions, norms and head were left out."
+    alone.load_record = replace(layer.load_record, notes=(note,), table_only=True)
+    return alone
 
 
 def _tokenizer_file(checkpoint: Checkpoint) -> Path | None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from embedlayer.families.records import (
     META_LLAMA,
+    SQRT_DIM_BFLOAT16,
+    SQRT_DIM_IF_SCALE_EMBEDDING,
     SQRT_DIM_ROUNDED,
     AlibiPositions,
     Factor,
@@ -92,17 +94,15 @@ _LLAMA_LIKE = (
     _llama(
         "inkling",
         *("inkling_text", "inkling_mm_model"),
-        aliases=(("logits_mup_width_multiplier", "logits_scaling"),),
         position=None,
         recipe=("norm",),
         norm=NormSpec("embed_norm", "rms_norm_eps", 1e-6, kind="rms"),
         head=HeadSpec(
             ("lm_head.weight", "unembed.weight"),
             rows="unpadded_vocab_size",
-            logit_scale="1/logits_scaling",
+            logit_scale=Factor(per="logits_mup_width_multiplier", default=1 / 24),
             tied="never",
         ),
-        defaults=(("logits_scaling", 24.0),),
         notes=(_STATE_POSITIONS,),
     ),
     _llama(
@@ -123,8 +123,7 @@ _LLAMA_LIKE = (
     ),
     _llama(
         "hrm_text",
-        aliases=(("embedding_scale", "embedding_multiplier"),),
-        scale="embedding_multiplier",
+        scale=Factor("embedding_scale"),
         recipe=("norm",),
         norm=ShiftSpec(("z_L_init",)),
     ),
@@ -138,7 +137,7 @@ _LLAMA_LIKE = (
         "xglm",
         ("xglm",),
         table=("embed_tokens.weight",),
-        scale="sqrt_dim_if_scale_embedding",
+        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
         position=SinusoidalPositions(offset=2),
         recipe=("position",),
         head=HeadSpec(tied=True),
@@ -162,22 +161,21 @@ _LLAMA_LIKE = (
     ),
     _llama(
         "minicpm3",
-        aliases=(("scale_emb", "embedding_multiplier"),),
-        scale="embedding_multiplier",
-        head=HeadSpec(logit_scale="dim_model_base/hidden_size", tied=True),
+        scale=Factor("scale_emb"),
+        head=HeadSpec(logit_scale=Factor("dim_model_base", per="hidden_size", default=1.0), tied=True),
         defaults=(("scale_emb", 12), ("dim_model_base", 256)),
     ),
     _llama(
         "recurrent_gemma",
-        scale="sqrt_dim_bfloat16",
+        scale=SQRT_DIM_BFLOAT16,
         head=HeadSpec(softcap="logits_soft_cap", tied=True),
         defaults=(("logits_soft_cap", 30.0),),
     ),
     _llama(
         "granitemoehybrid",
-        scale="embedding_multiplier",
+        scale=Factor("embedding_multiplier"),
         positions_if=("position_embedding_type", "rope"),
-        head=HeadSpec(logit_scale="1/logits_scaling"),
+        head=HeadSpec(logit_scale=Factor(per="logits_scaling")),
     ),
     _llama("zamba2", positions_if=("use_mem_rope", True), head=HeadSpec(tied=True)),
     _llama("olmo_hybrid"),
@@ -193,12 +191,11 @@ _LLAMA_LIKE = (
         defaults=(("output_logit_soft_cap", 30.0),),
     ),
     _llama("phimoe", head=HeadSpec(bias=("lm_head.bias",))),
-    _llama("vaultgemma", scale="sqrt_dim_rounded", head=_GEMMA_HEAD),
+    _llama("vaultgemma", scale=SQRT_DIM_ROUNDED, head=_GEMMA_HEAD),
     _llama(
         "hyperclovax",
-        aliases=(("logits_scaling", "logit_scale"),),
-        scale="embedding_multiplier",
-        head=HeadSpec(logit_scale="logit_scale"),
+        scale=Factor("embedding_multiplier"),
+        head=HeadSpec(logit_scale=Factor("logits_scaling")),
     ),
     Family(
         "openai-gpt",
@@ -306,9 +303,13 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     _llama(
         "granite",
         *("granite", "granitemoe", "granitemoeshared", "granitemoe_swa"),
-        scale="embedding_multiplier",
-        head=HeadSpec(logit_scale="1/logits_scaling"),
+        scale=Factor("embedding_multiplier"),
+        head=HeadSpec(logit_scale=Factor(per="logits_scaling")),
     ),
-    _llama("granite_swa", scale="embedding_multiplier", head=HeadSpec(logit_scale="1/logits_scaling", tied=True)),
+    _llama(
+        "granite_swa",
+        scale=Factor("embedding_multiplier"),
+        head=HeadSpec(logit_scale=Factor(per="logits_scaling"), tied=True),
+    ),
     *_LLAMA_LIKE,
 )

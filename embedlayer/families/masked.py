@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from embedlayer.families.records import Family, HeadSpec, LearnedPositions, LinearSpec, Names, NormSpec
+from embedlayer.families.records import Factor, Family, HeadSpec, LearnedPositions, LinearSpec, Names, NormSpec
 
 
 def _masked_head(name: str, dense: str, norm: str, activation: str = "hidden_act") -> HeadSpec:
@@ -70,7 +70,7 @@ def _roberta(name: str, model_types: Names, **changes: Any) -> Family:
 MASKED_FAMILIES: tuple[Family, ...] = (
     _bert("bert", ("bert", "megatron-bert"), head=_BERT_HEAD),
     _bert("ernie", ("ernie",), more_types=((("embeddings.task_type_embeddings.weight",), 1.0),), head=_BERT_HEAD),
-    _bert("big_bird", ("big_bird",), scale="sqrt_dim_if_rescale_embeddings", head=_BERT_HEAD),
+    _bert("big_bird", ("big_bird",), scale=Factor("sqrt_dim", only_if=("rescale_embeddings",)), head=_BERT_HEAD),
     _bert(
         "electra",
         ("electra",),

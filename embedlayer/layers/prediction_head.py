@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError
 from embedlayer.io.files import JsonObject
-from embedlayer.io.json_fields import printable
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.cross_entropy import LossOptions
 from embedlayer.pretrained import Described, build, check_saved, describe, is_description
@@ -36,7 +35,7 @@ class PredictionHead(nn.Module):
         output: The product with the rows of the vocabulary, tied or untied.
         dense: Projection from the width of the model, D, to the width of the rows, R.
         activation: A key of `ACTIVATIONS`, or `None` for no activation.
-        norm: LayerNorm or RMSNorm of width R, or `None` for none.
+        norm: LayerNorm of width R, or `None` for none.
 
     Raises:
         CheckpointError: The activation is unknown.
@@ -51,7 +50,7 @@ class PredictionHead(nn.Module):
     """
 
     def __init__(
-        self, output: OutputHead, *, dense: nn.Linear, activation: str | None = None, norm: Norm | None = None
+        self, output: OutputHead, *, dense: nn.Linear, activation: str | None = None, norm: nn.LayerNorm | None = None
     ) -> None:
         super().__init__()
         if activation is not None and activation not in ACTIVATIONS:
@@ -149,22 +148,6 @@ def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
     return kind(**config)
 
 
-def build_norm(config: JsonObject | None) -> Norm | None:
-    """Build a LayerNorm or an RMSNorm from a result of `part_config`, with fresh weights; `None` for `None`.
-
-    Raises:
-        CheckpointError: An argument has another type, or the norm is of an unknown kind.
-        TypeError: An argument is missing or unknown.
-    """
-    if config is None:
-        return None
-    options = dict(config)
-    kind = options.pop("norm", "layer")
-    if kind not in ("layer", "rms"):
-        raise CheckpointError(f"The norm {printable(kind)} is neither 'layer' nor 'rms'.")
-    return build_part(nn.RMSNorm, options) if kind == "rms" else build_part(nn.LayerNorm, options)
-
-
 def build_head(config: JsonObject, table: TokenTable) -> OutputHead | PredictionHead:
     """Build a head from a description, with fresh weights.
 
@@ -177,7 +160,7 @@ def build_head(config: JsonObject, table: TokenTable) -> OutputHead | Prediction
     """
     options = dict(config)
     tied, dense = options.pop("tied"), build_part(nn.Linear, options.pop("dense", None))
-    activation, norm = options.pop("activation", None), build_norm(options.pop("norm", None))
+    activation, norm = options.pop("activation", None), build_part(nn.LayerNorm, options.pop("norm", None))
     check_saved(PredictionHead, {"activation": activation})
     check_saved(OutputHead, options)
     output = OutputHead(table if tied else None, **options)
