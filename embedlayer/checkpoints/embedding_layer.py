@@ -20,7 +20,9 @@ from embedlayer.data.tokenizer import load_tokenizer, missing_rows_message, tabl
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
 from embedlayer.families.records import Numbering, Step
 from embedlayer.io.files import JsonObject
+from embedlayer.layers.decoder_input import DecoderInput
 from embedlayer.layers.input import sequence_of
+from embedlayer.layers.input_parts import TokenDropout, TypeTables
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
 from embedlayer.layers.prediction_head import PredictionHead, build_head, build_part, part_config
@@ -124,13 +126,16 @@ class EmbeddingLayer(Pretrained):
         position: Position scheme of the first block; `None` for no positions.
         head: LM head, tied to `table` or untied; `None` for none.
         family: Name of the model family.
-        recipe: Steps of the input embedding after look-up and scale: `"types"`, `"project"`, `"position"`, `"norm"`.
+        recipe: Steps of the input embedding after look-up and scale; see `families.Step`.
         numbering: How default positions are counted; see `families.Numbering`.
         padding_id: Token that `numbering="ids"` does not count.
         first_position_id: Position ID that transformers uses for position 0 (RoBERTa: 2).
-        types: Table of token types, `"table"` if they are rows of `table` (GPT-2), or `None` for none.
+        types: Table or tables of token types, `"table"` if they are rows of `table` (GPT-2), or `None` for none.
         norm: LayerNorm of the step `"norm"`.
         projection: Projection of the step `"project"`.
+        token_dropout: Module of the step `"token_dropout"`.
+        decoder: The decoder's own parts of an encoder-decoder model, which `decoder_input` reads; `None` for a model
+            with one stack.
         other_positions: Position schemes of other layers by kind: Gemma 3's `"full_attention"`, T5's `"decoder"`.
         tensor_names: Key in `state_dict()` -> names of that tensor in the checkpoint; `load` read the first name.
 
@@ -154,16 +159,20 @@ class EmbeddingLayer(Pretrained):
         numbering: Numbering = "all",
         padding_id: int | None = None,
         first_position_id: int = 0,
-        types: TokenEmbedding | Literal["table"] | None = None,
-        norm: nn.LayerNorm | None = None,
+        types: TokenEmbedding | TypeTables | Literal["table"] | None = None,
+        norm: nn.Module | None = None,
         projection: nn.Linear | None = None,
+        token_dropout: TokenDropout | None = None,
+        decoder: DecoderInput | None = None,
         other_positions: Mapping[str, Position] | None = None,
         tensor_names: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__()
-        modules = {"types": types, "project": projection, "norm": norm, "position": True}
-        if len(set(recipe)) != len(recipe) or any(modules.get(step) is None for step in recipe):
-            raise SizeError(f"The recipe {' -> '.join(recipe)} has a step twice, or one without its module.")
+        modules = {"types": types, "project": projection, "norm": norm, "position": True, "mask": True}
+        modules["token_dropout"] = token_dropout
+        for each in (recipe, () if decoder is None or decoder.recipe is None else decoder.recipe):
+            if len(set(each)) != len(each) or any(modules.get(step) is None for step in each):
+                raise SizeError(f"The recipe {' -> '.join(each)} has a step twice, or one without its module.")
         if numbering == "ids" and padding_id is None:
             raise SizeError('numbering="ids" counts the tokens that are not padding: it needs padding_id.')
         self.table = as_table(table)
@@ -174,14 +183,18 @@ class EmbeddingLayer(Pretrained):
         )
         if output is not None and output.table is table:
             output.follow_references([ChildReference(self, "table")], ChildReference(parent, name))
+        elif output is not None and decoder is not None and output.table is decoder.table is not None:
+            output.follow_references([ChildReference(decoder, "table")], ChildReference(parent, name))
         self.family = family
         self.recipe = tuple(recipe)
         self.numbering = numbering
         self.padding_id = padding_id
         self.first_position_id = first_position_id
-        self.types = types if isinstance(types, TokenEmbedding) else None
+        self.types = types if isinstance(types, nn.Module) else None
         self.norm = norm
         self.projection = projection
+        self.token_dropout = token_dropout
+        self.decoder = decoder
         self.other_positions = nn.ModuleDict(dict(other_positions or {}))
         self.tensor_names = {key: tuple(names) for key, names in (tensor_names or {}).items()}
         self.load_record = LoadRecord()
@@ -208,6 +221,8 @@ class EmbeddingLayer(Pretrained):
             "types": describe(self.types) if self.types is not None else "table" if "types" in self.recipe else None,
             "norm": part_config(self.norm),
             "projection": part_config(self.projection),
+            "token_dropout": None if self.token_dropout is None else describe(self.token_dropout),
+            "decoder": None if self.decoder is None else describe(self.decoder),
             "other_positions": {kind: describe(self.position_of(kind)) for kind in self.other_positions},
             "tensor_names": {key: list(names) for key, names in self.tensor_names.items()},
         }
@@ -222,10 +237,13 @@ class EmbeddingLayer(Pretrained):
         parts = dict(config)
         try:
             parts["table"], parts["position"] = build(parts["table"]), build(parts["position"])
-            parts["head"] = None if parts["head"] is None else build_head(parts["head"], parts["table"])
+            parts["decoder"] = None if parts.get("decoder") is None else build(parts["decoder"])
+            own = None if parts["decoder"] is None else parts["decoder"].table
+            parts["head"] = None if parts["head"] is None else build_head(parts["head"], own or parts["table"])
             parts["types"] = build(parts["types"]) if isinstance(parts["types"], dict) else parts["types"]
             parts["norm"] = build_part(nn.LayerNorm, parts["norm"])
             parts["projection"] = build_part(nn.Linear, parts["projection"])
+            parts["token_dropout"] = build_part(TokenDropout, parts.get("token_dropout"))
             parts["other_positions"] = {kind: build(value) for kind, value in parts["other_positions"].items()}
             return cls.construct(**parts)
         except (KeyError, TypeError, AttributeError) as error:
@@ -326,6 +344,34 @@ class EmbeddingLayer(Pretrained):
         steps, batch = self._steps(ids, attention_mask, position_ids, positions, token_type_ids)
         return run_steps(steps, batch)
 
+    def decoder_input(
+        self,
+        ids: IdsLike,
+        attention_mask: AttentionMask | None = None,
+        *,
+        position_ids: Positions | None = None,
+        positions: Positions | None = None,
+    ) -> Vectors:
+        """Return the vectors that the first block of the decoder receives, `(T, D)` or `(B, T, D)`.
+
+        Arguments and errors are those of `input`. The position scheme is `position_of("decoder")`, if there is one.
+
+        Raises:
+            SizeError: This is not the layer of an encoder-decoder model: a decoder alone is read by `input`.
+        """
+        steps, batch = self._steps(ids, attention_mask, position_ids, positions, None, self._decoder())
+        return run_steps(steps, batch)
+
+    def _decoder(self) -> DecoderInput:
+        """Return the decoder's own parts.
+
+        Raises:
+            SizeError: This is not the layer of an encoder-decoder model.
+        """
+        if self.decoder is None:
+            raise SizeError(f"A layer of family {self.family} has no second input: its only stack is read by input.")
+        return self.decoder
+
     def trace(
         self,
         ids: IdsLike,
@@ -352,8 +398,11 @@ class EmbeddingLayer(Pretrained):
         position_ids: Positions | None,
         positions: Positions | None,
         token_type_ids: Ids | None,
+        decoder: DecoderInput | None = None,
     ) -> tuple[list[EmbeddingStep], TokenBatch]:
         """Check the arguments of `input`, and return the two arguments of `run_steps`.
+
+        The arguments are those of `input`; with `decoder`, the steps are those of `decoder_input`.
 
         Returns:
             The steps of this layer in order, look-up first, and their inputs.
@@ -367,18 +416,26 @@ class EmbeddingLayer(Pretrained):
             raise SizeError(f"A layer of family {self.family} has no token types: leave token_type_ids out.")
         if position_ids is not None:
             positions = position_ids - self.first_position_id
-        ids = sequence_of(ids, None, self.table)
+        table, position, norm, recipe = self.table, self.position, self.norm, self.recipe
+        if decoder is not None:
+            table = table if decoder.table is None else decoder.table
+            position = self.position_of("decoder" if "decoder" in self.other_positions else None)
+            norm = norm if decoder.norm is None else decoder.norm
+            recipe = recipe if decoder.recipe is None else decoder.recipe
+        ids = sequence_of(ids, None, table)
         if token_type_ids is None and self.types is not None:
             token_type_ids = torch.zeros_like(ids)
         modules: dict[Step, tuple[StepName, Any]] = {  # those of the recipe are not None: the constructor checks it
-            "types": ("token_types", self.table if self.types is None else self.types),
-            "position": ("positions", self.position),
-            "norm": ("norm", self.norm),
+            "types": ("token_types", table if self.types is None else self.types),
+            "position": ("positions", position),
+            "norm": ("norm", norm),
             "project": ("projection", self.projection),
+            "mask": ("mask", self),
+            "token_dropout": ("token_dropout", self.token_dropout),
         }
-        steps = [EmbeddingStep("look_up", self.table), *(EmbeddingStep(*modules[step]) for step in self.recipe)]
+        steps = [EmbeddingStep("look_up", table), *(EmbeddingStep(*modules[step]) for step in recipe)]
         positions = self.default_positions(ids, attention_mask) if positions is None else positions
-        return steps, TokenBatch(ids, positions, token_type_ids)
+        return steps, TokenBatch(ids, positions, token_type_ids, attention_mask)
 
     def default_positions(self, ids: Ids, attention_mask: AttentionMask | None = None) -> Positions:
         """Return the position that `input` gives each token by default, counted from 0.

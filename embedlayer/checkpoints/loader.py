@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar
@@ -12,17 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.meta_layout import has_meta_layout
-from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.refusals import unknown_family_error
 from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import (
     CONFIG_KEYS,
     STATIC_EMBEDDING,
-    TRANSFORMERS_VERSION,
     UNKNOWN,
     Family,
     family_of,
-    nearest_model_types,
     rotary_facts,
     stated_size,
 )
@@ -34,13 +33,25 @@ from embedlayer.families.records import (
     LogitScaleRule,
     Names,
     NormSpec,
+    PositionSpec,
     RelativePositions,
+    ShiftSpec,
     SinusoidalPositions,
+    Step,
 )
 from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject
+from embedlayer.layers.decoder_input import DecoderInput
+from embedlayer.layers.input_parts import (
+    ElementwiseAffine,
+    FeatureProjection,
+    ShiftScale,
+    TokenDropout,
+    TrigramProjection,
+    TypeTables,
+)
 from embedlayer.layers.output import OutputHead
-from embedlayer.layers.prediction_head import PredictionHead
+from embedlayer.layers.prediction_head import ACTIVATIONS, PredictionHead
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
@@ -146,7 +157,7 @@ class Loader:
         self.notes: list[str] = []
         self.nonfinite: dict[str, int] = {}
         self.width = 0
-        self.family = self._family()
+        self.family = self._stack(self._family())
         has_rotary = "rope_parameters" in self.config
         defaults = {key: value for key, value in self.family.defaults if not (has_rotary and "rope" in key)}
         aliases = {common: self.config[own] for own, common in self.family.aliases if own in self.config}
@@ -154,6 +165,12 @@ class Loader:
         for key in BOUNDED_KEYS:
             if self.config.get(key) is not None:
                 self._whole(key)
+        for key, values in self.family.not_computed:
+            if self.config.get(key, values[0]) not in values:
+                raise CheckpointError(
+                    f"{checkpoint.name}: {key} {self.config[key]!r} changes what {self.family.name} computes at its "
+                    f"input or head, and is not supported; supported: {' or '.join(map(repr, values))}."
+                )
         for key in ("vocab_size", "pad_token_id"):
             if type(self.config.get(key, 0)) not in (int, NoneType):
                 raise CheckpointError(
@@ -168,11 +185,37 @@ class Loader:
         """
         family = checkpoint_family(self.checkpoint)
         if family is None and not self.table_only:
-            raise _unknown_family(self.checkpoint)
+            raise unknown_family_error(self.checkpoint, self.config.get("model_type"))
         if self.table_only:
             where = "" if family is not None else ", and found by its name because the family is unknown"
             self.notes.append(f"Only the table was read{where}: scale, positions, norms and head were left out.")
         return UNKNOWN if family is None else family
+
+    def _stack(self, family: Family) -> Family:
+        """Return the record for the stacks that the checkpoint stores.
+
+        An encoder-decoder model may be stored without its encoder (`AutoModelForCausalLM`) or without its decoder. The
+        names of the tensors tell them apart: those of a stack contain `encoder.` or `decoder.`.
+
+        Args:
+            family: Record of the whole model.
+        """
+        spec = family.decoder_input
+        if spec is None:
+            return family
+        stacks = {
+            stack for name in self.checkpoint.names for stack in re.findall(r"(?:^|[._])((?:en|de)coder)\.", name)
+        }
+        if stacks == {"decoder"}:
+            return replace(
+                family,
+                table=spec.table,
+                position=spec.position or family.position,
+                norm=spec.norm or family.norm,
+                recipe=family.recipe if spec.recipe is None else spec.recipe,
+                decoder_input=None,
+            )
+        return replace(family, decoder_input=None) if stacks == {"encoder"} else family
 
     def load_record(self) -> LoadRecord:
         """Return the record of the tensors that were read so far, with counts and notes."""
@@ -196,38 +239,111 @@ class Loader:
             SizeError: A module cannot have the sizes that the configuration states.
         """
         family = self.family
+        self.notes.extend(family.notes)
         weight = self._table()
         pad = self.config.get("pad_token_id")
         if self.table_only:
             return self._table_alone(weight, pad)
-        table = TokenEmbedding(
+        table = self._new_table(weight, pad)
+        recipe = self._used_steps(family.recipe)
+        projection = self._projection() if "project" in recipe else None
+        self.width = table.embed_dim if projection is None else projection.out_features
+        widths = self._widths(recipe, projection is not None)
+        types = self._types(widths["types"]) if "types" in recipe else None
+        norm = self._norm("norm", family.norm, widths.get("norm", 0)) if "norm" in recipe else None
+        schemes = self._positions(pad, widths.get("position", self.width))
+        decoder = self._decoder_input(recipe, widths, schemes, pad)
+        learned = family.position if isinstance(family.position, LearnedPositions) else None
+        counts_rows = family.numbering == "ids" or (learned is not None and learned.ids_include_offset)
+        return {
+            "table": table,
+            "position": schemes.pop(""),
+            "head": self._head(table if decoder is None or decoder.table is None else decoder.table),
+            "family": family.name,
+            "recipe": [step for step in recipe if step != "project" or projection is not None],
+            "numbering": family.numbering,
+            "padding_id": pad,
+            "first_position_id": self._first_position_id(pad) if counts_rows else 0,
+            "types": types,
+            "norm": norm,
+            "projection": projection,
+            "token_dropout": TokenDropout(self._token_id("mask_token_id")) if "token_dropout" in recipe else None,
+            "decoder": decoder,
+            "other_positions": schemes,
+            "tensor_names": self.names,
+        }
+
+    def _new_table(self, weight: Tensor, pad: int | None) -> TokenEmbedding:
+        """Return a new token table of the family for rows that are in `tensors`.
+
+        Args:
+            weight: The rows, `(V, D)`.
+            pad: The configuration's `pad_token_id`, or `None`.
+        """
+        return TokenEmbedding(
             weight.shape[0],
             weight.shape[1],
             padding_idx=self._padding_idx(weight, pad),
             scale=self._scale(weight.shape[1]),
-            round_scale=family.scale == "sqrt_dim_rounded",
+            round_scale=self.family.scale == "sqrt_dim_rounded",
             dtype=weight.dtype,
         )
-        projection = self._projection()
-        types = self._types()
-        norm = self._layer_norm("norm", family.norm, table.embed_dim)
-        self.width = table.embed_dim if projection is None else projection.out_features
-        schemes = self._positions(pad)
-        return {
-            "table": table,
-            "position": schemes.pop(""),
-            "head": self._head(table),
-            "family": family.name,
-            "recipe": [step for step in family.recipe if step != "project" or projection is not None],
-            "numbering": family.numbering,
-            "padding_id": pad,
-            "first_position_id": self._first_position(pad) if family.numbering == "ids" else 0,
-            "types": types,
-            "norm": norm,
-            "projection": projection,
-            "other_positions": schemes,
-            "tensor_names": self.names,
-        }
+
+    def _used_steps(self, recipe: Sequence[Step]) -> list[Step]:
+        """Return the steps that this checkpoint has, without those that its configuration leaves out.
+
+        Args:
+            recipe: Steps of the family.
+        """
+        left_out = {step for step, key, default in self.family.optional if not self.config.get(key, default)}
+        return [step for step in recipe if step not in left_out]
+
+    def _widths(self, recipe: Sequence[Step], projects: bool) -> dict[Step, int]:
+        """Return the width of the vectors that each step receives: that of the table, after the projection D.
+
+        Args:
+            recipe: The steps.
+            projects: Whether the checkpoint has a projection.
+        """
+        table = self.tensors["table.weight"].shape[1]
+        at = recipe.index("project") if projects else len(recipe)
+        return {step: self.width if i > at else table for i, step in enumerate(recipe)}
+
+    def _decoder_input(
+        self, recipe: Sequence[Step], widths: Mapping[Step, int], schemes: dict[str, Position], pad: int | None
+    ) -> DecoderInput | None:
+        """Read what the decoder of an encoder-decoder model has for itself; `None` for a model with one stack.
+
+        Args:
+            recipe: Steps of the encoder.
+            widths: Width of the vectors that each step receives.
+            schemes: Position schemes, to which those of the decoder are added: `"decoder"` for its first block.
+            pad: The configuration's `pad_token_id`, or `None`.
+
+        Raises:
+            CheckpointError: A tensor is missing or has another shape.
+        """
+        spec = self.family.decoder_input
+        if spec is None:
+            return None
+        table = None
+        name = next((each for each in self._find_matrices(spec.table) if each not in self.names["table.weight"]), None)
+        if name is not None:
+            weight = self._read("decoder.table.weight", name)
+            self._check_sizes(name, *weight.shape, key=spec.vocab_size)
+            self._count_nonfinite("decoder's table", weight)
+            table = self._new_table(weight, pad)
+        if spec.position is not None:
+            found = self._positions(pad, widths.get("position", self.width), spec.position, "other_positions.decoder")
+            schemes["decoder"] = found.pop("")
+            schemes |= found
+        steps = recipe if spec.recipe is None else self._used_steps(spec.recipe)
+        own_norm = spec.norm is not None and "norm" in steps
+        return DecoderInput(
+            None if spec.recipe is None else steps,
+            table=table,
+            norm=self._norm("decoder.norm", spec.norm, widths["norm"]) if own_norm else None,
+        )
 
     def _table_alone(self, weight: Tensor, pad: int | None) -> dict[str, Any]:
         """Return the arguments of an `EmbeddingLayer` that has a table and nothing else.
@@ -409,7 +525,7 @@ class Loader:
         self.tensors["table.weight"] = rows
         return rows
 
-    def _check_sizes(self, name: str, vocab_size: int, width: int) -> None:
+    def _check_sizes(self, name: str, vocab_size: int, width: int, *, key: str = "vocab_size") -> None:
         """Check that the token table has the sizes that the configuration states.
 
         A size that is not stated is not checked, nor is the number of rows of a table that `_fold` computed.
@@ -418,20 +534,22 @@ class Loader:
             name: Name of the table, for error messages.
             vocab_size: Number of rows of the table.
             width: Width of its rows.
+            key: Configuration key of the number of rows.
 
         Raises:
             CheckpointError: The configuration states another number of rows or another width.
         """
-        stated = self.config.get("vocab_size")
-        if stated is not None and stated != vocab_size and self.names:
+        stated, extra = self.config.get(key), self.family.extra_rows
+        if stated is not None and stated + extra != vocab_size and self.names:
+            expected = f"{stated:,}, so {stated + extra:,} rows in this family" if extra else f"{stated:,}"
             raise CheckpointError(
-                f"{name} has {vocab_size:,} rows and the configuration says vocab_size {stated:,}: "
+                f"{name} has {vocab_size:,} rows and the configuration says {key} {expected}: "
                 f"they do not belong together, or one of them was changed alone."
             )
-        key = next((key for key in self.family.width if self.config.get(key) is not None), None)
-        if key is not None and self.config[key] != width:
+        width_key = next((key for key in self.family.width if self.config.get(key) is not None), None)
+        if width_key is not None and self.config[width_key] != width:
             raise CheckpointError(
-                f"{name} has rows of width {width:,} and the configuration says {key} {self.config[key]}: "
+                f"{name} has rows of width {width:,} and the configuration says {width_key} {self.config[width_key]}: "
                 f"they do not belong together."
             )
 
@@ -470,32 +588,47 @@ class Loader:
         A factor that the family rounds to the dtype of the rows (Gemma) is not rounded here.
         """
         rule = self.family.scale
-        if rule is None or (rule == "sqrt_dim_if_scale_embedding" and not self.config.get("scale_embedding")):
+        if rule is None:
             return None
-        return self._number("embedding_multiplier") if rule == "embedding_multiplier" else math.sqrt(width)
+        switch = rule.partition("_if_")[2]
+        if switch and not self.config.get(switch):
+            return None
+        if rule == "embedding_multiplier":
+            return self._number("embedding_multiplier")
+        root = math.sqrt(width)
+        return float(torch.tensor(root, dtype=torch.bfloat16, device="cpu")) if rule == "sqrt_dim_bfloat16" else root
 
     # Token types, norms, projections
 
-    def _types(self) -> TokenEmbedding | Literal["table"] | None:
-        """Read the table of token types (segments).
+    def _types(self, width: int) -> TokenEmbedding | TypeTables | Literal["table"] | None:
+        """Read the table or tables of token types (segments).
+
+        Args:
+            width: Width of the vectors to which types are added.
 
         Returns:
-            A new table for the rows in `tensors`. `"table"` if segments are rows of the token table; `None` for a
+            New tables for the rows in `tensors`. `"table"` if segments are rows of the token table; `None` for a
             family without token types.
 
         Raises:
-            CheckpointError: The tensor is missing or has another width.
+            CheckpointError: A tensor is missing or has another width.
         """
-        names = self.family.types
-        if names == "table" or not names:
+        names, more = self.family.types, [each for each in self.family.more_types if self.checkpoint.find(*each[0])]
+        if names == "table" or not (names or more):
             return "table" if names else None
-        rows = self._require(
-            "types.weight", names, "table of token types", (None, self.tensors["table.weight"].shape[1])
-        )
-        return TokenEmbedding(*rows.shape, dtype=rows.dtype)
+        shape = (None, width)
+        wanted = [(names, 1.0), *more] if names else more
+        if len(wanted) == 1:
+            rows = self._require("types.weight", names, "table of token types", shape)
+            return TokenEmbedding(*rows.shape, dtype=rows.dtype)
+        tables = []
+        for i, (each, factor) in enumerate(wanted):
+            rows = self._require(f"types.tables.{i}.weight", each, "table of token types", shape)
+            tables.append(TokenEmbedding(*rows.shape, dtype=rows.dtype, scale=None if factor == 1 else factor))
+        return TypeTables(tables)
 
-    def _layer_norm(self, key: str, spec: NormSpec | None, width: int) -> nn.LayerNorm | None:
-        """Read weight and bias of a LayerNorm into `tensors`, and return a new module for them.
+    def _norm(self, key: str, spec: NormSpec | ShiftSpec | None, width: int) -> nn.Module | None:
+        """Read the tensors of a norm, or of what replaces it, into `tensors`, and return a new module for them.
 
         Args:
             key: Name of the module in the layer, the prefix of the keys in `tensors`.
@@ -507,9 +640,27 @@ class Loader:
         """
         if spec is None:
             return None
-        self._require(f"{key}.weight", (f"{spec.name}.weight", f"{spec.name}.gamma"), "LayerNorm", (width,))
-        self._require(f"{key}.bias", (f"{spec.name}.bias", f"{spec.name}.beta"), "LayerNorm", (width,))
-        return nn.LayerNorm(width, eps=self._number(spec.eps_key, spec.eps))
+        if isinstance(spec, ShiftSpec):
+            self._require(f"{key}.shift", spec.shift, "vector that is added", (width,))
+            if spec.scale:
+                self._require(f"{key}.scale", spec.scale, "vector that is multiplied with", (width,))
+            return ShiftScale(width, scales=bool(spec.scale))
+        eps = spec.eps if spec.eps_key is None else self._number(spec.eps_key, spec.eps)
+        if spec.kind == "rms_plain":
+            return nn.RMSNorm(width, eps=eps, elementwise_affine=False)
+        names = (spec.name,) if isinstance(spec.name, str) else spec.name
+        biases = tuple(f"{name}.{end}" for name in names for end in ("bias", "beta"))
+        has_bias = spec.kind == "layer" and bool(self.checkpoint.find(*biases))
+        self._require(
+            f"{key}.weight", tuple(f"{n}.{end}" for n in names for end in ("weight", "gamma")), "norm", (width,)
+        )
+        if spec.kind == "rms":
+            return nn.RMSNorm(width, eps=eps)
+        if has_bias:
+            self._require(f"{key}.bias", biases, "norm", (width,))
+        if spec.affine_key is not None and self.config.get(spec.affine_key[0]) == spec.affine_key[1]:
+            return ElementwiseAffine(width)
+        return nn.LayerNorm(width, eps=eps, bias=has_bias)
 
     def _linear(self, key: str, spec: LinearSpec, shape: tuple[int | None, int | None]) -> nn.Linear:
         """Read the tensors of a projection into `tensors`, and return a new module for them.
@@ -522,10 +673,12 @@ class Loader:
         Raises:
             CheckpointError: A tensor is missing or has another shape.
         """
-        weight = self._require(f"{key}.weight", (f"{spec.name}.weight",), "projection", shape)
-        if spec.bias:
-            self._require(f"{key}.bias", (f"{spec.name}.bias",), "projection", (weight.shape[0],))
-        return nn.Linear(weight.shape[1], weight.shape[0], bias=spec.bias)
+        weight = self._require(f"{key}.weight", _names_of(spec, "weight"), "projection", shape)
+        biases = _names_of(spec, "bias")
+        has_bias = bool(self.checkpoint.find(*biases)) if spec.bias == "stored" else spec.bias
+        if has_bias:
+            self._require(f"{key}.bias", biases, "projection", (weight.shape[0],))
+        return nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias)
 
     def _projection(self) -> nn.Linear | None:
         """Read the projection from the width of the token table to the width of the model into `tensors`.
@@ -538,14 +691,27 @@ class Loader:
             CheckpointError: The widths differ, and the checkpoint has no projection; or a tensor of the projection is
                 missing or has another shape.
         """
-        spec = self.family.projection
+        spec, family = self.family.projection, self.family
         if spec is None:
             return None
-        hidden = self.config.get("hidden_size")
+        hidden = stated_size(self.config, "hidden_size")
         width = self.tensors["table.weight"].shape[1]
-        if not self.checkpoint.find(f"{spec.name}.weight") and hidden == width:
+        has_trigrams = family.trigrams is not None and bool(self.config.get(family.trigrams, True))
+        if (
+            hidden == width
+            and not has_trigrams
+            and (family.trigrams is not None or not self.checkpoint.find(*_names_of(spec, "weight")))
+        ):
             return None
-        return self._linear("projection", spec, (hidden, width))
+        features = []
+        for i, names in enumerate(each for each in family.features if self.checkpoint.find(*each)):
+            features.append(self._require(f"projection.features.{i}.weight", names, "table of features", (None, None)))
+        width = width * (3 if has_trigrams else 1) + sum(rows.shape[1] for rows in features)
+        linear = self._linear("projection", spec, (as_whole_number(hidden, "hidden_size", most=MOST_SIZE), width))
+        sizes = linear.in_features, linear.out_features, linear.bias is not None
+        if has_trigrams:
+            return TrigramProjection(*sizes)
+        return FeatureProjection(*sizes, features=[rows.shape for rows in features]) if features else linear
 
     # Positions
 
@@ -561,20 +727,46 @@ class Loader:
             raise CheckpointError(f"Positions of {self.family.name} begin after pad_token_id, which is missing.")
         return pad + 1
 
-    def _positions(self, pad: int | None) -> dict[str, Position]:
-        """Read the position schemes of the model.
+    def _first_position_id(self, pad: int | None) -> int:
+        """Return the position ID that transformers gives the first token, for families that do not count from 0.
 
         Args:
             pad: The configuration's `pad_token_id`, or `None`.
 
+        Raises:
+            CheckpointError: It follows the padding ID, which is missing.
+        """
+        spec = self.family.position
+        if isinstance(spec, LearnedPositions) and spec.offset != "padding":
+            return spec.offset
+        return self._first_position(pad)
+
+    def _positions(
+        self,
+        pad: int | None,
+        width: int,
+        spec: PositionSpec | None = None,
+        key: str = "position",
+    ) -> dict[str, Position]:
+        """Read the position schemes of one stack of the model.
+
+        Args:
+            pad: The configuration's `pad_token_id`, or `None`.
+            width: Width of the vectors that positions are added to.
+            spec: Scheme of the stack; `None` for that of the family.
+            key: Name of the scheme of the first block in the layer, the prefix of the keys in `tensors`.
+
         Returns:
             Kind of layer -> scheme. The key `""` has the scheme of the first block. Other keys, such as
-            `"full_attention"` or T5's `"decoder"`, are there only for models whose layers differ.
+            `"full_attention"`, are there only for models whose layers differ.
 
         Raises:
             CheckpointError: A tensor or key of the positions is missing or does not fit.
         """
-        spec = self.family.position
+        spec = self.family.position if spec is None else spec
+        if self.family.positions_if is not None:
+            key, value = self.family.positions_if
+            spec = spec if self.config.get(key) == value else None
         facts = rotary_facts(self.config.get("model_type"))
         if isinstance(spec, AlibiPositions) or (spec == "rotary" and facts.or_alibi and self.config.get("alibi")):
             return {"": self._alibi(divide=spec == "rotary")}
@@ -583,22 +775,23 @@ class Loader:
             schemes = {kind: RotaryEmbedding.from_config(self.config, kind, default_base=facts.base) for kind in kinds}
             return {"": schemes[kinds[0]]} | {str(kind): schemes[kind] for kind in kinds if kind is not None}
         if isinstance(spec, LearnedPositions):
-            steps = self.family.recipe[: self.family.recipe.index("position")]
-            width = self.width if "project" in steps else self.tensors["table.weight"].shape[1]
-            rows = self._require("position.weight", spec.names, "table of positions", (None, width)).shape[0]
+            if "position" not in self._used_steps(self.family.recipe):
+                return {"": Position()}
+            rows = self._require(f"{key}.weight", spec.names, "table of positions", (None, width)).shape[0]
             offset = self._first_position(pad) if spec.offset == "padding" else int(spec.offset)
             return {"": LearnedPositionalEmbedding(rows - offset, width, offset=offset)}
         if isinstance(spec, SinusoidalPositions):
+            first = self._first_position(pad) if spec.after_padding and spec.offset is None else spec.offset or 0
             sinusoids = SinusoidalPositionalEmbedding(
                 self._whole("max_position_embeddings", most=MOST_POSITIONS),
-                self.width,
+                width,
                 layout="concatenated",
-                endpoint=True,
-                offset=self._first_position(pad),
-                padding_idx=pad,
+                endpoint=spec.after_padding,
+                offset=first,
+                padding_idx=pad if spec.after_padding else None,
             )
             return {"": sinusoids}
-        return {"": Position(), **({} if spec is None else self._relative(spec))}
+        return {"": Position() if spec is None else self._relative(spec, key)}
 
     def _alibi(self, *, divide: bool) -> AlibiBias:
         """Return linear attention biases (ALiBi) for the number of heads that the configuration states.
@@ -615,38 +808,36 @@ class Loader:
             scale=(self.width // heads) ** -0.5 if divide else 1.0,
         )
 
-    def _relative(self, spec: RelativePositions) -> dict[str, Position]:
-        """Read T5's relative biases; the result has the key `""` for the encoder's and `"decoder"` for the decoder's.
+    def _relative(self, spec: RelativePositions, key: str) -> Position:
+        """Read T5's relative biases into `tensors`, and return a new scheme for them.
 
-        A key whose tensor the checkpoint lacks is left out. The weights are in `tensors`, not yet in the new modules.
+        Args:
+            spec: Names in the checkpoint.
+            key: Name of the scheme in the layer, the prefix of the keys in `tensors`.
 
         Raises:
             CheckpointError: A tensor or a key of the configuration does not fit.
         """
-        schemes: dict[str, Position] = {}
-        for kind, key, names in (
-            ("", "position", spec.encoder),
-            ("decoder", "other_positions.decoder", spec.decoder),
-        ):
-            if self.checkpoint.find(*names):
-                heads, buckets = self._heads(), self._whole("relative_attention_num_buckets")
-                self._require(f"{key}.weight", names, "relative bias", (buckets, heads))
-                schemes[kind] = RelativePositionBias(
-                    heads,
-                    num_buckets=buckets,
-                    max_distance=self._whole("relative_attention_max_distance", 128, most=MOST_POSITIONS),
-                    bidirectional=not kind,
-                )
-        return schemes
+        heads, buckets = self._heads(), self._whole("relative_attention_num_buckets", 32)
+        self._require(f"{key}.weight", spec.names, "relative bias", (buckets, heads))
+        return RelativePositionBias(
+            heads,
+            num_buckets=buckets,
+            max_distance=self._whole("relative_attention_max_distance", 128, most=MOST_POSITIONS),
+            bidirectional=spec.bidirectional,
+        )
 
     # The head
 
     def _is_tied(self, spec: HeadSpec) -> bool:
         """Return whether the LM head is tied to the token table.
 
-        `tie_word_embeddings` of the configuration decides; without that key, or for `"always"`, `spec.tied` decides.
+        `tie_word_embeddings` of the configuration decides; without that key, or for `"always"` and `"never"`,
+        `spec.tied` decides.
         """
-        return spec.tied == "always" or bool(self.config.get("tie_word_embeddings", spec.tied))
+        if spec.tied in ("always", "never"):
+            return spec.tied == "always"
+        return bool(self.config.get("tie_word_embeddings", spec.tied))
 
     def _head(self, table: TokenEmbedding) -> OutputHead | PredictionHead | None:
         """Read the LM head, tied to `table` or untied; `None` if the checkpoint has none.
@@ -659,7 +850,8 @@ class Loader:
         spec = self.family.head
         if spec is None:
             return None
-        dense = spec.dense if spec.dense is not None and self.checkpoint.find(f"{spec.dense.name}.weight") else None
+        is_stored = spec.dense is not None and bool(self.checkpoint.find(*_names_of(spec.dense, "weight")))
+        dense = spec.dense if is_stored else None
         if spec.dense is not None and dense is None and not (spec.dense_optional and self.width == table.embed_dim):
             return None
         key = "head" if dense is None else "head.output"
@@ -669,8 +861,12 @@ class Loader:
         rows, width = (table.vocab_size, table.embed_dim) if weight is None else weight.shape
         biases = self.checkpoint.find(*spec.bias)
         if biases:
-            self._require(f"{key}.bias", spec.bias, "bias of the head", (rows,))
-            self.names[f"{key}.bias"] = tuple(name for name in biases if self.checkpoint.info(name).shape == (rows,))
+            shape = self.checkpoint.info(biases[0]).shape
+            bias = self._require(
+                f"{key}.bias", spec.bias, "bias of the head", (1, rows) if len(shape) == 2 else (rows,)
+            )
+            self.tensors[f"{key}.bias"] = bias.flatten()
+            self.names[f"{key}.bias"] = tuple(name for name in biases if self.checkpoint.info(name).shape == shape)
         has_softcap = spec.softcap is not None and self.config.get(spec.softcap) is not None
         output = OutputHead(
             **({"table": table} if weight is None else {"vocab_size": rows, "embed_dim": width}),
@@ -683,10 +879,10 @@ class Loader:
         return PredictionHead(
             output,
             dense=self._linear("head.dense", dense, (width, self.width)),
-            activation=str(self.config.get("hidden_act", "gelu"))
-            if spec.activation == "hidden_act"
-            else spec.activation,
-            norm=self._layer_norm("head.norm", spec.norm, width),
+            activation=spec.activation
+            if spec.activation is None or spec.activation in ACTIVATIONS
+            else str(self.config.get(spec.activation, "gelu")),
+            norm=self._norm("head.norm", spec.norm, width),
         )
 
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
@@ -696,13 +892,21 @@ class Loader:
         token table count as tied, and `names` lists them as a copy of the table. Other rows are read as an untied head,
         with a sentence in `notes` unless the family always ties.
         """
-        found = [name for name in self._find_matrices(spec.weight) if name not in self.names["table.weight"]]
+        tied_to = "decoder.table.weight" if "decoder.table.weight" in self.tensors else "table.weight"
+        found = [name for name in self._find_matrices(spec.weight) if name not in self.names.get(tied_to, ())]
+        columns = self.checkpoint.find(*spec.columns)
+        if columns and 0 not in self.checkpoint.info(columns[0]).shape:
+            self.tensors[key] = torch.cat(
+                [self.tensors[tied_to], self._read(key, columns[0]).T.to(self.tensors[tied_to].dtype)], dim=1
+            )
+            del self.names[key]
+            return self.tensors[key]
         if not found:
             return None
         if self._is_tied(spec):
-            table = self.names["table.weight"][0]
+            table = self.names[tied_to][0]
             if self._is_same(table, found[0]):
-                self.names["table.weight"] += (found[0],)
+                self.names[tied_to] += (found[0],)
                 return None
             if spec.tied != "always":
                 self.notes.append(
@@ -710,6 +914,11 @@ class Loader:
                     f"the head is read as untied."
                 )
         weight = self._read(key, found[0])
+        if spec.rows is not None and self.config.get(spec.rows) is not None:
+            count = self._whole(spec.rows, most=MOST_POSITIONS)
+            if count < weight.shape[0]:
+                weight = self.tensors[key] = weight[:count]
+                del self.names[key]  # the rest of the rows is not in the layer, so they cannot be written back
         self._count_nonfinite("head", weight)
         return weight
 
@@ -727,6 +936,9 @@ class Loader:
             return self._number("logit_scale")
         if rule == "1/logits_scaling":
             return 1 / self._number("logits_scaling")
+        if rule == "dim_model_base/hidden_size":
+            base = self.config.get("dim_model_base")
+            return 1.0 if base is None else self._number("dim_model_base") / self.width
         if rule == "sqrt_dim_if_tied":
             scaled = self.config.get("scale_decoder_outputs", self.config.get("tie_word_embeddings") is not False)
             return width**-0.5 if scaled else 1.0
@@ -751,6 +963,14 @@ class Loader:
         value = self.config.get(key)
         return as_whole_number(default if value is None else value, key, most=most)
 
+    def _token_id(self, key: str) -> int:
+        """Return a token ID of the configuration.
+
+        Raises:
+            CheckpointError: The key is missing, or the value is no ID.
+        """
+        return as_whole_number(self.config.get(key), key, most=MOST_POSITIONS)
+
     def _heads(self) -> int:
         """Return the number of attention heads.
 
@@ -758,6 +978,12 @@ class Loader:
             CheckpointError: The configuration does not state the number of heads.
         """
         return as_whole_number(stated_size(self.config, "num_attention_heads"), "num_attention_heads", most=MOST_SIZE)
+
+
+def _names_of(spec: LinearSpec, end: str) -> Names:
+    """Return the names of a projection's tensor, such as `("project_in.weight",)` for the end `"weight"`."""
+    names = (spec.name,) if isinstance(spec.name, str) else spec.name
+    return tuple(f"{name}.{end}" for name in names)
 
 
 def checkpoint_family(checkpoint: Checkpoint) -> Family | None:
@@ -771,44 +997,6 @@ def is_unknown_family(checkpoint: Checkpoint) -> bool:
     """Return whether `load` reads a checkpoint with `table_only=True` alone, because its family is unknown."""
     is_known = is_description(checkpoint.config) or checkpoint_family(checkpoint) is not None
     return not is_known and not ("model_type" not in checkpoint.config and has_meta_layout(checkpoint))
-
-
-def _unknown_family(checkpoint: Checkpoint) -> CheckpointError:
-    """Return, without raising it, the error for a checkpoint whose configuration names no known family.
-
-    It names the known model types that are spelt most similarly, and what to do.
-    """
-    alone = "To read the table alone: load(..., table_only=True)."
-    file = checkpoint.file(CONFIG)
-    if file is None:
-        return CheckpointError(
-            f"{checkpoint.name}: there is no {CONFIG}, so the model family is unknown, and with it scale, positions "
-            f"and head. Copy the model's {CONFIG} there. {alone}"
-        )
-    config = _text_config(checkpoint.config)
-    model_type = config.get("model_type")
-    if model_type is None:
-        return CheckpointError(
-            f"{file} has no model_type, so the model family is unknown, and with it scale, positions and head. Copy "
-            f"the model's own {CONFIG} there, or add its model_type. {alone}"
-        )
-    near = " or ".join(map(repr, nearest_model_types(str(model_type))))
-    written = str(checkpoint.config.get("transformers_version", ""))
-    newer = (
-        f"It was written by transformers {written}, and this embedlayer knows the families of {TRANSFORMERS_VERSION}: "
-        f"look for a newer embedlayer. "
-        if _version(written) > _version(TRANSFORMERS_VERSION)
-        else ""
-    )
-    return CheckpointError(
-        f"{file}: model_type {model_type!r} is not known (nearest known: {near}), so scale, positions and head are not "
-        f"known either. {newer}{alone}"
-    )
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """Return major and minor version as numbers, such as `(5, 23)` for `"5.23.0"`; fewer if the text has fewer."""
-    return tuple(int(number) for number in re.findall(r"[0-9]{1,9}", text)[:2])
 
 
 def _text_config(config: JsonObject) -> JsonObject:

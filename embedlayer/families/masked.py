@@ -45,24 +45,55 @@ def _bert(name: str, model_types: Names, **changes: Any) -> Family:
     return replace(bert, **changes)
 
 
+_BERT_HEAD = _masked_head("predictions", "predictions.transform.dense", "predictions.transform.LayerNorm")
+_ROBERTA_HEAD = _masked_head("lm_head", "lm_head.dense", "lm_head.layer_norm", "gelu")
+_ELECTRA_HEAD = HeadSpec(
+    weight=("generator_lm_head.weight",),
+    bias=("generator_lm_head.bias",),
+    dense=LinearSpec("generator_predictions.dense"),
+    activation="gelu",
+    norm=NormSpec("generator_predictions.LayerNorm"),
+    tied=True,
+)
+_PROJECTED = ("types", "position", "norm", "project")
+
+
+def _roberta(name: str, model_types: Names, **changes: Any) -> Family:
+    """Return a family like RoBERTa, whose positions count the tokens that are not padding, from `pad_token_id + 1`.
+
+    Arguments are those of `_bert`.
+    """
+    position = LearnedPositions(("embeddings.position_embeddings.weight",), offset="padding", ids_include_offset=True)
+    return _bert(name, model_types, **{"position": position, "numbering": "ids", "head": _ROBERTA_HEAD, **changes})
+
+
 MASKED_FAMILIES: tuple[Family, ...] = (
+    _bert("bert", ("bert", "megatron-bert"), head=_BERT_HEAD),
+    _bert("ernie", ("ernie",), more_types=((("embeddings.task_type_embeddings.weight",), 1.0),), head=_BERT_HEAD),
+    _bert("big_bird", ("big_bird",), scale="sqrt_dim_if_rescale_embeddings", head=_BERT_HEAD),
     _bert(
-        "bert",
-        ("bert",),
-        head=_masked_head("predictions", "predictions.transform.dense", "predictions.transform.LayerNorm"),
+        "electra",
+        ("electra",),
+        width=("embedding_size",),
+        recipe=_PROJECTED,
+        projection=LinearSpec("embeddings_project"),
+        head=_ELECTRA_HEAD,
     ),
     _bert(
-        "roberta",
-        ("roberta", "xlm-roberta"),
-        position=LearnedPositions(("embeddings.position_embeddings.weight",), offset="padding"),
-        numbering="ids",
-        head=_masked_head("lm_head", "lm_head.dense", "lm_head.layer_norm", "gelu"),
+        "rembert",
+        ("rembert",),
+        width=("input_embedding_size",),
+        recipe=_PROJECTED,
+        projection=LinearSpec("encoder.embedding_hidden_mapping_in"),
+        head=_masked_head("predictions", "predictions.dense", "predictions.LayerNorm"),
     ),
+    _roberta("roberta", ("roberta", "xlm-roberta", "camembert", "data2vec-text", "xmod", "roberta-prelayernorm")),
+    _roberta("xlm-roberta-xl", ("xlm-roberta-xl",), recipe=("types", "position"), norm=None),
     _bert(
         "albert",
         ("albert",),
         width=("embedding_size",),
-        recipe=("types", "position", "norm", "project"),
+        recipe=_PROJECTED,
         projection=LinearSpec("embedding_hidden_mapping_in"),
         head=_masked_head("predictions", "predictions.dense", "predictions.LayerNorm"),
     ),
