@@ -26,6 +26,7 @@ from embedlayer.families.records import (
     NormSpec,
     PositionSpec,
     RelativePositions,
+    ShiftSpec,
     SinusoidalPositions,
     Step,
 )
@@ -35,6 +36,7 @@ from embedlayer.layers.decoder_input import DecoderInput
 from embedlayer.layers.input_parts import (
     ElementwiseAffine,
     FeatureProjection,
+    ShiftScale,
     TokenDropout,
     TrigramProjection,
     TypeTables,
@@ -219,6 +221,7 @@ class Loader:
             SizeError: A module cannot have the sizes that the configuration states.
         """
         family = self.family
+        self.notes.extend(family.notes)
         weight = self._table()
         pad = self.config.get("pad_token_id")
         table = self._new_table(weight, pad)
@@ -478,10 +481,11 @@ class Loader:
         Raises:
             CheckpointError: The configuration states another number of rows or another width.
         """
-        stated = self.config.get(key)
-        if stated is not None and stated != vocab_size and self.names:
+        stated, extra = self.config.get(key), self.family.extra_rows
+        if stated is not None and stated + extra != vocab_size and self.names:
+            expected = f"{stated:,}, so {stated + extra:,} rows in this family" if extra else f"{stated:,}"
             raise CheckpointError(
-                f"{name} has {vocab_size:,} rows and the configuration says {key} {stated:,}: "
+                f"{name} has {vocab_size:,} rows and the configuration says {key} {expected}: "
                 f"they do not belong together, or one of them was changed alone."
             )
         width_key = next((key for key in self.family.width if self.config.get(key) is not None), None)
@@ -531,7 +535,10 @@ class Loader:
         switch = rule.partition("_if_")[2]
         if switch and not self.config.get(switch):
             return None
-        return self._number("embedding_multiplier") if rule == "embedding_multiplier" else math.sqrt(width)
+        if rule == "embedding_multiplier":
+            return self._number("embedding_multiplier")
+        root = math.sqrt(width)
+        return float(torch.tensor(root, dtype=torch.bfloat16, device="cpu")) if rule == "sqrt_dim_bfloat16" else root
 
     # Token types, norms, projections
 
@@ -562,8 +569,8 @@ class Loader:
             tables.append(TokenEmbedding(*rows.shape, dtype=rows.dtype, scale=None if factor == 1 else factor))
         return TypeTables(tables)
 
-    def _norm(self, key: str, spec: NormSpec | None, width: int) -> nn.Module | None:
-        """Read the tensors of a norm into `tensors`, and return a new module for them.
+    def _norm(self, key: str, spec: NormSpec | ShiftSpec | None, width: int) -> nn.Module | None:
+        """Read the tensors of a norm, or of what replaces it, into `tensors`, and return a new module for them.
 
         Args:
             key: Name of the module in the layer, the prefix of the keys in `tensors`.
@@ -575,17 +582,26 @@ class Loader:
         """
         if spec is None:
             return None
+        if isinstance(spec, ShiftSpec):
+            self._require(f"{key}.shift", spec.shift, "vector that is added", (width,))
+            if spec.scale:
+                self._require(f"{key}.scale", spec.scale, "vector that is multiplied with", (width,))
+            return ShiftScale(width, scales=bool(spec.scale))
+        eps = spec.eps if spec.eps_key is None else self._number(spec.eps_key, spec.eps)
+        if spec.kind == "rms_plain":
+            return nn.RMSNorm(width, eps=eps, elementwise_affine=False)
         names = (spec.name,) if isinstance(spec.name, str) else spec.name
         biases = tuple(f"{name}.{end}" for name in names for end in ("bias", "beta"))
-        has_bias = bool(self.checkpoint.find(*biases))
+        has_bias = spec.kind == "layer" and bool(self.checkpoint.find(*biases))
         self._require(
             f"{key}.weight", tuple(f"{n}.{end}" for n in names for end in ("weight", "gamma")), "norm", (width,)
         )
+        if spec.kind == "rms":
+            return nn.RMSNorm(width, eps=eps)
         if has_bias:
             self._require(f"{key}.bias", biases, "norm", (width,))
         if spec.affine_key is not None and self.config.get(spec.affine_key[0]) == spec.affine_key[1]:
             return ElementwiseAffine(width)
-        eps = spec.eps if spec.eps_key is None else self._number(spec.eps_key, spec.eps)
         return nn.LayerNorm(width, eps=eps, bias=has_bias)
 
     def _linear(self, key: str, spec: LinearSpec, shape: tuple[int | None, int | None]) -> nn.Linear:
@@ -690,6 +706,9 @@ class Loader:
             CheckpointError: A tensor or key of the positions is missing or does not fit.
         """
         spec = self.family.position if spec is None else spec
+        if self.family.positions_if is not None:
+            key, value = self.family.positions_if
+            spec = spec if self.config.get(key) == value else None
         facts = rotary_facts(self.config.get("model_type"))
         if isinstance(spec, AlibiPositions) or (spec == "rotary" and facts.or_alibi and self.config.get("alibi")):
             return {"": self._alibi(divide=spec == "rotary")}
@@ -711,12 +730,13 @@ class Loader:
             offset = self._first_position(pad) if spec.offset == "padding" else int(spec.offset)
             return {"": LearnedPositionalEmbedding(rows - offset, width, offset=offset)}
         if isinstance(spec, SinusoidalPositions):
+            first = self._first_position(pad) if spec.after_padding and spec.offset is None else spec.offset or 0
             sinusoids = SinusoidalPositionalEmbedding(
                 self._whole("max_position_embeddings", most=MOST_POSITIONS),
                 width,
                 layout="concatenated",
                 endpoint=spec.after_padding,
-                offset=self._first_position(pad) if spec.after_padding else 0,
+                offset=first,
                 padding_idx=pad if spec.after_padding else None,
             )
             return {"": sinusoids}
@@ -761,9 +781,12 @@ class Loader:
     def _is_tied(self, spec: HeadSpec) -> bool:
         """Return whether the LM head is tied to the token table.
 
-        `tie_word_embeddings` of the configuration decides; without that key, or for `"always"`, `spec.tied` decides.
+        `tie_word_embeddings` of the configuration decides; without that key, or for `"always"` and `"never"`,
+        `spec.tied` decides.
         """
-        return spec.tied == "always" or bool(self.config.get("tie_word_embeddings", spec.tied))
+        if spec.tied in ("always", "never"):
+            return spec.tied == "always"
+        return bool(self.config.get("tie_word_embeddings", spec.tied))
 
     def _head(self, table: TokenEmbedding) -> OutputHead | PredictionHead | None:
         """Read the LM head, tied to `table` or untied; `None` if the checkpoint has none.
@@ -840,6 +863,11 @@ class Loader:
                     f"the head is read as untied."
                 )
         weight = self._read(key, found[0])
+        if spec.rows is not None and self.config.get(spec.rows) is not None:
+            count = self._whole(spec.rows, most=MOST_POSITIONS)
+            if count < weight.shape[0]:
+                weight = self.tensors[key] = weight[:count]
+                del self.names[key]  # the rest of the rows is not in the layer, so they cannot be written back
         self._count_nonfinite("head", weight)
         return weight
 
@@ -857,6 +885,9 @@ class Loader:
             return self._number("logit_scale")
         if rule == "1/logits_scaling":
             return 1 / self._number("logits_scaling")
+        if rule == "dim_model_base/hidden_size":
+            base = self.config.get("dim_model_base")
+            return 1.0 if base is None else self._number("dim_model_base") / self.width
         if rule == "sqrt_dim_if_tied":
             scaled = self.config.get("scale_decoder_outputs", self.config.get("tie_word_embeddings") is not False)
             return width**-0.5 if scaled else 1.0

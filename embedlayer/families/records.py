@@ -34,6 +34,7 @@ Numbering = Literal["all", "mask", "ids"]
 ScaleRule = Literal[
     "sqrt_dim",
     "sqrt_dim_rounded",
+    "sqrt_dim_bfloat16",
     "sqrt_dim_if_scale_embedding",
     "sqrt_dim_if_rescale_embeddings",
     "embedding_multiplier",
@@ -42,16 +43,18 @@ ScaleRule = Literal[
 
 - `"sqrt_dim"`: sqrt(D).
 - `"sqrt_dim_rounded"`: sqrt(D), rounded to the dtype of the rows (Gemma).
+- `"sqrt_dim_bfloat16"`: sqrt(D), rounded to bfloat16 whatever the dtype of the rows is (RecurrentGemma).
 - `"sqrt_dim_if_scale_embedding"`: sqrt(D) if the configuration's `scale_embedding` is true, else none.
 - `"sqrt_dim_if_rescale_embeddings"`: sqrt(D) if the configuration's `rescale_embeddings` is true, else none.
 - `"embedding_multiplier"`: the configuration's `embedding_multiplier`.
 """
 
-LogitScaleRule = Literal["logit_scale", "1/logits_scaling", "sqrt_dim_if_tied"]
+LogitScaleRule = Literal["logit_scale", "1/logits_scaling", "dim_model_base/hidden_size", "sqrt_dim_if_tied"]
 """Factor on the logits.
 
 - `"logit_scale"`: the configuration's `logit_scale`.
 - `"1/logits_scaling"`: one divided by the configuration's `logits_scaling`.
+- `"dim_model_base/hidden_size"`: the quotient of these two keys of the configuration, or 1 if `dim_model_base` is null.
 - `"sqrt_dim_if_tied"`: D^-0.5, unless `scale_decoder_outputs` is false. Where that key is missing,
   `tie_word_embeddings` decides (T5).
 """
@@ -102,9 +105,11 @@ class SinusoidalPositions:
         after_padding: Whether the first token gets the vector of position `pad_token_id + 1` and a padding token a zero
             vector, with the wavelengths of `endpoint` (M2M-100). Otherwise the first token gets the vector of position
             0 and padding is not treated apart (Marian).
+        offset: Position whose vector the first token gets, if the family's code has a fixed one (XGLM: 2).
     """
 
     after_padding: bool = True
+    offset: int | None = None
 
 
 @dataclass(frozen=True)
@@ -198,12 +203,27 @@ class NormSpec:
         eps: Epsilon if that key is missing.
         affine_key: Pair (configuration key, value) for which the norm does not normalise, but only multiplies by
             `weight` and adds `bias` (MobileBERT); `None` for a family without such a key.
+        kind: `"layer"`: LayerNorm. `"rms"`: RMSNorm, which has a weight only. `"rms_plain"`: RMSNorm without tensors.
     """
 
     name: str | Names
     eps_key: str | None = "layer_norm_eps"
     eps: float = 1e-12
     affine_key: tuple[str, str] | None = None
+    kind: Literal["layer", "rms", "rms_plain"] = "layer"
+
+
+@dataclass(frozen=True)
+class ShiftSpec:
+    """Names of two vectors in a checkpoint, with which the step `"norm"` computes `(x + shift) * scale` per channel.
+
+    Attributes:
+        shift: Tensor names of the vector that is added.
+        scale: Tensor names of the vector that the sum is multiplied with; empty for none.
+    """
+
+    shift: Names
+    scale: Names = ()
 
 
 @dataclass(frozen=True)
@@ -237,10 +257,13 @@ class HeadSpec:
         dense_optional: Whether a checkpoint without the tensors of `dense` has a head without that step (OPT).
         activation: Name of the activation, or the configuration key that states the name, such as `"hidden_act"`.
         norm: LayerNorm before the product with `weight`.
+        rows: Configuration key of the number of rows that count; stored rows beyond it have no logits (Inkling).
+            `None`: all rows count.
         logit_scale: Rule for the factor on the logits; `None` for the factor 1.
         softcap: Configuration key of the cap c of `softcap(x) = c * tanh(x / c)`; `None` for no cap.
         tied: Whether the head is tied to the token table if the configuration has no `tie_word_embeddings`. `"always"`
-            ties the head whatever that key says, unless the checkpoint stores other rows for the head (T5).
+            ties the head whatever that key says, unless the checkpoint stores other rows for the head (T5). `"never"`
+            does not tie it whatever that key says, because the family's code has no tying (Moshi).
     """
 
     weight: Names = ("lm_head.weight",)
@@ -250,9 +273,10 @@ class HeadSpec:
     dense_optional: bool = False
     activation: str | None = None
     norm: NormSpec | None = None
+    rows: str | None = None
     logit_scale: LogitScaleRule | None = None
     softcap: str | None = None
-    tied: bool | Literal["always"] = False
+    tied: bool | Literal["always", "never"] = False
 
 
 @dataclass(frozen=True)
@@ -289,10 +313,13 @@ class Family:
         model_types: Values of `model_type` in its configurations.
         table: Names of the token table in a checkpoint, the preferred one first. A checkpoint with several of them
             stores the same rows several times.
+        extra_rows: Number of rows of the table beyond `vocab_size`, to which the head has no rows (Moshi, mllama).
         width: Configuration keys that may state the width of the table; the first one that is present is used.
         aliases: Pairs (key in the configurations of this family, common key of the same meaning) (T5, Meta's LLaMA).
         scale: Rule for the factor on looked-up rows; `None` for no factor.
         position: Position scheme; `None` for no positions.
+        positions_if: Pair (configuration key, value): the checkpoint has positions only if the key has this value;
+            `None` for a family in which no key decides.
         numbering: How default positions are counted; see `Numbering`.
         recipe: Steps of the input embedding after look-up and scale, in order.
         optional: Triples (step, configuration key, default): the step is left out if the configuration's value, or
@@ -300,7 +327,7 @@ class Family:
         types: Tensor names of the token types (segments); `"table"` if segments are rows of the token table (GPT-2).
         more_types: Further tables that the step `"types"` adds, by default their row 0: pairs (tensor names, factor).
             A table that the checkpoint lacks is left out.
-        norm: LayerNorm of the step `"norm"`.
+        norm: Norm of the step `"norm"`, or the vectors that are added and multiplied in its place (Zaya).
         projection: Projection of the step `"project"`; a checkpoint without its tensors has no such step.
         trigrams: Configuration key that says whether the projection reads the vectors of the next token, the token
             and the token before, one after another; `None` for a family that never does (MobileBERT).
@@ -313,6 +340,8 @@ class Family:
         decoder: Name of each tensor in `DecoderLM` -> its name in the checkpoint, for `load_llama`; `{}` stands for the
             number of the block. `None` for a family that `load_llama` does not read.
         defaults: Pairs (configuration key, transformers' default) of keys that published configurations leave out.
+        notes: Sentences about what transformers computes for this family and the layer does not; shown when a
+            checkpoint is loaded.
         tokenizer_rules: Whether transformers opens every folder of this family with the family's own tokenizer class,
             which splits text by its own rules and ignores those of `tokenizer.json`.
         folds_rows: Whether a checkpoint may store the tensors `mapping` and `weights`; the token table is then
@@ -322,16 +351,18 @@ class Family:
     name: str
     model_types: Names
     table: Names
+    extra_rows: int = 0
     width: Names = CONFIG_KEYS["hidden_size"]
     aliases: tuple[tuple[str, str], ...] = ()
     scale: ScaleRule | None = None
     position: PositionSpec | None = None
+    positions_if: tuple[str, object] | None = None
     numbering: Numbering = "all"
     recipe: tuple[Step, ...] = ()
     optional: tuple[tuple[Step, str, bool | int], ...] = ()
     types: Names | Literal["table"] = ()
     more_types: tuple[tuple[Names, float], ...] = ()
-    norm: NormSpec | None = None
+    norm: NormSpec | ShiftSpec | None = None
     projection: LinearSpec | None = None
     trigrams: str | None = None
     features: tuple[Names, ...] = ()
@@ -340,5 +371,6 @@ class Family:
     not_computed: tuple[tuple[str, tuple[object, ...]], ...] = ()
     decoder: Mapping[str, str] | None = None
     defaults: tuple[tuple[str, int | float], ...] = ()
+    notes: Names = ()
     tokenizer_rules: bool = False
     folds_rows: bool = False

@@ -101,6 +101,38 @@ class ElementwiseAffine(Pretrained):
         return x * self.weight + self.bias
 
 
+class ShiftScale(Pretrained):
+    """Add one vector and multiply with another: `out = (x + shift) * scale` (Zaya), or `x + shift` (HRM-Text).
+
+    Args:
+        width: Width of the vectors, D.
+        scales: Whether the sum is multiplied with the parameter `scale`.
+
+    Example:
+        >>> x = torch.randn(3, 8)
+        >>> torch.equal(ShiftScale(8)(x), x)
+        True
+
+    Reference: transformers/models/zaya/modeling_zaya.py (`input_hidden_states_bias`).
+    """
+
+    def __init__(self, width: int, *, scales: bool = True) -> None:
+        super().__init__()
+        self.width = width
+        self.shift = nn.Parameter(torch.zeros(width))
+        self.register_parameter("scale", nn.Parameter(torch.ones(width)) if scales else None)
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return {"width": self.width, "scales": self.scale is not None}
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Return `(x + shift) * scale`."""
+        shifted = x + self.shift
+        return shifted if self.scale is None else shifted * self.scale
+
+
 class TrigramProjection(nn.Linear, Pretrained):  # type: ignore[misc]  # both define a config of nothing
     """Projection of each vector together with its neighbours: `out[t] = weight @ [x[t + 1], x[t], x[t - 1]] + bias`.
 

@@ -118,6 +118,9 @@ def part_config(part: nn.Module | None) -> JsonObject | None:
         return describe(part)
     if isinstance(part, nn.Linear):
         return {"in_features": part.in_features, "out_features": part.out_features, "bias": part.bias is not None}
+    if isinstance(part, nn.RMSNorm):
+        has_weight = part.weight is not None
+        return {"normalized_shape": part.normalized_shape[0], "eps": part.eps, "elementwise_affine": has_weight}
     assert isinstance(part, nn.LayerNorm)
     bias = {} if part.bias is not None else {"bias": False}
     return {"normalized_shape": part.normalized_shape[0], "eps": part.eps, **bias}
@@ -127,7 +130,8 @@ def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
     """Build a projection or a norm from a result of `part_config`, with fresh weights.
 
     Args:
-        kind: `nn.Linear` or `nn.LayerNorm`, for a result without a kind identifier.
+        kind: `nn.Linear` or `nn.LayerNorm`, for a result without a kind identifier. An `nn.RMSNorm` is recognised by
+            its argument `elementwise_affine`.
         config: The constructor's arguments; `None` returns `None`.
 
     Raises:
@@ -139,6 +143,7 @@ def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
     if is_description(config):
         part: Part = build(config)
         return part
+    kind = nn.RMSNorm if kind is nn.LayerNorm and "elementwise_affine" in config else kind  # type: ignore[assignment]
     check_saved(kind, config)
     return kind(**config)
 
