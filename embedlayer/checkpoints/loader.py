@@ -27,6 +27,7 @@ from embedlayer.families import (
 )
 from embedlayer.families.records import (
     AlibiPositions,
+    AxialPositions,
     HeadSpec,
     LearnedPositions,
     LinearSpec,
@@ -53,6 +54,7 @@ from embedlayer.layers.input_parts import (
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.prediction_head import ACTIVATIONS, PredictionHead
 from embedlayer.positions.alibi import AlibiBias
+from embedlayer.positions.axial import AxialPositionalEmbedding
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
 from embedlayer.positions.relative import RelativePositionBias
@@ -774,6 +776,13 @@ class Loader:
             kinds = list(dict.fromkeys(layer_types(self.config))) if has_layer_types(self.config) else [None]
             schemes = {kind: RotaryEmbedding.from_config(self.config, kind, default_base=facts.base) for kind in kinds}
             return {"": schemes[kinds[0]]} | {str(kind): schemes[kind] for kind in kinds if kind is not None}
+        if isinstance(spec, AxialPositions):
+            if self.checkpoint.find(*spec.names[0]):
+                rows = self._require(f"{key}.rows", spec.names[0], "position table of rows", (None, 1, None))
+                columns = self._require(f"{key}.columns", spec.names[1], "position table of columns", (1, None, None))
+                sizes = (rows.shape[0], columns.shape[1]), (rows.shape[2], columns.shape[2])
+                return {"": AxialPositionalEmbedding(*sizes)}
+            spec = spec.plain
         if isinstance(spec, LearnedPositions):
             if "position" not in self._used_steps(self.family.recipe):
                 return {"": Position()}

@@ -1,6 +1,7 @@
 """Rotary positions (RoPE): queries and keys are rotated by angles that are proportional to the position."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.position import Position
-from embedlayer.positions.rotary_config import has_layer_types, layer_types, read_rotary, rotated_layers
+from embedlayer.positions.rotary_config import read_blocks, read_rotary
 from embedlayer.positions.rotary_scaling import Length, RotaryScaling, rotary_frequencies
 from embedlayer.positions.rotation import fused_apply_rotary
 from embedlayer.shapes import Positions
@@ -272,30 +273,32 @@ class RotaryEmbedding(Position, ComputedBuffers):
 
 
 def rotary_positions(
-    config: JsonObject, *, interleaved: bool | None = None, default_base: float | None = None
+    config: JsonObject,
+    *,
+    interleaved: bool | None = None,
+    rotated: bool | Sequence[bool] | None = None,
+    default_base: float | None = None,
 ) -> list[Position]:
-    """Build the position scheme of each layer of a transformers configuration; equal layers share one object.
+    """Build the position scheme of each block of a transformers configuration; equal blocks share one object.
 
-    Layers without positions (NoPE: SmolLM3, LLaMA 4, Cohere 2, EXAONE 4, a null in `rope_parameters`) have a neutral
-    `Position`. Layer types with their own base or scaling (Gemma 3, ModernBERT) have their own `RotaryEmbedding`.
+    Blocks without positions (NoPE: SmolLM3, LLaMA 4, Cohere 2, EXAONE 4, a null in `rope_parameters`) and blocks
+    without attention have a neutral `Position`. Layer types with their own base or scaling (Gemma 3, ModernBERT) have
+    their own `RotaryEmbedding`.
 
     Args:
         config: The dictionary of a `config.json`.
         interleaved: As in `RotaryEmbedding.from_config`.
+        rotated: Whether blocks are rotated: one value for all blocks, or one for each. `None` for what the family and
+            the configuration say.
         default_base: As in `RotaryEmbedding.from_config`.
 
     Raises:
         CheckpointError: The configuration is not understood, as in `RotaryEmbedding.from_config`.
     """
-    kinds = layer_types(config) if has_layer_types(config) else [None] * len(layer_types(config))
-    built: dict[str | None, Position] = {}
+    blocks = read_blocks(config, interleaved=interleaved, rotated=rotated, default_base=default_base)
+    schemes = {key: RotaryEmbedding(**arguments) for key, arguments in blocks.arguments.items()}
     no_positions = Position()
-    layers = []
-    for kind, rotated in zip(kinds, rotated_layers(config), strict=True):
-        if rotated and kind not in built:
-            built[kind] = RotaryEmbedding.from_config(config, kind, interleaved=interleaved, default_base=default_base)
-        layers.append(built[kind] if rotated else no_positions)
-    return layers
+    return [schemes.get(key, no_positions) for key in blocks.keys]
 
 
 def permute_qk(
