@@ -21,6 +21,7 @@ KINDS: dict[str, str] = {
     "delta_embedding": "embedlayer.tables.delta:DeltaEmbedding",
     "no_position": "embedlayer.positions.position:Position",
     "learned_positions": "embedlayer.positions.learned:LearnedPositionalEmbedding",
+    "axial_positions": "embedlayer.positions.axial:AxialPositionalEmbedding",
     "sinusoidal_positions": "embedlayer.positions.sinusoidal:SinusoidalPositionalEmbedding",
     "rotary": "embedlayer.positions.rotary:RotaryEmbedding",
     "alibi": "embedlayer.positions.alibi:AlibiBias",

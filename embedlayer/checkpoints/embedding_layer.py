@@ -173,8 +173,8 @@ class EmbeddingLayer(Pretrained):
         tensor_names: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__()
-        modules = {"types": types, "project": projection, "norm": norm, "position": True, "mask": True}
-        modules["token_dropout"] = token_dropout
+        modules = {"types": types, "project": projection, "norm": norm, "position": True}
+        modules |= {"mask": True, "length_mask": padding_id, "token_dropout": token_dropout}
         for each in (recipe, () if decoder is None or decoder.recipe is None else decoder.recipe):
             if len(set(each)) != len(each) or any(modules.get(step) is None for step in each):
                 raise SizeError(f"The recipe {' -> '.join(each)} has a step twice, or one without its module.")
@@ -341,7 +341,8 @@ class EmbeddingLayer(Pretrained):
         Args:
             ids: Token IDs, `(T,)` or `(B, T)`.
             attention_mask: 0 for padding. As in transformers, it changes positions in OPT only; in other families,
-                left-padded text needs `positions=positions_of(ids, attention_mask)`.
+                left-padded text needs `positions=positions_of(ids, attention_mask)`. The steps `"mask"` and
+                `"length_mask"` set the vectors of padding to zero (DeBERTa, ESM, XLM).
             position_ids: Position of each token as transformers counts for this family (from 2 in RoBERTa).
             positions: Position of each token, counted from 0 in every family.
             token_type_ids: Segment of each token; by default 0 in BERT and ALBERT, and no segments in GPT-2 and GPT-J.
@@ -441,10 +442,14 @@ class EmbeddingLayer(Pretrained):
             "norm": ("norm", norm),
             "project": ("projection", self.projection),
             "mask": ("mask", self),
+            "length_mask": ("mask", self),
             "token_dropout": ("token_dropout", self.token_dropout),
         }
         steps = [EmbeddingStep("look_up", table), *(EmbeddingStep(*modules[step]) for step in recipe)]
         positions = self.default_positions(ids, attention_mask) if positions is None else positions
+        if attention_mask is None and "length_mask" in recipe:
+            lengths = ids.ne(self.padding_id).sum(-1, keepdim=True)
+            attention_mask = (torch.arange(ids.shape[-1], device=ids.device) < lengths).long()
         return steps, TokenBatch(ids, positions, token_type_ids, attention_mask)
 
     def default_positions(self, ids: Ids, attention_mask: AttentionMask | None = None) -> Positions:

@@ -12,22 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.meta_layout import has_meta_layout
-from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.refusals import unknown_family_error
 from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import (
     CONFIG_KEYS,
     STATIC_EMBEDDING,
-    TRANSFORMERS_VERSION,
     UNKNOWN,
     Family,
     family_of,
-    nearest_model_types,
     rotary_facts,
     stated_size,
 )
 from embedlayer.families.records import (
     AlibiPositions,
+    AxialPositions,
     Factor,
     HeadSpec,
     LearnedPositions,
@@ -54,6 +54,7 @@ from embedlayer.layers.input_parts import (
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.prediction_head import ACTIVATIONS, PredictionHead
 from embedlayer.positions.alibi import AlibiBias
+from embedlayer.positions.axial import AxialPositionalEmbedding
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
 from embedlayer.positions.relative import RelativePositionBias
@@ -192,7 +193,7 @@ class Loader:
         """
         family = checkpoint_family(self.checkpoint)
         if family is None and not self.table_only:
-            raise _unknown_family(self.checkpoint)
+            raise unknown_family_error(self.checkpoint, self.config.get("model_type"))
         if self.table_only:
             where = "" if family is not None else ", and found by its name because the family is unknown"
             self.notes.append(f"Only the table was read{where}: scale, positions, norms and head were left out.")
@@ -361,6 +362,7 @@ class Loader:
             table=table,
             norm=self._norm("decoder.norm", spec.norm, widths["norm"]) if own_norm else None,
         )
+
     def _table_alone(self, weight: Tensor, pad: int | None) -> dict[str, Any]:
         """Return the arguments of an `EmbeddingLayer` that has a table and nothing else.
 
@@ -804,12 +806,19 @@ class Loader:
             return {"": self._alibi(divide=spec == "rotary")}
         if spec == "rotary":
             return self._rotary(facts.base)
+        if isinstance(spec, AxialPositions):
+            if self.checkpoint.find(*spec.names[0]):
+                rows = self._require(f"{key}.rows", spec.names[0], "position table of rows", (None, 1, None))
+                columns = self._require(f"{key}.columns", spec.names[1], "position table of columns", (1, None, None))
+                sizes = (rows.shape[0], columns.shape[1]), (rows.shape[2], columns.shape[2])
+                return {"": AxialPositionalEmbedding(*sizes)}
+            spec = spec.plain
         if isinstance(spec, LearnedPositions):
             if "position" not in self._used_steps(self.family.recipe):
                 return {"": Position()}
-            rows = self._require(f"{key}.weight", spec.names, "table of positions", (None, width)).shape[0]
+            length = self._require(f"{key}.weight", spec.names, "table of positions", (None, width)).shape[0]
             offset = self._first_position(pad) if spec.offset == "padding" else int(spec.offset)
-            return {"": LearnedPositionalEmbedding(rows - offset, width, offset=offset)}
+            return {"": LearnedPositionalEmbedding(length - offset, width, offset=offset)}
         if isinstance(spec, SinusoidalPositions):
             first = self._first_position(pad) if spec.after_padding and spec.offset is None else spec.offset or 0
             sinusoids = SinusoidalPositionalEmbedding(
@@ -1024,44 +1033,6 @@ def is_unknown_family(checkpoint: Checkpoint) -> bool:
     """Return whether `load` reads a checkpoint with `table_only=True` alone, because its family is unknown."""
     is_known = is_description(checkpoint.config) or checkpoint_family(checkpoint) is not None
     return not is_known and not ("model_type" not in checkpoint.config and has_meta_layout(checkpoint))
-
-
-def _unknown_family(checkpoint: Checkpoint) -> CheckpointError:
-    """Return, without raising it, the error for a checkpoint whose configuration names no known family.
-
-    It names the known model types that are spelt most similarly, and what to do.
-    """
-    alone = "To read the table alone: load(..., table_only=True)."
-    file = checkpoint.file(CONFIG)
-    if file is None:
-        return CheckpointError(
-            f"{checkpoint.name}: there is no {CONFIG}, so the model family is unknown, and with it scale, positions "
-            f"and head. Copy the model's {CONFIG} there. {alone}"
-        )
-    config = _text_config(checkpoint.config)
-    model_type = config.get("model_type")
-    if model_type is None:
-        return CheckpointError(
-            f"{file} has no model_type, so the model family is unknown, and with it scale, positions and head. Copy "
-            f"the model's own {CONFIG} there, or add its model_type. {alone}"
-        )
-    near = " or ".join(map(repr, nearest_model_types(str(model_type))))
-    written = str(checkpoint.config.get("transformers_version", ""))
-    newer = (
-        f"It was written by transformers {written}, and this embedlayer knows the families of {TRANSFORMERS_VERSION}: "
-        f"look for a newer embedlayer. "
-        if _version(written) > _version(TRANSFORMERS_VERSION)
-        else ""
-    )
-    return CheckpointError(
-        f"{file}: model_type {model_type!r} is not known (nearest known: {near}), so scale, positions and head are not "
-        f"known either. {newer}{alone}"
-    )
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """Return major and minor version as numbers, such as `(5, 23)` for `"5.23.0"`; fewer if the text has fewer."""
-    return tuple(int(number) for number in re.findall(r"[0-9]{1,9}", text)[:2])
 
 
 def _text_config(config: JsonObject) -> JsonObject:

@@ -113,7 +113,7 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         ),
     ),
     _without_norm("blenderbot"),
-    _bart("bigbird_pegasus", offset=0, defaults=(("scale_embedding", True),)),
+    _without_norm("bigbird_pegasus", defaults=(("scale_embedding", True),)),
     _sinusoidal("pegasus"),
     _sinusoidal(
         "marian",

@@ -10,7 +10,7 @@ from typing import Literal
 
 Names = tuple[str, ...]
 
-Step = Literal["types", "project", "position", "norm", "mask", "token_dropout"]
+Step = Literal["types", "project", "position", "norm", "mask", "length_mask", "token_dropout"]
 """A step of the input embedding after look-up and scale.
 
 - `"types"`: add token types.
@@ -18,6 +18,8 @@ Step = Literal["types", "project", "position", "norm", "mask", "token_dropout"]
 - `"position"`: add positions.
 - `"norm"`: normalise.
 - `"mask"`: set the vectors of padding to zero, by the attention mask (DeBERTa).
+- `"length_mask"`: as `"mask"`; without an attention mask, a row with n tokens other than the padding token keeps its
+  first n vectors (XLM).
 - `"token_dropout"`: set the vectors of the mask token to zero, and rescale the others (ESM).
 """
 
@@ -178,7 +180,22 @@ class RotaryPositions:
     or_alibi: bool = False
 
 
-PositionSpec = LearnedPositions | SinusoidalPositions | AlibiPositions | RelativePositions | Literal["rotary"]
+@dataclass(frozen=True)
+class AxialPositions:
+    """Axial learned positions of a family: one table for the rows and one for the columns of a grid (Reformer).
+
+    Attributes:
+        names: Names of the tables of rows, `(A, 1, D1)`, and of columns, `(1, B, D2)`.
+        plain: Learned positions of a checkpoint without these tables.
+    """
+
+    names: tuple[Names, Names]
+    plain: LearnedPositions
+
+
+PositionSpec = (
+    LearnedPositions | AxialPositions | SinusoidalPositions | AlibiPositions | RelativePositions | Literal["rotary"]
+)
 """Position scheme of a family; `"rotary"` stands for the `RotaryPositions` of its model type in `families.rotary`."""
 
 
