@@ -18,6 +18,7 @@ from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import (
     CONFIG_KEYS,
+    MULTIMODAL,
     STATIC_EMBEDDING,
     UNKNOWN,
     Family,
@@ -200,7 +201,12 @@ class Loader:
         if self.table_only:
             where = "" if family is not None else ", and found by its name because the family is unknown"
             self.notes.append(f"Only the table was read{where}: scale, positions, norms and head were left out.")
-        return UNKNOWN if family is None else family
+        if family is None:
+            return UNKNOWN
+        outer = MULTIMODAL.get(str(self.checkpoint.config.get("model_type")))
+        if outer is None or outer.scales_logits or family.head is None:
+            return family
+        return replace(family, head=replace(family.head, logit_scale=None, softcap=None))
 
     def _stack(self, family: Family) -> Family:
         """Return the record for the stacks that the checkpoint stores.
@@ -622,7 +628,8 @@ class Loader:
         if factor.default is not None and None in (number, divisor):
             return factor.default
         value = as_number(number, str(factor.of), above=0.0) / as_number(divisor, str(factor.per), above=0.0)
-        return torch.tensor(value, dtype=torch.bfloat16).item() if factor.rounding == "bfloat16" else value
+        rounded = torch.tensor(value, dtype=torch.bfloat16, device="cpu").item()
+        return rounded if factor.rounding == "bfloat16" else value
 
     def _stated_number(self, key: str | None, width: int) -> object:
         """Return a number of a `Factor`: 1 without a key, sqrt(`width`), its inverse, or a value of the configuration.
@@ -1045,13 +1052,22 @@ def is_unknown_family(checkpoint: Checkpoint) -> bool:
 def _text_config(config: JsonObject) -> JsonObject:
     """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
 
-    `tie_word_embeddings` of `config` replaces that of the language model, as in transformers: the head belongs to the
-    whole model. A `model_type` that is missing in `text_config`, or not known, is replaced by that of `config`.
+    Its `tie_word_embeddings` is then that of the head of the whole model, as `MULTIMODAL` describes. The result has the
+    `model_type` of the whole model if that is not known.
     """
+    outer = config.get("model_type")
+    spec = MULTIMODAL.get(outer) if isinstance(outer, str) else None
     text = config.get("text_config")
     if not isinstance(text, dict):
-        return config
-    outer = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
-    is_known = family_of(text.get("model_type")) is not None
-    model_type = text.get("model_type") if is_known else config.get("model_type", text.get("model_type"))
-    return {**text, **outer, "model_type": model_type}
+        return config if spec is None or spec.flat is None else {**config, "model_type": spec.flat}
+    if spec is None:
+        return {**text, "model_type": outer}
+    own = text.get("tie_word_embeddings")
+    if spec.tied_by == "text":
+        return text
+    tied = spec.tied_by == "model" and bool(config.get("tie_word_embeddings", spec.tied))
+    if spec.or_text and not tied:
+        family = family_of(text.get("model_type"))
+        default = family is not None and family.head is not None and family.head.tied is True
+        tied = bool(default if own is None else own)
+    return {**text, "tie_word_embeddings": tied}

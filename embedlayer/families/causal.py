@@ -87,6 +87,7 @@ def _gemma(name: str, *model_types: str, softcap: float | None = None, **changes
 
 _A_TO_G = (
     _llama("afmoe", scale=Factor("sqrt_dim", only_if=("mup_enabled",))),
+    _llama("bailing_hybrid", table=("embed_tokens.weight", "word_embeddings.weight")),
     _llama(
         "beam",
         head=HeadSpec(softcap="final_logit_softcapping"),
@@ -103,7 +104,7 @@ _A_TO_G = (
     ),
     _llama(
         "",
-        *("cohere2", "cohere2_moe", "cohere_compass", "cohere_compass_text"),
+        *("cohere2", "cohere2_moe", "cohere_compass_text"),
         head=HeadSpec(logit_scale=Factor("logit_scale", default=1.0), tied=True),
     ),
     Family(
@@ -123,9 +124,9 @@ _A_TO_G = (
         scale=Factor("embedding_multiplier"),
         head=HeadSpec(logit_scale=Factor("lm_head_multiplier")),
     ),
-    _gemma("", *("gemma3n", "gemma3n_text"), softcap=30.0, other_tables=(_PER_LAYER,)),
-    _gemma("", *("gemma4", "gemma4_text"), other_tables=(_PER_LAYER,)),
-    _gemma("", *("gemma4_unified", "gemma4_unified_text")),
+    _gemma("gemma3n", "gemma3n_text", softcap=30.0, other_tables=(_PER_LAYER,)),
+    _gemma("gemma4", "gemma4_text", other_tables=(_PER_LAYER,)),
+    _gemma("gemma4_unified", "gemma4_unified_text"),
     Family(
         "git",
         ("git",),
@@ -156,21 +157,22 @@ _A_TO_G = (
 _LLAMA_LIKE = (
     _llama(
         "",
-        *("aria_text", "apertus", "arcee", "axk1", "axk2", "bailing_hybrid", "bamba", "bitnet", "cwm", "deepseek_v2"),
-        *("deepseek_v3", "deepseek_v32", "deepseek_v4", "diffllama", "doge", "dots1", "dots3_note", "dots3_note_text"),
-        *("emu3", "emu3_text_model", "exaone4", "exaone_moe", "flex_olmo", "flint", "fuyu", "glm", "glm4", "glm4_moe"),
+        *("aria_text", "apertus", "arcee", "axk1", "axk2", "bamba", "bitnet", "cwm", "deepseek_v2"),
+        *("deepseek_v3", "deepseek_v32", "deepseek_v4", "diffllama", "doge", "dots1", "dots3_note_text"),
+        *("emu3_text_model", "exaone4", "exaone_moe", "flex_olmo", "flint", "glm", "glm4", "glm4_moe"),
         *("glm4_moe_lite", "glm_moe_dsa", "gpt_oss"),
         *("helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hy_v4", "internlm3", "iquestcoder", "jais2"),
         *("kolibri1", "laguna", "llama4", "llama4_text", "longcat_flash", "mellum", "mimo_v2_flash", "minimax"),
         *("minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mixtral", "nemotron", "olmo", "olmo2"),
         *("olmo3", "olmoe", "persimmon", "phi4_multimodal", "qwen2_moe", "qwen3_5", "qwen3_5_moe"),
         *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen4_exp", "qwen4_exp_text", "seed_oss"),
-        *("solar_open", "stablelm"),
+        *("solar_open", "stablelm", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3_vl_text"),
+        *("qwen3_vl_moe_text", "qwen3_omni_moe_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "mistral4"),
+        *("unlimited_ocr_text", "step3p5"),
     ),
     _llama(
         "",
-        *("ernie4_5", "got_ocr2"),
-        *("jetmoe", "lfm2", "lfm2_moe", "lfm3", "smollm3", "starcoder2", "youtu"),
+        *("ernie4_5", "jetmoe", "lfm2", "lfm2_moe", "lfm3", "paddleocr_vl_text", "smollm3", "starcoder2", "youtu"),
         head=HeadSpec(tied=True),
     ),
     _llama("", *("jamba", "kimi_linear"), position=None),
@@ -185,12 +187,13 @@ _LLAMA_LIKE = (
     ),
     _llama(
         "inkling",
-        *("inkling_text", "inkling_mm_model"),
+        *("inkling_text",),
+        table=("embed_tokens.weight", "llm.embed.weight"),
         position=None,
         recipe=("norm",),
         norm=NormSpec("embed_norm", "rms_norm_eps", 1e-6, kind="rms"),
         head=HeadSpec(
-            ("lm_head.weight", "unembed.weight"),
+            ("lm_head.weight", "llm.unembed.weight"),
             rows="unpadded_vocab_size",
             logit_scale=Factor(per="logits_mup_width_multiplier", default=1 / 24),
             tied="never",
@@ -199,7 +202,7 @@ _LLAMA_LIKE = (
     ),
     _llama(
         "inkling2",
-        *("inkling2_text", "inkling2"),
+        *("inkling2_text",),
         table=("embed_tokens.weight", "llm.embed.weight"),
         position=None,
         recipe=("norm",),
@@ -272,7 +275,32 @@ _LLAMA_LIKE = (
     _llama("zamba2", positions_if=("use_mem_rope", True), head=HeadSpec(tied=True)),
     _llama("olmo_hybrid"),
     _llama("moshi", extra_rows=1, head=HeadSpec(tied="never")),
-    _llama("mllama", *("mllama", "mllama_text_model"), extra_rows=8, head=HeadSpec(tied="never")),
+    _llama(
+        "muse",
+        *("muse_glimmer_text", "muse_spark_text"),
+        recipe=("norm",),
+        norm=NormSpec(None, "rms_norm_eps", 1e-6, kind="rms"),
+        head=HeadSpec(logit_scale=Factor("output_multiplier"), softcap="final_logit_softcapping"),
+    ),
+    _llama(
+        "mistral_large4",
+        *("mistral_large4_text",),
+        table=("embed_tokens.weight", "tok_embeddings.weight"),
+        head=HeadSpec(("lm_head.weight", "output.weight"), softcap="final_logit_softcapping"),
+    ),
+    Family(
+        "kosmos-2",
+        ("kosmos_2_text_model", "kosmos_2_5_text_model"),
+        table=("embed_tokens.weight",),
+        width=("embed_dim",),
+        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
+        position=SinusoidalPositions(),
+        numbering="ids",
+        recipe=("position",),
+        head=HeadSpec(tied=True),
+        defaults=(("scale_embedding", True),),
+    ),
+    _llama("mllama", *("mllama_text_model",), extra_rows=8, head=HeadSpec(tied="never")),
     _llama("", *("mamba", "falcon_mamba"), table=("embeddings.weight",), position=None, head=HeadSpec(tied=True)),
     _llama("rwkv", table=("embeddings.weight",), position=None, head=HeadSpec(("head.weight",))),
     _llama(
@@ -351,7 +379,6 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     _llama("gemma", scale=SQRT_DIM_ROUNDED, head=HeadSpec(tied=True)),
     _gemma("gemma2", softcap=30.0),
     _gemma(
-        "gemma3",
         "gemma3",
         "gemma3_text",
         defaults=(

@@ -399,3 +399,25 @@ class Family:
     notes: Names = ()
     tokenizer_rules: bool = False
     folds_rows: bool = False
+
+
+@dataclass(frozen=True)
+class MultimodalSpec:
+    """How a multimodal model uses the head of its language model, whose record is that of `text_config.model_type`.
+
+    Attributes:
+        tied_by: Configuration whose `tie_word_embeddings` decides whether the head is tied: that of the whole model
+            (`"model"`) or `text_config` (`"text"`). `"none"`: the family's code never ties it.
+        or_text: Whether a true `tie_word_embeddings` in `text_config` ties the head too.
+        tied: Whether the head is tied if that key is missing in the configuration of the whole model.
+        scales_logits: Whether the model applies the factor and the cap that the language model alone applies to its
+            logits. If not, and the language model has one, its logits differ from those of the whole model.
+        flat: `model_type` of the language model if older configurations have its keys beside those of the whole model,
+            without `text_config`; `None` if there are no such configurations.
+    """
+
+    tied_by: Literal["model", "text", "none"] = "model"
+    or_text: bool = False
+    tied: bool = False
+    scales_logits: bool = False
+    flat: str | None = None
