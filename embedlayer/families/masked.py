@@ -149,6 +149,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         ("nomic_bert",),
         position="rotary",
         recipe=("types", "norm"),
+        norm=NormSpec(("embeddings.LayerNorm", "emb_ln")),
         head=_masked_head("predictions", "predictions.transform.dense", "predictions.transform.layer_norm"),
     ),
     _bert(
@@ -157,7 +158,8 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         position="rotary",
         recipe=("types", "norm"),
         optional=(("types", "type_vocab_size", 1),),
-        head=_ROBERTA_HEAD,
+        norm=NormSpec(("embeddings.LayerNorm", "emb_ln")),
+        head=replace(_ROBERTA_HEAD, norm=NormSpec(("lm_head.layer_norm", "lm_head.norm"))),
     ),
     _bert(
         "esmc",
