@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.loader import LoadedTensor, Loader, LoadRecord
+from embedlayer.checkpoints.meta_layout import has_meta_layout, meta_config
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, missing_rows_message, table_size
@@ -111,6 +112,7 @@ class LayerReport(LoadRecord):
         text = [self.source, *(f"  {name:<11}{value}" for name, value in lines.items())]
         text += [f"    {t.key} = {t.name} {t.dtype} {list(t.shape)}" for t in self.tensors]
         text += [f"  {count:,} rows of the {of} contain NaN or infinity" for of, count in self.nonfinite_rows.items()]
+        text += [f"  other table: {sentence}" for sentence in self.other_tables]
         return "\n".join([*text, *(f"  note: {note}" for note in self.notes)])
 
 
@@ -136,10 +138,13 @@ class EmbeddingLayer(Pretrained):
         decoder: The decoder's own parts of an encoder-decoder model, which `decoder_input` reads; `None` for a model
             with one stack.
         other_positions: Position schemes of other layers by kind: Gemma 3's `"full_attention"`, T5's `"decoder"`.
+        block_positions: For each block in order, the key of its scheme in `other_positions`, or `""` for `position`.
+            Empty if every block has `position`. In an encoder-decoder model the blocks are those of the decoder.
         tensor_names: Key in `state_dict()` -> names of that tensor in the checkpoint; `load` read the first name.
 
     Raises:
-        SizeError: The recipe has a step twice or without its module, or `numbering="ids"` has no `padding_id`.
+        SizeError: The recipe has a step twice or without its module, `numbering="ids"` has no `padding_id`, or
+            `block_positions` has an unknown key.
 
     Example:
         >>> layer = EmbeddingLayer(TokenEmbedding(100, 8), SinusoidalPositionalEmbedding(16, 8), recipe=["position"])
@@ -164,6 +169,7 @@ class EmbeddingLayer(Pretrained):
         token_dropout: TokenDropout | None = None,
         decoder: DecoderInput | None = None,
         other_positions: Mapping[str, Position] | None = None,
+        block_positions: Sequence[str] = (),
         tensor_names: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__()
@@ -195,6 +201,10 @@ class EmbeddingLayer(Pretrained):
         self.token_dropout = token_dropout
         self.decoder = decoder
         self.other_positions = nn.ModuleDict(dict(other_positions or {}))
+        self.block_positions = tuple(block_positions)
+        unknown = {*self.block_positions} - {"", *self.other_positions}
+        if unknown:
+            raise SizeError(f"block_positions has {', '.join(sorted(unknown))}, which other_positions has not.")
         self.tensor_names = {key: tuple(names) for key, names in (tensor_names or {}).items()}
         self.load_record = LoadRecord()
         self._checkpoint: Checkpoint | None = None
@@ -223,6 +233,7 @@ class EmbeddingLayer(Pretrained):
             "token_dropout": None if self.token_dropout is None else describe(self.token_dropout),
             "decoder": None if self.decoder is None else describe(self.decoder),
             "other_positions": {kind: describe(self.position_of(kind)) for kind in self.other_positions},
+            "block_positions": list(self.block_positions),
             "tensor_names": {key: list(names) for key, names in self.tensor_names.items()},
         }
 
@@ -470,6 +481,21 @@ class EmbeddingLayer(Pretrained):
         assert isinstance(position, Position)
         return position
 
+    def position_of_block(self, block: int) -> Position:
+        """Return the position scheme of a block; a neutral `Position` for a block without positions (NoPE).
+
+        Args:
+            block: Number of the block, from 0; a negative number counts from the end.
+
+        Raises:
+            SizeError: `block_positions` lists the blocks, and there is no such block.
+        """
+        if not self.block_positions:
+            return self.position
+        if not -len(self.block_positions) <= block < len(self.block_positions):
+            raise SizeError(f"There is no block {block}: this layer belongs to {len(self.block_positions)} blocks.")
+        return self.position_of(self.block_positions[block] or None)
+
     def report(self) -> LayerReport:
         """Return a report of this layer and of the tensors that `load` read for it; also reads the tokenizer file."""
         output = self.head.output if isinstance(self.head, PredictionHead) else self.head
@@ -517,6 +543,7 @@ def load(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     revision: str | None = None,
+    table_only: bool = False,
 ) -> EmbeddingLayer:
     """Load the embedding layer of a checkpoint: table, positions, scale, norms and head, and no other weights.
 
@@ -528,20 +555,22 @@ def load(
         device: Device of the tensors. On the CPU, without a change of dtype, tensors stay mapped to the file until they
             are written to.
         revision: Branch, tag or commit on the hub.
+        table_only: Read the token table alone, also of an unknown model family. The layer then has no scale, no
+            positions and no head, so its `input` returns rows of the table.
 
     Returns:
         A trainable layer. `print(layer.report())` shows what was read.
 
     Raises:
         FileError: `source` does not exist, or a file cannot be read.
-        CheckpointError: A file is damaged or a pickle, a tensor that the family needs is missing, or tensors and
-            configuration disagree.
+        CheckpointError: The model family is unknown and `table_only` is false; a file is damaged or a pickle; a tensor
+            that the family needs is missing; or tensors and configuration disagree.
         SizeError: `dtype` is not a floating-point dtype of at least 16 bits.
         MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`.
 
     Warns:
-        EmbedLayerWarning: The family is unknown and the table was found by its name, rows contain NaN or infinity, or
-            the configuration contradicts the tensors in a way that can be resolved.
+        EmbedLayerWarning: Rows contain NaN or infinity, or the configuration contradicts the tensors in a way that can
+            be resolved.
 
     Example:
         >>> from embedlayer.io.safetensors_files import save_tensors
@@ -555,14 +584,19 @@ def load(
     if dtype is not None and dtype not in FLOATS:
         raise SizeError(f"dtype must be one of {', '.join(map(str, FLOATS))}, not {dtype}.")
     checkpoint = Checkpoint.open(source, revision=revision)
-    layer = (_read_saved_layer if is_description(checkpoint.config) else _read_layer)(checkpoint, dtype, device)
+    if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
+        checkpoint.config = meta_config(checkpoint)
+    read = _read_saved_layer if is_description(checkpoint.config) else _read_layer
+    layer = read(checkpoint, dtype, device, table_only=table_only)
     layer._checkpoint = checkpoint
-    for note in layer.load_record.notes:
+    for note in layer.load_record.notes[table_only:]:
         warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
     return layer
 
 
-def _read_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> EmbeddingLayer:
+def _read_layer(
+    checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool
+) -> EmbeddingLayer:
     """Read the embedding layer of a model's checkpoint.
 
     The layer is built on the meta device, without memory for weights; the tensors of the checkpoint then become its
@@ -572,23 +606,28 @@ def _read_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch
         checkpoint: The open checkpoint.
         dtype: Dtype of all tensors; `None` for that of the table in the checkpoint.
         device: Device of the tensors.
+        table_only: Whether to read the token table alone.
 
     Raises:
-        CheckpointError: A tensor or a key of the configuration is missing or does not fit.
+        CheckpointError: The family is unknown and not only the table is read; or a tensor or a key of the configuration
+            is missing or does not fit.
     """
-    loader = Loader(checkpoint, dtype, device)
+    loader = Loader(checkpoint, dtype, device, table_only=table_only)
     layer = loader.build(lambda: EmbeddingLayer(**loader.read_arguments()))
     layer.load_record = loader.load_record()
     return layer
 
 
-def _read_saved_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> EmbeddingLayer:
+def _read_saved_layer(
+    checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool
+) -> EmbeddingLayer:
     """Read a folder that `EmbeddingLayer.save_pretrained` wrote.
 
     Args:
         checkpoint: The open folder.
         dtype: Dtype of the layer; `None` for that of the file.
         device: Device of the layer.
+        table_only: Whether to return a layer with the table alone; the folder is read in full.
 
     Raises:
         CheckpointError: The folder is damaged, or contains a layer of another class.
@@ -601,7 +640,16 @@ def _read_saved_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device:
     layer.load_record = LoadRecord(
         source=checkpoint.name, tensors=tensors, bytes_read=sum(tensor.nbytes for tensor in tensors)
     )
-    return layer
+    return _with_table_only(layer) if table_only else layer
+
+
+def _with_table_only(layer: EmbeddingLayer) -> EmbeddingLayer:
+    """Return a new layer that has the table of `layer`, its padding token and its tensor names, and nothing else."""
+    names = {key: names for key, names in layer.tensor_names.items() if key.startswith("table.")}
+    alone = EmbeddingLayer(layer.table, family=layer.family, padding_id=layer.padding_id, tensor_names=names)
+    note = "Only the table was kept: positions, norms and head were left out."
+    alone.load_record = replace(layer.load_record, notes=(note,), table_only=True)
+    return alone
 
 
 def _tokenizer_file(checkpoint: Checkpoint) -> Path | None:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
@@ -11,17 +11,27 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from embedlayer.checkpoints.meta_layout import has_meta_layout
 from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.refusals import unknown_family_error
 from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, SizeError
-from embedlayer.families import CONFIG_KEYS, STATIC_EMBEDDING, UNKNOWN, Family, family_of, rotary_facts, stated_size
+from embedlayer.families import (
+    CONFIG_KEYS,
+    STATIC_EMBEDDING,
+    UNKNOWN,
+    Family,
+    family_of,
+    rotary_facts,
+    stated_size,
+)
 from embedlayer.families.records import (
     AlibiPositions,
     AxialPositions,
+    Factor,
     HeadSpec,
     LearnedPositions,
     LinearSpec,
-    LogitScaleRule,
     Names,
     NormSpec,
     PositionChoice,
@@ -50,9 +60,9 @@ from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
 from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
-from embedlayer.positions.rotary_config import has_layer_types, layer_types
+from embedlayer.positions.rotary_config import read_blocks
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
-from embedlayer.pretrained import FLOATS, assign
+from embedlayer.pretrained import FLOATS, assign, is_description
 from embedlayer.tables.dense import TokenEmbedding
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -95,7 +105,9 @@ class LoadRecord:
         tensors: Tensors that were read.
         bytes_read: Bytes of headers and tensors that were read.
         nonfinite_rows: `"table"` or `"head"` -> number of its rows with NaN or infinity; a key with 0 rows is left out.
-        notes: Sentences about what was skipped, guessed or contradictory.
+        notes: Sentences about what was skipped or contradictory.
+        other_tables: Sentences about tables that the model has beside the token table, and that were not read.
+        table_only: Whether only the token table was read, as the caller requested; the first note then says so.
     """
 
     source: str = ""
@@ -103,6 +115,8 @@ class LoadRecord:
     bytes_read: int = 0
     nonfinite_rows: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    other_tables: tuple[str, ...] = ()
+    table_only: bool = False
 
 
 class Loader:
@@ -114,20 +128,33 @@ class Loader:
         checkpoint: The open checkpoint.
         dtype: Dtype to which all tensors are converted; `None` for that of the token table.
         device: Device of the tensors.
+        table_only: Whether to read the token table alone. A checkpoint of an unknown family is then accepted, and the
+            table is found by its name.
 
     Attributes:
         tensors: Key in the `state_dict` of the layer -> tensor that was read.
         names: Key in the `state_dict` of the layer -> names of that tensor in the checkpoint: first the name that was
             read, then those of equal copies.
-        notes: Sentences for the user about what was skipped, guessed or contradictory.
+        notes: Sentences for the user about what was skipped or contradictory.
         width: Width of the vectors that the first block receives, D; 0 before `read_arguments`.
+        family: Record of the checkpoint's family, for the stacks that are stored.
+        family_name: Name of the family in reports.
 
     Raises:
-        CheckpointError: A size in the configuration is not a whole number in its range.
+        CheckpointError: A size in the configuration is not a whole number in its range; or the family is unknown, and
+            `table_only` is false.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype | None,
+        device: torch.device | str,
+        *,
+        table_only: bool = False,
+    ) -> None:
         self.checkpoint = checkpoint
+        self.table_only = table_only
         self.config = _text_config(checkpoint.config)
         self.dtype = dtype
         self.device = device
@@ -137,7 +164,9 @@ class Loader:
         self.notes: list[str] = []
         self.nonfinite: dict[str, int] = {}
         self.width = 0
+        self.blocks: tuple[str, ...] = ()
         self.family = self._stack(self._family())
+        self.family_name = self.family.name or str(self.config["model_type"])
         has_rotary = "rope_parameters" in self.config
         defaults = {key: value for key, value in self.family.defaults if not (has_rotary and "rope" in key)}
         aliases = {common: self.config[own] for own, common in self.family.aliases if own in self.config}
@@ -148,7 +177,7 @@ class Loader:
         for key, values in self.family.not_computed:
             if self.config.get(key, values[0]) not in values:
                 raise CheckpointError(
-                    f"{checkpoint.name}: {key} {self.config[key]!r} changes what {self.family.name} computes at its "
+                    f"{checkpoint.name}: {key} {self.config[key]!r} changes what {self.family_name} computes at its "
                     f"input or head, and is not supported; supported: {' or '.join(map(repr, values))}."
                 )
         for key in ("vocab_size", "pad_token_id"):
@@ -158,22 +187,18 @@ class Loader:
                 )
 
     def _family(self) -> Family:
-        """Return the family that the configuration names.
+        """Return the family of the checkpoint; `UNKNOWN` for an unknown one of which only the table is read.
 
-        For a family whose token table is not known here, add a sentence to `notes` and return `UNKNOWN`.
+        Raises:
+            CheckpointError: The family is unknown, and not only the table is read.
         """
-        model_type = STATIC_EMBEDDING if self.checkpoint.is_static_embedding else self.config.get("model_type")
-        family = family_of(model_type)
-        if family is not None:
-            return family
-        self.notes.append(
-            f"the family {model_type!r} is not known, so the table was looked for by its name. Scale, positions, norms "
-            f"and the head's steps other than its output product are not read."
-            if model_type
-            else "there is no config.json that names a family, so the table was looked for by its name. Scale, "
-            "positions and norms are not read."
-        )
-        return UNKNOWN
+        family = checkpoint_family(self.checkpoint)
+        if family is None and not self.table_only:
+            raise unknown_family_error(self.checkpoint, self.config.get("model_type"))
+        if self.table_only:
+            where = "" if family is not None else ", and found by its name because the family is unknown"
+            self.notes.append(f"Only the table was read{where}: scale, positions, norms and head were left out.")
+        return UNKNOWN if family is None else family
 
     def _stack(self, family: Family) -> Family:
         """Return the record for the stacks that the checkpoint stores.
@@ -209,7 +234,16 @@ class Loader:
             bytes_read=self.checkpoint.bytes_read,
             nonfinite_rows=self.nonfinite,
             notes=tuple(self.notes),
+            other_tables=tuple(self._other_tables()),
+            table_only=self.table_only,
         )
+
+    def _other_tables(self) -> Iterator[str]:
+        """Yield a sentence about each table of the checkpoint that the record lists as not read."""
+        for table in self.family.other_tables:
+            for name in self._find_matrices((table.name,)):
+                rows, width = self.checkpoint.info(name).shape
+                yield f"{name}, {rows:,} x {width:,}, is not read: {table.use}."
 
     def read_arguments(self) -> dict[str, Any]:
         """Read the weights of the embedding layer into `tensors`, and return the arguments of `EmbeddingLayer`.
@@ -225,6 +259,8 @@ class Loader:
         self.notes.extend(family.notes)
         weight = self._table()
         pad = self.config.get("pad_token_id")
+        if self.table_only:
+            return self._table_alone(weight, pad)
         table = self._new_table(weight, pad)
         recipe = self._used_steps(family.recipe)
         projection = self._projection() if "project" in recipe else None
@@ -243,7 +279,7 @@ class Loader:
             "table": table,
             "position": schemes.pop(""),
             "head": self._head(table if decoder is None or decoder.table is None else decoder.table),
-            "family": family.name,
+            "family": self.family_name,
             "recipe": [step for step in recipe if step != "project" or projection is not None],
             "numbering": family.numbering,
             "padding_id": pad,
@@ -254,6 +290,7 @@ class Loader:
             "token_dropout": TokenDropout(self._token_id("mask_token_id")) if "token_dropout" in recipe else None,
             "decoder": decoder,
             "other_positions": schemes,
+            "block_positions": self.blocks,
             "tensor_names": self.names,
         }
 
@@ -264,12 +301,13 @@ class Loader:
             weight: The rows, `(V, D)`.
             pad: The configuration's `pad_token_id`, or `None`.
         """
+        factor = self.family.scale
         return TokenEmbedding(
             weight.shape[0],
             weight.shape[1],
             padding_idx=self._padding_idx(weight, pad),
-            scale=self._scale(weight.shape[1]),
-            round_scale=self.family.scale == "sqrt_dim_rounded",
+            scale=None if factor is None else self._factor(factor, weight.shape[1]),
+            round_scale=factor is not None and factor.rounding == "rows",
             dtype=weight.dtype,
         )
 
@@ -329,6 +367,18 @@ class Loader:
             norm=self._norm("decoder.norm", spec.norm, widths["norm"]) if own_norm else None,
         )
 
+    def _table_alone(self, weight: Tensor, pad: int | None) -> dict[str, Any]:
+        """Return the arguments of an `EmbeddingLayer` that has a table and nothing else.
+
+        Args:
+            weight: Rows of the table, `(V, D)`.
+            pad: The configuration's `pad_token_id`, or `None`.
+        """
+        rows, width = weight.shape
+        table = TokenEmbedding(rows, width, padding_idx=self._padding_idx(weight, pad), dtype=weight.dtype)
+        self.width = table.embed_dim
+        return {"table": table, "family": self.family_name, "padding_id": pad, "tensor_names": self.names}
+
     def build(self, make: Callable[[], Model]) -> Model:
         """Build a layer or a model on the meta device, without memory for weights, and assign `tensors` to it.
 
@@ -379,7 +429,7 @@ class Loader:
         name = next(iter(self.checkpoint.find(*names)), None)
         if name is None:
             raise CheckpointError(
-                f"{self.checkpoint.name} is of family {self.family.name} but has no {what}: "
+                f"{self.checkpoint.name} is of family {self.family_name} but has no {what}: "
                 f"no tensor is called {' or '.join(names)}."
             )
         found = self.checkpoint.info(name).shape
@@ -425,6 +475,8 @@ class Loader:
                 f"{self.checkpoint.name} has no table of token rows: no tensor with rows and columns is called "
                 f"{' or '.join(self.family.table)}."
             )
+        if self.family is UNKNOWN:
+            candidates = self._only_table(candidates)
         name, *others = candidates
         info = self.checkpoint.info(name)
         if self.dtype is None and info.torch_dtype not in FLOATS:
@@ -441,6 +493,30 @@ class Loader:
         self._check_sizes(name, *weight.shape)
         self._count_nonfinite("table", weight)
         return weight
+
+    def _only_table(self, candidates: list[str]) -> list[str]:
+        """Return the names of the one token table of an unknown family: the preferred one and its equal copies.
+
+        Candidates with fewer rows than the configuration's `vocab_size` are no token tables.
+
+        Args:
+            candidates: Names of two-dimensional tensors that may be the table, the preferred one first.
+
+        Raises:
+            CheckpointError: Several tensors with the same last part of the name have different rows.
+        """
+        needed = self.config.get("vocab_size") or 0
+        large = [name for name in candidates if self.checkpoint.info(name).shape[0] >= needed] or candidates
+        first, *others = large
+        equal = [name for name in others if self._is_same(name, first)]
+        module = ".".join(first.split(".")[-2:])
+        rivals = [name for name in others if name not in equal and f".{name}".endswith(f".{module}")]
+        if rivals:
+            raise CheckpointError(
+                f"{self.checkpoint.name} is of an unknown family and has several tables called {module}: "
+                f"{', '.join((first, *rivals))}. Which of them is that of the tokens is not known."
+            )
+        return [first, *equal]
 
     def _fold(self, rows: Tensor) -> Tensor:
         """Compute model2vec's token table `rows[mapping] * weights[:, None]`, store it in `tensors` and return it.
@@ -528,21 +604,37 @@ class Loader:
         biases = self.checkpoint.find(*spec.bias) if spec is not None else []
         return None if biases and self.checkpoint.read(biases[0]).flatten()[pad : pad + 1].any() else pad
 
-    def _scale(self, width: int) -> float | None:
-        """Return the factor that the family applies to looked-up rows of this width; `None` for no factor.
+    def _factor(self, factor: Factor, width: int) -> float | None:
+        """Return a factor on rows or logits, `of / per`; `None` if the configuration switches it off.
 
         A factor that the family rounds to the dtype of the rows (Gemma) is not rounded here.
+
+        Args:
+            factor: Names of the numbers.
+            width: Width of a row of the token table, D.
+
+        Raises:
+            CheckpointError: A number is missing in the configuration and has no default, or is not positive.
         """
-        rule = self.family.scale
-        if rule is None:
+        switches = [self.config[key] for key in factor.only_if if self.config.get(key) is not None]
+        if factor.only_if and not (switches[0] if switches else factor.otherwise):
             return None
-        switch = rule.partition("_if_")[2]
-        if switch and not self.config.get(switch):
-            return None
-        if rule == "embedding_multiplier":
-            return self._number("embedding_multiplier")
-        root = math.sqrt(width)
-        return float(torch.tensor(root, dtype=torch.bfloat16, device="cpu")) if rule == "sqrt_dim_bfloat16" else root
+        number, divisor = self._stated_number(factor.of, width), self._stated_number(factor.per, width)
+        if factor.default is not None and None in (number, divisor):
+            return factor.default
+        value = as_number(number, str(factor.of), above=0.0) / as_number(divisor, str(factor.per), above=0.0)
+        return torch.tensor(value, dtype=torch.bfloat16).item() if factor.rounding == "bfloat16" else value
+
+    def _stated_number(self, key: str | None, width: int) -> object:
+        """Return a number of a `Factor`: 1 without a key, sqrt(`width`), its inverse, or a value of the configuration.
+
+        A value of the configuration is returned without a check; it is `None` if the key is missing.
+        """
+        if key is None:
+            return 1.0
+        if key in ("sqrt_dim", "1/sqrt_dim"):
+            return math.sqrt(width) if key == "sqrt_dim" else width**-0.5
+        return stated_size(self.config, key) if key in CONFIG_KEYS else self.config.get(key)
 
     # Token types, norms, projections
 
@@ -670,7 +762,7 @@ class Loader:
             CheckpointError: `pad` is `None`, because the configuration has no `pad_token_id`.
         """
         if pad is None:
-            raise CheckpointError(f"Positions of {self.family.name} begin after pad_token_id, which is missing.")
+            raise CheckpointError(f"Positions of {self.family_name} begin after pad_token_id, which is missing.")
         return pad + 1
 
     def _first_position_id(self, pad: int | None) -> int:
@@ -711,8 +803,8 @@ class Loader:
         """
         spec = self.family.position if spec is None else spec
         if self.family.positions_if is not None:
-            key, value = self.family.positions_if
-            spec = spec if self.config.get(key) == value else None
+            switch, wanted = self.family.positions_if
+            spec = spec if self.config.get(switch) == wanted else None
         if isinstance(spec, PositionChoice):
             value = self.config.get(spec.key, spec.choices[0][0])
             chosen = next((scheme for name, scheme in spec.choices if name == value), None)
@@ -724,9 +816,7 @@ class Loader:
         if isinstance(spec, AlibiPositions) or (spec == "rotary" and facts.or_alibi and self.config.get("alibi")):
             return {"": self._alibi(divide=spec == "rotary")}
         if spec == "rotary":
-            kinds = list(dict.fromkeys(layer_types(self.config))) if has_layer_types(self.config) else [None]
-            schemes = {kind: RotaryEmbedding.from_config(self.config, kind, default_base=facts.base) for kind in kinds}
-            return {"": schemes[kinds[0]]} | {str(kind): schemes[kind] for kind in kinds if kind is not None}
+            return self._rotary(facts.base)
         if isinstance(spec, AxialPositions):
             if self.checkpoint.find(*spec.names[0]):
                 rows = self._require(f"{key}.rows", spec.names[0], "position table of rows", (None, 1, None))
@@ -737,9 +827,9 @@ class Loader:
         if isinstance(spec, LearnedPositions):
             if "position" not in self._used_steps(self.family.recipe):
                 return {"": Position()}
-            rows = self._require(f"{key}.weight", spec.names, "table of positions", (None, width)).shape[0]
+            length = self._require(f"{key}.weight", spec.names, "table of positions", (None, width)).shape[0]
             offset = self._first_position(pad) if spec.offset == "padding" else int(spec.offset)
-            return {"": LearnedPositionalEmbedding(rows - offset, width, offset=offset)}
+            return {"": LearnedPositionalEmbedding(length - offset, width, offset=offset)}
         if isinstance(spec, SinusoidalPositions):
             first = self._first_position(pad) if spec.after_padding and spec.offset is None else spec.offset or 0
             sinusoids = SinusoidalPositionalEmbedding(
@@ -752,6 +842,24 @@ class Loader:
             )
             return {"": sinusoids}
         return {"": Position() if spec is None else self._relative(spec, key)}
+
+    def _rotary(self, default_base: float) -> dict[str, Position]:
+        """Read rotary positions, store the key of each block's scheme in `blocks`, and return the schemes by key.
+
+        Args:
+            default_base: Base of the frequencies if the configuration states none.
+
+        Raises:
+            CheckpointError: A key of the configuration is unknown, missing or contradicts another.
+        """
+        if stated_size(self.config, "num_hidden_layers") is None and "layer_types" not in self.config:
+            return {"": RotaryEmbedding.from_config(self.config, default_base=default_base)}
+        keys, arguments = read_blocks(self.config, default_base=default_base)
+        schemes = {key: RotaryEmbedding(**arguments[key]) if key in arguments else Position() for key in {*keys}}
+        first = schemes[keys[0]]
+        if len(schemes) > 1:
+            self.blocks = tuple("" if key == keys[0] else key for key in keys)
+        return {"": first, **{key: schemes[key] for key in dict.fromkeys(keys) if key in arguments or key != keys[0]}}
 
     def _alibi(self, *, divide: bool) -> AlibiBias:
         """Return linear attention biases (ALiBi) for the number of heads that the configuration states.
@@ -827,12 +935,13 @@ class Loader:
             )
             self.tensors[f"{key}.bias"] = bias.flatten()
             self.names[f"{key}.bias"] = tuple(name for name in biases if self.checkpoint.info(name).shape == shape)
+        scale = None if spec.logit_scale is None else self._factor(spec.logit_scale, table.embed_dim)
         has_softcap = spec.softcap is not None and self.config.get(spec.softcap) is not None
         output = OutputHead(
             **({"table": table} if weight is None else {"vocab_size": rows, "embed_dim": width}),
             bias=bool(biases),
             softcap=self._number(str(spec.softcap)) if has_softcap else None,
-            logit_scale=self._logit_scale(spec.logit_scale, table.embed_dim),
+            logit_scale=1.0 if scale is None else scale,
         )
         if dense is None:
             return output
@@ -882,28 +991,6 @@ class Loader:
         self._count_nonfinite("head", weight)
         return weight
 
-    def _logit_scale(self, rule: LogitScaleRule | None, width: int) -> float:
-        """Return the factor on the logits.
-
-        Args:
-            rule: A rule of `embedlayer.families.records.LogitScaleRule`; `None` for the factor 1.
-            width: Width of the token table, D.
-
-        Raises:
-            CheckpointError: The rule reads the factor from a configuration key that is missing.
-        """
-        if rule == "logit_scale":
-            return self._number("logit_scale")
-        if rule == "1/logits_scaling":
-            return 1 / self._number("logits_scaling")
-        if rule == "dim_model_base/hidden_size":
-            base = self.config.get("dim_model_base")
-            return 1.0 if base is None else self._number("dim_model_base") / self.width
-        if rule == "sqrt_dim_if_tied":
-            scaled = self.config.get("scale_decoder_outputs", self.config.get("tie_word_embeddings") is not False)
-            return width**-0.5 if scaled else 1.0
-        return 1.0
-
     # Keys of the configuration
 
     def _number(self, key: str, default: float | None = None) -> float:
@@ -946,13 +1033,29 @@ def _names_of(spec: LinearSpec, end: str) -> Names:
     return tuple(f"{name}.{end}" for name in names)
 
 
+def checkpoint_family(checkpoint: Checkpoint) -> Family | None:
+    """Return the family that a checkpoint's configuration names, or `None` if it names none or an unknown one."""
+    if checkpoint.is_static_embedding:
+        return family_of(STATIC_EMBEDDING)
+    return family_of(_text_config(checkpoint.config).get("model_type"))
+
+
+def is_unknown_family(checkpoint: Checkpoint) -> bool:
+    """Return whether `load` reads a checkpoint with `table_only=True` alone, because its family is unknown."""
+    is_known = is_description(checkpoint.config) or checkpoint_family(checkpoint) is not None
+    return not is_known and not ("model_type" not in checkpoint.config and has_meta_layout(checkpoint))
+
+
 def _text_config(config: JsonObject) -> JsonObject:
     """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
 
-    A `tie_word_embeddings` or `model_type` that `text_config` lacks is taken from `config`.
+    `tie_word_embeddings` of `config` replaces that of the language model, as in transformers: the head belongs to the
+    whole model. A `model_type` that is missing in `text_config`, or not known, is replaced by that of `config`.
     """
     text = config.get("text_config")
     if not isinstance(text, dict):
         return config
-    outer = {key: config[key] for key in ("tie_word_embeddings", "model_type") if key in config}
-    return {**outer, **text}
+    outer = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
+    is_known = family_of(text.get("model_type")) is not None
+    model_type = text.get("model_type") if is_known else config.get("model_type", text.get("model_type"))
+    return {**text, **outer, "model_type": model_type}

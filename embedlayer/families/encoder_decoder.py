@@ -4,7 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from embedlayer.families.records import (
+    SQRT_DIM_IF_SCALE_EMBEDDING,
     DecoderSpec,
+    Factor,
     Family,
     HeadSpec,
     LearnedPositions,
@@ -16,6 +18,7 @@ from embedlayer.families.records import (
 _TABLE = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _DECODER_TABLE = ("decoder.embed_tokens.weight",)
 _BIAS = ("final_logits_bias",)
+_T5_LOGITS = Factor("1/sqrt_dim", only_if=("scale_decoder_outputs", "tie_word_embeddings"), otherwise=True)
 
 
 def _learned(stack: str, offset: int = 2) -> LearnedPositions:
@@ -41,7 +44,7 @@ def _bart(name: str, *model_types: str, offset: int = 2, **changes: Any) -> Fami
         name,
         model_types or (name,),
         table=_TABLE,
-        scale="sqrt_dim_if_scale_embedding",
+        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
         position=_learned("encoder", offset),
         recipe=("position", "norm"),
         norm=NormSpec("encoder.layernorm_embedding", None, 1e-5),
@@ -91,7 +94,7 @@ def _t5(name: str, *model_types: str, **changes: Any) -> Family:
         table=_TABLE,
         aliases=(("num_heads", "num_attention_heads"), ("num_layers", "num_hidden_layers")),
         position=RelativePositions((f"encoder.{bias}",)),
-        head=HeadSpec(logit_scale="sqrt_dim_if_tied", tied="always"),
+        head=HeadSpec(logit_scale=_T5_LOGITS, tied="always"),
         decoder_input=DecoderSpec(position=RelativePositions((f"decoder.{bias}",), bidirectional=False)),
     )
     return replace(t5, **changes)
@@ -120,7 +123,7 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         "trocr",
         ("trocr",),
         table=_DECODER_TABLE,
-        scale="sqrt_dim_if_scale_embedding",
+        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
         position=_learned("decoder"),
         recipe=("position", "norm"),
         optional=(("norm", "layernorm_embedding", True),),
@@ -140,7 +143,7 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         "m2m_100",
         ("m2m_100",),
         table=_TABLE,
-        scale="sqrt_dim_if_scale_embedding",
+        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
         position=SinusoidalPositions(),
         numbering="ids",
         recipe=("position",),

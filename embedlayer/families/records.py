@@ -31,36 +31,8 @@ Numbering = Literal["all", "mask", "ids"]
 - `"ids"`: only tokens other than the padding ID; padding has position -1.
 """
 
-ScaleRule = Literal[
-    "sqrt_dim",
-    "sqrt_dim_rounded",
-    "sqrt_dim_bfloat16",
-    "sqrt_dim_if_scale_embedding",
-    "sqrt_dim_if_rescale_embeddings",
-    "embedding_multiplier",
-]
-"""Factor on looked-up rows of width D.
-
-- `"sqrt_dim"`: sqrt(D).
-- `"sqrt_dim_rounded"`: sqrt(D), rounded to the dtype of the rows (Gemma).
-- `"sqrt_dim_bfloat16"`: sqrt(D), rounded to bfloat16 whatever the dtype of the rows is (RecurrentGemma).
-- `"sqrt_dim_if_scale_embedding"`: sqrt(D) if the configuration's `scale_embedding` is true, else none.
-- `"sqrt_dim_if_rescale_embeddings"`: sqrt(D) if the configuration's `rescale_embeddings` is true, else none.
-- `"embedding_multiplier"`: the configuration's `embedding_multiplier`.
-"""
-
-LogitScaleRule = Literal["logit_scale", "1/logits_scaling", "dim_model_base/hidden_size", "sqrt_dim_if_tied"]
-"""Factor on the logits.
-
-- `"logit_scale"`: the configuration's `logit_scale`.
-- `"1/logits_scaling"`: one divided by the configuration's `logits_scaling`.
-- `"dim_model_base/hidden_size"`: the quotient of these two keys of the configuration, or 1 if `dim_model_base` is null.
-- `"sqrt_dim_if_tied"`: D^-0.5, unless `scale_decoder_outputs` is false. Where that key is missing,
-  `tie_word_embeddings` decides (T5).
-"""
-
 CONFIG_KEYS: Mapping[str, Names] = {
-    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "emb_dim", "embedding_dim"),
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers"),
 }
@@ -77,6 +49,44 @@ META_LLAMA = "llama_meta"
 
 OWN_MODEL_TYPE = "embedlayer"
 """The `model_type` that `DecoderLM.config` shows to tools of transformers."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Factor `of / per` on looked-up rows or on logits, from numbers of the configuration.
+
+    In place of a key, `"sqrt_dim"` means sqrt(D) and `"1/sqrt_dim"` means D^-0.5, where D is the width of a row.
+
+    Attributes:
+        of: Configuration key of the numerator; `None` for 1.
+        per: Configuration key of the denominator; `None` for 1.
+        default: Factor if one of the keys is missing or null; `None` refuses such a configuration.
+        only_if: Configuration keys that switch the factor on or off. The first one that is present decides. Empty for a
+            factor that always applies.
+        otherwise: Whether the factor applies if none of `only_if` is present.
+        rounding: Dtype to which the factor is rounded: `"rows"` for that of the rows (Gemma), or `"bfloat16"`. `None`
+            for no rounding.
+    """
+
+    of: str | None = None
+    per: str | None = None
+    default: float | None = None
+    only_if: Names = ()
+    otherwise: bool = False
+    rounding: Literal["rows", "bfloat16"] | None = None
+
+
+SQRT_DIM = Factor("sqrt_dim")
+"""Factor sqrt(D)."""
+
+SQRT_DIM_ROUNDED = Factor("sqrt_dim", rounding="rows")
+"""Factor sqrt(D), rounded to the dtype of the rows (Gemma)."""
+
+SQRT_DIM_BFLOAT16 = Factor("sqrt_dim", rounding="bfloat16")
+"""Factor sqrt(D), rounded to bfloat16 whatever the dtype of the rows is (RecurrentGemma)."""
+
+SQRT_DIM_IF_SCALE_EMBEDDING = Factor("sqrt_dim", only_if=("scale_embedding",))
+"""Factor sqrt(D) if `scale_embedding` is true in the configuration."""
 
 
 @dataclass(frozen=True)
@@ -260,6 +270,19 @@ class LinearSpec:
 
 
 @dataclass(frozen=True)
+class OtherTable:
+    """A table of a family that `load` does not read, beside the token table that it reads.
+
+    Attributes:
+        name: End of its tensor's name in the checkpoint.
+        use: What the model does with its rows, as a sentence without full stop.
+    """
+
+    name: str
+    use: str
+
+
+@dataclass(frozen=True)
 class HeadSpec:
     """Describe the LM head of a family: the names of its tensors, and the steps that it computes.
 
@@ -278,7 +301,7 @@ class HeadSpec:
         norm: LayerNorm before the product with `weight`.
         rows: Configuration key of the number of rows that count; stored rows beyond it have no logits (Inkling).
             `None`: all rows count.
-        logit_scale: Rule for the factor on the logits; `None` for the factor 1.
+        logit_scale: Factor on the logits; `None` for the factor 1.
         softcap: Configuration key of the cap c of `softcap(x) = c * tanh(x / c)`; `None` for no cap.
         tied: Whether the head is tied to the token table if the configuration has no `tie_word_embeddings`. `"always"`
             ties the head whatever that key says, unless the checkpoint stores other rows for the head (T5). `"never"`
@@ -293,7 +316,7 @@ class HeadSpec:
     activation: str | None = None
     norm: NormSpec | None = None
     rows: str | None = None
-    logit_scale: LogitScaleRule | None = None
+    logit_scale: Factor | None = None
     softcap: str | None = None
     tied: bool | Literal["always", "never"] = False
 
@@ -328,14 +351,14 @@ class Family:
     Tensor names are suffixes, as the docstring of this module says.
 
     Attributes:
-        name: Name in reports.
+        name: Name in reports. Empty for a group of families; their layers have the `model_type` as name.
         model_types: Values of `model_type` in its configurations.
         table: Names of the token table in a checkpoint, the preferred one first. A checkpoint with several of them
             stores the same rows several times.
         extra_rows: Number of rows of the table beyond `vocab_size`, to which the head has no rows (Moshi, mllama).
         width: Configuration keys that may state the width of the table; the first one that is present is used.
         aliases: Pairs (key in the configurations of this family, common key of the same meaning) (T5, Meta's LLaMA).
-        scale: Rule for the factor on looked-up rows; `None` for no factor.
+        scale: Factor on looked-up rows; `None` for no factor.
         position: Position scheme; `None` for no positions.
         positions_if: Pair (configuration key, value): the checkpoint has positions only if the key has this value;
             `None` for a family in which no key decides.
@@ -361,6 +384,7 @@ class Family:
         decoder: Name of each tensor in `DecoderLM` -> its name in the checkpoint, for `load_llama`; `{}` stands for the
             number of the block. `None` for a family that `load_llama` does not read.
         defaults: Pairs (configuration key, transformers' default) of keys that published configurations leave out.
+        other_tables: Tables that the model has beside the token table, and that are not read.
         notes: Sentences about what transformers computes for this family and the layer does not; shown when a
             checkpoint is loaded.
         tokenizer_rules: Whether transformers opens every folder of this family with the family's own tokenizer class,
@@ -375,7 +399,7 @@ class Family:
     extra_rows: int = 0
     width: Names = CONFIG_KEYS["hidden_size"]
     aliases: tuple[tuple[str, str], ...] = ()
-    scale: ScaleRule | None = None
+    scale: Factor | None = None
     position: PositionSpec | None = None
     positions_if: tuple[str, object] | None = None
     attention_position: PositionSpec | None = None
@@ -393,6 +417,7 @@ class Family:
     not_computed: tuple[tuple[str, tuple[object, ...]], ...] = ()
     decoder: Mapping[str, str] | None = None
     defaults: tuple[tuple[str, int | float], ...] = ()
+    other_tables: tuple[OtherTable, ...] = ()
     notes: Names = ()
     tokenizer_rules: bool = False
     folds_rows: bool = False

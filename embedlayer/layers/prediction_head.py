@@ -35,7 +35,7 @@ class PredictionHead(nn.Module):
         output: The product with the rows of the vocabulary, tied or untied.
         dense: Projection from the width of the model, D, to the width of the rows, R.
         activation: A key of `ACTIVATIONS`, or `None` for no activation.
-        norm: LayerNorm of width R, or `None` for none.
+        norm: LayerNorm or RMSNorm of width R, or `None` for none.
 
     Raises:
         CheckpointError: The activation is unknown.
@@ -50,7 +50,7 @@ class PredictionHead(nn.Module):
     """
 
     def __init__(
-        self, output: OutputHead, *, dense: nn.Linear, activation: str | None = None, norm: nn.LayerNorm | None = None
+        self, output: OutputHead, *, dense: nn.Linear, activation: str | None = None, norm: nn.Module | None = None
     ) -> None:
         super().__init__()
         if activation is not None and activation not in ACTIVATIONS:
@@ -122,7 +122,7 @@ def part_config(part: nn.Module | None) -> JsonObject | None:
         has_weight = part.weight is not None
         return {"normalized_shape": part.normalized_shape[0], "eps": part.eps, "elementwise_affine": has_weight}
     assert isinstance(part, nn.LayerNorm)
-    bias = {} if part.bias is not None else {"bias": False}
+    bias: JsonObject = {} if part.bias is not None else {"bias": False}
     return {"normalized_shape": part.normalized_shape[0], "eps": part.eps, **bias}
 
 
