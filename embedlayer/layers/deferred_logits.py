@@ -24,8 +24,9 @@ from torch.utils._pytree import tree_map
 
 from embedlayer.errors import StaleRowsError
 from embedlayer.layers.peft import Adapter, LoraAdapter, adapt_products
-from embedlayer.losses.cross_entropy import LossOptions, loss_dtype
-from embedlayer.losses.linear_cross_entropy import linear_cross_entropy
+from embedlayer.losses.chunked import chunked_cross_entropy
+from embedlayer.losses.cross_entropy import LossOptions, fill_in_defaults, loss_dtype
+from embedlayer.losses.linear_cross_entropy import choose_impl, linear_cross_entropy
 from embedlayer.losses.row_blocks import cross_entropy_over_rows
 from embedlayer.tracing import is_transformed
 
@@ -108,17 +109,17 @@ class HeadTensors(NamedTuple):
         return products if self.bias is None else products + self.bias
 
     def loss(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
-        """Return the cross entropy without all logits; `options` contain the bias."""
-        if not self.adapters:
+        """Return the cross entropy; `options` contain the bias. Even few tokens never have all their logits at once."""
+        vocab_size = len(self.weight)
+        if self.adapters:
+            rows_at_once = min(ROWS_AT_ONCE, math.ceil(vocab_size / 2))
+            return cross_entropy_over_rows(
+                hidden, self.raw_logits, targets, vocab_size=vocab_size, rows_at_once=rows_at_once, options=options
+            )
+        if choose_impl(hidden, targets, vocab_size, options) == "triton":
             return linear_cross_entropy(hidden, self.weight, targets, **options)
-        return cross_entropy_over_rows(
-            hidden,
-            self.raw_logits,
-            targets,
-            vocab_size=len(self.weight),
-            rows_at_once=ROWS_AT_ONCE,
-            options=options,
-        )
+        settings = fill_in_defaults(hidden, self.weight, options)
+        return chunked_cross_entropy(hidden, self.weight, options.get("bias"), targets, settings, min_chunks=2)
 
 
 class Shaping(NamedTuple):
