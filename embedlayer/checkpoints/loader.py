@@ -71,6 +71,9 @@ ROWS_AT_ONCE = 8192
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
 """Largest sizes and lengths in a configuration that no tensor of the file bounds; larger ones mean a damaged file."""
 
+POSITION_KEYS = ("max_position_embeddings", "n_positions")
+"""Configuration keys of the number of positions."""
+
 BOUNDED_KEYS = (
     *("hidden_size", *CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"]),
     *("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim"),
@@ -829,7 +832,7 @@ class Loader:
         if isinstance(spec, SinusoidalPositions):
             first = self._first_position(pad) if spec.after_padding and spec.offset is None else spec.offset or 0
             sinusoids = SinusoidalPositionalEmbedding(
-                self._whole("max_position_embeddings", most=MOST_POSITIONS),
+                self._whole(self._first_key(POSITION_KEYS), most=MOST_POSITIONS),
                 width,
                 layout="concatenated",
                 endpoint=spec.after_padding,
@@ -988,6 +991,10 @@ class Loader:
         return weight
 
     # Keys of the configuration
+
+    def _first_key(self, keys: Names) -> str:
+        """Return the first of several names of a key that the configuration has; the first name if it has none."""
+        return next((key for key in keys if self.config.get(key) is not None), keys[0])
 
     def _number(self, key: str, default: float | None = None) -> float:
         """Return a positive number of the configuration, or `default` if the key is missing.
