@@ -35,6 +35,7 @@ from embedlayer.families.records import (
     LinearSpec,
     Names,
     NormSpec,
+    PositionChoice,
     PositionSpec,
     RelativePositions,
     ShiftSpec,
@@ -277,6 +278,9 @@ class Loader:
         types = self._types(widths["types"]) if "types" in recipe else None
         norm = self._norm("norm", family.norm, widths.get("norm", 0)) if "norm" in recipe else None
         schemes = self._positions(pad, widths.get("position", self.width))
+        if family.attention_position is not None:
+            spec = family.attention_position
+            schemes["attention"] = self._positions(pad, self.width, spec, "other_positions.attention").pop("")
         decoder = self._decoder_input(recipe, widths, schemes, pad)
         learned = family.position if isinstance(family.position, LearnedPositions) else None
         counts_rows = family.numbering == "ids" or (learned is not None and learned.ids_include_offset)
@@ -809,8 +813,15 @@ class Loader:
         """
         spec = self.family.position if spec is None else spec
         if self.family.positions_if is not None:
-            key, value = self.family.positions_if
-            spec = spec if self.config.get(key) == value else None
+            switch, wanted = self.family.positions_if
+            spec = spec if self.config.get(switch) == wanted else None
+        if isinstance(spec, PositionChoice):
+            value = self.config.get(spec.key, spec.choices[0][0])
+            chosen = next((scheme for name, scheme in spec.choices if name == value), None)
+            if chosen is None:
+                known = " or ".join(repr(name) for name, _ in spec.choices)
+                raise CheckpointError(f"{self.checkpoint.name}: {spec.key} {value!r} is not known here, only {known}.")
+            spec = chosen
         facts = rotary_facts(self.config.get("model_type"))
         if isinstance(spec, AlibiPositions) or (spec == "rotary" and facts.or_alibi and self.config.get("alibi")):
             return {"": self._alibi(divide=spec == "rotary")}

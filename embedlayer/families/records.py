@@ -193,8 +193,27 @@ class AxialPositions:
     plain: LearnedPositions
 
 
+@dataclass(frozen=True)
+class PositionChoice:
+    """Position scheme of a family that a configuration key selects (ESM).
+
+    Attributes:
+        key: The configuration key; a configuration without it has the first value.
+        choices: Pairs (value, scheme). The loader refuses other values.
+    """
+
+    key: str
+    choices: tuple[tuple[str, LearnedPositions | Literal["rotary"]], ...]
+
+
 PositionSpec = (
-    LearnedPositions | AxialPositions | SinusoidalPositions | AlibiPositions | RelativePositions | Literal["rotary"]
+    LearnedPositions
+    | AxialPositions
+    | PositionChoice
+    | SinusoidalPositions
+    | AlibiPositions
+    | RelativePositions
+    | Literal["rotary"]
 )
 """Position scheme of a family; `"rotary"` stands for the `RotaryPositions` of its model type in `families.rotary`."""
 
@@ -343,6 +362,8 @@ class Family:
         position: Position scheme; `None` for no positions.
         positions_if: Pair (configuration key, value): the checkpoint has positions only if the key has this value;
             `None` for a family in which no key decides.
+        attention_position: Scheme that all blocks apply in attention, in a family that also adds positions to the input
+            (MPNet); `None` for other families. The loaded layer has it as `position_of("attention")`.
         numbering: How default positions are counted; see `Numbering`.
         recipe: Steps of the input embedding after look-up and scale, in order.
         optional: Triples (step, configuration key, default): the step is left out if the configuration's value, or
@@ -381,6 +402,7 @@ class Family:
     scale: Factor | None = None
     position: PositionSpec | None = None
     positions_if: tuple[str, object] | None = None
+    attention_position: PositionSpec | None = None
     numbering: Numbering = "all"
     recipe: tuple[Step, ...] = ()
     optional: tuple[tuple[Step, str, bool | int], ...] = ()
