@@ -8,8 +8,8 @@ heads, lengths, bases, scales and epsilons stay those of the default configurati
 """
 
 import os
-from collections.abc import Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -44,11 +44,110 @@ SIZES: Mapping[str, int] = {
     **dict.fromkeys(("num_experts_per_tok", "moe_top_k", "moe_k"), 2),
     **dict.fromkeys(("n_group", "topk_group"), 1),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 24),
+    **dict.fromkeys(("out_hidden_size", "text_hidden_size", "backbone_hidden_size", "audio_hidden_size"), 64),
+    **dict.fromkeys(("projector_hidden_size", "projection_hidden_size", "vision_hidden_size"), 64),
+    "projection_dim": 64,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 16,
 }
 """Size in a configuration -> its value here."""
 
-OVERRIDES: Mapping[str, Mapping[str, Any]] = {}
-"""Model type -> settings of its configuration; `text_config.hidden_size` is that of a sub-configuration."""
+KEEP = object()
+"""Value in `OVERRIDES` of a size that stays that of the default configuration."""
+
+_CLIP = {"model_type": "clip_vision_model", "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2}
+_CLIP |= {"num_attention_heads": 4}
+"""A vision tower in place of one that needs the package timm."""
+
+_COMPASS_ROPE = {"rope_type": "default", "rope_theta": 50000.0, "mrope_section": [4, 2, 2]}
+_MROPE = {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [2, 3, 3]}
+OVERRIDES: Mapping[str, Mapping[str, Any]] = {
+    "blt": {"encoder_hash_byte_group_vocab": 500},
+    "chameleon": {"vocabulary_map": {"<image>": 120}, "vq_config.base_channels": 32},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "num_hidden_layers": 4,
+        "rope_parameters": {"sliding_attention": _COMPASS_ROPE, "full_attention": None},
+    },
+    "cpmant": {"dim_ff": 48},
+    "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.kv_n_heads": 2, "ffn_config.ffn_hidden_size": 48},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] + ["sparse"] * (LAYERS - 1)},
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "dots3_note_text": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "swa_num_attention_heads": 2,
+        "swa_num_key_value_heads": 2,
+        "swa_q_lora_rank": 24,
+        "swa_kv_lora_rank": 20,
+    },
+    "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},
+    "dots3_note_vision_encoder": {
+        "mlp_layer_types": ["dense", "sparse"],
+        "num_hidden_layers": 2,
+        "adapter_in_dim": 64,
+        "adapter_out_dim": 64,
+    },
+    "emu3": {"vocabulary_map": {"<image>": 120}, "vq_config.base_channels": 32},
+    "ernie4_5_vl_moe_text": {"rope_parameters": _MROPE},
+    "esm": {"vocab_size": VOCAB, "pad_token_id": 1, "mask_token_id": 30},
+    "esmc": {"num_key_value_heads": 4},
+    "funnel": {"block_sizes": [2, 2], "num_hidden_layers": KEEP, "num_blocks": KEEP, "d_head": 16, "d_inner": 48},
+    "fast_vlm": {"vision_config": _CLIP, "vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+    "florence_vision": {"embed_dim": [8, 16, 32, 64]},
+    "gemma3n_text": {"num_kv_shared_layers": 0, "intermediate_size": 48},
+    "gemma4_assistant": {
+        "text_config.hidden_size_per_layer_input": 0,
+        "text_config.vocab_size_per_layer_input": 0,
+        "text_config.num_kv_shared_layers": LAYERS,
+    },
+    "gemma4_unified_assistant": {"text_config.num_kv_shared_layers": 0},
+    "glm5_next_text": {"num_key_value_heads": 4},
+    "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
+    "granite4_vision": {"deepstack_layer_map": [[-1, 2]], "downsample_rate": "1/4"},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "hunyuan_vl_text": {"head_dim": 16},
+    "janus": {"vision_config.projection_dim": 64, "vq_config.base_channels": 32},
+    "janus_vqgan": {"num_embeddings": 100, "projection_dim": 64, "image_token_embed_dim": 64},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * (LAYERS // 3)},
+    "luke": {"entity_vocab_size": 100, "entity_emb_size": 32},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "ministral": {"head_dim": 16},
+    "mobilebert": {"embedding_size": 32, "true_hidden_size": 48, "intra_bottleneck_size": 48},
+    "molmo2_vision": {"num_hidden_layers": KEEP},
+    "muse_spark_audio": {"num_hidden_layers": KEEP, "hidden_sizes": [16, 16, 16, 16]},
+    "nemotron_h_omni": {"vision_config.video_temporal_patch_size": 2},
+    "nemotron": {"num_key_value_heads": 2},
+    "perceiver": {"num_latents": 8, "d_latents": 48, "num_self_attends_per_block": 2},
+    "perception_lm": {"vision_config": _CLIP | {"model_args": {"embed_dim": 64}}},
+    "prophetnet": {"num_hidden_layers": KEEP},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 256,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 4,
+        "ple_layer_ids": [1],
+        "ple_embed_dim": 64,
+        "ngram_vocab_size_base": 50,
+        "eos_token_id": 2,
+    },
+    "reformer": {"axial_pos_embds_dim": [16, 48]},
+    "qwen2_vl_vision": {"embed_dim": 64},
+    "causal:reformer": {"is_decoder": True},
+    "roc_bert": {"shape_vocab_size": 50, "shape_embed_dim": 24, "pronunciation_embed_dim": 24},
+    "squeezebert": {"embedding_size": 64},
+    "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4},
+    "zamba": {"num_hidden_layers": 14},
+    "zamba2": {"num_hidden_layers": KEEP},
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""Model type -> settings of its configuration; `a.b` is the setting `b` of the sub-configuration `a`.
+
+The settings also apply where a configuration of this type is part of another one.
+"""
 
 
 class CannotBuild(Exception):
@@ -62,40 +161,59 @@ def model_types(kind: str) -> dict[str, str]:
     return dict(getattr(modeling_auto, KINDS[kind]))
 
 
-def small_config(config_class: Any, overrides: Mapping[str, Any], path: str = "") -> Any:
+def small_config(config_class: Any, overrides: Mapping[str, Any]) -> Any:
     """Return a small configuration of a class.
 
     Args:
         config_class: Class of the configuration.
-        overrides: Settings by path, such as `text_config.hidden_size`.
-        path: Path of the sub-configuration that is built, with a dot at its end; empty for the whole.
+        overrides: Settings that replace those of `OVERRIDES`; `a.b` is the setting `b` of the sub-configuration `a`.
     """
-    own = {key.removeprefix(path): value for key, value in overrides.items() if key.startswith(path)}
-    flat = {key: value for key, value in own.items() if "." not in key}
-    try:
-        default = config_class(**flat)
-    except Exception:  # the defaults of a composite may need their parts
-        default = config_class.__new__(config_class)
+    overrides = {**OVERRIDES.get(config_class.model_type, {}), **overrides}
+    own = {key: value for key, value in overrides.items() if "." not in key}
+    stated = {key: value for key, value in own.items() if value is not KEEP}
+    default = _default(config_class, stated)
+    known = {} if default is None else default.to_dict()
     changes: dict[str, Any] = {}
     for key in config_class.sub_configs:
-        part = getattr(default, key, None)
-        if part is not None and key not in flat:
-            changes[key] = small_config(type(part), overrides, f"{path}{key}.")
-    known = default.to_dict() if getattr(default, "__dict__", None) else {}
-    for key in {*SIZES, *config_class.attribute_map} & {*SIZES}:
-        value = known.get(key, getattr(default, key, None))
-        if isinstance(value, int) and not isinstance(value, bool):
-            changes[key] = SIZES[key]
-    ids = VOCAB
-    for key, value in sorted(known.items()):
-        if "token" in key and key.endswith(("_id", "_index", "_ids")):
-            if isinstance(value, int) and not isinstance(value, bool) and value >= VOCAB - 10:
-                ids -= 1
-                changes[key] = ids
-            elif isinstance(value, list) and any(isinstance(one, int) and one >= VOCAB - 10 for one in value):
-                ids -= len(value)
-                changes[key] = list(range(ids, ids + len(value)))
-    return config_class(**{**changes, **flat})
+        part = _part(config_class, key) if default is None else type(getattr(default, key, None))
+        if part is not type(None) and key not in own:
+            inner = {name[len(key) + 1 :]: value for name, value in overrides.items() if name.startswith(f"{key}.")}
+            changes[key] = small_config(part, inner)
+    for key, small in SIZES.items():
+        value = known.get(config_class.attribute_map.get(key, key))
+        if isinstance(value, int) and not isinstance(value, bool) and key not in own:
+            changes[key] = small
+    changes |= _small_ids({key: value for key, value in known.items() if key not in own})
+    return config_class(**{**changes, **stated})
+
+
+def _default(config_class: Any, stated: Mapping[str, Any]) -> Any:
+    """Return the default configuration of a class, or `None` if the class cannot be built without more settings."""
+    for settings in ({}, stated):
+        with suppress(Exception):
+            return config_class(**settings)
+    return None
+
+
+def _part(config_class: Any, key: str) -> Any:
+    """Return the class of a sub-configuration of a class whose default cannot be built."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    spec = config_class.sub_configs_defaults[key]
+    return CONFIG_MAPPING[spec.model_type] if getattr(spec, "model_type", None) else spec
+
+
+def _small_ids(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return IDs of special tokens below `VOCAB` for those of a configuration that are not."""
+    changes: dict[str, Any] = {}
+    free = VOCAB
+    for key, value in sorted(config.items()):
+        ids = value if isinstance(value, list) else [value]
+        is_token = "token" in key and key.endswith(("_id", "_index", "_ids"))
+        if is_token and any(type(one) is int and one >= VOCAB - 10 for one in ids):
+            free -= len(ids)
+            changes[key] = list(range(free, free + len(ids))) if isinstance(value, list) else free
+    return changes
 
 
 def build(model_type: str, kind: str) -> tuple[Any, nn.Module]:
@@ -118,9 +236,10 @@ def build(model_type: str, kind: str) -> tuple[Any, nn.Module]:
     with quiet():
         model_class = getattr(transformers, model_types(kind)[model_type])
         try:
-            config = small_config(config_class, OVERRIDES.get(model_type, {}))
-            if model_class.config_class == config_class.sub_configs.get("text_config"):
-                config = config.get_text_config()
+            config = small_config(config_class, OVERRIDES.get(f"{kind}:{model_type}", {}))
+            parts = [name for name, part in config_class.sub_configs.items() if part is model_class.config_class]
+            if parts and model_class.config_class is not config_class:
+                config = getattr(config, parts[0])
             torch.manual_seed(0)
             model = model_class._from_config(config, attn_implementation="eager")
         except Exception as error:
@@ -138,7 +257,7 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
 
 
 @contextmanager
-def quiet():
+def quiet() -> Iterator[None]:
     """Suppress the warnings of transformers about tiny and patched configurations."""
     from transformers.utils import logging
 

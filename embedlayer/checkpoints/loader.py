@@ -23,6 +23,7 @@ from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import (
     CONFIG_KEYS,
+    MULTIMODAL,
     STATIC_EMBEDDING,
     UNKNOWN,
     Family,
@@ -39,6 +40,7 @@ from embedlayer.families.records import (
     LinearSpec,
     Names,
     NormSpec,
+    PositionChoice,
     PositionSpec,
     RelativePositions,
     ShiftSpec,
@@ -75,6 +77,9 @@ Model = TypeVar("Model", bound=nn.Module)
 ROWS_AT_ONCE = 8192
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
 """Largest sizes and lengths in a configuration that no tensor of the file bounds; larger ones mean a damaged file."""
+
+POSITION_KEYS = ("max_position_embeddings", "n_positions")
+"""Configuration keys of the number of positions."""
 
 BOUNDED_KEYS = (
     *("hidden_size", *CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"]),
@@ -204,7 +209,12 @@ class Loader:
         if self.table_only:
             where = "" if family is not None else ", and found by its name because the family is unknown"
             self.notes.append(f"Only the table was read{where}: scale, positions, norms and head were left out.")
-        return UNKNOWN if family is None else family
+        if family is None:
+            return UNKNOWN
+        outer = MULTIMODAL.get(str(self.checkpoint.config.get("model_type")))
+        if outer is None or outer.scales_logits or family.head is None:
+            return family
+        return replace(family, head=replace(family.head, logit_scale=None, softcap=None))
 
     def _stack(self, family: Family) -> Family:
         """Return the record for the stacks that the checkpoint stores.
@@ -275,6 +285,9 @@ class Loader:
         types = self._types(widths["types"]) if "types" in recipe else None
         norm = self._norm("norm", family.norm, widths.get("norm", 0)) if "norm" in recipe else None
         schemes = self._positions(pad, widths.get("position", self.width))
+        if family.attention_position is not None:
+            spec = family.attention_position
+            schemes["attention"] = self._positions(pad, self.width, spec, "other_positions.attention").pop("")
         decoder = self._decoder_input(recipe, widths, schemes, pad)
         learned = family.position if isinstance(family.position, LearnedPositions) else None
         counts_rows = family.numbering == "ids" or (learned is not None and learned.ids_include_offset)
@@ -654,7 +667,8 @@ class Loader:
         if factor.default is not None and None in (number, divisor):
             return factor.default
         value = as_number(number, str(factor.of), above=0.0) / as_number(divisor, str(factor.per), above=0.0)
-        return torch.tensor(value, dtype=torch.bfloat16).item() if factor.rounding == "bfloat16" else value
+        rounded = torch.tensor(value, dtype=torch.bfloat16, device="cpu").item()
+        return rounded if factor.rounding == "bfloat16" else value
 
     def _stated_number(self, key: str | None, width: int) -> object:
         """Return a number of a `Factor`: 1 without a key, sqrt(`width`), its inverse, or a value of the configuration.
@@ -834,8 +848,15 @@ class Loader:
         """
         spec = self.family.position if spec is None else spec
         if self.family.positions_if is not None:
-            key, value = self.family.positions_if
-            spec = spec if self.config.get(key) == value else None
+            switch, wanted = self.family.positions_if
+            spec = spec if self.config.get(switch) == wanted else None
+        if isinstance(spec, PositionChoice):
+            value = self.config.get(spec.key, spec.choices[0][0])
+            chosen = next((scheme for name, scheme in spec.choices if name == value), None)
+            if chosen is None:
+                known = " or ".join(repr(name) for name, _ in spec.choices)
+                raise CheckpointError(f"{self.checkpoint.name}: {spec.key} {value!r} is not known here, only {known}.")
+            spec = chosen
         facts = rotary_facts(self.config.get("model_type"))
         if isinstance(spec, AlibiPositions) or (spec == "rotary" and facts.or_alibi and self.config.get("alibi")):
             return {"": self._alibi(divide=spec == "rotary")}
@@ -857,7 +878,7 @@ class Loader:
         if isinstance(spec, SinusoidalPositions):
             first = self._first_position(pad) if spec.after_padding and spec.offset is None else spec.offset or 0
             sinusoids = SinusoidalPositionalEmbedding(
-                self._whole("max_position_embeddings", most=MOST_POSITIONS),
+                self._whole(self._first_key(POSITION_KEYS), most=MOST_POSITIONS),
                 width,
                 layout="concatenated",
                 endpoint=spec.after_padding,
@@ -1020,6 +1041,10 @@ class Loader:
 
     # Keys of the configuration
 
+    def _first_key(self, keys: Names) -> str:
+        """Return the first of several names of a key that the configuration has; the first name if it has none."""
+        return next((key for key in keys if self.config.get(key) is not None), keys[0])
+
     def _number(self, key: str, default: float | None = None) -> float:
         """Return a positive number of the configuration, or `default` if the key is missing.
 
@@ -1076,13 +1101,22 @@ def is_unknown_family(checkpoint: Checkpoint) -> bool:
 def _text_config(config: JsonObject) -> JsonObject:
     """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
 
-    `tie_word_embeddings` of `config` replaces that of the language model, as in transformers: the head belongs to the
-    whole model. A `model_type` that is missing in `text_config`, or not known, is replaced by that of `config`.
+    Its `tie_word_embeddings` is then that of the head of the whole model, as `MULTIMODAL` describes. The result has the
+    `model_type` of the whole model if that is not known.
     """
+    outer = config.get("model_type")
+    spec = MULTIMODAL.get(outer) if isinstance(outer, str) else None
     text = config.get("text_config")
     if not isinstance(text, dict):
-        return config
-    outer = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
-    is_known = family_of(text.get("model_type")) is not None
-    model_type = text.get("model_type") if is_known else config.get("model_type", text.get("model_type"))
-    return {**text, **outer, "model_type": model_type}
+        return config if spec is None or spec.flat is None else {**config, "model_type": spec.flat}
+    if spec is None:
+        return {**text, "model_type": outer}
+    own = text.get("tie_word_embeddings")
+    if spec.tied_by == "text":
+        return text
+    tied = spec.tied_by == "model" and bool(config.get("tie_word_embeddings", spec.tied))
+    if spec.or_text and not tied:
+        family = family_of(text.get("model_type"))
+        default = family is not None and family.head is not None and family.head.tied is True
+        tied = bool(default if own is None else own)
+    return {**text, "tie_word_embeddings": tied}

@@ -2,7 +2,8 @@
 
 This package is data: `embedlayer.checkpoints.loader` and `embedlayer.positions.rotary_config` build modules from it. No
 other module of `embedlayer` names a `model_type`. `records` defines the fields; `causal`, `masked` and
-`encoder_decoder` have the records, and `rotary` has the rotary settings of each model type.
+`encoder_decoder` have the records. `multimodal` says how multimodal models use a language model's head, and `rotary`
+has the rotary settings of each model type.
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from difflib import get_close_matches
 from embedlayer.families.causal import CAUSAL_FAMILIES, HUGGING_FACE_TENSORS, META_TENSORS
 from embedlayer.families.encoder_decoder import ENCODER_DECODER_FAMILIES
 from embedlayer.families.masked import MASKED_FAMILIES
+from embedlayer.families.multimodal import MULTIMODAL
 from embedlayer.families.records import (
     CONFIG_KEYS,
     META_LLAMA,
@@ -29,6 +31,7 @@ __all__ = [
     "HUGGING_FACE_TENSORS",
     "META_LLAMA",
     "META_TENSORS",
+    "MULTIMODAL",
     "OWN_MODEL_TYPE",
     "SCALE_ATTRIBUTES",
     "STATIC_EMBEDDING",

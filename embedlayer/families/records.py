@@ -193,8 +193,27 @@ class AxialPositions:
     plain: LearnedPositions
 
 
+@dataclass(frozen=True)
+class PositionChoice:
+    """Position scheme of a family that a configuration key selects (ESM).
+
+    Attributes:
+        key: The configuration key; a configuration without it has the first value.
+        choices: Pairs (value, scheme). The loader refuses other values.
+    """
+
+    key: str
+    choices: tuple[tuple[str, LearnedPositions | Literal["rotary"]], ...]
+
+
 PositionSpec = (
-    LearnedPositions | AxialPositions | SinusoidalPositions | AlibiPositions | RelativePositions | Literal["rotary"]
+    LearnedPositions
+    | AxialPositions
+    | PositionChoice
+    | SinusoidalPositions
+    | AlibiPositions
+    | RelativePositions
+    | Literal["rotary"]
 )
 """Position scheme of a family; `"rotary"` stands for the `RotaryPositions` of its model type in `families.rotary`."""
 
@@ -343,6 +362,8 @@ class Family:
         position: Position scheme; `None` for no positions.
         positions_if: Pair (configuration key, value): the checkpoint has positions only if the key has this value;
             `None` for a family in which no key decides.
+        attention_position: Scheme that all blocks apply in attention, in a family that also adds positions to the input
+            (MPNet); `None` for other families. The loaded layer has it as `position_of("attention")`.
         numbering: How default positions are counted; see `Numbering`.
         recipe: Steps of the input embedding after look-up and scale, in order.
         optional: Triples (step, configuration key, default): the step is left out if the configuration's value, or
@@ -381,6 +402,7 @@ class Family:
     scale: Factor | None = None
     position: PositionSpec | None = None
     positions_if: tuple[str, object] | None = None
+    attention_position: PositionSpec | None = None
     numbering: Numbering = "all"
     recipe: tuple[Step, ...] = ()
     optional: tuple[tuple[Step, str, bool | int], ...] = ()
@@ -399,3 +421,25 @@ class Family:
     notes: Names = ()
     tokenizer_rules: bool = False
     folds_rows: bool = False
+
+
+@dataclass(frozen=True)
+class MultimodalSpec:
+    """How a multimodal model uses the head of its language model, whose record is that of `text_config.model_type`.
+
+    Attributes:
+        tied_by: Configuration whose `tie_word_embeddings` decides whether the head is tied: that of the whole model
+            (`"model"`) or `text_config` (`"text"`). `"none"`: the family's code never ties it.
+        or_text: Whether a true `tie_word_embeddings` in `text_config` ties the head too.
+        tied: Whether the head is tied if that key is missing in the configuration of the whole model.
+        scales_logits: Whether the model applies the factor and the cap that the language model alone applies to its
+            logits. If not, and the language model has one, its logits differ from those of the whole model.
+        flat: `model_type` of the language model if older configurations have its keys beside those of the whole model,
+            without `text_config`; `None` if there are no such configurations.
+    """
+
+    tied_by: Literal["model", "text", "none"] = "model"
+    or_text: bool = False
+    tied: bool = False
+    scales_logits: bool = False
+    flat: str | None = None
