@@ -484,9 +484,7 @@ class Loader:
                 f"{self.checkpoint.name} has no table of token rows: no tensor with rows and columns is called "
                 f"{' or '.join(self.family.table)}."
             )
-        if self.family is UNKNOWN:
-            candidates = self._only_table(candidates)
-        name, *others = candidates
+        name, *others = self._only_table(candidates)
         info = self.checkpoint.info(name)
         if self.dtype is None and info.torch_dtype not in FLOATS:
             raise CheckpointError(
