@@ -87,6 +87,7 @@ def _gemma(name: str, *model_types: str, softcap: float | None = None, **changes
 
 _A_TO_G = (
     _llama("afmoe", scale=Factor("sqrt_dim", only_if=("mup_enabled",))),
+    _llama("bailing_hybrid", table=("embed_tokens.weight", "word_embeddings.weight")),
     _llama(
         "beam",
         head=HeadSpec(softcap="final_logit_softcapping"),
@@ -103,7 +104,7 @@ _A_TO_G = (
     ),
     _llama(
         "",
-        *("cohere2", "cohere2_moe", "cohere_compass", "cohere_compass_text"),
+        *("cohere2", "cohere2_moe", "cohere_compass_text"),
         head=HeadSpec(logit_scale=Factor("logit_scale", default=1.0), tied=True),
     ),
     Family(
@@ -123,9 +124,9 @@ _A_TO_G = (
         scale=Factor("embedding_multiplier"),
         head=HeadSpec(logit_scale=Factor("lm_head_multiplier")),
     ),
-    _gemma("", *("gemma3n", "gemma3n_text"), softcap=30.0, other_tables=(_PER_LAYER,)),
-    _gemma("", *("gemma4", "gemma4_text"), other_tables=(_PER_LAYER,)),
-    _gemma("", *("gemma4_unified", "gemma4_unified_text")),
+    _gemma("gemma3n", "gemma3n_text", softcap=30.0, other_tables=(_PER_LAYER,)),
+    _gemma("gemma4", "gemma4_text", other_tables=(_PER_LAYER,)),
+    _gemma("gemma4_unified", "gemma4_unified_text"),
     Family(
         "git",
         ("git",),
@@ -156,9 +157,9 @@ _A_TO_G = (
 _LLAMA_LIKE = (
     _llama(
         "",
-        *("aria_text", "apertus", "arcee", "axk1", "axk2", "bailing_hybrid", "bamba", "bitnet", "cwm", "deepseek_v2"),
-        *("deepseek_v3", "deepseek_v32", "deepseek_v4", "diffllama", "doge", "dots1", "dots3_note", "dots3_note_text"),
-        *("emu3", "emu3_text_model", "exaone4", "exaone_moe", "flex_olmo", "flint", "fuyu", "glm", "glm4", "glm4_moe"),
+        *("aria_text", "apertus", "arcee", "axk1", "axk2", "bamba", "bitnet", "cwm", "deepseek_v2"),
+        *("deepseek_v3", "deepseek_v32", "deepseek_v4", "diffllama", "doge", "dots1", "dots3_note_text"),
+        *("emu3_text_model", "exaone4", "exaone_moe", "flex_olmo", "flint", "glm", "glm4", "glm4_moe"),
         *("glm4_moe_lite", "glm_moe_dsa", "gpt_oss"),
         *("helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hy_v4", "internlm3", "iquestcoder", "jais2"),
         *("kolibri1", "laguna", "llama4", "llama4_text", "longcat_flash", "mellum", "mimo_v2_flash", "minimax"),
