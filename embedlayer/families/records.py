@@ -116,10 +116,13 @@ class SinusoidalPositions:
             vector, with the wavelengths of `endpoint` (M2M-100). Otherwise the first token gets the vector of position
             0 and padding is not treated apart (Marian).
         offset: Position whose vector the first token gets, if the family's code has a fixed one (XGLM: 2).
+        endpoint: Whether the last pair of channels has exactly the longest wavelength; `None` if `after_padding` says
+            so (Pegasus-X: true without padding).
     """
 
     after_padding: bool = True
     offset: int | None = None
+    endpoint: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -335,6 +338,8 @@ class DecoderSpec:
         position: Position scheme of the decoder.
         norm: LayerNorm of the step `"norm"`.
         recipe: Steps of the decoder's input embedding.
+        layers: Configuration keys of the number of blocks, the preferred one first; without them, both stacks have as
+            many blocks.
     """
 
     table: Names = ("decoder.embed_tokens.weight",)
@@ -342,6 +347,7 @@ class DecoderSpec:
     position: PositionSpec | None = None
     norm: NormSpec | None = None
     recipe: tuple[Step, ...] | None = None
+    layers: Names = ("num_decoder_layers", "decoder_layers")
 
 
 @dataclass(frozen=True)
@@ -379,6 +385,8 @@ class Family:
             that the checkpoint lacks is left out.
         head: LM head, or `None` for a family without one.
         decoder_input: Input embedding of the decoder of an encoder-decoder model; `None` for other models.
+        sub_configs: Configuration keys of the configurations of encoder and decoder, if the two have their own
+            (T5Gemma); empty for other models.
         not_computed: Pairs (configuration key, values): the family computes something else for other values of the
             key, which is refused. The first of the values is the default.
         decoder: Name of each tensor in `DecoderLM` -> its name in the checkpoint, for `load_llama`; `{}` stands for the
@@ -414,6 +422,7 @@ class Family:
     features: tuple[Names, ...] = ()
     head: HeadSpec | None = HeadSpec()
     decoder_input: DecoderSpec | None = None
+    sub_configs: Names = ()
     not_computed: tuple[tuple[str, tuple[object, ...]], ...] = ()
     decoder: Mapping[str, str] | None = None
     defaults: tuple[tuple[str, int | float], ...] = ()

@@ -6,7 +6,10 @@ from embedlayer.families.records import META_LLAMA, Names, RotaryPositions
 
 _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (RotaryPositions(), ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "granite")),
-    (RotaryPositions(), ("nomic_bert", "gte", "jina_embeddings_v3", "esmc", "eurobert", "modernbert")),
+    (
+        RotaryPositions(),
+        ("nomic_bert", "gte", "jina_embeddings_v3", "esmc", "eurobert", "modernbert", "t5gemma", "t5_gemma_module"),
+    ),
     (RotaryPositions(fixed_base=True), ("esm",)),
     (RotaryPositions(interleaved=True), (META_LLAMA,)),
     (RotaryPositions(scales_full_attention_only=True), ("gemma3", "gemma3_text")),
