@@ -554,9 +554,7 @@ class Loader:
                 f"{self.checkpoint.name} has no table of token rows: no tensor with rows and columns is called "
                 f"{' or '.join(self.family.table)}."
             )
-        if self.family is UNKNOWN:
-            candidates = self._only_table(candidates)
-        name, *others = candidates
+        name, *others = self._only_table(candidates)
         info = self.checkpoint.info(name)
         if 0 in info.shape:
             raise CheckpointError(f"{info.file}: the table {name} is empty: its shape is {list(info.shape)}.")
@@ -890,8 +888,8 @@ class Loader:
                 raise CheckpointError(f"{self.checkpoint.name}: {spec.key} {value!r} is not known here, only {known}.")
             spec = chosen
         facts = rotary_facts(self.config.get("model_type"))
-        has_alibi = facts is not None and facts.or_alibi and bool(self.config.get("alibi"))
-        if isinstance(spec, AlibiPositions) or (spec == "rotary" and has_alibi):
+        or_alibi = facts is not None and facts.or_alibi and bool(self.config.get("alibi"))
+        if isinstance(spec, AlibiPositions) or (spec == "rotary" and or_alibi):
             return {"": self._alibi(divide=spec == "rotary")}
         if spec == "rotary":
             return self._rotary(None if facts is None else facts.base)
