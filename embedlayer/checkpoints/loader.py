@@ -13,11 +13,17 @@ from torch import Tensor, nn
 
 from embedlayer.checkpoints.meta_layout import has_meta_layout
 from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.checkpoints.refusals import unknown_family_error
+from embedlayer.checkpoints.refusals import (
+    quantised_error,
+    quantised_parts,
+    states_quantisation,
+    unknown_family_error,
+)
 from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import (
     CONFIG_KEYS,
+    MULTIMODAL,
     STATIC_EMBEDDING,
     UNKNOWN,
     Family,
@@ -43,6 +49,7 @@ from embedlayer.families.records import (
 )
 from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject
+from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.layers.decoder_input import DecoderInput
 from embedlayer.layers.input_parts import (
     ElementwiseAffine,
@@ -59,7 +66,7 @@ from embedlayer.positions.axial import AxialPositionalEmbedding
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
 from embedlayer.positions.relative import RelativePositionBias
-from embedlayer.positions.rotary import RotaryEmbedding
+from embedlayer.positions.rotary import RotaryEmbedding, rotary_scheme
 from embedlayer.positions.rotary_config import read_blocks
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import FLOATS, assign, is_description
@@ -70,6 +77,9 @@ Model = TypeVar("Model", bound=nn.Module)
 ROWS_AT_ONCE = 8192
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
 """Largest sizes and lengths in a configuration that no tensor of the file bounds; larger ones mean a damaged file."""
+
+POSITION_KEYS = ("max_position_embeddings", "n_positions")
+"""Configuration keys of the number of positions."""
 
 BOUNDED_KEYS = (
     *("hidden_size", *CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"]),
@@ -157,6 +167,7 @@ class Loader:
         self.table_only = table_only
         self.config = _text_config(checkpoint.config)
         self.dtype = dtype
+        self.requested = dtype is not None
         self.device = device
         self.tensors: dict[str, Tensor] = {}
         self.names: dict[str, tuple[str, ...]] = {}
@@ -178,7 +189,7 @@ class Loader:
         for key in BOUNDED_KEYS:
             if self.config.get(key) is not None:
                 self._whole(key)
-        for key, values in self.family.not_computed:
+        for key, values in () if table_only else self.family.not_computed:
             if self.config.get(key, values[0]) not in values:
                 raise CheckpointError(
                     f"{checkpoint.name}: {key} {self.config[key]!r} changes what {self.family_name} computes at its "
@@ -202,7 +213,12 @@ class Loader:
         if self.table_only:
             where = "" if family is not None else ", and found by its name because the family is unknown"
             self.notes.append(f"Only the table was read{where}: scale, positions, norms and head were left out.")
-        return UNKNOWN if family is None else family
+        if family is None:
+            return UNKNOWN
+        outer = MULTIMODAL.get(str(self.checkpoint.config.get("model_type")))
+        if outer is None or outer.scales_logits or family.head is None:
+            return family
+        return replace(family, head=replace(family.head, logit_scale=None, softcap=None))
 
     def _stack(self, family: Family) -> Family:
         """Return the record for the stacks that the checkpoint stores.
@@ -436,13 +452,44 @@ class Loader:
             key: Key of the tensor in the `state_dict` of the layer, under which `tensors` and `names` store it.
             name: Full name in the checkpoint.
             aliases: Names of equal copies in the checkpoint; `names[key]` becomes `(name, *aliases)`.
+
+        Raises:
+            CheckpointError: The tensor is quantised, or has a dtype other than floating point and no dtype was
+                requested.
         """
         info = self.checkpoint.info(name)
+        self._refuse_quantised(key, (name,), name)
         tensor = self.checkpoint.read(name, dtype=self.dtype, device=self.device)
         self.read.append(LoadedTensor(key, name, info.shape, info.dtype, info.nbytes))
         self.tensors[key] = tensor
         self.names[key] = (name, *aliases)
         return tensor
+
+    def _refuse_quantised(self, key: str, names: Names, stored: str = "") -> None:
+        """Raise an error if some weights are stored in quantised form; numbers without their scales are no weights.
+
+        Args:
+            key: Key of the tensor in the `state_dict` of the layer.
+            names: Names of the weights in the checkpoint.
+            stored: Full name of the tensor that would be read; empty if no tensor has one of `names`.
+
+        Raises:
+            CheckpointError: The tensor has scales, or is stored in a dtype other than floating point. The second is
+                accepted if the caller requested a dtype and the configuration states no quantisation.
+        """
+        is_table = key == "table.weight"
+        what = "table" if is_table else key.partition(".")[0]
+        parts = quantised_parts(self.checkpoint, names)
+        dtype = self.checkpoint.info(stored).dtype if stored else ""
+        is_float = not stored or DTYPES.get(dtype) in FLOATS
+        if parts or not (is_float or (self.requested and states_quantisation(self.checkpoint.config) is None)):
+            if not parts and states_quantisation(self.checkpoint.config) is None:
+                raise CheckpointError(
+                    f"{self.checkpoint.info(stored).file}: the {what}, {stored}, is stored as {dtype}: without scales "
+                    f"those are no vectors. If its numbers need no scales, pass a dtype, such as load(..., "
+                    f"dtype=torch.float32)."
+                )
+            raise quantised_error(self.checkpoint, what, stored or parts[0], parts, is_table=is_table)
 
     def _require(self, key: str, names: Names, what: str, shape: tuple[int | None, ...]) -> Tensor:
         """Read a tensor of the checkpoint into `tensors`, and check its shape.
@@ -457,6 +504,7 @@ class Loader:
             CheckpointError: The tensor is missing or has another shape.
         """
         name = next(iter(self.checkpoint.find(*names)), None)
+        self._refuse_quantised(key, names if name is None else (name,), name or "")
         if name is None:
             raise CheckpointError(
                 f"{self.checkpoint.name} is of family {self.family_name} but has no {what}: "
@@ -501,21 +549,15 @@ class Loader:
         if not candidates and spec is not None and self._is_tied(spec):
             candidates = self._find_matrices(spec.weight)
         if not candidates:
+            self._refuse_quantised("table.weight", self.family.table)
             raise CheckpointError(
                 f"{self.checkpoint.name} has no table of token rows: no tensor with rows and columns is called "
                 f"{' or '.join(self.family.table)}."
             )
-        if self.family is UNKNOWN:
-            candidates = self._only_table(candidates)
-        name, *others = candidates
+        name, *others = self._only_table(candidates)
         info = self.checkpoint.info(name)
-        if self.dtype is None and info.torch_dtype not in FLOATS:
-            raise CheckpointError(
-                f"The table {name} is stored as {info.dtype}: without scales those are no vectors. "
-                f"If its numbers need no scales, pass a dtype, such as load(..., dtype=torch.float32)."
-            )
         if 0 in info.shape:
-            raise CheckpointError(f"The table {name} is empty: its shape is {list(info.shape)}.")
+            raise CheckpointError(f"{info.file}: the table {name} is empty: its shape is {list(info.shape)}.")
         weight = self._read("table.weight", name, aliases=tuple(o for o in others if self._is_same(name, o)))
         self.dtype = weight.dtype
         if self.family.folds_rows:
@@ -653,7 +695,8 @@ class Loader:
         if factor.default is not None and None in (number, divisor):
             return factor.default
         value = as_number(number, str(factor.of), above=0.0) / as_number(divisor, str(factor.per), above=0.0)
-        return torch.tensor(value, dtype=torch.bfloat16).item() if factor.rounding == "bfloat16" else value
+        rounded = torch.tensor(value, dtype=torch.bfloat16, device="cpu").item()
+        return rounded if factor.rounding == "bfloat16" else value
 
     def _stated_number(self, key: str | None, width: int) -> object:
         """Return a number of a `Factor`: 1 without a key, sqrt(`width`), its inverse, or a value of the configuration.
@@ -845,10 +888,11 @@ class Loader:
                 raise CheckpointError(f"{self.checkpoint.name}: {spec.key} {value!r} is not known here, only {known}.")
             spec = chosen
         facts = rotary_facts(self.config.get("model_type"))
-        if isinstance(spec, AlibiPositions) or (spec == "rotary" and facts.or_alibi and self.config.get("alibi")):
+        or_alibi = facts is not None and facts.or_alibi and bool(self.config.get("alibi"))
+        if isinstance(spec, AlibiPositions) or (spec == "rotary" and or_alibi):
             return {"": self._alibi(divide=spec == "rotary")}
         if spec == "rotary":
-            return self._rotary(facts.base)
+            return self._rotary(None if facts is None else facts.base)
         if isinstance(spec, AxialPositions):
             if self.checkpoint.find(*spec.names[0]):
                 rows = self._require(f"{key}.rows", spec.names[0], "position table of rows", (None, 1, None))
@@ -867,7 +911,7 @@ class Loader:
         if isinstance(spec, SinusoidalPositions):
             first = self._first_position(pad) if spec.after_padding and spec.offset is None else spec.offset or 0
             sinusoids = SinusoidalPositionalEmbedding(
-                self._whole("max_position_embeddings", most=MOST_POSITIONS),
+                self._whole(self._first_key(POSITION_KEYS), most=MOST_POSITIONS),
                 width,
                 layout="concatenated",
                 endpoint=spec.after_padding if spec.endpoint is None else spec.endpoint,
@@ -877,7 +921,7 @@ class Loader:
             return {"": sinusoids}
         return {"": Position()} if spec is None else self._relative(spec, key, layers)
 
-    def _rotary(self, default_base: float) -> dict[str, Position]:
+    def _rotary(self, default_base: float | None) -> dict[str, Position]:
         """Read rotary positions, store the key of each block's scheme in `blocks`, and return the schemes by key.
 
         Args:
@@ -889,7 +933,7 @@ class Loader:
         if stated_size(self.config, "num_hidden_layers") is None and "layer_types" not in self.config:
             return {"": RotaryEmbedding.from_config(self.config, default_base=default_base)}
         keys, arguments = read_blocks(self.config, default_base=default_base)
-        schemes = {key: RotaryEmbedding(**arguments[key]) if key in arguments else Position() for key in {*keys}}
+        schemes = {key: rotary_scheme(arguments[key]) if key in arguments else Position() for key in {*keys}}
         first = schemes[keys[0]]
         if len(schemes) > 1:
             self.blocks = tuple("" if key == keys[0] else key for key in keys)
@@ -961,6 +1005,9 @@ class Loader:
         spec = self.family.head
         if spec is None:
             return None
+        for names in (_names_of(spec.dense, "weight") if spec.dense is not None else (), spec.weight):
+            if not self.checkpoint.find(*names):
+                self._refuse_quantised("head.weight", names)
         is_stored = spec.dense is not None and bool(self.checkpoint.find(*_names_of(spec.dense, "weight")))
         dense = spec.dense if is_stored else None
         if spec.dense is not None and dense is None and not (spec.dense_optional and self.width == table.embed_dim):
@@ -1036,6 +1083,10 @@ class Loader:
 
     # Keys of the configuration
 
+    def _first_key(self, keys: Names) -> str:
+        """Return the first of several names of a key that the configuration has; the first name if it has none."""
+        return next((key for key in keys if self.config.get(key) is not None), keys[0])
+
     def _number(self, key: str, default: float | None = None) -> float:
         """Return a positive number of the configuration, or `default` if the key is missing.
 
@@ -1092,13 +1143,22 @@ def is_unknown_family(checkpoint: Checkpoint) -> bool:
 def _text_config(config: JsonObject) -> JsonObject:
     """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
 
-    `tie_word_embeddings` of `config` replaces that of the language model, as in transformers: the head belongs to the
-    whole model. A `model_type` that is missing in `text_config`, or not known, is replaced by that of `config`.
+    Its `tie_word_embeddings` is then that of the head of the whole model, as `MULTIMODAL` describes. The result has the
+    `model_type` of the whole model if that is not known.
     """
+    outer = config.get("model_type")
+    spec = MULTIMODAL.get(outer) if isinstance(outer, str) else None
     text = config.get("text_config")
     if not isinstance(text, dict):
-        return config
-    outer = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
-    is_known = family_of(text.get("model_type")) is not None
-    model_type = text.get("model_type") if is_known else config.get("model_type", text.get("model_type"))
-    return {**text, **outer, "model_type": model_type}
+        return config if spec is None or spec.flat is None else {**config, "model_type": spec.flat}
+    if spec is None:
+        return {**text, "model_type": outer}
+    own = text.get("tie_word_embeddings")
+    if spec.tied_by == "text":
+        return text
+    tied = spec.tied_by == "model" and bool(config.get("tie_word_embeddings", spec.tied))
+    if spec.or_text and not tied:
+        family = family_of(text.get("model_type"))
+        default = family is not None and family.head is not None and family.head.tied is True
+        tied = bool(default if own is None else own)
+    return {**text, "tie_word_embeddings": tied}
