@@ -42,6 +42,9 @@ import embedlayer as el
 LIMIT = 1e-6
 """Largest relative difference in float32 that counts as equal."""
 
+HEAD_INPUT = {"fsmt": "model.decoder.output_projection"}
+"""Model type -> module whose input is that of the head, where the base model does not return the hidden states."""
+
 TOKENS, PADDED = 13, 4
 """Tokens of a text, and number of padding tokens in front of the second text."""
 
@@ -107,18 +110,31 @@ def blocks_of(model: nn.Module) -> dict[nn.Module, tuple[str, int]]:
     }
 
 
-def hidden_states(arguments: Iterable[Any], width: int) -> Tensor | None:
-    """Return the first argument that may be the hidden states of a block: floats of this many tokens."""
+def hidden_states(arguments: Iterable[Any]) -> Tensor | None:
+    """Return the first argument that may be the hidden states of a block: floats in at least three dimensions."""
     for value in arguments:
-        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 3 and width in value.shape:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 3:
             return value
     return None
+
+
+def arranged(theirs: Tensor, ours: Tensor) -> Tensor:
+    """Return the input of a block in the order batch, token, channel, without tokens that the model appended.
+
+    XLNet and FSMT put tokens first, and SqueezeBERT channels. Longformer, LED, Reformer and Pegasus-X pad texts to a
+    multiple of their window.
+    """
+    if theirs.dim() == ours.dim() == 3:
+        shapes = {theirs.permute(order).shape: order for order in ((1, 0, 2), (0, 2, 1), (0, 1, 2))}
+        theirs = theirs.permute(shapes.get(ours.shape, (0, 1, 2)))
+        if (theirs.shape[0], theirs.shape[2]) == (ours.shape[0], ours.shape[2]) and theirs.shape[1] > ours.shape[1]:
+            theirs = theirs[:, : ours.shape[1]]
+    return theirs
 
 
 def observe(model: nn.Module, inputs: Mapping[str, Any]) -> Seen:
     """Run a model and return the inputs of its first blocks, the input of the head, and the logits."""
     places = blocks_of(model)
-    tokens = inputs["input_ids"].shape[-1]
     firsts: dict[str, Tensor] = {}
     running: list[str] = []
     handles = []
@@ -126,7 +142,7 @@ def observe(model: nn.Module, inputs: Mapping[str, Any]) -> Seen:
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name, index = places[module]
         if not running and name not in firsts:
-            state = hidden_states((*args, *kwargs.values()), tokens)
+            state = hidden_states((*args, *kwargs.values()))
             if state is not None and index == 0:
                 firsts[name] = state.detach().clone()
         running.append(name)
@@ -143,14 +159,21 @@ def observe(model: nn.Module, inputs: Mapping[str, Any]) -> Seen:
     for block in places:
         handles.append(block.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(block.register_forward_hook(after))
-    handles.append(model.base_model.register_forward_hook(base))
+    head_input = HEAD_INPUT.get(model.config.model_type)
+    if head_input is not None:
+        handles.append(
+            model.get_submodule(head_input).register_forward_pre_hook(lambda _, args: base(_, args, args[0]))
+        )
+    else:
+        bodies = [model.base_model, model.get_decoder() if hasattr(model, "get_decoder") else None]
+        handles += [body.register_forward_hook(base) for body in {*bodies} - {None, model}]
     try:
         with torch.no_grad():
             logits = logits_of(model(**inputs))
     finally:
         for handle in handles:
             handle.remove()
-    return Seen(list(firsts.values()), seen.get("hidden") if model.base_model is not model else None, logits)
+    return Seen(list(firsts.values()), seen.get("hidden"), logits)
 
 
 def logits_of(output: Any) -> Tensor:
@@ -224,7 +247,11 @@ def compare(row: Row, config: Any, model: nn.Module, layer: el.EmbeddingLayer) -
         if "token_type_ids" in options and "types" not in layer.recipe:
             options = {}
         with torch.no_grad():
-            row.differences[name] = relative(layer.input(ids, **options), seen.inputs[0])
+            ours = layer.input(ids, **options)
+            row.differences[name] = relative(ours, arranged(seen.inputs[0], ours))
+            if layer.decoder is not None and name == "input":
+                ours = layer.decoder_input(decoder["decoder_input_ids"])
+                row.differences["decoder input"] = relative(ours, arranged(seen.inputs[1], ours))
             if name == "input" and seen.hidden is not None and layer.head is not None:
                 row.differences["head"] = relative(layer.head(seen.hidden), seen.logits)
     for name in ("input", "head"):

@@ -139,6 +139,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "causal:reformer": {"is_decoder": True},
     "roc_bert": {"shape_vocab_size": 50, "shape_embed_dim": 24, "pronunciation_embed_dim": 24},
     "squeezebert": {"embedding_size": 64},
+    "xmod": {"default_language": "en_XX"},
     "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4},
     "zamba": {"num_hidden_layers": 14},
     "zamba2": {"num_hidden_layers": KEEP},
@@ -249,11 +250,19 @@ def build(model_type: str, kind: str) -> tuple[Any, nn.Module]:
 
 
 def randomise(model: nn.Module, seed: int = 0) -> None:
-    """Draw every parameter of a model from a normal distribution of standard deviation 0.2."""
+    """Draw every trained parameter, and every saved buffer of zeros, from N(0, 0.2²).
+
+    Frozen parameters are fixed sinusoids; buffers of zeros are biases such as BART's `final_logits_bias`.
+    """
     torch.manual_seed(seed)
+    saved = model.state_dict()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=0.2)
+            if parameter.requires_grad:
+                parameter.normal_(std=0.2)
+        for name, buffer in model.named_buffers():
+            if name in saved and buffer.is_floating_point() and not buffer.any():
+                buffer.normal_(std=0.2)
 
 
 @contextmanager

@@ -180,12 +180,16 @@ class Loader:
         self.nonfinite: dict[str, int] = {}
         self.width = 0
         self.blocks: tuple[str, ...] = ()
+        self.encoder_blocks: tuple[str, ...] = ()
+        self.stacks: set[str] = set()
         self.family = self._stack(self._family())
         self.family_name = self.family.name or str(self.config["model_type"])
         has_rotary = "rope_parameters" in self.config
         defaults = {key: value for key, value in self.family.defaults if not (has_rotary and "rope" in key)}
         aliases = {common: self.config[own] for own, common in self.family.aliases if own in self.config}
-        self.config = {**defaults, **aliases, **self.config}
+        self.config = self.whole_config = {**defaults, **aliases, **self.config}
+        if self.family.sub_configs:
+            self._use_config_of("encoder" if "encoder" in self.stacks else "decoder")
         for key in BOUNDED_KEYS:
             if self.config.get(key) is not None:
                 self._whole(key)
@@ -233,7 +237,7 @@ class Loader:
         spec = family.decoder_input
         if spec is None:
             return family
-        stacks = {
+        self.stacks = stacks = {
             stack for name in self.checkpoint.names for stack in re.findall(r"(?:^|[._])((?:en|de)coder)\.", name)
         }
         if stacks == {"decoder"}:
@@ -246,6 +250,22 @@ class Loader:
                 decoder_input=None,
             )
         return replace(family, decoder_input=None) if stacks == {"encoder"} else family
+
+    def _use_config_of(self, stack: Literal["encoder", "decoder"]) -> None:
+        """From now on read the configuration of one stack, in a family whose configuration has one for each.
+
+        Args:
+            stack: The stack.
+
+        Raises:
+            CheckpointError: The configuration of the stack is missing.
+        """
+        key = self.family.sub_configs[0 if stack == "encoder" else 1]
+        own = self.whole_config.get(key)
+        if not isinstance(own, dict):
+            raise CheckpointError(f"{self.checkpoint.name}: the configuration has no {key!r}, which states its sizes.")
+        tied = {name: self.whole_config[name] for name in ("tie_word_embeddings",) if name in self.whole_config}
+        self.config = {**self.whole_config, **own, **tied}
 
     def load_record(self) -> LoadRecord:
         """Return the record of the tensors that were read so far, with counts and notes."""
@@ -293,6 +313,8 @@ class Loader:
         if family.attention_position is not None:
             spec = family.attention_position
             schemes["attention"] = self._positions(pad, self.width, spec, "other_positions.attention").pop("")
+            count = as_whole_number(stated_size(self.config, "num_hidden_layers"), "num_hidden_layers", most=MOST_SIZE)
+            self.blocks = ("attention",) * count
         decoder = self._decoder_input(recipe, widths, schemes, pad)
         learned = family.position if isinstance(family.position, LearnedPositions) else None
         counts_rows = family.numbering == "ids" or (learned is not None and learned.ids_include_offset)
@@ -312,6 +334,7 @@ class Loader:
             "decoder": decoder,
             "other_positions": schemes,
             "block_positions": self.blocks,
+            "encoder_block_positions": self.encoder_blocks,
             "tensor_names": self.names,
         }
 
@@ -369,6 +392,8 @@ class Loader:
         spec = self.family.decoder_input
         if spec is None:
             return None
+        if self.family.sub_configs:
+            self._use_config_of("decoder")
         table = None
         name = next((each for each in self._find_matrices(spec.table) if each not in self.names["table.weight"]), None)
         if name is not None:
@@ -376,10 +401,15 @@ class Loader:
             self._check_sizes(name, *weight.shape, key=spec.vocab_size)
             self._count_nonfinite("decoder's table", weight)
             table = self._new_table(weight, pad)
+        self.encoder_blocks, self.blocks = self.blocks, ()
         if spec.position is not None:
-            found = self._positions(pad, widths.get("position", self.width), spec.position, "other_positions.decoder")
-            schemes["decoder"] = found.pop("")
-            schemes |= found
+            width = widths.get("position", self.width)
+            layers = stated_size(self.config, "num_hidden_layers")
+            layers = next((self.config[key] for key in spec.layers if self.config.get(key) is not None), layers)
+            count = as_whole_number(layers, spec.layers[0], most=MOST_SIZE)
+            found = self._positions(pad, width, spec.position, "other_positions.decoder", count)
+            schemes |= {f"decoder_{kind}" if kind else "decoder": scheme for kind, scheme in found.items()}
+            self.blocks = tuple(f"decoder_{kind}" if kind else "decoder" for kind in self.blocks or ("",) * count)
         steps = recipe if spec.recipe is None else self._used_steps(spec.recipe)
         own_norm = spec.norm is not None and "norm" in steps
         return DecoderInput(
@@ -849,6 +879,7 @@ class Loader:
         width: int,
         spec: PositionSpec | None = None,
         key: str = "position",
+        layers: int | None = None,
     ) -> dict[str, Position]:
         """Read the position schemes of one stack of the model.
 
@@ -857,6 +888,7 @@ class Loader:
             width: Width of the vectors that positions are added to.
             spec: Scheme of the stack; `None` for that of the family.
             key: Name of the scheme of the first block in the layer, the prefix of the keys in `tensors`.
+            layers: Number of blocks of the stack; `None` for the configuration's `num_hidden_layers`.
 
         Returns:
             Kind of layer -> scheme. The key `""` has the scheme of the first block. Other keys, such as
@@ -900,12 +932,12 @@ class Loader:
                 self._whole(self._first_key(POSITION_KEYS), most=MOST_POSITIONS),
                 width,
                 layout="concatenated",
-                endpoint=spec.after_padding,
+                endpoint=spec.after_padding if spec.endpoint is None else spec.endpoint,
                 offset=first,
                 padding_idx=pad if spec.after_padding else None,
             )
             return {"": sinusoids}
-        return {"": Position() if spec is None else self._relative(spec, key)}
+        return {"": Position()} if spec is None else self._relative(spec, key, layers)
 
     def _rotary(self, default_base: float) -> dict[str, Position]:
         """Read rotary positions, store the key of each block's scheme in `blocks`, and return the schemes by key.
@@ -939,24 +971,33 @@ class Loader:
             max_bias = as_number(max_bias, "attn_config.alibi_bias_max", above=0.0)
         return AlibiBias(heads, max_bias=max_bias, scale=(self.width // heads) ** -0.5 if divide else 1.0)
 
-    def _relative(self, spec: RelativePositions, key: str) -> Position:
-        """Read T5's relative biases into `tensors`, and return a new scheme for them.
+    def _relative(self, spec: RelativePositions, key: str, layers: int | None) -> dict[str, Position]:
+        """Read T5's relative biases into `tensors`, and return new schemes for them by kind of layer.
+
+        If every block has its own table (UMT5), the kinds are the numbers of the blocks, with `""` for the first one.
 
         Args:
             spec: Names in the checkpoint.
-            key: Name of the scheme in the layer, the prefix of the keys in `tensors`.
+            key: Name of the first block's scheme in the layer, the prefix of the keys in `tensors`.
+            layers: Number of blocks; `None` for the configuration's `num_hidden_layers`.
 
         Raises:
             CheckpointError: A tensor or a key of the configuration does not fit.
         """
         heads, buckets = self._heads(), self._whole("relative_attention_num_buckets", 32)
-        self._require(f"{key}.weight", spec.names, "relative bias", (buckets, heads))
-        return RelativePositionBias(
-            heads,
-            num_buckets=buckets,
-            max_distance=self._whole("relative_attention_max_distance", 128, most=MOST_POSITIONS),
-            bidirectional=spec.bidirectional,
-        )
+        each = any("{}" in name for name in spec.names)
+        count = layers or as_whole_number(stated_size(self.config, "num_hidden_layers"), "num_layers", most=MOST_SIZE)
+        kinds = ["", *map(str, range(1, count))] if each else [""]
+        prefix = "" if key == "position" else f"{key.removeprefix('other_positions.')}_"
+        for kind in kinds:
+            own = f"other_positions.{prefix}{kind}" if kind else key
+            names = tuple(name.format(kind or 0) for name in spec.names)
+            self._require(f"{own}.weight", names, "relative bias", (buckets, heads))
+        if each:
+            self.blocks = tuple(kinds)
+        max_distance = self._whole("relative_attention_max_distance", 128, most=MOST_POSITIONS)
+        bias = {"num_buckets": buckets, "max_distance": max_distance, "bidirectional": spec.bidirectional}
+        return {kind: RelativePositionBias(heads, **bias) for kind in kinds}
 
     # The head
 

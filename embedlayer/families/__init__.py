@@ -33,11 +33,13 @@ __all__ = [
     "META_TENSORS",
     "MULTIMODAL",
     "OWN_MODEL_TYPE",
+    "ROTARY",
     "SCALE_ATTRIBUTES",
     "STATIC_EMBEDDING",
     "TRANSFORMERS_VERSION",
     "UNKNOWN",
     "Family",
+    "RotaryPositions",
     "family_of",
     "nearest_model_types",
     "rotary_facts",
@@ -95,6 +97,6 @@ def nearest_model_types(model_type: str, count: int = 3) -> list[str]:
     return get_close_matches(model_type, known, count) or get_close_matches(model_type, known, 1, cutoff=0.0)
 
 
-def rotary_facts(model_type: object) -> RotaryPositions:
-    """Return the rotary settings of this `model_type`; `RotaryPositions()` for an unknown one."""
-    return ROTARY.get(model_type, RotaryPositions()) if isinstance(model_type, str) else RotaryPositions()
+def rotary_facts(model_type: object) -> RotaryPositions | None:
+    """Return the rotary settings of this `model_type`; `None` for a type that is not known to rotate."""
+    return ROTARY.get(model_type) if isinstance(model_type, str) else None

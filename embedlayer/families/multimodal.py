@@ -8,18 +8,7 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
     (
         MultimodalSpec(),
         (
-            *(
-                "aria",
-                "cosmos3_omni",
-                "deepseek_ocr2",
-                "dots3_note",
-                "emu3",
-                "exaone4_5",
-                "fuyu",
-                "glm46v",
-                "glmga",
-                "idefics2",
-            ),
+            *("aria", "cosmos3_omni", "deepseek_ocr2", "emu3", "exaone4_5", "glm46v", "glmga", "idefics2"),
             *("idefics3", "llava_next", "minicpmv4_6", "minicpmv4_7", "qianfan_ocr", "qwen2_5_omni_thinker", "qwen3_5"),
             *("qwen3_5_moe", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "qwen4_exp", "smolvlm"),
             *("unlimited_ocr", "video_llava", "vipllava"),
@@ -32,6 +21,8 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
             *("minimax_m3_vl", "video_llama_3"),
         ),
     ),
+    (MultimodalSpec(flat="persimmon"), ("fuyu",)),
+    (MultimodalSpec(flat="dots3_note_text"), ("dots3_note",)),
     (MultimodalSpec(or_text=True, flat="qwen2_vl_text"), ("qwen2_vl",)),
     (MultimodalSpec(or_text=True, flat="qwen2_5_vl_text"), ("qwen2_5_vl",)),
     (MultimodalSpec(or_text=True, flat="paddleocr_vl_text", tied=True), ("paddleocr_vl",)),
