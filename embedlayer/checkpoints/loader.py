@@ -68,7 +68,7 @@ from embedlayer.positions.axial import AxialPositionalEmbedding
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
 from embedlayer.positions.relative import RelativePositionBias
-from embedlayer.positions.rotary import RotaryEmbedding
+from embedlayer.positions.rotary import RotaryEmbedding, rotary_scheme
 from embedlayer.positions.rotary_config import read_blocks
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import FLOATS, assign, is_description
@@ -563,9 +563,7 @@ class Loader:
                 f"{' or '.join(self.family.table)}. Copy the checkpoint again, or check model_type in "
                 f"{self.config_file}."
             )
-        if self.family is UNKNOWN:
-            candidates = self._only_table(candidates)
-        name, *others = candidates
+        name, *others = self._only_table(candidates)
         info = self.checkpoint.info(name)
         if 0 in info.shape:
             raise CheckpointError(f"{info.file}: the table {name} is empty: its shape is {list(info.shape)}.")
@@ -909,10 +907,11 @@ class Loader:
                 raise CheckpointError(f"{self.checkpoint.name}: {spec.key} {value!r} is not known here, only {known}.")
             spec = chosen
         facts = rotary_facts(self.config.get("model_type"))
-        if isinstance(spec, AlibiPositions) or (spec == "rotary" and facts.or_alibi and self.config.get("alibi")):
+        or_alibi = facts is not None and facts.or_alibi and bool(self.config.get("alibi"))
+        if isinstance(spec, AlibiPositions) or (spec == "rotary" and or_alibi):
             return {"": self._alibi(divide=spec == "rotary")}
         if spec == "rotary":
-            return self._rotary(facts.base)
+            return self._rotary(None if facts is None else facts.base)
         if isinstance(spec, AxialPositions):
             if self.checkpoint.find(*spec.names[0]):
                 rows = self._require(f"{key}.rows", spec.names[0], "position table of rows", (None, 1, None))
@@ -939,7 +938,7 @@ class Loader:
             return {"": sinusoids}
         return {"": Position()} if spec is None else self._relative(spec, key, layers)
 
-    def _rotary(self, default_base: float) -> dict[str, Position]:
+    def _rotary(self, default_base: float | None) -> dict[str, Position]:
         """Read rotary positions, store the key of each block's scheme in `blocks`, and return the schemes by key.
 
         Args:
@@ -952,7 +951,7 @@ class Loader:
             if stated_size(self.config, "num_hidden_layers") is None and "layer_types" not in self.config:
                 return {"": RotaryEmbedding.from_config(self.config, default_base=default_base)}
             keys, arguments = read_blocks(self.config, default_base=default_base)
-            schemes = {key: RotaryEmbedding(**arguments[key]) if key in arguments else Position() for key in {*keys}}
+            schemes = {key: rotary_scheme(arguments[key]) if key in arguments else Position() for key in {*keys}}
         first = schemes[keys[0]]
         if len(schemes) > 1:
             self.blocks = tuple("" if key == keys[0] else key for key in keys)

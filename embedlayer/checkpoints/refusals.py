@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.errors import CheckpointError
-from embedlayer.families import TRANSFORMERS_VERSION, nearest_model_types
+from embedlayer.families import REFUSED, TRANSFORMERS_VERSION, nearest_model_types
 from embedlayer.io.files import JsonObject
 
 TABLE_ONLY = "load(..., table_only=True)"
@@ -20,9 +20,9 @@ _QUANTISED = {
 
 
 def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> CheckpointError:
-    """Return, without raising it, the error for a checkpoint whose configuration names no known family.
+    """Return, without raising it, the error for a checkpoint whose configuration names no family that is read.
 
-    It names the known model types that are spelt most similarly, and what to do.
+    It names the known model types that are spelt most similarly, or why a known one is not read, and what to do.
 
     Args:
         checkpoint: The checkpoint.
@@ -40,6 +40,8 @@ def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> Checkpoi
             f"{file} has no model_type, so the model family is unknown, and with it scale, positions and head. Copy "
             f"the model's own {CONFIG} there, or add its model_type. {alone}"
         )
+    if model_type in REFUSED:
+        return CheckpointError(f"{file}: model_type {model_type!r} is not read, because {REFUSED[model_type]}. {alone}")
     near = " or ".join(map(repr, nearest_model_types(str(model_type))))
     written = str(checkpoint.config.get("transformers_version", ""))
     newer = (

@@ -9,7 +9,7 @@ has the rotary settings of each model type.
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from embedlayer.families.causal import CAUSAL_FAMILIES, HUGGING_FACE_TENSORS, META_TENSORS
+from embedlayer.families.causal import CAUSAL_FAMILIES, HUGGING_FACE_TENSORS, META_TENSORS, REFUSED_CAUSAL
 from embedlayer.families.encoder_decoder import ENCODER_DECODER_FAMILIES
 from embedlayer.families.masked import MASKED_FAMILIES
 from embedlayer.families.multimodal import MULTIMODAL
@@ -33,6 +33,7 @@ __all__ = [
     "META_TENSORS",
     "MULTIMODAL",
     "OWN_MODEL_TYPE",
+    "REFUSED",
     "ROTARY",
     "SCALE_ATTRIBUTES",
     "STATIC_EMBEDDING",
@@ -57,6 +58,9 @@ FAMILIES: tuple[Family, ...] = (
     Family("static_embedding", ("StaticEmbedding",), ("embedding.weight", "embeddings"), head=None, folds_rows=True),
 )
 """The known families. The last two, model2vec and StaticEmbedding, are tables without a model."""
+
+REFUSED: Mapping[str, str] = REFUSED_CAUSAL
+"""Model type of a known model that `load` does not read -> the reason."""
 
 UNKNOWN = Family(
     "unknown",

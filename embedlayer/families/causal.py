@@ -329,6 +329,20 @@ _LLAMA_LIKE = (
     ),
 )
 
+REFUSED_CAUSAL: Mapping[str, str] = {
+    "blt": "its input is the sum of a row for each byte and of rows for hashes of the bytes before it",
+    "cpmant": "it puts rows of prompts in front of the text, and adds a segment to every token",
+    **dict.fromkeys(
+        ("gemma4_assistant", "gemma4_unified_assistant"),
+        "its first block receives hidden states of another model, which drafts tokens with it",
+    ),
+    **dict.fromkeys(
+        ("musicgen_decoder", "musicgen_melody_decoder"),
+        "its input is the sum of the rows of several codebooks, and each codebook has a head",
+    ),
+}
+"""Model type -> why its input or its head is not that of one table, the middle of a sentence."""
+
 CAUSAL_FAMILIES: tuple[Family, ...] = (
     Family(
         "gpt2",
