@@ -42,8 +42,15 @@ import embedlayer as el
 LIMIT = 1e-6
 """Largest relative difference in float32 that counts as equal."""
 
-HEAD_INPUT = {"fsmt": "model.decoder.output_projection"}
+HEAD_INPUT = {
+    "fsmt": "model.decoder.output_projection",
+    "llama4": "language_model.lm_head",
+    **dict.fromkeys(("llama4_text", "mllama_text_model"), "lm_head"),
+}
 """Model type -> module whose input is that of the head, where the base model does not return the hidden states."""
+
+BLOCKS_INPUT = {"squeezebert": "transformer.encoder"}
+"""Model type -> module whose input is that of the first block, where blocks are run without their hooks."""
 
 TOKENS, PADDED = 13, 4
 """Tokens of a text, and number of padding tokens in front of the second text."""
@@ -156,6 +163,13 @@ def observe(model: nn.Module, inputs: Mapping[str, Any]) -> Seen:
         state = output if isinstance(output, Tensor) else output[0]
         seen["hidden"] = state.detach().clone()
 
+    def decoder_output(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        if "hidden" not in seen:  # the base model, if it runs at all, returns after its decoder
+            base(_, __, output)
+
+    blocks_input = BLOCKS_INPUT.get(model.config.model_type)
+    if blocks_input is not None:
+        places[model.get_submodule(blocks_input)] = (blocks_input, 0)
     for block in places:
         handles.append(block.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(block.register_forward_hook(after))
@@ -164,9 +178,11 @@ def observe(model: nn.Module, inputs: Mapping[str, Any]) -> Seen:
         handles.append(
             model.get_submodule(head_input).register_forward_pre_hook(lambda _, args: base(_, args, args[0]))
         )
-    else:
-        bodies = [model.base_model, model.get_decoder() if hasattr(model, "get_decoder") else None]
-        handles += [body.register_forward_hook(base) for body in {*bodies} - {None, model}]
+    elif model.base_model is not model:
+        handles.append(model.base_model.register_forward_hook(base))
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    if head_input is None and decoder not in (model, model.base_model) and not isinstance(decoder, nn.Linear):
+        handles.append(decoder.register_forward_hook(decoder_output))
     try:
         with torch.no_grad():
             logits = logits_of(model(**inputs))
