@@ -44,4 +44,7 @@ IdsLike = Ids | int | NDArray[np.integer[Any]] | Encoded | Sequence[Any]
 """Token IDs, or what `embedlayer.index_checks.as_ids` turns into them."""
 
 Positions = Int[Tensor, "*rows T"]
-"""Where each token stands: `(T,)` or `(1, T)` for all sequences alike, `(B, T)` for each its own."""
+"""Position of each token: `(T,)` or `(1, T)` for all sequences alike, `(B, T)` for each its own.
+
+Rotary positions with several axes also take `(A, B, T)`, one position for each axis.
+"""

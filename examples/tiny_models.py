@@ -242,7 +242,7 @@ def build(model_type: str, kind: str) -> tuple[Any, nn.Module]:
                 config = getattr(config, parts[0])
             torch.manual_seed(0)
             model = model_class._from_config(config, attn_implementation="eager")
-        except Exception as error:  # noqa: BLE001 (whatever transformers raises is the reason)
+        except Exception as error:
             raise CannotBuild(f"{type(error).__name__}: {error}".partition("\n")[0][:300]) from error
         randomise(model)
     return config, model.eval()

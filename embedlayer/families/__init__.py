@@ -6,6 +6,7 @@ other module of `embedlayer` names a `model_type`. `records` defines the fields;
 """
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 
 from embedlayer.families.causal import CAUSAL_FAMILIES, HUGGING_FACE_TENSORS, META_TENSORS
 from embedlayer.families.encoder_decoder import ENCODER_DECODER_FAMILIES
@@ -31,12 +32,17 @@ __all__ = [
     "OWN_MODEL_TYPE",
     "SCALE_ATTRIBUTES",
     "STATIC_EMBEDDING",
+    "TRANSFORMERS_VERSION",
     "UNKNOWN",
     "Family",
     "family_of",
+    "nearest_model_types",
     "rotary_facts",
     "stated_size",
 ]
+
+TRANSFORMERS_VERSION = "5.23.0"
+"""Version of transformers with which the records were compared."""
 
 FAMILIES: tuple[Family, ...] = (
     *CAUSAL_FAMILIES,
@@ -73,6 +79,17 @@ def stated_size(config: Mapping[str, object], key: str) -> object:
 def family_of(model_type: object) -> Family | None:
     """Return the family that has this `model_type`, or `None` if no family has it."""
     return next((family for family in FAMILIES if model_type in family.model_types), None)
+
+
+def nearest_model_types(model_type: str, count: int = 3) -> list[str]:
+    """Return the known model types whose spelling is most similar to an unknown one, at least one and at most `count`.
+
+    Example:
+        >>> nearest_model_types("gpt22")[0]
+        'gpt2'
+    """
+    known = [name for family in FAMILIES for name in family.model_types]
+    return get_close_matches(model_type, known, count) or get_close_matches(model_type, known, 1, cutoff=0.0)
 
 
 def rotary_facts(model_type: object) -> RotaryPositions:

@@ -6,12 +6,18 @@ from typing import Any
 
 from embedlayer.families.records import (
     META_LLAMA,
+    SQRT_DIM_BFLOAT16,
+    SQRT_DIM_IF_SCALE_EMBEDDING,
+    SQRT_DIM_ROUNDED,
     AlibiPositions,
+    Factor,
     Family,
     HeadSpec,
     LearnedPositions,
     LinearSpec,
     NormSpec,
+    ShiftSpec,
+    SinusoidalPositions,
 )
 
 _DECODER_TENSORS = {
@@ -54,6 +60,153 @@ def _llama(name: str, *model_types: str, **changes: Any) -> Family:
 
 
 _GEMMA_HEAD = HeadSpec(softcap="final_logit_softcapping", tied=True)
+
+_STATE_POSITIONS = (
+    "this family's positions are a bias that each block computes from its hidden states, so they are no part of this "
+    "layer."
+)
+
+_LLAMA_LIKE = (
+    _llama(
+        "llama, other blocks",
+        *("helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hy_v4", "internlm3", "iquestcoder", "jais2"),
+        *("kolibri1", "laguna", "llama4", "llama4_text", "longcat_flash", "mellum", "mimo_v2_flash", "minimax"),
+        *("minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mixtral", "nemotron", "olmo", "olmo2"),
+        *("olmo3", "olmoe", "persimmon", "phi4_multimodal", "qwen2_moe", "qwen3_5", "qwen3_5_moe"),
+        *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen4_exp", "qwen4_exp_text", "seed_oss"),
+        *("solar_open", "stablelm"),
+    ),
+    _llama(
+        "llama, tied by default",
+        *("jetmoe", "lfm2", "lfm2_moe", "lfm3", "smollm3", "starcoder2", "youtu"),
+        head=HeadSpec(tied=True),
+    ),
+    _llama("llama without positions", *("jamba", "kimi_linear"), position=None),
+    _llama("zamba", position=None, head=HeadSpec(tied=True)),
+    _llama("mamba2", *("mamba2", "nemotron_h"), table=("embeddings.weight",), position=None),
+    _llama(
+        "nanochat",
+        recipe=("norm",),
+        norm=NormSpec("", "rms_norm_eps", 1e-6, kind="rms_plain"),
+        head=HeadSpec(softcap="final_logit_softcapping"),
+        defaults=(("final_logit_softcapping", 15.0),),
+    ),
+    _llama(
+        "inkling",
+        *("inkling_text", "inkling_mm_model"),
+        position=None,
+        recipe=("norm",),
+        norm=NormSpec("embed_norm", "rms_norm_eps", 1e-6, kind="rms"),
+        head=HeadSpec(
+            ("lm_head.weight", "unembed.weight"),
+            rows="unpadded_vocab_size",
+            logit_scale=Factor(per="logits_mup_width_multiplier", default=1 / 24),
+            tied="never",
+        ),
+        notes=(_STATE_POSITIONS,),
+    ),
+    _llama(
+        "inkling2",
+        *("inkling2_text", "inkling2"),
+        table=("embed_tokens.weight", "llm.embed.weight"),
+        position=None,
+        recipe=("norm",),
+        norm=NormSpec("embed_norm", "rms_norm_eps", 1e-6, kind="rms"),
+        head=HeadSpec(
+            ("lm_head.weight", "llm.unembed.weight"),
+            rows="unpadded_vocab_size",
+            softcap="final_logit_softcapping",
+            tied="never",
+        ),
+        defaults=(("final_logit_softcapping", 30.0),),
+        notes=(_STATE_POSITIONS,),
+    ),
+    _llama(
+        "hrm_text",
+        scale=Factor("embedding_scale"),
+        recipe=("norm",),
+        norm=ShiftSpec(("z_L_init",)),
+    ),
+    _llama(
+        "zaya",
+        recipe=("norm",),
+        norm=ShiftSpec(("input_hidden_states_bias",), ("input_hidden_states_scale",)),
+        head=HeadSpec(bias=("lm_head.bias",), tied=True),
+    ),
+    Family(
+        "xglm",
+        ("xglm",),
+        table=("embed_tokens.weight",),
+        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
+        position=SinusoidalPositions(offset=2),
+        recipe=("position",),
+        head=HeadSpec(tied=True),
+        defaults=(("scale_embedding", True),),
+    ),
+    Family(
+        "modernbert-decoder",
+        ("modernbert-decoder",),
+        table=("tok_embeddings.weight",),
+        position="rotary",
+        recipe=("norm",),
+        norm=NormSpec("embeddings.norm", "norm_eps", 1e-5),
+        head=HeadSpec(
+            ("decoder.weight",),
+            bias=("decoder.bias",),
+            dense=LinearSpec("lm_head.dense", bias="stored"),
+            activation="classifier_activation",
+            norm=NormSpec("lm_head.norm", "norm_eps", 1e-5),
+            tied=True,
+        ),
+    ),
+    _llama(
+        "minicpm3",
+        scale=Factor("scale_emb"),
+        head=HeadSpec(logit_scale=Factor("dim_model_base", per="hidden_size", default=1.0), tied=True),
+        defaults=(("scale_emb", 12), ("dim_model_base", 256)),
+    ),
+    _llama(
+        "recurrent_gemma",
+        scale=SQRT_DIM_BFLOAT16,
+        head=HeadSpec(softcap="logits_soft_cap", tied=True),
+        defaults=(("logits_soft_cap", 30.0),),
+    ),
+    _llama(
+        "granitemoehybrid",
+        scale=Factor("embedding_multiplier"),
+        positions_if=("position_embedding_type", "rope"),
+        head=HeadSpec(logit_scale=Factor(per="logits_scaling")),
+    ),
+    _llama("zamba2", positions_if=("use_mem_rope", True), head=HeadSpec(tied=True)),
+    _llama("olmo_hybrid"),
+    _llama("moshi", extra_rows=1, head=HeadSpec(tied="never")),
+    _llama("mllama", *("mllama", "mllama_text_model"), extra_rows=8, head=HeadSpec(tied="never")),
+    _llama("mamba", table=("embeddings.weight",), position=None, head=HeadSpec(tied=True)),
+    _llama("rwkv", table=("embeddings.weight",), position=None, head=HeadSpec(("head.weight",))),
+    _llama(
+        "xlstm",
+        table=("embeddings.weight",),
+        position=None,
+        head=HeadSpec(softcap="output_logit_soft_cap"),
+        defaults=(("output_logit_soft_cap", 30.0),),
+    ),
+    _llama("phimoe", head=HeadSpec(bias=("lm_head.bias",))),
+    _llama("vaultgemma", scale=SQRT_DIM_ROUNDED, head=_GEMMA_HEAD),
+    _llama(
+        "hyperclovax",
+        scale=Factor("embedding_multiplier"),
+        head=HeadSpec(logit_scale=Factor("logits_scaling")),
+    ),
+    Family(
+        "openai-gpt",
+        ("openai-gpt",),
+        table=("tokens_embed.weight",),
+        position=LearnedPositions(("positions_embed.weight",)),
+        recipe=("position", "types"),
+        types="table",
+        head=HeadSpec(tied=True),
+    ),
+)
 
 CAUSAL_FAMILIES: tuple[Family, ...] = (
     Family(
@@ -103,13 +256,13 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     ),
     _llama("qwen2", tokenizer_rules=True),
     _llama("qwen3"),
-    _llama("gemma", scale="sqrt_dim_rounded", head=HeadSpec(tied=True)),
-    _llama("gemma2", scale="sqrt_dim_rounded", head=_GEMMA_HEAD),
+    _llama("gemma", scale=SQRT_DIM_ROUNDED, head=HeadSpec(tied=True)),
+    _llama("gemma2", scale=SQRT_DIM_ROUNDED, head=_GEMMA_HEAD),
     _llama(
         "gemma3",
         "gemma3",
         "gemma3_text",
-        scale="sqrt_dim_rounded",
+        scale=SQRT_DIM_ROUNDED,
         head=_GEMMA_HEAD,
         defaults=(
             ("head_dim", 256),
@@ -145,7 +298,18 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     ),
     _llama(
         "cohere",
-        head=HeadSpec(logit_scale="logit_scale", tied=True),
+        head=HeadSpec(logit_scale=Factor("logit_scale"), tied=True),
     ),
-    _llama("granite", scale="embedding_multiplier", head=HeadSpec(logit_scale="1/logits_scaling")),
+    _llama(
+        "granite",
+        *("granite", "granitemoe", "granitemoeshared", "granitemoe_swa"),
+        scale=Factor("embedding_multiplier"),
+        head=HeadSpec(logit_scale=Factor(per="logits_scaling")),
+    ),
+    _llama(
+        "granite_swa",
+        scale=Factor("embedding_multiplier"),
+        head=HeadSpec(logit_scale=Factor(per="logits_scaling"), tied=True),
+    ),
+    *_LLAMA_LIKE,
 )

@@ -9,7 +9,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (RotaryPositions(interleaved=True), (META_LLAMA,)),
     (RotaryPositions(scales_full_attention_only=True), ("gemma3", "gemma3_text")),
     (RotaryPositions(default_share=0.25), ("gpt_neox",)),
-    (RotaryPositions(fixed_base=True, interleaved=True), ("gptj", "codegen")),
+    (RotaryPositions(fixed_base=True, interleaved=True), ("gptj", "codegen", "roformer")),
     (RotaryPositions(default_share=0.5), ("phi",)),
     (RotaryPositions(former_rope_types=(("yarn", "longrope"),)), ("phi3",)),
     (RotaryPositions(or_alibi=True), ("falcon",)),

@@ -8,7 +8,7 @@ caller passes the positions, so offsets, cached decoding, left padding and packe
 import inspect
 from abc import ABC, abstractmethod
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,6 +22,9 @@ from embedlayer.shapes import Positions
 
 AttentionMask = Int[Tensor, "*batch T"] | Bool[Tensor, "*batch T"]
 """0 for padding; 1 for text, or 1, 2, 3, ... from left to right for the documents packed into a row."""
+
+PreparedPositions = Positions | tuple[Any, ...]
+"""Positions, or the tuple of tensors that `prepare` of the same scheme computed from them."""
 
 
 class Position(Pretrained):
@@ -85,12 +88,25 @@ class Position(Pretrained):
         """Return `x` plus a vector for each position; schemes that are not additive return `x` unchanged."""
         return x
 
+    def prepare(self, positions: Positions) -> PreparedPositions:
+        """Return what `rotate` accepts in place of `positions`; schemes that do not rotate return `positions`.
+
+        A model calls it once per forward pass and passes the result to `rotate` of every block. Rotary positions then
+        compute their angles once. The numbers are those of `rotate` with the positions themselves.
+        """
+        return positions
+
     def rotate(
-        self, q: Float[Tensor, "*batch H T K"], k: Float[Tensor, "*batch G T K"], positions: Positions
+        self, q: Float[Tensor, "*batch H T K"], k: Float[Tensor, "*batch G T K"], positions: PreparedPositions
     ) -> tuple[Float[Tensor, "*batch H T K"], Float[Tensor, "*batch G T K"]]:
         """Return rotated queries and keys; schemes that do not rotate return `q` and `k` unchanged.
 
         In grouped-query attention there are fewer key heads (G) than query heads (H).
+
+        Args:
+            q: Queries.
+            k: Keys.
+            positions: Position of each token, or the result of `prepare` for these positions.
         """
         return q, k
 

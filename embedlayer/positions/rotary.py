@@ -1,8 +1,9 @@
 """Rotary positions (RoPE): queries and keys are rotated by angles that are proportional to the position."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -11,10 +12,13 @@ from torch import Tensor
 from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.io.files import JsonObject
-from embedlayer.positions.position import Position
-from embedlayer.positions.rotary_config import has_layer_types, layer_types, read_rotary, rotated_layers
+from embedlayer.overrides import is_unchanged
+from embedlayer.positions.position import Position, PreparedPositions
+from embedlayer.positions.query_scaling import QueryScaledPosition, QueryScaling, query_factors, scale_queries
+from embedlayer.positions.rotary_axes import RotaryAxes
+from embedlayer.positions.rotary_config import read_blocks, read_rotary
 from embedlayer.positions.rotary_scaling import Length, RotaryScaling, rotary_frequencies
-from embedlayer.positions.rotation import fused_apply_rotary
+from embedlayer.positions.rotation import apply_rotary_by_channel, apply_rotary_within_axes, fused_apply_rotary
 from embedlayer.shapes import Positions
 
 UNITS_PER_ROTATION = 2**53
@@ -30,19 +34,41 @@ def to_phase_increments(frequencies: Float[Tensor, " half"]) -> Int[Tensor, " ha
     return (frequencies.double() / (2 * math.pi) * UNITS_PER_ROTATION).round().long()
 
 
-def rotary_angles(positions: Positions, phase_increments: Int[Tensor, " half"]) -> Float[Tensor, "*rows T half"]:
+def rotary_angles(
+    positions: Int[Tensor, "*shape"],
+    phase_increments: Int[Tensor, " angles"],
+    axis: Int[Tensor, " angles"] | None = None,
+) -> Float[Tensor, "... angles"]:
     """Return the rotation angle of each pair at each position, in radians from -pi to pi, in float32.
 
     Args:
-        positions: Position of each token.
+        positions: Position of each token, `(..., T)`; with `axis`, `(A, ..., T)`.
         phase_increments: Frequency of each pair in units of 2^-53 rotations per position, see `to_phase_increments`.
+        axis: Axis of each pair, from 0 to A - 1; `None` for positions on a single axis.
+
+    Returns:
+        `(..., T, angles)`.
     """
     half_rotation = UNITS_PER_ROTATION // 2  # angles around 0, where float32 has the finest steps
-    phase = (
-        (positions.long().unsqueeze(-1) * phase_increments + half_rotation) & (UNITS_PER_ROTATION - 1)
-    ) - half_rotation
+    own = positions.long().unsqueeze(-1) if axis is None else positions.long().movedim(0, -1).index_select(-1, axis)
+    phase = ((own * phase_increments + half_rotation) & (UNITS_PER_ROTATION - 1)) - half_rotation
     wide = torch.float32 if phase.device.type == "mps" else torch.float64  # float64 leaves a single rounding
     return (phase.to(wide) * (2 * math.pi / UNITS_PER_ROTATION)).float()
+
+
+class RotaryAngles(NamedTuple):
+    """Angles of all tokens of a forward pass: `RotaryEmbedding.prepare` returns them, and `rotate` accepts them.
+
+    Attributes:
+        cos: Cosine of each pair's angle times `attention_scaling`, in float32. With `ChannelAxes` and positions on
+            several axes there is one for each channel.
+        sin: Sine of the same angles, times `attention_scaling`.
+        query_factor: Factor of each query, in float32; `None` without `query_scaling`.
+    """
+
+    cos: Float[Tensor, "*rows 1 T angles"]
+    sin: Float[Tensor, "*rows 1 T angles"]
+    query_factor: Float[Tensor, "*rows 1 T 1"] | None = None
 
 
 class RotaryEmbedding(Position, ComputedBuffers):
@@ -54,14 +80,24 @@ class RotaryEmbedding(Position, ComputedBuffers):
         head_dim: Width of a head, K.
         base: Base of the frequencies; the slowest pair needs `2 pi base^(1 - 2 / rotary_dim)` positions for a rotation.
         scaling: Change of the frequencies for sequences longer than in training: `LinearScaling`, `DynamicNTKScaling`,
-            `YarnScaling`, `LongRopeScaling`, `Llama3Scaling`, `ProportionalScaling`, or `None`.
+            `NTKAlphaScaling`, `YarnScaling`, `LongRopeScaling`, `Llama3Scaling`, `ProportionalScaling`, or `None`.
         interleaved: Pairs are channels (2i, 2i + 1) as in GPT-J and Meta's LLaMA, not (i, i + K/2) as in GPT-NeoX and
             transformers' LLaMA; `permute_qk` converts projection weights between the two layouts.
         rotary_dim: Number of channels of a head that are rotated, all if `None`; the others stay as they are (GPT-NeoX,
             Phi).
+        axes: How pairs are divided over several position axes: `ChunkedAxes`, `InterleavedAxes`, `AlternatingAxes`,
+            `ChannelAxes`, `AxialAxes`; `None` for a single axis.
+        query_scaling: Factor on rotated queries by position: `LogQueryScaling`, `PowerQueryScaling`, or `None`.
+        reversed: Rotate by the negative angles (nanochat). Scores of the same weights differ from those of the usual
+            direction; frequencies are then negative.
+        trailing: The rotated channels are the last ones of a head, not the first (DeepSeek-V4).
+
+    Positions have shape `(T,)` for all sequences alike, or `(B, T)`. With `axes`, `(A, B, T)` states the position of
+    each token on each of the A axes, and the other two shapes mean that all axes are equal. The result then is that of
+    the same scheme without `axes`, unless these have their own frequencies (`AxialAxes`).
 
     Raises:
-        SizeError: `rotary_dim` is odd or exceeds the head, the base is not positive, or the scaling does not fit.
+        SizeError: `rotary_dim` is odd or exceeds the head, the base is not positive, or scaling or axes do not fit.
 
     Example:
         >>> position = RotaryEmbedding(64, scaling=YarnScaling(factor=4.0, original_max_seq_len=2048))
@@ -74,6 +110,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
 
     phase_increments: Int[Tensor, " half"]
     frequency_sets: Float[Tensor, "sets half"]
+    axis_index: Int[Tensor, " angles"]
 
     def __init__(
         self,
@@ -83,12 +120,20 @@ class RotaryEmbedding(Position, ComputedBuffers):
         scaling: RotaryScaling | None = None,
         interleaved: bool = False,
         rotary_dim: int | None = None,
+        axes: RotaryAxes | None = None,
+        query_scaling: QueryScaling | None = None,
+        reversed: bool = False,
+        trailing: bool = False,
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
         self.base = base
         self.scaling = scaling
         self.interleaved = interleaved
+        self.axes = axes
+        self.query_scaling = query_scaling
+        self.reversed = reversed
+        self.trailing = trailing
         self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
         if self.rotary_dim < 2 or self.rotary_dim % 2 or self.rotary_dim > head_dim:
             raise SizeError(
@@ -97,7 +142,26 @@ class RotaryEmbedding(Position, ComputedBuffers):
             )
         if base <= 0:
             raise SizeError(f"base must be positive, not {base}.")
+        self._check_axes()
         self.recompute_buffers()
+
+    def _check_axes(self) -> None:
+        """Check that the axes fit the other arguments.
+
+        Raises:
+            SizeError: They do not; the message says what contradicts what.
+        """
+        if self.axes is None:
+            return
+        if self.query_scaling is not None:
+            raise SizeError(f"query_scaling is by a single position, but {self.axes} has {self.axes.num_axes}.")
+        if self.axes.has_own_frequencies and self.scaling is not None:
+            raise SizeError(f"{self.axes} has its own frequencies, which {self.scaling} is not defined for.")
+        if self.axes.divides_channels and (self.interleaved or (self.scaling and self.scaling.limit)):
+            raise SizeError(
+                f"{self.axes} is defined for half-split pairs and frequencies that do not depend on the length: "
+                f"pass interleaved=False, and a scaling without a limit."
+            )
 
     @classmethod
     def from_config(  # type: ignore[override]
@@ -155,16 +219,22 @@ class RotaryEmbedding(Position, ComputedBuffers):
         return 1.0 if self.scaling is None else self.scaling.attention_scaling
 
     def buffer_values(self) -> dict[str, Tensor]:
-        """Return the buffers `phase_increments` and, if frequencies depend on the sequence length, `frequency_sets`.
+        """Return the buffers `phase_increments` and, where they are used, `frequency_sets` and `axis_index`.
 
         `phase_increments` are those up to the trained length. `frequency_sets` are what `RotaryScaling.frequency_sets`
-        returns.
+        returns, if frequencies depend on the sequence length. `axis_index` is what `RotaryAxes.index` returns.
         """
+        tensors = {} if self.axes is None else {"axis_index": self.axes.index(self.rotary_dim)}
         if self.scaling is None:
-            return {"phase_increments": to_phase_increments(rotary_frequencies(self.rotary_dim, self.base))}
+            source = rotary_frequencies if self.axes is None else self.axes.frequencies
+            return {**tensors, "phase_increments": self._directed(source(self.rotary_dim, self.base))}
         sets = self.scaling.frequency_sets(self.rotary_dim, self.base)
-        tensors = {"phase_increments": to_phase_increments(self.scaling.select(sets, 0))}
+        tensors["phase_increments"] = self._directed(self.scaling.select(sets, 0))
         return tensors if self.scaling.limit is None else {**tensors, "frequency_sets": sets}
+
+    def _directed(self, frequencies: Float[Tensor, " half"]) -> Int[Tensor, " half"]:
+        """Return the phase increments of frequencies, negative if `reversed`."""
+        return to_phase_increments(-frequencies if self.reversed else frequencies)
 
     def phase_increments_at(self, length: Length) -> Int[Tensor, " half"]:
         """Return the frequency of each pair for sequences of `length`, in units of 2^-53 rotations per position.
@@ -173,28 +243,52 @@ class RotaryEmbedding(Position, ComputedBuffers):
         """
         if self.scaling is None or self.scaling.limit is None:
             return self.phase_increments
-        return to_phase_increments(self.scaling.select(self.frequency_sets, length))
+        return self._directed(self.scaling.select(self.frequency_sets, length))
 
     def frequencies(self, length: Length = 0) -> Float[Tensor, " half"]:
         """Return the frequency of each pair for sequences of `length` tokens, in radians per position, in float64."""
         return self.phase_increments_at(length).double() * (2 * math.pi / UNITS_PER_ROTATION)
 
     def cos_sin(
-        self, positions: Positions, length: Length | None = None
-    ) -> tuple[Float[Tensor, "*rows T half"], Float[Tensor, "*rows T half"]]:
+        self, positions: Int[Tensor, "*shape"], length: Length | None = None
+    ) -> tuple[Float[Tensor, "*rows T angles"], Float[Tensor, "*rows T angles"]]:
         """Return the cosine and the sine of each pair's angle at each position, times `attention_scaling`, in float32.
 
         Args:
-            positions: Position of each token.
+            positions: Position of each token, `(T,)` or `(B, T)`; with `axes` also `(A, B, T)`.
             length: Sequence length that selects the frequencies; `None` for the fixed length of the scaling, or if that
                 is `None` too, the longest position plus one.
+
+        Returns:
+            Two tensors `(T, half)` or `(B, T, half)`. With `ChannelAxes` and `(A, B, T)` they have one angle for each
+            channel, `(B, T, 2 * half)`.
+
+        Raises:
+            ShapeError: The number of axes is another one.
         """
         length = self._length(positions) if length is None else length
-        angles, scaling = rotary_angles(positions, self.phase_increments_at(length)), self.attention_scaling
+        angles, scaling = self._angles(positions, self.phase_increments_at(length)), self.attention_scaling
         cos, sin = angles.cos(), angles.sin()
         return (cos, sin) if scaling == 1 else (cos * scaling, sin * scaling)
 
-    def _length(self, positions: Positions) -> Length:
+    def _angles(
+        self, positions: Int[Tensor, "*shape"], phase_increments: Int[Tensor, " half"]
+    ) -> Float[Tensor, "*rows T angles"]:
+        """Return the angle of each pair, or of each channel, at each position, in radians.
+
+        Args:
+            positions: As in `cos_sin`.
+            phase_increments: Frequency of each pair in units of 2^-53 rotations per position.
+        """
+        if self.axes is None:
+            return rotary_angles(positions, phase_increments)
+        self.axes.check_positions(positions)
+        if positions.dim() < 3:
+            return rotary_angles(positions, phase_increments)
+        both = phase_increments.repeat(2) if self.axes.divides_channels else phase_increments
+        return rotary_angles(positions, both, self.axis_index)
+
+    def _length(self, positions: Int[Tensor, "*shape"]) -> Length:
         """Return the sequence length that selects the frequencies of a call with these positions.
 
         It is the fixed `length` of the scaling, else the longest position plus one; 0 if frequencies do not depend on
@@ -206,24 +300,86 @@ class RotaryEmbedding(Position, ComputedBuffers):
             return self.scaling.length or 0
         return positions.max() + 1
 
+    def prepare(self, positions: Positions) -> PreparedPositions:
+        """Return the angles of these positions, which `rotate` accepts in place of them.
+
+        A model computes them once for all blocks. A subclass that overrides `rotate` gets the positions themselves.
+
+        Args:
+            positions: As in `rotate`.
+
+        Example:
+            >>> position, positions = RotaryEmbedding(8), torch.arange(5)
+            >>> q = k = torch.randn(1, 2, 5, 8)
+            >>> prepared = position.prepare(positions)  # once
+            >>> torch.equal(position.rotate(q, k, prepared)[0], position.rotate(q, k, positions)[0])  # in each block
+            True
+        """
+        return self._prepared(positions) if is_unchanged(self, rotate=RotaryEmbedding.rotate) else positions
+
+    def _prepared(self, positions: Positions) -> RotaryAngles:
+        """Return angles and query factors of these positions, in shapes that broadcast with queries and keys."""
+        cos, sin = self.cos_sin(positions)
+        factor = None if self.query_scaling is None else query_factors(self.query_scaling, positions)
+        return RotaryAngles(cos.unsqueeze(-3), sin.unsqueeze(-3), factor)
+
     def rotate(
-        self, q: Float[Tensor, "*batch H T K"], k: Float[Tensor, "*batch G T K"], positions: Positions
+        self, q: Float[Tensor, "*batch H T K"], k: Float[Tensor, "*batch G T K"], positions: PreparedPositions
     ) -> tuple[Float[Tensor, "*batch H T K"], Float[Tensor, "*batch G T K"]]:
-        """Return queries and keys with each pair rotated by its angle.
+        """Return queries and keys with each pair rotated by its angle, and queries times their factor if there is one.
+
+        Args:
+            q: Queries.
+            k: Keys.
+            positions: Position of each token: `(T,)` or `(B, T)`, with `axes` also `(A, B, T)`; or the result of
+                `prepare`.
 
         Raises:
-            ShapeError: Queries or keys are not `head_dim` wide.
+            ShapeError: Queries or keys are not `head_dim` wide, the number of axes is another one, or `positions` were
+                prepared by a scheme with another `rotary_dim`.
         """
         if q.shape[-1] != self.head_dim or k.shape[-1] != self.head_dim:
             raise ShapeError(
                 f"These rotary positions are for heads of width {self.head_dim}; queries have {q.shape[-1]} and keys "
                 f"{k.shape[-1]}. Build RotaryEmbedding with head_dim {q.shape[-1]} (embed_dim / num_heads)."
             )
-        cos, sin = (table.unsqueeze(-3) for table in self.cos_sin(positions))
-        return (
-            fused_apply_rotary(q, cos, sin, interleaved=self.interleaved),
-            fused_apply_rotary(k, cos, sin, interleaved=self.interleaved),
-        )
+        angles = self._prepared(positions) if isinstance(positions, Tensor) else positions
+        if not isinstance(angles, RotaryAngles):
+            raise ShapeError(f"A {type(angles).__name__} holds no angles: call prepare of this RotaryEmbedding.")
+        q, k = self._rotated(q, angles.cos, angles.sin), self._rotated(k, angles.cos, angles.sin)
+        return (q if angles.query_factor is None else scale_queries(q, angles.query_factor)), k
+
+    def _rotated(
+        self,
+        x: Float[Tensor, "*batch T K"],
+        cos: Float[Tensor, "*rows T angles"],
+        sin: Float[Tensor, "*rows T angles"],
+    ) -> Float[Tensor, "*batch T K"]:
+        """Rotate the channels of queries or keys that this scheme rotates; the others stay as they are.
+
+        Args:
+            x: Queries or keys.
+            cos: Cosine of the angle of each pair; or of each channel, where these differ.
+            sin: Sine of the same angles.
+
+        Raises:
+            ShapeError: There are angles for another number of channels.
+        """
+        by_channel = cos.shape[-1] == self.rotary_dim
+        if not by_channel and 2 * cos.shape[-1] != self.rotary_dim:
+            raise ShapeError(
+                f"These angles rotate {2 * cos.shape[-1]} channels, and this scheme has rotary_dim {self.rotary_dim}: "
+                f"call prepare of the same scheme."
+            )
+        others = self.head_dim - self.rotary_dim if self.trailing else 0
+        rotated = x[..., others:]
+        if by_channel:
+            rotated = apply_rotary_by_channel(rotated, cos, sin)
+        elif self.axes is not None and self.axes.pairs_within_axis and not self.interleaved:
+            rotated = apply_rotary_within_axes(rotated, cos, sin, self.axes.num_axes)
+        else:
+            rotated = fused_apply_rotary(rotated, cos, sin, interleaved=self.interleaved)
+        return torch.cat([x[..., :others], rotated], dim=-1) if others else rotated
 
     def rerotate(
         self, cached_keys: Float[Tensor, "*batch G T K"], positions: Positions, *, from_length: int, to_length: int
@@ -246,8 +402,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
             >>> keys = position.rerotate(keys, torch.arange(4), from_length=4, to_length=5)
         """
         difference = self.phase_increments_at(to_length) - self.phase_increments_at(from_length)
-        angles = rotary_angles(positions, difference).unsqueeze(-3)
-        return fused_apply_rotary(cached_keys, angles.cos(), angles.sin(), interleaved=self.interleaved)
+        angles = self._angles(positions, difference).unsqueeze(-3)
+        return self._rotated(cached_keys, angles.cos(), angles.sin())
 
     def at_length(self, length: int) -> "RotaryEmbedding":
         """Return a copy that uses the frequencies for sequences of `length` in every call.
@@ -259,7 +415,15 @@ class RotaryEmbedding(Position, ComputedBuffers):
         if scaling is not None and scaling.limit is not None:
             scaling = replace(scaling, length=length)
         fixed = RotaryEmbedding(
-            self.head_dim, self.base, scaling=scaling, interleaved=self.interleaved, rotary_dim=self.rotary_dim
+            self.head_dim,
+            self.base,
+            scaling=scaling,
+            interleaved=self.interleaved,
+            rotary_dim=self.rotary_dim,
+            axes=self.axes,
+            query_scaling=self.query_scaling,
+            reversed=self.reversed,
+            trailing=self.trailing,
         )
         fixed.recompute_buffers(self.phase_increments.device)
         return fixed
@@ -267,35 +431,38 @@ class RotaryEmbedding(Position, ComputedBuffers):
     def extra_repr(self) -> str:
         """Return sizes, layout and scaling, which `print` shows."""
         layout = "interleaved" if self.interleaved else "half-split"
-        scaling = "" if self.scaling is None else f", {self.scaling}"
-        return f"{self.head_dim}, base={self.base:g}, rotary_dim={self.rotary_dim}, {layout}{scaling}"
+        layout += ", reversed" * self.reversed + ", trailing" * self.trailing
+        objects = "".join(f", {each}" for each in (self.scaling, self.axes, self.query_scaling) if each is not None)
+        return f"{self.head_dim}, base={self.base:g}, rotary_dim={self.rotary_dim}, {layout}{objects}"
 
 
 def rotary_positions(
-    config: JsonObject, *, interleaved: bool | None = None, default_base: float | None = None
+    config: JsonObject,
+    *,
+    interleaved: bool | None = None,
+    rotated: bool | Sequence[bool] | None = None,
+    default_base: float | None = None,
 ) -> list[Position]:
-    """Build the position scheme of each layer of a transformers configuration; equal layers share one object.
+    """Build the position scheme of each block of a transformers configuration; equal blocks share one object.
 
-    Layers without positions (NoPE: SmolLM3, LLaMA 4, Cohere 2, EXAONE 4, a null in `rope_parameters`) have a neutral
-    `Position`. Layer types with their own base or scaling (Gemma 3, ModernBERT) have their own `RotaryEmbedding`.
+    Blocks without positions (NoPE: SmolLM3, LLaMA 4, Cohere 2, EXAONE 4, a null in `rope_parameters`) and blocks
+    without attention have a neutral `Position`. Layer types with their own base or scaling (Gemma 3, ModernBERT) have
+    their own `RotaryEmbedding`.
 
     Args:
         config: The dictionary of a `config.json`.
         interleaved: As in `RotaryEmbedding.from_config`.
+        rotated: Whether blocks are rotated: one value for all blocks, or one for each. `None` for what the family and
+            the configuration say.
         default_base: As in `RotaryEmbedding.from_config`.
 
     Raises:
         CheckpointError: The configuration is not understood, as in `RotaryEmbedding.from_config`.
     """
-    kinds = layer_types(config) if has_layer_types(config) else [None] * len(layer_types(config))
-    built: dict[str | None, Position] = {}
+    blocks = read_blocks(config, interleaved=interleaved, rotated=rotated, default_base=default_base)
+    schemes = {key: RotaryEmbedding(**arguments) for key, arguments in blocks.arguments.items()}
     no_positions = Position()
-    layers = []
-    for kind, rotated in zip(kinds, rotated_layers(config), strict=True):
-        if rotated and kind not in built:
-            built[kind] = RotaryEmbedding.from_config(config, kind, interleaved=interleaved, default_base=default_base)
-        layers.append(built[kind] if rotated else no_positions)
-    return layers
+    return [schemes.get(key, no_positions) for key in blocks.keys]
 
 
 def permute_qk(

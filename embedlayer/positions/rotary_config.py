@@ -7,7 +7,7 @@ transformers warns about unknown keys and fills in missing ones; here both are e
 states are in `embedlayer.families`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -28,6 +28,60 @@ from embedlayer.positions.rotary_scaling import (
 SLIDING, FULL = "sliding_attention", "full_attention"
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 MOST_LAYERS = 1 << 16
+NO_POSITIONS = "none"
+"""Key of blocks whose attention has no positions, and of blocks without attention."""
+
+SAME_FOR_ALL = "rotary"
+"""Key of the blocks of a model in which all rotated blocks have the same rotary positions."""
+
+
+class RotaryBlocks(NamedTuple):
+    """Rotary positions of each block of a model.
+
+    Attributes:
+        keys: For each block in order, the key of its scheme: a layer type such as `"sliding_attention"`, or
+            `SAME_FOR_ALL`; `NO_POSITIONS` for a block without positions.
+        arguments: Key -> arguments of `RotaryEmbedding`, in the order of the first block; `NO_POSITIONS` has no entry.
+    """
+
+    keys: tuple[str, ...]
+    arguments: dict[str, dict[str, Any]]
+
+
+def read_blocks(
+    config: JsonObject,
+    *,
+    interleaved: bool | None = None,
+    rotated: bool | Sequence[bool] | None = None,
+    default_base: float | None = None,
+) -> RotaryBlocks:
+    """Return the rotary positions of every block that a configuration describes.
+
+    Args:
+        config: A configuration of transformers as a dictionary.
+        interleaved: As in `read_rotary`.
+        rotated: Whether blocks are rotated: one value for all blocks, or one for each. `None` for what the family and
+            the configuration say.
+        default_base: As in `read_rotary`.
+
+    Raises:
+        CheckpointError: The configuration is not understood; see `read_rotary` and `rotated_layers`.
+    """
+    types = layer_types(config)
+    if rotated is None:
+        flags = rotated_layers(config)
+    else:
+        flags = [rotated] * len(types) if isinstance(rotated, bool) else _list_of(len(types), rotated, "rotated")
+    kinds = types if has_layer_types(config) else [None] * len(types)
+    read = {
+        kind: read_rotary(config, kind, interleaved=interleaved, default_base=default_base)
+        for kind in dict.fromkeys(kind for kind, flag in zip(kinds, flags, strict=True) if flag)
+    }
+    names = {kind: kind or SAME_FOR_ALL if arguments else NO_POSITIONS for kind, arguments in read.items()}
+    return RotaryBlocks(
+        tuple(names[kind] if flag else NO_POSITIONS for kind, flag in zip(kinds, flags, strict=True)),
+        {names[kind]: arguments for kind, arguments in read.items() if arguments},
+    )
 
 
 class RopeType(NamedTuple):

@@ -173,6 +173,40 @@ class DynamicNTKScaling(RotaryScaling):
 
 
 @dataclass(frozen=True)
+class NTKAlphaScaling(RotaryScaling):
+    """NTK-aware scaling by a fixed number: the base is multiplied by `alpha^(d / (d - 2))`, with d = `rotary_dim`.
+
+    Unlike with `DynamicNTKScaling`, the frequencies are the same at every length.
+
+    Args:
+        alpha: Length divided by the trained length, about.
+
+    Raises:
+        SizeError: `alpha` is not positive, or `rotary_dim` is 2, for which the exponent divides by zero.
+
+    Reference: bloc97, r/LocalLLaMA, 2023; transformers/models/hunyuan_v1_dense/modeling_hunyuan_v1_dense.py
+    (`rope_type` `dynamic` with an `alpha`).
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        _require(self, "alpha")
+
+    def frequency_sets(self, rotary_dim: int, base: float) -> Float[Tensor, "1 half"]:
+        """Compute `(base * alpha^(d / (d - 2)))^(-2i / d)` for each pair i, as the only set.
+
+        Raises:
+            SizeError: `rotary_dim`, d, is 2.
+        """
+        if rotary_dim == 2:
+            raise SizeError(
+                "NTKAlphaScaling needs a rotary_dim of at least 4: its exponent is rotary_dim / (rotary_dim - 2)."
+            )
+        return rotary_frequencies(rotary_dim, base * self.alpha ** (rotary_dim / (rotary_dim - 2))).unsqueeze(0)
+
+
+@dataclass(frozen=True)
 class YarnScaling(RotaryScaling):
     """YaRN: keep fast pairs, divide the frequency of slow pairs by `factor`, and blend the pairs between.
 

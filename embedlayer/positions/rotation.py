@@ -43,6 +43,52 @@ def apply_rotary(
     return torch.cat([result, rest], dim=-1) if rest.shape[-1] else result
 
 
+def apply_rotary_by_channel(
+    x: Float[Tensor, "*batch T K"],
+    cos: Float[Tensor, "*#batch T rotary_dim"],
+    sin: Float[Tensor, "*#batch T rotary_dim"],
+) -> Float[Tensor, "*batch T K"]:
+    """Compute `(a cos s - b sin s, b cos t + a sin t)` for each half-split pair, with an angle for each channel.
+
+    Args:
+        x: Queries or keys.
+        cos: Cosines: `cos s` of the first channels of all pairs, then `cos t` of the second channels.
+        sin: Sines of the same angles.
+
+    Returns:
+        `(..., T, K)`; channels from `rotary_dim` on are those of `x`.
+    """
+    rotary_dim = cos.shape[-1]
+    rotated, rest = x[..., :rotary_dim], x[..., rotary_dim:]
+    a, b = rotated.chunk(2, dim=-1)
+    result = (rotated * cos + torch.cat([-b, a], dim=-1) * sin).to(x.dtype)
+    return torch.cat([result, rest], dim=-1) if rest.shape[-1] else result
+
+
+def apply_rotary_within_axes(
+    x: Float[Tensor, "*batch T K"],
+    cos: Float[Tensor, "*#batch T half"],
+    sin: Float[Tensor, "*#batch T half"],
+    num_axes: int,
+) -> Float[Tensor, "*batch T K"]:
+    """Compute `apply_rotary` for each of `num_axes` equal shares of the channels; pairs are half-split in each share.
+
+    Args:
+        x: Queries or keys.
+        cos: Cosine of each pair's angle, those of the first share first.
+        sin: Sine of the same angles.
+        num_axes: Number of shares.
+
+    Returns:
+        `(..., T, K)`; channels from `2 * half` on are those of `x`.
+    """
+    rotary_dim = 2 * cos.shape[-1]
+    rotated, rest = x[..., :rotary_dim], x[..., rotary_dim:]
+    shares, cosines, sines = (each.unflatten(-1, (num_axes, -1)) for each in (rotated, cos, sin))
+    result = apply_rotary(shares, cosines, sines).flatten(-2)
+    return torch.cat([result, rest], dim=-1) if rest.shape[-1] else result
+
+
 def fused_apply_rotary(
     x: Float[Tensor, "*batch T K"],
     cos: Float[Tensor, "*rows T half"],

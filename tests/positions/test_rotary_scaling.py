@@ -172,7 +172,8 @@ def test_what_was_saved_is_built_again_also_inside_a_model(name, tmp_path) -> No
 
 def test_a_configuration_from_before_scalings_is_still_read() -> None:
     old = {"head_dim": 8, "base": 100.0, "interleaved": True, "rotary_dim": 4}
-    assert RotaryEmbedding.from_config(old).config == {**old, "scaling": None}
+    added = {"scaling": None, "axes": None, "query_scaling": None, "reversed": False, "trailing": False}
+    assert RotaryEmbedding.from_config(old).config == {**old, **added}
     assert build({"kind": "rotary", "head_dim": 8}).config == RotaryEmbedding(8).config
     with pytest.raises(CheckpointError, match="unexpected keyword argument 'scalling'"):
         RotaryEmbedding.from_config({**old, "scalling": None})
