@@ -31,8 +31,8 @@ from torch.utils._pytree import tree_leaves
 
 import embedlayer as el
 
-TEXTS, TOKENS = 20, 32
-"""More tokens together than a chunk of the loss has, so that one chunk is smaller than all logits."""
+TEXTS, TOKENS = 5, 16
+"""More tokens together than a model is wide, so that no gradient of a weight is as large as all logits."""
 
 SECONDS = 60
 """Time limit of one model type."""
@@ -71,15 +71,18 @@ class Patched:
 class LargeOperations(TorchDispatchMode):
     """Count operations whose result has a dimension of the vocabulary and at least as many numbers as all logits."""
 
-    def __init__(self, tokens: int, vocab_size: int) -> None:
+    def __init__(self, tokens: int, vocab_size: int, model: nn.Module) -> None:
         super().__init__()
         self.tokens, self.vocab_size = tokens, vocab_size
+        self.weights = {each.shape for each in model.parameters()}
         self.found: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for each in tree_leaves(result):
-            if type(each) is Tensor and each.numel() >= self.tokens * self.vocab_size and self.vocab_size in each.shape:
+            if type(each) is not Tensor or self.vocab_size not in each.shape or each.shape in self.weights:
+                continue
+            if each.numel() >= self.tokens * self.vocab_size:
                 self.found[str(func)] += 1
         return result
 
@@ -171,7 +174,7 @@ def compare_patched(model: nn.Module) -> Patched:
     logger.addHandler(readers)
     logger.setLevel(logging.INFO)
     try:
-        with LargeOperations(TEXTS * (TOKENS - 1), vocab_size) as operations:
+        with LargeOperations(TEXTS * (TOKENS - 1), vocab_size, patched) as operations:
             patched(**inputs).loss.backward()
     finally:
         logger.removeHandler(readers)

@@ -67,6 +67,11 @@ class LogitsReport:
                 reader,
             )
 
+    @torch.compiler.assume_constant_result
+    def read_by_compiled_graph(self) -> None:
+        """Log that a graph of `torch.compile` or `torch.export` contains the logits; it runs while they trace."""
+        self.read_by("torch.compile")
+
 
 class HeadTensors(NamedTuple):
     """Hold the tensors of an LM head at the time of its forward pass.
@@ -659,9 +664,7 @@ def _loss_of_rows(logits: DeferredLogits, targets: Tensor, arguments: dict[str, 
     return torch.where((targets != arguments["ignore_index"]).any(), loss, math.nan)
 
 
-def _gradient_of_logits(
-    logits: DeferredLogits, targets: Tensor, grad: Tensor, arguments: dict[str, Any]
-) -> Tensor:
+def _gradient_of_logits(logits: DeferredLogits, targets: Tensor, grad: Tensor, arguments: dict[str, Any]) -> Tensor:
     """Return the gradient of `F.cross_entropy` by the real logits, `(softmax - target probabilities) * grad`.
 
     It is a formula, because autograd records nothing where autograd itself reads a deferred gradient.
@@ -948,7 +951,18 @@ COMMUTATIVE = {function for function, replaced in RECOGNISED.items() if replaced
 AUTOGRAD = {torch.autograd.grad, torch.autograd.backward}
 """Functions that take tensors of the autograd graph."""
 
-_ATTRIBUTES = ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad_fn", "output_nr", "_base")
+_ATTRIBUTES = (
+    "shape",
+    "dtype",
+    "device",
+    "layout",
+    "ndim",
+    "requires_grad",
+    "is_leaf",
+    "grad_fn",
+    "output_nr",
+    "_base",
+)
 _ATTRIBUTES += ("is_cuda", "is_cpu", "is_meta", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested", "is_mkldnn")
 _ATTRIBUTES += ("is_mps", "is_xpu", "itemsize", "nbytes", "names", "retains_grad", "grad", "_backward_hooks")
 _METHODS = ("size", "dim", "ndimension", "numel", "nelement", "element_size", "is_floating_point", "is_complex")
@@ -962,9 +976,7 @@ WITHOUT_VALUES = {
 """Functions that read only what deferred tensors have: shape, dtype, device, and their place in the autograd graph."""
 
 
-def defer_logits(
-    head: nn.Module, hidden: Tensor, tensors: HeadTensors, report: LogitsReport
-) -> DeferredLogits | None:
+def defer_logits(head: nn.Module, hidden: Tensor, tensors: HeadTensors, report: LogitsReport) -> DeferredLogits | None:
     """Return the deferred logits of a head, or `None` where its logits must be computed at once.
 
     That is the case for a single position, as in generation; under `torch.func`, tracing and CUDA graph capture; and
@@ -981,7 +993,11 @@ def defer_logits(
     is_plain = all(type(each) in PLAIN_TYPES and each.device == hidden.device for each in parts)
     if not is_batch or not is_plain or hidden.is_meta or not hidden.is_floating_point():
         return None
-    if torch.jit.is_tracing() or is_transformed(*parts) or (hidden.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if (
+        torch.jit.is_tracing()
+        or is_transformed(*parts)
+        or (hidden.is_cuda and torch.cuda.is_current_stream_capturing())
+    ):
         return None
     fits = hidden.dtype == tensors.weight.dtype or torch.is_autocast_enabled(hidden.device.type)
     if not fits or (hidden.dtype == torch.float64) != (tensors.weight.dtype == torch.float64):

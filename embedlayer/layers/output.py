@@ -313,9 +313,10 @@ class OutputHead(Pretrained, nn.Linear):
             ShapeError: `hidden` has another width than the rows.
         """
         table, options = self.table, self.logit_options()
-        if self.logits_report is not None and not torch.compiler.is_compiling():
-            deferred = self._deferred(hidden, table, self.logits_report)
-            if deferred is not None:
+        if self.logits_report is not None:
+            if torch.compiler.is_compiling():
+                self.logits_report.read_by_compiled_graph()
+            elif (deferred := self._deferred(hidden, table, self.logits_report)) is not None:
                 return deferred
         if table is not None:
             return table.logits(hidden, **options)
