@@ -158,6 +158,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "causal:reformer": {"is_decoder": True},
     "roc_bert": {"shape_vocab_size": 50, "shape_embed_dim": 24, "pronunciation_embed_dim": 24},
     "squeezebert": {"embedding_size": 64},
+    "xmod": {"default_language": "en_XX"},
     "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 14},
@@ -170,8 +171,8 @@ The settings also apply where a configuration of this type is part of another on
 """
 
 
-HEAD_INPUTS = {"opt": "model.decoder.final_layer_norm"}
-"""Model type -> module whose output enters the head, where that is not the output of the whole decoder."""
+HEAD_INPUTS = {"fsmt": "model.decoder.output_projection", "opt": "model.decoder.project_out"}
+"""Model type -> module whose input is that of the head, where the decoder does not return these hidden states."""
 
 
 class CannotBuild(Exception):
@@ -279,11 +280,19 @@ def build(model_type: str, kind: str) -> tuple[Any, nn.Module]:
 
 
 def randomise(model: nn.Module, seed: int = 0) -> None:
-    """Draw every parameter of a model from a normal distribution of standard deviation 0.2."""
+    """Draw every trained parameter, and every saved buffer of zeros, from N(0, 0.2²).
+
+    Frozen parameters are fixed sinusoids; buffers of zeros are biases such as BART's `final_logits_bias`.
+    """
     torch.manual_seed(seed)
+    saved = model.state_dict()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=0.2)
+            if parameter.requires_grad:
+                parameter.normal_(std=0.2)
+        for name, buffer in model.named_buffers():
+            if name in saved and buffer.is_floating_point() and not buffer.any():
+                buffer.normal_(std=0.2)
 
 
 @contextmanager

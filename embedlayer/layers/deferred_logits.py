@@ -401,9 +401,7 @@ class DeferredLogits(Tensor):
         if func in ALIASES and isinstance(kept, DeferredLogits) and kept.is_unread:
             same_shape = func is not torch.ops.aten.view.default or tuple(args[1]) == tuple(kept.shape)
             if same_shape:
-                alias = DeferredLogits(
-                    kept.source, kept.rows, kept.dtype, kept.shaping, kept, _unchanged, is_view=True
-                )
+                alias = DeferredLogits(kept.source, kept.rows, kept.dtype, kept.shaping, kept, _unchanged, is_view=True)
                 return alias
         kwargs = kwargs or {}
         args, kwargs = _with_values((args, kwargs), str(func))
@@ -864,7 +862,18 @@ RECOGNISED: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 """Functions that need no values of deferred logits, and what replaces them."""
 
-_ATTRIBUTES = ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad_fn", "output_nr", "_base")
+_ATTRIBUTES = (
+    "shape",
+    "dtype",
+    "device",
+    "layout",
+    "ndim",
+    "requires_grad",
+    "is_leaf",
+    "grad_fn",
+    "output_nr",
+    "_base",
+)
 _ATTRIBUTES += ("is_cuda", "is_cpu", "is_meta", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested", "is_mkldnn")
 _ATTRIBUTES += ("is_mps", "is_xpu", "itemsize", "nbytes", "names", "retains_grad", "grad", "_backward_hooks")
 _METHODS = ("size", "dim", "ndimension", "numel", "nelement", "element_size", "is_floating_point", "is_complex")
@@ -878,9 +887,7 @@ WITHOUT_VALUES = {
 """Functions that read only what deferred tensors have: shape, dtype, device, and their place in the autograd graph."""
 
 
-def defer_logits(
-    head: nn.Module, hidden: Tensor, tensors: HeadTensors, report: LogitsReport
-) -> DeferredLogits | None:
+def defer_logits(head: nn.Module, hidden: Tensor, tensors: HeadTensors, report: LogitsReport) -> DeferredLogits | None:
     """Return the deferred logits of a head, or `None` where its logits must be computed at once.
 
     That is the case for a single position, as in generation; under `torch.func`, tracing and CUDA graph capture; and
@@ -897,7 +904,11 @@ def defer_logits(
     is_plain = all(type(each) in PLAIN_TYPES and each.device == hidden.device for each in parts)
     if not is_batch or not is_plain or hidden.is_meta or not hidden.is_floating_point():
         return None
-    if torch.jit.is_tracing() or is_transformed(*parts) or (hidden.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if (
+        torch.jit.is_tracing()
+        or is_transformed(*parts)
+        or (hidden.is_cuda and torch.cuda.is_current_stream_capturing())
+    ):
         return None
     fits = hidden.dtype == tensors.weight.dtype or torch.is_autocast_enabled(hidden.device.type)
     if not fits or (hidden.dtype == torch.float64) != (tensors.weight.dtype == torch.float64):
