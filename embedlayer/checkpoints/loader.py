@@ -900,6 +900,8 @@ class Loader:
                 sizes = (rows.shape[0], columns.shape[1]), (rows.shape[2], columns.shape[2])
                 return {"": AxialPositionalEmbedding(*sizes)}
             spec = spec.plain
+        if isinstance(spec, SinusoidalPositions) and self.checkpoint.find(*spec.stored):
+            spec = LearnedPositions(spec.stored, offset="padding" if spec.after_padding else spec.offset or 0)
         if isinstance(spec, LearnedPositions):
             if "position" not in self._used_steps(self.family.recipe):
                 return {"": Position()}

@@ -61,6 +61,24 @@ def _llama(name: str, *model_types: str, **changes: Any) -> Family:
     return replace(llama, **changes)
 
 
+def _muse(name: str, model_type: str, factor: float) -> Family:
+    """Return a family like Muse Glimmer, which normalises its rows and scales and caps its logits.
+
+    Args:
+        name: Name of the family in reports.
+        model_type: `model_type` in its configurations.
+        factor: Factor on the logits if a configuration states none.
+    """
+    return _llama(
+        name,
+        model_type,
+        recipe=("norm",),
+        norm=NormSpec("", "rms_norm_eps", 1e-5, kind="rms_plain"),
+        head=HeadSpec(logit_scale=Factor("output_multiplier", default=factor), softcap="final_logit_softcapping"),
+        defaults=(("final_logit_softcapping", 20.0),),
+    )
+
+
 _STATE_POSITIONS = (
     "this family's positions are a bias that each block computes from its hidden states, so they are no part of this "
     "layer."
@@ -104,7 +122,12 @@ _A_TO_G = (
     ),
     _llama(
         "",
-        *("cohere2", "cohere2_moe", "cohere_compass_text"),
+        *("cohere", "cohere2", "cohere2_moe"),
+        head=HeadSpec(logit_scale=Factor("logit_scale", default=0.0625), tied=True),
+    ),
+    _llama(
+        "cohere_compass",
+        "cohere_compass_text",
         head=HeadSpec(logit_scale=Factor("logit_scale", default=1.0), tied=True),
     ),
     Family(
@@ -121,8 +144,8 @@ _A_TO_G = (
     _llama("ernie4_5_moe", head=HeadSpec(bias=("lm_head.bias",), tied=True)),
     _llama(
         "falcon_h1",
-        scale=Factor("embedding_multiplier"),
-        head=HeadSpec(logit_scale=Factor("lm_head_multiplier")),
+        scale=Factor("embedding_multiplier", default=1.0),
+        head=HeadSpec(logit_scale=Factor("lm_head_multiplier", default=1.0)),
     ),
     _gemma("gemma3n", "gemma3n_text", softcap=30.0, other_tables=(_PER_LAYER,)),
     _gemma("gemma4", "gemma4_text", other_tables=(_PER_LAYER,)),
@@ -165,17 +188,30 @@ _LLAMA_LIKE = (
         *("kolibri1", "laguna", "llama4", "llama4_text", "longcat_flash", "mellum", "mimo_v2_flash", "minimax"),
         *("minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mixtral", "nemotron", "olmo", "olmo2"),
         *("olmo3", "olmoe", "persimmon", "phi4_multimodal", "qwen2_moe", "qwen3_5", "qwen3_5_moe"),
-        *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen4_exp", "qwen4_exp_text", "seed_oss"),
-        *("solar_open", "stablelm", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3_vl_text"),
-        *("qwen3_vl_moe_text", "qwen3_omni_moe_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "mistral4"),
+        *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss"),
+        *("solar_open", "stablelm", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"),
+        *("qwen3_omni_moe_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "mistral4"),
         *("unlimited_ocr_text", "step3p5"),
     ),
     _llama(
         "",
-        *("ernie4_5", "jetmoe", "lfm2", "lfm2_moe", "lfm3", "paddleocr_vl_text", "smollm3", "starcoder2", "youtu"),
+        *(
+            "ernie4_5",
+            "jetmoe",
+            "lfm2",
+            "lfm2_moe",
+            "lfm3",
+            "paddleocr_vl_text",
+            "qwen2_5_omni_text",
+            "qwen3_vl_moe_text",
+            "smollm3",
+            "starcoder2",
+            "youtu",
+        ),
         head=HeadSpec(tied=True),
     ),
     _llama("", *("jamba", "kimi_linear"), position=None),
+    _llama("", *("lfm2", "lfm2_moe"), aliases=(("tie_embedding", "tie_word_embeddings"),), head=HeadSpec(tied=True)),
     _llama("zamba", position=None, head=HeadSpec(tied=True)),
     _llama("", *("mamba2", "nemotron_h"), table=("embeddings.weight",), position=None),
     _llama(
@@ -218,7 +254,7 @@ _LLAMA_LIKE = (
     ),
     _llama(
         "hrm_text",
-        scale=Factor("embedding_scale"),
+        scale=Factor("embedding_scale", default=50.0),
         recipe=("norm",),
         norm=ShiftSpec(("z_L_init",)),
     ),
@@ -268,25 +304,38 @@ _LLAMA_LIKE = (
     ),
     _llama(
         "granitemoehybrid",
-        scale=Factor("embedding_multiplier"),
+        scale=Factor("embedding_multiplier", default=1.0),
         positions_if=("position_embedding_type", "rope"),
-        head=HeadSpec(logit_scale=Factor(per="logits_scaling")),
+        head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0)),
     ),
     _llama("zamba2", positions_if=("use_mem_rope", True), head=HeadSpec(tied=True)),
     _llama("olmo_hybrid"),
-    _llama("moshi", extra_rows=1, head=HeadSpec(tied="never")),
     _llama(
-        "muse",
-        *("muse_glimmer_text", "muse_spark_text"),
-        recipe=("norm",),
-        norm=NormSpec("", "rms_norm_eps", 1e-6, kind="rms_plain"),
-        head=HeadSpec(logit_scale=Factor("output_multiplier"), softcap="final_logit_softcapping"),
+        "qwen4_exp",
+        "qwen4_exp_text",
+        other_tables=(
+            OtherTable("ngram_embedding.shard_0.weight", "first shard of a hashed n-gram table, which one block adds"),
+        ),
     ),
+    _llama(
+        "moshi",
+        extra_rows=1,
+        head=HeadSpec(tied="never"),
+        other_tables=(
+            OtherTable(
+                "embed_tokens.0.weight", "first of the tables of audio codes, whose rows are added to the input"
+            ),
+            OtherTable("text_embed_tokens.weight", "input of the depth decoder"),
+        ),
+    ),
+    _muse("muse_glimmer", "muse_glimmer_text", 0.19611613513818404),
+    _muse("muse_spark", "muse_spark_text", 0.1767766952966369),
     _llama(
         "mistral_large4",
         *("mistral_large4_text",),
         table=("embed_tokens.weight", "tok_embeddings.weight"),
         head=HeadSpec(("lm_head.weight", "output.weight"), softcap="final_logit_softcapping"),
+        defaults=(("final_logit_softcapping", 30.0),),
     ),
     Family(
         "kosmos-2.5",
@@ -314,9 +363,15 @@ _LLAMA_LIKE = (
     _llama("phimoe", head=HeadSpec(bias=("lm_head.bias",))),
     _gemma("vaultgemma", softcap=30.0),
     _llama(
+        "granite_docling",
+        *("granite_docling_text",),
+        scale=Factor("embedding_multiplier", default=12.0),
+        head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=0.25), tied=True),
+    ),
+    _llama(
         "hyperclovax",
-        scale=Factor("embedding_multiplier"),
-        head=HeadSpec(logit_scale=Factor("logits_scaling")),
+        scale=Factor("embedding_multiplier", default=1.0),
+        head=HeadSpec(logit_scale=Factor("logits_scaling", default=1.0)),
     ),
     Family(
         "openai-gpt",
@@ -429,19 +484,15 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         head=HeadSpec(tied=True),
     ),
     _llama(
-        "cohere",
-        head=HeadSpec(logit_scale=Factor("logit_scale"), tied=True),
-    ),
-    _llama(
         "granite",
-        *("granite", "granitemoe", "granitemoeshared", "granitemoe_swa"),
-        scale=Factor("embedding_multiplier"),
-        head=HeadSpec(logit_scale=Factor(per="logits_scaling")),
+        *("granite", "granitemoe", "granitemoeshared", "granitemoe_swa", "granite4_vision_text"),
+        scale=Factor("embedding_multiplier", default=1.0),
+        head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0)),
     ),
     _llama(
         "granite_swa",
-        scale=Factor("embedding_multiplier"),
-        head=HeadSpec(logit_scale=Factor(per="logits_scaling"), tied=True),
+        scale=Factor("embedding_multiplier", default=1.0),
+        head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0), tied=True),
     ),
     *_A_TO_G,
     *_LLAMA_LIKE,

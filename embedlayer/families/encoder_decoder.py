@@ -36,6 +36,16 @@ def _learned(stack: str, offset: int = 2) -> LearnedPositions:
     return LearnedPositions((f"{stack}.embed_positions.weight",), offset=offset)
 
 
+def _fixed(stack: str, *, after_padding: bool = False) -> SinusoidalPositions:
+    """Return fixed positions of a stack, which a checkpoint may also store.
+
+    Args:
+        stack: `"encoder"` or `"decoder"`.
+        after_padding: As in `SinusoidalPositions`.
+    """
+    return SinusoidalPositions(after_padding, stored=(f"{stack}.embed_positions.weight",))
+
+
 def _bart(name: str, *model_types: str, offset: int = 2, **changes: Any) -> Family:
     """Return a family like BART: learned positions and a LayerNorm after them in both stacks, and a head with a bias.
 
@@ -83,7 +93,7 @@ def _sinusoidal(name: str, *model_types: str, **changes: Any) -> Family:
     return _without_norm(
         name,
         *model_types,
-        **{"position": SinusoidalPositions(after_padding=False), "decoder_input": DecoderSpec(), **changes},
+        **{"position": _fixed("encoder"), "decoder_input": DecoderSpec(position=_fixed("decoder")), **changes},
     )
 
 
@@ -145,13 +155,14 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
     _sinusoidal(
         "pegasus_x",
         position=SinusoidalPositions(after_padding=False, endpoint=True),
+        decoder_input=DecoderSpec(),
         head=HeadSpec(tied=True),
         defaults=_SCALED,
         other_tables=(OtherTable("encoder.embed_global.weight", "blocks of the encoder read it as global tokens"),),
     ),
     _sinusoidal(
         "marian",
-        decoder_input=DecoderSpec(vocab_size="decoder_vocab_size"),
+        decoder_input=DecoderSpec(vocab_size="decoder_vocab_size", position=_fixed("decoder")),
     ),
     Family(
         "trocr",
@@ -191,11 +202,11 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         table=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
         aliases=(("src_vocab_size", "vocab_size"),),
         scale=SQRT_DIM_IF_SCALE_EMBEDDING,
-        position=SinusoidalPositions(),
+        position=_fixed("encoder", after_padding=True),
         numbering="ids",
         recipe=("position",),
         head=HeadSpec(("decoder.output_projection.weight",)),
-        decoder_input=DecoderSpec(vocab_size="tgt_vocab_size"),
+        decoder_input=DecoderSpec(vocab_size="tgt_vocab_size", position=_fixed("decoder", after_padding=True)),
         defaults=_SCALED,
     ),
     Family(

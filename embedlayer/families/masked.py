@@ -83,9 +83,12 @@ def _roberta(name: str, model_types: Names, **changes: Any) -> Family:
     return _bert(name, model_types, **{"position": _FROM_PADDING, "numbering": "ids", "head": _ROBERTA_HEAD, **changes})
 
 
+_EPS = (("layer_norm_eps", 1e-5),)
+
 MASKED_FAMILIES: tuple[Family, ...] = (
     _bert("bert", ("bert", "squeezebert"), head=_BERT_HEAD),
-    _bert("nystromformer", ("nystromformer", "yoso", "mra"), position=_FROM_TWO, head=_BERT_HEAD),
+    _bert("yoso", ("yoso",), position=_FROM_TWO, head=_BERT_HEAD),
+    _bert("nystromformer", ("nystromformer", "mra"), position=_FROM_TWO, head=_BERT_HEAD, defaults=_EPS),
     _bert("layoutlm", ("layoutlm",), more_types=_PLANES, head=_BERT_HEAD),
     _bert(
         "tapas",
@@ -155,12 +158,22 @@ MASKED_FAMILIES: tuple[Family, ...] = (
     ),
     _bert(
         "gte",
-        ("gte", "jina_embeddings_v3"),
+        ("gte",),
         position="rotary",
         recipe=("types", "norm"),
         optional=(("types", "type_vocab_size", 1),),
         norm=NormSpec(("embeddings.LayerNorm", "emb_ln")),
         head=replace(_ROBERTA_HEAD, norm=NormSpec(("lm_head.layer_norm", "lm_head.norm"))),
+    ),
+    _bert(
+        "jina_embeddings_v3",
+        ("jina_embeddings_v3",),
+        position="rotary",
+        recipe=("types", "norm"),
+        optional=(("types", "type_vocab_size", 1),),
+        norm=NormSpec(("embeddings.LayerNorm", "emb_ln")),
+        head=replace(_ROBERTA_HEAD, norm=NormSpec(("lm_head.layer_norm", "lm_head.norm"))),
+        defaults=_EPS,
     ),
     _bert(
         "esmc",
@@ -282,7 +295,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         width=("input_embedding_size",),
         recipe=_PROJECTED,
         projection=LinearSpec("encoder.embedding_hidden_mapping_in"),
-        head=_masked_head("predictions", "predictions.dense", "predictions.LayerNorm"),
+        head=replace(_masked_head("predictions", "predictions.dense", "predictions.LayerNorm"), tied="never"),
     ),
     _roberta("roberta", ("roberta", "xlm-roberta", "camembert", "data2vec-text", "xmod", "roberta-prelayernorm")),
     _roberta("longformer", ("longformer", "luke")),
@@ -304,7 +317,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         types=(),
         norm=NormSpec("embeddings.layer_norm"),
     ),
-    _roberta("xlm-roberta-xl", ("xlm-roberta-xl",), recipe=("types", "position"), norm=None),
+    _roberta("xlm-roberta-xl", ("xlm-roberta-xl",), recipe=("types", "position"), norm=None, defaults=_EPS),
     _bert(
         "albert",
         ("albert",),

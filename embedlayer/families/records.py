@@ -118,11 +118,14 @@ class SinusoidalPositions:
         offset: Position whose vector the first token gets, if the family's code has a fixed one (XGLM: 2).
         endpoint: Whether the last pair of channels has exactly the longest wavelength; `None` if `after_padding` says
             so (Pegasus-X: true without padding).
+        stored: Names under which a checkpoint may store the vectors. As in transformers, stored ones are read instead
+            of computed (FSMT, Marian, Pegasus).
     """
 
     after_padding: bool = True
     offset: int | None = None
     endpoint: bool | None = None
+    stored: Names = ()
 
 
 @dataclass(frozen=True)
