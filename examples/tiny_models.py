@@ -158,7 +158,6 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "causal:reformer": {"is_decoder": True},
     "roc_bert": {"shape_vocab_size": 50, "shape_embed_dim": 24, "pronunciation_embed_dim": 24},
     "squeezebert": {"embedding_size": 64},
-    "xmod": {"default_language": "en_XX"},
     "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 14},
