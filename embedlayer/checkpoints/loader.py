@@ -973,7 +973,7 @@ class Loader:
         """Read rotary positions, store the key of each block's scheme in `blocks`, and return the schemes by key.
 
         Args:
-            default_base: Base of the frequencies if the configuration states none.
+            default_base: Base of the frequencies if the configuration states none; `None` makes that an error.
 
         Raises:
             CheckpointError: A key of the configuration is unknown, missing or contradicts another.

@@ -188,7 +188,7 @@ _LLAMA_LIKE = (
         *("kolibri1", "laguna", "llama4", "llama4_text", "longcat_flash", "mellum", "mimo_v2_flash", "minimax"),
         *("minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mixtral", "nemotron", "olmo", "olmo2"),
         *("olmo3", "olmoe", "persimmon", "phi4_multimodal", "qwen2_moe", "qwen3_5", "qwen3_5_moe"),
-        *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen4_exp", "qwen4_exp_text", "seed_oss"),
+        *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss"),
         *("solar_open", "stablelm", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"),
         *("qwen3_omni_moe_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "mistral4"),
         *("unlimited_ocr_text", "step3p5"),
@@ -211,6 +211,7 @@ _LLAMA_LIKE = (
         head=HeadSpec(tied=True),
     ),
     _llama("", *("jamba", "kimi_linear"), position=None),
+    _llama("", *("lfm2", "lfm2_moe"), aliases=(("tie_embedding", "tie_word_embeddings"),), head=HeadSpec(tied=True)),
     _llama("zamba", position=None, head=HeadSpec(tied=True)),
     _llama("", *("mamba2", "nemotron_h"), table=("embeddings.weight",), position=None),
     _llama(
@@ -310,7 +311,24 @@ _LLAMA_LIKE = (
     ),
     _llama("zamba2", positions_if=("use_mem_rope", True), head=HeadSpec(tied=True)),
     _llama("olmo_hybrid"),
-    _llama("moshi", extra_rows=1, head=HeadSpec(tied="never")),
+    _llama(
+        "qwen4_exp",
+        "qwen4_exp_text",
+        other_tables=(
+            OtherTable("ngram_embedding.shard_0.weight", "first shard of a hashed n-gram table, which one block adds"),
+        ),
+    ),
+    _llama(
+        "moshi",
+        extra_rows=1,
+        head=HeadSpec(tied="never"),
+        other_tables=(
+            OtherTable(
+                "embed_tokens.0.weight", "first of the tables of audio codes, whose rows are added to the input"
+            ),
+            OtherTable("text_embed_tokens.weight", "input of the depth decoder"),
+        ),
+    ),
     _muse("muse_glimmer", "muse_glimmer_text", 0.19611613513818404),
     _muse("muse_spark", "muse_spark_text", 0.1767766952966369),
     _llama(

@@ -222,7 +222,7 @@ def _read(
         CheckpointError: As for `read_rotary`.
     """
     _check_keys(config)
-    if facts.without_positions == "all":
+    if facts.without_positions == "all" or (facts.only_if and config.get(facts.only_if[0]) != facts.only_if[1]):
         return None
     parameters = _parameters(config, facts, layer_type)
     if parameters is None:
@@ -437,10 +437,17 @@ def layer_types(config: JsonObject) -> list[str | None]:
     Raises:
         CheckpointError: The number of layers is missing, or differs from the list of types.
     """
-    count = as_whole_number(stated_size(config, "num_hidden_layers"), "num_hidden_layers", most=MOST_LAYERS)
-    types = config.get("layer_types")
+    types, count = config.get("layer_types"), stated_size(config, "num_hidden_layers")
+    if count is None and isinstance(types, list | tuple):
+        count = len(types)
+    count = as_whole_number(count, "num_hidden_layers", most=MOST_LAYERS)
     if types is not None:
         return _list_of(count, types, "layer_types")
+    cycle, attention = config.get("block_types"), config.get("attn_layer_indices")
+    if isinstance(cycle, list | tuple) and cycle:
+        return [str(cycle[layer % len(cycle)]) for layer in range(count)]
+    if isinstance(attention, list | tuple):
+        return ["attention" if layer in attention else "mamba" for layer in range(count)]
     every = config.get("sliding_window_pattern")
     if isinstance(every, int) and "rope_local_base_freq" in config:  # Gemma 3: layers 5, 11, ... have full attention
         return [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(count)]
@@ -468,7 +475,8 @@ def rotated_layers(config: JsonObject) -> list[bool]:
     types = layer_types(config)
     count = len(types)
     listed, every = config.get("no_rope_layers"), config.get("no_rope_layer_interval")
-    flags = [facts.without_positions != "all"] * count
+    unless = facts.only_if is not None and config.get(facts.only_if[0]) != facts.only_if[1]
+    flags = [facts.without_positions != "all" and not unless] * count
     if listed:
         flags = [bool(flag) for flag in _list_of(count, listed, "no_rope_layers")]
     elif every:
@@ -648,6 +656,16 @@ def _rotated_share(config: JsonObject, facts: RotaryPositions, parameters: Mappi
         }
     )
     default = facts.default_share
+    if share is not None and config.get("qk_rope_head_dim"):
+        whole = config.get("head_dim") or width
+        if share != 1 and int(as_number(share, "partial_rotary_factor") * whole) not in (
+            width,
+            config["qk_rope_head_dim"],
+        ):
+            raise CheckpointError(
+                f"partial_rotary_factor {share} of {whole} channels contradicts qk_rope_head_dim {width}."
+            )
+        return 1.0
     if share is None and default is not None:
         raise CheckpointError(
             f"{config['model_type']} rotates only a part of a head's channels, but partial_rotary_factor is missing. "
