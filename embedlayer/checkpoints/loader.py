@@ -25,6 +25,7 @@ from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import (
     CONFIG_KEYS,
+    HEAD_CLASSES,
     MULTIMODAL,
     STATIC_EMBEDDING,
     UNKNOWN,
@@ -44,6 +45,7 @@ from embedlayer.families.records import (
     NormSpec,
     PositionChoice,
     PositionSpec,
+    Presence,
     RelativePositions,
     ShiftSpec,
     SinusoidalPositions,
@@ -78,6 +80,7 @@ from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=nn.Module)
 
+TYPE_KEYS = ("type_vocab_size",)
 WHOLE = f"Copy the checkpoint again. To read the table alone: {TABLE_ONLY}."
 ROWS_AT_ONCE = 8192
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
@@ -674,6 +677,30 @@ class Loader:
                 f"{self.config[width_key]}: they do not belong together. Copy both from the same model."
             )
 
+    def _check_rows(self, key: str, keys: Names, *, more: int = 0) -> None:
+        """Check that a table other than the token table has as many rows as the configuration states.
+
+        Nothing is checked if the configuration has none of the keys.
+
+        Args:
+            key: Key of the table in `tensors`.
+            keys: Configuration keys of the number of rows; one of them must fit.
+            more: Number of rows that the table may have beyond that number.
+
+        Raises:
+            CheckpointError: The configuration states other numbers.
+        """
+        stated = {each: self.config[each] for each in keys if type(self.config.get(each)) is int}
+        rows = self.tensors[key].shape[0]
+        if stated and not any(rows in (count, count + more) for count in stated.values()):
+            name = self.names[key][0]
+            shown = " and ".join(f"{each} {count:,}" for each, count in stated.items())
+            raise CheckpointError(
+                f"{self.checkpoint.info(name).file}: {name} has {rows:,} rows and {self.config_file} says {shown}: "
+                f"they do not belong together, or one of them was changed alone. Copy both from the same model. To "
+                f"read the table alone: {TABLE_ONLY}."
+            )
+
     def _count_nonfinite(self, what: str, rows: Tensor) -> None:
         """Count the rows that contain NaN or infinity.
 
@@ -759,6 +786,7 @@ class Loader:
         wanted = [(names, 1.0), *more] if names else more
         if len(wanted) == 1:
             rows = self._require("types.weight", names, "table of token types", shape)
+            self._check_rows("types.weight", TYPE_KEYS if names else ())
             return TokenEmbedding(*rows.shape, dtype=rows.dtype)
         tables = []
         for i, (each, factor) in enumerate(wanted):
@@ -789,7 +817,7 @@ class Loader:
             return nn.RMSNorm(width, eps=eps, elementwise_affine=False)
         names = (spec.name,) if isinstance(spec.name, str) else spec.name
         biases = tuple(f"{name}.{end}" for name in names for end in ("bias", "beta"))
-        has_bias = spec.kind == "layer" and bool(self.checkpoint.find(*biases))
+        has_bias = spec.kind == "layer" and self._has(spec.bias)
         self._require(
             f"{key}.weight", tuple(f"{n}.{end}" for n in names for end in ("weight", "gamma")), "norm", (width,)
         )
@@ -814,7 +842,7 @@ class Loader:
         """
         weight = self._require(f"{key}.weight", _names_of(spec, "weight"), "projection", shape)
         biases = _names_of(spec, "bias")
-        has_bias = bool(self.checkpoint.find(*biases)) if spec.bias == "stored" else spec.bias
+        has_bias = self._has(spec.bias)
         if has_bias:
             self._require(f"{key}.bias", biases, "projection", (weight.shape[0],))
         return nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias)
@@ -953,6 +981,7 @@ class Loader:
                 return {"": Position()}
             length = self._require(f"{key}.weight", spec.names, "table of positions", (None, width)).shape[0]
             offset = self._first_position(pad) if spec.offset == "padding" else int(spec.offset)
+            self._check_rows(f"{key}.weight", POSITION_KEYS, more=offset)
             return {"": LearnedPositionalEmbedding(length - offset, width, offset=offset)}
         if isinstance(spec, SinusoidalPositions):
             first = self._first_position(pad) if spec.after_padding and spec.offset is None else spec.offset or 0
@@ -1053,18 +1082,26 @@ class Loader:
         for names in (_names_of(spec.dense, "weight") if spec.dense is not None else (), spec.weight):
             if not self.checkpoint.find(*names):
                 self._refuse_quantised("head.weight", names)
+        classes = self._model_classes()
         is_stored = spec.dense is not None and bool(self.checkpoint.find(*_names_of(spec.dense, "weight")))
         dense = spec.dense if is_stored else None
         if spec.dense is not None and dense is None and not (spec.dense_optional and self.width == table.embed_dim):
+            self._refuse_missing_head(_names_of(spec.dense, "weight"), classes)
             return None
+        if dense is not None and classes and not _have_head(classes):
+            return None  # the layer of that name belongs to a classifier (ModernBERT)
         key = "head" if dense is None else "head.output"
         weight = self._untied_rows(spec, f"{key}.weight")
         if weight is None and not self._is_tied(spec):
+            self._refuse_missing_head(spec.weight, classes)
             return None
+        if weight is not None:
+            self._check_head(spec, key, table, dense)
         rows, width = (table.vocab_size, table.embed_dim) if weight is None else weight.shape
         biases = self.checkpoint.find(*spec.bias)
-        if biases:
-            shape = self.checkpoint.info(biases[0]).shape
+        has_bias = bool(biases) if spec.has_bias == "stored" else bool(spec.bias) and self._has(spec.has_bias)
+        if has_bias:
+            shape = self.checkpoint.info(biases[0]).shape if biases else (rows,)
             bias = self._require(
                 f"{key}.bias", spec.bias, "bias of the head", (1, rows) if len(shape) == 2 else (rows,)
             )
@@ -1074,7 +1111,7 @@ class Loader:
         has_softcap = spec.softcap is not None and self.config.get(spec.softcap) is not None
         output = OutputHead(
             **({"table": table} if weight is None else {"vocab_size": rows, "embed_dim": width}),
-            bias=bool(biases),
+            bias=has_bias,
             softcap=self._number(str(spec.softcap)) if has_softcap else None,
             logit_scale=1.0 if scale is None else scale,
         )
@@ -1088,6 +1125,49 @@ class Loader:
             else str(self.config.get(spec.activation, "gelu")),
             norm=self._norm("head.norm", spec.norm, width),
         )
+
+    def _model_classes(self) -> list[str]:
+        """Return the names of the model classes that the configuration states as `architectures`; may be empty."""
+        stated = self.checkpoint.config.get("architectures")
+        return [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
+
+    def _refuse_missing_head(self, names: Names, classes: list[str]) -> None:
+        """Raise an error if the configuration names a model with an LM head, whose tensors the checkpoint lacks.
+
+        Args:
+            names: Tensor names of the head that are missing.
+            classes: Names of model classes in the configuration.
+
+        Raises:
+            CheckpointError: One of the classes has an LM head.
+        """
+        if _have_head(classes):
+            raise CheckpointError(
+                f"{self.checkpoint.name} has no LM head: no tensor is called {' or '.join(names)}, and "
+                f"{self.config_file} has architectures {', '.join(classes)}. {WHOLE} If it is meant to have no head, "
+                f"remove architectures."
+            )
+
+    def _check_head(self, spec: HeadSpec, key: str, table: TokenEmbedding, dense: LinearSpec | None) -> None:
+        """Check the shape of an untied head's rows: one for each row of the table, of the width of hidden states.
+
+        The width of a head behind a projection is checked when the projection is read.
+
+        Raises:
+            CheckpointError: The number of rows or the width is another.
+        """
+        name = next(iter(self.names.get(f"{key}.weight", ())), None)
+        if name is None:
+            return  # computed from several tensors, or cut to the rows that count
+        rows, width = self.tensors[f"{key}.weight"].shape
+        expected = self.tensors.get("decoder.table.weight", self.tensors["table.weight"]).shape[0]
+        widths = {self.width, table.embed_dim, self.config.get("hidden_size", self.width)}
+        if rows != expected - self.family.extra_rows or (dense is None and width not in widths):
+            raise CheckpointError(
+                f"{self.checkpoint.info(name).file}: {name} has shape {[rows, width]} where "
+                f"[{expected - self.family.extra_rows}, {self.width}] belongs to the head, by {self.config_file} and "
+                f"the table. {WHOLE}"
+            )
 
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
         """Read the rows of an untied head into `tensors[key]` and return them; `None` if there are no such rows.
@@ -1137,6 +1217,13 @@ class Loader:
         return weight
 
     # Keys of the configuration
+
+    def _has(self, presence: Presence) -> bool:
+        """Return whether a tensor exists, as the record or a key of the configuration says."""
+        if isinstance(presence, bool):
+            return presence
+        key, default = presence
+        return bool(self.config.get(key, default))
 
     @contextmanager
     def _naming_config(self) -> Iterator[None]:
@@ -1198,6 +1285,11 @@ def _names_of(spec: LinearSpec, end: str) -> Names:
     """Return the names of a projection's tensor, such as `("project_in.weight",)` for the end `"weight"`."""
     names = (spec.name,) if isinstance(spec.name, str) else spec.name
     return tuple(f"{name}.{end}" for name in names)
+
+
+def _have_head(classes: list[str]) -> bool:
+    """Return whether one of these model classes of transformers has an LM head."""
+    return any(name.endswith(HEAD_CLASSES) for name in classes)
 
 
 def checkpoint_family(checkpoint: Checkpoint) -> Family | None:
