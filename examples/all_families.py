@@ -20,8 +20,8 @@ Comparisons, in float32 except where it says float64:
 - `positions`: queries and keys of every block, rotated by the family's own functions and by
   `layer.position_of_block(i)`, for positions 0 to 12. A block in which the family rotates nothing must have a scheme
   that rotates nothing. `bias` compares biases that the family computes by a function of its own.
-- `positions from 300`, and from 3,000 and 70,000: the same in float64. transformers computes angles in float32, which are
-  off by `position * 6e-8` radians, so its code runs with float64 in place of float32 (`transformers_probe.Float64`).
+- `positions from 300`, and from 3,000 and 70,000: the same in float64. transformers computes angles in float32, which
+  are off by `position * 6e-8` radians, so its code runs with float64 in its place (`transformers_probe.Float64`).
   Blocks get the hidden states of the run at short positions. A block whose output then changes, although it rotates
   nothing, must scale its queries; `query scale` compares the length of queries at long and at short positions.
 - `head`: the logits for the hidden states that enter the head.

@@ -158,7 +158,6 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "causal:reformer": {"is_decoder": True},
     "roc_bert": {"shape_vocab_size": 50, "shape_embed_dim": 24, "pronunciation_embed_dim": 24},
     "squeezebert": {"embedding_size": 64},
-    "xmod": {"default_language": "en_XX"},
     "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 14},
@@ -171,8 +170,8 @@ The settings also apply where a configuration of this type is part of another on
 """
 
 
-HEAD_INPUTS = {"opt": "model.decoder.final_layer_norm"}
-"""Model type -> module whose output enters the head, where that is not the output of the whole decoder."""
+HEAD_INPUTS = {"fsmt": "model.decoder.output_projection", "opt": "model.decoder.project_out"}
+"""Model type -> module whose input is that of the head, where the decoder does not return these hidden states."""
 
 
 class CannotBuild(Exception):
