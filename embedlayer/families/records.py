@@ -175,6 +175,7 @@ class RotaryPositions:
         without_positions: Which layers have no positions. `"listed"`: the configuration states them in `no_rope_layers`
             or `no_rope_layer_interval`. `"full_attention"`: all layers of full attention, in a model that also has
             sliding attention. `"all"`: all layers. `None`: none, beside those that `rotated_types` leaves out.
+        only_if: Configuration key and the value that it must have for any layer to be rotated; `None` for no such key.
         rotated_types: Layer types that are rotated; layers of other types have no positions. `None` for all types.
         labels: Pairs (layer type, its key in `rope_parameters`) where they differ; the type `""` stands for all others.
         aliases: Pairs (key in the configurations of this family, common key of the same meaning).
@@ -203,6 +204,7 @@ class RotaryPositions:
     other_parameters: Names = ()
     scales_full_attention_only: bool = False
     without_positions: Literal["listed", "full_attention", "all"] | None = None
+    only_if: tuple[str, str | bool] | None = None
     rotated_types: Names | None = None
     labels: tuple[tuple[str, str], ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.computed_buffers import ComputedBuffers
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.overrides import is_unchanged
 from embedlayer.positions.position import Position, PreparedPositions
@@ -469,8 +469,14 @@ def rotary_scheme(arguments: dict[str, Any]) -> Position:
     """Build the scheme of the arguments in `RotaryBlocks.arguments`.
 
     It is a `RotaryEmbedding`, or a `QueryScaledPosition` if `query_scaling` is the only argument.
+
+    Raises:
+        CheckpointError: The arguments contradict each other.
     """
-    return RotaryEmbedding(**arguments) if "head_dim" in arguments else QueryScaledPosition(**arguments)
+    try:
+        return RotaryEmbedding(**arguments) if "head_dim" in arguments else QueryScaledPosition(**arguments)
+    except SizeError as error:
+        raise CheckpointError(f"The configuration contradicts itself. {error}") from error
 
 
 def permute_qk(
