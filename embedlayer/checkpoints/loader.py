@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.meta_layout import has_meta_layout
-from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.refusals import (
+    TABLE_ONLY,
     quantised_error,
     quantised_parts,
     states_quantisation,
@@ -71,9 +73,11 @@ from embedlayer.positions.rotary_config import read_blocks
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import FLOATS, assign, is_description
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=nn.Module)
 
+WHOLE = f"Copy the checkpoint again. To read the table alone: {TABLE_ONLY}."
 ROWS_AT_ONCE = 8192
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
 """Largest sizes and lengths in a configuration that no tensor of the file bounds; larger ones mean a damaged file."""
@@ -164,6 +168,7 @@ class Loader:
         table_only: bool = False,
     ) -> None:
         self.checkpoint = checkpoint
+        self.config_file = str(checkpoint.file(CONFIG) or checkpoint.name)
         self.table_only = table_only
         self.config = _text_config(checkpoint.config)
         self.dtype = dtype
@@ -192,13 +197,14 @@ class Loader:
         for key, values in () if table_only else self.family.not_computed:
             if self.config.get(key, values[0]) not in values:
                 raise CheckpointError(
-                    f"{checkpoint.name}: {key} {self.config[key]!r} changes what {self.family_name} computes at its "
-                    f"input or head, and is not supported; supported: {' or '.join(map(repr, values))}."
+                    f"{self.config_file}: {key} {self.config[key]!r} changes what {self.family_name} computes at its "
+                    f"input or head, and is not supported; supported: {' or '.join(map(repr, values))}. To read the "
+                    f"table alone: {TABLE_ONLY}."
                 )
         for key in ("vocab_size", "pad_token_id"):
             if type(self.config.get(key, 0)) not in (int, NoneType):
                 raise CheckpointError(
-                    f"The configuration's {key} must be a whole number or null, not {self.config[key]!r}."
+                    f"{self.config_file}: {key} must be a whole number or null, not {self.config[key]!r}."
                 )
 
     def _family(self) -> Family:
@@ -507,21 +513,26 @@ class Loader:
         self._refuse_quantised(key, names if name is None else (name,), name or "")
         if name is None:
             raise CheckpointError(
-                f"{self.checkpoint.name} is of family {self.family_name} but has no {what}: "
-                f"no tensor is called {' or '.join(names)}."
+                f"{self.checkpoint.name} is of family {self.family_name} but has no {what}: no tensor is called "
+                f"{' or '.join(names)}. {WHOLE}"
             )
         found = self.checkpoint.info(name).shape
         if len(found) != len(shape) or any(size not in (None, other) for size, other in zip(shape, found, strict=True)):
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
-            raise CheckpointError(f"{name} has shape {list(found)} where [{wanted}] belongs to the {what}.")
+            raise CheckpointError(
+                f"{self.checkpoint.info(name).file}: {name} has shape {list(found)} where [{wanted}] belongs to the "
+                f"{what}, by {self.config_file} and the other tensors. {WHOLE}"
+            )
         return self._read(key, name)
 
     def _find_matrices(self, names: Names) -> list[str]:
         """Return the full names of the checkpoint's two-dimensional tensors whose names end in one of `names`.
 
-        The order is that of `names`, so the preferred tensor is first.
+        The order is that of `names`, so the preferred tensor is first. Tensors of a numbered block are last: blocks
+        that predict several tokens (DeepSeek) may have tables and heads of their own.
         """
-        return [name for name in self.checkpoint.find(*names) if len(self.checkpoint.info(name).shape) == 2]
+        found = [name for name in self.checkpoint.find(*names) if len(self.checkpoint.info(name).shape) == 2]
+        return sorted(found, key=_is_in_block)
 
     def _is_same(self, name: str, other: str) -> bool:
         """Return whether two tensors of the checkpoint have the same shape, dtype and bits.
@@ -552,7 +563,8 @@ class Loader:
             self._refuse_quantised("table.weight", self.family.table)
             raise CheckpointError(
                 f"{self.checkpoint.name} has no table of token rows: no tensor with rows and columns is called "
-                f"{' or '.join(self.family.table)}."
+                f"{' or '.join(self.family.table)}. Copy the checkpoint again, or check model_type in "
+                f"{self.config_file}."
             )
         name, *others = self._only_table(candidates)
         info = self.checkpoint.info(name)
@@ -567,26 +579,33 @@ class Loader:
         return weight
 
     def _only_table(self, candidates: list[str]) -> list[str]:
-        """Return the names of the one token table of an unknown family: the preferred one and its equal copies.
+        """Return the names of the token table: the preferred one and its equal copies.
 
-        Candidates with fewer rows than the configuration's `vocab_size` are no token tables.
+        Candidates with fewer rows than the configuration's `vocab_size` are no token tables, nor are those of a
+        numbered block if there are others.
 
         Args:
             candidates: Names of two-dimensional tensors that may be the table, the preferred one first.
 
         Raises:
-            CheckpointError: Several tensors with the same last part of the name have different rows.
+            CheckpointError: Several tensors that the record calls by the same name have different rows.
         """
         needed = self.config.get("vocab_size") or 0
         large = [name for name in candidates if self.checkpoint.info(name).shape[0] >= needed] or candidates
         first, *others = large
         equal = [name for name in others if self._is_same(name, first)]
-        module = ".".join(first.split(".")[-2:])
-        rivals = [name for name in others if name not in equal and f".{name}".endswith(f".{module}")]
+        suffix = next((name for name in self.family.table if f".{first}".endswith(f".{name}")), first)
+        rivals = [
+            name
+            for name in others
+            if name not in equal and f".{name}".endswith(f".{suffix}") and _is_in_block(name) == _is_in_block(first)
+        ]
         if rivals:
+            which = "an unknown family" if self.family is UNKNOWN else f"family {self.family_name}"
             raise CheckpointError(
-                f"{self.checkpoint.name} is of an unknown family and has several tables called {module}: "
-                f"{', '.join((first, *rivals))}. Which of them is that of the tokens is not known."
+                f"{self.checkpoint.name} is of {which} and has several tables called "
+                f"{suffix.removesuffix('.weight')}.weight: {', '.join((first, *rivals))}. Which of them is that of the "
+                f"tokens is not known. Save the language model alone, with save_pretrained of its module."
             )
         return [first, *equal]
 
@@ -608,12 +627,18 @@ class Loader:
         if mapping:
             index = self.checkpoint.read(mapping[0], dtype=torch.int64, device=self.device)
             if index.dim() != 1 or not ((index >= 0) & (index < rows.shape[0])).all():
-                raise CheckpointError(f"{mapping[0]} names rows that the table of {rows.shape[0]} rows does not have.")
+                raise CheckpointError(
+                    f"{self.checkpoint.name}: {mapping[0]} names rows that the table of {rows.shape[0]} rows does not "
+                    f"have. Copy the checkpoint again."
+                )
             rows = rows.index_select(0, index)
         if weights:
             factors = self.checkpoint.read(weights[0], device=self.device)
             if factors.shape != rows.shape[:1]:
-                raise CheckpointError(f"{weights[0]} has shape {list(factors.shape)} for {rows.shape[0]} tokens.")
+                raise CheckpointError(
+                    f"{self.checkpoint.name}: {weights[0]} has shape {list(factors.shape)} for {rows.shape[0]} tokens. "
+                    f"Copy the checkpoint again."
+                )
             wide = torch.promote_types(rows.dtype, torch.float32)
             rows = (rows.to(wide) * factors[:, None]).to(rows.dtype)
         self.tensors["table.weight"] = rows
@@ -637,14 +662,14 @@ class Loader:
         if stated is not None and stated + extra != vocab_size and self.names:
             expected = f"{stated:,}, so {stated + extra:,} rows in this family" if extra else f"{stated:,}"
             raise CheckpointError(
-                f"{name} has {vocab_size:,} rows and the configuration says {key} {expected}: "
-                f"they do not belong together, or one of them was changed alone."
+                f"{self.checkpoint.name}: {name} has {vocab_size:,} rows and the configuration says {key} {expected}: "
+                f"they do not belong together, or one of them was changed alone. Copy both from the same model."
             )
         width_key = next((key for key in self.family.width if self.config.get(key) is not None), None)
         if width_key is not None and self.config[width_key] != width:
             raise CheckpointError(
-                f"{name} has rows of width {width:,} and the configuration says {width_key} {self.config[width_key]}: "
-                f"they do not belong together."
+                f"{self.checkpoint.name}: {name} has rows of width {width:,} and the configuration says {width_key} "
+                f"{self.config[width_key]}: they do not belong together. Copy both from the same model."
             )
 
     def _count_nonfinite(self, what: str, rows: Tensor) -> None:
@@ -694,7 +719,8 @@ class Loader:
         number, divisor = self._stated_number(factor.of, width), self._stated_number(factor.per, width)
         if factor.default is not None and None in (number, divisor):
             return factor.default
-        value = as_number(number, str(factor.of), above=0.0) / as_number(divisor, str(factor.per), above=0.0)
+        with self._naming_config():
+            value = as_number(number, str(factor.of), above=0.0) / as_number(divisor, str(factor.per), above=0.0)
         rounded = torch.tensor(value, dtype=torch.bfloat16, device="cpu").item()
         return rounded if factor.rounding == "bfloat16" else value
 
@@ -835,7 +861,10 @@ class Loader:
             CheckpointError: `pad` is `None`, because the configuration has no `pad_token_id`.
         """
         if pad is None:
-            raise CheckpointError(f"Positions of {self.family_name} begin after pad_token_id, which is missing.")
+            raise CheckpointError(
+                f"{self.config_file}: positions of {self.family_name} begin after pad_token_id, which is missing. "
+                f"Add it."
+            )
         return pad + 1
 
     def _first_position_id(self, pad: int | None) -> int:
@@ -925,15 +954,16 @@ class Loader:
         """Read rotary positions, store the key of each block's scheme in `blocks`, and return the schemes by key.
 
         Args:
-            default_base: Base of the frequencies if the configuration states none.
+            default_base: Base of the frequencies if the configuration states none; `None` makes that an error.
 
         Raises:
             CheckpointError: A key of the configuration is unknown, missing or contradicts another.
         """
-        if stated_size(self.config, "num_hidden_layers") is None and "layer_types" not in self.config:
-            return {"": RotaryEmbedding.from_config(self.config, default_base=default_base)}
-        keys, arguments = read_blocks(self.config, default_base=default_base)
-        schemes = {key: rotary_scheme(arguments[key]) if key in arguments else Position() for key in {*keys}}
+        with self._naming_config():
+            if stated_size(self.config, "num_hidden_layers") is None and "layer_types" not in self.config:
+                return {"": RotaryEmbedding.from_config(self.config, default_base=default_base)}
+            keys, arguments = read_blocks(self.config, default_base=default_base)
+            schemes = {key: rotary_scheme(arguments[key]) if key in arguments else Position() for key in {*keys}}
         first = schemes[keys[0]]
         if len(schemes) > 1:
             self.blocks = tuple("" if key == keys[0] else key for key in keys)
@@ -948,11 +978,9 @@ class Loader:
         heads = self._heads()
         attention = self.config.get("attn_config")
         max_bias = attention.get("alibi_bias_max", 8) if isinstance(attention, dict) else 8
-        return AlibiBias(
-            heads,
-            max_bias=as_number(max_bias, "attn_config.alibi_bias_max", above=0.0),
-            scale=(self.width // heads) ** -0.5 if divide else 1.0,
-        )
+        with self._naming_config():
+            max_bias = as_number(max_bias, "attn_config.alibi_bias_max", above=0.0)
+        return AlibiBias(heads, max_bias=max_bias, scale=(self.width // heads) ** -0.5 if divide else 1.0)
 
     def _relative(self, spec: RelativePositions, key: str, layers: int | None) -> dict[str, Position]:
         """Read T5's relative biases into `tensors`, and return new schemes for them by kind of layer.
@@ -994,7 +1022,7 @@ class Loader:
             return spec.tied == "always"
         return bool(self.config.get("tie_word_embeddings", spec.tied))
 
-    def _head(self, table: TokenEmbedding) -> OutputHead | PredictionHead | None:
+    def _head(self, table: TokenTable) -> OutputHead | PredictionHead | None:
         """Read the LM head, tied to `table` or untied; `None` if the checkpoint has none.
 
         The weights of the new module, except those of the table, are in `tensors` for the caller to assign.
@@ -1050,9 +1078,13 @@ class Loader:
         The configuration may say that the head is tied while the checkpoint stores rows for it. Rows that equal the
         token table count as tied, and `names` lists them as a copy of the table. Other rows are read as an untied head,
         with a sentence in `notes` unless the family always ties.
+
+        Raises:
+            CheckpointError: The rows do not belong to the tokens of the table, or to hidden states of the model.
         """
         tied_to = "decoder.table.weight" if "decoder.table.weight" in self.tensors else "table.weight"
-        found = [name for name in self._find_matrices(spec.weight) if name not in self.names.get(tied_to, ())]
+        used = self.names.get(tied_to, ())
+        found = [name for name in self._find_matrices(spec.weight) if name not in used and not _is_in_block(name)]
         columns = self.checkpoint.find(*spec.columns)
         if columns and 0 not in self.checkpoint.info(columns[0]).shape:
             self.tensors[key] = torch.cat(
@@ -1073,6 +1105,12 @@ class Loader:
                     f"the head is read as untied."
                 )
         weight = self._read(key, found[0])
+        rows, width = self.tensors[tied_to].shape[0] - self.family.extra_rows, self.width
+        if weight.shape[0] != rows or (spec.dense is None and weight.shape[1] != width):
+            raise CheckpointError(
+                f"{found[0]} has shape {list(weight.shape)}, and the head of this model has {rows:,} rows"
+                f"{f' of width {width:,}' if spec.dense is None else ''}: table and head do not belong together."
+            )
         if spec.rows is not None and self.config.get(spec.rows) is not None:
             count = self._whole(spec.rows, most=MOST_POSITIONS)
             if count < weight.shape[0]:
@@ -1082,6 +1120,14 @@ class Loader:
         return weight
 
     # Keys of the configuration
+
+    @contextmanager
+    def _naming_config(self) -> Iterator[None]:
+        """Context manager: put the name of the configuration's file in front of the errors of its values."""
+        try:
+            yield
+        except (CheckpointError, SizeError) as error:
+            raise CheckpointError(f"{self.config_file}: {error}") from error
 
     def _first_key(self, keys: Names) -> str:
         """Return the first of several names of a key that the configuration has; the first name if it has none."""
@@ -1093,7 +1139,8 @@ class Loader:
         Raises:
             CheckpointError: The value is not a positive number, or the key is missing and there is no default.
         """
-        return as_number(self.config.get(key, default), key, above=0.0)
+        with self._naming_config():
+            return as_number(self.config.get(key, default), key, above=0.0)
 
     def _whole(self, key: str, default: int | None = None, *, most: int = MOST_SIZE) -> int:
         """Return a whole number of the configuration, from 1 to `most`; `default` if the key is missing or null.
@@ -1102,7 +1149,8 @@ class Loader:
             CheckpointError: The value is not such a number, or the key is missing and there is no default.
         """
         value = self.config.get(key)
-        return as_whole_number(default if value is None else value, key, most=most)
+        with self._naming_config():
+            return as_whole_number(default if value is None else value, key, most=most)
 
     def _token_id(self, key: str) -> int:
         """Return a token ID of the configuration.
@@ -1110,7 +1158,8 @@ class Loader:
         Raises:
             CheckpointError: The key is missing, or the value is no ID.
         """
-        return as_whole_number(self.config.get(key), key, most=MOST_POSITIONS)
+        with self._naming_config():
+            return as_whole_number(self.config.get(key), key, most=MOST_POSITIONS)
 
     def _heads(self) -> int:
         """Return the number of attention heads.
@@ -1118,7 +1167,14 @@ class Loader:
         Raises:
             CheckpointError: The configuration does not state the number of heads.
         """
-        return as_whole_number(stated_size(self.config, "num_attention_heads"), "num_attention_heads", most=MOST_SIZE)
+        heads = stated_size(self.config, "num_attention_heads")
+        with self._naming_config():
+            return as_whole_number(heads, "num_attention_heads", most=MOST_SIZE)
+
+
+def _is_in_block(name: str) -> bool:
+    """Return whether a tensor belongs to a numbered module, such as `model.layers.61.embed_tokens.weight`."""
+    return any(part.isdecimal() for part in name.split("."))
 
 
 def _names_of(spec: LinearSpec, end: str) -> Names:

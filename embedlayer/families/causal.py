@@ -140,6 +140,11 @@ _A_TO_G = (
         types="table",
         head=HeadSpec(bias=("lm_head.bias",), tied=True),
     ),
+    _llama(
+        "deepseek_v4",
+        table=("embed_tokens.weight", "embed.weight"),
+        head=HeadSpec(("lm_head.weight", "head.weight")),
+    ),
     Family("dbrx", ("dbrx",), table=("wte.weight",), position="rotary"),
     _llama("ernie4_5_moe", head=HeadSpec(bias=("lm_head.bias",), tied=True)),
     _llama(
@@ -181,7 +186,7 @@ _LLAMA_LIKE = (
     _llama(
         "",
         *("aria_text", "apertus", "arcee", "axk1", "axk2", "bamba", "bitnet", "cwm", "deepseek_v2"),
-        *("deepseek_v3", "deepseek_v32", "deepseek_v4", "diffllama", "doge", "dots1", "dots3_note_text"),
+        *("deepseek_v3", "deepseek_v32", "diffllama", "doge", "dots1", "dots3_note_text"),
         *("emu3_text_model", "exaone4", "exaone_moe", "flex_olmo", "flint", "glm", "glm4", "glm4_moe"),
         *("glm4_moe_lite", "glm_moe_dsa", "gpt_oss"),
         *("helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hy_v4", "internlm3", "iquestcoder", "jais2"),
