@@ -4,8 +4,8 @@
     run.stacks["model.layers"][3].rotations  # calls of the family's rotary functions in block 3
 
 A block is an element of an `nn.ModuleList` that gets hidden states and is not inside of another block. A stack is such
-a list. Functions and methods of the modeling files whose names contain "rotary", "rope" or "alibi" are replaced while the
-model runs; each call is attributed to the block that is running. No code here is for one model type.
+a list. Functions and methods of the modeling files whose names contain "rotary", "rope" or "alibi" are replaced while
+the model runs; each call is attributed to the block that is running. No code here is for one model type.
 
 transformers computes angles in float32, which at position 3,000 are off by up to 1e-4 radians. `Float64` makes the same
 code compute in float64: every `float32` that the code names becomes `float64`. Long positions are compared with this.
@@ -123,8 +123,8 @@ def observe(
         model: A model of transformers with eager attention.
         inputs: Arguments of its `forward`.
         states: An earlier run; each block then gets the hidden states that it got in that run.
-        hidden: Name of the module whose output enters the head; `None` for the outermost module around the last stack
-            whose output is not logits.
+        hidden: Name of a module whose input is that of the head; `None` for the output of the outermost module around
+            the last stack that does not return logits.
     """
     run = Run()
     places = _places(model)
@@ -173,8 +173,11 @@ def observe(
     for block in places:
         handles.append(block.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(block.register_forward_hook(after))
-    around = {name for stack, _ in places.values() for name in _ancestors(stack)} if hidden is None else {hidden}
+    around = {name for stack, _ in places.values() for name in _ancestors(stack)}
     handles += [model.get_submodule(name).register_forward_hook(returned(name)) for name in around]
+    if hidden is not None:
+        head = model.get_submodule(hidden)
+        handles.append(head.register_forward_pre_hook(lambda _, args: outputs.update({hidden: args[0].detach()})))
     try:
         with torch.no_grad(), _spies(model, current, run):
             output = model(**inputs)
@@ -185,7 +188,7 @@ def observe(
     if run.logits is None and isinstance(output, Mapping):
         run.logits = output.get("prediction_logits")
     rows = 0 if run.logits is None else run.logits.shape[-1]
-    names = _ancestors(list(run.stacks)[-1]) if hidden is None and run.stacks else [hidden]
+    names = [hidden] if hidden is not None else _ancestors(list(run.stacks)[-1]) if run.stacks else []
     run.hidden = next((outputs[name] for name in names if name in outputs and outputs[name].shape[-1] != rows), None)
     return run
 
@@ -210,7 +213,7 @@ def _hidden_states(args: tuple[Any, ...], kwargs: Mapping[str, Any], tokens: int
     """Return the first argument that may be hidden states, and its place: floats `(B, T, D)` or `(T, B, D)`."""
     for where, value in (*enumerate(args), *kwargs.items()):
         is_state = isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 3
-        if is_state and any(size % tokens == 0 for size in value.shape) and value.shape[-2:] != (tokens, tokens):
+        if is_state and value.shape[-2:] != (tokens, tokens):
             return where, value
     return None
 
@@ -307,7 +310,8 @@ def arranged(state: Tensor, shape: tuple[int, int, int]) -> Tensor | None:
 
     Args:
         state: Hidden states whose dimensions are B, T and D in any order, perhaps with one for streams. Streams may
-            also be next to each other in D or in T.
+            also be next to each other in D. Tokens behind the first T are left out: padding to a multiple of a window,
+            or ProphetNet's second stream.
         shape: B, T and D.
     """
     batch, tokens, width = shape
@@ -320,8 +324,8 @@ def arranged(state: Tensor, shape: tuple[int, int, int]) -> Tensor | None:
         return state.permute(stream, *order)
     if sizes[:2] == [batch, tokens] and sizes[2] % width == 0:
         return state.unflatten(2, (-1, width)).permute(2, 0, 1, 3)
-    if len(sizes) == 3 and sizes[0] == batch and sizes[2] == width and sizes[1] % tokens == 0:
-        return state.unflatten(1, (-1, tokens)).permute(1, 0, 2, 3)
+    if len(sizes) == 3 and sizes[0] == batch and sizes[2] == width and sizes[1] > tokens:
+        return state[:, :tokens].unsqueeze(0)
     return None
 
 

@@ -56,6 +56,7 @@ from embedlayer.layers.decoder_input import DecoderInput
 from embedlayer.layers.input_parts import (
     ElementwiseAffine,
     FeatureProjection,
+    PredictionStreams,
     ShiftScale,
     TokenDropout,
     TrigramProjection,
@@ -331,6 +332,7 @@ class Loader:
             "types": types,
             "norm": norm,
             "projection": projection,
+            "streams": self._streams(recipe),
             "token_dropout": TokenDropout(self._token_id("mask_token_id")) if "token_dropout" in recipe else None,
             "decoder": decoder,
             "other_positions": schemes,
@@ -849,6 +851,21 @@ class Loader:
         if has_trigrams:
             return TrigramProjection(*sizes)
         return FeatureProjection(*sizes, features=[rows.shape for rows in features]) if features else linear
+
+    def _streams(self, recipe: Sequence[Step]) -> PredictionStreams | None:
+        """Read the vectors of prediction streams (ProphetNet); `None` if no stack of the checkpoint has that step.
+
+        Args:
+            recipe: Steps of the first stack.
+
+        Raises:
+            CheckpointError: The tensor is missing or has another width.
+        """
+        spec = self.family.decoder_input
+        if "streams" not in (*recipe, *((spec.recipe or ()) if spec is not None else ())):
+            return None
+        rows = self._require("streams.weight", self.family.streams, "prediction streams", (None, self.width))
+        return PredictionStreams(*rows.shape)
 
     # Positions
 

@@ -197,6 +197,22 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         defaults=_SCALED,
     ),
     Family(
+        "prophetnet",
+        ("prophetnet",),
+        table=("word_embeddings.weight",),
+        position=LearnedPositions(("encoder.position_embeddings.weight",), offset="padding"),
+        recipe=("position", "norm"),
+        norm=NormSpec("encoder.embeddings_layer_norm", None, 1e-5),
+        streams=("decoder.ngram_embeddings.weight",),
+        head=HeadSpec(tied=True),
+        decoder_input=DecoderSpec(
+            table=("decoder.word_embeddings.weight", "word_embeddings.weight"),
+            position=LearnedPositions(("decoder.position_embeddings.weight",), offset="padding"),
+            norm=NormSpec("decoder.embeddings_layer_norm", None, 1e-5),
+            recipe=("position", "streams", "norm"),
+        ),
+    ),
+    Family(
         "fsmt",
         ("fsmt",),
         table=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),

@@ -10,7 +10,7 @@ from typing import Literal
 
 Names = tuple[str, ...]
 
-Step = Literal["types", "project", "position", "norm", "mask", "length_mask", "token_dropout"]
+Step = Literal["types", "project", "position", "norm", "mask", "length_mask", "token_dropout", "streams"]
 """A step of the input embedding after look-up and scale.
 
 - `"types"`: add token types.
@@ -20,6 +20,7 @@ Step = Literal["types", "project", "position", "norm", "mask", "length_mask", "t
 - `"mask"`: set the vectors of padding to zero, by the attention mask (DeBERTa).
 - `"length_mask"`: as `"mask"`; without an attention mask, a row with n tokens other than the padding token keeps its
   first n vectors (XLM).
+- `"streams"`: append the vectors of the streams that predict later tokens (ProphetNet).
 - `"token_dropout"`: set the vectors of the mask token to zero, and rescale the others (ESM).
 """
 
@@ -416,6 +417,7 @@ class Family:
         projection: Projection of the step `"project"`; a checkpoint without its tensors has no such step.
         trigrams: Configuration key that says whether the projection reads the vectors of the next token, the token
             and the token before, one after another; `None` for a family that never does (MobileBERT).
+        streams: Tensor names of the table of the step `"streams"`.
         features: Tensor names of tables whose row 0 is appended to each vector before the projection (RoCBert). A table
             that the checkpoint lacks is left out.
         head: LM head, or `None` for a family without one.
@@ -455,6 +457,7 @@ class Family:
     projection: LinearSpec | None = None
     trigrams: str | None = None
     features: tuple[Names, ...] = ()
+    streams: Names = ()
     head: HeadSpec | None = HeadSpec()
     decoder_input: DecoderSpec | None = None
     sub_configs: Names = ()
