@@ -25,6 +25,7 @@ from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import (
     CONFIG_KEYS,
+    HEAD_CLASSES,
     MULTIMODAL,
     STATIC_EMBEDDING,
     UNKNOWN,
@@ -44,6 +45,7 @@ from embedlayer.families.records import (
     NormSpec,
     PositionChoice,
     PositionSpec,
+    Presence,
     RelativePositions,
     ShiftSpec,
     SinusoidalPositions,
@@ -74,9 +76,11 @@ from embedlayer.positions.rotary_config import read_blocks
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import FLOATS, assign, is_description
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=nn.Module)
 
+TYPE_KEYS = ("type_vocab_size",)
 WHOLE = f"Copy the checkpoint again. To read the table alone: {TABLE_ONLY}."
 ROWS_AT_ONCE = 8192
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
@@ -529,9 +533,11 @@ class Loader:
     def _find_matrices(self, names: Names) -> list[str]:
         """Return the full names of the checkpoint's two-dimensional tensors whose names end in one of `names`.
 
-        The order is that of `names`, so the preferred tensor is first.
+        The order is that of `names`, so the preferred tensor is first. Tensors of a numbered block are last: blocks
+        that predict several tokens (DeepSeek) may have tables and heads of their own.
         """
-        return [name for name in self.checkpoint.find(*names) if len(self.checkpoint.info(name).shape) == 2]
+        found = [name for name in self.checkpoint.find(*names) if len(self.checkpoint.info(name).shape) == 2]
+        return sorted(found, key=_is_in_block)
 
     def _is_same(self, name: str, other: str) -> bool:
         """Return whether two tensors of the checkpoint have the same shape, dtype and bits.
@@ -578,26 +584,33 @@ class Loader:
         return weight
 
     def _only_table(self, candidates: list[str]) -> list[str]:
-        """Return the names of the one token table of an unknown family: the preferred one and its equal copies.
+        """Return the names of the token table: the preferred one and its equal copies.
 
-        Candidates with fewer rows than the configuration's `vocab_size` are no token tables.
+        Candidates with fewer rows than the configuration's `vocab_size` are no token tables, nor are those of a
+        numbered block if there are others.
 
         Args:
             candidates: Names of two-dimensional tensors that may be the table, the preferred one first.
 
         Raises:
-            CheckpointError: Several tensors with the same last part of the name have different rows.
+            CheckpointError: Several tensors that the record calls by the same name have different rows.
         """
         needed = self.config.get("vocab_size") or 0
         large = [name for name in candidates if self.checkpoint.info(name).shape[0] >= needed] or candidates
         first, *others = large
         equal = [name for name in others if self._is_same(name, first)]
-        module = ".".join(first.split(".")[-2:])
-        rivals = [name for name in others if name not in equal and f".{name}".endswith(f".{module}")]
+        suffix = next((name for name in self.family.table if f".{first}".endswith(f".{name}")), first)
+        rivals = [
+            name
+            for name in others
+            if name not in equal and f".{name}".endswith(f".{suffix}") and _is_in_block(name) == _is_in_block(first)
+        ]
         if rivals:
+            which = "an unknown family" if self.family is UNKNOWN else f"family {self.family_name}"
             raise CheckpointError(
-                f"{self.checkpoint.name} is of an unknown family and has several tables called {module}: "
-                f"{', '.join((first, *rivals))}. Which of them is that of the tokens is not known."
+                f"{self.checkpoint.name} is of {which} and has several tables called "
+                f"{suffix.removesuffix('.weight')}.weight: {', '.join((first, *rivals))}. Which of them is that of the "
+                f"tokens is not known. Save the language model alone, with save_pretrained of its module."
             )
         return [first, *equal]
 
@@ -662,6 +675,30 @@ class Loader:
             raise CheckpointError(
                 f"{self.checkpoint.name}: {name} has rows of width {width:,} and the configuration says {width_key} "
                 f"{self.config[width_key]}: they do not belong together. Copy both from the same model."
+            )
+
+    def _check_rows(self, key: str, keys: Names, *, more: int = 0) -> None:
+        """Check that a table other than the token table has as many rows as the configuration states.
+
+        Nothing is checked if the configuration has none of the keys.
+
+        Args:
+            key: Key of the table in `tensors`.
+            keys: Configuration keys of the number of rows; one of them must fit.
+            more: Number of rows that the table may have beyond that number.
+
+        Raises:
+            CheckpointError: The configuration states other numbers.
+        """
+        stated = {each: self.config[each] for each in keys if type(self.config.get(each)) is int}
+        rows = self.tensors[key].shape[0]
+        if stated and not any(rows in (count, count + more) for count in stated.values()):
+            name = self.names[key][0]
+            shown = " and ".join(f"{each} {count:,}" for each, count in stated.items())
+            raise CheckpointError(
+                f"{self.checkpoint.info(name).file}: {name} has {rows:,} rows and {self.config_file} says {shown}: "
+                f"they do not belong together, or one of them was changed alone. Copy both from the same model. To "
+                f"read the table alone: {TABLE_ONLY}."
             )
 
     def _count_nonfinite(self, what: str, rows: Tensor) -> None:
@@ -749,6 +786,7 @@ class Loader:
         wanted = [(names, 1.0), *more] if names else more
         if len(wanted) == 1:
             rows = self._require("types.weight", names, "table of token types", shape)
+            self._check_rows("types.weight", TYPE_KEYS if names else ())
             return TokenEmbedding(*rows.shape, dtype=rows.dtype)
         tables = []
         for i, (each, factor) in enumerate(wanted):
@@ -779,7 +817,7 @@ class Loader:
             return nn.RMSNorm(width, eps=eps, elementwise_affine=False)
         names = (spec.name,) if isinstance(spec.name, str) else spec.name
         biases = tuple(f"{name}.{end}" for name in names for end in ("bias", "beta"))
-        has_bias = spec.kind == "layer" and bool(self.checkpoint.find(*biases))
+        has_bias = spec.kind == "layer" and self._has(spec.bias)
         self._require(
             f"{key}.weight", tuple(f"{n}.{end}" for n in names for end in ("weight", "gamma")), "norm", (width,)
         )
@@ -804,7 +842,7 @@ class Loader:
         """
         weight = self._require(f"{key}.weight", _names_of(spec, "weight"), "projection", shape)
         biases = _names_of(spec, "bias")
-        has_bias = bool(self.checkpoint.find(*biases)) if spec.bias == "stored" else spec.bias
+        has_bias = self._has(spec.bias)
         if has_bias:
             self._require(f"{key}.bias", biases, "projection", (weight.shape[0],))
         return nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias)
@@ -943,6 +981,7 @@ class Loader:
                 return {"": Position()}
             length = self._require(f"{key}.weight", spec.names, "table of positions", (None, width)).shape[0]
             offset = self._first_position(pad) if spec.offset == "padding" else int(spec.offset)
+            self._check_rows(f"{key}.weight", POSITION_KEYS, more=offset)
             return {"": LearnedPositionalEmbedding(length - offset, width, offset=offset)}
         if isinstance(spec, SinusoidalPositions):
             first = self._first_position(pad) if spec.after_padding and spec.offset is None else spec.offset or 0
@@ -1029,7 +1068,7 @@ class Loader:
             return spec.tied == "always"
         return bool(self.config.get("tie_word_embeddings", spec.tied))
 
-    def _head(self, table: TokenEmbedding) -> OutputHead | PredictionHead | None:
+    def _head(self, table: TokenTable) -> OutputHead | PredictionHead | None:
         """Read the LM head, tied to `table` or untied; `None` if the checkpoint has none.
 
         The weights of the new module, except those of the table, are in `tensors` for the caller to assign.
@@ -1043,18 +1082,26 @@ class Loader:
         for names in (_names_of(spec.dense, "weight") if spec.dense is not None else (), spec.weight):
             if not self.checkpoint.find(*names):
                 self._refuse_quantised("head.weight", names)
+        classes = self._model_classes()
         is_stored = spec.dense is not None and bool(self.checkpoint.find(*_names_of(spec.dense, "weight")))
         dense = spec.dense if is_stored else None
         if spec.dense is not None and dense is None and not (spec.dense_optional and self.width == table.embed_dim):
+            self._refuse_missing_head(_names_of(spec.dense, "weight"), classes)
             return None
+        if dense is not None and classes and not _have_head(classes):
+            return None  # the layer of that name belongs to a classifier (ModernBERT)
         key = "head" if dense is None else "head.output"
         weight = self._untied_rows(spec, f"{key}.weight")
         if weight is None and not self._is_tied(spec):
+            self._refuse_missing_head(spec.weight, classes)
             return None
+        if weight is not None:
+            self._check_head(spec, key, table, dense)
         rows, width = (table.vocab_size, table.embed_dim) if weight is None else weight.shape
         biases = self.checkpoint.find(*spec.bias)
-        if biases:
-            shape = self.checkpoint.info(biases[0]).shape
+        has_bias = bool(biases) if spec.has_bias == "stored" else bool(spec.bias) and self._has(spec.has_bias)
+        if has_bias:
+            shape = self.checkpoint.info(biases[0]).shape if biases else (rows,)
             bias = self._require(
                 f"{key}.bias", spec.bias, "bias of the head", (1, rows) if len(shape) == 2 else (rows,)
             )
@@ -1064,7 +1111,7 @@ class Loader:
         has_softcap = spec.softcap is not None and self.config.get(spec.softcap) is not None
         output = OutputHead(
             **({"table": table} if weight is None else {"vocab_size": rows, "embed_dim": width}),
-            bias=bool(biases),
+            bias=has_bias,
             softcap=self._number(str(spec.softcap)) if has_softcap else None,
             logit_scale=1.0 if scale is None else scale,
         )
@@ -1079,15 +1126,62 @@ class Loader:
             norm=self._norm("head.norm", spec.norm, width),
         )
 
+    def _model_classes(self) -> list[str]:
+        """Return the names of the model classes that the configuration states as `architectures`; may be empty."""
+        stated = self.checkpoint.config.get("architectures")
+        return [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
+
+    def _refuse_missing_head(self, names: Names, classes: list[str]) -> None:
+        """Raise an error if the configuration names a model with an LM head, whose tensors the checkpoint lacks.
+
+        Args:
+            names: Tensor names of the head that are missing.
+            classes: Names of model classes in the configuration.
+
+        Raises:
+            CheckpointError: One of the classes has an LM head.
+        """
+        if _have_head(classes):
+            raise CheckpointError(
+                f"{self.checkpoint.name} has no LM head: no tensor is called {' or '.join(names)}, and "
+                f"{self.config_file} has architectures {', '.join(classes)}. {WHOLE} If it is meant to have no head, "
+                f"remove architectures."
+            )
+
+    def _check_head(self, spec: HeadSpec, key: str, table: TokenEmbedding, dense: LinearSpec | None) -> None:
+        """Check the shape of an untied head's rows: one for each row of the table, of the width of hidden states.
+
+        The width of a head behind a projection is checked when the projection is read.
+
+        Raises:
+            CheckpointError: The number of rows or the width is another.
+        """
+        name = next(iter(self.names.get(f"{key}.weight", ())), None)
+        if name is None:
+            return  # computed from several tensors, or cut to the rows that count
+        rows, width = self.tensors[f"{key}.weight"].shape
+        expected = self.tensors.get("decoder.table.weight", self.tensors["table.weight"]).shape[0]
+        widths = {self.width, table.embed_dim, self.config.get("hidden_size", self.width)}
+        if rows != expected - self.family.extra_rows or (dense is None and width not in widths):
+            raise CheckpointError(
+                f"{self.checkpoint.info(name).file}: {name} has shape {[rows, width]} where "
+                f"[{expected - self.family.extra_rows}, {self.width}] belongs to the head, by {self.config_file} and "
+                f"the table. {WHOLE}"
+            )
+
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
         """Read the rows of an untied head into `tensors[key]` and return them; `None` if there are no such rows.
 
         The configuration may say that the head is tied while the checkpoint stores rows for it. Rows that equal the
         token table count as tied, and `names` lists them as a copy of the table. Other rows are read as an untied head,
         with a sentence in `notes` unless the family always ties.
+
+        Raises:
+            CheckpointError: The rows do not belong to the tokens of the table, or to hidden states of the model.
         """
         tied_to = "decoder.table.weight" if "decoder.table.weight" in self.tensors else "table.weight"
-        found = [name for name in self._find_matrices(spec.weight) if name not in self.names.get(tied_to, ())]
+        used = self.names.get(tied_to, ())
+        found = [name for name in self._find_matrices(spec.weight) if name not in used and not _is_in_block(name)]
         columns = self.checkpoint.find(*spec.columns)
         if columns and 0 not in self.checkpoint.info(columns[0]).shape:
             self.tensors[key] = torch.cat(
@@ -1108,6 +1202,12 @@ class Loader:
                     f"the head is read as untied."
                 )
         weight = self._read(key, found[0])
+        rows, width = self.tensors[tied_to].shape[0] - self.family.extra_rows, self.width
+        if weight.shape[0] != rows or (spec.dense is None and weight.shape[1] != width):
+            raise CheckpointError(
+                f"{found[0]} has shape {list(weight.shape)}, and the head of this model has {rows:,} rows"
+                f"{f' of width {width:,}' if spec.dense is None else ''}: table and head do not belong together."
+            )
         if spec.rows is not None and self.config.get(spec.rows) is not None:
             count = self._whole(spec.rows, most=MOST_POSITIONS)
             if count < weight.shape[0]:
@@ -1117,6 +1217,13 @@ class Loader:
         return weight
 
     # Keys of the configuration
+
+    def _has(self, presence: Presence) -> bool:
+        """Return whether a tensor exists, as the record or a key of the configuration says."""
+        if isinstance(presence, bool):
+            return presence
+        key, default = presence
+        return bool(self.config.get(key, default))
 
     @contextmanager
     def _naming_config(self) -> Iterator[None]:
@@ -1169,10 +1276,20 @@ class Loader:
             return as_whole_number(heads, "num_attention_heads", most=MOST_SIZE)
 
 
+def _is_in_block(name: str) -> bool:
+    """Return whether a tensor belongs to a numbered module, such as `model.layers.61.embed_tokens.weight`."""
+    return any(part.isdecimal() for part in name.split("."))
+
+
 def _names_of(spec: LinearSpec, end: str) -> Names:
     """Return the names of a projection's tensor, such as `("project_in.weight",)` for the end `"weight"`."""
     names = (spec.name,) if isinstance(spec.name, str) else spec.name
     return tuple(f"{name}.{end}" for name in names)
+
+
+def _have_head(classes: list[str]) -> bool:
+    """Return whether one of these model classes of transformers has an LM head."""
+    return any(name.endswith(HEAD_CLASSES) for name in classes)
 
 
 def checkpoint_family(checkpoint: Checkpoint) -> Family | None:
