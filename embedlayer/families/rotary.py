@@ -29,7 +29,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *("granite4_vision_text", "granite_docling_text", "granitemoe", "granitemoeshared", "gte"),
             *("granite_swa", "granitemoe_swa", "muse_spark_text", "muse_glimmer_text", "higgs_audio_v2", "hrm_text"),
             *("hy_v3", "hyperclovax", "idefics", "jais2", "jina_embeddings_v3", "kyutai_speech_to_text", "laguna"),
-            *("llama", "mellum", "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral"),
+            *("internlm3", "iquestcoder", "llama", "mellum", "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral"),
             *("mistral", "mixtral", "mllama_text_model", "modernbert", "modernbert-decoder", "moshi"),
             *("neomme", "nomic_bert", "olmo", "olmo2", "olmoe", "phimoe", "pocket_tts", "qwen2", "qwen2_moe"),
             *("qwen3", "qwen3_moe", "qwen3_omni_moe_talker_code_predictor", "seed_oss", "solar_open", "starcoder2"),
@@ -126,6 +126,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=_FULL, default_share=0.25),
         ("qwen3_5_text", "qwen3_5_moe_text"),
     ),
+    (replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=("indexed_attention", *_FULL)), ("qwen4_exp_text",)),
     (RotaryPositions(interleaved=True, axes="alternating", sections=(22, 22, 20)), ("ernie4_5_vl_moe_text",)),
     # other scalings
     (_HUNYUAN, ("hunyuan_v1_dense", "hunyuan_v1_moe")),
