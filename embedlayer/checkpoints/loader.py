@@ -1068,8 +1068,12 @@ class Loader:
         if each:
             self.blocks = tuple(kinds)
         max_distance = self._whole("relative_attention_max_distance", 128, most=MOST_POSITIONS)
-        bias = {"num_buckets": buckets, "max_distance": max_distance, "bidirectional": spec.bidirectional}
-        return {kind: RelativePositionBias(heads, **bias) for kind in kinds}
+        return {
+            kind: RelativePositionBias(
+                heads, num_buckets=buckets, max_distance=max_distance, bidirectional=spec.bidirectional
+            )
+            for kind in kinds
+        }
 
     # The head
 
@@ -1163,7 +1167,7 @@ class Loader:
                 f"remove architectures."
             )
 
-    def _check_head(self, spec: HeadSpec, key: str, table: TokenEmbedding, dense: LinearSpec | None) -> None:
+    def _check_head(self, spec: HeadSpec, key: str, table: TokenTable, dense: LinearSpec | None) -> None:
         """Check the shape of an untied head's rows: one for each row of the table, of the width of hidden states.
 
         The width of a head behind a projection is checked when the projection is read.
@@ -1177,6 +1181,7 @@ class Loader:
         rows, width = self.tensors[f"{key}.weight"].shape
         expected = self.tensors.get("decoder.table.weight", self.tensors["table.weight"]).shape[0]
         widths = {self.width, table.embed_dim, self.config.get("hidden_size", self.width)}
+        widths = widths if spec.hidden == 1 else {self.width * spec.hidden}
         if rows != expected - self.family.extra_rows or (dense is None and width not in widths):
             raise CheckpointError(
                 f"{self.checkpoint.info(name).file}: {name} has shape {[rows, width]} where "
@@ -1217,12 +1222,6 @@ class Loader:
                     f"the head is read as untied."
                 )
         weight = self._read(key, found[0])
-        rows, width = self.tensors[tied_to].shape[0] - self.family.extra_rows, self.width * spec.hidden
-        if weight.shape[0] != rows or (spec.dense is None and weight.shape[1] != width):
-            raise CheckpointError(
-                f"{found[0]} has shape {list(weight.shape)}, and the head of this model has {rows:,} rows"
-                f"{f' of width {width:,}' if spec.dense is None else ''}: table and head do not belong together."
-            )
         if spec.rows is not None and self.config.get(spec.rows) is not None:
             count = self._whole(spec.rows, most=MOST_POSITIONS)
             if count < weight.shape[0]:
