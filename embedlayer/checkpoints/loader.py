@@ -1161,11 +1161,12 @@ class Loader:
             return  # computed from several tensors, or cut to the rows that count
         rows, width = self.tensors[f"{key}.weight"].shape
         expected = self.tensors.get("decoder.table.weight", self.tensors["table.weight"]).shape[0]
-        widths = {self.width, table.embed_dim, self.config.get("hidden_size", self.width)}
+        hidden = self.width * spec.hidden_streams
+        widths = {hidden, table.embed_dim, self.config.get("hidden_size", self.width)}
         if rows != expected - self.family.extra_rows or (dense is None and width not in widths):
             raise CheckpointError(
                 f"{self.checkpoint.info(name).file}: {name} has shape {[rows, width]} where "
-                f"[{expected - self.family.extra_rows}, {self.width}] belongs to the head, by {self.config_file} and "
+                f"[{expected - self.family.extra_rows}, {hidden}] belongs to the head, by {self.config_file} and "
                 f"the table. {WHOLE}"
             )
 
@@ -1202,7 +1203,7 @@ class Loader:
                     f"the head is read as untied."
                 )
         weight = self._read(key, found[0])
-        rows, width = self.tensors[tied_to].shape[0] - self.family.extra_rows, self.width
+        rows, width = self.tensors[tied_to].shape[0] - self.family.extra_rows, self.width * spec.hidden_streams
         if weight.shape[0] != rows or (spec.dense is None and weight.shape[1] != width):
             raise CheckpointError(
                 f"{found[0]} has shape {list(weight.shape)}, and the head of this model has {rows:,} rows"
