@@ -89,6 +89,12 @@ MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
 POSITION_KEYS = ("max_position_embeddings", "n_positions")
 """Configuration keys of the number of positions."""
 
+LENGTH_KEYS = (
+    *(*POSITION_KEYS, "max_target_positions", "max_source_positions"),
+    *("max_encoder_position_embeddings", "max_decoder_position_embeddings"),
+)
+"""Configuration keys of the number of positions of a stack."""
+
 BOUNDED_KEYS = (
     *("hidden_size", *CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"]),
     *("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim"),
@@ -864,15 +870,24 @@ class Loader:
         hidden = stated_size(self.config, "hidden_size")
         width = self.tensors["table.weight"].shape[1]
         has_trigrams = family.trigrams is not None and bool(self.config.get(family.trigrams, True))
+        names = _names_of(spec, "weight")
+        is_stored = bool(self.checkpoint.find(*names))
+        if hidden != width and not is_stored and hidden is not None:
+            self._refuse_quantised("projection.weight", names)
+            raise CheckpointError(
+                f"{self.config_file} says hidden_size {hidden!r}, the table has rows of width {width:,}, and "
+                f"{self.checkpoint.name} has no projection: no tensor is called {' or '.join(names)}. {WHOLE}"
+            )
         if (
             hidden == width
             and not has_trigrams
-            and (family.trigrams is not None or not self.checkpoint.find(*_names_of(spec, "weight")))
+            and not family.features
+            and (family.trigrams is not None or not is_stored)
         ):
             return None
         features = []
-        for i, names in enumerate(each for each in family.features if self.checkpoint.find(*each)):
-            features.append(self._require(f"projection.features.{i}.weight", names, "table of features", (None, None)))
+        for i, each in enumerate(each for each in family.features if self.checkpoint.find(*each)):
+            features.append(self._require(f"projection.features.{i}.weight", each, "table of features", (None, None)))
         width = width * (3 if has_trigrams else 1) + sum(rows.shape[1] for rows in features)
         linear = self._linear("projection", spec, (as_whole_number(hidden, "hidden_size", most=MOST_SIZE), width))
         sizes = linear.in_features, linear.out_features, linear.bias is not None
@@ -981,7 +996,7 @@ class Loader:
                 return {"": Position()}
             length = self._require(f"{key}.weight", spec.names, "table of positions", (None, width)).shape[0]
             offset = self._first_position(pad) if spec.offset == "padding" else int(spec.offset)
-            self._check_rows(f"{key}.weight", POSITION_KEYS, more=offset)
+            self._check_rows(f"{key}.weight", LENGTH_KEYS, more=offset)
             return {"": LearnedPositionalEmbedding(length - offset, width, offset=offset)}
         if isinstance(spec, SinusoidalPositions):
             first = self._first_position(pad) if spec.after_padding and spec.offset is None else spec.offset or 0
@@ -1161,7 +1176,7 @@ class Loader:
             return  # computed from several tensors, or cut to the rows that count
         rows, width = self.tensors[f"{key}.weight"].shape
         expected = self.tensors.get("decoder.table.weight", self.tensors["table.weight"]).shape[0]
-        hidden = self.width * spec.hidden_streams
+        hidden = self.width * spec.hidden
         widths = {hidden, table.embed_dim, self.config.get("hidden_size", self.width)}
         if rows != expected - self.family.extra_rows or (dense is None and width not in widths):
             raise CheckpointError(
@@ -1203,7 +1218,7 @@ class Loader:
                     f"the head is read as untied."
                 )
         weight = self._read(key, found[0])
-        rows, width = self.tensors[tied_to].shape[0] - self.family.extra_rows, self.width * spec.hidden_streams
+        rows, width = self.tensors[tied_to].shape[0] - self.family.extra_rows, self.width * spec.hidden
         if weight.shape[0] != rows or (spec.dense is None and weight.shape[1] != width):
             raise CheckpointError(
                 f"{found[0]} has shape {list(weight.shape)}, and the head of this model has {rows:,} rows"

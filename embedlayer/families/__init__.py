@@ -48,7 +48,10 @@ __all__ = [
     "stated_size",
 ]
 
-HEAD_CLASSES = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
+HEAD_CLASSES = (
+    *("ForCausalLM", "LMHeadModel", "ModelWithLMHead", "ForMaskedLM", "ForConditionalGeneration", "MarianMTModel"),
+    *("BertGenerationDecoder", "ForTextToText", "ForVisionText2Text", "ForProteinText2Text", "ForBlockDiffusion"),
+)
 """Ends of the names of transformers' model classes that have an LM head."""
 
 TRANSFORMERS_VERSION = "5.23.0"

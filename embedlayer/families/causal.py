@@ -390,6 +390,7 @@ REFUSED_CAUSAL: Mapping[str, str] = {
         ("gemma4_assistant", "gemma4_unified_assistant"),
         "its first block receives hidden states of another model, which drafts tokens with it",
     ),
+    "prophetnet": "its blocks read the text together with several copies of it, one for each of the next tokens",
     **dict.fromkeys(
         ("musicgen_decoder", "musicgen_melody_decoder"),
         "its input is the sum of the rows of several codebooks, and each codebook has a head",

@@ -337,8 +337,6 @@ class HeadSpec:
         bias: Tensor names of the bias, one number per token, `(V,)` or `(1, V)`; empty for a head without a bias.
         has_bias: Whether the head has that bias: yes, or a configuration key that says it and its default. `"stored"`
             if the checkpoint decides, because transformers takes zeros for a bias that is not stored (BART).
-        hidden_streams: Number of hidden states of the width of the model that enter the head one after another: 2 in
-            reversible layers (Reformer).
         columns: Tensor names of further columns of the rows, stored as `(columns, V)`: the rows of the head are those
             of the token table, followed by these columns (MobileBERT). Such a head is loaded as an untied one.
         dense: Projection before the product with `weight`. A checkpoint without its tensors has no head, unless
@@ -346,6 +344,7 @@ class HeadSpec:
         dense_optional: Whether a checkpoint without the tensors of `dense` has a head without that step (OPT).
         activation: Name of the activation, or the configuration key that states the name, such as `"hidden_act"`.
         norm: LayerNorm before the product with `weight`.
+        hidden: Number of hidden vectors of width D that the head reads one after another for each token (Reformer: 2).
         rows: Configuration key of the number of rows that count; stored rows beyond it have no logits (Inkling).
             `None`: all rows count.
         logit_scale: Factor on the logits; `None` for the factor 1.
@@ -358,12 +357,12 @@ class HeadSpec:
     weight: Names = ("lm_head.weight",)
     bias: Names = ()
     has_bias: Presence | Literal["stored"] = True
-    hidden_streams: int = 1
     columns: Names = ()
     dense: LinearSpec | None = None
     dense_optional: bool = False
     activation: str | None = None
     norm: NormSpec | None = None
+    hidden: int = 1
     rows: str | None = None
     logit_scale: Factor | None = None
     softcap: str | None = None
