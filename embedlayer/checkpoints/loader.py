@@ -1122,7 +1122,7 @@ class Loader:
                     f"the head is read as untied."
                 )
         weight = self._read(key, found[0])
-        rows, width = self.tensors[tied_to].shape[0] - self.family.extra_rows, self.width
+        rows, width = self.tensors[tied_to].shape[0] - self.family.extra_rows, self.width * spec.streams
         if weight.shape[0] != rows or (spec.dense is None and weight.shape[1] != width):
             raise CheckpointError(
                 f"{found[0]} has shape {list(weight.shape)}, and the head of this model has {rows:,} rows"

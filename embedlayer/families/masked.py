@@ -254,7 +254,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         recipe=("position",),
         types=(),
         norm=None,
-        head=HeadSpec(("lm_head.decoder.weight",)),
+        head=HeadSpec(("lm_head.decoder.weight",), streams=2),
     ),
     _bert(
         "xlm",
