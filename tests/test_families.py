@@ -11,7 +11,7 @@ from peers import LENGTH, PEERS, compare, largest, position_difference, quiet
 import embedlayer as el
 from embedlayer import families
 from embedlayer.families import FAMILIES, family_of, rotary_facts
-from embedlayer.families.records import RotaryPositions
+from embedlayer.families.records import NormSpec, RotaryPositions
 from embedlayer.families.rotary import ROTARY
 
 READERS = ("checkpoints", "layers", "models", "positions", "vocab")
@@ -47,16 +47,52 @@ def test_what_is_saved_is_read_back_bit_for_bit(peer, tmp_path) -> None:
     assert repr(again.position) == repr(layer.position)
 
 
-def test_every_model_type_belongs_to_one_family_and_every_family_that_is_loaded_has_a_peer() -> None:
+def test_every_model_type_belongs_to_one_family() -> None:
     types = [model_type for family in FAMILIES for model_type in family.model_types]
     assert len(types) == len(set(types))
-    loadable = {family.name for family in FAMILIES}
-    assert loadable - {peer.family for peer in PEERS} == {
-        *("model2vec", "static_embedding"),
-        "llama_meta",  # compared in tests/models/test_llama.py
+    assert {peer.family for peer in PEERS} <= {
+        family.name or each for family in FAMILIES for each in family.model_types
     }
     assert family_of("llama") is not None
     assert family_of(None) is None
+
+
+def test_what_a_record_assumes_for_a_missing_key_is_the_default_of_transformers() -> None:
+    from transformers import CONFIG_MAPPING
+
+    different = []
+    for family in FAMILIES:
+        for model_type in set(family.model_types) & set(CONFIG_MAPPING.keys()):
+            with quiet():
+                peer = CONFIG_MAPPING[model_type]().to_dict()
+            different += [
+                (model_type, key, *assumed)
+                for key, *assumed in assumptions(family)
+                if key in peer and peer[key] not in assumed
+            ]
+    assert different == []
+
+
+def assumptions(family):
+    """Keys of a configuration and the values that the record of a family assumes if they are missing.
+
+    A factor is also used for null.
+    """
+    stated, head = dict(family.defaults), family.head
+    norms = [norm for norm in (family.norm, head and head.norm) if isinstance(norm, NormSpec) and norm.eps_key]
+    yield from ((norm.eps_key, stated.get(norm.eps_key, norm.eps)) for norm in norms)
+    if head is not None:
+        if isinstance(head.tied, bool):
+            yield "tie_word_embeddings", head.tied
+        if head.softcap:
+            yield head.softcap, stated.get(head.softcap)
+    for factor in (family.scale, head and head.logit_scale):
+        if factor is not None:
+            yield from ((key, stated.get(key, factor.otherwise)) for key in factor.only_if[:1])
+            if factor.default is not None and factor.of and factor.per is None:
+                yield factor.of, stated.get(factor.of, factor.default), None
+            if factor.default is not None and factor.per and factor.of is None:
+                yield factor.per, stated.get(factor.per, 1 / factor.default), None
 
 
 def loaded(name, folder):
