@@ -209,8 +209,6 @@ _LLAMA_LIKE = (
         *(
             "ernie4_5",
             "jetmoe",
-            "lfm2",
-            "lfm2_moe",
             "lfm3",
             "paddleocr_vl_text",
             "qwen2_5_omni_text",
