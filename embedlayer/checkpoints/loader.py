@@ -180,7 +180,7 @@ class Loader:
         self.checkpoint = checkpoint
         self.config_file = str(checkpoint.file(CONFIG) or checkpoint.name)
         self.table_only = table_only
-        self.config = _text_config(checkpoint.config)
+        self.config = text_config(checkpoint.config)
         self.dtype = dtype
         self.requested = dtype is not None
         self.device = device
@@ -1310,7 +1310,7 @@ def checkpoint_family(checkpoint: Checkpoint) -> Family | None:
     """Return the family that a checkpoint's configuration names, or `None` if it names none or an unknown one."""
     if checkpoint.is_static_embedding:
         return family_of(STATIC_EMBEDDING)
-    return family_of(_text_config(checkpoint.config).get("model_type"))
+    return family_of(text_config(checkpoint.config).get("model_type"))
 
 
 def is_unknown_family(checkpoint: Checkpoint) -> bool:
@@ -1319,7 +1319,7 @@ def is_unknown_family(checkpoint: Checkpoint) -> bool:
     return not is_known and not ("model_type" not in checkpoint.config and has_meta_layout(checkpoint))
 
 
-def _text_config(config: JsonObject) -> JsonObject:
+def text_config(config: JsonObject) -> JsonObject:
     """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
 
     Its `tie_word_embeddings` is then that of the head of the whole model, as `MULTIMODAL` describes. The result has the
