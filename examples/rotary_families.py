@@ -37,10 +37,16 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "glm4_moe": _WIDE,
     "qwen3_omni_moe_text": _WIDE,
     "qwen3_omni_moe_talker_text": {**_WIDE, "head_dim": 128},
-    "ernie4_5_vl_moe_text": {**_WIDE, "moe_intermediate_size": [40, 40], "moe_num_experts": 4},
+    "ernie4_5_vl_moe_text": {
+        **_WIDE,
+        "moe_intermediate_size": [40, 40],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [22, 22, 20]},
+    },
     "hunyuan_vl_text": {
+        "head_dim": 128,
         "rope_parameters": {
             "rope_type": "dynamic",
+            "factor": 1.0,
             "alpha": 1000.0,
             "rope_theta": 1e4,
             "mrope_section": [16, 16, 16, 16],
@@ -99,7 +105,7 @@ def overrides(config_class: Any) -> dict[str, Any]:
     if isinstance(hidden, int) and isinstance(heads, int) and not stated_width:
         key = next((key for key in ("n_embd", "d_model", "hidden_size") if key in stated), None)
         if key is not None and not stated.get("qk_rope_head_dim"):
-            settings |= {key: 4 * (hidden // heads), "hidden_size": 4 * (hidden // heads)}
+            settings = {key: 4 * (hidden // heads), "hidden_size": 4 * (hidden // heads), **settings}
     if stated.get("num_key_value_heads", 0) is None:
         settings.setdefault("num_key_value_heads", 2)
     return settings

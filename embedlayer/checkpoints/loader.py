@@ -76,6 +76,7 @@ from embedlayer.positions.rotary_config import read_blocks
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import FLOATS, assign, is_description
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -538,9 +539,11 @@ class Loader:
     def _find_matrices(self, names: Names) -> list[str]:
         """Return the full names of the checkpoint's two-dimensional tensors whose names end in one of `names`.
 
-        The order is that of `names`, so the preferred tensor is first.
+        The order is that of `names`, so the preferred tensor is first. Tensors of a numbered block are last: blocks
+        that predict several tokens (DeepSeek) may have tables and heads of their own.
         """
-        return [name for name in self.checkpoint.find(*names) if len(self.checkpoint.info(name).shape) == 2]
+        found = [name for name in self.checkpoint.find(*names) if len(self.checkpoint.info(name).shape) == 2]
+        return sorted(found, key=_is_in_block)
 
     def _is_same(self, name: str, other: str) -> bool:
         """Return whether two tensors of the checkpoint have the same shape, dtype and bits.
@@ -587,26 +590,33 @@ class Loader:
         return weight
 
     def _only_table(self, candidates: list[str]) -> list[str]:
-        """Return the names of the one token table of an unknown family: the preferred one and its equal copies.
+        """Return the names of the token table: the preferred one and its equal copies.
 
-        Candidates with fewer rows than the configuration's `vocab_size` are no token tables.
+        Candidates with fewer rows than the configuration's `vocab_size` are no token tables, nor are those of a
+        numbered block if there are others.
 
         Args:
             candidates: Names of two-dimensional tensors that may be the table, the preferred one first.
 
         Raises:
-            CheckpointError: Several tensors with the same last part of the name have different rows.
+            CheckpointError: Several tensors that the record calls by the same name have different rows.
         """
         needed = self.config.get("vocab_size") or 0
         large = [name for name in candidates if self.checkpoint.info(name).shape[0] >= needed] or candidates
         first, *others = large
         equal = [name for name in others if self._is_same(name, first)]
-        module = ".".join(first.split(".")[-2:])
-        rivals = [name for name in others if name not in equal and f".{name}".endswith(f".{module}")]
+        suffix = next((name for name in self.family.table if f".{first}".endswith(f".{name}")), first)
+        rivals = [
+            name
+            for name in others
+            if name not in equal and f".{name}".endswith(f".{suffix}") and _is_in_block(name) == _is_in_block(first)
+        ]
         if rivals:
+            which = "an unknown family" if self.family is UNKNOWN else f"family {self.family_name}"
             raise CheckpointError(
-                f"{self.checkpoint.name} is of an unknown family and has several tables called {module}: "
-                f"{', '.join((first, *rivals))}. Which of them is that of the tokens is not known."
+                f"{self.checkpoint.name} is of {which} and has several tables called "
+                f"{suffix.removesuffix('.weight')}.weight: {', '.join((first, *rivals))}. Which of them is that of the "
+                f"tokens is not known. Save the language model alone, with save_pretrained of its module."
             )
         return [first, *equal]
 
@@ -1074,7 +1084,7 @@ class Loader:
             return spec.tied == "always"
         return bool(self.config.get("tie_word_embeddings", spec.tied))
 
-    def _head(self, table: TokenEmbedding) -> OutputHead | PredictionHead | None:
+    def _head(self, table: TokenTable) -> OutputHead | PredictionHead | None:
         """Read the LM head, tied to `table` or untied; `None` if the checkpoint has none.
 
         The weights of the new module, except those of the table, are in `tensors` for the caller to assign.
@@ -1181,9 +1191,13 @@ class Loader:
         The configuration may say that the head is tied while the checkpoint stores rows for it. Rows that equal the
         token table count as tied, and `names` lists them as a copy of the table. Other rows are read as an untied head,
         with a sentence in `notes` unless the family always ties.
+
+        Raises:
+            CheckpointError: The rows do not belong to the tokens of the table, or to hidden states of the model.
         """
         tied_to = "decoder.table.weight" if "decoder.table.weight" in self.tensors else "table.weight"
-        found = [name for name in self._find_matrices(spec.weight) if name not in self.names.get(tied_to, ())]
+        used = self.names.get(tied_to, ())
+        found = [name for name in self._find_matrices(spec.weight) if name not in used and not _is_in_block(name)]
         columns = self.checkpoint.find(*spec.columns)
         if columns and 0 not in self.checkpoint.info(columns[0]).shape:
             if not found and not self._is_tied(spec):
@@ -1205,6 +1219,12 @@ class Loader:
                     f"the head is read as untied."
                 )
         weight = self._read(key, found[0])
+        rows, width = self.tensors[tied_to].shape[0] - self.family.extra_rows, self.width * spec.hidden
+        if weight.shape[0] != rows or (spec.dense is None and weight.shape[1] != width):
+            raise CheckpointError(
+                f"{found[0]} has shape {list(weight.shape)}, and the head of this model has {rows:,} rows"
+                f"{f' of width {width:,}' if spec.dense is None else ''}: table and head do not belong together."
+            )
         if spec.rows is not None and self.config.get(spec.rows) is not None:
             count = self._whole(spec.rows, most=MOST_POSITIONS)
             if count < weight.shape[0]:
@@ -1271,6 +1291,11 @@ class Loader:
         heads = stated_size(self.config, "num_attention_heads")
         with self._naming_config():
             return as_whole_number(heads, "num_attention_heads", most=MOST_SIZE)
+
+
+def _is_in_block(name: str) -> bool:
+    """Return whether a tensor belongs to a numbered module, such as `model.layers.61.embed_tokens.weight`."""
+    return any(part.isdecimal() for part in name.split("."))
 
 
 def _names_of(spec: LinearSpec, end: str) -> Names:

@@ -140,6 +140,11 @@ _A_TO_G = (
         types="table",
         head=HeadSpec(bias=("lm_head.bias",), tied=True),
     ),
+    _llama(
+        "deepseek_v4",
+        table=("embed_tokens.weight", "embed.weight"),
+        head=HeadSpec(("lm_head.weight", "head.weight")),
+    ),
     Family("dbrx", ("dbrx",), table=("wte.weight",), position="rotary"),
     _llama("ernie4_5_moe", head=HeadSpec(bias=("lm_head.bias",), has_bias=("use_bias", False), tied=True)),
     _llama(
@@ -181,13 +186,13 @@ _LLAMA_LIKE = (
     _llama(
         "",
         *("aria_text", "apertus", "arcee", "axk1", "axk2", "bamba", "bitnet", "cwm", "deepseek_v2"),
-        *("deepseek_v3", "deepseek_v32", "deepseek_v4", "diffllama", "doge", "dots1", "dots3_note_text"),
+        *("deepseek_v3", "deepseek_v32", "diffllama", "doge", "dots1", "dots3_note_text"),
         *("emu3_text_model", "exaone4", "exaone_moe", "flex_olmo", "flint", "glm", "glm4", "glm4_moe"),
         *("glm4_moe_lite", "glm_moe_dsa", "gpt_oss"),
         *("helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hy_v4", "internlm3", "iquestcoder", "jais2"),
-        *("kolibri1", "laguna", "llama4", "llama4_text", "longcat_flash", "mellum", "mimo_v2_flash", "minimax"),
+        *("kolibri1", "laguna", "llama4_text", "longcat_flash", "mellum", "mimo_v2_flash", "minimax"),
         *("minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mixtral", "nemotron", "olmo", "olmo2"),
-        *("olmo3", "olmoe", "persimmon", "phi4_multimodal", "qwen2_moe", "qwen3_5", "qwen3_5_moe"),
+        *("olmo3", "olmoe", "persimmon", "phi4_multimodal", "qwen2_moe", "qwen3_5_moe"),
         *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss"),
         *("solar_open", "stablelm", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"),
         *("qwen3_omni_moe_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "mistral4"),
@@ -331,13 +336,6 @@ _LLAMA_LIKE = (
     ),
     _muse("muse_glimmer", "muse_glimmer_text", 0.19611613513818404),
     _muse("muse_spark", "muse_spark_text", 0.1767766952966369),
-    _llama(
-        "mistral_large4",
-        *("mistral_large4_text",),
-        table=("embed_tokens.weight", "tok_embeddings.weight"),
-        head=HeadSpec(("lm_head.weight", "output.weight"), softcap="final_logit_softcapping"),
-        defaults=(("final_logit_softcapping", 30.0),),
-    ),
     Family(
         "kosmos-2.5",
         ("kosmos_2_5_text_model",),
@@ -392,6 +390,7 @@ REFUSED_CAUSAL: Mapping[str, str] = {
         ("gemma4_assistant", "gemma4_unified_assistant"),
         "its first block receives hidden states of another model, which drafts tokens with it",
     ),
+    "prophetnet": "its blocks read the text together with several copies of it, one for each of the next tokens",
     **dict.fromkeys(
         ("musicgen_decoder", "musicgen_melody_decoder"),
         "its input is the sum of the rows of several codebooks, and each codebook has a head",

@@ -255,7 +255,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         recipe=("position",),
         types=(),
         norm=None,
-        head=HeadSpec(("lm_head.decoder.weight",)),
+        head=HeadSpec(("lm_head.decoder.weight",), hidden=2),
     ),
     _bert(
         "xlm",

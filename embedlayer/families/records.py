@@ -344,6 +344,7 @@ class HeadSpec:
         dense_optional: Whether a checkpoint without the tensors of `dense` has a head without that step (OPT).
         activation: Name of the activation, or the configuration key that states the name, such as `"hidden_act"`.
         norm: LayerNorm before the product with `weight`.
+        hidden: Number of hidden vectors of width D that the head reads one after another for each token (Reformer: 2).
         rows: Configuration key of the number of rows that count; stored rows beyond it have no logits (Inkling).
             `None`: all rows count.
         logit_scale: Factor on the logits; `None` for the factor 1.
@@ -361,6 +362,7 @@ class HeadSpec:
     dense_optional: bool = False
     activation: str | None = None
     norm: NormSpec | None = None
+    hidden: int = 1
     rows: str | None = None
     logit_scale: Factor | None = None
     softcap: str | None = None

@@ -14,6 +14,9 @@ _TYPES = RotaryPositions()
 _PAIRS = RotaryPositions(interleaved=True)
 _CHUNKED = RotaryPositions(axes="chunked", former_rope_types=(("mrope", "default"),))
 _INTERLEAVED = RotaryPositions(axes="interleaved")
+_HUNYUAN = RotaryPositions(
+    rope_types=("ntk_alpha",), other_parameters=("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+)
 
 _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (
@@ -26,7 +29,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *("granite4_vision_text", "granite_docling_text", "granitemoe", "granitemoeshared", "gte"),
             *("granite_swa", "granitemoe_swa", "muse_spark_text", "muse_glimmer_text", "higgs_audio_v2", "hrm_text"),
             *("hy_v3", "hyperclovax", "idefics", "jais2", "jina_embeddings_v3", "kyutai_speech_to_text", "laguna"),
-            *("llama", "mellum", "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral"),
+            *("internlm3", "iquestcoder", "llama", "mellum", "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral"),
             *("mistral", "mixtral", "mllama_text_model", "modernbert", "modernbert-decoder", "moshi"),
             *("neomme", "nomic_bert", "olmo", "olmo2", "olmoe", "phimoe", "pocket_tts", "qwen2", "qwen2_moe"),
             *("qwen3", "qwen3_moe", "qwen3_omni_moe_talker_code_predictor", "seed_oss", "solar_open", "starcoder2"),
@@ -111,7 +114,8 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     # several axes
     (replace(_CHUNKED, sections=(16, 24, 24)), ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")),
     (replace(_CHUNKED, sections=(16, 24, 24)), ("qwen2_5_omni_talker", "paddleocr_vl_text")),
-    (replace(_CHUNKED, sections=(8, 12, 12), interleaved=True), ("glm4v_text", "glm_ocr_text", "glm_image_text")),
+    (replace(_CHUNKED, sections=(8, 12, 12), interleaved=True), ("glm4v_text", "glm_ocr_text")),
+    (replace(_CHUNKED, sections=(8, 12, 12)), ("glm_image_text",)),
     (replace(_CHUNKED, sections=(8, 12, 12), default_share=0.5), ("glm4v_moe_text",)),
     (
         replace(_INTERLEAVED, sections=(24, 20, 20)),
@@ -122,12 +126,13 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=_FULL, default_share=0.25),
         ("qwen3_5_text", "qwen3_5_moe_text"),
     ),
+    (replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=("indexed_attention", *_FULL)), ("qwen4_exp_text",)),
     (RotaryPositions(interleaved=True, axes="alternating", sections=(22, 22, 20)), ("ernie4_5_vl_moe_text",)),
     # other scalings
-    (RotaryPositions(rope_types=("ntk_alpha",)), ("hunyuan_v1_dense", "hunyuan_v1_moe")),
+    (_HUNYUAN, ("hunyuan_v1_dense", "hunyuan_v1_moe")),
     (
-        RotaryPositions(
-            rope_types=("ntk_alpha",),
+        replace(
+            _HUNYUAN,
             former_rope_types=(("xdrope", "dynamic"),),
             axes="channels",
             section_names=("xdrope_section",),
@@ -139,6 +144,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         RotaryPositions(
             interleaved=True,
             reads_layout=True,
+            trailing=True,
             other_parameters=("llama_4_scaling_beta", "max_position_embeddings"),
         ),
         ("mistral4",),

@@ -278,7 +278,8 @@ def _keep_queries_and_keys(
         value: Values, `(B, G, T, V)`.
         attention_mask: Not used.
     """
-    _KEPT.append(Call(getattr(module, "layer_idx", None), query.detach().clone(), key.detach().clone()))
+    keys = key[..., : query.shape[-2], :]  # behind them may be compressed ones, whose positions are others
+    _KEPT.append(Call(getattr(module, "layer_idx", None), query.detach().clone(), keys.detach().clone()))
     return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
 

@@ -221,7 +221,7 @@ def _read(
     Raises:
         CheckpointError: As for `read_rotary`.
     """
-    _check_keys(config)
+    _check_keys(config, facts)
     if facts.without_positions == "all" or (facts.only_if and config.get(facts.only_if[0]) != facts.only_if[1]):
         return None
     parameters = _parameters(config, facts, layer_type)
@@ -245,14 +245,22 @@ def _read(
     }
     if facts.reversed:
         arguments["reversed"] = True
-    if facts.trailing:
-        arguments["trailing"] = True
+    if facts.trailing:  # the whole head: its first channels are not rotated, but its query is scaled (Mistral 4)
+        arguments |= {"trailing": True, "head_dim": _whole_head(config, width)}
     axes, query_scaling = _axes(facts, parameters), _query_scaling(parameters)
     return (
         arguments
         | ({} if axes is None else {"axes": axes})
         | ({} if query_scaling is None else {"query_scaling": query_scaling})
     )
+
+
+def _whole_head(config: JsonObject, width: int) -> int:
+    """Return the number of channels of a head, rotated or not: `head_dim` if it is more than the rotated `width`."""
+    parts = config.get("qk_nope_head_dim")
+    if parts is not None:
+        return as_whole_number(parts, "qk_nope_head_dim") + width
+    return max(as_whole_number(config.get("head_dim") or width, "head_dim"), width)
 
 
 def _facts(config: JsonObject, *, stated: bool) -> RotaryPositions:
@@ -517,15 +525,20 @@ def has_layer_types(config: JsonObject) -> bool:
     )
 
 
-def _check_keys(config: JsonObject) -> None:
+def _check_keys(config: JsonObject, facts: RotaryPositions) -> None:
     """Check that a configuration has no unknown rotary key, no ALiBi, and no nested configuration of a text model.
+
+    Args:
+        config: The configuration.
+        facts: Settings of its family.
 
     Raises:
         CheckpointError: The configuration has one of these; the message says which.
     """
+    known = ROTARY_KEYS | ({facts.only_if[0]} if facts.only_if else set())
     for key in config:
-        if ("rope" in key or "rotary" in key) and key not in ROTARY_KEYS and config[key] is not False:
-            raise CheckpointError(f"The configuration's key {key!r} is not known here.{_hint(key, ROTARY_KEYS)}")
+        if ("rope" in key or "rotary" in key) and key not in known and config[key] is not False:
+            raise CheckpointError(f"The configuration's key {key!r} is not known here.{_hint(key, known)}")
     if config.get("alibi"):
         raise CheckpointError("This configuration says alibi: its positions are an AlibiBias, not rotary.")
     if "text_config" in config and not config.keys() & ROTARY_KEYS:
