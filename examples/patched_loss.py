@@ -11,10 +11,14 @@ the model trains without logits.
 
 import argparse
 import copy
+import inspect
 import logging
+import multiprocessing
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +31,11 @@ from torch.utils._pytree import tree_leaves
 
 import embedlayer as el
 
-TEXTS, TOKENS = 20, 32
-"""More tokens together than a chunk of the loss has, so that one chunk is smaller than all logits."""
+TEXTS, TOKENS = 5, 16
+"""More tokens together than a model is wide, so that no gradient of a weight is as large as all logits."""
+
+SECONDS = 60
+"""Time limit of one model type."""
 
 LOSS_LIMIT, GRADIENT_LIMIT, LOGITS_LIMIT = 1e-5, 1e-10, 1e-6
 
@@ -64,15 +71,18 @@ class Patched:
 class LargeOperations(TorchDispatchMode):
     """Count operations whose result has a dimension of the vocabulary and at least as many numbers as all logits."""
 
-    def __init__(self, tokens: int, vocab_size: int) -> None:
+    def __init__(self, tokens: int, vocab_size: int, model: nn.Module) -> None:
         super().__init__()
         self.tokens, self.vocab_size = tokens, vocab_size
+        self.weights = {each.shape for each in model.parameters()}
         self.found: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for each in tree_leaves(result):
-            if type(each) is Tensor and each.numel() >= self.tokens * self.vocab_size and self.vocab_size in each.shape:
+            if type(each) is not Tensor or self.vocab_size not in each.shape or each.shape in self.weights:
+                continue
+            if each.numel() >= self.tokens * self.vocab_size:
                 self.found[str(func)] += 1
         return result
 
@@ -128,7 +138,7 @@ def gradient_difference(ours: nn.Module, theirs: nn.Module) -> float:
     return worst
 
 
-def batch(model: nn.Module) -> dict[str, Tensor]:
+def batch() -> dict[str, Tensor]:
     """Return token IDs and labels, of which some are ignored."""
     ids = torch.randint(5, 100, (TEXTS, TOKENS), generator=torch.Generator().manual_seed(3))
     labels = ids.clone()
@@ -143,8 +153,12 @@ def logits_of(output: Any) -> Tensor:
 def compare_patched(model: nn.Module) -> Patched:
     """Compare a model with its patched copy; the model is converted to float64."""
     result, readers = Patched(), Readers()
+    with suppress(Exception):  # models without experts; the fast ones have no float64
+        model.set_experts_implementation("eager")
     patched = el.patch(copy.deepcopy(model))
-    inputs = batch(model)
+    inputs: dict[str, Any] = batch()
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        inputs["use_cache"] = False
     with torch.no_grad():
         theirs, ours = model(**inputs), patched(**inputs)
     if getattr(theirs, "loss", None) is None:
@@ -160,7 +174,7 @@ def compare_patched(model: nn.Module) -> Patched:
     logger.addHandler(readers)
     logger.setLevel(logging.INFO)
     try:
-        with LargeOperations(TEXTS * (TOKENS - 1), vocab_size) as operations:
+        with LargeOperations(TEXTS * (TOKENS - 1), vocab_size, patched) as operations:
             patched(**inputs).loss.backward()
     finally:
         logger.removeHandler(readers)
@@ -186,24 +200,46 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     names = [name for name in model_types(options.kind) if not options.types or name in options.types]
     total = Counter[str]()
+    import transformers.modeling_utils  # noqa: F401 (imported once, before the forks)
+
+    context = multiprocessing.get_context("fork")
     for name in names:
         start = time.monotonic()
-        try:
-            with quiet():
-                _, model = build(name, options.kind)
-                result = compare_patched(model)
-        except CannotBuild as error:
-            total["not built"] += 1
-            print(f"{name:24s} not built: {error}", flush=True)
-            continue
-        except Exception as error:
-            total["error"] += 1
-            print(f"{name:24s} ERROR {type(error).__name__}: {str(error)[:300]}", flush=True)
+        receive, send = context.Pipe(duplex=False)
+        process = context.Process(target=_child, args=(name, options.kind, send), daemon=True)
+        process.start()
+        send.close()
+        result: Patched | str = f"took more than {SECONDS} s"
+        with suppress(EOFError):
+            if receive.poll(SECONDS):
+                result = receive.recv()
+        process.kill()
+        process.join()
+        if isinstance(result, str):
+            total["not compared"] += 1
+            print(f"{name:24s} {result}", flush=True)
             continue
         total["equal" if result.is_equal else "differs"] += 1
         total["without logits"] += result.without_logits and result.is_equal
         print(shown(name, result), f"{time.monotonic() - start:.1f}s", flush=True)
     print(dict(total))
+
+
+def _child(name: str, kind: str, pipe: Any) -> None:
+    """Send the result of a model type, or the reason why there is none."""
+    torch.set_num_threads(1)
+    result: Patched | str
+    try:
+        with quiet():
+            _, model = build(name, kind)
+            result = compare_patched(model)
+    except CannotBuild as error:
+        result = f"not built: {error}"
+    except Exception as error:
+        result = f"{type(error).__name__}: {str(error)[:300]}"
+    pipe.send(result)
+    pipe.close()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -37,8 +37,12 @@ SAMPLES = 64
 """Number of rows and of columns of a weight that are compared to notice a write that torch does not count."""
 PLAIN_TYPES = (Tensor, nn.Parameter)
 HALF = (torch.bfloat16, torch.float16)
+INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+"""Size of a number in bytes -> dtype of integers of this size; equal bits are equal integers, also for NaN."""
 
 Step = Callable[[Tensor], Tensor]
+Adjoint = Callable[[Tensor, "DeferredLogits"], Tensor]
+"""Function from a gradient of what a step returned, and the logits that the step took, to the gradient of those."""
 
 
 class LogitsReport:
@@ -62,6 +66,11 @@ class LogitsReport:
                 self.model,
                 reader,
             )
+
+    @torch.compiler.assume_constant_result
+    def read_by_compiled_graph(self) -> None:
+        """Log that a graph of `torch.compile` or `torch.export` contains the logits; it runs while they trace."""
+        self.read_by("torch.compile")
 
 
 class HeadTensors(NamedTuple):
@@ -241,10 +250,10 @@ class LogitSource:
 
         If they were written in place since, they are computed again.
         """
-        if self._logits is None or self._logits._version != self._logits_version:
+        if self._logits is None or _version(self._logits) != self._logits_version:
             with self.restored():
                 self._logits = self.tensors.logits(self.hidden)
-            self._logits_version = self._logits._version
+            self._logits_version = _version(self._logits)
         return self._logits
 
     def gradients(self, grad_logits: Tensor) -> list[Tensor | None]:
@@ -268,12 +277,13 @@ def _version(tensor: Tensor) -> int:
 
 
 def _sampled(tensor: Tensor) -> Tensor:
-    """Return some numbers of `tensor`, as bytes: every n-th row and column.
+    """Return some numbers of `tensor`, their bits as integers: every n-th row and column.
 
     An optimizer that writes through `.data` or a pointer does not increase the version, but changes these numbers.
     """
     steps = tuple(slice(None, None, max(1, size // SAMPLES)) for size in tensor.shape)
-    return tensor.detach()[steps].clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    sample = tensor.detach()[steps].clone(memory_format=torch.contiguous_format)
+    return sample.view(INTEGERS[sample.element_size()])
 
 
 class DeferredLogits(Tensor):
@@ -287,6 +297,7 @@ class DeferredLogits(Tensor):
         shaping: What the model did to each logit.
         parent: The deferred logits from which these follow by `step`; `None` for those of the head.
         step: Function that computes these logits from the real logits of `parent`.
+        adjoint: Function that computes the gradient of `parent` from the gradient of these logits.
         is_view: Whether the result of `step` shares memory with its argument.
         is_contiguous_view: Whether the real logits would be contiguous.
         node: Node of the autograd graph with which they were created.
@@ -298,6 +309,7 @@ class DeferredLogits(Tensor):
     shaping: Shaping
     parent: "DeferredLogits | None"
     step: Step
+    adjoint: Adjoint
     is_view: bool
     is_contiguous_view: bool
     node: object
@@ -312,6 +324,7 @@ class DeferredLogits(Tensor):
         shaping: Shaping,
         parent: "DeferredLogits | None" = None,
         step: Step | None = None,
+        adjoint: Adjoint | None = None,
         is_view: bool = False,
         is_contiguous_view: bool = True,
     ) -> "DeferredLogits":
@@ -320,6 +333,7 @@ class DeferredLogits(Tensor):
         made.source, made.rows, made.shaping = source, rows, shaping
         made.parent, made.is_view, made.is_contiguous_view = parent, is_view, is_contiguous_view
         made.step = step if step is not None else _unchanged
+        made.adjoint = adjoint if adjoint is not None else _same_gradient
         made.node = made.computed = None
         return made
 
@@ -350,6 +364,7 @@ class DeferredLogits(Tensor):
         self,
         rows: Step,
         step: Step,
+        adjoint: Adjoint,
         *,
         shaping: Shaping | None = None,
         dtype: torch.dtype | None = None,
@@ -361,6 +376,7 @@ class DeferredLogits(Tensor):
         Args:
             rows: Function that selects or arranges the hidden states.
             step: The same function for real logits.
+            adjoint: See the attributes of this class.
             shaping: What was done to each logit; by default the same as in these logits.
             dtype: Dtype of the result, by default the same.
             is_view: See the attributes of this class.
@@ -370,7 +386,7 @@ class DeferredLogits(Tensor):
             chosen = rows(self.rows)
         shaping = self.shaping if shaping is None else shaping
         dtype = self.dtype if dtype is None else dtype
-        link = (self.source, chosen, dtype, shaping, self, step, is_view, is_contiguous_view)
+        link = (self.source, chosen, dtype, shaping, self, step, adjoint, is_view, is_contiguous_view)
         result: DeferredLogits = _Derived.apply(self, link)  # type: ignore[no-untyped-call]
         return result
 
@@ -381,7 +397,12 @@ class DeferredLogits(Tensor):
         kwargs = kwargs or {}
         if func in WITHOUT_VALUES:
             return super().__torch_function__(func, types, args, kwargs)
+        if func in AUTOGRAD:
+            with torch._C.DisableTorchFunctionSubclass():  # these tensors are in the graph themselves
+                return func(*args, **kwargs)
         recognised = RECOGNISED.get(func)
+        if func in COMMUTATIVE and len(args) == 2 and not isinstance(args[0], DeferredLogits):
+            args = (args[1], args[0])
         if recognised is not None and isinstance(args[0] if args else None, DeferredLogits) and args[0].is_unread:
             result = recognised(*args, **kwargs)
             if result is not NotImplemented:
@@ -401,8 +422,7 @@ class DeferredLogits(Tensor):
         if func in ALIASES and isinstance(kept, DeferredLogits) and kept.is_unread:
             same_shape = func is not torch.ops.aten.view.default or tuple(args[1]) == tuple(kept.shape)
             if same_shape:
-                alias = DeferredLogits(kept.source, kept.rows, kept.dtype, kept.shaping, kept, _unchanged, is_view=True)
-                return alias
+                return DeferredLogits(kept.source, kept.rows, kept.dtype, kept.shaping, kept, is_view=True)
         kwargs = kwargs or {}
         args, kwargs = _with_values((args, kwargs), str(func))
         return func(*args, **kwargs)
@@ -417,30 +437,46 @@ class DeferredGradient(Tensor):
         source: The inputs of the head.
         leaf_gradients: Function that computes the gradients of the leaves of `source`.
         compute: Function that computes the real gradient of the logits.
+        more: Gradient of other readers of the logits, a plain tensor that is added, or `None`.
     """
 
     source: LogitSource
     leaf_gradients: Callable[[], list[Tensor | None]]
     compute: Callable[[], Tensor]
+    more: Tensor | None
     computed: Tensor | None
 
     @staticmethod
     def __new__(
         cls,
-        like: DeferredLogits,
+        like: "DeferredLogits | DeferredGradient",
         leaf_gradients: Callable[[], list[Tensor | None]],
         compute: Callable[[], Tensor],
+        more: Tensor | None = None,
     ) -> "DeferredGradient":
         made: DeferredGradient = Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)  # type: ignore[attr-defined]
-        made.source, made.leaf_gradients, made.compute = like.source, leaf_gradients, compute
+        made.source, made.leaf_gradients, made.compute, made.more = like.source, leaf_gradients, compute, more
         made.computed = None
         return made
 
     def looked(self) -> Tensor:
         """Return the real gradient, computed once."""
         if self.computed is None:
-            self.computed = self.compute()
+            value = self.compute()
+            self.computed = value if self.more is None else value + self.more
         return self.computed
+
+    def plus(self, other: Tensor) -> "DeferredGradient":
+        """Return the sum with another gradient of the same logits, deferred or not."""
+        if not isinstance(other, DeferredGradient):
+            return DeferredGradient(self, self.leaf_gradients, self.compute, _sum(self.more, other))
+        ours, theirs, values = self.leaf_gradients, other.leaf_gradients, (self.compute, other.compute)
+        return DeferredGradient(
+            self,
+            lambda: [_sum(one, two) for one, two in zip(ours(), theirs(), strict=True)],
+            lambda: values[0]() + values[1](),
+            _sum(self.more, other.more),
+        )
 
     @classmethod
     def __torch_function__(
@@ -448,6 +484,9 @@ class DeferredGradient(Tensor):
     ) -> Any:
         if func in WITHOUT_VALUES:
             return super().__torch_function__(func, types, args, kwargs or {})
+        if func in AUTOGRAD:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
         args, kwargs = _with_real_logits((args, kwargs or {}), resolve_name(func) or repr(func))
         return func(*args, **kwargs)
 
@@ -455,8 +494,24 @@ class DeferredGradient(Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Compute an operator on the real gradient; autograd's own copies and sums stay deferred."""
+        kept = args[0] if args else None
+        if func in (*ALIASES, torch.ops.aten.clone.default) and isinstance(kept, DeferredGradient):
+            if func is not torch.ops.aten.view.default or tuple(args[1]) == tuple(kept.shape):
+                return DeferredGradient(kept, kept.leaf_gradients, kept.compute, kept.more)
+        if func is torch.ops.aten.add.Tensor and len(args) == 2 and not kwargs:
+            first, second = args if isinstance(kept, DeferredGradient) else (args[1], args[0])
+            if first.shape == second.shape and first.dtype == second.dtype:
+                return first.plus(second)
         args, kwargs = _with_values((args, kwargs or {}), str(func))
         return func(*args, **kwargs)
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Return the sum of two gradients, of which `None` is 0."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
 
 
 def _with_real_logits(arguments: Any, reader: str) -> Any:
@@ -490,6 +545,11 @@ def _unchanged(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _same_gradient(grad: Tensor, logits: DeferredLogits) -> Tensor:
+    """Return a gradient unchanged: the adjoint of a step that changes no value."""
+    return grad
+
+
 # The autograd graph of deferred logits
 
 
@@ -511,15 +571,15 @@ class _Head(torch.autograd.Function):
         if grad is None:
             return (None, *(None for _ in originals))
         if isinstance(grad, DeferredGradient):
-            if grad.source is source:
-                return (None, *grad.leaf_gradients())
-            grad = grad.looked()
+            found = grad.leaf_gradients()
+            more = [None] * len(found) if grad.more is None else source.gradients(grad.more)
+            return (None, *(_sum(one, other) for one, other in zip(found, more, strict=True)))
         if torch.is_grad_enabled():  # create_graph=True
             wanted = [each for each in originals if each.requires_grad]
             with source.restored():
                 logits = source.tensors.replaced(originals[1:]).logits(originals[0])
-            found = iter(torch.autograd.grad(logits, wanted, grad, create_graph=True, allow_unused=True))
-            return (None, *(next(found) if each.requires_grad else None for each in originals))
+            rest = iter(torch.autograd.grad(logits, wanted, grad, create_graph=True, allow_unused=True))
+            return (None, *(next(rest) if each.requires_grad else None for each in originals))
         return (None, *source.gradients(grad))
 
 
@@ -529,29 +589,21 @@ class _Derived(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parent: DeferredLogits, link: tuple[Any, ...]) -> DeferredLogits:
         ctx.set_materialize_grads(False)
-        ctx.parent, ctx.step = parent, link[5]
         made = DeferredLogits(*link)
         made.node = ctx
+        ctx.parent, ctx.adjoint = parent, made.adjoint
         return made
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
         if grad is None:
             return None, None
-        parent, step = ctx.parent, ctx.step
-        if isinstance(grad, DeferredGradient) and grad.source is parent.source:
-            deferred = grad
-            return DeferredGradient(parent, grad.leaf_gradients, lambda: _pulled_back(parent, step, deferred)), None
-        return _pulled_back(parent, step, grad), None
-
-
-def _pulled_back(parent: DeferredLogits, step: Step, grad: Tensor) -> Tensor:
-    """Return the gradient of `parent` for the gradient of `step(parent)`."""
-    grad = grad.looked() if isinstance(grad, DeferredGradient) else grad
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        start = parent.looked() if create_graph else parent.values().detach().requires_grad_()
-        return torch.autograd.grad(step(start), start, grad, create_graph=create_graph)[0]
+        parent, adjoint = ctx.parent, ctx.adjoint
+        if not isinstance(grad, DeferredGradient):
+            return adjoint(grad, parent), None
+        compute, more = grad.compute, grad.more
+        more = None if more is None else adjoint(more, parent)
+        return DeferredGradient(parent, grad.leaf_gradients, lambda: adjoint(compute(), parent), more), None
 
 
 class _Read(torch.autograd.Function):
@@ -587,18 +639,17 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (targets,), logits, loss, arguments = ctx.saved_tensors, ctx.logits, ctx.loss, ctx.arguments
 
-        def real_gradient(start: Tensor) -> Tensor:
-            create_graph = torch.is_grad_enabled()
-            with torch.enable_grad():
-                plain = F.cross_entropy(start, targets, **arguments)
-                return torch.autograd.grad(plain, start, grad.to(plain.dtype), create_graph=create_graph)[0]
-
         if torch.is_grad_enabled() or is_transformed(grad):  # create_graph=True, or batched gradients
-            return real_gradient(logits.looked()), None, None, None
+            with torch.enable_grad():
+                real = logits.looked()
+                plain = F.cross_entropy(real, targets, **arguments)
+            create_graph = torch.is_grad_enabled()
+            (found,) = torch.autograd.grad(plain, real, grad.to(plain.dtype), create_graph=create_graph)
+            return found, None, None, None
         deferred = DeferredGradient(
             logits,
             lambda: logits.source.gradients_of(loss, grad.to(loss.dtype)),
-            lambda: real_gradient(logits.values().detach().requires_grad_()),
+            lambda: _gradient_of_logits(logits, targets, grad, arguments),
         )
         return deferred, None, None, None
 
@@ -611,6 +662,23 @@ def _loss_of_rows(logits: DeferredLogits, targets: Tensor, arguments: dict[str, 
     if arguments["reduction"] != "mean":
         return loss
     return torch.where((targets != arguments["ignore_index"]).any(), loss, math.nan)
+
+
+def _gradient_of_logits(logits: DeferredLogits, targets: Tensor, grad: Tensor, arguments: dict[str, Any]) -> Tensor:
+    """Return the gradient of `F.cross_entropy` by the real logits, `(softmax - target probabilities) * grad`.
+
+    It is a formula, because autograd records nothing where autograd itself reads a deferred gradient.
+    """
+    values, smoothing = logits.values(), arguments["label_smoothing"]
+    dtype = loss_dtype(values.dtype)
+    kept = targets != arguments["ignore_index"]
+    result = values.to(dtype).softmax(-1) - smoothing / values.shape[-1]
+    chosen = torch.where(kept, targets, 0).unsqueeze(-1)
+    result.scatter_add_(-1, chosen, torch.full_like(chosen, smoothing - 1, dtype=dtype))
+    weights = grad.to(dtype) * kept
+    if arguments["reduction"] == "mean":
+        weights = weights / kept.sum().clamp(min=1)
+    return (result * weights.unsqueeze(-1)).to(logits.dtype)
 
 
 # Operations that are recognised: they take unread logits, and return `NotImplemented` if they must read them
@@ -667,6 +735,7 @@ def _reshaped(input: DeferredLogits, *shape: Any, **others: Any) -> DeferredLogi
     return input.derived(
         lambda rows: rows.reshape(*sizes[:-1], width),
         lambda real: real.reshape(sizes),
+        lambda grad, logits: grad.reshape(logits.shape),
         is_view=input.is_contiguous_view,
     )
 
@@ -721,21 +790,28 @@ def _indexed(input: DeferredLogits, key: Any) -> DeferredLogits:
     if len(places) > 1 or used > input.dim() or not keeps_vocabulary:
         return NotImplemented
     is_view = not any(isinstance(each, Tensor) for each in whole)
+
+    def adjoint(grad: Tensor, logits: DeferredLogits) -> Tensor:
+        leading = logits.shape[:-1]
+        places = torch.arange(leading.numel(), device=grad.device).view(leading)[whole[:-1]].flatten()
+        zeros = grad.new_zeros(leading.numel(), logits.shape[-1])
+        return zeros.index_add(0, places, grad.reshape(-1, logits.shape[-1])).view(logits.shape)
+
     return input.derived(
-        lambda rows: rows[whole], lambda real: real[whole], is_view=is_view, is_contiguous_view=not is_view
+        lambda rows: rows[whole], lambda real: real[whole], adjoint, is_view=is_view, is_contiguous_view=not is_view
     )
 
 
 def _itself(input: DeferredLogits) -> DeferredLogits:
     """Return the logits themselves, as torch does for contiguous logits."""
     if not input.is_contiguous_view:
-        return input.derived(_unchanged, Tensor.contiguous)
+        return input.derived(_unchanged, Tensor.contiguous, _same_gradient)
     return input
 
 
 def _cloned(input: DeferredLogits, **others: Any) -> DeferredLogits:
     """Return a copy of unread logits, which is unread too."""
-    return NotImplemented if others else input.derived(_unchanged, Tensor.clone)
+    return NotImplemented if others else input.derived(_unchanged, Tensor.clone, _same_gradient)
 
 
 def _cast(input: DeferredLogits, dtype: torch.dtype) -> DeferredLogits:
@@ -744,7 +820,9 @@ def _cast(input: DeferredLogits, dtype: torch.dtype) -> DeferredLogits:
         return input
     if dtype not in (torch.float32, *HALF) or _is_detaching(input):
         return NotImplemented
-    return input.derived(_unchanged, lambda real: real.to(dtype), dtype=dtype)
+    return input.derived(
+        _unchanged, lambda real: real.to(dtype), lambda grad, logits: grad.to(logits.dtype), dtype=dtype
+    )
 
 
 def _cast_to(dtype: torch.dtype) -> Callable[[DeferredLogits], DeferredLogits]:
@@ -801,7 +879,8 @@ def _multiplied(input: DeferredLogits, other: Any) -> DeferredLogits:
     factor = _number(other)
     if factor is None or _is_detaching(input):
         return NotImplemented
-    return input.derived(_unchanged, lambda real: real * other, shaping=input.shaping.scaled(factor, 1.0))
+    shaping = input.shaping.scaled(factor, 1.0)
+    return input.derived(_unchanged, lambda real: real * factor, lambda grad, _: grad * factor, shaping=shaping)
 
 
 def _divided(input: DeferredLogits, other: Any, *, rounding_mode: str | None = None) -> DeferredLogits:
@@ -809,14 +888,20 @@ def _divided(input: DeferredLogits, other: Any, *, rounding_mode: str | None = N
     divisor = _number(other)
     if not divisor or rounding_mode is not None or _is_detaching(input):
         return NotImplemented
-    return input.derived(_unchanged, lambda real: real / other, shaping=input.shaping.scaled(1.0, divisor))
+    shaping = input.shaping.scaled(1.0, divisor)
+    return input.derived(_unchanged, lambda real: real / divisor, lambda grad, _: grad / divisor, shaping=shaping)
 
 
 def _bounded(input: DeferredLogits) -> DeferredLogits:
     """Return the tanh of logits."""
     if input.shaping.bound is not None or _is_detaching(input):
         return NotImplemented
-    return input.derived(_unchanged, torch.tanh, shaping=input.shaping._replace(bound=1.0))
+
+    def adjoint(grad: Tensor, logits: DeferredLogits) -> Tensor:
+        values = logits.looked() if torch.is_grad_enabled() else logits.values()
+        return grad * (1 - torch.tanh(values) ** 2)
+
+    return input.derived(_unchanged, torch.tanh, adjoint, shaping=input.shaping._replace(bound=1.0))
 
 
 def _shifted(input: DeferredLogits, other: Any, *, alpha: float = 1) -> DeferredLogits:
@@ -831,7 +916,7 @@ def _shifted(input: DeferredLogits, other: Any, *, alpha: float = 1) -> Deferred
     before, added = input.shaping.shift, other.detach().flatten().clone()
     added = added.to(loss_dtype(input.source.logits_dtype))
     shaping = input.shaping._replace(shift=added if before is None else before + added)
-    return input.derived(_unchanged, lambda real: real + added.to(real.dtype), shaping=shaping)
+    return input.derived(_unchanged, lambda real: real + added.to(real.dtype), _same_gradient, shaping=shaping)
 
 
 ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default, torch.ops.aten.view.default)
@@ -861,6 +946,10 @@ RECOGNISED: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys((Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add), _shifted),
 }
 """Functions that need no values of deferred logits, and what replaces them."""
+
+COMMUTATIVE = {function for function, replaced in RECOGNISED.items() if replaced in (_multiplied, _shifted)}
+AUTOGRAD = {torch.autograd.grad, torch.autograd.backward}
+"""Functions that take tensors of the autograd graph."""
 
 _ATTRIBUTES = (
     "shape",

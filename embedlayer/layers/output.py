@@ -313,9 +313,11 @@ class OutputHead(Pretrained, nn.Linear):
             ShapeError: `hidden` has another width than the rows.
         """
         table, options = self.table, self.logit_options()
-        deferred = self._deferred(hidden, table) if self.logits_report is not None else None
-        if deferred is not None:
-            return deferred
+        if self.logits_report is not None:
+            if torch.compiler.is_compiling():
+                self.logits_report.read_by_compiled_graph()
+            elif (deferred := self._deferred(hidden, table, self.logits_report)) is not None:
+                return deferred
         if table is not None:
             return table.logits(hidden, **options)
         check_width(hidden, self.in_features)
@@ -324,16 +326,14 @@ class OutputHead(Pretrained, nn.Linear):
         options["bias"] = None  # as in nn.Linear it is added where the product is computed, before rounding
         return finish_logits(nn.functional.linear(hidden, self.weight, self.bias), **options)
 
-    def _deferred(self, hidden: Tensor, table: TokenTable | None) -> Tensor | None:
+    def _deferred(self, hidden: Tensor, table: TokenTable | None, report: LogitsReport) -> Tensor | None:
         """Return deferred logits, or `None` if they must be computed now.
 
         Args:
             hidden: Hidden states, `(..., D)`.
             table: The table that the head reads now, or `None` for its own weight.
+            report: Where to log that logits are read.
         """
-        report = cast(LogitsReport, self.logits_report)
-        if torch.compiler.is_compiling():
-            return None
         found = table.adapted_table() if isinstance(table, AdaptedRows) else AdaptedTable(self)
         is_known = table is None or (isinstance(table, AdaptedRows) and type(found.table) is TokenEmbedding)
         if not is_known or (self.logit_scale, self.softcap, self.padding_idx) != (1.0, None, None):
