@@ -462,7 +462,7 @@ def layer_types(config: JsonObject) -> list[str | None]:
     if isinstance(cycle, list | tuple) and cycle:
         return [str(cycle[layer % len(cycle)]) for layer in range(count)]
     if isinstance(attention, list | tuple):
-        return ["attention" if layer in attention else "mamba" for layer in range(count)]
+        return ["attention" if layer in attention else "linear_attention" for layer in range(count)]
     every = config.get("sliding_window_pattern")
     if isinstance(every, int) and "rope_local_base_freq" in config:  # Gemma 3: layers 5, 11, ... have full attention
         return [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(count)]
