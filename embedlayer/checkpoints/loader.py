@@ -25,6 +25,7 @@ from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import (
     CONFIG_KEYS,
+    HEAD_CLASSES,
     MULTIMODAL,
     STATIC_EMBEDDING,
     UNKNOWN,
@@ -44,6 +45,7 @@ from embedlayer.families.records import (
     NormSpec,
     PositionChoice,
     PositionSpec,
+    Presence,
     RelativePositions,
     ShiftSpec,
     SinusoidalPositions,
@@ -78,6 +80,7 @@ from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=nn.Module)
 
+TYPE_KEYS = ("type_vocab_size",)
 WHOLE = f"Copy the checkpoint again. To read the table alone: {TABLE_ONLY}."
 ROWS_AT_ONCE = 8192
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
@@ -85,6 +88,12 @@ MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
 
 POSITION_KEYS = ("max_position_embeddings", "n_positions")
 """Configuration keys of the number of positions."""
+
+LENGTH_KEYS = (
+    *(*POSITION_KEYS, "max_target_positions", "max_source_positions"),
+    *("max_encoder_position_embeddings", "max_decoder_position_embeddings"),
+)
+"""Configuration keys of the number of positions of a stack."""
 
 BOUNDED_KEYS = (
     *("hidden_size", *CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"]),
@@ -674,6 +683,30 @@ class Loader:
                 f"{self.config[width_key]}: they do not belong together. Copy both from the same model."
             )
 
+    def _check_rows(self, key: str, keys: Names, *, more: int = 0) -> None:
+        """Check that a table other than the token table has as many rows as the configuration states.
+
+        Nothing is checked if the configuration has none of the keys.
+
+        Args:
+            key: Key of the table in `tensors`.
+            keys: Configuration keys of the number of rows; one of them must fit.
+            more: Number of rows that the table may have beyond that number.
+
+        Raises:
+            CheckpointError: The configuration states other numbers.
+        """
+        stated = {each: self.config[each] for each in keys if type(self.config.get(each)) is int}
+        rows = self.tensors[key].shape[0]
+        if stated and not any(rows in (count, count + more) for count in stated.values()):
+            name = self.names[key][0]
+            shown = " and ".join(f"{each} {count:,}" for each, count in stated.items())
+            raise CheckpointError(
+                f"{self.checkpoint.info(name).file}: {name} has {rows:,} rows and {self.config_file} says {shown}: "
+                f"they do not belong together, or one of them was changed alone. Copy both from the same model. To "
+                f"read the table alone: {TABLE_ONLY}."
+            )
+
     def _count_nonfinite(self, what: str, rows: Tensor) -> None:
         """Count the rows that contain NaN or infinity.
 
@@ -759,6 +792,7 @@ class Loader:
         wanted = [(names, 1.0), *more] if names else more
         if len(wanted) == 1:
             rows = self._require("types.weight", names, "table of token types", shape)
+            self._check_rows("types.weight", TYPE_KEYS if names else ())
             return TokenEmbedding(*rows.shape, dtype=rows.dtype)
         tables = []
         for i, (each, factor) in enumerate(wanted):
@@ -789,7 +823,7 @@ class Loader:
             return nn.RMSNorm(width, eps=eps, elementwise_affine=False)
         names = (spec.name,) if isinstance(spec.name, str) else spec.name
         biases = tuple(f"{name}.{end}" for name in names for end in ("bias", "beta"))
-        has_bias = spec.kind == "layer" and bool(self.checkpoint.find(*biases))
+        has_bias = spec.kind == "layer" and self._has(spec.bias)
         self._require(
             f"{key}.weight", tuple(f"{n}.{end}" for n in names for end in ("weight", "gamma")), "norm", (width,)
         )
@@ -814,7 +848,7 @@ class Loader:
         """
         weight = self._require(f"{key}.weight", _names_of(spec, "weight"), "projection", shape)
         biases = _names_of(spec, "bias")
-        has_bias = bool(self.checkpoint.find(*biases)) if spec.bias == "stored" else spec.bias
+        has_bias = self._has(spec.bias)
         if has_bias:
             self._require(f"{key}.bias", biases, "projection", (weight.shape[0],))
         return nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias)
@@ -836,15 +870,24 @@ class Loader:
         hidden = stated_size(self.config, "hidden_size")
         width = self.tensors["table.weight"].shape[1]
         has_trigrams = family.trigrams is not None and bool(self.config.get(family.trigrams, True))
+        names = _names_of(spec, "weight")
+        is_stored = bool(self.checkpoint.find(*names))
+        if hidden != width and not is_stored and hidden is not None:
+            self._refuse_quantised("projection.weight", names)
+            raise CheckpointError(
+                f"{self.config_file} says hidden_size {hidden!r}, the table has rows of width {width:,}, and "
+                f"{self.checkpoint.name} has no projection: no tensor is called {' or '.join(names)}. {WHOLE}"
+            )
         if (
             hidden == width
             and not has_trigrams
-            and (family.trigrams is not None or not self.checkpoint.find(*_names_of(spec, "weight")))
+            and not family.features
+            and (family.trigrams is not None or not is_stored)
         ):
             return None
         features = []
-        for i, names in enumerate(each for each in family.features if self.checkpoint.find(*each)):
-            features.append(self._require(f"projection.features.{i}.weight", names, "table of features", (None, None)))
+        for i, each in enumerate(each for each in family.features if self.checkpoint.find(*each)):
+            features.append(self._require(f"projection.features.{i}.weight", each, "table of features", (None, None)))
         width = width * (3 if has_trigrams else 1) + sum(rows.shape[1] for rows in features)
         linear = self._linear("projection", spec, (as_whole_number(hidden, "hidden_size", most=MOST_SIZE), width))
         sizes = linear.in_features, linear.out_features, linear.bias is not None
@@ -953,6 +996,7 @@ class Loader:
                 return {"": Position()}
             length = self._require(f"{key}.weight", spec.names, "table of positions", (None, width)).shape[0]
             offset = self._first_position(pad) if spec.offset == "padding" else int(spec.offset)
+            self._check_rows(f"{key}.weight", LENGTH_KEYS, more=offset)
             return {"": LearnedPositionalEmbedding(length - offset, width, offset=offset)}
         if isinstance(spec, SinusoidalPositions):
             first = self._first_position(pad) if spec.after_padding and spec.offset is None else spec.offset or 0
@@ -1024,8 +1068,12 @@ class Loader:
         if each:
             self.blocks = tuple(kinds)
         max_distance = self._whole("relative_attention_max_distance", 128, most=MOST_POSITIONS)
-        bias = {"num_buckets": buckets, "max_distance": max_distance, "bidirectional": spec.bidirectional}
-        return {kind: RelativePositionBias(heads, **bias) for kind in kinds}
+        return {
+            kind: RelativePositionBias(
+                heads, num_buckets=buckets, max_distance=max_distance, bidirectional=spec.bidirectional
+            )
+            for kind in kinds
+        }
 
     # The head
 
@@ -1053,18 +1101,26 @@ class Loader:
         for names in (_names_of(spec.dense, "weight") if spec.dense is not None else (), spec.weight):
             if not self.checkpoint.find(*names):
                 self._refuse_quantised("head.weight", names)
+        classes = self._model_classes()
         is_stored = spec.dense is not None and bool(self.checkpoint.find(*_names_of(spec.dense, "weight")))
         dense = spec.dense if is_stored else None
         if spec.dense is not None and dense is None and not (spec.dense_optional and self.width == table.embed_dim):
+            self._refuse_missing_head(_names_of(spec.dense, "weight"), classes)
             return None
+        if dense is not None and classes and not _have_head(classes):
+            return None  # the layer of that name belongs to a classifier (ModernBERT)
         key = "head" if dense is None else "head.output"
         weight = self._untied_rows(spec, f"{key}.weight")
         if weight is None and not self._is_tied(spec):
+            self._refuse_missing_head(spec.weight, classes)
             return None
+        if weight is not None:
+            self._check_head(spec, key, table, dense)
         rows, width = (table.vocab_size, table.embed_dim) if weight is None else weight.shape
         biases = self.checkpoint.find(*spec.bias)
-        if biases:
-            shape = self.checkpoint.info(biases[0]).shape
+        has_bias = bool(biases) if spec.has_bias == "stored" else bool(spec.bias) and self._has(spec.has_bias)
+        if has_bias:
+            shape = self.checkpoint.info(biases[0]).shape if biases else (rows,)
             bias = self._require(
                 f"{key}.bias", spec.bias, "bias of the head", (1, rows) if len(shape) == 2 else (rows,)
             )
@@ -1074,7 +1130,7 @@ class Loader:
         has_softcap = spec.softcap is not None and self.config.get(spec.softcap) is not None
         output = OutputHead(
             **({"table": table} if weight is None else {"vocab_size": rows, "embed_dim": width}),
-            bias=bool(biases),
+            bias=has_bias,
             softcap=self._number(str(spec.softcap)) if has_softcap else None,
             logit_scale=1.0 if scale is None else scale,
         )
@@ -1088,6 +1144,50 @@ class Loader:
             else str(self.config.get(spec.activation, "gelu")),
             norm=self._norm("head.norm", spec.norm, width),
         )
+
+    def _model_classes(self) -> list[str]:
+        """Return the names of the model classes that the configuration states as `architectures`; may be empty."""
+        stated = self.checkpoint.config.get("architectures")
+        return [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
+
+    def _refuse_missing_head(self, names: Names, classes: list[str]) -> None:
+        """Raise an error if the configuration names a model with an LM head, whose tensors the checkpoint lacks.
+
+        Args:
+            names: Tensor names of the head that are missing.
+            classes: Names of model classes in the configuration.
+
+        Raises:
+            CheckpointError: One of the classes has an LM head.
+        """
+        if _have_head(classes):
+            raise CheckpointError(
+                f"{self.checkpoint.name} has no LM head: no tensor is called {' or '.join(names)}, and "
+                f"{self.config_file} has architectures {', '.join(classes)}. {WHOLE} If it is meant to have no head, "
+                f"remove architectures."
+            )
+
+    def _check_head(self, spec: HeadSpec, key: str, table: TokenTable, dense: LinearSpec | None) -> None:
+        """Check the shape of an untied head's rows: one for each row of the table, of the width of hidden states.
+
+        The width of a head behind a projection is checked when the projection is read.
+
+        Raises:
+            CheckpointError: The number of rows or the width is another.
+        """
+        name = next(iter(self.names.get(f"{key}.weight", ())), None)
+        if name is None:
+            return  # computed from several tensors, or cut to the rows that count
+        rows, width = self.tensors[f"{key}.weight"].shape
+        expected = self.tensors.get("decoder.table.weight", self.tensors["table.weight"]).shape[0]
+        widths = {self.width, table.embed_dim, self.config.get("hidden_size", self.width)}
+        widths = widths if spec.hidden == 1 else {self.width * spec.hidden}
+        if rows != expected - self.family.extra_rows or (dense is None and width not in widths):
+            raise CheckpointError(
+                f"{self.checkpoint.info(name).file}: {name} has shape {[rows, width]} where "
+                f"[{expected - self.family.extra_rows}, {self.width}] belongs to the head, by {self.config_file} and "
+                f"the table. {WHOLE}"
+            )
 
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
         """Read the rows of an untied head into `tensors[key]` and return them; `None` if there are no such rows.
@@ -1122,12 +1222,6 @@ class Loader:
                     f"the head is read as untied."
                 )
         weight = self._read(key, found[0])
-        rows, width = self.tensors[tied_to].shape[0] - self.family.extra_rows, self.width * spec.streams
-        if weight.shape[0] != rows or (spec.dense is None and weight.shape[1] != width):
-            raise CheckpointError(
-                f"{found[0]} has shape {list(weight.shape)}, and the head of this model has {rows:,} rows"
-                f"{f' of width {width:,}' if spec.dense is None else ''}: table and head do not belong together."
-            )
         if spec.rows is not None and self.config.get(spec.rows) is not None:
             count = self._whole(spec.rows, most=MOST_POSITIONS)
             if count < weight.shape[0]:
@@ -1137,6 +1231,13 @@ class Loader:
         return weight
 
     # Keys of the configuration
+
+    def _has(self, presence: Presence) -> bool:
+        """Return whether a tensor exists, as the record or a key of the configuration says."""
+        if isinstance(presence, bool):
+            return presence
+        key, default = presence
+        return bool(self.config.get(key, default))
 
     @contextmanager
     def _naming_config(self) -> Iterator[None]:
@@ -1198,6 +1299,11 @@ def _names_of(spec: LinearSpec, end: str) -> Names:
     """Return the names of a projection's tensor, such as `("project_in.weight",)` for the end `"weight"`."""
     names = (spec.name,) if isinstance(spec.name, str) else spec.name
     return tuple(f"{name}.{end}" for name in names)
+
+
+def _have_head(classes: list[str]) -> bool:
+    """Return whether one of these model classes of transformers has an LM head."""
+    return any(name.endswith(HEAD_CLASSES) for name in classes)
 
 
 def checkpoint_family(checkpoint: Checkpoint) -> Family | None:

@@ -63,7 +63,7 @@ def _bart(name: str, *model_types: str, offset: int = 2, **changes: Any) -> Fami
         position=_learned("encoder", offset),
         recipe=("position", "norm"),
         norm=NormSpec("encoder.layernorm_embedding", None, 1e-5),
-        head=HeadSpec(bias=_BIAS, tied=True),
+        head=HeadSpec(bias=_BIAS, has_bias="stored", tied=True),
         decoder_input=DecoderSpec(
             position=_learned("decoder", offset), norm=NormSpec("decoder.layernorm_embedding", None, 1e-5)
         ),

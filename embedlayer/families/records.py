@@ -10,6 +10,9 @@ from typing import Literal
 
 Names = tuple[str, ...]
 
+Presence = bool | tuple[str, bool]
+"""Whether a tensor exists: yes or no, or a pair (configuration key that says it, value if the key is missing)."""
+
 Step = Literal["types", "project", "position", "norm", "mask", "length_mask", "token_dropout", "streams"]
 """A step of the input embedding after look-up and scale.
 
@@ -265,7 +268,6 @@ class NormSpec:
     """Name and epsilon of a norm in a checkpoint.
 
     The two tensors of a LayerNorm are called `weight` and `bias`, or in checkpoints from TensorFlow `gamma` and `beta`.
-    A LayerNorm whose bias the checkpoint does not store has none.
 
     Attributes:
         name: End of the module's name in the checkpoint: `"norm"` finds `norm` and `encoder.norm`. Of several names,
@@ -274,6 +276,7 @@ class NormSpec:
         eps: Epsilon if that key is missing.
         affine_key: Pair (configuration key, value) for which the norm does not normalise, but only multiplies by
             `weight` and adds `bias` (MobileBERT); `None` for a family without such a key.
+        bias: Whether a LayerNorm has a bias: yes or no, or a configuration key that says it and its default.
         kind: `"layer"`: LayerNorm. `"rms"`: RMSNorm, which has a weight only. `"rms_plain"`: RMSNorm without tensors.
     """
 
@@ -281,6 +284,7 @@ class NormSpec:
     eps_key: str | None = "layer_norm_eps"
     eps: float = 1e-12
     affine_key: tuple[str, str] | None = None
+    bias: Presence = True
     kind: Literal["layer", "rms", "rms_plain"] = "layer"
 
 
@@ -304,11 +308,11 @@ class LinearSpec:
     Attributes:
         name: End of the module's name in the checkpoint: `"project_in"` finds `model.decoder.project_in`. Of several
             names, the first one that the checkpoint has is used.
-        bias: Whether the projection has a bias vector; `"stored"` if the checkpoint decides.
+        bias: Whether the projection has a bias vector: yes or no, or a configuration key that says it and its default.
     """
 
     name: str | Names
-    bias: bool | Literal["stored"] = True
+    bias: Presence = True
 
 
 @dataclass(frozen=True)
@@ -334,6 +338,8 @@ class HeadSpec:
     Attributes:
         weight: Tensor names of the rows of an untied head.
         bias: Tensor names of the bias, one number per token, `(V,)` or `(1, V)`; empty for a head without a bias.
+        has_bias: Whether the head has that bias: yes, or a configuration key that says it and its default. `"stored"`
+            if the checkpoint decides, because transformers takes zeros for a bias that is not stored (BART).
         columns: Tensor names of further columns of the rows, stored as `(columns, V)`: the rows of the head are those
             of the token table, followed by these columns (MobileBERT). Such a head is loaded as an untied one.
         dense: Projection before the product with `weight`. A checkpoint without its tensors has no head, unless
@@ -341,7 +347,7 @@ class HeadSpec:
         dense_optional: Whether a checkpoint without the tensors of `dense` has a head without that step (OPT).
         activation: Name of the activation, or the configuration key that states the name, such as `"hidden_act"`.
         norm: LayerNorm before the product with `weight`.
-        streams: Number of hidden states of width D that the head reads one after another (Reformer: 2).
+        hidden: Number of hidden vectors of width D that the head reads one after another for each token (Reformer: 2).
         rows: Configuration key of the number of rows that count; stored rows beyond it have no logits (Inkling).
             `None`: all rows count.
         logit_scale: Factor on the logits; `None` for the factor 1.
@@ -353,12 +359,13 @@ class HeadSpec:
 
     weight: Names = ("lm_head.weight",)
     bias: Names = ()
+    has_bias: Presence | Literal["stored"] = True
     columns: Names = ()
     dense: LinearSpec | None = None
     dense_optional: bool = False
     activation: str | None = None
     norm: NormSpec | None = None
-    streams: int = 1
+    hidden: int = 1
     rows: str | None = None
     logit_scale: Factor | None = None
     softcap: str | None = None

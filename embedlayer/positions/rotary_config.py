@@ -576,7 +576,9 @@ def _parameters(config: JsonObject, facts: RotaryPositions, layer_type: str | No
     Raises:
         CheckpointError: The layer type is unknown, or is `None` where types have different parameters.
     """
-    parameters = _only_value({key: config.get(key) or None for key in ("rope_parameters", "rope_scaling")}) or {}
+    stated = {key: config.get(key) for key in ("rope_parameters", "rope_scaling")}
+    parameters = _only_value({key: None if value == {} else value for key, value in stated.items()})
+    parameters = {} if parameters is None else parameters
     if not isinstance(parameters, Mapping):
         raise CheckpointError(f"rope_parameters must be a dictionary, not {parameters!r}.")
     if _is_nested(parameters):
