@@ -1185,7 +1185,7 @@ class Loader:
         if rows != expected - self.family.extra_rows or (dense is None and width not in widths):
             raise CheckpointError(
                 f"{self.checkpoint.info(name).file}: {name} has shape {[rows, width]} where "
-                f"[{expected - self.family.extra_rows}, {self.width}] belongs to the head, by {self.config_file} and "
+                f"[{expected - self.family.extra_rows}, {hidden}] belongs to the head, by {self.config_file} and "
                 f"the table. {WHOLE}"
             )
 
