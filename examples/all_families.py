@@ -175,7 +175,11 @@ def compare(row: Row, model: nn.Module, layer: el.EmbeddingLayer) -> None:
         cases["input, token_type_ids"] = {"token_type_ids": (torch.arange(TOKENS) // 5 % 2).expand(2, -1)}
     for name, options in cases.items():
         try:
-            run = observe(model, {"input_ids": ids, **decoder, **options}, hidden=HEAD_INPUTS.get(row.model_type))
+            run = observe(
+                model,
+                {"input_ids": ids, **decoder, **options},
+                hidden=HEAD_INPUTS.get(row.model_type),
+            )
         except Exception as error:
             row.left_out[name] = f"transformers: {type(error).__name__}: {str(error)[:200]}"
             continue
@@ -266,7 +270,7 @@ def compare_positions(row: Row, model: nn.Module, layer: el.EmbeddingLayer, run:
         name, at = f"positions from {start}", torch.arange(start, start + TOKENS)
         try:
             long = observed_at(wide, at, short)
-        except (IndexError, RuntimeError) as error:  # beyond a table of positions
+        except (IndexError, RuntimeError, ValueError) as error:  # beyond a table of positions
             if start > STARTS[0] and any(scheme.hook == "rotate" for scheme in schemes_of(layer)):
                 row.left_out[name] = f"transformers: {type(error).__name__}: {str(error)[:100]}"
             continue

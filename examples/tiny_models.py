@@ -131,6 +131,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "led": {"attention_window": 4},
     "longt5": {"local_radius": 15},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * (LAYERS // 3)},
+    "longformer": {"attention_window": 4},
     "luke": {"entity_vocab_size": 100, "entity_emb_size": 32},
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "ministral": {"head_dim": 16},
@@ -175,6 +176,10 @@ The settings also apply where a configuration of this type is part of another on
 
 HEAD_INPUTS = {"fsmt": "model.decoder.output_projection", "opt": "model.decoder.project_out", "prophetnet": "lm_head"}
 """Model type -> module whose input is that of the head, where the decoder does not return these hidden states."""
+
+
+UNHOOKED = {"squeezebert": "transformer.encoder"}
+"""Model type -> module around the blocks, where the model calls `forward` of its blocks and so passes by hooks."""
 
 
 class CannotBuild(Exception):

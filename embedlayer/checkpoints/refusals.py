@@ -78,10 +78,12 @@ def quantised_parts(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
     """
     found: dict[str, None] = {}
     for name in names:
-        module = f".{name.rpartition('.')[0]}."
+        module, leaf = f".{name.rpartition('.')[0]}.", name.rpartition(".")[2]
         for other in checkpoint.names if module != ".." else ():
             _, is_inside, rest = f".{other}".rpartition(module)
-            own = rest.removeprefix(f"{name.rpartition('.')[2]}.")
+            own = rest.removeprefix(f"{leaf}.")
+            if rest == leaf or not (leaf in ("weight", "bias") or rest.startswith(leaf)):
+                continue  # a parameter of its own name, beside others of the same module
             if is_inside and "." not in own.removeprefix("quant_state.") and _QUANTISED & {*re.split(r"[._]", own)}:
                 found[other] = None
     return list(found)

@@ -192,7 +192,13 @@ _LLAMA_LIKE = (
         *("helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hy_v4", "internlm3", "iquestcoder", "jais2"),
         *("kolibri1", "laguna", "llama4_text", "longcat_flash", "mellum", "mimo_v2_flash", "minimax"),
         *("minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mixtral", "nemotron", "olmo", "olmo2"),
-        *("olmo3", "olmoe", "persimmon", "phi4_multimodal", "qwen2_moe", "qwen3_5_moe"),
+        *(
+            "olmo3",
+            "olmoe",
+            "persimmon",
+            "phi4_multimodal",
+            "qwen2_moe",
+        ),
         *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss"),
         *("solar_open", "stablelm", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"),
         *("qwen3_omni_moe_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "mistral4"),
@@ -203,8 +209,6 @@ _LLAMA_LIKE = (
         *(
             "ernie4_5",
             "jetmoe",
-            "lfm2",
-            "lfm2_moe",
             "lfm3",
             "paddleocr_vl_text",
             "qwen2_5_omni_text",
@@ -390,7 +394,6 @@ REFUSED_CAUSAL: Mapping[str, str] = {
         ("gemma4_assistant", "gemma4_unified_assistant"),
         "its first block receives hidden states of another model, which drafts tokens with it",
     ),
-    "prophetnet": "its blocks read the text together with several copies of it, one for each of the next tokens",
     **dict.fromkeys(
         ("musicgen_decoder", "musicgen_melody_decoder"),
         "its input is the sum of the rows of several codebooks, and each codebook has a head",
