@@ -846,7 +846,8 @@ class Loader:
         Raises:
             CheckpointError: A tensor is missing or has another shape.
         """
-        weight = self._require(f"{key}.weight", _names_of(spec, "weight"), "projection", shape)
+        what = "projection to hidden_size" if key == "projection" else "projection"
+        weight = self._require(f"{key}.weight", _names_of(spec, "weight"), what, shape)
         biases = _names_of(spec, "bias")
         has_bias = self._has(spec.bias)
         if has_bias:
@@ -1162,8 +1163,8 @@ class Loader:
         """
         if _have_head(classes):
             raise CheckpointError(
-                f"{self.checkpoint.name} has no LM head: no tensor is called {' or '.join(names)}, and "
-                f"{self.config_file} has architectures {', '.join(classes)}. {WHOLE} If it is meant to have no head, "
+                f"{self.checkpoint.name}: {' or '.join(names)} is missing, and {self.config_file} has architectures "
+                f"{', '.join(classes)}, a model with an LM head. {WHOLE} If the checkpoint is meant to have no head, "
                 f"remove architectures."
             )
 
@@ -1204,9 +1205,10 @@ class Loader:
         found = [name for name in self._find_matrices(spec.weight) if name not in used and not _is_in_block(name)]
         columns = self.checkpoint.find(*spec.columns)
         if columns and 0 not in self.checkpoint.info(columns[0]).shape:
-            self.tensors[key] = torch.cat(
-                [self.tensors[tied_to], self._read(key, columns[0]).T.to(self.tensors[tied_to].dtype)], dim=1
-            )
+            if not found and not self._is_tied(spec):
+                return None
+            rows = self.tensors[tied_to] if self._is_tied(spec) else self._read(key, found[0])
+            self.tensors[key] = torch.cat([rows, self._read(key, columns[0]).T.to(rows.dtype)], dim=1)
             del self.names[key]
             return self.tensors[key]
         if not found:
