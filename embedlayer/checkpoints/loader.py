@@ -1181,8 +1181,8 @@ class Loader:
             return  # computed from several tensors, or cut to the rows that count
         rows, width = self.tensors[f"{key}.weight"].shape
         expected = self.tensors.get("decoder.table.weight", self.tensors["table.weight"]).shape[0]
-        widths = {self.width, table.embed_dim, self.config.get("hidden_size", self.width)}
-        widths = widths if spec.hidden == 1 else {self.width * spec.hidden}
+        hidden = self.width * spec.hidden
+        widths = {hidden} if spec.hidden > 1 else {hidden, table.embed_dim, self.config.get("hidden_size", hidden)}
         if rows != expected - self.family.extra_rows or (dense is None and width not in widths):
             raise CheckpointError(
                 f"{self.checkpoint.info(name).file}: {name} has shape {[rows, width]} where "
