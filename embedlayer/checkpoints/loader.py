@@ -1068,8 +1068,12 @@ class Loader:
         if each:
             self.blocks = tuple(kinds)
         max_distance = self._whole("relative_attention_max_distance", 128, most=MOST_POSITIONS)
-        bias = {"num_buckets": buckets, "max_distance": max_distance, "bidirectional": spec.bidirectional}
-        return {kind: RelativePositionBias(heads, **bias) for kind in kinds}
+        return {
+            kind: RelativePositionBias(
+                heads, num_buckets=buckets, max_distance=max_distance, bidirectional=spec.bidirectional
+            )
+            for kind in kinds
+        }
 
     # The head
 
@@ -1163,7 +1167,7 @@ class Loader:
                 f"remove architectures."
             )
 
-    def _check_head(self, spec: HeadSpec, key: str, table: TokenEmbedding, dense: LinearSpec | None) -> None:
+    def _check_head(self, spec: HeadSpec, key: str, table: TokenTable, dense: LinearSpec | None) -> None:
         """Check the shape of an untied head's rows: one for each row of the table, of the width of hidden states.
 
         The width of a head behind a projection is checked when the projection is read.
