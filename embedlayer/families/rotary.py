@@ -73,7 +73,10 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         ("zamba2",),
     ),
     (RotaryPositions(), ("t5gemma", "t5_gemma_module")),
-    (RotaryPositions(fixed_base=True), ("esm",)),
+    (
+        RotaryPositions(fixed_base=True, rope_types=("default",), only_if=("position_embedding_type", "rotary")),
+        ("esm",),
+    ),
     (RotaryPositions(fixed_base=True, interleaved=True), ("roformer",)),
     (RotaryPositions(reversed=True), ("nanochat",)),
     # layers without positions
