@@ -88,7 +88,8 @@ def read_blocks(
     kinds = types if has_layer_types(config) else [None] * len(types)
     bases, scaled = config.get("layer_rope_theta") or [None] * len(types), config.get("rope_scaling_layers")
     unrotated = _unrotated_queries(config, facts)
-    keys, arguments = [], {}
+    keys: list[str] = []
+    arguments: dict[str, dict[str, Any]] = {}
     for layer, (kind, flag, base) in enumerate(zip(kinds, flags, bases, strict=True)):
         found, key = None, kind or SAME_FOR_ALL
         if flag:
@@ -150,7 +151,7 @@ ROPE_TYPES = {
 COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 SECTIONS = "mrope_section"
 QUERY_BETA = "llama_4_scaling_beta"
-AXES: dict[str, type[SectionedAxes]] = {
+AXES: dict[str, Callable[[Sequence[int]], SectionedAxes]] = {
     "chunked": ChunkedAxes,
     "interleaved": InterleavedAxes,
     "alternating": AlternatingAxes,
@@ -236,18 +237,19 @@ def _read(
     width = head_width(config, layer_type)
     share = _rotated_share(config, facts, parameters, width)
     layout = _layout(config, facts) if interleaved is None else interleaved
-    arguments = {
+    rotary_dim = width if kind == "proportional" else int(width * share)
+    arguments: dict[str, Any] = {
         "head_dim": width,
         "base": _base(config, facts, parameters, layer_type, default_base) if base is None else as_number(base, "base"),
         "scaling": _scaling(kind if scaled else "default", config, facts, parameters, share),
         "interleaved": layout,
-        "rotary_dim": width if kind == "proportional" else int(width * share),
+        "rotary_dim": rotary_dim,
     }
     if facts.reversed:
         arguments["reversed"] = True
     if facts.trailing:  # the whole head: its first channels are not rotated, but its query is scaled (Mistral 4)
         arguments |= {"trailing": True, "head_dim": _whole_head(config, width)}
-    axes = _axes(facts, parameters, arguments["rotary_dim"] // 2)
+    axes = _axes(facts, parameters, rotary_dim // 2)
     query_scaling = _query_scaling(parameters)
     return (
         arguments
