@@ -278,8 +278,8 @@ def test_families_depends_on_no_other_module_of_the_package() -> None:
         assert not re.findall(r"^(?:from|import) embedlayer(?!\.families)", path.read_text(), re.MULTILINE), path.name
 
 
-def test_there_are_no_rotary_facts_of_an_unknown_family() -> None:
-    assert rotary_facts("novel") is rotary_facts("gpt2") is None
+def test_an_unknown_family_has_no_rotary_facts() -> None:
     assert rotary_facts("llama") == RotaryPositions()
+    assert rotary_facts("novel") is rotary_facts("gpt2") is rotary_facts(None) is None
     assert rotary_facts("gptj").interleaved
     assert rotary_facts("glm4").default_share == 0.5

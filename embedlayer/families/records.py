@@ -195,7 +195,6 @@ class RotaryPositions:
             keys `attn_scale` and `floor_scale`. A pair: exponent and length of a power (Beam). `None` for no factor.
         or_alibi: Whether `alibi: true` in a configuration replaces the rotation by linear biases (ALiBi), divided by
             the square root of a head's width (Falcon).
-        refused: Why the reader does not read this family, as the end of a sentence; `None` for a family that it reads.
     """
 
     base: float = 10000.0
@@ -222,7 +221,6 @@ class RotaryPositions:
     section_names: Names = ()
     unrotated_queries: Literal["attn_scale"] | tuple[float, int] | None = None
     or_alibi: bool = False
-    refused: str | None = None
 
 
 @dataclass(frozen=True)

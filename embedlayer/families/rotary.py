@@ -40,7 +40,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *("nomic_bert", "olmo", "olmo2", "olmoe", "phimoe", "pocket_tts", "qwen2", "qwen2_moe"),
             *("qwen3", "qwen3_moe", "qwen3_omni_moe_talker_code_predictor", "seed_oss", "solar_open", "starcoder2"),
             *("step3p5", "ultrabert", "unlimited_ocr_text", "vaultgemma", "voxtral_realtime_text"),
-            *("voxtral_realtime_encoder", "molmo2_text", "zaya", "hy_v4", "axk2"),
+            *("voxtral_realtime_encoder", "molmo2_text", "zaya", "hy_v4"),
         ),
     ),
     (
@@ -73,7 +73,10 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         ("zamba2",),
     ),
     (RotaryPositions(), ("t5gemma", "t5_gemma_module")),
-    (RotaryPositions(fixed_base=True), ("esm",)),
+    (
+        RotaryPositions(fixed_base=True, rope_types=("default",), only_if=("position_embedding_type", "rotary")),
+        ("esm",),
+    ),
     (RotaryPositions(fixed_base=True, interleaved=True), ("roformer",)),
     (RotaryPositions(reversed=True), ("nanochat",)),
     # layers without positions
@@ -230,7 +233,7 @@ _STATED: tuple[tuple[Names, Names], ...] = (
     (
         ("qk_rope_head_dim",),
         (
-            *("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"),
+            *("axk1", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"),
             *("dots3_note_text", "glm4_moe_lite", "glm_moe_dsa", "hy_v4", "longcat_flash", "minicpm3", "mistral4"),
             *("youtu",),
         ),

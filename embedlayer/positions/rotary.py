@@ -178,7 +178,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
                 `rope_scaling`, `rope_theta`, `partial_rotary_factor`, `rotary_pct`, `type`. A dictionary with the key
                 `base` is read as a `RotaryEmbedding.config`.
             layer_type: Type of layer in models with several, such as `"sliding_attention"` (Gemma 3, ModernBERT).
-            interleaved: Layout of pairs; `None` for `rope_interleave` or the layout of the family (`model_type`).
+            interleaved: Layout of pairs; `None` for `rope_interleave` or the layout of the family (`model_type`). It
+                must be stated for an unknown family, or without a `model_type`.
             default_base: Base for a configuration that names none; `None` makes that an error.
 
         Returns:
@@ -186,11 +187,12 @@ class RotaryEmbedding(Position, ComputedBuffers):
             `rotary_positions` also knows layers that have no positions for other reasons.
 
         Raises:
-            CheckpointError: A key is unknown, missing, of the wrong type, or contradicts another.
+            CheckpointError: A key is unknown, missing, of the wrong type, or contradicts another; or the family is
+                unknown and `interleaved` is not stated.
 
         Example:
             >>> config = {"head_dim": 64, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}
-            >>> RotaryEmbedding.from_config(config).scaling
+            >>> RotaryEmbedding.from_config({"model_type": "llama", **config}).scaling
             LinearScaling(factor=4.0)
 
         Reference: transformers/modeling_rope_utils.py. We differ: it warns about unknown keys, and fills in
@@ -477,7 +479,7 @@ def rotary_positions(
         config: The dictionary of a `config.json`.
         interleaved: As in `RotaryEmbedding.from_config`.
         rotated: Whether blocks are rotated: one value for all blocks, or one for each. `None` for what the family and
-            the configuration say.
+            the configuration say. It must be stated for an unknown family, as must `interleaved`.
         default_base: As in `RotaryEmbedding.from_config`.
 
     Raises:

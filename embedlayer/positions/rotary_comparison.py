@@ -449,7 +449,9 @@ def _difference(scheme: Position, before: Call, after: Call, positions: Tensor, 
     width = scheme.head_dim
     if width > before.q.shape[-1]:
         return float("inf")
-    if permuted and scheme.interleaved:
+    if permuted and not scheme.interleaved:
+        return float("inf")
+    if permuted:
         scheme = RotaryEmbedding(**(scheme_arguments(scheme) | {"interleaved": False}))
     angles = _angles(scheme, positions)
     results = []

@@ -88,7 +88,8 @@ def read_blocks(
     kinds = types if has_layer_types(config) else [None] * len(types)
     bases, scaled = config.get("layer_rope_theta") or [None] * len(types), config.get("rope_scaling_layers")
     unrotated = _unrotated_queries(config, facts)
-    keys, arguments = [], {}
+    keys: list[str] = []
+    arguments: dict[str, dict[str, Any]] = {}
     for layer, (kind, flag, base) in enumerate(zip(kinds, flags, bases, strict=True)):
         found, key = None, kind or SAME_FOR_ALL
         if flag:
@@ -150,7 +151,7 @@ ROPE_TYPES = {
 COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 SECTIONS = "mrope_section"
 QUERY_BETA = "llama_4_scaling_beta"
-AXES: dict[str, type[SectionedAxes]] = {
+AXES: dict[str, Callable[[Sequence[int]], SectionedAxes]] = {
     "chunked": ChunkedAxes,
     "interleaved": InterleavedAxes,
     "alternating": AlternatingAxes,
@@ -236,18 +237,20 @@ def _read(
     width = head_width(config, layer_type)
     share = _rotated_share(config, facts, parameters, width)
     layout = _layout(config, facts) if interleaved is None else interleaved
-    arguments = {
+    rotary_dim = width if kind == "proportional" else int(width * share)
+    arguments: dict[str, Any] = {
         "head_dim": width,
         "base": _base(config, facts, parameters, layer_type, default_base) if base is None else as_number(base, "base"),
         "scaling": _scaling(kind if scaled else "default", config, facts, parameters, share),
         "interleaved": layout,
-        "rotary_dim": width if kind == "proportional" else int(width * share),
+        "rotary_dim": rotary_dim,
     }
     if facts.reversed:
         arguments["reversed"] = True
     if facts.trailing:  # the whole head: its first channels are not rotated, but its query is scaled (Mistral 4)
         arguments |= {"trailing": True, "head_dim": _whole_head(config, width)}
-    axes, query_scaling = _axes(facts, parameters), _query_scaling(parameters)
+    axes = _axes(facts, parameters, rotary_dim // 2)
+    query_scaling = _query_scaling(parameters)
     return (
         arguments
         | ({} if axes is None else {"axes": axes})
@@ -271,20 +274,22 @@ def _facts(config: JsonObject, *, stated: bool) -> RotaryPositions:
         stated: Whether the caller stated what the settings of an unknown family would say.
 
     Raises:
-        CheckpointError: The `model_type` is missing or unknown and the caller stated nothing, or transformers rotates
-            this family in a way that this library does not have.
+        CheckpointError: The `model_type` is missing or unknown and the caller stated nothing, or the configuration
+            holds several models.
     """
     name = config.get("model_type")
     facts = rotary_facts(name)
+    inner = [key for key in ("text_config", "llm_config", "thinker_config") if key in config]
+    if facts is None and inner and not config.keys() & ROTARY_KEYS:
+        raise CheckpointError(f"This configuration holds several models: pass config[{inner[0]!r}].")
     if facts is None and not stated:
         about = "has no model_type" if name is None else f"has the unknown model_type {name!r}"
+        close = " or ".join(get_close_matches(str(name), ROTARY, n=2, cutoff=0.6))
         raise CheckpointError(
             f"The configuration {about}, so the pairing of channels and the rotated layers are not known."
-            f"{'' if name is None else _hint(name, ROTARY)} State interleaved= (and rotated= for rotary_positions), "
-            f"and compare with the original: embedlayer.positions.compare_rotary(config, ...)."
+            f"{f' Did you mean {close}?' if close else ''} State interleaved= (and rotated= for "
+            f"rotary_positions), and compare with the original: embedlayer.positions.compare_rotary(config, ...)."
         )
-    if facts is not None and facts.refused is not None and not stated:
-        raise CheckpointError(f"Positions of {name} are not read: {facts.refused}")
     return facts or RotaryPositions()
 
 
@@ -296,12 +301,8 @@ def _common(config: JsonObject, facts: RotaryPositions) -> JsonObject:
         facts: Settings of its family.
 
     Raises:
-        CheckpointError: Two names of the same key have different values, or the configuration holds several models.
+        CheckpointError: Two names of the same key have different values, or a key is missing that must be stated.
     """
-    if not (config.keys() & ROTARY_KEYS) and "num_hidden_layers" not in config:
-        inner = [key for key in ("text_config", "decoder", "llm_config", "thinker_config") if key in config]
-        if inner:
-            raise CheckpointError(f"This configuration holds several models: pass config[{inner[0]!r}].")
     renamed = dict(config)
     for key, common in facts.aliases:
         value = renamed.pop(key, None)
@@ -357,12 +358,15 @@ def _layout(config: JsonObject, facts: RotaryPositions) -> bool:
     )
 
 
-def _axes(facts: RotaryPositions, parameters: Mapping[str, Any]) -> SectionedAxes | None:
+def _axes(facts: RotaryPositions, parameters: Mapping[str, Any], pairs: int) -> SectionedAxes | None:
     """Return how pairs are divided over several position axes; `None` for a single axis.
+
+    With interleaved sections axis 0 has all pairs that the other sections leave, as in transformers.
 
     Args:
         facts: Settings of the family.
         parameters: Rotary parameters of the layers.
+        pairs: Number of rotated pairs of channels.
 
     Raises:
         CheckpointError: The sections are no list of whole numbers, or contradict the family.
@@ -376,6 +380,8 @@ def _axes(facts: RotaryPositions, parameters: Mapping[str, Any]) -> SectionedAxe
     if not isinstance(sections, list | tuple):
         raise CheckpointError(f"{SECTIONS} must be a list, not {sections!r}.")
     sections = tuple(as_whole_number(size, SECTIONS) for size in sections)
+    if facts.axes == "interleaved":
+        sections = (max(pairs - sum(sections[1:]), 1), *sections[1:])
     layout = parameters.get("mrope_interleaved")
     if layout is not None and bool(layout) != (facts.axes == "interleaved"):
         raise CheckpointError(f"mrope_interleaved is {layout}, but the code of this family has {facts.axes} sections.")
@@ -548,8 +554,6 @@ def _check_keys(config: JsonObject, facts: RotaryPositions) -> None:
             raise CheckpointError(f"The configuration's key {key!r} is not known here.{_hint(key, known)}")
     if config.get("alibi"):
         raise CheckpointError("This configuration says alibi: its positions are an AlibiBias, not rotary.")
-    if "text_config" in config and not config.keys() & ROTARY_KEYS:
-        raise CheckpointError("This configuration holds several models: pass config['text_config'].")
 
 
 def _is_nested(parameters: object) -> bool:

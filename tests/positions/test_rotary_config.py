@@ -14,9 +14,10 @@ from embedlayer.positions import (
     LongRopeScaling,
     ProportionalScaling,
     YarnScaling,
+    compare_rotary,
     rotary_positions,
 )
-from embedlayer.positions.rotary_config import layer_types, read_rotary, rotated_layers
+from embedlayer.positions.rotary_config import layer_types, read_blocks, read_rotary, rotated_layers
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 6, "max_position_embeddings": 128}
 SMALL = {"model_type": "llama", **SIZES}
@@ -283,7 +284,9 @@ def test_unknown_missing_and_contradicting_keys_are_refused_with_a_hint(config, 
     ("config", "message"),
     [
         ({"text_config": {}}, r"pass config\['text_config'\]"),
-        ({"rope_theta": 1e4}, "neither head_dim nor hidden_size"),
+        ({"rope_theta": 1e4, "model_type": "llama"}, "neither head_dim nor hidden_size"),
+        ({"rope_theta": 1e4}, "has no model_type.*State interleaved="),
+        ({"rope_theta": 1e4, "model_type": "lama"}, "unknown model_type 'lama'.*Did you mean llama.*compare_rotary"),
     ],
 )
 def test_a_configuration_of_another_shape_is_refused(config, message) -> None:
@@ -308,3 +311,75 @@ def test_layers_that_cannot_be_told_are_refused(config, message) -> None:
 def test_a_base_that_is_told_fills_in_for_a_missing_one_only() -> None:
     assert RotaryEmbedding.from_config(SMALL, default_base=1e4).base == 1e4
     assert RotaryEmbedding.from_config({**SMALL, "rope_theta": 5e5}, default_base=1e4).base == 5e5
+
+
+def test_an_unknown_family_is_read_when_the_caller_states_pairing_and_layers() -> None:
+    config = {**SIZES, "model_type": "novel", "rope_theta": 1e4}
+    assert RotaryEmbedding.from_config(config, interleaved=True).interleaved
+    with pytest.raises(CheckpointError, match="unknown model_type 'novel'"):
+        rotary_positions(config, interleaved=False)
+    with pytest.raises(CheckpointError, match="one entry for each of 6 layers"):
+        rotary_positions(config, interleaved=False, rotated=[True])
+    layers = rotary_positions(config, interleaved=False, rotated=[True, False] * 3)
+    assert [isinstance(layer, RotaryEmbedding) for layer in layers] == [True, False] * 3
+    assert all(isinstance(each, RotaryEmbedding) for each in rotary_positions(config, interleaved=False, rotated=True))
+
+
+@pytest.mark.parametrize(
+    ("config", "keys", "message"),
+    [
+        ({"model_type": "cohere2"}, {}, "sliding_window is missing"),
+        ({"model_type": "gpt_oss"}, {}, "rope_parameters or rope_scaling is missing"),
+        ({"model_type": "deepseek_v3"}, {}, "qk_rope_head_dim is missing"),
+        ({"model_type": "llama", "rope_interleave": True}, {}, "does not read it"),
+        (
+            {"model_type": "gptj", "rotary_dim": 8, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {},
+            "no rope_type",
+        ),
+        (
+            {"model_type": "qwen2_vl_text", "rope_scaling": {"mrope_section": [1, 1, 1]}},
+            {},
+            "contradicts itself.*add up",
+        ),
+    ],
+)
+def test_what_transformers_would_fill_in_by_family_must_be_stated(config, keys, message) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        rotary_positions({**SIZES, "rope_theta": 1e4, **config, **keys})
+
+
+BLOCKS: list[tuple[str, dict, list[str]]] = [
+    ("afmoe", {"layer_types": ["sliding_attention", "full_attention"] * 3}, ["rotary", "none"] * 3),
+    ("qwen3_next", {"full_attention_interval": 3, "partial_rotary_factor": 0.25}, ["none", "none", "rotary"] * 2),
+    ("granite_swa", {"layer_rope_theta": [1e4, 0, 5e5] * 2}, ["rotary", "none", "rotary_2"] * 2),
+    ("mllama_text_model", {"cross_attention_layers": [1]}, ["rotary", "none", *["rotary"] * 4]),
+    (
+        "molmo2_text",
+        {"rope_scaling_layers": [0, 1], "rope_scaling": {"type": "linear", "factor": 2.0}},
+        ["rotary", "rotary", *["rotary_2"] * 4],
+    ),
+    (
+        "llama4_text",
+        {"no_rope_layers": [1, 0] * 3, "attn_scale": 0.1, "floor_scale": 8},
+        ["rotary", "query_scaling"] * 3,
+    ),
+    ("jamba", {}, ["none"] * 6),
+]
+
+
+@pytest.mark.parametrize(("family", "keys", "expected"), BLOCKS, ids=[family for family, *_ in BLOCKS])
+def test_each_block_has_the_key_of_its_scheme(family, keys, expected) -> None:
+    blocks = read_blocks({**SIZES, "model_type": family, "rope_theta": 1e4, **keys})
+    assert list(blocks.keys) == expected
+    assert set(blocks.arguments) == set(expected) - {"none"}
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "nanochat", "qwen2_vl_text", "gptj"])
+def test_compare_rotary_finds_no_difference_and_finds_one(family) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(family, num_hidden_layers=2)
+    config = as_file(config)
+    assert [each.reason for each in compare_rotary(config)] == ["", ""]
+    wrong = compare_rotary(config, interleaved=family not in ("deepseek_v3", "gptj"))
+    assert all("differs by" in each.reason for each in wrong)
