@@ -40,7 +40,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *("nomic_bert", "olmo", "olmo2", "olmoe", "phimoe", "pocket_tts", "qwen2", "qwen2_moe"),
             *("qwen3", "qwen3_moe", "qwen3_omni_moe_talker_code_predictor", "seed_oss", "solar_open", "starcoder2"),
             *("step3p5", "ultrabert", "unlimited_ocr_text", "vaultgemma", "voxtral_realtime_text"),
-            *("voxtral_realtime_encoder", "molmo2_text", "zaya", "hy_v4"),
+            *("voxtral_realtime_encoder", "molmo2_text", "zaya", "hy_v4", "axk2"),
         ),
     ),
     (
@@ -48,7 +48,6 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         (
             *(META_LLAMA, "blt_local_decoder", "blt_global_transformer", "blt_patcher"),
             *(
-                "axk2",
                 "openai_privacy_filter",
                 "deepseek_v2",
                 "deepseek_v32",
