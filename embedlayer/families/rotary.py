@@ -129,11 +129,11 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=_FULL, default_share=0.25),
         ("qwen3_5_text", "qwen3_5_moe_text"),
     ),
+    (replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=("indexed_attention", *_FULL)), ("qwen4_exp_text",)),
     (
         RotaryPositions(interleaved=True, axes="alternating", sections=(22, 22, 20), rope_types=("default",)),
         ("ernie4_5_vl_moe_text",),
     ),
-    (replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=("indexed_attention", *_FULL)), ("qwen4_exp_text",)),
     # other scalings
     (_HUNYUAN, ("hunyuan_v1_dense", "hunyuan_v1_moe")),
     (
