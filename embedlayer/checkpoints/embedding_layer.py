@@ -177,9 +177,8 @@ class EmbeddingLayer(Pretrained):
         tensor_names: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__()
-        modules = {"types": types, "project": projection, "norm": norm, "position": True}
-        modules |= {"mask": True, "length_mask": None if padding_id is None else True}
-        modules |= {"token_dropout": token_dropout, "streams": streams}
+        modules: dict[str, object] = {"types": types, "project": projection, "norm": norm, "position": True}
+        modules |= {"mask": True, "length_mask": padding_id, "token_dropout": token_dropout, "streams": streams}
         for each in (recipe, () if decoder is None or decoder.recipe is None else decoder.recipe):
             if len(set(each)) != len(each) or any(modules.get(step) is None for step in each):
                 raise SizeError(f"The recipe {' -> '.join(each)} has a step twice, or one without its module.")

@@ -45,7 +45,8 @@ def write_tensors(
     many rows as the new one. `vocab_size` then changes in `config.json` and in the metadata of the files (llama2.c).
 
     Args:
-        tensors: New tensors by their names in the checkpoint; each is stored in the dtype of the old one.
+        tensors: New tensors by their names in the checkpoint; each is stored in the dtype of the old one. A bias of the
+            head `(V,)` is stored as `(1, V)` if the old one is (BART).
         checkpoint_dir: A folder in Hugging Face's layout, with one safetensors file or several and an index.
         out_dir: A folder that does not exist or is empty.
         table: Name of the token table, which must be a key of `tensors`.

@@ -27,7 +27,7 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
         MultimodalSpec(or_text=True),
         (
             *("fast_vlm", "glm4v", "glm4v_moe", "glm_ocr", "llava", "llava_next_video", "llava_onevision"),
-            *("minimax_m3_vl", "video_llama_3"),
+            *("minimax_m3_vl", "shieldgemma2", "video_llama_3"),
         ),
     ),
     (MultimodalSpec(flat="persimmon"), ("fuyu",)),
@@ -40,7 +40,7 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
         (
             *("aya_vision", "cohere2_vision", "deepseek_vl", "deepseek_vl_hybrid", "ernie4_5_vl_moe", "gemma3"),
             *("got_ocr2", "internvl", "janus", "kimi_k25", "lfm2_vl", "lfm3_vl", "lighton_ocr", "minicpm_ocr"),
-            *("mistral3", "moss_transcribe_diarize", "ovis2", "pp_chart2table", "shieldgemma2"),
+            *("mistral3", "moss_transcribe_diarize", "ovis2", "pp_chart2table"),
             *("glmasr", "granite_speech", "granite_speech_plus", "qwen3_asr"),
         ),
     ),
