@@ -190,7 +190,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         ("eurobert",),
         ("embed_tokens.weight",),
         position="rotary",
-        head=HeadSpec(bias=("lm_head.bias",)),
+        head=HeadSpec(bias=("lm_head.bias",), has_bias=("mlp_bias", False)),
     ),
     Family(
         "modernbert",
