@@ -50,7 +50,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
             "alpha": 1000.0,
             "rope_theta": 1e4,
             "mrope_section": [16, 16, 16, 16],
-        }
+        },
     },
     "bamba": {"attn_layer_indices": [2, 4]},
     "zamba2": {"use_mem_rope": True},

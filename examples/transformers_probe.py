@@ -146,7 +146,7 @@ def observe(
                     else:
                         kwargs = {**kwargs, where: state}
                 block = Block(module, state.detach().clone())
-                run.stacks.setdefault(name, {})[index] = block
+                run.stacks.setdefault(name, {}).setdefault(index, block)  # of several calls, the first one
         running.append((module, block))
         return args, kwargs
 
