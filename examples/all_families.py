@@ -53,14 +53,29 @@ from typing import Any
 
 import torch
 from patched_loss import GRADIENT_LIMIT, LOSS_LIMIT, batch, compare_patched, relative
+from tables import markdown_table, write_between_markers
 from tiny_models import HEAD_INPUTS, KINDS, PARTS, CannotBuild, build, model_types, quiet
 from torch import Tensor, nn
 from transformers_probe import Block, Run, arranged, in_float64, main_stacks, observe
 
 import embedlayer as el
 
+TITLES = {
+    "causal": "Causal language models",
+    "masked": "Masked language models",
+    "seq2seq": "Sequence-to-sequence models",
+    "image-text": "Language models of vision-language models",
+}
+"""Kind -> title of its table."""
+
 LIMIT = 1e-6
 """Largest relative difference in float32 that counts as equal."""
+
+TOKENS, PADDED = 13, 4
+"""Tokens of a text, and number of padding tokens in front of the second text."""
+
+BASE = torch.arange(1, TOKENS + 1)
+"""Positions with which long ones are compared; some recurrent layers begin anew at position 0."""
 
 COMPULSORY = ("input", "head", "patched loss")
 """Comparisons without which a type is not equal."""
@@ -71,8 +86,6 @@ OTHER_ROTATIONS = re.compile("Indexer|Compressor")
 STARTS = (300, 3000, 70_000)
 """First positions of long texts."""
 
-TOKENS, PADDED = 13, 4
-"""Tokens of a text, and number of padding tokens in front of the second text."""
 
 SECONDS = 60
 """Limit of processor time of one model type."""
@@ -168,12 +181,7 @@ def judge(row: Row) -> None:
 
 def limit_of(name: str) -> float:
     """Return the largest relative difference of a comparison that counts as equal."""
-    limits = {
-        "patched loss": LOSS_LIMIT,
-        "patched gradients": GRADIENT_LIMIT,
-        "patched gradients in float32": LOSS_LIMIT,
-    }
-    return limits.get(name, LIMIT)
+    return {"patched loss": LOSS_LIMIT, "patched gradients": GRADIENT_LIMIT}.get(name, LIMIT)
 
 
 def compare(row: Row, model: nn.Module, layer: el.EmbeddingLayer) -> None:
@@ -187,11 +195,10 @@ def compare(row: Row, model: nn.Module, layer: el.EmbeddingLayer) -> None:
         cases["input, position_ids"] = {"position_ids": at.expand(2, -1)}
     if accepts(model, "token_type_ids"):
         cases["input, token_type_ids"] = {"token_type_ids": (torch.arange(TOKENS) // 5 % 2).expand(2, -1)}
+    head_input = HEAD_INPUTS.get(model.config.model_type)
     for name, options in cases.items():
         try:
-            run = observe(
-                model, {"input_ids": ids, **decoder, **options}, hidden=HEAD_INPUTS.get(model.config.model_type)
-            )
+            run = observe(model, {"input_ids": ids, **decoder, **options}, hidden=head_input)
         except Exception as error:
             row.left_out[name] = f"transformers: {type(error).__name__}: {str(error)[:200]}"
             continue
@@ -287,7 +294,7 @@ def compare_positions(row: Row, model: nn.Module, layer: el.EmbeddingLayer, run:
         return
     try:
         wide = widened(row, model)
-        short = observed_at(wide, torch.arange(TOKENS))
+        short = observed_at(wide, BASE)
     except Exception as error:
         row.left_out["long positions"] = f"in float64: {type(error).__name__}: {str(error)[:200]}"
         return
@@ -367,6 +374,9 @@ def rotation_difference(row: Row, layer: el.EmbeddingLayer, blocks: Mapping[int,
         if len(calls) < len(block.rotations):
             owners = sorted({call.owner for call in block.rotations if OTHER_ROTATIONS.search(call.owner)})
             row.left_out[", ".join(owners)] = "rotations outside of attention"
+        if block.queries and any(call.attentions == len(block.queries) for call in calls):
+            row.left_out["rotations of the output of attention"] = "there is no such rotation here"
+            calls = [call for call in calls if call.attentions < len(block.queries)]
         pairs = [
             (by_token(before), by_token(after))
             for call in calls
@@ -431,7 +441,7 @@ def query_scale_difference(
             if one.shape != two.shape or one.shape[-2] != TOKENS:
                 continue
             theirs = two.norm(dim=-1) / one.norm(dim=-1)
-            ours = factors(position, at) / factors(position, torch.arange(TOKENS))
+            ours = factors(position, at) / factors(position, BASE)
             difference = relative(ours.expand_as(theirs), theirs)
             if difference > LIMIT and is_normalised(block, two):
                 row.left_out["query scale"] = "a norm with weights follows the rotation, so lengths change with it"
@@ -572,7 +582,69 @@ def shown(row: Row) -> str:
     """Return a row as a line of text."""
     numbers = ", ".join(f"{name} {value:.1e}" for name, value in row.differences.items())
     left = "".join(f" [{name} left out: {why}]" for name, why in row.left_out.items())
-    return f"{row.kind:10s} {row.model_type:24s} {row.verdict:9s} {row.seconds:5.1f}s  {row.reason or numbers}{left}"
+    kept = {True: "; trains without logits", False: f"; reads logits: {row.large}", None: ""}[row.without_logits]
+    return (
+        f"{row.kind:10s} {row.model_type:24s} {row.verdict:9s} {row.seconds:5.1f}s  {row.reason or numbers}{left}{kept}"
+    )
+
+
+# The page
+
+
+def page_text(rows: Sequence[Row]) -> str:
+    """Return the counts and the tables of `docs/families.md`."""
+    import transformers
+
+    kinds = [kind for kind in KINDS if any(row.kind == kind for row in rows)]
+    verdicts = ("equal", "refused", "wrong", "not built")
+    counts = []
+    for kind in kinds:
+        own = [row for row in rows if row.kind == kind]
+        losses = [row.without_logits for row in own if row.without_logits is not None]
+        counts.append(
+            {"kind": kind, "model types": str(len(own))}
+            | {verdict: str(sum(row.verdict == verdict for row in own)) for verdict in verdicts}
+            | {
+                "compute a loss": str(len(losses)),
+                "without logits": str(sum(bool(row.without_logits) for row in losses)),
+            }
+        )
+    text = markdown_table(counts)
+    text += f"\ntransformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}.\n"
+    notes: dict[str, int] = {}
+    for kind in kinds:
+        own = [row for row in rows if row.kind == kind]
+        text += f"\n## {TITLES[kind]}\n\n" + markdown_table([page_row(row, notes) for row in own])
+    text += "\n## Notes\n\n" + "".join(f"{number}. {note}\n" for note, number in notes.items())
+    return text
+
+
+def page_row(row: Row, notes: dict[str, int]) -> dict[str, str]:
+    """Return the row of a model type in a table of the page.
+
+    Args:
+        row: Result of the model type.
+        notes: Reason -> its number; new reasons are added.
+    """
+    reasons = [row.reason] * bool(row.reason) if row.verdict != "equal" else []
+    reasons += [] if row.verdict == "not built" else [f"{name}: {why}" for name, why in row.left_out.items()]
+    numbers = [notes.setdefault(" ".join(reason.split()).replace("|", "\\|"), len(notes) + 1) for reason in reasons]
+    return {
+        "model type": f"`{row.model_type}`",
+        "result": row.verdict,
+        "first block's input": largest(row, "input", "decoder input"),
+        "positions": largest(row, "positions", "query scale", "bias"),
+        "head": largest(row, "head"),
+        "patched": largest(row, "patched"),
+        "loss without logits": {True: "yes", False: f"no: {row.large}", None: "-"}[row.without_logits],
+        "notes": ", ".join(str(number) for number in numbers),
+    }
+
+
+def largest(row: Row, *prefixes: str) -> str:
+    """Return the largest difference of the comparisons whose names start with one of the prefixes, as text."""
+    found = [value for name, value in row.differences.items() if name.startswith(prefixes)]
+    return "-" if not found else "0" if max(found) == 0 else f"{max(found):.0e}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -581,20 +653,37 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="kinds of models; all by default")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--json", type=Path, help="file for the rows as JSON lines; - for standard output")
+    parser.add_argument("--rows", type=Path, help="file that --json wrote: use its rows, and run nothing")
     parser.add_argument("--write", type=Path, help="page to write")
     options = parser.parse_args(argv)
     kinds = options.kind or list(KINDS)
     work = [(name, kind) for kind in kinds for name in model_types(kind) if not options.types or name in options.types]
+    start = time.monotonic()
     rows = []
-    for row in run(work, options.jobs):
+    stored = None if options.rows is None else map(json.loads, options.rows.read_text().splitlines())
+    for row in run(work, options.jobs) if stored is None else (Row(**each) for each in stored):
         rows.append(row)
         print(json.dumps(asdict(row)) if str(options.json) == "-" else shown(row), flush=True)
     if options.json and str(options.json) != "-":
         options.json.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
-    for kind in kinds:
-        verdicts = [row.verdict for row in rows if row.kind == kind]
+    for kind in dict.fromkeys(row.kind for row in rows):
+        own = [row for row in rows if row.kind == kind]
+        verdicts = [row.verdict for row in own]
         counts = ", ".join(f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts))
-        print(f"{kind}: {len(verdicts)} types: {counts}", file=sys.stderr)
+        print(f"{kind}: {len(own)} types: {counts}; {training_count(own)}", file=sys.stderr)
+    print(
+        f"{time.monotonic() - start:.0f} s, {sum(row.seconds for row in rows):.0f} s of them computing", file=sys.stderr
+    )
+    if options.write:
+        write_between_markers(options.write, "families", page_text(rows))
+    if any(row.verdict in ("wrong", "crash") for row in rows):
+        raise SystemExit(1)
+
+
+def training_count(rows: Sequence[Row]) -> str:
+    """Return how many model types compute a loss, and how many of them do it without logits after `patch`."""
+    losses = [row.without_logits for row in rows if row.without_logits is not None]
+    return f"{sum(losses)} of {len(losses)} that compute a loss train without logits"
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ _WIDE = {"hidden_size": 512}
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
     "dbrx": {"attn_config": {"clip_qkv": 8.0, "kv_n_heads": 2, "rope_theta": 5e5}},
-    **dict.fromkeys(("deepseek_v2", "deepseek_ocr2_text"), {"num_experts_per_tok": 2}),
+    **{name: {"num_experts_per_tok": 2} for name in ("deepseek_v2", "deepseek_ocr2_text")},
     "step3p5": {"sliding_window": 8},
     "helium": {"head_dim": 16},
     **dict.fromkeys(("glm4v_text", "glm_image_text"), _HALF),

@@ -34,7 +34,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *("neomme", "nomic_bert", "olmo", "olmo2", "olmoe", "phimoe", "pocket_tts", "qwen2", "qwen2_moe"),
             *("qwen3", "qwen3_moe", "qwen3_omni_moe_talker_code_predictor", "seed_oss", "solar_open", "starcoder2"),
             *("step3p5", "ultrabert", "unlimited_ocr_text", "vaultgemma", "voxtral_realtime_text"),
-            *("voxtral_realtime_encoder", "molmo2_text", "zaya", "moshi_depth", "hy_v4", "axk2"),
+            *("voxtral_realtime_encoder", "molmo2_text", "zaya", "moshi_depth", "hy_v4"),
         ),
     ),
     (
@@ -44,6 +44,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *(
                 "openai_privacy_filter",
                 "deepseek_v2",
+                "axk2",
                 "deepseek_v32",
                 "glm_moe_dsa",
                 "ernie4_5",
