@@ -264,7 +264,7 @@ def compare_training(row: Row, model: nn.Module) -> None:
         return
     row.differences |= result.differences
     row.left_out |= result.left_out
-    row.without_logits = result.without_logits if "patched loss" in result.differences else None
+    row.without_logits = result.without_logits if "patched gradients" in result.differences else None
     row.large = result.reader or ", ".join(result.large)
     if not accepts(model, "labels") and "patched loss" in result.left_out:
         row.allowed.append("patched loss")

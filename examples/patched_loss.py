@@ -67,7 +67,7 @@ class Patched:
     @property
     def without_logits(self) -> bool:
         """Return whether the model trains without logits."""
-        return not self.large and "patched loss" not in self.left_out
+        return not self.large and not self.left_out
 
 
 class LargeOperations(TorchDispatchMode):
@@ -184,6 +184,9 @@ def compare_patched(model: nn.Module) -> Patched:
     try:
         with widen(), LargeOperations(TEXTS * (TOKENS - 1), vocab_size, patched) as operations:
             patched(**inputs).loss.backward()
+    except AssertionError as error:  # Reformer has gradients in training mode alone, where it is random
+        result.left_out["patched gradients"] = f"transformers: {error}"
+        return result
     finally:
         logger.removeHandler(readers)
         logger.setLevel(before)

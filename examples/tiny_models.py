@@ -140,6 +140,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "longt5": {"local_radius": 15},
     "kimi_linear": {"linear_head_dim": 16, "linear_num_heads": 4},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * (LAYERS // 3)},
+    "longformer": {"attention_window": 4},
     "luke": {"entity_vocab_size": 100, "entity_emb_size": 32},
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "ministral": {"head_dim": 16},
@@ -194,6 +195,9 @@ PARTS = {
     "kosmos-2": "text_model",
 }
 """Model type -> module that is compared alone: the language model of a model that needs an image."""
+
+UNHOOKED = {"squeezebert": "transformer.encoder"}
+"""Model type -> module around the blocks, where the model calls `forward` of its blocks and so passes by hooks."""
 
 
 class CannotBuild(Exception):
