@@ -119,7 +119,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "text_config.num_kv_shared_layers": LAYERS,
     },
     "gemma4_unified_assistant": {"text_config.num_kv_shared_layers": 0},
-    "glm5_next_text": {"num_key_value_heads": 4},
+    "glm5_next_text": {"num_key_value_heads": 4, "linear_head_dim": 16, "linear_num_heads": 4},
     **{name: {"rope_parameters": _MROPE} for name in ("glm4v_text", "glm_ocr_text")},
     "glm4v_moe_text": {"rope_parameters": _HALF_MROPE},
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
