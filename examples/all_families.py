@@ -32,6 +32,7 @@ Comparisons, in float32 except where it says float64:
 """
 
 import argparse
+import copy
 import inspect
 import json
 import multiprocessing
@@ -45,20 +46,36 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from patched_loss import GRADIENT_LIMIT, LOSS_LIMIT, compare_patched, relative
-from tiny_models import HEAD_INPUTS, KINDS, CannotBuild, build, model_types, quiet
+from patched_loss import GRADIENT_LIMIT, LOSS_LIMIT, batch, compare_patched, relative
+from tables import markdown_table, write_between_markers
+from tiny_models import HEAD_INPUTS, KINDS, PARTS, CannotBuild, build, model_types, quiet
 from torch import Tensor, nn
 from transformers_probe import Block, Run, arranged, in_float64, main_stacks, observe
 
 import embedlayer as el
 
+TITLES = {
+    "causal": "Causal language models",
+    "masked": "Masked language models",
+    "seq2seq": "Sequence-to-sequence models",
+    "image-text": "Language models of vision-language models",
+}
+"""Kind -> title of its table."""
+
 LIMIT = 1e-6
 """Largest relative difference in float32 that counts as equal."""
+
+TOKENS, PADDED = 13, 4
+"""Tokens of a text, and number of padding tokens in front of the second text."""
+
+BASE = torch.arange(1, TOKENS + 1)
+"""Positions with which long ones are compared; some recurrent layers begin anew at position 0."""
 
 COMPULSORY = ("input", "head", "patched loss")
 """Comparisons without which a type is not equal."""
@@ -69,8 +86,6 @@ OTHER_ROTATIONS = re.compile("Indexer|Compressor")
 STARTS = (300, 3000, 70_000)
 """First positions of long texts."""
 
-TOKENS, PADDED = 13, 4
-"""Tokens of a text, and number of padding tokens in front of the second text."""
 
 SECONDS = 60
 """Limit of processor time of one model type."""
@@ -139,10 +154,15 @@ def examine(model_type: str, kind: str) -> Row:
             if layer.family == "unknown":
                 row.verdict, row.reason = "refused", "the family is unknown, so load reads the table alone"
             else:
-                compare(row, model, layer)
-        compare_training(row, model)
+                compare(row, part_of(row, model), layer)
+        compare_training(row, part_of(row, model))
     judge(row)
     return row
+
+
+def part_of(row: Row, model: nn.Module) -> nn.Module:
+    """Return the part of a model that is compared: the language model, or the whole."""
+    return model.get_submodule(PARTS[row.model_type]) if row.model_type in PARTS else model
 
 
 def judge(row: Row) -> None:
@@ -175,13 +195,10 @@ def compare(row: Row, model: nn.Module, layer: el.EmbeddingLayer) -> None:
         cases["input, position_ids"] = {"position_ids": at.expand(2, -1)}
     if accepts(model, "token_type_ids"):
         cases["input, token_type_ids"] = {"token_type_ids": (torch.arange(TOKENS) // 5 % 2).expand(2, -1)}
+    head_input = HEAD_INPUTS.get(model.config.model_type)
     for name, options in cases.items():
         try:
-            run = observe(
-                model,
-                {"input_ids": ids, **decoder, **options},
-                hidden=HEAD_INPUTS.get(row.model_type),
-            )
+            run = observe(model, {"input_ids": ids, **decoder, **options}, hidden=head_input)
         except Exception as error:
             row.left_out[name] = f"transformers: {type(error).__name__}: {str(error)[:200]}"
             continue
@@ -232,6 +249,7 @@ def compare_head(row: Row, layer: el.EmbeddingLayer, run: Run) -> None:
 
 def compare_training(row: Row, model: nn.Module) -> None:
     """Compare a model with its patched copy, and count operations as large as all logits."""
+    plain = copy.deepcopy(model)
     try:
         result = compare_patched(model)
     except el.errors.EmbedLayerError as error:
@@ -240,14 +258,26 @@ def compare_training(row: Row, model: nn.Module) -> None:
             row.verdict, row.reason = "refused", f"patch: {error}"
         return
     except Exception as error:
-        row.left_out["patched loss"] = f"{type(error).__name__}: {str(error)[:200]}"
+        own = own_error(plain)
+        row.left_out["patched loss"] = own or f"{type(error).__name__}: {str(error)[:200]}"
+        row.allowed += ["patched loss"] * bool(own)
         return
     row.differences |= result.differences
     row.left_out |= result.left_out
-    row.without_logits = result.without_logits if "patched loss" in result.differences else None
+    row.without_logits = result.without_logits if "patched gradients" in result.differences else None
     row.large = result.reader or ", ".join(result.large)
     if not accepts(model, "labels") and "patched loss" in result.left_out:
         row.allowed.append("patched loss")
+
+
+def own_error(model: nn.Module) -> str:
+    """Return why a plain model cannot compute a loss from text alone; empty if it can."""
+    try:
+        with torch.no_grad():
+            model(**batch())
+    except Exception as error:
+        return f"transformers: {type(error).__name__}: {str(error)[:200]}"
+    return ""
 
 
 # Positions of every block
@@ -264,7 +294,7 @@ def compare_positions(row: Row, model: nn.Module, layer: el.EmbeddingLayer, run:
         return
     try:
         wide = widened(row, model)
-        short = observed_at(wide, torch.arange(TOKENS))
+        short = observed_at(wide, BASE)
     except Exception as error:
         row.left_out["long positions"] = f"in float64: {type(error).__name__}: {str(error)[:200]}"
         return
@@ -278,6 +308,10 @@ def compare_positions(row: Row, model: nn.Module, layer: el.EmbeddingLayer, run:
             continue
         row.differences[name] = rotation_difference(row, layer, long.stacks[stacks[-1]], at)
         scale = query_scale_difference(row, layer, short.stacks[stacks[-1]], long.stacks[stacks[-1]], at)
+        if scale is not None and scale > LIMIT:  # Llama 4 scales by the length of the cache, not by position_ids
+            with suppress(Exception):
+                long = observed_at(wide, at, short, with_cache=True)
+                scale = query_scale_difference(row, layer, short.stacks[stacks[-1]], long.stacks[stacks[-1]], at)
         if scale is not None:
             row.differences["query scale"] = max(scale, row.differences.get("query scale", 0.0))
 
@@ -289,21 +323,46 @@ def schemes_of(layer: el.EmbeddingLayer) -> list[el.Position]:
 def widened(row: Row, model: nn.Module) -> nn.Module:
     """Return the same model, built and run in float64."""
     with in_float64():
-        _, wide = build(row.model_type, row.kind)
+        _, whole = build(row.model_type, row.kind)
+    wide = part_of(row, whole)
     wide.double().load_state_dict(model.state_dict(), strict=False)
     return wide
 
 
-def observed_at(wide: nn.Module, at: Tensor, states: Run | None = None) -> Run:
-    """Run a model in float64 at positions, with the hidden states of an earlier run."""
+def observed_at(wide: nn.Module, at: Tensor, states: Run | None = None, *, with_cache: bool = False) -> Run:
+    """Run a model in float64 at positions, with the hidden states of an earlier run.
+
+    With `with_cache`, the model also gets a cache that claims to have the earlier positions, and has no keys.
+    """
     ids, _ = texts(wide.config)
-    inputs = {"input_ids": ids, "position_ids": at.expand(2, -1)}
+    inputs: dict[str, Any] = {"input_ids": ids, "position_ids": at.expand(2, -1)}
+    if with_cache:
+        inputs["past_key_values"] = empty_cache(int(at[0]))
     if accepts(wide, "decoder_input_ids"):
         inputs["decoder_input_ids"] = ids
     if accepts(wide, "decoder_position_ids"):
         inputs["decoder_position_ids"] = at.expand(2, -1)
     with in_float64():
         return observe(wide, inputs, states=states)
+
+
+def empty_cache(start: int) -> Any:
+    """Return a cache of transformers that claims to have `start` positions, and stores nothing."""
+    from transformers.cache_utils import DynamicCache
+
+    class EmptyCache(DynamicCache):
+        def get_seq_length(self, *_: Any) -> int:
+            return start
+
+        get_query_offset = get_seq_length
+
+        def get_mask_sizes(self, query_length: int, *_: Any) -> tuple[int, int]:
+            return query_length, start
+
+        def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+            return keys, values
+
+    return EmptyCache()
 
 
 def rotation_difference(row: Row, layer: el.EmbeddingLayer, blocks: Mapping[int, Block], at: Tensor) -> float:
@@ -315,6 +374,9 @@ def rotation_difference(row: Row, layer: el.EmbeddingLayer, blocks: Mapping[int,
         if len(calls) < len(block.rotations):
             owners = sorted({call.owner for call in block.rotations if OTHER_ROTATIONS.search(call.owner)})
             row.left_out[", ".join(owners)] = "rotations outside of attention"
+        if block.queries and any(call.attentions == len(block.queries) for call in calls):
+            row.left_out["rotations of the output of attention"] = "there is no such rotation here"
+            calls = [call for call in calls if call.attentions < len(block.queries)]
         pairs = [
             (by_token(before), by_token(after))
             for call in calls
@@ -379,9 +441,23 @@ def query_scale_difference(
             if one.shape != two.shape or one.shape[-2] != TOKENS:
                 continue
             theirs = two.norm(dim=-1) / one.norm(dim=-1)
-            ours = factors(position, at) / factors(position, torch.arange(TOKENS))
-            found.append(relative(ours.expand_as(theirs), theirs))
+            ours = factors(position, at) / factors(position, BASE)
+            difference = relative(ours.expand_as(theirs), theirs)
+            if difference > LIMIT and is_normalised(block, two):
+                row.left_out["query scale"] = "a norm with weights follows the rotation, so lengths change with it"
+            else:
+                found.append(difference)
     return max(found, default=None)
+
+
+def is_normalised(block: Block, queries: Tensor) -> bool:
+    """Return whether the queries of attention are no multiples of the rotated ones: a norm with weights is between."""
+    for call in block.rotations:
+        after = by_token(call.after[0])
+        if after is not None and after.shape == queries.shape:
+            ratio = queries / after
+            return relative(ratio, ratio[..., :1].expand_as(ratio)) > LIMIT
+    return False
 
 
 def factors(position: el.Position, at: Tensor) -> Tensor:
@@ -506,7 +582,69 @@ def shown(row: Row) -> str:
     """Return a row as a line of text."""
     numbers = ", ".join(f"{name} {value:.1e}" for name, value in row.differences.items())
     left = "".join(f" [{name} left out: {why}]" for name, why in row.left_out.items())
-    return f"{row.kind:10s} {row.model_type:24s} {row.verdict:9s} {row.seconds:5.1f}s  {row.reason or numbers}{left}"
+    kept = {True: "; trains without logits", False: f"; reads logits: {row.large}", None: ""}[row.without_logits]
+    return (
+        f"{row.kind:10s} {row.model_type:24s} {row.verdict:9s} {row.seconds:5.1f}s  {row.reason or numbers}{left}{kept}"
+    )
+
+
+# The page
+
+
+def page_text(rows: Sequence[Row]) -> str:
+    """Return the counts and the tables of `docs/families.md`."""
+    import transformers
+
+    kinds = [kind for kind in KINDS if any(row.kind == kind for row in rows)]
+    verdicts = ("equal", "refused", "wrong", "not built")
+    counts = []
+    for kind in kinds:
+        own = [row for row in rows if row.kind == kind]
+        losses = [row.without_logits for row in own if row.without_logits is not None]
+        counts.append(
+            {"kind": kind, "model types": str(len(own))}
+            | {verdict: str(sum(row.verdict == verdict for row in own)) for verdict in verdicts}
+            | {
+                "compute a loss": str(len(losses)),
+                "without logits": str(sum(bool(row.without_logits) for row in losses)),
+            }
+        )
+    text = markdown_table(counts)
+    text += f"\ntransformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}.\n"
+    notes: dict[str, int] = {}
+    for kind in kinds:
+        own = [row for row in rows if row.kind == kind]
+        text += f"\n## {TITLES[kind]}\n\n" + markdown_table([page_row(row, notes) for row in own])
+    text += "\n## Notes\n\n" + "".join(f"{number}. {note}\n" for note, number in notes.items())
+    return text
+
+
+def page_row(row: Row, notes: dict[str, int]) -> dict[str, str]:
+    """Return the row of a model type in a table of the page.
+
+    Args:
+        row: Result of the model type.
+        notes: Reason -> its number; new reasons are added.
+    """
+    reasons = [row.reason] * bool(row.reason) if row.verdict != "equal" else []
+    reasons += [] if row.verdict == "not built" else [f"{name}: {why}" for name, why in row.left_out.items()]
+    numbers = [notes.setdefault(" ".join(reason.split()).replace("|", "\\|"), len(notes) + 1) for reason in reasons]
+    return {
+        "model type": f"`{row.model_type}`",
+        "result": row.verdict,
+        "first block's input": largest(row, "input", "decoder input"),
+        "positions": largest(row, "positions", "query scale", "bias"),
+        "head": largest(row, "head"),
+        "patched": largest(row, "patched"),
+        "loss without logits": {True: "yes", False: f"no: {row.large}", None: "-"}[row.without_logits],
+        "notes": ", ".join(str(number) for number in numbers),
+    }
+
+
+def largest(row: Row, *prefixes: str) -> str:
+    """Return the largest difference of the comparisons whose names start with one of the prefixes, as text."""
+    found = [value for name, value in row.differences.items() if name.startswith(prefixes)]
+    return "-" if not found else "0" if max(found) == 0 else f"{max(found):.0e}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -515,20 +653,37 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="kinds of models; all by default")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--json", type=Path, help="file for the rows as JSON lines; - for standard output")
+    parser.add_argument("--rows", type=Path, help="file that --json wrote: use its rows, and run nothing")
     parser.add_argument("--write", type=Path, help="page to write")
     options = parser.parse_args(argv)
     kinds = options.kind or list(KINDS)
     work = [(name, kind) for kind in kinds for name in model_types(kind) if not options.types or name in options.types]
+    start = time.monotonic()
     rows = []
-    for row in run(work, options.jobs):
+    stored = None if options.rows is None else map(json.loads, options.rows.read_text().splitlines())
+    for row in run(work, options.jobs) if stored is None else (Row(**each) for each in stored):
         rows.append(row)
         print(json.dumps(asdict(row)) if str(options.json) == "-" else shown(row), flush=True)
     if options.json and str(options.json) != "-":
         options.json.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
-    for kind in kinds:
-        verdicts = [row.verdict for row in rows if row.kind == kind]
+    for kind in dict.fromkeys(row.kind for row in rows):
+        own = [row for row in rows if row.kind == kind]
+        verdicts = [row.verdict for row in own]
         counts = ", ".join(f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts))
-        print(f"{kind}: {len(verdicts)} types: {counts}", file=sys.stderr)
+        print(f"{kind}: {len(own)} types: {counts}; {training_count(own)}", file=sys.stderr)
+    print(
+        f"{time.monotonic() - start:.0f} s, {sum(row.seconds for row in rows):.0f} s of them computing", file=sys.stderr
+    )
+    if options.write:
+        write_between_markers(options.write, "families", page_text(rows))
+    if any(row.verdict in ("wrong", "crash") for row in rows):
+        raise SystemExit(1)
+
+
+def training_count(rows: Sequence[Row]) -> str:
+    """Return how many model types compute a loss, and how many of them do it without logits after `patch`."""
+    losses = [row.without_logits for row in rows if row.without_logits is not None]
+    return f"{sum(losses)} of {len(losses)} that compute a loss train without logits"
 
 
 if __name__ == "__main__":

@@ -70,7 +70,8 @@ _MROPE = {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [2, 
 _HALF_MROPE = _MROPE | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [2, 5], "mamba_n_heads": 8, "mamba_d_head": 16},
-    "blt": {"encoder_hash_byte_group_vocab": 500},
+    "bailing_hybrid": {"head_dim": 16, "v_head_dim": 16, "qk_nope_head_dim": 16},
+    "blt": {"hidden_size_global": 64, "encoder_hash_byte_group_vocab": 500},
     "chameleon": {"vocabulary_map": {"<image>": 120}, "vq_config.base_channels": 32},
     "codegen": {"rotary_dim": 8},
     "cohere_compass_text": {
@@ -85,7 +86,8 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "attn_config.kv_n_heads": 2,
         "ffn_config.ffn_hidden_size": 48,
     },
-    "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] + ["sparse"] * (LAYERS - 1)},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "deepseek_ocr2_text": {"num_experts_per_tok": 2, "mlp_layer_types": ["dense"] + ["sparse"] * (LAYERS - 1)},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
     "dots3_note_text": {
@@ -117,7 +119,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "text_config.num_kv_shared_layers": LAYERS,
     },
     "gemma4_unified_assistant": {"text_config.num_kv_shared_layers": 0},
-    "glm5_next_text": {"num_key_value_heads": 4},
+    "glm5_next_text": {"num_key_value_heads": 4, "linear_head_dim": 16, "linear_num_heads": 4},
     **{name: {"rope_parameters": _MROPE} for name in ("glm4v_text", "glm_ocr_text")},
     "glm4v_moe_text": {"rope_parameters": _HALF_MROPE},
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
@@ -131,11 +133,12 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "helium": {"head_dim": 16},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
-    "hunyuan_vl_text": {"head_dim": 16},
+    "hunyuan_vl_text": {"head_dim": 16, "rope_parameters": _MROPE},
     "janus": {"vision_config.projection_dim": 64, "vq_config.base_channels": 32},
     "janus_vqgan": {"num_embeddings": 100, "projection_dim": 64, "image_token_embed_dim": 64},
     "led": {"attention_window": 4},
     "longt5": {"local_radius": 15},
+    "kimi_linear": {"linear_head_dim": 16, "linear_num_heads": 4},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * (LAYERS // 3)},
     "longformer": {"attention_window": 4},
     "luke": {"entity_vocab_size": 100, "entity_emb_size": 32},
@@ -168,6 +171,8 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "causal:reformer": {"is_decoder": True},
     "roc_bert": {"shape_vocab_size": 50, "shape_embed_dim": 24, "pronunciation_embed_dim": 24},
     "squeezebert": {"embedding_size": 64},
+    "step3p5": {"sliding_window": 512},
+    "unlimited_ocr_text": {"num_key_value_heads": 4},
     "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 14},
@@ -183,6 +188,13 @@ The settings also apply where a configuration of this type is part of another on
 HEAD_INPUTS = {"fsmt": "model.decoder.output_projection", "opt": "model.decoder.project_out", "prophetnet": "lm_head"}
 """Model type -> module whose input is that of the head, where the decoder does not return these hidden states."""
 
+
+PARTS = {
+    "blip": "text_decoder",
+    **dict.fromkeys(("blip-2", "instructblip", "instructblipvideo"), "language_model"),
+    "kosmos-2": "text_model",
+}
+"""Model type -> module that is compared alone: the language model of a model that needs an image."""
 
 UNHOOKED = {"squeezebert": "transformer.encoder"}
 """Model type -> module around the blocks, where the model calls `forward` of its blocks and so passes by hooks."""

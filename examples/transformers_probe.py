@@ -69,12 +69,14 @@ class Rotation:
         owner: Class of the module that called it.
         before: Queries and keys that it got, or one of both.
         after: What it returned for them.
+        attentions: Number of attention calls before it in the block.
     """
 
     function: str
     owner: str
     before: list[Tensor]
     after: list[Tensor]
+    attentions: int
 
 
 @dataclass
@@ -151,7 +153,7 @@ def observe(
                     else:
                         kwargs = {**kwargs, where: state}
                 block = Block(module, state.detach().clone())
-                run.stacks.setdefault(name, {}).setdefault(index, block)  # ALBERT runs one block several times
+                run.stacks.setdefault(name, {}).setdefault(index, block)  # of several calls, the first one
         running.append((module, block))
         return args, kwargs
 
@@ -266,7 +268,8 @@ def _spies(model: nn.Module, current: Callable[[], Block | None], run: Run) -> I
                 given = [each for each in given if each is not match]
                 pairs.append((match, after.detach().clone()))
         if pairs:
-            block.rotations.append(Rotation(name, caller, [one for one, _ in pairs], [two for _, two in pairs]))
+            before, after = [one for one, _ in pairs], [two for _, two in pairs]
+            block.rotations.append(Rotation(name, caller, before, after, len(block.queries)))
 
     def bias(name: str, caller: str, plain: Any, args: Any, kwargs: Any, result: Any) -> None:
         block = current()

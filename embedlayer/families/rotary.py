@@ -50,6 +50,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *(
                 "openai_privacy_filter",
                 "deepseek_v2",
+                "axk2",
                 "deepseek_v32",
                 "glm_moe_dsa",
                 "ernie4_5",

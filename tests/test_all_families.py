@@ -1,0 +1,103 @@
+"""A sample of the model types of transformers, compared by examples/all_families.py, and its page.
+
+The sample has types of every pattern: rotary positions in all layouts, with several axes, by layer type, and left out
+in some layers; ALiBi, relative, sinusoidal and learned positions, and none; scaled rows, norms, projections and token
+types after the look-up; tied and untied heads, with transforms, biases, scales and softcaps; experts, state-space and
+linear attention; encoder-decoders; language models of vision-language models. `python examples/all_families.py` runs
+all types.
+"""
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+from all_families import examine
+
+PAGE = Path(__file__).parent.parent / "docs" / "families.md"
+
+SAMPLE = {
+    "causal": (
+        *(
+            "llama",
+            "qwen2",
+            "gemma3_text",
+            "gpt2",
+            "gptj",
+            "gpt_neox",
+            "falcon",
+            "bloom",
+            "mpt",
+            "opt",
+            "phi",
+            "cohere2",
+        ),
+        *(
+            "cohere2",
+            "granite",
+            "olmo2",
+            "deepseek_v3",
+            "llama4_text",
+            "smollm3",
+            "exaone4",
+            "nanochat",
+            "stablelm",
+            "minicpm3",
+        ),
+        *("ministral3", "hunyuan_v1_dense", "jamba", "mamba", "xglm", "biogpt", "bart", "gpt_oss"),
+    ),
+    "masked": ("bert", "roberta", "electra", "modernbert", "deberta-v2"),
+    "seq2seq": ("t5", "bart", "marian", "m2m_100"),
+    "image-text": ("qwen2_vl", "paligemma"),
+}
+"""Kind -> model types: 40 together."""
+
+CASES = [(kind, model_type) for kind, model_types in SAMPLE.items() for model_type in model_types]
+
+
+def page_rows() -> dict[tuple[str, str], dict[str, str]]:
+    """Return the rows of the page's tables by kind and model type."""
+    from all_families import TITLES
+
+    kinds = {title: kind for kind, title in TITLES.items()}
+    rows, kind, header = {}, "", []
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("## "):
+            kind = kinds.get(line.removeprefix("## "), "")
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if cells[:1] == ["model type"]:
+            header = cells
+        elif kind and cells and not cells[0].startswith("---"):
+            rows[kind, cells[0].strip("`")] = dict(zip(header, cells, strict=True))
+    return rows
+
+
+@pytest.mark.parametrize(("kind", "model_type"), CASES, ids="-".join)
+def test_a_model_type_gives_the_result_on_the_page(kind, model_type, unchecked) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        row = examine(model_type, kind)
+    assert row.verdict in ("equal", "refused"), row
+    assert row.verdict == page_rows()[kind, model_type]["result"], row
+
+
+def test_the_sample_has_40_types() -> None:
+    assert len(set(CASES)) == 40
+
+
+def test_the_page_has_every_causal_type_and_nothing_is_wrong() -> None:
+    from tiny_models import KINDS, model_types
+
+    rows = page_rows()
+    assert {*rows} == {(kind, model_type) for kind in KINDS for model_type in model_types(kind)}
+    assert {row["result"] for row in rows.values()} <= {"equal", "refused", "not built"}
+
+
+def test_the_counts_on_the_page_are_those_of_its_tables() -> None:
+    from all_families import TITLES
+
+    rows = page_rows()
+    for kind in TITLES:
+        results = [row["result"] for (own, _), row in rows.items() if own == kind]
+        counts = [len(results), *(results.count(verdict) for verdict in ("equal", "refused", "wrong", "not built"))]
+        assert f"| {kind} | {' | '.join(map(str, counts))} |" in PAGE.read_text()
