@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError
 from embedlayer.families import SCALE_ATTRIBUTES
-from embedlayer.layers.deferred_logits import LogitsReport
+from embedlayer.layers.logit_source import LogitsReport
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
 from embedlayer.tables.dense import TokenEmbedding

@@ -14,7 +14,7 @@ from embedlayer.errors import ShapeError, SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.overrides import is_unchanged
 from embedlayer.positions.position import Position, PreparedPositions
-from embedlayer.positions.query_scaling import QueryScaledPosition, QueryScaling, query_factors, scale_queries
+from embedlayer.positions.query_scaling import QueryScaling, query_factors, scale_queries
 from embedlayer.positions.rotary_axes import RotaryAxes
 from embedlayer.positions.rotary_config import read_blocks, read_rotary
 from embedlayer.positions.rotary_scaling import Length, RotaryScaling, rotary_frequencies
