@@ -61,16 +61,24 @@ _CLIP |= {"num_attention_heads": 4}
 
 _COMPASS_ROPE = {"rope_type": "default", "rope_theta": 50000.0, "mrope_section": [4, 2, 2]}
 _MROPE = {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [2, 3, 3]}
+_HALF_MROPE = _MROPE | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
+    "bamba": {"attn_layer_indices": [2, 5], "mamba_n_heads": 8, "mamba_d_head": 16},
     "blt": {"encoder_hash_byte_group_vocab": 500},
     "chameleon": {"vocabulary_map": {"<image>": 120}, "vq_config.base_channels": 32},
+    "codegen": {"rotary_dim": 8},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
         "num_hidden_layers": 4,
         "rope_parameters": {"sliding_attention": _COMPASS_ROPE, "full_attention": None},
     },
     "cpmant": {"dim_ff": 48},
-    "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.kv_n_heads": 2, "ffn_config.ffn_hidden_size": 48},
+    "dbrx": {
+        "attn_config.clip_qkv": 8.0,
+        "attn_config.rope_theta": 10000.0,
+        "attn_config.kv_n_heads": 2,
+        "ffn_config.ffn_hidden_size": 48,
+    },
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] + ["sparse"] * (LAYERS - 1)},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
@@ -90,7 +98,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "adapter_out_dim": 64,
     },
     "emu3": {"vocabulary_map": {"<image>": 120}, "vq_config.base_channels": 32},
-    "ernie4_5_vl_moe_text": {"rope_parameters": _MROPE},
+    "ernie4_5_vl_moe_text": {"rope_parameters": _MROPE | {"mrope_section": [3, 3, 2]}},
     "esm": {"vocab_size": VOCAB, "pad_token_id": 1, "mask_token_id": 30},
     "esmc": {"num_key_value_heads": 4},
     "funnel": {"block_sizes": [2, 2], "num_hidden_layers": KEEP, "num_blocks": KEEP, "d_head": 16, "d_inner": 48},
@@ -104,8 +112,17 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     },
     "gemma4_unified_assistant": {"text_config.num_kv_shared_layers": 0},
     "glm5_next_text": {"num_key_value_heads": 4},
+    **{name: {"rope_parameters": _MROPE} for name in ("glm4v_text", "glm_ocr_text")},
+    "glm4v_moe_text": {"rope_parameters": _HALF_MROPE},
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
     "granite4_vision": {"deepstack_layer_map": [[-1, 2]], "downsample_rate": "1/4"},
+    "gptj": {"rotary_dim": 8},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "mamba", "attention"] * (LAYERS // 3),
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+    },
+    "helium": {"head_dim": 16},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
     "hunyuan_vl_text": {"head_dim": 16},
@@ -120,9 +137,11 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "muse_spark_audio": {"num_hidden_layers": KEEP, "hidden_sizes": [16, 16, 16, 16]},
     "nemotron_h_omni": {"vision_config.video_temporal_patch_size": 2},
     "nemotron": {"num_key_value_heads": 2},
+    "opt": {"word_embed_proj_dim": 24},
     "perceiver": {"num_latents": 8, "d_latents": 48, "num_self_attends_per_block": 2},
     "perception_lm": {"vision_config": _CLIP | {"model_args": {"embed_dim": 64}}},
     "prophetnet": {"num_hidden_layers": KEEP},
+    **{name: {"rope_parameters": _MROPE} for name in ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")},
     "qwen4_exp_text": {
         "indexer_n_heads": 2,
         "indexer_kv_heads": 1,
@@ -140,14 +159,19 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "roc_bert": {"shape_vocab_size": 50, "shape_embed_dim": 24, "pronunciation_embed_dim": 24},
     "squeezebert": {"embedding_size": 64},
     "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4},
+    "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 14},
-    "zamba2": {"num_hidden_layers": KEEP},
+    "zamba2": {"num_hidden_layers": 9, "layers_block_type": (["mamba"] * 2 + ["hybrid"]) * 3},
     "zaya": {"num_experts_per_tok": 1},
 }
 """Model type -> settings of its configuration; `a.b` is the setting `b` of the sub-configuration `a`.
 
 The settings also apply where a configuration of this type is part of another one.
 """
+
+
+HEAD_INPUTS = {"fsmt": "model.decoder.output_projection", "opt": "model.decoder.project_out"}
+"""Model type -> module whose input is that of the head, where the decoder does not return these hidden states."""
 
 
 class CannotBuild(Exception):
@@ -181,6 +205,8 @@ def small_config(config_class: Any, overrides: Mapping[str, Any]) -> Any:
             changes[key] = small_config(part, inner)
     for key, small in SIZES.items():
         value = known.get(config_class.attribute_map.get(key, key))
+        if key in ("num_key_value_heads", "num_kv_heads") and known.get("kv_lora_rank"):
+            small = SIZES["num_attention_heads"]  # latent attention has as many key heads as query heads
         if isinstance(value, int) and not isinstance(value, bool) and key not in own:
             changes[key] = small
     changes |= _small_ids({key: value for key, value in known.items() if key not in own})
@@ -240,20 +266,32 @@ def build(model_type: str, kind: str) -> tuple[Any, nn.Module]:
             parts = [name for name, part in config_class.sub_configs.items() if part is model_class.config_class]
             if parts and model_class.config_class is not config_class:
                 config = getattr(config, parts[0])
+            if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+                config.decoder_start_token_id = 0
             torch.manual_seed(0)
             model = model_class._from_config(config, attn_implementation="eager")
         except Exception as error:
             raise CannotBuild(f"{type(error).__name__}: {error}".partition("\n")[0][:300]) from error
         randomise(model)
+        for part in (model.config, model.config.get_text_config()):
+            part.use_cache = False
     return config, model.eval()
 
 
 def randomise(model: nn.Module, seed: int = 0) -> None:
-    """Draw every parameter of a model from a normal distribution of standard deviation 0.2."""
+    """Draw every trained parameter, and every saved buffer of zeros, from N(0, 0.2²).
+
+    Frozen parameters are fixed sinusoids; buffers of zeros are biases such as BART's `final_logits_bias`.
+    """
     torch.manual_seed(seed)
+    saved = model.state_dict()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=0.2)
+            if parameter.requires_grad:
+                parameter.normal_(std=0.2)
+        for name, buffer in model.named_buffers():
+            if name in saved and buffer.is_floating_point() and not buffer.any():
+                buffer.normal_(std=0.2)
 
 
 @contextmanager

@@ -48,6 +48,22 @@ POSITIONS: dict[str, Callable[[], el.Position]] = {
         EMBED_DIM // NUM_HEADS,
         scaling=el.positions.DynamicNTKScaling(factor=2.0, original_max_seq_len=6, length=MAX_SEQ_LEN),
     ),
+    "rotary, axes": lambda: el.RotaryEmbedding(
+        EMBED_DIM // NUM_HEADS, axes=el.positions.InterleavedAxes((1, 1, 1)), reversed=True
+    ),
+    "rotary, channel axes": lambda: el.RotaryEmbedding(
+        EMBED_DIM // NUM_HEADS, axes=el.positions.ChannelAxes((1, 1, 1))
+    ),
+    "rotary, axial": lambda: el.RotaryEmbedding(EMBED_DIM // NUM_HEADS, axes=el.positions.AxialAxes(3)),
+    "rotary, query scaling": lambda: el.RotaryEmbedding(
+        EMBED_DIM // NUM_HEADS,
+        scaling=el.positions.NTKAlphaScaling(alpha=50.0),
+        interleaved=True,
+        rotary_dim=4,
+        query_scaling=el.positions.LogQueryScaling(scale=0.1, length=3),
+        trailing=True,
+    ),
+    "query-scaled": lambda: el.positions.QueryScaledPosition(el.positions.PowerQueryScaling(exponent=0.1, length=4)),
     "alibi": lambda: el.AlibiBias(NUM_HEADS),
     "relative": lambda: el.RelativePositionBias(
         NUM_HEADS, num_buckets=8, max_distance=12, bidirectional=False, init_std=1.0

@@ -140,6 +140,7 @@ class EmbeddingLayer(Pretrained):
         other_positions: Position schemes of other layers by kind: Gemma 3's `"full_attention"`, T5's `"decoder"`.
         block_positions: For each block in order, the key of its scheme in `other_positions`, or `""` for `position`.
             Empty if every block has `position`. In an encoder-decoder model the blocks are those of the decoder.
+        encoder_block_positions: The same for the blocks of the encoder in an encoder-decoder model.
         tensor_names: Key in `state_dict()` -> names of that tensor in the checkpoint; `load` read the first name.
 
     Raises:
@@ -170,6 +171,7 @@ class EmbeddingLayer(Pretrained):
         decoder: DecoderInput | None = None,
         other_positions: Mapping[str, Position] | None = None,
         block_positions: Sequence[str] = (),
+        encoder_block_positions: Sequence[str] = (),
         tensor_names: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__()
@@ -202,7 +204,8 @@ class EmbeddingLayer(Pretrained):
         self.decoder = decoder
         self.other_positions = nn.ModuleDict(dict(other_positions or {}))
         self.block_positions = tuple(block_positions)
-        unknown = {*self.block_positions} - {"", *self.other_positions}
+        self.encoder_block_positions = tuple(encoder_block_positions)
+        unknown = {*self.block_positions, *self.encoder_block_positions} - {"", *self.other_positions}
         if unknown:
             raise SizeError(f"block_positions has {', '.join(sorted(unknown))}, which other_positions has not.")
         self.tensor_names = {key: tuple(names) for key, names in (tensor_names or {}).items()}
@@ -234,6 +237,7 @@ class EmbeddingLayer(Pretrained):
             "decoder": None if self.decoder is None else describe(self.decoder),
             "other_positions": {kind: describe(self.position_of(kind)) for kind in self.other_positions},
             "block_positions": list(self.block_positions),
+            "encoder_block_positions": list(self.encoder_block_positions),
             "tensor_names": {key: list(names) for key, names in self.tensor_names.items()},
         }
 
@@ -481,20 +485,22 @@ class EmbeddingLayer(Pretrained):
         assert isinstance(position, Position)
         return position
 
-    def position_of_block(self, block: int) -> Position:
+    def position_of_block(self, block: int, *, encoder: bool = False) -> Position:
         """Return the position scheme of a block; a neutral `Position` for a block without positions (NoPE).
 
         Args:
             block: Number of the block, from 0; a negative number counts from the end.
+            encoder: Whether to count the blocks of the encoder of an encoder-decoder model, not those of its decoder.
 
         Raises:
-            SizeError: `block_positions` lists the blocks, and there is no such block.
+            SizeError: The blocks are listed (`block_positions`, `encoder_block_positions`), and there is no such block.
         """
-        if not self.block_positions:
+        blocks = self.encoder_block_positions if encoder else self.block_positions
+        if not blocks:
             return self.position
-        if not -len(self.block_positions) <= block < len(self.block_positions):
-            raise SizeError(f"There is no block {block}: this layer belongs to {len(self.block_positions)} blocks.")
-        return self.position_of(self.block_positions[block] or None)
+        if not -len(blocks) <= block < len(blocks):
+            raise SizeError(f"There is no block {block}: this layer belongs to {len(blocks)} blocks.")
+        return self.position_of(blocks[block] or None)
 
     def report(self) -> LayerReport:
         """Return a report of this layer and of the tensors that `load` read for it; also reads the tokenizer file."""

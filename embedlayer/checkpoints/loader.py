@@ -13,11 +13,17 @@ from torch import Tensor, nn
 
 from embedlayer.checkpoints.meta_layout import has_meta_layout
 from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.checkpoints.refusals import unknown_family_error
+from embedlayer.checkpoints.refusals import (
+    quantised_error,
+    quantised_parts,
+    states_quantisation,
+    unknown_family_error,
+)
 from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import (
     CONFIG_KEYS,
+    MULTIMODAL,
     STATIC_EMBEDDING,
     UNKNOWN,
     Family,
@@ -34,6 +40,7 @@ from embedlayer.families.records import (
     LinearSpec,
     Names,
     NormSpec,
+    PositionChoice,
     PositionSpec,
     RelativePositions,
     ShiftSpec,
@@ -42,6 +49,7 @@ from embedlayer.families.records import (
 )
 from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject
+from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.layers.decoder_input import DecoderInput
 from embedlayer.layers.input_parts import (
     ElementwiseAffine,
@@ -58,7 +66,7 @@ from embedlayer.positions.axial import AxialPositionalEmbedding
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
 from embedlayer.positions.relative import RelativePositionBias
-from embedlayer.positions.rotary import RotaryEmbedding
+from embedlayer.positions.rotary import RotaryEmbedding, rotary_scheme
 from embedlayer.positions.rotary_config import read_blocks
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import FLOATS, assign, is_description
@@ -69,6 +77,9 @@ Model = TypeVar("Model", bound=nn.Module)
 ROWS_AT_ONCE = 8192
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
 """Largest sizes and lengths in a configuration that no tensor of the file bounds; larger ones mean a damaged file."""
+
+POSITION_KEYS = ("max_position_embeddings", "n_positions")
+"""Configuration keys of the number of positions."""
 
 BOUNDED_KEYS = (
     *("hidden_size", *CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"]),
@@ -156,6 +167,7 @@ class Loader:
         self.table_only = table_only
         self.config = _text_config(checkpoint.config)
         self.dtype = dtype
+        self.requested = dtype is not None
         self.device = device
         self.tensors: dict[str, Tensor] = {}
         self.names: dict[str, tuple[str, ...]] = {}
@@ -164,16 +176,20 @@ class Loader:
         self.nonfinite: dict[str, int] = {}
         self.width = 0
         self.blocks: tuple[str, ...] = ()
+        self.encoder_blocks: tuple[str, ...] = ()
+        self.stacks: set[str] = set()
         self.family = self._stack(self._family())
         self.family_name = self.family.name or str(self.config["model_type"])
         has_rotary = "rope_parameters" in self.config
         defaults = {key: value for key, value in self.family.defaults if not (has_rotary and "rope" in key)}
         aliases = {common: self.config[own] for own, common in self.family.aliases if own in self.config}
-        self.config = {**defaults, **aliases, **self.config}
+        self.config = self.whole_config = {**defaults, **aliases, **self.config}
+        if self.family.sub_configs:
+            self._use_config_of("encoder" if "encoder" in self.stacks else "decoder")
         for key in BOUNDED_KEYS:
             if self.config.get(key) is not None:
                 self._whole(key)
-        for key, values in self.family.not_computed:
+        for key, values in () if table_only else self.family.not_computed:
             if self.config.get(key, values[0]) not in values:
                 raise CheckpointError(
                     f"{checkpoint.name}: {key} {self.config[key]!r} changes what {self.family_name} computes at its "
@@ -197,7 +213,12 @@ class Loader:
         if self.table_only:
             where = "" if family is not None else ", and found by its name because the family is unknown"
             self.notes.append(f"Only the table was read{where}: scale, positions, norms and head were left out.")
-        return UNKNOWN if family is None else family
+        if family is None:
+            return UNKNOWN
+        outer = MULTIMODAL.get(str(self.checkpoint.config.get("model_type")))
+        if outer is None or outer.scales_logits or family.head is None:
+            return family
+        return replace(family, head=replace(family.head, logit_scale=None, softcap=None))
 
     def _stack(self, family: Family) -> Family:
         """Return the record for the stacks that the checkpoint stores.
@@ -211,7 +232,7 @@ class Loader:
         spec = family.decoder_input
         if spec is None:
             return family
-        stacks = {
+        self.stacks = stacks = {
             stack for name in self.checkpoint.names for stack in re.findall(r"(?:^|[._])((?:en|de)coder)\.", name)
         }
         if stacks == {"decoder"}:
@@ -224,6 +245,22 @@ class Loader:
                 decoder_input=None,
             )
         return replace(family, decoder_input=None) if stacks == {"encoder"} else family
+
+    def _use_config_of(self, stack: Literal["encoder", "decoder"]) -> None:
+        """From now on read the configuration of one stack, in a family whose configuration has one for each.
+
+        Args:
+            stack: The stack.
+
+        Raises:
+            CheckpointError: The configuration of the stack is missing.
+        """
+        key = self.family.sub_configs[0 if stack == "encoder" else 1]
+        own = self.whole_config.get(key)
+        if not isinstance(own, dict):
+            raise CheckpointError(f"{self.checkpoint.name}: the configuration has no {key!r}, which states its sizes.")
+        tied = {name: self.whole_config[name] for name in ("tie_word_embeddings",) if name in self.whole_config}
+        self.config = {**self.whole_config, **own, **tied}
 
     def load_record(self) -> LoadRecord:
         """Return the record of the tensors that were read so far, with counts and notes."""
@@ -268,6 +305,11 @@ class Loader:
         types = self._types(widths["types"]) if "types" in recipe else None
         norm = self._norm("norm", family.norm, widths.get("norm", 0)) if "norm" in recipe else None
         schemes = self._positions(pad, widths.get("position", self.width))
+        if family.attention_position is not None:
+            spec = family.attention_position
+            schemes["attention"] = self._positions(pad, self.width, spec, "other_positions.attention").pop("")
+            count = as_whole_number(stated_size(self.config, "num_hidden_layers"), "num_hidden_layers", most=MOST_SIZE)
+            self.blocks = ("attention",) * count
         decoder = self._decoder_input(recipe, widths, schemes, pad)
         learned = family.position if isinstance(family.position, LearnedPositions) else None
         counts_rows = family.numbering == "ids" or (learned is not None and learned.ids_include_offset)
@@ -287,6 +329,7 @@ class Loader:
             "decoder": decoder,
             "other_positions": schemes,
             "block_positions": self.blocks,
+            "encoder_block_positions": self.encoder_blocks,
             "tensor_names": self.names,
         }
 
@@ -344,6 +387,8 @@ class Loader:
         spec = self.family.decoder_input
         if spec is None:
             return None
+        if self.family.sub_configs:
+            self._use_config_of("decoder")
         table = None
         name = next((each for each in self._find_matrices(spec.table) if each not in self.names["table.weight"]), None)
         if name is not None:
@@ -351,10 +396,15 @@ class Loader:
             self._check_sizes(name, *weight.shape, key=spec.vocab_size)
             self._count_nonfinite("decoder's table", weight)
             table = self._new_table(weight, pad)
+        self.encoder_blocks, self.blocks = self.blocks, ()
         if spec.position is not None:
-            found = self._positions(pad, widths.get("position", self.width), spec.position, "other_positions.decoder")
-            schemes["decoder"] = found.pop("")
-            schemes |= found
+            width = widths.get("position", self.width)
+            layers = stated_size(self.config, "num_hidden_layers")
+            layers = next((self.config[key] for key in spec.layers if self.config.get(key) is not None), layers)
+            count = as_whole_number(layers, spec.layers[0], most=MOST_SIZE)
+            found = self._positions(pad, width, spec.position, "other_positions.decoder", count)
+            schemes |= {f"decoder_{kind}" if kind else "decoder": scheme for kind, scheme in found.items()}
+            self.blocks = tuple(f"decoder_{kind}" if kind else "decoder" for kind in self.blocks or ("",) * count)
         steps = recipe if spec.recipe is None else self._used_steps(spec.recipe)
         own_norm = spec.norm is not None and "norm" in steps
         return DecoderInput(
@@ -402,13 +452,44 @@ class Loader:
             key: Key of the tensor in the `state_dict` of the layer, under which `tensors` and `names` store it.
             name: Full name in the checkpoint.
             aliases: Names of equal copies in the checkpoint; `names[key]` becomes `(name, *aliases)`.
+
+        Raises:
+            CheckpointError: The tensor is quantised, or has a dtype other than floating point and no dtype was
+                requested.
         """
         info = self.checkpoint.info(name)
+        self._refuse_quantised(key, (name,), name)
         tensor = self.checkpoint.read(name, dtype=self.dtype, device=self.device)
         self.read.append(LoadedTensor(key, name, info.shape, info.dtype, info.nbytes))
         self.tensors[key] = tensor
         self.names[key] = (name, *aliases)
         return tensor
+
+    def _refuse_quantised(self, key: str, names: Names, stored: str = "") -> None:
+        """Raise an error if some weights are stored in quantised form; numbers without their scales are no weights.
+
+        Args:
+            key: Key of the tensor in the `state_dict` of the layer.
+            names: Names of the weights in the checkpoint.
+            stored: Full name of the tensor that would be read; empty if no tensor has one of `names`.
+
+        Raises:
+            CheckpointError: The tensor has scales, or is stored in a dtype other than floating point. The second is
+                accepted if the caller requested a dtype and the configuration states no quantisation.
+        """
+        is_table = key == "table.weight"
+        what = "table" if is_table else key.partition(".")[0]
+        parts = quantised_parts(self.checkpoint, names)
+        dtype = self.checkpoint.info(stored).dtype if stored else ""
+        is_float = not stored or DTYPES.get(dtype) in FLOATS
+        if parts or not (is_float or (self.requested and states_quantisation(self.checkpoint.config) is None)):
+            if not parts and states_quantisation(self.checkpoint.config) is None:
+                raise CheckpointError(
+                    f"{self.checkpoint.info(stored).file}: the {what}, {stored}, is stored as {dtype}: without scales "
+                    f"those are no vectors. If its numbers need no scales, pass a dtype, such as load(..., "
+                    f"dtype=torch.float32)."
+                )
+            raise quantised_error(self.checkpoint, what, stored or parts[0], parts, is_table=is_table)
 
     def _require(self, key: str, names: Names, what: str, shape: tuple[int | None, ...]) -> Tensor:
         """Read a tensor of the checkpoint into `tensors`, and check its shape.
@@ -423,6 +504,7 @@ class Loader:
             CheckpointError: The tensor is missing or has another shape.
         """
         name = next(iter(self.checkpoint.find(*names)), None)
+        self._refuse_quantised(key, names if name is None else (name,), name or "")
         if name is None:
             raise CheckpointError(
                 f"{self.checkpoint.name} is of family {self.family_name} but has no {what}: "
@@ -467,21 +549,15 @@ class Loader:
         if not candidates and spec is not None and self._is_tied(spec):
             candidates = self._find_matrices(spec.weight)
         if not candidates:
+            self._refuse_quantised("table.weight", self.family.table)
             raise CheckpointError(
                 f"{self.checkpoint.name} has no table of token rows: no tensor with rows and columns is called "
                 f"{' or '.join(self.family.table)}."
             )
-        if self.family is UNKNOWN:
-            candidates = self._only_table(candidates)
-        name, *others = candidates
+        name, *others = self._only_table(candidates)
         info = self.checkpoint.info(name)
-        if self.dtype is None and info.torch_dtype not in FLOATS:
-            raise CheckpointError(
-                f"The table {name} is stored as {info.dtype}: without scales those are no vectors. "
-                f"If its numbers need no scales, pass a dtype, such as load(..., dtype=torch.float32)."
-            )
         if 0 in info.shape:
-            raise CheckpointError(f"The table {name} is empty: its shape is {list(info.shape)}.")
+            raise CheckpointError(f"{info.file}: the table {name} is empty: its shape is {list(info.shape)}.")
         weight = self._read("table.weight", name, aliases=tuple(o for o in others if self._is_same(name, o)))
         self.dtype = weight.dtype
         if self.family.folds_rows:
@@ -619,7 +695,8 @@ class Loader:
         if factor.default is not None and None in (number, divisor):
             return factor.default
         value = as_number(number, str(factor.of), above=0.0) / as_number(divisor, str(factor.per), above=0.0)
-        return torch.tensor(value, dtype=torch.bfloat16).item() if factor.rounding == "bfloat16" else value
+        rounded = torch.tensor(value, dtype=torch.bfloat16, device="cpu").item()
+        return rounded if factor.rounding == "bfloat16" else value
 
     def _stated_number(self, key: str | None, width: int) -> object:
         """Return a number of a `Factor`: 1 without a key, sqrt(`width`), its inverse, or a value of the configuration.
@@ -781,6 +858,7 @@ class Loader:
         width: int,
         spec: PositionSpec | None = None,
         key: str = "position",
+        layers: int | None = None,
     ) -> dict[str, Position]:
         """Read the position schemes of one stack of the model.
 
@@ -789,6 +867,7 @@ class Loader:
             width: Width of the vectors that positions are added to.
             spec: Scheme of the stack; `None` for that of the family.
             key: Name of the scheme of the first block in the layer, the prefix of the keys in `tensors`.
+            layers: Number of blocks of the stack; `None` for the configuration's `num_hidden_layers`.
 
         Returns:
             Kind of layer -> scheme. The key `""` has the scheme of the first block. Other keys, such as
@@ -799,13 +878,21 @@ class Loader:
         """
         spec = self.family.position if spec is None else spec
         if self.family.positions_if is not None:
-            key, value = self.family.positions_if
-            spec = spec if self.config.get(key) == value else None
+            switch, wanted = self.family.positions_if
+            spec = spec if self.config.get(switch) == wanted else None
+        if isinstance(spec, PositionChoice):
+            value = self.config.get(spec.key, spec.choices[0][0])
+            chosen = next((scheme for name, scheme in spec.choices if name == value), None)
+            if chosen is None:
+                known = " or ".join(repr(name) for name, _ in spec.choices)
+                raise CheckpointError(f"{self.checkpoint.name}: {spec.key} {value!r} is not known here, only {known}.")
+            spec = chosen
         facts = rotary_facts(self.config.get("model_type"))
-        if isinstance(spec, AlibiPositions) or (spec == "rotary" and facts.or_alibi and self.config.get("alibi")):
+        or_alibi = facts is not None and facts.or_alibi and bool(self.config.get("alibi"))
+        if isinstance(spec, AlibiPositions) or (spec == "rotary" and or_alibi):
             return {"": self._alibi(divide=spec == "rotary")}
         if spec == "rotary":
-            return self._rotary(facts.base)
+            return self._rotary(None if facts is None else facts.base)
         if isinstance(spec, AxialPositions):
             if self.checkpoint.find(*spec.names[0]):
                 rows = self._require(f"{key}.rows", spec.names[0], "position table of rows", (None, 1, None))
@@ -813,6 +900,8 @@ class Loader:
                 sizes = (rows.shape[0], columns.shape[1]), (rows.shape[2], columns.shape[2])
                 return {"": AxialPositionalEmbedding(*sizes)}
             spec = spec.plain
+        if isinstance(spec, SinusoidalPositions) and self.checkpoint.find(*spec.stored):
+            spec = LearnedPositions(spec.stored, offset="padding" if spec.after_padding else spec.offset or 0)
         if isinstance(spec, LearnedPositions):
             if "position" not in self._used_steps(self.family.recipe):
                 return {"": Position()}
@@ -822,17 +911,17 @@ class Loader:
         if isinstance(spec, SinusoidalPositions):
             first = self._first_position(pad) if spec.after_padding and spec.offset is None else spec.offset or 0
             sinusoids = SinusoidalPositionalEmbedding(
-                self._whole("max_position_embeddings", most=MOST_POSITIONS),
+                self._whole(self._first_key(POSITION_KEYS), most=MOST_POSITIONS),
                 width,
                 layout="concatenated",
-                endpoint=spec.after_padding,
+                endpoint=spec.after_padding if spec.endpoint is None else spec.endpoint,
                 offset=first,
                 padding_idx=pad if spec.after_padding else None,
             )
             return {"": sinusoids}
-        return {"": Position() if spec is None else self._relative(spec, key)}
+        return {"": Position()} if spec is None else self._relative(spec, key, layers)
 
-    def _rotary(self, default_base: float) -> dict[str, Position]:
+    def _rotary(self, default_base: float | None) -> dict[str, Position]:
         """Read rotary positions, store the key of each block's scheme in `blocks`, and return the schemes by key.
 
         Args:
@@ -844,7 +933,7 @@ class Loader:
         if stated_size(self.config, "num_hidden_layers") is None and "layer_types" not in self.config:
             return {"": RotaryEmbedding.from_config(self.config, default_base=default_base)}
         keys, arguments = read_blocks(self.config, default_base=default_base)
-        schemes = {key: RotaryEmbedding(**arguments[key]) if key in arguments else Position() for key in {*keys}}
+        schemes = {key: rotary_scheme(arguments[key]) if key in arguments else Position() for key in {*keys}}
         first = schemes[keys[0]]
         if len(schemes) > 1:
             self.blocks = tuple("" if key == keys[0] else key for key in keys)
@@ -865,24 +954,33 @@ class Loader:
             scale=(self.width // heads) ** -0.5 if divide else 1.0,
         )
 
-    def _relative(self, spec: RelativePositions, key: str) -> Position:
-        """Read T5's relative biases into `tensors`, and return a new scheme for them.
+    def _relative(self, spec: RelativePositions, key: str, layers: int | None) -> dict[str, Position]:
+        """Read T5's relative biases into `tensors`, and return new schemes for them by kind of layer.
+
+        If every block has its own table (UMT5), the kinds are the numbers of the blocks, with `""` for the first one.
 
         Args:
             spec: Names in the checkpoint.
-            key: Name of the scheme in the layer, the prefix of the keys in `tensors`.
+            key: Name of the first block's scheme in the layer, the prefix of the keys in `tensors`.
+            layers: Number of blocks; `None` for the configuration's `num_hidden_layers`.
 
         Raises:
             CheckpointError: A tensor or a key of the configuration does not fit.
         """
         heads, buckets = self._heads(), self._whole("relative_attention_num_buckets", 32)
-        self._require(f"{key}.weight", spec.names, "relative bias", (buckets, heads))
-        return RelativePositionBias(
-            heads,
-            num_buckets=buckets,
-            max_distance=self._whole("relative_attention_max_distance", 128, most=MOST_POSITIONS),
-            bidirectional=spec.bidirectional,
-        )
+        each = any("{}" in name for name in spec.names)
+        count = layers or as_whole_number(stated_size(self.config, "num_hidden_layers"), "num_layers", most=MOST_SIZE)
+        kinds = ["", *map(str, range(1, count))] if each else [""]
+        prefix = "" if key == "position" else f"{key.removeprefix('other_positions.')}_"
+        for kind in kinds:
+            own = f"other_positions.{prefix}{kind}" if kind else key
+            names = tuple(name.format(kind or 0) for name in spec.names)
+            self._require(f"{own}.weight", names, "relative bias", (buckets, heads))
+        if each:
+            self.blocks = tuple(kinds)
+        max_distance = self._whole("relative_attention_max_distance", 128, most=MOST_POSITIONS)
+        bias = {"num_buckets": buckets, "max_distance": max_distance, "bidirectional": spec.bidirectional}
+        return {kind: RelativePositionBias(heads, **bias) for kind in kinds}
 
     # The head
 
@@ -907,6 +1005,9 @@ class Loader:
         spec = self.family.head
         if spec is None:
             return None
+        for names in (_names_of(spec.dense, "weight") if spec.dense is not None else (), spec.weight):
+            if not self.checkpoint.find(*names):
+                self._refuse_quantised("head.weight", names)
         is_stored = spec.dense is not None and bool(self.checkpoint.find(*_names_of(spec.dense, "weight")))
         dense = spec.dense if is_stored else None
         if spec.dense is not None and dense is None and not (spec.dense_optional and self.width == table.embed_dim):
@@ -982,6 +1083,10 @@ class Loader:
 
     # Keys of the configuration
 
+    def _first_key(self, keys: Names) -> str:
+        """Return the first of several names of a key that the configuration has; the first name if it has none."""
+        return next((key for key in keys if self.config.get(key) is not None), keys[0])
+
     def _number(self, key: str, default: float | None = None) -> float:
         """Return a positive number of the configuration, or `default` if the key is missing.
 
@@ -1038,13 +1143,22 @@ def is_unknown_family(checkpoint: Checkpoint) -> bool:
 def _text_config(config: JsonObject) -> JsonObject:
     """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
 
-    `tie_word_embeddings` of `config` replaces that of the language model, as in transformers: the head belongs to the
-    whole model. A `model_type` that is missing in `text_config`, or not known, is replaced by that of `config`.
+    Its `tie_word_embeddings` is then that of the head of the whole model, as `MULTIMODAL` describes. The result has the
+    `model_type` of the whole model if that is not known.
     """
+    outer = config.get("model_type")
+    spec = MULTIMODAL.get(outer) if isinstance(outer, str) else None
     text = config.get("text_config")
     if not isinstance(text, dict):
-        return config
-    outer = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
-    is_known = family_of(text.get("model_type")) is not None
-    model_type = text.get("model_type") if is_known else config.get("model_type", text.get("model_type"))
-    return {**text, **outer, "model_type": model_type}
+        return config if spec is None or spec.flat is None else {**config, "model_type": spec.flat}
+    if spec is None:
+        return {**text, "model_type": outer}
+    own = text.get("tie_word_embeddings")
+    if spec.tied_by == "text":
+        return text
+    tied = spec.tied_by == "model" and bool(config.get("tie_word_embeddings", spec.tied))
+    if spec.or_text and not tied:
+        family = family_of(text.get("model_type"))
+        default = family is not None and family.head is not None and family.head.tied is True
+        tied = bool(default if own is None else own)
+    return {**text, "tie_word_embeddings": tied}

@@ -5,12 +5,14 @@ from typing import Any
 
 from embedlayer.families.records import (
     SQRT_DIM_IF_SCALE_EMBEDDING,
+    SQRT_DIM_ROUNDED,
     DecoderSpec,
     Factor,
     Family,
     HeadSpec,
     LearnedPositions,
     NormSpec,
+    OtherTable,
     RelativePositions,
     SinusoidalPositions,
 )
@@ -18,6 +20,9 @@ from embedlayer.families.records import (
 _TABLE = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _DECODER_TABLE = ("decoder.embed_tokens.weight",)
 _BIAS = ("final_logits_bias",)
+_T5_ATTENTION = ("SelfAttention", "LocalSelfAttention", "TransientGlobalSelfAttention")
+_UMT5_BIAS = "block.{}.layer.0.SelfAttention.relative_attention_bias.weight"
+_SCALED = (("scale_embedding", True),)
 _T5_LOGITS = Factor("1/sqrt_dim", only_if=("scale_decoder_outputs", "tie_word_embeddings"), otherwise=True)
 
 
@@ -29,6 +34,16 @@ def _learned(stack: str, offset: int = 2) -> LearnedPositions:
         offset: Rows before position 0.
     """
     return LearnedPositions((f"{stack}.embed_positions.weight",), offset=offset)
+
+
+def _fixed(stack: str, *, after_padding: bool = False) -> SinusoidalPositions:
+    """Return fixed positions of a stack, which a checkpoint may also store.
+
+    Args:
+        stack: `"encoder"` or `"decoder"`.
+        after_padding: As in `SinusoidalPositions`.
+    """
+    return SinusoidalPositions(after_padding, stored=(f"{stack}.embed_positions.weight",))
 
 
 def _bart(name: str, *model_types: str, offset: int = 2, **changes: Any) -> Family:
@@ -78,7 +93,7 @@ def _sinusoidal(name: str, *model_types: str, **changes: Any) -> Family:
     return _without_norm(
         name,
         *model_types,
-        **{"position": SinusoidalPositions(after_padding=False), "decoder_input": DecoderSpec(), **changes},
+        **{"position": _fixed("encoder"), "decoder_input": DecoderSpec(position=_fixed("decoder")), **changes},
     )
 
 
@@ -87,22 +102,44 @@ def _t5(name: str, *model_types: str, **changes: Any) -> Family:
 
     Arguments are those of `_bart`.
     """
-    bias = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    biases = tuple(f"block.0.layer.0.{kind}.relative_attention_bias.weight" for kind in _T5_ATTENTION)
     t5 = Family(
         name,
         model_types or (name,),
         table=_TABLE,
         aliases=(("num_heads", "num_attention_heads"), ("num_layers", "num_hidden_layers")),
-        position=RelativePositions((f"encoder.{bias}",)),
+        position=RelativePositions(tuple(f"encoder.{bias}" for bias in biases)),
         head=HeadSpec(logit_scale=_T5_LOGITS, tied="always"),
-        decoder_input=DecoderSpec(position=RelativePositions((f"decoder.{bias}",), bidirectional=False)),
+        decoder_input=DecoderSpec(
+            position=RelativePositions(tuple(f"decoder.{bias}" for bias in biases), bidirectional=False)
+        ),
     )
     return replace(t5, **changes)
 
 
 ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
     _t5("t5"),
-    _bart("bart", "bart", "mbart", "plbart", "mvp"),
+    _t5("", *("longt5", "switch_transformers")),
+    _t5("mt5", head=HeadSpec(tied="always")),
+    _t5(
+        "umt5",
+        position=RelativePositions((f"encoder.{_UMT5_BIAS}",)),
+        head=HeadSpec(logit_scale=Factor("1/sqrt_dim"), tied="always"),
+        decoder_input=DecoderSpec(position=RelativePositions((f"decoder.{_UMT5_BIAS}",), bidirectional=False)),
+    ),
+    Family(
+        "t5gemma",
+        ("t5gemma",),
+        table=("encoder.embed_tokens.weight",),
+        scale=SQRT_DIM_ROUNDED,
+        position="rotary",
+        head=HeadSpec(("lm_head.out_proj.weight",), softcap="final_logit_softcapping", tied=True),
+        decoder_input=DecoderSpec(position="rotary", layers=("num_hidden_layers",)),
+        sub_configs=("encoder", "decoder"),
+    ),
+    _bart("", *("bart", "mbart", "mvp")),
+    _bart("plbart", defaults=_SCALED),
+    _bart("led", offset=0, scale=None),
     _bart(
         "blenderbot-small",
         offset=0,
@@ -113,11 +150,19 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         ),
     ),
     _without_norm("blenderbot"),
-    _without_norm("bigbird_pegasus", defaults=(("scale_embedding", True),)),
+    _without_norm("bigbird_pegasus", defaults=_SCALED),
     _sinusoidal("pegasus"),
     _sinusoidal(
+        "pegasus_x",
+        position=SinusoidalPositions(after_padding=False, endpoint=True),
+        decoder_input=DecoderSpec(),
+        head=HeadSpec(tied=True),
+        defaults=_SCALED,
+        other_tables=(OtherTable("encoder.embed_global.weight", "blocks of the encoder read it as global tokens"),),
+    ),
+    _sinusoidal(
         "marian",
-        decoder_input=DecoderSpec(vocab_size="decoder_vocab_size"),
+        decoder_input=DecoderSpec(vocab_size="decoder_vocab_size", position=_fixed("decoder")),
     ),
     Family(
         "trocr",
@@ -140,8 +185,8 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         head=HeadSpec(("proj_out.weight",), tied=True),
     ),
     Family(
-        "m2m_100",
-        ("m2m_100",),
+        "",
+        ("m2m_100", "nllb-moe"),
         table=_TABLE,
         scale=SQRT_DIM_IF_SCALE_EMBEDDING,
         position=SinusoidalPositions(),
@@ -149,6 +194,31 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         recipe=("position",),
         head=HeadSpec(tied=True),
         decoder_input=DecoderSpec(),
-        defaults=(("scale_embedding", True),),
+        defaults=_SCALED,
+    ),
+    Family(
+        "fsmt",
+        ("fsmt",),
+        table=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+        aliases=(("src_vocab_size", "vocab_size"),),
+        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
+        position=_fixed("encoder", after_padding=True),
+        numbering="ids",
+        recipe=("position",),
+        head=HeadSpec(("decoder.output_projection.weight",)),
+        decoder_input=DecoderSpec(vocab_size="tgt_vocab_size", position=_fixed("decoder", after_padding=True)),
+        defaults=_SCALED,
+    ),
+    Family(
+        "",
+        ("seamless_m4t", "seamless_m4t_v2"),
+        table=("shared.weight", "text_encoder.embed_tokens.weight", "text_decoder.embed_tokens.weight"),
+        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
+        position=SinusoidalPositions(),
+        numbering="ids",
+        recipe=("position",),
+        head=HeadSpec(tied=True),
+        decoder_input=DecoderSpec(("text_decoder.embed_tokens.weight",)),
+        defaults=_SCALED,
     ),
 )

@@ -12,6 +12,8 @@ from embedlayer.families.records import (
     LinearSpec,
     Names,
     NormSpec,
+    PositionChoice,
+    RelativePositions,
 )
 
 
@@ -64,6 +66,12 @@ _ELECTRA_HEAD = HeadSpec(
     norm=NormSpec("generator_predictions.LayerNorm"),
     tied=True,
 )
+_FROM_TWO = LearnedPositions(("embeddings.position_embeddings.weight",), offset=2, ids_include_offset=True)
+_FROM_PADDING = LearnedPositions(("embeddings.position_embeddings.weight",), offset="padding", ids_include_offset=True)
+_PLANES = tuple(
+    ((f"embeddings.{axis}_position_embeddings.weight",), factor)
+    for axis, factor in (("x", 2.0), ("y", 2.0), ("h", 1.0), ("w", 1.0))
+)
 _PROJECTED = ("types", "position", "norm", "project")
 
 
@@ -72,12 +80,143 @@ def _roberta(name: str, model_types: Names, **changes: Any) -> Family:
 
     Arguments are those of `_bert`.
     """
-    position = LearnedPositions(("embeddings.position_embeddings.weight",), offset="padding", ids_include_offset=True)
-    return _bert(name, model_types, **{"position": position, "numbering": "ids", "head": _ROBERTA_HEAD, **changes})
+    return _bert(name, model_types, **{"position": _FROM_PADDING, "numbering": "ids", "head": _ROBERTA_HEAD, **changes})
 
+
+_EPS = (("layer_norm_eps", 1e-5),)
 
 MASKED_FAMILIES: tuple[Family, ...] = (
-    _bert("bert", ("bert",), head=_BERT_HEAD),
+    _bert("bert", ("bert", "squeezebert"), head=_BERT_HEAD),
+    _bert("yoso", ("yoso",), position=_FROM_TWO, head=_BERT_HEAD),
+    _bert("nystromformer", ("nystromformer", "mra"), position=_FROM_TWO, head=_BERT_HEAD, defaults=_EPS),
+    _bert("layoutlm", ("layoutlm",), more_types=_PLANES, head=_BERT_HEAD),
+    _bert(
+        "tapas",
+        ("tapas",),
+        types=("embeddings.token_type_embeddings_0.weight",),
+        more_types=tuple(((f"embeddings.token_type_embeddings_{i}.weight",), 1.0) for i in range(1, 7)),
+        head=_BERT_HEAD,
+    ),
+    _bert(
+        "fnet",
+        ("fnet",),
+        recipe=_PROJECTED,
+        projection=LinearSpec("embeddings.projection"),
+        head=_BERT_HEAD,
+    ),
+    _bert(
+        "mobilebert",
+        ("mobilebert",),
+        width=("embedding_size",),
+        recipe=("project", "position", "types", "norm"),
+        projection=LinearSpec("embeddings.embedding_transformation"),
+        trigrams="trigram_input",
+        norm=NormSpec("embeddings.LayerNorm", None, 1e-5, affine_key=("normalization_type", "no_norm")),
+        head=replace(_BERT_HEAD, columns=("predictions.dense.weight",)),
+    ),
+    _bert(
+        "deberta",
+        ("deberta", "deberta-v2"),
+        width=("embedding_size", "hidden_size"),
+        recipe=("position", "types", "project", "norm", "mask"),
+        optional=(("position", "position_biased_input", True), ("types", "type_vocab_size", 0)),
+        projection=LinearSpec("embeddings.embed_proj", bias=False),
+        norm=NormSpec("embeddings.LayerNorm", eps=1e-7),
+        head=HeadSpec(
+            ("predictions.decoder.weight",),
+            bias=("predictions.bias", "predictions.decoder.bias", "lm_predictions.lm_head.bias"),
+            dense=LinearSpec(("predictions.transform.dense", "lm_predictions.lm_head.dense")),
+            activation="hidden_act",
+            norm=NormSpec(("predictions.transform.LayerNorm", "lm_predictions.lm_head.LayerNorm"), eps=1e-7),
+            tied=True,
+        ),
+    ),
+    _bert(
+        "distilbert",
+        ("distilbert",),
+        width=("dim",),
+        aliases=(("dim", "hidden_size"),),
+        recipe=("position", "norm"),
+        types=(),
+        norm=NormSpec("embeddings.LayerNorm", None, 1e-12),
+        head=HeadSpec(
+            ("vocab_projector.weight",),
+            bias=("vocab_projector.bias",),
+            dense=LinearSpec("vocab_transform"),
+            activation="activation",
+            norm=NormSpec("vocab_layer_norm", None, 1e-12),
+            tied=True,
+        ),
+    ),
+    _bert(
+        "nomic_bert",
+        ("nomic_bert",),
+        position="rotary",
+        recipe=("types", "norm"),
+        norm=NormSpec(("embeddings.LayerNorm", "emb_ln")),
+        head=_masked_head("predictions", "predictions.transform.dense", "predictions.transform.layer_norm"),
+    ),
+    _bert(
+        "gte",
+        ("gte",),
+        position="rotary",
+        recipe=("types", "norm"),
+        optional=(("types", "type_vocab_size", 1),),
+        norm=NormSpec(("embeddings.LayerNorm", "emb_ln")),
+        head=replace(_ROBERTA_HEAD, norm=NormSpec(("lm_head.layer_norm", "lm_head.norm"))),
+    ),
+    _bert(
+        "jina_embeddings_v3",
+        ("jina_embeddings_v3",),
+        position="rotary",
+        recipe=("types", "norm"),
+        optional=(("types", "type_vocab_size", 1),),
+        norm=NormSpec(("embeddings.LayerNorm", "emb_ln")),
+        head=replace(_ROBERTA_HEAD, norm=NormSpec(("lm_head.layer_norm", "lm_head.norm"))),
+        defaults=_EPS,
+    ),
+    _bert(
+        "esmc",
+        ("esmc",),
+        table=("embed_tokens.weight",),
+        position="rotary",
+        recipe=(),
+        types=(),
+        norm=None,
+        head=replace(_ROBERTA_HEAD, norm=NormSpec("lm_head.layer_norm", None, 1e-5), tied=False),
+    ),
+    Family(
+        "eurobert",
+        ("eurobert",),
+        ("embed_tokens.weight",),
+        position="rotary",
+        head=HeadSpec(bias=("lm_head.bias",)),
+    ),
+    Family(
+        "modernbert",
+        ("modernbert",),
+        ("embeddings.tok_embeddings.weight",),
+        position="rotary",
+        recipe=("norm",),
+        norm=NormSpec("embeddings.norm", "norm_eps", 1e-5),
+        head=HeadSpec(
+            ("decoder.weight", "lm_head.weight"),
+            bias=("decoder.bias", "lm_head.bias"),
+            dense=LinearSpec(("head.dense", "projection_head.dense"), bias="stored"),
+            activation="classifier_activation",
+            norm=NormSpec(("head.norm", "projection_head.norm"), "norm_eps", 1e-5),
+            tied=True,
+        ),
+    ),
+    _bert(
+        "funnel",
+        ("funnel",),
+        position=None,
+        recipe=("norm",),
+        types=(),
+        norm=NormSpec("embeddings.layer_norm", eps=1e-9),
+        head=HeadSpec(bias=("lm_head.bias",), tied=True),
+    ),
     _bert("megatron-bert", ("megatron-bert",), recipe=("types", "position"), norm=None, head=_BERT_HEAD),
     _bert(
         "bert-generation",
@@ -144,7 +283,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
     _bert("big_bird", ("big_bird",), scale=Factor("sqrt_dim", only_if=("rescale_embeddings",)), head=_BERT_HEAD),
     _bert(
         "electra",
-        ("electra",),
+        ("electra", "convbert"),
         width=("embedding_size",),
         recipe=_PROJECTED,
         projection=LinearSpec("embeddings_project"),
@@ -156,10 +295,29 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         width=("input_embedding_size",),
         recipe=_PROJECTED,
         projection=LinearSpec("encoder.embedding_hidden_mapping_in"),
-        head=_masked_head("predictions", "predictions.dense", "predictions.LayerNorm"),
+        head=replace(_masked_head("predictions", "predictions.dense", "predictions.LayerNorm"), tied="never"),
     ),
     _roberta("roberta", ("roberta", "xlm-roberta", "camembert", "data2vec-text", "xmod", "roberta-prelayernorm")),
-    _roberta("xlm-roberta-xl", ("xlm-roberta-xl",), recipe=("types", "position"), norm=None),
+    _roberta("longformer", ("longformer", "luke")),
+    _roberta("ibert", ("ibert",), not_computed=(("quant_mode", (False,)),)),
+    _roberta(
+        "mpnet",
+        ("mpnet",),
+        recipe=("position", "norm"),
+        types=(),
+        attention_position=RelativePositions(("encoder.relative_attention_bias.weight",)),
+        not_computed=(("pad_token_id", (1,)),),
+    ),
+    _roberta(
+        "esm",
+        ("esm",),
+        position=PositionChoice("position_embedding_type", (("absolute", _FROM_PADDING), ("rotary", "rotary"))),
+        recipe=("token_dropout", "position", "norm", "mask"),
+        optional=(("token_dropout", "token_dropout", False), ("norm", "emb_layer_norm_before", False)),
+        types=(),
+        norm=NormSpec("embeddings.layer_norm"),
+    ),
+    _roberta("xlm-roberta-xl", ("xlm-roberta-xl",), recipe=("types", "position"), norm=None, defaults=_EPS),
     _bert(
         "albert",
         ("albert",),

@@ -116,10 +116,16 @@ class SinusoidalPositions:
             vector, with the wavelengths of `endpoint` (M2M-100). Otherwise the first token gets the vector of position
             0 and padding is not treated apart (Marian).
         offset: Position whose vector the first token gets, if the family's code has a fixed one (XGLM: 2).
+        endpoint: Whether the last pair of channels has exactly the longest wavelength; `None` if `after_padding` says
+            so (Pegasus-X: true without padding).
+        stored: Names under which a checkpoint may store the vectors. As in transformers, stored ones are read instead
+            of computed (FSMT, Marian, Pegasus).
     """
 
     after_padding: bool = True
     offset: int | None = None
+    endpoint: bool | None = None
+    stored: Names = ()
 
 
 @dataclass(frozen=True)
@@ -154,30 +160,60 @@ class RotaryPositions:
         base: Base of the frequencies (theta) that transformers uses if a configuration states none.
         fixed_base: Whether the family's code has no other base than `base`. The reader then accepts a configuration
             without a base. For other families the reader refuses it, unless its caller passes a default.
-        interleaved: Whether the channels (2i, 2i + 1) form a rotated pair, not (i, i + half). `rope_interleave` in a
-            configuration takes precedence.
-        reversed: Whether the family's code rotates by the negative angle; the reader refuses such a family.
+        interleaved: Whether the channels (2i, 2i + 1) form a rotated pair, not (i, i + half).
+        reads_layout: Whether the family's code reads `rope_interleave`; elsewhere another layout there is an error.
+        reversed: Whether the family's code rotates by the negative angle.
+        trailing: Whether the last channels of a head are rotated, not the first.
         default_share: Share of a head's channels that transformers rotates if a configuration states no share. The
             reader refuses a configuration without a share. `None`: the default is all channels, and the reader uses it.
+        rope_types: Values of `rope_type` other than `"default"` that the family's code has; empty for those of
+            transformers' `ROPE_INIT_FUNCTIONS`. `"ntk_alpha"` is `"dynamic"` with a fixed `alpha` (HunYuan).
         former_rope_types: Pairs (old name, present name) of a `rope_type`; the reader understands both.
+        other_parameters: Keys of `rope_parameters` that the family's code has beside those of its rope type.
         scales_full_attention_only: Whether `rope_scaling` applies only to layers of full attention, not to layers of
             sliding attention.
         without_positions: Which layers have no positions. `"listed"`: the configuration states them in `no_rope_layers`
             or `no_rope_layer_interval`. `"full_attention"`: all layers of full attention, in a model that also has
-            sliding attention. `None`: none.
+            sliding attention. `"all"`: all layers. `None`: none, beside those that `rotated_types` leaves out.
+        rotated_types: Layer types that are rotated; layers of other types have no positions. `None` for all types.
+        labels: Pairs (layer type, its key in `rope_parameters`) where they differ; the type `""` stands for all others.
+        aliases: Pairs (key in the configurations of this family, common key of the same meaning).
+        ignored_keys: Keys about positions that the family's code does not read.
+        defaults: Pairs (configuration key, transformers' default) of keys that a configuration may leave out.
+        axes: How pairs of channels are divided over several position axes: a key of `AXES` in
+            `embedlayer.positions.rotary_config`; `None` for positions on a single axis.
+        sections: Sections of the axes if a configuration states no `mrope_section`; `None` for a single axis then.
+        section_names: Other names of `mrope_section` in the configurations of this family.
+        unrotated_queries: Factor on queries by position in layers without rotation. `"attn_scale"`: Llama 4's, from the
+            keys `attn_scale` and `floor_scale`. A pair: exponent and length of a power (Beam). `None` for no factor.
         or_alibi: Whether `alibi: true` in a configuration replaces the rotation by linear biases (ALiBi), divided by
             the square root of a head's width (Falcon).
+        refused: Why the reader does not read this family, as the end of a sentence; `None` for a family that it reads.
     """
 
     base: float = 10000.0
     fixed_base: bool = False
     interleaved: bool = False
+    reads_layout: bool = False
     reversed: bool = False
+    trailing: bool = False
     default_share: float | None = None
+    rope_types: Names = ()
     former_rope_types: tuple[tuple[str, str], ...] = ()
+    other_parameters: Names = ()
     scales_full_attention_only: bool = False
-    without_positions: Literal["listed", "full_attention"] | None = None
+    without_positions: Literal["listed", "full_attention", "all"] | None = None
+    rotated_types: Names | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
+    ignored_keys: Names = ()
+    defaults: tuple[tuple[str, int | float], ...] = ()
+    axes: Literal["chunked", "interleaved", "alternating", "channels"] | None = None
+    sections: tuple[int, ...] | None = None
+    section_names: Names = ()
+    unrotated_queries: Literal["attn_scale"] | tuple[float, int] | None = None
     or_alibi: bool = False
+    refused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -193,8 +229,27 @@ class AxialPositions:
     plain: LearnedPositions
 
 
+@dataclass(frozen=True)
+class PositionChoice:
+    """Position scheme of a family that a configuration key selects (ESM).
+
+    Attributes:
+        key: The configuration key; a configuration without it has the first value.
+        choices: Pairs (value, scheme). The loader refuses other values.
+    """
+
+    key: str
+    choices: tuple[tuple[str, LearnedPositions | Literal["rotary"]], ...]
+
+
 PositionSpec = (
-    LearnedPositions | AxialPositions | SinusoidalPositions | AlibiPositions | RelativePositions | Literal["rotary"]
+    LearnedPositions
+    | AxialPositions
+    | PositionChoice
+    | SinusoidalPositions
+    | AlibiPositions
+    | RelativePositions
+    | Literal["rotary"]
 )
 """Position scheme of a family; `"rotary"` stands for the `RotaryPositions` of its model type in `families.rotary`."""
 
@@ -316,6 +371,8 @@ class DecoderSpec:
         position: Position scheme of the decoder.
         norm: LayerNorm of the step `"norm"`.
         recipe: Steps of the decoder's input embedding.
+        layers: Configuration keys of the number of blocks, the preferred one first; without them, both stacks have as
+            many blocks.
     """
 
     table: Names = ("decoder.embed_tokens.weight",)
@@ -323,6 +380,7 @@ class DecoderSpec:
     position: PositionSpec | None = None
     norm: NormSpec | None = None
     recipe: tuple[Step, ...] | None = None
+    layers: Names = ("num_decoder_layers", "decoder_layers")
 
 
 @dataclass(frozen=True)
@@ -343,6 +401,8 @@ class Family:
         position: Position scheme; `None` for no positions.
         positions_if: Pair (configuration key, value): the checkpoint has positions only if the key has this value;
             `None` for a family in which no key decides.
+        attention_position: Scheme that all blocks apply in attention, in a family that also adds positions to the input
+            (MPNet); `None` for other families. The loaded layer has it as `position_of("attention")`.
         numbering: How default positions are counted; see `Numbering`.
         recipe: Steps of the input embedding after look-up and scale, in order.
         optional: Triples (step, configuration key, default): the step is left out if the configuration's value, or
@@ -358,6 +418,8 @@ class Family:
             that the checkpoint lacks is left out.
         head: LM head, or `None` for a family without one.
         decoder_input: Input embedding of the decoder of an encoder-decoder model; `None` for other models.
+        sub_configs: Configuration keys of the configurations of encoder and decoder, if the two have their own
+            (T5Gemma); empty for other models.
         not_computed: Pairs (configuration key, values): the family computes something else for other values of the
             key, which is refused. The first of the values is the default.
         decoder: Name of each tensor in `DecoderLM` -> its name in the checkpoint, for `load_llama`; `{}` stands for the
@@ -381,6 +443,7 @@ class Family:
     scale: Factor | None = None
     position: PositionSpec | None = None
     positions_if: tuple[str, object] | None = None
+    attention_position: PositionSpec | None = None
     numbering: Numbering = "all"
     recipe: tuple[Step, ...] = ()
     optional: tuple[tuple[Step, str, bool | int], ...] = ()
@@ -392,6 +455,7 @@ class Family:
     features: tuple[Names, ...] = ()
     head: HeadSpec | None = HeadSpec()
     decoder_input: DecoderSpec | None = None
+    sub_configs: Names = ()
     not_computed: tuple[tuple[str, tuple[object, ...]], ...] = ()
     decoder: Mapping[str, str] | None = None
     defaults: tuple[tuple[str, int | float], ...] = ()
@@ -399,3 +463,25 @@ class Family:
     notes: Names = ()
     tokenizer_rules: bool = False
     folds_rows: bool = False
+
+
+@dataclass(frozen=True)
+class MultimodalSpec:
+    """How a multimodal model uses the head of its language model, whose record is that of `text_config.model_type`.
+
+    Attributes:
+        tied_by: Configuration whose `tie_word_embeddings` decides whether the head is tied: that of the whole model
+            (`"model"`) or `text_config` (`"text"`). `"none"`: the family's code never ties it.
+        or_text: Whether a true `tie_word_embeddings` in `text_config` ties the head too.
+        tied: Whether the head is tied if that key is missing in the configuration of the whole model.
+        scales_logits: Whether the model applies the factor and the cap that the language model alone applies to its
+            logits. If not, and the language model has one, its logits differ from those of the whole model.
+        flat: `model_type` of the language model if older configurations have its keys beside those of the whole model,
+            without `text_config`; `None` if there are no such configurations.
+    """
+
+    tied_by: Literal["model", "text", "none"] = "model"
+    or_text: bool = False
+    tied: bool = False
+    scales_logits: bool = False
+    flat: str | None = None

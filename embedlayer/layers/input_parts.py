@@ -16,7 +16,10 @@ from embedlayer.tables.dense import TokenEmbedding
 
 
 class TypeTables(Pretrained):
-    """Several tables of token types, whose rows are summed: `out = sum_i tables[i](ids_i)`.
+    """Several tables of token types, whose rows are summed: `out = tables[0](ids) + sum_i tables[i](0)`.
+
+    ERNIE has a table for tasks, LayoutLM tables for places on a page, and TAPAS tables for columns, rows and ranks.
+    Without such inputs transformers uses row 0 of each, as this module does.
 
     Args:
         tables: The tables, of one width; each applies its own scale.
@@ -29,7 +32,8 @@ class TypeTables(Pretrained):
         >>> types(torch.tensor([[0, 1, 1]])).shape
         torch.Size([1, 3, 8])
 
-    Reference: transformers/models/tapas/modeling_tapas.py and models/ernie/modeling_ernie.py.
+    Reference: transformers/models/tapas/modeling_tapas.py and models/ernie/modeling_ernie.py
+    (without their further inputs `token_type_ids[..., 1:]` and `task_type_ids`).
     """
 
     def __init__(self, tables: Sequence[TokenEmbedding]) -> None:
@@ -53,19 +57,13 @@ class TypeTables(Pretrained):
         return [table for table in self.tables if isinstance(table, TokenEmbedding)]
 
     def forward(self, ids: Ids) -> Float[Tensor, "*batch T D"]:
-        """Return the sum of one row of each table for each token.
+        """Return the sum of one row of each table for each token: row 0 of all tables but the first.
 
         Args:
-            ids: Types of the first table, `(B, T)` or `(T,)`; the other tables then add row 0. Or the types of all n
-                tables, `(B, T, n)`.
+            ids: Types of the first table, `(..., T)`.
         """
         first, *others = self._tables()
-        if ids.dim() == 3:
-            rows: Tensor = first(ids[..., 0])
-            for i, table in enumerate(others, start=1):
-                rows = rows + table(ids[..., i])
-            return rows
-        rows = first(ids)
+        rows: Tensor = first(ids)
         for table in others:
             rows = rows + table(torch.zeros_like(ids))
         return rows

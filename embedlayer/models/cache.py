@@ -41,7 +41,8 @@ class KeyValueCache:
     from `RotaryEmbedding.at_length` has fixed frequencies and avoids this.
 
     Attributes:
-        positions: Position of each cached token, `(B, S)`; `None` for an empty cache.
+        positions: Position of each cached token, `(B, S)`, or `(A, B, S)` if some were passed on A axes; `None` for an
+            empty cache.
         documents: For each cached token 0 for padding, else the number of its document, `(B, S)`, as in the mask of
             `positions_of`; `None` if each row is one document without padding.
         length: Largest position so far plus one, where frequencies depend on the length; else 0.
@@ -56,7 +57,7 @@ class KeyValueCache:
     """
 
     def __init__(self) -> None:
-        self.positions: Int[Tensor, "B S"] | None = None
+        self.positions: Int[Tensor, "*axes B S"] | None = None
         self.documents: AttentionMask | None = None
         self.length = 0
         self.blocks: defaultdict[int, BlockCache] = defaultdict(BlockCache)
@@ -66,12 +67,15 @@ class KeyValueCache:
 
     def next_positions(
         self, ids: Int[Tensor, "B T"], positions: Positions | None, attention_mask: AttentionMask | None
-    ) -> tuple[Int[Tensor, "B T"], AttentionMask | None]:
+    ) -> tuple[Int[Tensor, "*axes B T"], AttentionMask | None]:
         """Return (positions, documents) of new tokens; the cache does not change.
+
+        By default a text continues at the last position plus one; on several axes, at the largest of these.
 
         Args:
             ids: IDs of the new tokens; only their shape and device are used.
-            positions: Position of each new token; `None` to continue from the last cached token of each row.
+            positions: Position of each new token, `(T,)`, `(B, T)` or `(A, B, T)`; `None` to continue from the last
+                cached token of each row.
             attention_mask: 0 for padding, else the number of the document; `None` to continue the last document of each
                 row.
 
@@ -81,10 +85,10 @@ class KeyValueCache:
         """
         if self.positions is None:
             positions = positions_of(ids, attention_mask) if positions is None else positions
-            return positions.expand(ids.shape), attention_mask
-        if len(self.positions) != len(ids):
+            return positions.expand(*positions.shape[:-2], *ids.shape), attention_mask
+        if self.positions.shape[-2] != len(ids):
             raise ShapeError(
-                f"The cache has {len(self.positions)} sequences and the new tokens have {len(ids)}: "
+                f"The cache has {self.positions.shape[-2]} sequences and the new tokens have {len(ids)}: "
                 f"start an empty KeyValueCache for each batch."
             )
         if positions is None and attention_mask is not None:
@@ -92,16 +96,17 @@ class KeyValueCache:
                 "New tokens continue the last document of a cached text. To start another one with an attention_mask, "
                 "pass their positions too."
             )
-        index = torch.arange(len(self), device=ids.device).expand_as(self.positions)
+        index = torch.arange(len(self), device=ids.device).expand(len(ids), -1)
         text = index if self.documents is None else torch.where(self.documents != 0, index, 0)
         last = text.amax(-1, keepdim=True)  # of each row, the last token that is not padding
         if positions is None:
-            positions = self.positions.gather(-1, last) + torch.arange(1, ids.shape[-1] + 1, device=ids.device)
+            reached = self.positions if self.positions.dim() == 2 else self.positions.amax(0)
+            positions = reached.gather(-1, last) + torch.arange(1, ids.shape[-1] + 1, device=ids.device)
         if attention_mask is None and self.documents is not None:
             attention_mask = self.documents.gather(-1, last).expand(ids.shape)
-        return positions.expand(ids.shape), attention_mask
+        return positions.expand(*positions.shape[:-2], *ids.shape), attention_mask
 
-    def rerotate(self, position: Position, positions: Int[Tensor, "B T"]) -> None:
+    def rerotate(self, position: Position, positions: Int[Tensor, "*axes B T"]) -> None:
         """Rotate the cached keys in place to the angles of the longer sequence that the new tokens make.
 
         This changes nothing for schemes whose angles do not depend on the length of the sequence.
@@ -122,8 +127,8 @@ class KeyValueCache:
                 block.keys = position.rerotate(block.keys, self.positions, from_length=before, to_length=self.length)
 
     def append(
-        self, positions: Int[Tensor, "B T"], documents: AttentionMask | None
-    ) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"] | Bool[Tensor, "B S"] | None]:
+        self, positions: Int[Tensor, "*axes B T"], documents: AttentionMask | None
+    ) -> tuple[Int[Tensor, "... S"], Int[Tensor, "B S"] | Bool[Tensor, "B S"] | None]:
         """Append positions and documents of new tokens in place, and return (positions, documents) of all tokens.
 
         Args:
@@ -134,7 +139,10 @@ class KeyValueCache:
             self.positions, self.documents = positions, documents
             return positions, documents
         if documents is not None:
-            before = torch.ones_like(self.positions) if self.documents is None else self.documents
+            ones = torch.ones_like(self.positions[(0,) * (self.positions.dim() - 2)])
+            before = ones if self.documents is None else self.documents
             self.documents = torch.cat([before, documents], dim=-1)
-        self.positions = torch.cat([self.positions, positions], dim=-1)
+        axes = torch.broadcast_shapes(self.positions.shape[:-2], positions.shape[:-2])
+        both = (each.expand(*axes, *each.shape[-2:]) for each in (self.positions, positions))
+        self.positions = torch.cat(list(both), dim=-1)
         return self.positions, self.documents

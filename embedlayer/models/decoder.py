@@ -21,7 +21,7 @@ from embedlayer.layers.steps import TracedStep
 from embedlayer.losses.cross_entropy import LossOptions, Reduction
 from embedlayer.models.cache import BlockCache, KeyValueCache
 from embedlayer.models.config import ModelConfig
-from embedlayer.positions.position import AttentionMask, Position, positions_of
+from embedlayer.positions.position import AttentionMask, Position, PreparedPositions, positions_of
 from embedlayer.pretrained import Pretrained, build, check_saved, describe
 from embedlayer.shapes import IdsLike, Positions
 from embedlayer.tables.dense import as_table
@@ -265,8 +265,8 @@ class DecoderLM(Pretrained):
         Args:
             ids: Token IDs `(T,)` or `(B, T)`.
             inputs_embeds: Vectors `(T, D)` or `(B, T, D)` in place of `table(ids)`, as in transformers.
-            positions: Position of each token. By default positions count from 0, skip padding of the mask, and continue
-                a cached text.
+            positions: Position of each token, `(T,)` or `(B, T)`; `(A, B, T)` for rotary positions with A axes. By
+                default positions count from 0, skip padding of the mask, and continue a cached text.
             attention_mask: 0 for padding; 1, or 1, 2, 3, ... for packed documents, which do not attend to each other.
             cache: Keys and values of earlier tokens, to which the new ones are added. `ids`, `positions` and
                 `attention_mask` then describe the new tokens only.
@@ -293,8 +293,9 @@ class DecoderLM(Pretrained):
             seen, attention_mask = cache.append(positions, attention_mask)
         bias = self.position.bias(positions, seen)
         scores = attention_scores_bias(bias, attention_mask, ids.shape[-1], seen.shape[-1], device=ids.device)
+        prepared = self.position.prepare(positions)  # rotary angles: once, not in every block
         for number, block in enumerate(self.blocks):
-            x = block(x, self.position, positions, scores, None if cache is None else cache.blocks[number])
+            x = block(x, self.position, prepared, scores, None if cache is None else cache.blocks[number])
         normalised: Tensor = self.norm(x)
         return normalised
 
@@ -343,12 +344,12 @@ class Block(nn.Module):
         self,
         x: Float[Tensor, "*batch T D"],
         position: Position,
-        positions: Positions,
+        prepared: PreparedPositions,
         scores: Float[Tensor, "*mask T S"] | None,
         past: BlockCache | None = None,
     ) -> Float[Tensor, "*batch T D"]:
         """Return the output of the block; the arguments after `x` are passed to `Attention.forward`."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), position, positions, scores, past))
+        x = x + self.dropout(self.attention(self.attention_norm(x), position, prepared, scores, past))
         y: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
         return y
 
@@ -368,7 +369,7 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "*batch T D"],
         position: Position,
-        positions: Positions,
+        prepared: PreparedPositions,
         scores: Float[Tensor, "*mask T S"] | None,
         past: BlockCache | None = None,
     ) -> Float[Tensor, "*batch T D"]:
@@ -377,7 +378,7 @@ class Attention(nn.Module):
         Args:
             x: Normalised vectors of the new tokens.
             position: Position scheme; its `rotate` is applied here, its bias is already in `scores`.
-            positions: Position of each new token.
+            prepared: Position of each new token, or the result of `position.prepare` for them.
             scores: Attention bias and mask together, from `attention_scores_bias`; `None` for a plain causal mask.
             past: Cache of this block, to which keys and values of the new tokens are appended; `None` for no cache.
         """
@@ -385,7 +386,7 @@ class Attention(nn.Module):
             project(x).unflatten(-1, (-1, self.head_dim)).transpose(-2, -3)
             for project in (self.query, self.key, self.value)
         )
-        q_BHTK, k_BGTK = position.rotate(q_BHTK, k_BGTK, positions)
+        q_BHTK, k_BGTK = position.rotate(q_BHTK, k_BGTK, prepared)
         k_BGSK, v_BGSK = (k_BGTK, v_BGTK) if past is None else past.extend(k_BGTK, v_BGTK)
         mask = None if scores is None else scores.to(q_BHTK.dtype)
         # the fused kernels have no forward-mode derivative, no second derivative and no vmap rule

@@ -200,7 +200,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
         if "base" in config:
             return cls.from_description(config)
         arguments = read_rotary(config, layer_type, interleaved=interleaved, default_base=default_base)
-        return Position() if arguments is None else cls(**arguments)
+        return Position() if arguments is None else rotary_scheme(arguments)
 
     @classmethod
     def from_description(cls, arguments: JsonObject) -> "RotaryEmbedding":
@@ -460,9 +460,17 @@ def rotary_positions(
         CheckpointError: The configuration is not understood, as in `RotaryEmbedding.from_config`.
     """
     blocks = read_blocks(config, interleaved=interleaved, rotated=rotated, default_base=default_base)
-    schemes = {key: RotaryEmbedding(**arguments) for key, arguments in blocks.arguments.items()}
+    schemes = {key: rotary_scheme(arguments) for key, arguments in blocks.arguments.items()}
     no_positions = Position()
     return [schemes.get(key, no_positions) for key in blocks.keys]
+
+
+def rotary_scheme(arguments: dict[str, Any]) -> Position:
+    """Build the scheme of the arguments in `RotaryBlocks.arguments`.
+
+    It is a `RotaryEmbedding`, or a `QueryScaledPosition` if `query_scaling` is the only argument.
+    """
+    return RotaryEmbedding(**arguments) if "head_dim" in arguments else QueryScaledPosition(**arguments)
 
 
 def permute_qk(
