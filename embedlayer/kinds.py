@@ -47,6 +47,7 @@ KINDS: dict[str, str] = {
     "shift_scale": "embedlayer.layers.input_parts:ShiftScale",
     "trigram_projection": "embedlayer.layers.input_parts:TrigramProjection",
     "feature_projection": "embedlayer.layers.input_parts:FeatureProjection",
+    "prediction_streams": "embedlayer.layers.input_parts:PredictionStreams",
     "token_dropout": "embedlayer.layers.input_parts:TokenDropout",
     "transformer_embedding": "embedlayer.layers.input:TransformerEmbedding",
     "gpt_embedding": "embedlayer.layers.input:GPTEmbedding",

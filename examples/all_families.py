@@ -219,8 +219,9 @@ def compare_head(row: Row, layer: el.EmbeddingLayer, run: Run) -> None:
     elif run.hidden is None or run.logits is None:
         row.left_out["head"] = "the input of the head was not seen"
     else:
+        hidden = run.hidden[:, 0] if run.hidden.dim() > run.logits.dim() else run.hidden  # the first of several streams
         with torch.no_grad():
-            row.differences["head"] = relative(layer.head(run.hidden), run.logits)
+            row.differences["head"] = relative(layer.head(hidden), run.logits)
 
 
 def compare_training(row: Row, model: nn.Module) -> None:
@@ -293,6 +294,8 @@ def observed_at(wide: nn.Module, at: Tensor, states: Run | None = None) -> Run:
     inputs = {"input_ids": ids, "position_ids": at.expand(2, -1)}
     if accepts(wide, "decoder_input_ids"):
         inputs["decoder_input_ids"] = ids
+    if accepts(wide, "decoder_position_ids"):
+        inputs["decoder_position_ids"] = at.expand(2, -1)
     with in_float64():
         return observe(wide, inputs, states=states)
 
@@ -381,26 +384,48 @@ def factors(position: el.Position, at: Tensor) -> Tensor:
 
 
 def compare_biases(row: Row, model: nn.Module, layer: el.EmbeddingLayer, run: Run, stacks: list[str]) -> None:
-    """Compare the biases of attention scores of each stack with those of its first block."""
+    """Compare the biases of attention scores of all blocks of each stack with those of the blocks' schemes.
+
+    A block without a bias of its own uses that of an earlier block (T5).
+    """
     for number, stack in enumerate(stacks):
-        kind = "decoder" if number and "decoder" in layer.other_positions else None
-        position = layer.position_of(kind)
-        theirs = [bias for block in run.stacks[stack].values() for bias in block.biases] or run.biases
-        if position.hook == "bias" and not theirs:  # BLOOM calls its function only where there is a mask
-            ids, _ = texts(model.config)
-            theirs = observe(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}).biases
-        name = f"bias of {stack}"
-        at = torch.arange(TOKENS)
-        if position.hook == "bias":
-            if theirs:
-                with torch.no_grad():
-                    ours = position.bias(at, at)
-                row.differences[name] = max(bias_difference(ours, each) for each in theirs)
-            else:
-                row.left_out[name] = "no function that computes it was seen"
-                row.differences[name] = float("inf")
-        elif theirs:
-            row.left_out[name] = "there is no such bias here"
+        encoder = number < len(stacks) - 1
+        schemes: dict[el.Position, list[Tensor]] = {}
+        for index, block in run.stacks[stack].items():
+            schemes.setdefault(layer.position_of_block(index, encoder=encoder), []).extend(block.biases)
+        for position, own in schemes.items():
+            compare_bias(row, model, f"bias of {stack}", position, own or run.biases)
+
+
+def compare_bias(row: Row, model: nn.Module, name: str, position: el.Position, theirs: list[Tensor]) -> None:
+    """Compare the bias of a position scheme with those that a model computed in the blocks of that scheme."""
+    if position.hook == "bias" and not theirs:  # BLOOM calls its function only where there is a mask
+        ids, _ = texts(model.config)
+        theirs = observe(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}).biases
+    if position.hook == "bias":
+        if theirs:
+            with torch.no_grad():
+                worst = max(bias_difference(bias_like(position, each), each) for each in theirs)
+            row.differences[name] = max(worst, row.differences.get(name, 0.0))
+        else:
+            row.left_out[name] = "no function that computes it was seen"
+            row.differences[name] = float("inf")
+    elif theirs:
+        row.left_out[name] = "there is no such bias here"
+
+
+def bias_like(position: el.Position, theirs: Tensor) -> Tensor:
+    """Return the bias of a scheme for the queries and keys of another bias.
+
+    Windows of n queries see the keys of three windows, `(..., n, 3n)` (LongT5); others all keys, `(..., T, T)`.
+    """
+    window = theirs.shape[-2]
+    if theirs.shape[-1] == 3 * window:
+        bias = position.bias(torch.arange(window, 2 * window), torch.arange(3 * window))
+    else:
+        bias = position.bias(torch.arange(TOKENS), torch.arange(TOKENS))
+    assert bias is not None
+    return bias
 
 
 def bias_difference(ours: Tensor, theirs: Tensor) -> float:
@@ -410,6 +435,8 @@ def bias_difference(ours: Tensor, theirs: Tensor) -> float:
     all keys of a query, for keys up to the query.
     """
     heads, tokens = ours.shape[1], ours.shape[-1]
+    if theirs.shape[-2:] == ours.shape[-2:] and theirs.shape[-1] != theirs.shape[-2]:
+        return max(relative(ours[0], each) for each in theirs.reshape(-1, *ours.shape[1:]))
     theirs = theirs[..., -tokens:]
     if theirs.numel() % (heads * tokens * tokens) == 0 and theirs.shape[-2] == tokens:
         return max(relative(ours[0], each) for each in theirs.reshape(-1, heads, tokens, tokens))

@@ -21,12 +21,48 @@ import torch
 from tiny_models import quiet, small_config
 
 from embedlayer import CheckpointError
-from embedlayer.errors import SizeError
 from embedlayer.positions import rotary_positions
 from embedlayer.positions.rotary_comparison import compare_model, text_model
 
+_HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+_WIDE = {"hidden_size": 512}
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
+    "dbrx": {"attn_config": {"clip_qkv": 8.0, "kv_n_heads": 2, "rope_theta": 5e5}},
+    **dict.fromkeys(("deepseek_v2", "deepseek_ocr2_text"), {"num_experts_per_tok": 2}),
+    "step3p5": {"sliding_window": 8},
+    "helium": {"head_dim": 16},
+    **dict.fromkeys(("glm4v_text", "glm_image_text"), _HALF),
+    "glm4v_moe_text": {**_HALF, **_WIDE},
+    "glm4_moe": _WIDE,
+    "qwen3_omni_moe_text": _WIDE,
+    "qwen3_omni_moe_talker_text": {**_WIDE, "head_dim": 128},
+    "ernie4_5_vl_moe_text": {
+        **_WIDE,
+        "moe_intermediate_size": [40, 40],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [22, 22, 20]},
+    },
+    "hunyuan_vl_text": {
+        "head_dim": 128,
+        "rope_parameters": {
+            "rope_type": "dynamic",
+            "factor": 1.0,
+            "alpha": 1000.0,
+            "rope_theta": 1e4,
+            "mrope_section": [16, 16, 16, 16],
+        }
+    },
+    "bamba": {"attn_layer_indices": [2, 4]},
+    "zamba2": {"use_mem_rope": True},
+    "granitemoehybrid": {
+        "position_embedding_type": "rope",
+        "layer_types": ["mamba", "attention", "mamba", "mamba", "attention", "mamba"],
+    },
+    "llama4_text": {"floor_scale": 4},
+    "beam": {},
+    "csm_depth_decoder_model": {"backbone_hidden_size": 512},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_theta": 1e4, "mrope_section": [24, 20, 20]}}},
+    "moonshine_streaming": {},
 }
 """Model type -> settings of its small configuration."""
 
@@ -69,7 +105,7 @@ def overrides(config_class: Any) -> dict[str, Any]:
     if isinstance(hidden, int) and isinstance(heads, int) and not stated_width:
         key = next((key for key in ("n_embd", "d_model", "hidden_size") if key in stated), None)
         if key is not None and not stated.get("qk_rope_head_dim"):
-            settings |= {key: 4 * (hidden // heads), "hidden_size": 4 * (hidden // heads)}
+            settings = {key: 4 * (hidden // heads), "hidden_size": 4 * (hidden // heads), **settings}
     if stated.get("num_key_value_heads", 0) is None:
         settings.setdefault("num_key_value_heads", 2)
     return settings
@@ -87,7 +123,7 @@ def compare_class(config_class: Any, changes: Mapping[str, Any] | None = None) -
         described = json.loads(json.dumps(config.to_dict(), default=str))
         try:
             schemes = rotary_positions(described)
-        except (CheckpointError, SizeError) as error:
+        except CheckpointError as error:
             return Row(name, model_type, "refused", 0.0, str(error))
         try:
             results = compare_model(text_model(config), schemes)

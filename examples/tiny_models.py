@@ -128,6 +128,8 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "hunyuan_vl_text": {"head_dim": 16},
     "janus": {"vision_config.projection_dim": 64, "vq_config.base_channels": 32},
     "janus_vqgan": {"num_embeddings": 100, "projection_dim": 64, "image_token_embed_dim": 64},
+    "led": {"attention_window": 4},
+    "longt5": {"local_radius": 15},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * (LAYERS // 3)},
     "luke": {"entity_vocab_size": 100, "entity_emb_size": 32},
     "mamba2": {"num_heads": 8, "head_dim": 16},
@@ -138,6 +140,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "nemotron_h_omni": {"vision_config.video_temporal_patch_size": 2},
     "nemotron": {"num_key_value_heads": 2},
     "opt": {"word_embed_proj_dim": 24},
+    "pegasus_x": {"block_size": 4, "num_global_tokens": 3},
     "perceiver": {"num_latents": 8, "d_latents": 48, "num_self_attends_per_block": 2},
     "perception_lm": {"vision_config": _CLIP | {"model_args": {"embed_dim": 64}}},
     "prophetnet": {"num_hidden_layers": KEEP},
@@ -170,7 +173,7 @@ The settings also apply where a configuration of this type is part of another on
 """
 
 
-HEAD_INPUTS = {"fsmt": "model.decoder.output_projection", "opt": "model.decoder.project_out"}
+HEAD_INPUTS = {"fsmt": "model.decoder.output_projection", "opt": "model.decoder.project_out", "prophetnet": "lm_head"}
 """Model type -> module whose input is that of the head, where the decoder does not return these hidden states."""
 
 

@@ -22,7 +22,7 @@ from embedlayer.families.records import Numbering, Step
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.decoder_input import DecoderInput
 from embedlayer.layers.input import sequence_of
-from embedlayer.layers.input_parts import TokenDropout, TypeTables
+from embedlayer.layers.input_parts import PredictionStreams, TokenDropout, TypeTables
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
 from embedlayer.layers.prediction_head import PredictionHead, build_head, build_part, part_config
@@ -135,6 +135,7 @@ class EmbeddingLayer(Pretrained):
         norm: LayerNorm of the step `"norm"`.
         projection: Projection of the step `"project"`.
         token_dropout: Module of the step `"token_dropout"`.
+        streams: Module of the step `"streams"`, after which there are more vectors than tokens.
         decoder: The decoder's own parts of an encoder-decoder model, which `decoder_input` reads; `None` for a model
             with one stack.
         other_positions: Position schemes of other layers by kind: Gemma 3's `"full_attention"`, T5's `"decoder"`.
@@ -168,6 +169,7 @@ class EmbeddingLayer(Pretrained):
         norm: nn.Module | None = None,
         projection: nn.Linear | None = None,
         token_dropout: TokenDropout | None = None,
+        streams: PredictionStreams | None = None,
         decoder: DecoderInput | None = None,
         other_positions: Mapping[str, Position] | None = None,
         block_positions: Sequence[str] = (),
@@ -176,7 +178,7 @@ class EmbeddingLayer(Pretrained):
     ) -> None:
         super().__init__()
         modules = {"types": types, "project": projection, "norm": norm, "position": True}
-        modules |= {"mask": True, "length_mask": padding_id, "token_dropout": token_dropout}
+        modules |= {"mask": True, "length_mask": padding_id, "token_dropout": token_dropout, "streams": streams}
         for each in (recipe, () if decoder is None or decoder.recipe is None else decoder.recipe):
             if len(set(each)) != len(each) or any(modules.get(step) is None for step in each):
                 raise SizeError(f"The recipe {' -> '.join(each)} has a step twice, or one without its module.")
@@ -201,6 +203,7 @@ class EmbeddingLayer(Pretrained):
         self.norm = norm
         self.projection = projection
         self.token_dropout = token_dropout
+        self.streams = streams
         self.decoder = decoder
         self.other_positions = nn.ModuleDict(dict(other_positions or {}))
         self.block_positions = tuple(block_positions)
@@ -233,7 +236,8 @@ class EmbeddingLayer(Pretrained):
             "types": describe(self.types) if self.types is not None else "table" if "types" in self.recipe else None,
             "norm": part_config(self.norm),
             "projection": part_config(self.projection),
-            "token_dropout": None if self.token_dropout is None else describe(self.token_dropout),
+            "token_dropout": part_config(self.token_dropout),
+            "streams": part_config(self.streams),
             "decoder": None if self.decoder is None else describe(self.decoder),
             "other_positions": {kind: describe(self.position_of(kind)) for kind in self.other_positions},
             "block_positions": list(self.block_positions),
@@ -258,6 +262,7 @@ class EmbeddingLayer(Pretrained):
             parts["norm"] = build_part(nn.LayerNorm, parts["norm"])
             parts["projection"] = build_part(nn.Linear, parts["projection"])
             parts["token_dropout"] = build_part(TokenDropout, parts.get("token_dropout"))
+            parts["streams"] = build_part(PredictionStreams, parts.get("streams"))
             parts["other_positions"] = {kind: build(value) for kind, value in parts["other_positions"].items()}
             return cls.construct(**parts)
         except (KeyError, TypeError, AttributeError) as error:
@@ -448,13 +453,15 @@ class EmbeddingLayer(Pretrained):
             "mask": ("mask", self),
             "length_mask": ("mask", self),
             "token_dropout": ("token_dropout", self.token_dropout),
+            "streams": ("streams", self.streams),
         }
         steps = [EmbeddingStep("look_up", table), *(EmbeddingStep(*modules[step]) for step in recipe)]
         positions = self.default_positions(ids, attention_mask) if positions is None else positions
         if attention_mask is None and "length_mask" in recipe:
             lengths = ids.ne(self.padding_id).sum(-1, keepdim=True)
             attention_mask = (torch.arange(ids.shape[-1], device=ids.device) < lengths).long()
-        return steps, TokenBatch(ids, positions, token_type_ids, attention_mask)
+        following = position(positions + 1) if "streams" in recipe else None
+        return steps, TokenBatch(ids, positions, token_type_ids, attention_mask, following)
 
     def default_positions(self, ids: Ids, attention_mask: AttentionMask | None = None) -> Positions:
         """Return the position that `input` gives each token by default, counted from 0.

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.meta_layout import has_meta_layout
-from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.refusals import (
+    TABLE_ONLY,
     quantised_error,
     quantised_parts,
     states_quantisation,
@@ -23,6 +25,7 @@ from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import (
     CONFIG_KEYS,
+    HEAD_CLASSES,
     MULTIMODAL,
     STATIC_EMBEDDING,
     UNKNOWN,
@@ -42,6 +45,7 @@ from embedlayer.families.records import (
     NormSpec,
     PositionChoice,
     PositionSpec,
+    Presence,
     RelativePositions,
     ShiftSpec,
     SinusoidalPositions,
@@ -54,6 +58,7 @@ from embedlayer.layers.decoder_input import DecoderInput
 from embedlayer.layers.input_parts import (
     ElementwiseAffine,
     FeatureProjection,
+    PredictionStreams,
     ShiftScale,
     TokenDropout,
     TrigramProjection,
@@ -71,15 +76,24 @@ from embedlayer.positions.rotary_config import read_blocks
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import FLOATS, assign, is_description
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=nn.Module)
 
+TYPE_KEYS = ("type_vocab_size",)
+WHOLE = f"Copy the checkpoint again. To read the table alone: {TABLE_ONLY}."
 ROWS_AT_ONCE = 8192
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
 """Largest sizes and lengths in a configuration that no tensor of the file bounds; larger ones mean a damaged file."""
 
 POSITION_KEYS = ("max_position_embeddings", "n_positions")
 """Configuration keys of the number of positions."""
+
+LENGTH_KEYS = (
+    *(*POSITION_KEYS, "max_target_positions", "max_source_positions"),
+    *("max_encoder_position_embeddings", "max_decoder_position_embeddings"),
+)
+"""Configuration keys of the number of positions of a stack."""
 
 BOUNDED_KEYS = (
     *("hidden_size", *CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"]),
@@ -164,6 +178,7 @@ class Loader:
         table_only: bool = False,
     ) -> None:
         self.checkpoint = checkpoint
+        self.config_file = str(checkpoint.file(CONFIG) or checkpoint.name)
         self.table_only = table_only
         self.config = _text_config(checkpoint.config)
         self.dtype = dtype
@@ -192,13 +207,14 @@ class Loader:
         for key, values in () if table_only else self.family.not_computed:
             if self.config.get(key, values[0]) not in values:
                 raise CheckpointError(
-                    f"{checkpoint.name}: {key} {self.config[key]!r} changes what {self.family_name} computes at its "
-                    f"input or head, and is not supported; supported: {' or '.join(map(repr, values))}."
+                    f"{self.config_file}: {key} {self.config[key]!r} changes what {self.family_name} computes at its "
+                    f"input or head, and is not supported; supported: {' or '.join(map(repr, values))}. To read the "
+                    f"table alone: {TABLE_ONLY}."
                 )
         for key in ("vocab_size", "pad_token_id"):
             if type(self.config.get(key, 0)) not in (int, NoneType):
                 raise CheckpointError(
-                    f"The configuration's {key} must be a whole number or null, not {self.config[key]!r}."
+                    f"{self.config_file}: {key} must be a whole number or null, not {self.config[key]!r}."
                 )
 
     def _family(self) -> Family:
@@ -325,6 +341,7 @@ class Loader:
             "types": types,
             "norm": norm,
             "projection": projection,
+            "streams": self._streams(recipe),
             "token_dropout": TokenDropout(self._token_id("mask_token_id")) if "token_dropout" in recipe else None,
             "decoder": decoder,
             "other_positions": schemes,
@@ -507,21 +524,26 @@ class Loader:
         self._refuse_quantised(key, names if name is None else (name,), name or "")
         if name is None:
             raise CheckpointError(
-                f"{self.checkpoint.name} is of family {self.family_name} but has no {what}: "
-                f"no tensor is called {' or '.join(names)}."
+                f"{self.checkpoint.name} is of family {self.family_name} but has no {what}: no tensor is called "
+                f"{' or '.join(names)}. {WHOLE}"
             )
         found = self.checkpoint.info(name).shape
         if len(found) != len(shape) or any(size not in (None, other) for size, other in zip(shape, found, strict=True)):
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
-            raise CheckpointError(f"{name} has shape {list(found)} where [{wanted}] belongs to the {what}.")
+            raise CheckpointError(
+                f"{self.checkpoint.info(name).file}: {name} has shape {list(found)} where [{wanted}] belongs to the "
+                f"{what}, by {self.config_file} and the other tensors. {WHOLE}"
+            )
         return self._read(key, name)
 
     def _find_matrices(self, names: Names) -> list[str]:
         """Return the full names of the checkpoint's two-dimensional tensors whose names end in one of `names`.
 
-        The order is that of `names`, so the preferred tensor is first.
+        The order is that of `names`, so the preferred tensor is first. Tensors of a numbered block are last: blocks
+        that predict several tokens (DeepSeek) may have tables and heads of their own.
         """
-        return [name for name in self.checkpoint.find(*names) if len(self.checkpoint.info(name).shape) == 2]
+        found = [name for name in self.checkpoint.find(*names) if len(self.checkpoint.info(name).shape) == 2]
+        return sorted(found, key=_is_in_block)
 
     def _is_same(self, name: str, other: str) -> bool:
         """Return whether two tensors of the checkpoint have the same shape, dtype and bits.
@@ -552,7 +574,8 @@ class Loader:
             self._refuse_quantised("table.weight", self.family.table)
             raise CheckpointError(
                 f"{self.checkpoint.name} has no table of token rows: no tensor with rows and columns is called "
-                f"{' or '.join(self.family.table)}."
+                f"{' or '.join(self.family.table)}. Copy the checkpoint again, or check model_type in "
+                f"{self.config_file}."
             )
         name, *others = self._only_table(candidates)
         info = self.checkpoint.info(name)
@@ -567,26 +590,33 @@ class Loader:
         return weight
 
     def _only_table(self, candidates: list[str]) -> list[str]:
-        """Return the names of the one token table of an unknown family: the preferred one and its equal copies.
+        """Return the names of the token table: the preferred one and its equal copies.
 
-        Candidates with fewer rows than the configuration's `vocab_size` are no token tables.
+        Candidates with fewer rows than the configuration's `vocab_size` are no token tables, nor are those of a
+        numbered block if there are others.
 
         Args:
             candidates: Names of two-dimensional tensors that may be the table, the preferred one first.
 
         Raises:
-            CheckpointError: Several tensors with the same last part of the name have different rows.
+            CheckpointError: Several tensors that the record calls by the same name have different rows.
         """
         needed = self.config.get("vocab_size") or 0
         large = [name for name in candidates if self.checkpoint.info(name).shape[0] >= needed] or candidates
         first, *others = large
         equal = [name for name in others if self._is_same(name, first)]
-        module = ".".join(first.split(".")[-2:])
-        rivals = [name for name in others if name not in equal and f".{name}".endswith(f".{module}")]
+        suffix = next((name for name in self.family.table if f".{first}".endswith(f".{name}")), first)
+        rivals = [
+            name
+            for name in others
+            if name not in equal and f".{name}".endswith(f".{suffix}") and _is_in_block(name) == _is_in_block(first)
+        ]
         if rivals:
+            which = "an unknown family" if self.family is UNKNOWN else f"family {self.family_name}"
             raise CheckpointError(
-                f"{self.checkpoint.name} is of an unknown family and has several tables called {module}: "
-                f"{', '.join((first, *rivals))}. Which of them is that of the tokens is not known."
+                f"{self.checkpoint.name} is of {which} and has several tables called "
+                f"{suffix.removesuffix('.weight')}.weight: {', '.join((first, *rivals))}. Which of them is that of the "
+                f"tokens is not known. Save the language model alone, with save_pretrained of its module."
             )
         return [first, *equal]
 
@@ -608,12 +638,18 @@ class Loader:
         if mapping:
             index = self.checkpoint.read(mapping[0], dtype=torch.int64, device=self.device)
             if index.dim() != 1 or not ((index >= 0) & (index < rows.shape[0])).all():
-                raise CheckpointError(f"{mapping[0]} names rows that the table of {rows.shape[0]} rows does not have.")
+                raise CheckpointError(
+                    f"{self.checkpoint.name}: {mapping[0]} names rows that the table of {rows.shape[0]} rows does not "
+                    f"have. Copy the checkpoint again."
+                )
             rows = rows.index_select(0, index)
         if weights:
             factors = self.checkpoint.read(weights[0], device=self.device)
             if factors.shape != rows.shape[:1]:
-                raise CheckpointError(f"{weights[0]} has shape {list(factors.shape)} for {rows.shape[0]} tokens.")
+                raise CheckpointError(
+                    f"{self.checkpoint.name}: {weights[0]} has shape {list(factors.shape)} for {rows.shape[0]} tokens. "
+                    f"Copy the checkpoint again."
+                )
             wide = torch.promote_types(rows.dtype, torch.float32)
             rows = (rows.to(wide) * factors[:, None]).to(rows.dtype)
         self.tensors["table.weight"] = rows
@@ -637,14 +673,38 @@ class Loader:
         if stated is not None and stated + extra != vocab_size and self.names:
             expected = f"{stated:,}, so {stated + extra:,} rows in this family" if extra else f"{stated:,}"
             raise CheckpointError(
-                f"{name} has {vocab_size:,} rows and the configuration says {key} {expected}: "
-                f"they do not belong together, or one of them was changed alone."
+                f"{self.checkpoint.name}: {name} has {vocab_size:,} rows and the configuration says {key} {expected}: "
+                f"they do not belong together, or one of them was changed alone. Copy both from the same model."
             )
         width_key = next((key for key in self.family.width if self.config.get(key) is not None), None)
         if width_key is not None and self.config[width_key] != width:
             raise CheckpointError(
-                f"{name} has rows of width {width:,} and the configuration says {width_key} {self.config[width_key]}: "
-                f"they do not belong together."
+                f"{self.checkpoint.name}: {name} has rows of width {width:,} and the configuration says {width_key} "
+                f"{self.config[width_key]}: they do not belong together. Copy both from the same model."
+            )
+
+    def _check_rows(self, key: str, keys: Names, *, more: int = 0) -> None:
+        """Check that a table other than the token table has as many rows as the configuration states.
+
+        Nothing is checked if the configuration has none of the keys.
+
+        Args:
+            key: Key of the table in `tensors`.
+            keys: Configuration keys of the number of rows; one of them must fit.
+            more: Number of rows that the table may have beyond that number.
+
+        Raises:
+            CheckpointError: The configuration states other numbers.
+        """
+        stated = {each: self.config[each] for each in keys if type(self.config.get(each)) is int}
+        rows = self.tensors[key].shape[0]
+        if stated and not any(rows in (count, count + more) for count in stated.values()):
+            name = self.names[key][0]
+            shown = " and ".join(f"{each} {count:,}" for each, count in stated.items())
+            raise CheckpointError(
+                f"{self.checkpoint.info(name).file}: {name} has {rows:,} rows and {self.config_file} says {shown}: "
+                f"they do not belong together, or one of them was changed alone. Copy both from the same model. To "
+                f"read the table alone: {TABLE_ONLY}."
             )
 
     def _count_nonfinite(self, what: str, rows: Tensor) -> None:
@@ -694,7 +754,8 @@ class Loader:
         number, divisor = self._stated_number(factor.of, width), self._stated_number(factor.per, width)
         if factor.default is not None and None in (number, divisor):
             return factor.default
-        value = as_number(number, str(factor.of), above=0.0) / as_number(divisor, str(factor.per), above=0.0)
+        with self._naming_config():
+            value = as_number(number, str(factor.of), above=0.0) / as_number(divisor, str(factor.per), above=0.0)
         rounded = torch.tensor(value, dtype=torch.bfloat16, device="cpu").item()
         return rounded if factor.rounding == "bfloat16" else value
 
@@ -731,6 +792,7 @@ class Loader:
         wanted = [(names, 1.0), *more] if names else more
         if len(wanted) == 1:
             rows = self._require("types.weight", names, "table of token types", shape)
+            self._check_rows("types.weight", TYPE_KEYS if names else ())
             return TokenEmbedding(*rows.shape, dtype=rows.dtype)
         tables = []
         for i, (each, factor) in enumerate(wanted):
@@ -761,7 +823,7 @@ class Loader:
             return nn.RMSNorm(width, eps=eps, elementwise_affine=False)
         names = (spec.name,) if isinstance(spec.name, str) else spec.name
         biases = tuple(f"{name}.{end}" for name in names for end in ("bias", "beta"))
-        has_bias = spec.kind == "layer" and bool(self.checkpoint.find(*biases))
+        has_bias = spec.kind == "layer" and self._has(spec.bias)
         self._require(
             f"{key}.weight", tuple(f"{n}.{end}" for n in names for end in ("weight", "gamma")), "norm", (width,)
         )
@@ -786,7 +848,7 @@ class Loader:
         """
         weight = self._require(f"{key}.weight", _names_of(spec, "weight"), "projection", shape)
         biases = _names_of(spec, "bias")
-        has_bias = bool(self.checkpoint.find(*biases)) if spec.bias == "stored" else spec.bias
+        has_bias = self._has(spec.bias)
         if has_bias:
             self._require(f"{key}.bias", biases, "projection", (weight.shape[0],))
         return nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias)
@@ -808,21 +870,45 @@ class Loader:
         hidden = stated_size(self.config, "hidden_size")
         width = self.tensors["table.weight"].shape[1]
         has_trigrams = family.trigrams is not None and bool(self.config.get(family.trigrams, True))
+        names = _names_of(spec, "weight")
+        is_stored = bool(self.checkpoint.find(*names))
+        if hidden != width and not is_stored and hidden is not None:
+            self._refuse_quantised("projection.weight", names)
+            raise CheckpointError(
+                f"{self.config_file} says hidden_size {hidden!r}, the table has rows of width {width:,}, and "
+                f"{self.checkpoint.name} has no projection: no tensor is called {' or '.join(names)}. {WHOLE}"
+            )
         if (
             hidden == width
             and not has_trigrams
-            and (family.trigrams is not None or not self.checkpoint.find(*_names_of(spec, "weight")))
+            and not family.features
+            and (family.trigrams is not None or not is_stored)
         ):
             return None
         features = []
-        for i, names in enumerate(each for each in family.features if self.checkpoint.find(*each)):
-            features.append(self._require(f"projection.features.{i}.weight", names, "table of features", (None, None)))
+        for i, each in enumerate(each for each in family.features if self.checkpoint.find(*each)):
+            features.append(self._require(f"projection.features.{i}.weight", each, "table of features", (None, None)))
         width = width * (3 if has_trigrams else 1) + sum(rows.shape[1] for rows in features)
         linear = self._linear("projection", spec, (as_whole_number(hidden, "hidden_size", most=MOST_SIZE), width))
         sizes = linear.in_features, linear.out_features, linear.bias is not None
         if has_trigrams:
             return TrigramProjection(*sizes)
         return FeatureProjection(*sizes, features=[rows.shape for rows in features]) if features else linear
+
+    def _streams(self, recipe: Sequence[Step]) -> PredictionStreams | None:
+        """Read the vectors of prediction streams (ProphetNet); `None` if no stack of the checkpoint has that step.
+
+        Args:
+            recipe: Steps of the first stack.
+
+        Raises:
+            CheckpointError: The tensor is missing or has another width.
+        """
+        spec = self.family.decoder_input
+        if "streams" not in (*recipe, *((spec.recipe or ()) if spec is not None else ())):
+            return None
+        rows = self._require("streams.weight", self.family.streams, "prediction streams", (None, self.width))
+        return PredictionStreams(*rows.shape)
 
     # Positions
 
@@ -835,7 +921,10 @@ class Loader:
             CheckpointError: `pad` is `None`, because the configuration has no `pad_token_id`.
         """
         if pad is None:
-            raise CheckpointError(f"Positions of {self.family_name} begin after pad_token_id, which is missing.")
+            raise CheckpointError(
+                f"{self.config_file}: positions of {self.family_name} begin after pad_token_id, which is missing. "
+                f"Add it."
+            )
         return pad + 1
 
     def _first_position_id(self, pad: int | None) -> int:
@@ -907,6 +996,7 @@ class Loader:
                 return {"": Position()}
             length = self._require(f"{key}.weight", spec.names, "table of positions", (None, width)).shape[0]
             offset = self._first_position(pad) if spec.offset == "padding" else int(spec.offset)
+            self._check_rows(f"{key}.weight", LENGTH_KEYS, more=offset)
             return {"": LearnedPositionalEmbedding(length - offset, width, offset=offset)}
         if isinstance(spec, SinusoidalPositions):
             first = self._first_position(pad) if spec.after_padding and spec.offset is None else spec.offset or 0
@@ -925,15 +1015,16 @@ class Loader:
         """Read rotary positions, store the key of each block's scheme in `blocks`, and return the schemes by key.
 
         Args:
-            default_base: Base of the frequencies if the configuration states none.
+            default_base: Base of the frequencies if the configuration states none; `None` makes that an error.
 
         Raises:
             CheckpointError: A key of the configuration is unknown, missing or contradicts another.
         """
-        if stated_size(self.config, "num_hidden_layers") is None and "layer_types" not in self.config:
-            return {"": RotaryEmbedding.from_config(self.config, default_base=default_base)}
-        keys, arguments = read_blocks(self.config, default_base=default_base)
-        schemes = {key: rotary_scheme(arguments[key]) if key in arguments else Position() for key in {*keys}}
+        with self._naming_config():
+            if stated_size(self.config, "num_hidden_layers") is None and "layer_types" not in self.config:
+                return {"": RotaryEmbedding.from_config(self.config, default_base=default_base)}
+            keys, arguments = read_blocks(self.config, default_base=default_base)
+            schemes = {key: rotary_scheme(arguments[key]) if key in arguments else Position() for key in {*keys}}
         first = schemes[keys[0]]
         if len(schemes) > 1:
             self.blocks = tuple("" if key == keys[0] else key for key in keys)
@@ -948,11 +1039,9 @@ class Loader:
         heads = self._heads()
         attention = self.config.get("attn_config")
         max_bias = attention.get("alibi_bias_max", 8) if isinstance(attention, dict) else 8
-        return AlibiBias(
-            heads,
-            max_bias=as_number(max_bias, "attn_config.alibi_bias_max", above=0.0),
-            scale=(self.width // heads) ** -0.5 if divide else 1.0,
-        )
+        with self._naming_config():
+            max_bias = as_number(max_bias, "attn_config.alibi_bias_max", above=0.0)
+        return AlibiBias(heads, max_bias=max_bias, scale=(self.width // heads) ** -0.5 if divide else 1.0)
 
     def _relative(self, spec: RelativePositions, key: str, layers: int | None) -> dict[str, Position]:
         """Read T5's relative biases into `tensors`, and return new schemes for them by kind of layer.
@@ -994,7 +1083,7 @@ class Loader:
             return spec.tied == "always"
         return bool(self.config.get("tie_word_embeddings", spec.tied))
 
-    def _head(self, table: TokenEmbedding) -> OutputHead | PredictionHead | None:
+    def _head(self, table: TokenTable) -> OutputHead | PredictionHead | None:
         """Read the LM head, tied to `table` or untied; `None` if the checkpoint has none.
 
         The weights of the new module, except those of the table, are in `tensors` for the caller to assign.
@@ -1008,18 +1097,26 @@ class Loader:
         for names in (_names_of(spec.dense, "weight") if spec.dense is not None else (), spec.weight):
             if not self.checkpoint.find(*names):
                 self._refuse_quantised("head.weight", names)
+        classes = self._model_classes()
         is_stored = spec.dense is not None and bool(self.checkpoint.find(*_names_of(spec.dense, "weight")))
         dense = spec.dense if is_stored else None
         if spec.dense is not None and dense is None and not (spec.dense_optional and self.width == table.embed_dim):
+            self._refuse_missing_head(_names_of(spec.dense, "weight"), classes)
             return None
+        if dense is not None and classes and not _have_head(classes):
+            return None  # the layer of that name belongs to a classifier (ModernBERT)
         key = "head" if dense is None else "head.output"
         weight = self._untied_rows(spec, f"{key}.weight")
         if weight is None and not self._is_tied(spec):
+            self._refuse_missing_head(spec.weight, classes)
             return None
+        if weight is not None:
+            self._check_head(spec, key, table, dense)
         rows, width = (table.vocab_size, table.embed_dim) if weight is None else weight.shape
         biases = self.checkpoint.find(*spec.bias)
-        if biases:
-            shape = self.checkpoint.info(biases[0]).shape
+        has_bias = bool(biases) if spec.has_bias == "stored" else bool(spec.bias) and self._has(spec.has_bias)
+        if has_bias:
+            shape = self.checkpoint.info(biases[0]).shape if biases else (rows,)
             bias = self._require(
                 f"{key}.bias", spec.bias, "bias of the head", (1, rows) if len(shape) == 2 else (rows,)
             )
@@ -1029,7 +1126,7 @@ class Loader:
         has_softcap = spec.softcap is not None and self.config.get(spec.softcap) is not None
         output = OutputHead(
             **({"table": table} if weight is None else {"vocab_size": rows, "embed_dim": width}),
-            bias=bool(biases),
+            bias=has_bias,
             softcap=self._number(str(spec.softcap)) if has_softcap else None,
             logit_scale=1.0 if scale is None else scale,
         )
@@ -1044,15 +1141,62 @@ class Loader:
             norm=self._norm("head.norm", spec.norm, width),
         )
 
+    def _model_classes(self) -> list[str]:
+        """Return the names of the model classes that the configuration states as `architectures`; may be empty."""
+        stated = self.checkpoint.config.get("architectures")
+        return [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
+
+    def _refuse_missing_head(self, names: Names, classes: list[str]) -> None:
+        """Raise an error if the configuration names a model with an LM head, whose tensors the checkpoint lacks.
+
+        Args:
+            names: Tensor names of the head that are missing.
+            classes: Names of model classes in the configuration.
+
+        Raises:
+            CheckpointError: One of the classes has an LM head.
+        """
+        if _have_head(classes):
+            raise CheckpointError(
+                f"{self.checkpoint.name} has no LM head: no tensor is called {' or '.join(names)}, and "
+                f"{self.config_file} has architectures {', '.join(classes)}. {WHOLE} If it is meant to have no head, "
+                f"remove architectures."
+            )
+
+    def _check_head(self, spec: HeadSpec, key: str, table: TokenEmbedding, dense: LinearSpec | None) -> None:
+        """Check the shape of an untied head's rows: one for each row of the table, of the width of hidden states.
+
+        The width of a head behind a projection is checked when the projection is read.
+
+        Raises:
+            CheckpointError: The number of rows or the width is another.
+        """
+        name = next(iter(self.names.get(f"{key}.weight", ())), None)
+        if name is None:
+            return  # computed from several tensors, or cut to the rows that count
+        rows, width = self.tensors[f"{key}.weight"].shape
+        expected = self.tensors.get("decoder.table.weight", self.tensors["table.weight"]).shape[0]
+        widths = {self.width, table.embed_dim, self.config.get("hidden_size", self.width)}
+        if rows != expected - self.family.extra_rows or (dense is None and width not in widths):
+            raise CheckpointError(
+                f"{self.checkpoint.info(name).file}: {name} has shape {[rows, width]} where "
+                f"[{expected - self.family.extra_rows}, {self.width}] belongs to the head, by {self.config_file} and "
+                f"the table. {WHOLE}"
+            )
+
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
         """Read the rows of an untied head into `tensors[key]` and return them; `None` if there are no such rows.
 
         The configuration may say that the head is tied while the checkpoint stores rows for it. Rows that equal the
         token table count as tied, and `names` lists them as a copy of the table. Other rows are read as an untied head,
         with a sentence in `notes` unless the family always ties.
+
+        Raises:
+            CheckpointError: The rows do not belong to the tokens of the table, or to hidden states of the model.
         """
         tied_to = "decoder.table.weight" if "decoder.table.weight" in self.tensors else "table.weight"
-        found = [name for name in self._find_matrices(spec.weight) if name not in self.names.get(tied_to, ())]
+        used = self.names.get(tied_to, ())
+        found = [name for name in self._find_matrices(spec.weight) if name not in used and not _is_in_block(name)]
         columns = self.checkpoint.find(*spec.columns)
         if columns and 0 not in self.checkpoint.info(columns[0]).shape:
             self.tensors[key] = torch.cat(
@@ -1073,6 +1217,12 @@ class Loader:
                     f"the head is read as untied."
                 )
         weight = self._read(key, found[0])
+        rows, width = self.tensors[tied_to].shape[0] - self.family.extra_rows, self.width * spec.hidden
+        if weight.shape[0] != rows or (spec.dense is None and weight.shape[1] != width):
+            raise CheckpointError(
+                f"{found[0]} has shape {list(weight.shape)}, and the head of this model has {rows:,} rows"
+                f"{f' of width {width:,}' if spec.dense is None else ''}: table and head do not belong together."
+            )
         if spec.rows is not None and self.config.get(spec.rows) is not None:
             count = self._whole(spec.rows, most=MOST_POSITIONS)
             if count < weight.shape[0]:
@@ -1082,6 +1232,21 @@ class Loader:
         return weight
 
     # Keys of the configuration
+
+    def _has(self, presence: Presence) -> bool:
+        """Return whether a tensor exists, as the record or a key of the configuration says."""
+        if isinstance(presence, bool):
+            return presence
+        key, default = presence
+        return bool(self.config.get(key, default))
+
+    @contextmanager
+    def _naming_config(self) -> Iterator[None]:
+        """Context manager: put the name of the configuration's file in front of the errors of its values."""
+        try:
+            yield
+        except (CheckpointError, SizeError) as error:
+            raise CheckpointError(f"{self.config_file}: {error}") from error
 
     def _first_key(self, keys: Names) -> str:
         """Return the first of several names of a key that the configuration has; the first name if it has none."""
@@ -1093,7 +1258,8 @@ class Loader:
         Raises:
             CheckpointError: The value is not a positive number, or the key is missing and there is no default.
         """
-        return as_number(self.config.get(key, default), key, above=0.0)
+        with self._naming_config():
+            return as_number(self.config.get(key, default), key, above=0.0)
 
     def _whole(self, key: str, default: int | None = None, *, most: int = MOST_SIZE) -> int:
         """Return a whole number of the configuration, from 1 to `most`; `default` if the key is missing or null.
@@ -1102,7 +1268,8 @@ class Loader:
             CheckpointError: The value is not such a number, or the key is missing and there is no default.
         """
         value = self.config.get(key)
-        return as_whole_number(default if value is None else value, key, most=most)
+        with self._naming_config():
+            return as_whole_number(default if value is None else value, key, most=most)
 
     def _token_id(self, key: str) -> int:
         """Return a token ID of the configuration.
@@ -1110,7 +1277,8 @@ class Loader:
         Raises:
             CheckpointError: The key is missing, or the value is no ID.
         """
-        return as_whole_number(self.config.get(key), key, most=MOST_POSITIONS)
+        with self._naming_config():
+            return as_whole_number(self.config.get(key), key, most=MOST_POSITIONS)
 
     def _heads(self) -> int:
         """Return the number of attention heads.
@@ -1118,13 +1286,25 @@ class Loader:
         Raises:
             CheckpointError: The configuration does not state the number of heads.
         """
-        return as_whole_number(stated_size(self.config, "num_attention_heads"), "num_attention_heads", most=MOST_SIZE)
+        heads = stated_size(self.config, "num_attention_heads")
+        with self._naming_config():
+            return as_whole_number(heads, "num_attention_heads", most=MOST_SIZE)
+
+
+def _is_in_block(name: str) -> bool:
+    """Return whether a tensor belongs to a numbered module, such as `model.layers.61.embed_tokens.weight`."""
+    return any(part.isdecimal() for part in name.split("."))
 
 
 def _names_of(spec: LinearSpec, end: str) -> Names:
     """Return the names of a projection's tensor, such as `("project_in.weight",)` for the end `"weight"`."""
     names = (spec.name,) if isinstance(spec.name, str) else spec.name
     return tuple(f"{name}.{end}" for name in names)
+
+
+def _have_head(classes: list[str]) -> bool:
+    """Return whether one of these model classes of transformers has an LM head."""
+    return any(name.endswith(HEAD_CLASSES) for name in classes)
 
 
 def checkpoint_family(checkpoint: Checkpoint) -> Family | None:

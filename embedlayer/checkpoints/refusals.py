@@ -40,7 +40,7 @@ def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> Checkpoi
             f"{file} has no model_type, so the model family is unknown, and with it scale, positions and head. Copy "
             f"the model's own {CONFIG} there, or add its model_type. {alone}"
         )
-    if model_type in REFUSED:
+    if isinstance(model_type, str) and model_type in REFUSED:
         return CheckpointError(f"{file}: model_type {model_type!r} is not read, because {REFUSED[model_type]}. {alone}")
     near = " or ".join(map(repr, nearest_model_types(str(model_type))))
     written = str(checkpoint.config.get("transformers_version", ""))

@@ -28,6 +28,7 @@ from embedlayer.families.rotary import ROTARY
 __all__ = [
     "CONFIG_KEYS",
     "FAMILIES",
+    "HEAD_CLASSES",
     "HUGGING_FACE_TENSORS",
     "META_LLAMA",
     "META_TENSORS",
@@ -46,6 +47,12 @@ __all__ = [
     "rotary_facts",
     "stated_size",
 ]
+
+HEAD_CLASSES = (
+    *("ForCausalLM", "LMHeadModel", "ModelWithLMHead", "ForMaskedLM", "ForConditionalGeneration", "MarianMTModel"),
+    *("BertGenerationDecoder", "ForTextToText", "ForVisionText2Text", "ForProteinText2Text", "ForBlockDiffusion"),
+)
+"""Ends of the names of transformers' model classes that have an LM head."""
 
 TRANSFORMERS_VERSION = "5.23.0"
 """Version of transformers with which the records were compared."""

@@ -63,7 +63,7 @@ def _bart(name: str, *model_types: str, offset: int = 2, **changes: Any) -> Fami
         position=_learned("encoder", offset),
         recipe=("position", "norm"),
         norm=NormSpec("encoder.layernorm_embedding", None, 1e-5),
-        head=HeadSpec(bias=_BIAS, tied=True),
+        head=HeadSpec(bias=_BIAS, has_bias="stored", tied=True),
         decoder_input=DecoderSpec(
             position=_learned("decoder", offset), norm=NormSpec("decoder.layernorm_embedding", None, 1e-5)
         ),
@@ -195,6 +195,22 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         head=HeadSpec(tied=True),
         decoder_input=DecoderSpec(),
         defaults=_SCALED,
+    ),
+    Family(
+        "prophetnet",
+        ("prophetnet",),
+        table=("word_embeddings.weight",),
+        position=LearnedPositions(("encoder.position_embeddings.weight",), offset="padding"),
+        recipe=("position", "norm"),
+        norm=NormSpec("encoder.embeddings_layer_norm", None, 1e-5),
+        streams=("decoder.ngram_embeddings.weight",),
+        head=HeadSpec(tied=True),
+        decoder_input=DecoderSpec(
+            table=("decoder.word_embeddings.weight", "word_embeddings.weight"),
+            position=LearnedPositions(("decoder.position_embeddings.weight",), offset="padding"),
+            norm=NormSpec("decoder.embeddings_layer_norm", None, 1e-5),
+            recipe=("position", "streams", "norm"),
+        ),
     ),
     Family(
         "fsmt",

@@ -38,7 +38,7 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
         MultimodalSpec(tied=True, scales_logits=True),
         ("gemma3n", "gemma4", "gemma4_unified", "granite_docling", "hyperclovax_vision_v2", "paligemma"),
     ),
-    (MultimodalSpec(scales_logits=True), ("cohere_compass", "granite4_vision", "mistral_large4", "muse_glimmer")),
+    (MultimodalSpec(scales_logits=True), ("cohere_compass", "granite4_vision", "muse_glimmer")),
     (MultimodalSpec(tied_by="text", scales_logits=True), ("blip-2", "instructblip", "instructblipvideo", "llama4")),
     (MultimodalSpec(tied_by="text", tied=True, scales_logits=True), ("kosmos-2.5",)),
     (

@@ -10,7 +10,10 @@ from typing import Literal
 
 Names = tuple[str, ...]
 
-Step = Literal["types", "project", "position", "norm", "mask", "length_mask", "token_dropout"]
+Presence = bool | tuple[str, bool]
+"""Whether a tensor exists: yes or no, or a pair (configuration key that says it, value if the key is missing)."""
+
+Step = Literal["types", "project", "position", "norm", "mask", "length_mask", "token_dropout", "streams"]
 """A step of the input embedding after look-up and scale.
 
 - `"types"`: add token types.
@@ -20,6 +23,7 @@ Step = Literal["types", "project", "position", "norm", "mask", "length_mask", "t
 - `"mask"`: set the vectors of padding to zero, by the attention mask (DeBERTa).
 - `"length_mask"`: as `"mask"`; without an attention mask, a row with n tokens other than the padding token keeps its
   first n vectors (XLM).
+- `"streams"`: append the vectors of the streams that predict later tokens (ProphetNet).
 - `"token_dropout"`: set the vectors of the mask token to zero, and rescale the others (ESM).
 """
 
@@ -175,6 +179,7 @@ class RotaryPositions:
         without_positions: Which layers have no positions. `"listed"`: the configuration states them in `no_rope_layers`
             or `no_rope_layer_interval`. `"full_attention"`: all layers of full attention, in a model that also has
             sliding attention. `"all"`: all layers. `None`: none, beside those that `rotated_types` leaves out.
+        only_if: Configuration key and the value that it must have for any layer to be rotated; `None` for no such key.
         rotated_types: Layer types that are rotated; layers of other types have no positions. `None` for all types.
         labels: Pairs (layer type, its key in `rope_parameters`) where they differ; the type `""` stands for all others.
         aliases: Pairs (key in the configurations of this family, common key of the same meaning).
@@ -203,6 +208,7 @@ class RotaryPositions:
     other_parameters: Names = ()
     scales_full_attention_only: bool = False
     without_positions: Literal["listed", "full_attention", "all"] | None = None
+    only_if: tuple[str, str | bool] | None = None
     rotated_types: Names | None = None
     labels: tuple[tuple[str, str], ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
@@ -259,7 +265,6 @@ class NormSpec:
     """Name and epsilon of a norm in a checkpoint.
 
     The two tensors of a LayerNorm are called `weight` and `bias`, or in checkpoints from TensorFlow `gamma` and `beta`.
-    A LayerNorm whose bias the checkpoint does not store has none.
 
     Attributes:
         name: End of the module's name in the checkpoint: `"norm"` finds `norm` and `encoder.norm`. Of several names,
@@ -268,6 +273,7 @@ class NormSpec:
         eps: Epsilon if that key is missing.
         affine_key: Pair (configuration key, value) for which the norm does not normalise, but only multiplies by
             `weight` and adds `bias` (MobileBERT); `None` for a family without such a key.
+        bias: Whether a LayerNorm has a bias: yes or no, or a configuration key that says it and its default.
         kind: `"layer"`: LayerNorm. `"rms"`: RMSNorm, which has a weight only. `"rms_plain"`: RMSNorm without tensors.
     """
 
@@ -275,6 +281,7 @@ class NormSpec:
     eps_key: str | None = "layer_norm_eps"
     eps: float = 1e-12
     affine_key: tuple[str, str] | None = None
+    bias: Presence = True
     kind: Literal["layer", "rms", "rms_plain"] = "layer"
 
 
@@ -298,11 +305,11 @@ class LinearSpec:
     Attributes:
         name: End of the module's name in the checkpoint: `"project_in"` finds `model.decoder.project_in`. Of several
             names, the first one that the checkpoint has is used.
-        bias: Whether the projection has a bias vector; `"stored"` if the checkpoint decides.
+        bias: Whether the projection has a bias vector: yes or no, or a configuration key that says it and its default.
     """
 
     name: str | Names
-    bias: bool | Literal["stored"] = True
+    bias: Presence = True
 
 
 @dataclass(frozen=True)
@@ -328,6 +335,8 @@ class HeadSpec:
     Attributes:
         weight: Tensor names of the rows of an untied head.
         bias: Tensor names of the bias, one number per token, `(V,)` or `(1, V)`; empty for a head without a bias.
+        has_bias: Whether the head has that bias: yes, or a configuration key that says it and its default. `"stored"`
+            if the checkpoint decides, because transformers takes zeros for a bias that is not stored (BART).
         columns: Tensor names of further columns of the rows, stored as `(columns, V)`: the rows of the head are those
             of the token table, followed by these columns (MobileBERT). Such a head is loaded as an untied one.
         dense: Projection before the product with `weight`. A checkpoint without its tensors has no head, unless
@@ -335,6 +344,7 @@ class HeadSpec:
         dense_optional: Whether a checkpoint without the tensors of `dense` has a head without that step (OPT).
         activation: Name of the activation, or the configuration key that states the name, such as `"hidden_act"`.
         norm: LayerNorm before the product with `weight`.
+        hidden: Number of hidden vectors of width D that the head reads one after another for each token (Reformer: 2).
         rows: Configuration key of the number of rows that count; stored rows beyond it have no logits (Inkling).
             `None`: all rows count.
         logit_scale: Factor on the logits; `None` for the factor 1.
@@ -346,11 +356,13 @@ class HeadSpec:
 
     weight: Names = ("lm_head.weight",)
     bias: Names = ()
+    has_bias: Presence | Literal["stored"] = True
     columns: Names = ()
     dense: LinearSpec | None = None
     dense_optional: bool = False
     activation: str | None = None
     norm: NormSpec | None = None
+    hidden: int = 1
     rows: str | None = None
     logit_scale: Factor | None = None
     softcap: str | None = None
@@ -414,6 +426,7 @@ class Family:
         projection: Projection of the step `"project"`; a checkpoint without its tensors has no such step.
         trigrams: Configuration key that says whether the projection reads the vectors of the next token, the token
             and the token before, one after another; `None` for a family that never does (MobileBERT).
+        streams: Tensor names of the table of the step `"streams"`.
         features: Tensor names of tables whose row 0 is appended to each vector before the projection (RoCBert). A table
             that the checkpoint lacks is left out.
         head: LM head, or `None` for a family without one.
@@ -453,6 +466,7 @@ class Family:
     projection: LinearSpec | None = None
     trigrams: str | None = None
     features: tuple[Names, ...] = ()
+    streams: Names = ()
     head: HeadSpec | None = HeadSpec()
     decoder_input: DecoderSpec | None = None
     sub_configs: Names = ()

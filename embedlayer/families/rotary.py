@@ -14,6 +14,9 @@ _TYPES = RotaryPositions()
 _PAIRS = RotaryPositions(interleaved=True)
 _CHUNKED = RotaryPositions(axes="chunked", former_rope_types=(("mrope", "default"),))
 _INTERLEAVED = RotaryPositions(axes="interleaved")
+_HUNYUAN = RotaryPositions(
+    rope_types=("ntk_alpha",), other_parameters=("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+)
 
 _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (
@@ -26,7 +29,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *("granite4_vision_text", "granite_docling_text", "granitemoe", "granitemoeshared", "gte"),
             *("granite_swa", "granitemoe_swa", "muse_spark_text", "muse_glimmer_text", "higgs_audio_v2", "hrm_text"),
             *("hy_v3", "hyperclovax", "idefics", "jais2", "jina_embeddings_v3", "kyutai_speech_to_text", "laguna"),
-            *("llama", "mellum", "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral"),
+            *("internlm3", "iquestcoder", "llama", "mellum", "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral"),
             *("mistral", "mixtral", "mllama_text_model", "modernbert", "modernbert-decoder", "moshi"),
             *("neomme", "nomic_bert", "olmo", "olmo2", "olmoe", "phimoe", "pocket_tts", "qwen2", "qwen2_moe"),
             *("qwen3", "qwen3_moe", "qwen3_omni_moe_talker_code_predictor", "seed_oss", "solar_open", "starcoder2"),
@@ -38,7 +41,16 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         _PAIRS,
         (
             *(META_LLAMA, "blt_local_encoder", "blt_local_decoder", "blt_global_transformer", "blt_patcher"),
-            *("deepseek_v2", "deepseek_v32", "glm_moe_dsa", "ernie4_5", "ernie4_5_moe", "helium", "dots3_note_text"),
+            *(
+                "openai_privacy_filter",
+                "deepseek_v2",
+                "deepseek_v32",
+                "glm_moe_dsa",
+                "ernie4_5",
+                "ernie4_5_moe",
+                "helium",
+                "dots3_note_text",
+            ),
         ),
     ),
     (RotaryPositions(interleaved=True, reads_layout=True), ("axk1", "deepseek_v3", "glm4_moe_lite", "youtu")),
@@ -46,8 +58,14 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (RotaryPositions(interleaved=True, rotated_types=_FULL), ("bailing_hybrid",)),
     (RotaryPositions(ignored_keys=("rotary_dim",)), ("minimax_m3_vl_text",)),
     (RotaryPositions(aliases=(("kv_channels", "head_dim"),)), ("jetmoe",)),
-    (RotaryPositions(aliases=(("attention_head_dim", "head_dim"), ("layers_block_type", "layer_types"))), ("zamba2",)),
-    (RotaryPositions(interleaved=True), ("openai_privacy_filter",)),
+    (
+        RotaryPositions(
+            only_if=("use_mem_rope", True),
+            rotated_types=("hybrid",),
+            aliases=(("attention_head_dim", "head_dim"), ("layers_block_type", "layer_types")),
+        ),
+        ("zamba2",),
+    ),
     (RotaryPositions(), ("t5gemma", "t5_gemma_module")),
     (RotaryPositions(fixed_base=True), ("esm",)),
     (RotaryPositions(fixed_base=True, interleaved=True), ("roformer",)),
@@ -62,7 +80,15 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         ("llama4_text",),
     ),
     (RotaryPositions(unrotated_queries=(0.1, 2048)), ("beam",)),
-    (RotaryPositions(without_positions="all"), ("jamba", "kimi_linear", "nemotron_h", "inkling_text", "inkling2_text")),
+    (RotaryPositions(without_positions="all"), ("jamba", "kimi_linear", "inkling_text", "inkling2_text")),
+    (
+        RotaryPositions(without_positions="all", aliases=(("layers_block_type", "layer_types"),)),
+        ("nemotron_h",),
+    ),
+    (
+        RotaryPositions(only_if=("position_embedding_type", "rope"), rotated_types=("full_attention", "attention")),
+        ("granitemoehybrid",),
+    ),
     (RotaryPositions(rotated_types=_FULL), ("lfm2", "lfm2_moe", "minimax", "olmo_hybrid")),
     (RotaryPositions(rotated_types=(*_FULL, *_SLIDING)), ("lfm3",)),
     (RotaryPositions(rotated_types=_FULL, default_share=0.25), ("qwen3_next",)),
@@ -88,7 +114,8 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     # several axes
     (replace(_CHUNKED, sections=(16, 24, 24)), ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")),
     (replace(_CHUNKED, sections=(16, 24, 24)), ("qwen2_5_omni_talker", "paddleocr_vl_text")),
-    (replace(_CHUNKED, sections=(8, 12, 12), interleaved=True), ("glm4v_text", "glm_ocr_text", "glm_image_text")),
+    (replace(_CHUNKED, sections=(8, 12, 12), interleaved=True), ("glm4v_text", "glm_ocr_text")),
+    (replace(_CHUNKED, sections=(8, 12, 12)), ("glm_image_text",)),
     (replace(_CHUNKED, sections=(8, 12, 12), default_share=0.5), ("glm4v_moe_text",)),
     (
         replace(_INTERLEAVED, sections=(24, 20, 20)),
@@ -99,12 +126,13 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=_FULL, default_share=0.25),
         ("qwen3_5_text", "qwen3_5_moe_text"),
     ),
+    (replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=("indexed_attention", *_FULL)), ("qwen4_exp_text",)),
     (RotaryPositions(interleaved=True, axes="alternating", sections=(22, 22, 20)), ("ernie4_5_vl_moe_text",)),
     # other scalings
-    (RotaryPositions(rope_types=("ntk_alpha",)), ("hunyuan_v1_dense", "hunyuan_v1_moe")),
+    (_HUNYUAN, ("hunyuan_v1_dense", "hunyuan_v1_moe")),
     (
-        RotaryPositions(
-            rope_types=("ntk_alpha",),
+        replace(
+            _HUNYUAN,
             former_rope_types=(("xdrope", "dynamic"),),
             axes="channels",
             section_names=("xdrope_section",),
@@ -116,6 +144,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         RotaryPositions(
             interleaved=True,
             reads_layout=True,
+            trailing=True,
             other_parameters=("llama_4_scaling_beta", "max_position_embeddings"),
         ),
         ("mistral4",),

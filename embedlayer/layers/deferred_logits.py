@@ -164,16 +164,8 @@ class DeferredLogits(Tensor):
         Aliases stay deferred, because autograd makes them itself to save a tensor or to run hooks.
         """
         kept = args[0] if args else None
-<<<<<<< HEAD
         if isinstance(kept, DeferredLogits) and kept.is_unread and _is_alias(func, args):
             return DeferredLogits(kept.source, kept.rows, kept.dtype, kept.shaping, kept, is_view=True)
-=======
-        if func in ALIASES and isinstance(kept, DeferredLogits) and kept.is_unread:
-            same_shape = func is not torch.ops.aten.view.default or tuple(args[1]) == tuple(kept.shape)
-            if same_shape:
-                alias = DeferredLogits(kept.source, kept.rows, kept.dtype, kept.shaping, kept, _unchanged, is_view=True)
-                return alias
->>>>>>> harness
         kwargs = kwargs or {}
         args, kwargs = _with_values((args, kwargs), str(func))
         return func(*args, **kwargs)
@@ -708,7 +700,6 @@ RECOGNISED: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 """Functions that need no values of deferred logits, and what replaces them."""
 
-<<<<<<< HEAD
 COMMUTATIVE = {function for function, replaced in RECOGNISED.items() if replaced in (_multiplied, _shifted)}
 AUTOGRAD = {torch.autograd.grad, torch.autograd.backward}
 """Functions that take tensors of the autograd graph."""
@@ -719,25 +710,6 @@ _ATTRIBUTES += ["is_mps", "is_xpu", "grad_fn", "output_nr", "_base", "retains_gr
 _METHODS = ["size", "dim", "ndimension", "numel", "nelement", "element_size", "is_floating_point", "is_complex"]
 _METHODS += ["is_signed", "is_contiguous", "stride", "storage_offset", "get_device", "is_inference", "__len__"]
 _METHODS += ["register_hook", "retain_grad", "__hash__"]
-=======
-_ATTRIBUTES = (
-    "shape",
-    "dtype",
-    "device",
-    "layout",
-    "ndim",
-    "requires_grad",
-    "is_leaf",
-    "grad_fn",
-    "output_nr",
-    "_base",
-)
-_ATTRIBUTES += ("is_cuda", "is_cpu", "is_meta", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested", "is_mkldnn")
-_ATTRIBUTES += ("is_mps", "is_xpu", "itemsize", "nbytes", "names", "retains_grad", "grad", "_backward_hooks")
-_METHODS = ("size", "dim", "ndimension", "numel", "nelement", "element_size", "is_floating_point", "is_complex")
-_METHODS += ("is_signed", "is_contiguous", "stride", "storage_offset", "get_device", "is_inference", "__len__")
-_METHODS += ("register_hook", "retain_grad", "__hash__")
->>>>>>> harness
 WITHOUT_VALUES = {
     *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES if hasattr(getattr(Tensor, name, None), "__get__")),
     *(getattr(Tensor, name) for name in _METHODS),

@@ -242,3 +242,37 @@ class TokenDropout(Pretrained):
         found = is_mask.sum(-1).to(x.dtype) / length
         x = x.masked_fill(is_mask.unsqueeze(-1), 0.0)
         return (x * (1 - self.expected) / (1 - found)[..., None, None]).to(x.dtype)
+
+
+class PredictionStreams(Pretrained):
+    """Append the first vectors of the streams that predict later tokens (ProphetNet).
+
+    `out = [x, weight[n - 1] + p, weight[0] + p, ..., weight[n - 2] + p]` along the tokens, where p is the vector of the
+    position after that of each token. So T vectors become `(1 + n) * T`.
+
+    Args:
+        count: Number of streams, n.
+        width: Width of the vectors, D.
+
+    Example:
+        >>> PredictionStreams(2, 8)(torch.randn(1, 5, 8), torch.randn(5, 8)).shape
+        torch.Size([1, 15, 8])
+
+    Reference: Qi et al., ProphetNet, 2020; transformers/models/prophetnet/modeling_prophetnet.py (`ngram_embeddings`).
+    """
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(count, width))
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return {"count": self.weight.shape[0], "width": self.weight.shape[1]}
+
+    def forward(
+        self, x: Float[Tensor, "*batch T D"], following: Float[Tensor, "*rows T D"]
+    ) -> Float[Tensor, "*batch streams D"]:
+        """Return the vectors of all streams, `(..., T, D)` to `(..., (1 + n) * T, D)`."""
+        streams = [(row + following).expand_as(x) for row in self.weight.roll(1, 0)]
+        return torch.cat([x, *streams], dim=-2)

@@ -12,7 +12,7 @@ from embedlayer.shapes import Ids, Positions
 from embedlayer.tables.lookup import LookupTable
 
 StepName = Literal[
-    "look_up", "scale", "token_types", "positions", "norm", "projection", "dropout", "mask", "token_dropout"
+    "look_up", "scale", "token_types", "positions", "norm", "projection", "dropout", "mask", "token_dropout", "streams"
 ]
 
 TABLE_METHODS: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forward": LookupTable.forward}
@@ -30,6 +30,7 @@ class EmbeddingStep(NamedTuple):
     | `norm`, `projection`, `dropout` | `module(x)` |
     | `mask` | `x` with zeros for padding; `x` if there is no `attention_mask` |
     | `token_dropout` | `module(x, ids, attention_mask)` |
+    | `streams` | `module(x, following)` |
     """
 
     name: StepName
@@ -45,12 +46,15 @@ class TokenBatch(NamedTuple):
         token_type_ids: Segment of each token (BERT), `(..., T)`; `None` to add no segment vectors.
         attention_mask: 0 for padding, `(..., T)`; `None` without padding. Only the steps `mask` and `token_dropout`
             read it.
+        following: Vectors of the position after that of each token, `(T, D)` or `(..., T, D)`, which only the step
+            `streams` reads; `None` without such a step.
     """
 
     ids: Int[Tensor, "*batch T"]
     positions: Positions
     token_type_ids: Ids | None = None
     attention_mask: AttentionMask | None = None
+    following: Float[Tensor, "*rows T D"] | None = None
 
 
 class TracedStep(NamedTuple):
@@ -140,6 +144,8 @@ def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
         x = x if mask is None else x * (mask != 0).unsqueeze(-1).to(x.dtype)
     elif name == "token_dropout":
         x = module(x, batch.ids, batch.attention_mask)
+    elif name == "streams":
+        x = module(x, batch.following)
     elif name != "look_up":
         x = module(x)
     assert x is not None
@@ -188,6 +194,8 @@ def _trace(step: EmbeddingStep, x: Tensor, batch: TokenBatch) -> Iterator[Traced
         note = "no attention mask is passed" if batch.attention_mask is None else "vectors of padding become zero"
     elif name == "token_dropout":
         note = "vectors of the mask token become zero, the others are rescaled"
+    elif name == "streams":
+        note = f"{result.shape[-2] // x.shape[-2] - 1} streams that predict later tokens are appended"
     else:
         note = f"width {result.shape[-1]}" if name == "norm" else f"p = {getattr(module, 'p', 0):g}, in training only"
     yield TracedStep(name, result, note, added)

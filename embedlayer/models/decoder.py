@@ -287,11 +287,12 @@ class DecoderLM(Pretrained):
             positions = positions_of(ids, attention_mask)
         tokens = ids if inputs_embeds is None else None
         x = embed(tokens, self.table, self.position, positions, inputs_embeds=inputs_embeds, dropout=self.dropout)
-        seen = positions
+        queried = seen = positions
         if cache is not None:  # only now: a bad ID or position above leaves the cache as it was
             cache.rerotate(self.position, positions)
             seen, attention_mask = cache.append(positions, attention_mask)
-        bias = self.position.bias(positions, seen)
+            queried = seen[..., -ids.shape[-1] :]
+        bias = self.position.bias(queried, seen)
         scores = attention_scores_bias(bias, attention_mask, ids.shape[-1], seen.shape[-1], device=ids.device)
         prepared = self.position.prepare(positions)  # rotary angles: once, not in every block
         for number, block in enumerate(self.blocks):

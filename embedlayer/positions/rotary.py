@@ -10,15 +10,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.computed_buffers import ComputedBuffers
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.overrides import is_unchanged
 from embedlayer.positions.position import Position, PreparedPositions
-from embedlayer.positions.query_scaling import QueryScaling, query_factors, scale_queries
+from embedlayer.positions.query_scaling import QueryScaledPosition, QueryScaling, query_factors, scale_queries
 from embedlayer.positions.rotary_axes import RotaryAxes
 from embedlayer.positions.rotary_config import read_blocks, read_rotary
 from embedlayer.positions.rotary_scaling import Length, RotaryScaling, rotary_frequencies
-from embedlayer.positions.rotation import apply_rotary_by_channel, apply_rotary_within_axes, fused_apply_rotary
+from embedlayer.positions.rotation import channel_tables, rotate_channels, rotate_pairs
 from embedlayer.shapes import Positions
 
 UNITS_PER_ROTATION = 2**53
@@ -60,14 +60,13 @@ class RotaryAngles(NamedTuple):
     """Angles of all tokens of a forward pass: `RotaryEmbedding.prepare` returns them, and `rotate` accepts them.
 
     Attributes:
-        cos: Cosine of each pair's angle times `attention_scaling`, in float32. With `ChannelAxes` and positions on
-            several axes there is one for each channel.
-        sin: Sine of the same angles, times `attention_scaling`.
+        cos: Cosine of each rotated channel's angle times `attention_scaling`, in float32.
+        sin: Sine of the same angles times `attention_scaling`, negated for the first channel of each pair.
         query_factor: Factor of each query, in float32; `None` without `query_scaling`.
     """
 
-    cos: Float[Tensor, "*rows 1 T angles"]
-    sin: Float[Tensor, "*rows 1 T angles"]
+    cos: Float[Tensor, "*rows 1 T channels"]
+    sin: Float[Tensor, "*rows 1 T channels"]
     query_factor: Float[Tensor, "*rows 1 T 1"] | None = None
 
 
@@ -319,9 +318,29 @@ class RotaryEmbedding(Position, ComputedBuffers):
 
     def _prepared(self, positions: Positions) -> RotaryAngles:
         """Return angles and query factors of these positions, in shapes that broadcast with queries and keys."""
-        cos, sin = self.cos_sin(positions)
+        cos, sin = self._channel_tables(*self.cos_sin(positions))
         factor = None if self.query_scaling is None else query_factors(self.query_scaling, positions)
         return RotaryAngles(cos.unsqueeze(-3), sin.unsqueeze(-3), factor)
+
+    def _channel_tables(
+        self, cos: Float[Tensor, "*rows T angles"], sin: Float[Tensor, "*rows T angles"]
+    ) -> tuple[Float[Tensor, "*rows T channels"], Float[Tensor, "*rows T channels"]]:
+        """Return cosines and sines of all rotated channels in the layout of this scheme; see `channel_tables`.
+
+        Args:
+            cos: Cosine of each pair's angle, or with `ChannelAxes` of each channel's.
+            sin: Sine of the same angles.
+        """
+        if cos.shape[-1] == self.rotary_dim:
+            first, second = sin.chunk(2, dim=-1)
+            return cos, torch.cat([-first, second], dim=-1)
+        return channel_tables(cos, sin, interleaved=self.interleaved, shares=self._shares)
+
+    @property
+    def _shares(self) -> int:
+        """Return the number of equal shares of the channels that have half-split pairs of their own; in general 1."""
+        within = self.axes is not None and self.axes.pairs_within_axis and not self.interleaved
+        return self.axes.num_axes if within and self.axes is not None else 1
 
     def rotate(
         self, q: Float[Tensor, "*batch H T K"], k: Float[Tensor, "*batch G T K"], positions: PreparedPositions
@@ -352,34 +371,39 @@ class RotaryEmbedding(Position, ComputedBuffers):
     def _rotated(
         self,
         x: Float[Tensor, "*batch T K"],
-        cos: Float[Tensor, "*rows T angles"],
-        sin: Float[Tensor, "*rows T angles"],
+        cos: Float[Tensor, "*rows T channels"],
+        sin: Float[Tensor, "*rows T channels"],
     ) -> Float[Tensor, "*batch T K"]:
         """Rotate the channels of queries or keys that this scheme rotates; the others stay as they are.
 
         Args:
             x: Queries or keys.
-            cos: Cosine of the angle of each pair; or of each channel, where these differ.
-            sin: Sine of the same angles.
+            cos: Cosine of each rotated channel's angle.
+            sin: Sine of the same angles, negated for the first channel of each pair.
 
         Raises:
             ShapeError: There are angles for another number of channels.
         """
-        by_channel = cos.shape[-1] == self.rotary_dim
-        if not by_channel and 2 * cos.shape[-1] != self.rotary_dim:
+        if cos.shape[-1] != self.rotary_dim:
             raise ShapeError(
-                f"These angles rotate {2 * cos.shape[-1]} channels, and this scheme has rotary_dim {self.rotary_dim}: "
+                f"These angles rotate {cos.shape[-1]} channels, and this scheme has rotary_dim {self.rotary_dim}: "
                 f"call prepare of the same scheme."
             )
         others = self.head_dim - self.rotary_dim if self.trailing else 0
-        rotated = x[..., others:]
-        if by_channel:
-            rotated = apply_rotary_by_channel(rotated, cos, sin)
-        elif self.axes is not None and self.axes.pairs_within_axis and not self.interleaved:
-            rotated = apply_rotary_within_axes(rotated, cos, sin, self.axes.num_axes)
-        else:
-            rotated = fused_apply_rotary(rotated, cos, sin, interleaved=self.interleaved)
-        return torch.cat([x[..., :others], rotated], dim=-1) if others else rotated
+        if others:
+            return torch.cat([x[..., :others], self._rotated_first(x[..., others:], cos, sin)], dim=-1)
+        return self._rotated_first(x, cos, sin)
+
+    def _rotated_first(
+        self,
+        x: Float[Tensor, "*batch T channels"],
+        cos: Float[Tensor, "*rows T rotated"],
+        sin: Float[Tensor, "*rows T rotated"],
+    ) -> Float[Tensor, "*batch T channels"]:
+        """Rotate the first channels of `x`; the arguments are those of `_rotated`."""
+        if self._shares > 1 or (self.axes is not None and self.axes.divides_channels):
+            return rotate_channels(x, cos, sin, shares=self._shares)
+        return rotate_pairs(x, cos, sin, interleaved=self.interleaved)
 
     def rerotate(
         self, cached_keys: Float[Tensor, "*batch G T K"], positions: Positions, *, from_length: int, to_length: int
@@ -403,7 +427,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
         """
         difference = self.phase_increments_at(to_length) - self.phase_increments_at(from_length)
         angles = self._angles(positions, difference).unsqueeze(-3)
-        return self._rotated(cached_keys, angles.cos(), angles.sin())
+        return self._rotated(cached_keys, *self._channel_tables(angles.cos(), angles.sin()))
 
     def at_length(self, length: int) -> "RotaryEmbedding":
         """Return a copy that uses the frequencies for sequences of `length` in every call.
@@ -469,8 +493,14 @@ def rotary_scheme(arguments: dict[str, Any]) -> Position:
     """Build the scheme of the arguments in `RotaryBlocks.arguments`.
 
     It is a `RotaryEmbedding`, or a `QueryScaledPosition` if `query_scaling` is the only argument.
+
+    Raises:
+        CheckpointError: The arguments contradict each other.
     """
-    return RotaryEmbedding(**arguments) if "head_dim" in arguments else QueryScaledPosition(**arguments)
+    try:
+        return RotaryEmbedding(**arguments) if "head_dim" in arguments else QueryScaledPosition(**arguments)
+    except SizeError as error:
+        raise CheckpointError(f"The configuration contradicts itself. {error}") from error
 
 
 def permute_qk(

@@ -278,7 +278,8 @@ def _keep_queries_and_keys(
         value: Values, `(B, G, T, V)`.
         attention_mask: Not used.
     """
-    _KEPT.append(Call(getattr(module, "layer_idx", None), query.detach().clone(), key.detach().clone()))
+    keys = key[..., : query.shape[-2], :]  # behind them may be compressed ones, whose positions are others
+    _KEPT.append(Call(getattr(module, "layer_idx", None), query.detach().clone(), keys.detach().clone()))
     return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
 
@@ -298,12 +299,16 @@ def compare_model(
     several = next((one.axes.num_axes for one in schemes if isinstance(one, RotaryEmbedding) and one.axes), 1)
     results = []
     with Observation(model) as observed:
-        for positions in position_sets:
+        for number, positions in enumerate(position_sets):
             for axes in dict.fromkeys((1, several)):
                 ids = torch.tensor(positions)[None]
                 if axes > 1:  # another order of the same positions on each axis
                     ids = torch.stack([ids.roll(axis, -1) for axis in range(axes)])
-                results.append(_compare(observed, schemes, ids))
+                try:
+                    results.append(_compare(observed, schemes, ids))
+                except (IndexError, RuntimeError):  # a table of positions of fixed length (GPT-J)
+                    if number == 0:
+                        raise
     return [max((one[block] for one in results), key=_badness) for block in range(len(schemes))]
 
 
@@ -326,7 +331,6 @@ def _compare(observed: Observation, schemes: Sequence[Position], positions: Tens
         )
     if not start.calls:
         return _compare_functions(schemes, moved.functions, positions)
-    permuted = bool(start.functions) and all(_is_permuted(a, b) for a, b in start.functions)
     reasons = _scaling_reason(schemes, start.scalings)
     differences: dict[int, BlockDifference] = {}
     for number, (before, after) in enumerate(zip(start.calls, moved.calls, strict=True)):
@@ -335,14 +339,25 @@ def _compare(observed: Observation, schemes: Sequence[Position], positions: Tens
             raise CheckpointError(
                 f"The model has {len(start.calls)} attention layers, but {len(schemes)} blocks were read."
             )
-        one = _difference(schemes[block], before, after, positions, permuted)
+        one = _difference(schemes[block], before, after, positions, _is_permuted(before.q, start.functions))
         found = BlockDifference(block, one, f"differs by {one:.1e}" if one > TOLERANCE else reasons)
         differences[block] = max(differences.get(block, found), found, key=_badness)
     missing = "is rotated here, but has no attention in transformers"
     for block, scheme in enumerate(schemes):
         reason = missing if isinstance(scheme, RotaryEmbedding) else ""
         differences.setdefault(block, BlockDifference(block, 0.0, reason))
-    return [differences[block] for block in range(len(schemes))]
+    found = [differences[block] for block in range(len(schemes))]
+    if any(one.reason for one in found) and all(x.shape[-1] == _width(schemes) for x, _ in moved.functions):
+        try:  # a norm behind the rotation hides it from attention (HunYuan); the functions see whole heads
+            return _compare_functions(schemes, moved.functions, positions)
+        except CheckpointError:
+            pass
+    return found
+
+
+def _width(schemes: Sequence[Position]) -> int:
+    """Return the width of heads of the first rotated block; 0 if no block is rotated."""
+    return next((scheme.head_dim for scheme in schemes if isinstance(scheme, RotaryEmbedding)), 0)
 
 
 def _block_of(number: int, layer: int | None, calls: int, blocks: int) -> int | None:
@@ -359,10 +374,25 @@ def _block_of(number: int, layer: int | None, calls: int, blocks: int) -> int | 
     return layer if layer is not None and layer < blocks else None
 
 
-def _is_permuted(before: Tensor, after: Tensor) -> bool:
-    """Return whether a function permuted interleaved channels to half-split ones, up to a factor, at position 0."""
-    expected = torch.cat([before[..., 0::2], before[..., 1::2]], dim=-1)
-    return torch.allclose(after / after.norm() * before.norm(), expected, atol=1e-5)
+def _is_permuted(queries: Tensor, functions: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Return whether queries at position 0 came from a function that permutes interleaved channels to half-split ones.
+
+    Args:
+        queries: Queries that an attention layer got.
+        functions: Input and output of each rotated tensor.
+    """
+    for x, y in functions:
+        if x.dim() != 4 or y.shape[-1] > queries.shape[-1]:
+            continue
+        if y.shape[:-1] != queries.shape[:-1]:
+            x, y = x.transpose(1, 2), y.transpose(1, 2)
+        if y.shape[:-1] != queries.shape[:-1]:
+            continue
+        width = y.shape[-1]
+        if any(torch.allclose(part, y) for part in (queries[..., :width], queries[..., queries.shape[-1] - width :])):
+            expected = torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)
+            return torch.allclose(y / y.norm() * x.norm(), expected, atol=1e-5)
+    return False
 
 
 def _scaling_reason(schemes: Sequence[Position], scalings: Sequence[float]) -> str:
@@ -458,6 +488,7 @@ def _compare_functions(
         CheckpointError: There is not the same number of rotated tensors for each rotated block.
     """
     rotated = [block for block, scheme in enumerate(schemes) if isinstance(scheme, RotaryEmbedding)]
+    functions = [(x, y) for x, y in functions if x.dim() == 4]
     if rotated and (not functions or len(functions) % len(rotated)):
         raise CheckpointError("Neither the model's attention nor its rotary functions can be observed.")
     if functions and not rotated:

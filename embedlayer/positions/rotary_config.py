@@ -221,8 +221,8 @@ def _read(
     Raises:
         CheckpointError: As for `read_rotary`.
     """
-    _check_keys(config)
-    if facts.without_positions == "all":
+    _check_keys(config, facts)
+    if facts.without_positions == "all" or (facts.only_if and config.get(facts.only_if[0]) != facts.only_if[1]):
         return None
     parameters = _parameters(config, facts, layer_type)
     if parameters is None:
@@ -245,14 +245,22 @@ def _read(
     }
     if facts.reversed:
         arguments["reversed"] = True
-    if facts.trailing:
-        arguments["trailing"] = True
+    if facts.trailing:  # the whole head: its first channels are not rotated, but its query is scaled (Mistral 4)
+        arguments |= {"trailing": True, "head_dim": _whole_head(config, width)}
     axes, query_scaling = _axes(facts, parameters), _query_scaling(parameters)
     return (
         arguments
         | ({} if axes is None else {"axes": axes})
         | ({} if query_scaling is None else {"query_scaling": query_scaling})
     )
+
+
+def _whole_head(config: JsonObject, width: int) -> int:
+    """Return the number of channels of a head, rotated or not: `head_dim` if it is more than the rotated `width`."""
+    parts = config.get("qk_nope_head_dim")
+    if parts is not None:
+        return as_whole_number(parts, "qk_nope_head_dim") + width
+    return max(as_whole_number(config.get("head_dim") or width, "head_dim"), width)
 
 
 def _facts(config: JsonObject, *, stated: bool) -> RotaryPositions:
@@ -437,10 +445,17 @@ def layer_types(config: JsonObject) -> list[str | None]:
     Raises:
         CheckpointError: The number of layers is missing, or differs from the list of types.
     """
-    count = as_whole_number(stated_size(config, "num_hidden_layers"), "num_hidden_layers", most=MOST_LAYERS)
-    types = config.get("layer_types")
+    types, count = config.get("layer_types"), stated_size(config, "num_hidden_layers")
+    if count is None and isinstance(types, list | tuple):
+        count = len(types)
+    count = as_whole_number(count, "num_hidden_layers", most=MOST_LAYERS)
     if types is not None:
         return _list_of(count, types, "layer_types")
+    cycle, attention = config.get("block_types"), config.get("attn_layer_indices")
+    if isinstance(cycle, list | tuple) and cycle:
+        return [str(cycle[layer % len(cycle)]) for layer in range(count)]
+    if isinstance(attention, list | tuple):
+        return ["attention" if layer in attention else "mamba" for layer in range(count)]
     every = config.get("sliding_window_pattern")
     if isinstance(every, int) and "rope_local_base_freq" in config:  # Gemma 3: layers 5, 11, ... have full attention
         return [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(count)]
@@ -468,7 +483,8 @@ def rotated_layers(config: JsonObject) -> list[bool]:
     types = layer_types(config)
     count = len(types)
     listed, every = config.get("no_rope_layers"), config.get("no_rope_layer_interval")
-    flags = [facts.without_positions != "all"] * count
+    unless = facts.only_if is not None and config.get(facts.only_if[0]) != facts.only_if[1]
+    flags = [facts.without_positions != "all" and not unless] * count
     if listed:
         flags = [bool(flag) for flag in _list_of(count, listed, "no_rope_layers")]
     elif every:
@@ -509,15 +525,20 @@ def has_layer_types(config: JsonObject) -> bool:
     )
 
 
-def _check_keys(config: JsonObject) -> None:
+def _check_keys(config: JsonObject, facts: RotaryPositions) -> None:
     """Check that a configuration has no unknown rotary key, no ALiBi, and no nested configuration of a text model.
+
+    Args:
+        config: The configuration.
+        facts: Settings of its family.
 
     Raises:
         CheckpointError: The configuration has one of these; the message says which.
     """
+    known = ROTARY_KEYS | ({facts.only_if[0]} if facts.only_if else set())
     for key in config:
-        if ("rope" in key or "rotary" in key) and key not in ROTARY_KEYS and config[key] is not False:
-            raise CheckpointError(f"The configuration's key {key!r} is not known here.{_hint(key, ROTARY_KEYS)}")
+        if ("rope" in key or "rotary" in key) and key not in known and config[key] is not False:
+            raise CheckpointError(f"The configuration's key {key!r} is not known here.{_hint(key, known)}")
     if config.get("alibi"):
         raise CheckpointError("This configuration says alibi: its positions are an AlibiBias, not rotary.")
     if "text_config" in config and not config.keys() & ROTARY_KEYS:
@@ -548,7 +569,9 @@ def _parameters(config: JsonObject, facts: RotaryPositions, layer_type: str | No
     Raises:
         CheckpointError: The layer type is unknown, or is `None` where types have different parameters.
     """
-    parameters = _only_value({key: config.get(key) or None for key in ("rope_parameters", "rope_scaling")}) or {}
+    stated = {key: config.get(key) for key in ("rope_parameters", "rope_scaling")}
+    parameters = _only_value({key: None if value == {} else value for key, value in stated.items()})
+    parameters = {} if parameters is None else parameters
     if not isinstance(parameters, Mapping):
         raise CheckpointError(f"rope_parameters must be a dictionary, not {parameters!r}.")
     if _is_nested(parameters):
@@ -648,6 +671,16 @@ def _rotated_share(config: JsonObject, facts: RotaryPositions, parameters: Mappi
         }
     )
     default = facts.default_share
+    if share is not None and config.get("qk_rope_head_dim"):
+        whole = config.get("head_dim") or width
+        if share != 1 and int(as_number(share, "partial_rotary_factor") * whole) not in (
+            width,
+            config["qk_rope_head_dim"],
+        ):
+            raise CheckpointError(
+                f"partial_rotary_factor {share} of {whole} channels contradicts qk_rope_head_dim {width}."
+            )
+        return 1.0
     if share is None and default is not None:
         raise CheckpointError(
             f"{config['model_type']} rotates only a part of a head's channels, but partial_rotary_factor is missing. "

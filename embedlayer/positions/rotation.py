@@ -16,6 +16,9 @@ from embedlayer.tracing import fusible
 BLOCK_NUMEL = 1 << 19
 """Elements rotated at a time: few enough for the CPU cache, enough to keep all threads busy."""
 
+SMALL_INTERLEAVED_NUMEL = 1 << 13
+"""Elements up to which exchanging neighbouring channels costs less than building complex numbers."""
+
 
 def apply_rotary(
     x: Float[Tensor, "*batch T K"],
@@ -43,50 +46,87 @@ def apply_rotary(
     return torch.cat([result, rest], dim=-1) if rest.shape[-1] else result
 
 
-def apply_rotary_by_channel(
+def channel_tables(
+    cos: Float[Tensor, "*rows T half"],
+    sin: Float[Tensor, "*rows T half"],
+    *,
+    interleaved: bool = False,
+    shares: int = 1,
+) -> tuple[Float[Tensor, "*rows T channels"], Float[Tensor, "*rows T channels"]]:
+    """Repeat the cosine and the sine of each pair for both channels; the sine of the first channel is negated.
+
+    `rotate_channels` then needs one product and one sum for all channels.
+
+    Args:
+        cos: Cosine of each pair's angle.
+        sin: Sine of the same angles.
+        interleaved: As in `apply_rotary`.
+        shares: Number of equal shares of the channels, each with half-split pairs of its own.
+    """
+    if interleaved:
+        return cos.repeat_interleave(2, dim=-1), torch.stack([-sin, sin], dim=-1).flatten(-2)
+    if shares == 1:
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+    cos, sin = (each.unflatten(-1, (shares, -1)) for each in (cos, sin))
+    return torch.cat([cos, cos], dim=-1).flatten(-2), torch.cat([-sin, sin], dim=-1).flatten(-2)
+
+
+def rotate_channels(
     x: Float[Tensor, "*batch T K"],
-    cos: Float[Tensor, "*#batch T rotary_dim"],
-    sin: Float[Tensor, "*#batch T rotary_dim"],
+    cos: Float[Tensor, "*#batch T channels"],
+    sin: Float[Tensor, "*#batch T channels"],
+    *,
+    interleaved: bool = False,
+    shares: int = 1,
 ) -> Float[Tensor, "*batch T K"]:
-    """Compute `(a cos s - b sin s, b cos t + a sin t)` for each half-split pair, with an angle for each channel.
+    """Compute `x * cos + partner(x) * sin`, where `partner` exchanges the two channels of each pair.
+
+    With the tables of `channel_tables` this is `apply_rotary`. It also takes an angle for each channel, which is a
+    rotation only where both channels of a pair have the same one.
 
     Args:
         x: Queries or keys.
-        cos: Cosines: `cos s` of the first channels of all pairs, then `cos t` of the second channels.
-        sin: Sines of the same angles.
+        cos: Cosine of each channel's angle.
+        sin: Sine of each channel's angle, negated for the first channel of each pair.
+        interleaved: As in `apply_rotary`.
+        shares: As in `channel_tables`.
 
     Returns:
-        `(..., T, K)`; channels from `rotary_dim` on are those of `x`.
+        `(..., T, K)`; channels beyond those of the tables are those of `x`.
     """
     rotary_dim = cos.shape[-1]
-    rotated, rest = x[..., :rotary_dim], x[..., rotary_dim:]
-    a, b = rotated.chunk(2, dim=-1)
-    result = (rotated * cos + torch.cat([-b, a], dim=-1) * sin).to(x.dtype)
-    return torch.cat([result, rest], dim=-1) if rest.shape[-1] else result
+    if rotary_dim < x.shape[-1]:
+        rotated = rotate_channels(x[..., :rotary_dim], cos, sin, interleaved=interleaved, shares=shares)
+        return torch.cat([rotated, x[..., rotary_dim:]], dim=-1)
+    if interleaved:
+        partner = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    elif shares > 1:
+        partner = x.unflatten(-1, (shares, 2, -1)).flip(-2).flatten(-3)
+    else:
+        first, second = x.chunk(2, dim=-1)
+        partner = torch.cat([second, first], dim=-1)
+    same = x.dtype == cos.dtype
+    result: Tensor = torch.addcmul(x * cos, partner, sin) if same else (x * cos + partner * sin).to(x.dtype)
+    return result
 
 
-def apply_rotary_within_axes(
+def rotate_pairs(
     x: Float[Tensor, "*batch T K"],
-    cos: Float[Tensor, "*#batch T half"],
-    sin: Float[Tensor, "*#batch T half"],
-    num_axes: int,
+    cos: Float[Tensor, "*#batch T channels"],
+    sin: Float[Tensor, "*#batch T channels"],
+    *,
+    interleaved: bool = False,
 ) -> Float[Tensor, "*batch T K"]:
-    """Compute `apply_rotary` for each of `num_axes` equal shares of the channels; pairs are half-split in each share.
+    """Compute `rotate_channels` for tables of `channel_tables`, faster for large `x` on a CPU in eager mode.
 
-    Args:
-        x: Queries or keys.
-        cos: Cosine of each pair's angle, those of the first share first.
-        sin: Sine of the same angles.
-        num_axes: Number of shares.
-
-    Returns:
-        `(..., T, K)`; channels from `2 * half` on are those of `x`.
+    Small tensors take `rotate_channels`, whose few operations cost least: a decoding step has one token.
     """
-    rotary_dim = 2 * cos.shape[-1]
-    rotated, rest = x[..., :rotary_dim], x[..., rotary_dim:]
-    shares, cosines, sines = (each.unflatten(-1, (num_axes, -1)) for each in (rotated, cos, sin))
-    result = apply_rotary(shares, cosines, sines).flatten(-2)
-    return torch.cat([result, rest], dim=-1) if rest.shape[-1] else result
+    largest = SMALL_INTERLEAVED_NUMEL if interleaved else BLOCK_NUMEL
+    if torch.compiler.is_compiling() or x.numel() <= largest:
+        return rotate_channels(x, cos, sin, interleaved=interleaved)
+    half = cos.shape[-1] // 2
+    pairs = (cos[..., ::2], sin[..., 1::2]) if interleaved else (cos[..., :half], sin[..., half:])
+    return fused_apply_rotary(x, *pairs, interleaved=interleaved)
 
 
 def fused_apply_rotary(
@@ -118,6 +158,8 @@ class _ApplyRotary(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.interleaved = interleaved
+        if interleaved and 2 * cos.shape[-1] == x.shape[-1]:
+            return torch.view_as_real(_as_complex(x) * torch.complex(cos, sin)).flatten(-2)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         rotary_dim, half = 2 * cos.shape[-1], cos.shape[-1]
         if rotary_dim < x.shape[-1]:
@@ -147,12 +189,14 @@ def _rotate_interleaved(x: Tensor, rotation: Tensor, out: Tensor) -> None:
         rotation: `cos + i sin` of each pair's angle, complex, `(..., half)`.
         out: Tensor of the shape of `x`; it is overwritten.
     """
+    torch.mul(_as_complex(x), rotation, out=_as_complex(out))
+
+
+def _as_complex(x: Tensor) -> Tensor:
+    """Return the pairs of channels (2i, 2i + 1) as complex numbers, as a view of `x` where its strides allow that."""
     # a complex view needs unit stride within a pair and even strides and offset elsewhere
     viewable = x.stride(-1) == 1 and all(stride % 2 == 0 for stride in x.stride()[:-1]) and x.storage_offset() % 2 == 0
-    pairs, rotated = (
-        torch.view_as_complex(tensor.unflatten(-1, (-1, 2))) for tensor in (x if viewable else x.contiguous(), out)
-    )
-    torch.mul(pairs, rotation, out=rotated)
+    return torch.view_as_complex((x if viewable else x.contiguous()).unflatten(-1, (-1, 2)))
 
 
 def _blocks(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
