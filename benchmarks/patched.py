@@ -51,8 +51,11 @@ def step(setting: Setting, name: str) -> Callable[[], object]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    sizes = {"vocab_size": setting.vocab_size, "n_embd": setting.embed_dim, "n_positions": setting.tokens}
-    model: Any = GPT2LMHeadModel(GPT2Config(**sizes, n_layer=0, n_head=12)).to(setting.dtype)
+    config = GPT2Config(
+        vocab_size=setting.vocab_size, n_embd=setting.embed_dim, n_positions=setting.tokens, n_layer=0, n_head=12
+    )
+    model: Any = GPT2LMHeadModel(config)
+    model.to(setting.dtype)
     if name == NAMES[0]:
         patch(model)
     hidden = torch.randn(1, setting.tokens, setting.embed_dim).to(setting.dtype).requires_grad_()

@@ -425,7 +425,8 @@ def _gradient_of_logits(logits: DeferredLogits, targets: Tensor, grad: Tensor, a
     weights = grad.to(dtype) * kept
     if arguments["reduction"] == "mean":
         weights = weights / kept.sum().clamp(min=1)
-    return (result * weights.unsqueeze(-1)).to(logits.dtype)
+    found: Tensor = (result * weights.unsqueeze(-1)).to(logits.dtype)
+    return found
 
 
 # Operations that are recognised: they take unread logits, and return `None` if they must read them
@@ -735,11 +736,8 @@ def defer_logits(head: nn.Module, hidden: Tensor, tensors: HeadTensors, report: 
     is_plain = all(type(each) in PLAIN_TYPES and each.device == hidden.device for each in parts)
     if not is_batch or not is_plain or hidden.is_meta or not hidden.is_floating_point():
         return None
-    if (
-        torch.jit.is_tracing()
-        or is_transformed(*parts)
-        or (hidden.is_cuda and torch.cuda.is_current_stream_capturing())
-    ):
+    is_recorded = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if is_recorded or is_transformed(*parts) or (hidden.is_cuda and torch.cuda.is_current_stream_capturing()):
         return None
     fits = hidden.dtype == tensors.weight.dtype or torch.is_autocast_enabled(hidden.device.type)
     if not fits or (hidden.dtype == torch.float64) != (tensors.weight.dtype == torch.float64):
