@@ -13,34 +13,51 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tiny_models import quiet, small_config
 
 from embedlayer import CheckpointError
 from embedlayer.positions import rotary_positions
-from embedlayer.positions.rotary_comparison import compare_model, text_model
+from embedlayer.positions.rotary_comparison import compare_model, small_config, text_model
 
+LAYERS = 8
+_SECTIONS = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [22, 22, 20]}
 _HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
-_WIDE = {"hidden_size": 512}
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
-    "zaya": {"num_experts_per_tok": 1},
+    "bamba": {"attn_layer_indices": [2, 4]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 4,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [24, 20, 20]},
+            "full_attention": None,
+        },
+    },
     "dbrx": {"attn_config": {"clip_qkv": 8.0, "kv_n_heads": 2, "rope_theta": 5e5}},
-    **dict.fromkeys(("deepseek_v2", "deepseek_ocr2_text"), {"num_experts_per_tok": 2}),
-    "step3p5": {"sliding_window": 8},
-    "helium": {"head_dim": 16},
-    **dict.fromkeys(("glm4v_text", "glm_image_text"), _HALF),
-    "glm4v_moe_text": {**_HALF, **_WIDE},
-    "glm4_moe": _WIDE,
-    "qwen3_omni_moe_text": _WIDE,
-    "qwen3_omni_moe_talker_text": {**_WIDE, "head_dim": 128},
-    "ernie4_5_vl_moe_text": {
-        **_WIDE,
-        "moe_intermediate_size": [40, 40],
-        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [22, 22, 20]},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "deepseek_ocr2_text": {"num_experts_per_tok": 2},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
+    "ernie4_5_vl_moe_text": {"num_attention_heads": 20, "rope_parameters": _SECTIONS},
+    "glm4v_text": _HALF,
+    "glm_image_text": _HALF,
+    "glm4v_moe_text": {**_HALF, "num_attention_heads": 32},
+    "glm4_moe": {**_HALF, "num_attention_heads": 32},
+    "gradium_phonon_tts": {
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "flow_head_config": {"condition_dim": 256},
+    },
+    "granitemoehybrid": {
+        "position_embedding_type": "rope",
+        "num_hidden_layers": 6,
+        "layer_types": ["mamba", "attention", "mamba", "mamba", "attention", "mamba"],
     },
     "hunyuan_vl_text": {
         "head_dim": 128,
@@ -50,21 +67,24 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
             "alpha": 1000.0,
             "rope_theta": 1e4,
             "mrope_section": [16, 16, 16, 16],
-        }
-    },
-    "bamba": {"attn_layer_indices": [2, 4]},
-    "zamba2": {"use_mem_rope": True},
-    "granitemoehybrid": {
-        "position_embedding_type": "rope",
-        "layer_types": ["mamba", "attention", "mamba", "mamba", "attention", "mamba"],
+        },
     },
     "llama4_text": {"floor_scale": 4},
-    "beam": {},
-    "csm_depth_decoder_model": {"backbone_hidden_size": 512},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_theta": 1e4, "mrope_section": [24, 20, 20]}}},
-    "moonshine_streaming": {},
+    "pocket_tts": {"hidden_size": 256, "num_attention_heads": 4, "flow_head_config": {"condition_dim": 256}},
+    "qwen3_omni_moe_text": {"num_attention_heads": 16},
+    "qwen3_omni_moe_talker_text": {"head_dim": 128, "shared_expert_intermediate_size": 32},
+    "step3p5": {"sliding_window": 8},
+    "t5gemma2_text": {"dropout_rate": 0.0},
+    "zamba2": {"use_mem_rope": True},
 }
-"""Model type -> settings of its small configuration."""
+"""Model type -> settings of its configuration."""
+
+
+INPUTS: Mapping[str, Callable[[Any, int], Mapping[str, Any]]] = {
+    "blt_local_decoder": lambda config, length: {"patch_embeds": torch.ones(1, length, config.hidden_size_global)},
+    "voxtral_realtime_text": lambda config, length: {"t_cond": torch.ones(1, 1, config.hidden_size)},
+}
+"""Model type -> function from its configuration and a number of tokens to further inputs of the model."""
 
 
 class Row(NamedTuple):
@@ -92,47 +112,74 @@ def config_classes() -> Iterator[Any]:
                 yield value
 
 
-def overrides(config_class: Any) -> dict[str, Any]:
-    """Return settings that keep the width of a head where the default configuration does not state it."""
-    settings = dict(OVERRIDES.get(config_class.model_type, {}))
+def configuration(config_class: Any, changes: Mapping[str, Any]) -> Any:
+    """Return the default configuration of a class with few layers, small sizes and these changes."""
+    settings = {**OVERRIDES.get(config_class.model_type, {}), **changes}
     try:
-        default = config_class()
-        stated = default.to_dict()
-        hidden, heads = default.hidden_size, default.num_attention_heads
-    except Exception:
-        return settings
-    stated_width = isinstance(inspect.getattr_static(config_class, "head_dim", None), int)
-    if isinstance(hidden, int) and isinstance(heads, int) and not stated_width:
-        key = next((key for key in ("n_embd", "d_model", "hidden_size") if key in stated), None)
-        if key is not None and not stated.get("qk_rope_head_dim"):
-            settings = {key: 4 * (hidden // heads), "hidden_size": 4 * (hidden // heads), **settings}
-    if stated.get("num_key_value_heads", 0) is None:
-        settings.setdefault("num_key_value_heads", 2)
-    return settings
+        config = config_class(**{"num_hidden_layers": LAYERS, **settings})
+    except Exception:  # noqa: BLE001 (a list has one entry for each default layer)
+        config = config_class(**settings)
+    return config_class.from_dict(small_config(config.to_dict()))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress the warnings of transformers about small configurations."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    logging.set_verbosity(before)
+
+
+def tiny_configuration(config_class: Any, changes: Mapping[str, Any]) -> Any:
+    """Return the configuration of `tiny_models`, whose heads are narrower, with these changes."""
+    from tiny_models import OVERRIDES as TINY
+    from tiny_models import small_config as tiny_config
+
+    name = config_class.model_type
+    return tiny_config(config_class, {**TINY.get(name, {}), **OVERRIDES.get(name, {}), **changes})
 
 
 def compare_class(config_class: Any, changes: Mapping[str, Any] | None = None) -> Row:
-    """Compare the default configuration of a class, with small sizes and these changes."""
-    name, model_type = config_class.__name__, config_class.model_type
-    with quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            config = small_config(config_class, {**overrides(config_class), **(changes or {})})
-        except Exception as error:
-            return Row(name, model_type, "not built", 0.0, f"{type(error).__name__}: {error}".partition("\n")[0][:200])
-        described = json.loads(json.dumps(config.to_dict(), default=str))
-        try:
-            schemes = rotary_positions(described)
-        except CheckpointError as error:
-            return Row(name, model_type, "refused", 0.0, str(error))
-        try:
-            results = compare_model(text_model(config), schemes)
-        except Exception as error:
-            return Row(name, model_type, "not built", 0.0, f"{type(error).__name__}: {error}".partition("\n")[0][:200])
+    """Compare the default configuration of a class, with small sizes and these changes.
+
+    If no model can be built from `configuration`, `tiny_configuration` is tried.
+    """
+    with quiet():
+        first = _compare(config_class, configuration, changes or {})
+        if first.verdict != "not built":
+            return first
+        second = _compare(config_class, tiny_configuration, changes or {})
+    return first if second.verdict == "not built" else second
+
+
+def _compare(config_class: Any, build: Any, changes: Mapping[str, Any]) -> Row:
+    """Compare the configuration that `build` returns for a class."""
+
+    def row(verdict: str, reason: object, largest: float = 0.0) -> Row:
+        words = " ".join(str(reason).split())
+        return Row(config_class.__name__, config_class.model_type, verdict, largest, words)
+
+    try:
+        config = build(config_class, changes)
+    except Exception as error:  # noqa: BLE001 (whatever a class of transformers raises)
+        return row("not built", error)
+    described = json.loads(json.dumps(config.to_dict(), default=str))
+    try:
+        schemes = rotary_positions(described)
+    except CheckpointError as error:
+        return row("refused", error)
+    try:
+        inputs = INPUTS.get(config.model_type)
+        results = compare_model(text_model(config), schemes, inputs and partial(inputs, config))
+    except Exception as error:  # noqa: BLE001 (whatever a model of transformers raises)
+        return row("not built", f"{type(error).__name__}: {error}")
     wrong = [f"block {one.block} {one.reason}" for one in results if one.reason]
-    return Row(
-        name, model_type, "wrong" if wrong else "equal", max(one.difference for one in results), "; ".join(wrong)
-    )
+    return row("wrong" if wrong else "equal", "; ".join(wrong), max(one.difference for one in results))
 
 
 def main(names: list[str]) -> None:

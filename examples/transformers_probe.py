@@ -21,6 +21,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from tiny_models import UNHOOKED
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -115,7 +116,11 @@ class Run:
 
 
 def observe(
-    model: nn.Module, inputs: Mapping[str, Any], *, states: Run | None = None, hidden: str | None = None
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    *,
+    states: Run | None = None,
+    hidden: str | None = None,
 ) -> Run:
     """Run a model and return what happened.
 
@@ -146,7 +151,7 @@ def observe(
                     else:
                         kwargs = {**kwargs, where: state}
                 block = Block(module, state.detach().clone())
-                run.stacks.setdefault(name, {})[index] = block
+                run.stacks.setdefault(name, {}).setdefault(index, block)  # ALBERT runs one block several times
         running.append((module, block))
         return args, kwargs
 
@@ -170,6 +175,9 @@ def observe(
         return hook
 
     handles = []
+    whole = UNHOOKED.get(model.config.model_type)
+    if whole is not None:
+        places[model.get_submodule(whole)] = (whole, 0)
     for block in places:
         handles.append(block.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(block.register_forward_hook(after))

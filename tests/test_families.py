@@ -2,6 +2,7 @@
 
 import ast
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from peers import LENGTH, PEERS, compare, largest, position_difference, quiet
 
 import embedlayer as el
 from embedlayer import families
-from embedlayer.families import FAMILIES, family_of, rotary_facts
-from embedlayer.families.records import RotaryPositions
+from embedlayer.families import FAMILIES, REFUSED, family_of, rotary_facts
+from embedlayer.families.records import NormSpec, RotaryPositions
 from embedlayer.families.rotary import ROTARY
+from embedlayer.io.files import read_json, write_json
+from embedlayer.io.safetensors_files import save_tensors
 
 READERS = ("checkpoints", "layers", "models", "positions", "vocab")
 
@@ -47,16 +50,168 @@ def test_what_is_saved_is_read_back_bit_for_bit(peer, tmp_path) -> None:
     assert repr(again.position) == repr(layer.position)
 
 
-def test_every_model_type_belongs_to_one_family_and_every_family_that_is_loaded_has_a_peer() -> None:
+def test_every_model_type_belongs_to_one_family_and_is_one_of_transformers() -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     types = [model_type for family in FAMILIES for model_type in family.model_types]
     assert len(types) == len(set(types))
-    loadable = {family.name for family in FAMILIES}
-    assert loadable - {peer.family for peer in PEERS} == {
-        *("model2vec", "static_embedding"),
+    assert {peer.family for peer in PEERS} <= {family.name for family in FAMILIES} | set(types)
+    assert set(types) - set(CONFIG_MAPPING) == {
+        *("model2vec", "StaticEmbedding"),
         "llama_meta",  # compared in tests/models/test_llama.py
     }
+    assert not set(types) & set(REFUSED)
     assert family_of("llama") is not None
     assert family_of(None) is None
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: "-".join(family.model_types[:2]))
+def test_what_a_record_assumes_of_a_missing_key_is_the_default_of_transformers(family) -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if family.position == "rotary":
+        names = ("rope_theta", "rope_local_base_freq", "sliding_window_pattern")  # of published files alone
+        family = replace(family, defaults=tuple(pair for pair in family.defaults if pair[0] not in names))
+    for model_type in set(family.model_types) & set(CONFIG_MAPPING):
+        with quiet():
+            config = CONFIG_MAPPING[model_type]()
+        for key, value in family.defaults:
+            assert getattr(config, key) == value, (model_type, key)
+        if family.head is None:
+            continue
+        if isinstance(family.head.tied, bool) and hasattr(config, "tie_word_embeddings"):
+            assert bool(config.tie_word_embeddings) == family.head.tied, model_type
+        if family.head.softcap is not None:
+            default = dict(family.defaults).get(family.head.softcap)
+            assert getattr(config, family.head.softcap, None) == default, model_type
+        for factor in filter(None, (family.scale, family.head.logit_scale)):
+            for key in (factor.of, factor.per):
+                assert key is None or "sqrt_dim" in key or hasattr(config, key), (model_type, key)
+
+
+def test_epsilons_and_factors_that_a_record_assumes_are_the_defaults_of_transformers() -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    different = []
+    for family in FAMILIES:
+        for model_type in set(family.model_types) & set(CONFIG_MAPPING):
+            with quiet():
+                config = CONFIG_MAPPING[model_type]()
+            different += [
+                (model_type, key, assumed)
+                for key, assumed in assumptions(family)
+                if getattr(config, key, assumed) not in (assumed, None)
+            ]
+    assert different == []
+
+
+def assumptions(family):
+    """Keys of a configuration and the value that the record of a family assumes if they are missing."""
+    stated, head = dict(family.defaults), family.head
+    norms = [norm for norm in (family.norm, head and head.norm) if isinstance(norm, NormSpec) and norm.eps_key]
+    yield from ((norm.eps_key, stated.get(norm.eps_key, norm.eps)) for norm in norms)
+    for factor in filter(None, (family.scale, head and head.logit_scale)):
+        yield from ((key, stated.get(key, factor.otherwise)) for key in factor.only_if[:1])
+        if factor.default is not None and None in (factor.of, factor.per):
+            key = factor.of or factor.per
+            yield key, stated.get(key, factor.default if factor.of else 1 / factor.default)
+
+
+SMALL = {"vocab_size": 90, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def saved(folder, config, **tensors):
+    """A checkpoint with this configuration, a table, and other tensors with dots in place of double underscores."""
+    table = {"model.embed_tokens.weight": torch.randn(90, 16)}
+    folder.mkdir(exist_ok=True)
+    save_tensors(folder / "model.safetensors", table | {name.replace("__", "."): t for name, t in tensors.items()})
+    write_json(folder / "config.json", SMALL | config)
+    return folder
+
+
+def test_each_block_has_its_own_position_scheme_and_position_is_that_of_the_first(tmp_path) -> None:
+    config = {"model_type": "smollm3", "no_rope_layers": [0, 1, 1], "rope_parameters": ROPE}
+    layer = el.load(saved(tmp_path / "nope first", config))
+    assert layer.block_positions == ("", "rotary", "rotary")
+    assert [type(layer.position_of_block(i)).__name__ for i in range(3)] == ["Position", *["RotaryEmbedding"] * 2]
+    assert layer.position.hook is None
+    assert layer.position_of_block(-1) is layer.position_of("rotary")
+    with pytest.raises(el.SizeError, match="no block 3: this layer belongs to 3 blocks"):
+        layer.position_of_block(3)
+
+    layer = el.load(saved(tmp_path / "nope last", config | {"no_rope_layers": [1, 1, 0]}))
+    assert layer.block_positions == ("", "", "none")
+    assert layer.position_of_block(2).hook is None
+    layer.save_pretrained(tmp_path / "layer")
+    assert el.load(tmp_path / "layer").block_positions == layer.block_positions
+
+    layer = el.load(saved(tmp_path / "same", config | {"no_rope_layers": [1, 1, 1]}))
+    assert layer.block_positions == ()
+    assert layer.position_of_block(1000) is layer.position
+
+
+def test_a_layer_that_an_earlier_version_saved_is_read(tmp_path) -> None:
+    layer = el.load(saved(tmp_path / "model", {"model_type": "llama", "rope_parameters": ROPE}))
+    layer.save_pretrained(tmp_path / "layer")
+    new = {"block_positions", "encoder_block_positions", "token_dropout", "streams", "decoder"}
+    config = read_json(tmp_path / "layer" / "config.json")
+    write_json(tmp_path / "layer" / "config.json", {key: value for key, value in config.items() if key not in new})
+    again = el.load(tmp_path / "layer")
+    assert again.config == layer.config
+    assert torch.equal(again.input(torch.tensor([3, 5])), layer.input(torch.tensor([3, 5])))
+
+
+def test_factors_are_quotients_of_keys_of_the_configuration(tmp_path) -> None:
+    head = {"lm_head__weight": torch.randn(90, 16)}
+    hidden = torch.randn(2, 16)
+
+    def load(model_type, **config):
+        return el.load(saved(tmp_path / "model", {"model_type": model_type, "rope_parameters": ROPE, **config}, **head))
+
+    assert load("afmoe", mup_enabled=True, layer_types=["full_attention"] * 3).table.scale == 4.0
+    assert load("afmoe", mup_enabled=False, layer_types=["full_attention"] * 3).table.scale is None
+    layer = load("falcon_h1", embedding_multiplier=3.0, lm_head_multiplier=0.25)
+    assert layer.table.scale == 3.0
+    assert torch.allclose(layer.head(hidden), 0.25 * hidden @ head["lm_head__weight"].T)
+    assert load("granite", embedding_multiplier=1.0, logits_scaling=8.0).head.logit_scale == 0.125
+    untied = {"layer_types": ["full_attention"] * 3, "sliding_window": 4, "tie_word_embeddings": False}
+    assert load("cohere2", logit_scale=0.5, **untied).head.logit_scale == 0.5
+    with pytest.raises(el.CheckpointError, match="lm_head_multiplier must be a positive number"):
+        load("falcon_h1", embedding_multiplier=3.0, lm_head_multiplier="2")
+    assert load("falcon_h1", embedding_multiplier=1.0, lm_head_multiplier=1.0).report().family == "falcon_h1"
+    assert load("apertus").family == "apertus"  # a member of a group is reported under its model_type
+
+
+def test_a_table_for_each_layer_is_reported_and_the_main_table_is_read(tmp_path) -> None:
+    config = {"model_type": "gemma3n_text", "layer_types": ["full_attention"] * 3}
+    config["rope_parameters"] = {"full_attention": ROPE, "sliding_attention": ROPE}
+    layer = el.load(saved(tmp_path / "model", config, model__embed_tokens_per_layer__weight=torch.randn(90, 24)))
+    assert layer.table.embed_dim == 16
+    (sentence,) = layer.report().other_tables
+    assert "model.embed_tokens_per_layer.weight, 90 x 24, is not read" in sentence
+    assert sentence in str(layer.report())
+
+
+def test_tables_and_heads_of_numbered_blocks_are_not_those_of_the_model(tmp_path) -> None:
+    config = {"model_type": "apertus", "rope_parameters": ROPE}
+    extra = {"model__layers__3__embed_tokens__weight": torch.randn(90, 16)}
+    extra["model__layers__3__lm_head__weight"] = torch.randn(90, 16)
+    layer = el.load(saved(tmp_path / "model", config, **extra))
+    assert layer.tensor_names == {"table.weight": ("model.embed_tokens.weight",)}
+    assert layer.head is None
+    extra = {"audio__embed_tokens__weight": torch.randn(90, 16)}
+    with pytest.raises(el.CheckpointError, match="several tables called embed_tokens.weight"):
+        el.load(saved(tmp_path / "model", config, **extra))
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_a_known_type_that_is_not_read_is_refused_with_the_reason(model_type, tmp_path) -> None:
+    folder = saved(tmp_path / "model", {"model_type": model_type})
+    with pytest.raises(el.CheckpointError, match=re.escape(REFUSED[model_type])):
+        el.load(folder)
+    assert el.load(folder, table_only=True).table.vocab_size == 90
 
 
 def loaded(name, folder):
@@ -86,8 +241,6 @@ def test_falcons_alibi_is_the_product_that_transformers_rounds_to_bfloat16(tmp_p
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["Gemma", "Gemma 2", "Gemma 3"])
 def test_gemma_rounds_its_scale_to_the_type_of_the_rows(name, dtype, tmp_path) -> None:
-    from dataclasses import replace
-
     from peers import run
     from transformers import AutoModelForCausalLM
 
@@ -125,8 +278,8 @@ def test_families_depends_on_no_other_module_of_the_package() -> None:
         assert not re.findall(r"^(?:from|import) embedlayer(?!\.families)", path.read_text(), re.MULTILINE), path.name
 
 
-def test_rotary_facts_of_an_unknown_family_are_those_of_most_models() -> None:
-    assert rotary_facts("novel") == rotary_facts("llama") == RotaryPositions()
-    assert rotary_facts("gpt2") == RotaryPositions()
+def test_there_are_no_rotary_facts_of_an_unknown_family() -> None:
+    assert rotary_facts("novel") is rotary_facts("gpt2") is None
+    assert rotary_facts("llama") == RotaryPositions()
     assert rotary_facts("gptj").interleaved
     assert rotary_facts("glm4").default_share == 0.5

@@ -177,7 +177,7 @@ class EmbeddingLayer(Pretrained):
         tensor_names: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__()
-        modules = {"types": types, "project": projection, "norm": norm, "position": True}
+        modules: dict[str, object] = {"types": types, "project": projection, "norm": norm, "position": True}
         modules |= {"mask": True, "length_mask": padding_id, "token_dropout": token_dropout, "streams": streams}
         for each in (recipe, () if decoder is None or decoder.recipe is None else decoder.recipe):
             if len(set(each)) != len(each) or any(modules.get(step) is None for step in each):
@@ -458,6 +458,7 @@ class EmbeddingLayer(Pretrained):
         steps = [EmbeddingStep("look_up", table), *(EmbeddingStep(*modules[step]) for step in recipe)]
         positions = self.default_positions(ids, attention_mask) if positions is None else positions
         if attention_mask is None and "length_mask" in recipe:
+            assert self.padding_id is not None
             lengths = ids.ne(self.padding_id).sum(-1, keepdim=True)
             attention_mask = (torch.arange(ids.shape[-1], device=ids.device) < lengths).long()
         following = position(positions + 1) if "streams" in recipe else None

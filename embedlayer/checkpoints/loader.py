@@ -180,7 +180,7 @@ class Loader:
         self.checkpoint = checkpoint
         self.config_file = str(checkpoint.file(CONFIG) or checkpoint.name)
         self.table_only = table_only
-        self.config = _text_config(checkpoint.config)
+        self.config = text_config(checkpoint.config)
         self.dtype = dtype
         self.requested = dtype is not None
         self.device = device
@@ -846,7 +846,8 @@ class Loader:
         Raises:
             CheckpointError: A tensor is missing or has another shape.
         """
-        weight = self._require(f"{key}.weight", _names_of(spec, "weight"), "projection", shape)
+        what = "projection to hidden_size" if key == "projection" else "projection"
+        weight = self._require(f"{key}.weight", _names_of(spec, "weight"), what, shape)
         biases = _names_of(spec, "bias")
         has_bias = self._has(spec.bias)
         if has_bias:
@@ -1068,8 +1069,12 @@ class Loader:
         if each:
             self.blocks = tuple(kinds)
         max_distance = self._whole("relative_attention_max_distance", 128, most=MOST_POSITIONS)
-        bias = {"num_buckets": buckets, "max_distance": max_distance, "bidirectional": spec.bidirectional}
-        return {kind: RelativePositionBias(heads, **bias) for kind in kinds}
+        return {
+            kind: RelativePositionBias(
+                heads, num_buckets=buckets, max_distance=max_distance, bidirectional=spec.bidirectional
+            )
+            for kind in kinds
+        }
 
     # The head
 
@@ -1158,12 +1163,12 @@ class Loader:
         """
         if _have_head(classes):
             raise CheckpointError(
-                f"{self.checkpoint.name} has no LM head: no tensor is called {' or '.join(names)}, and "
-                f"{self.config_file} has architectures {', '.join(classes)}. {WHOLE} If it is meant to have no head, "
+                f"{self.checkpoint.name}: {' or '.join(names)} is missing, and {self.config_file} has architectures "
+                f"{', '.join(classes)}, a model with an LM head. {WHOLE} If the checkpoint is meant to have no head, "
                 f"remove architectures."
             )
 
-    def _check_head(self, spec: HeadSpec, key: str, table: TokenEmbedding, dense: LinearSpec | None) -> None:
+    def _check_head(self, spec: HeadSpec, key: str, table: TokenTable, dense: LinearSpec | None) -> None:
         """Check the shape of an untied head's rows: one for each row of the table, of the width of hidden states.
 
         The width of a head behind a projection is checked when the projection is read.
@@ -1176,11 +1181,12 @@ class Loader:
             return  # computed from several tensors, or cut to the rows that count
         rows, width = self.tensors[f"{key}.weight"].shape
         expected = self.tensors.get("decoder.table.weight", self.tensors["table.weight"]).shape[0]
-        widths = {self.width, table.embed_dim, self.config.get("hidden_size", self.width)}
+        hidden = self.width * spec.hidden
+        widths = {hidden} if spec.hidden > 1 else {hidden, table.embed_dim, self.config.get("hidden_size", hidden)}
         if rows != expected - self.family.extra_rows or (dense is None and width not in widths):
             raise CheckpointError(
                 f"{self.checkpoint.info(name).file}: {name} has shape {[rows, width]} where "
-                f"[{expected - self.family.extra_rows}, {self.width}] belongs to the head, by {self.config_file} and "
+                f"[{expected - self.family.extra_rows}, {hidden}] belongs to the head, by {self.config_file} and "
                 f"the table. {WHOLE}"
             )
 
@@ -1199,9 +1205,10 @@ class Loader:
         found = [name for name in self._find_matrices(spec.weight) if name not in used and not _is_in_block(name)]
         columns = self.checkpoint.find(*spec.columns)
         if columns and 0 not in self.checkpoint.info(columns[0]).shape:
-            self.tensors[key] = torch.cat(
-                [self.tensors[tied_to], self._read(key, columns[0]).T.to(self.tensors[tied_to].dtype)], dim=1
-            )
+            if not found and not self._is_tied(spec):
+                return None
+            rows = self.tensors[tied_to] if self._is_tied(spec) else self._read(key, found[0])
+            self.tensors[key] = torch.cat([rows, self._read(key, columns[0]).T.to(rows.dtype)], dim=1)
             del self.names[key]
             return self.tensors[key]
         if not found:
@@ -1217,12 +1224,6 @@ class Loader:
                     f"the head is read as untied."
                 )
         weight = self._read(key, found[0])
-        rows, width = self.tensors[tied_to].shape[0] - self.family.extra_rows, self.width * spec.hidden
-        if weight.shape[0] != rows or (spec.dense is None and weight.shape[1] != width):
-            raise CheckpointError(
-                f"{found[0]} has shape {list(weight.shape)}, and the head of this model has {rows:,} rows"
-                f"{f' of width {width:,}' if spec.dense is None else ''}: table and head do not belong together."
-            )
         if spec.rows is not None and self.config.get(spec.rows) is not None:
             count = self._whole(spec.rows, most=MOST_POSITIONS)
             if count < weight.shape[0]:
@@ -1311,7 +1312,7 @@ def checkpoint_family(checkpoint: Checkpoint) -> Family | None:
     """Return the family that a checkpoint's configuration names, or `None` if it names none or an unknown one."""
     if checkpoint.is_static_embedding:
         return family_of(STATIC_EMBEDDING)
-    return family_of(_text_config(checkpoint.config).get("model_type"))
+    return family_of(text_config(checkpoint.config).get("model_type"))
 
 
 def is_unknown_family(checkpoint: Checkpoint) -> bool:
@@ -1320,7 +1321,7 @@ def is_unknown_family(checkpoint: Checkpoint) -> bool:
     return not is_known and not ("model_type" not in checkpoint.config and has_meta_layout(checkpoint))
 
 
-def _text_config(config: JsonObject) -> JsonObject:
+def text_config(config: JsonObject) -> JsonObject:
     """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
 
     Its `tie_word_embeddings` is then that of the head of the whole model, as `MULTIMODAL` describes. The result has the

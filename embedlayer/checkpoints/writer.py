@@ -45,7 +45,8 @@ def write_tensors(
     many rows as the new one. `vocab_size` then changes in `config.json` and in the metadata of the files (llama2.c).
 
     Args:
-        tensors: New tensors by their names in the checkpoint; each is stored in the dtype of the old one.
+        tensors: New tensors by their names in the checkpoint; each is stored in the dtype of the old one. A bias of the
+            head `(V,)` is stored as `(1, V)` if the old one is (BART).
         checkpoint_dir: A folder in Hugging Face's layout, with one safetensors file or several and an index.
         out_dir: A folder that does not exist or is empty.
         table: Name of the token table, which must be a key of `tensors`.
@@ -64,9 +65,14 @@ def write_tensors(
         raise FileError(f"{target} is not empty. Choose a folder that does not exist yet.")
     checkpoint = Checkpoint.open(source)
     old_rows, rows = checkpoint.info(table).shape[0], tensors[table].shape[0]
+    tensors = {
+        name: tensor[None] if checkpoint.info(name).shape == (1, old_rows) and tensor.dim() == 1 else tensor
+        for name, tensor in tensors.items()
+    }
     for name, tensor in tensors.items():
         stored = checkpoint.info(name).shape
         expected = (rows, *stored[1:]) if stored[:1] == (old_rows,) else stored
+        expected = (1, rows) if stored == (1, old_rows) else expected
         if tuple(tensor.shape) != expected:
             raise CheckpointError(
                 f"{name} has shape {list(stored)} in {checkpoint.name}, so that with a table of {rows:,} rows "

@@ -100,12 +100,17 @@ def family_of(model_type: object) -> Family | None:
 def nearest_model_types(model_type: str, count: int = 3) -> list[str]:
     """Return the known model types whose spelling is most similar to an unknown one, at least one and at most `count`.
 
+    Those with which the unknown one begins are first.
+
     Example:
         >>> nearest_model_types("gpt22")[0]
         'gpt2'
     """
-    known = [name for family in FAMILIES for name in family.model_types]
-    return get_close_matches(model_type, known, count) or get_close_matches(model_type, known, 1, cutoff=0.0)
+    own = (META_LLAMA, STATIC_EMBEDDING)  # names that no configuration has
+    known = [name for family in FAMILIES for name in family.model_types if name not in own]
+    starts = sorted((name for name in known if model_type.startswith(name)), key=len, reverse=True)
+    alike = get_close_matches(model_type, known, count) or get_close_matches(model_type, known, 1, cutoff=0.0)
+    return list(dict.fromkeys((*starts, *alike)))[:count]
 
 
 def rotary_facts(model_type: object) -> RotaryPositions | None:

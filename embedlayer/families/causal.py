@@ -123,7 +123,8 @@ _A_TO_G = (
     _llama(
         "",
         *("cohere", "cohere2", "cohere2_moe"),
-        head=HeadSpec(logit_scale=Factor("logit_scale", default=0.0625), tied=True),
+        head=HeadSpec(logit_scale=Factor("logit_scale", default=1.0), tied=True),
+        defaults=(("logit_scale", 0.0625),),
     ),
     _llama(
         "cohere_compass",
@@ -150,7 +151,7 @@ _A_TO_G = (
     _llama(
         "falcon_h1",
         scale=Factor("embedding_multiplier", default=1.0),
-        head=HeadSpec(logit_scale=Factor("lm_head_multiplier", default=1.0)),
+        head=HeadSpec(logit_scale=Factor("lm_head_multiplier")),
     ),
     _gemma("gemma3n", "gemma3n_text", softcap=30.0, other_tables=(_PER_LAYER,)),
     _gemma("gemma4", "gemma4_text", other_tables=(_PER_LAYER,)),
@@ -192,7 +193,13 @@ _LLAMA_LIKE = (
         *("helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hy_v4", "internlm3", "iquestcoder", "jais2"),
         *("kolibri1", "laguna", "llama4_text", "longcat_flash", "mellum", "mimo_v2_flash", "minimax"),
         *("minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mixtral", "nemotron", "olmo", "olmo2"),
-        *("olmo3", "olmoe", "persimmon", "phi4_multimodal", "qwen2_moe", "qwen3_5_moe"),
+        *(
+            "olmo3",
+            "olmoe",
+            "persimmon",
+            "phi4_multimodal",
+            "qwen2_moe",
+        ),
         *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss"),
         *("solar_open", "stablelm", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"),
         *("qwen3_omni_moe_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "mistral4"),
@@ -203,8 +210,6 @@ _LLAMA_LIKE = (
         *(
             "ernie4_5",
             "jetmoe",
-            "lfm2",
-            "lfm2_moe",
             "lfm3",
             "paddleocr_vl_text",
             "qwen2_5_omni_text",
@@ -390,7 +395,6 @@ REFUSED_CAUSAL: Mapping[str, str] = {
         ("gemma4_assistant", "gemma4_unified_assistant"),
         "its first block receives hidden states of another model, which drafts tokens with it",
     ),
-    "prophetnet": "its blocks read the text together with several copies of it, one for each of the next tokens",
     **dict.fromkeys(
         ("musicgen_decoder", "musicgen_melody_decoder"),
         "its input is the sum of the rows of several codebooks, and each codebook has a head",

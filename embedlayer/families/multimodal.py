@@ -9,7 +9,16 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
         MultimodalSpec(),
         (
             *("aria", "cosmos3_omni", "deepseek_ocr2", "emu3", "exaone4_5", "glm46v", "glmga", "idefics2"),
-            *("idefics3", "llava_next", "minicpmv4_6", "minicpmv4_7", "qianfan_ocr", "qwen2_5_omni_thinker", "qwen3_5"),
+            *(
+                "idefics3",
+                "llava_next",
+                "minicpmv4_6",
+                "minicpmv4_7",
+                "modernvbert",
+                "qianfan_ocr",
+                "qwen2_5_omni_thinker",
+                "qwen3_5",
+            ),
             *("qwen3_5_moe", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "qwen4_exp", "smolvlm"),
             *("unlimited_ocr", "video_llava", "vipllava"),
         ),
@@ -18,7 +27,7 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
         MultimodalSpec(or_text=True),
         (
             *("fast_vlm", "glm4v", "glm4v_moe", "glm_ocr", "llava", "llava_next_video", "llava_onevision"),
-            *("minimax_m3_vl", "video_llama_3"),
+            *("minimax_m3_vl", "shieldgemma2", "video_llama_3"),
         ),
     ),
     (MultimodalSpec(flat="persimmon"), ("fuyu",)),
@@ -31,7 +40,8 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
         (
             *("aya_vision", "cohere2_vision", "deepseek_vl", "deepseek_vl_hybrid", "ernie4_5_vl_moe", "gemma3"),
             *("got_ocr2", "internvl", "janus", "kimi_k25", "lfm2_vl", "lfm3_vl", "lighton_ocr", "minicpm_ocr"),
-            *("mistral3", "moss_transcribe_diarize", "ovis2", "pp_chart2table", "shieldgemma2"),
+            *("mistral3", "moss_transcribe_diarize", "ovis2", "pp_chart2table"),
+            *("glmasr", "granite_speech", "granite_speech_plus", "qwen3_asr"),
         ),
     ),
     (
@@ -44,6 +54,10 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
     (
         MultimodalSpec(tied_by="none", scales_logits=True),
         ("inkling2", "inkling_mm_model", "mllama", "step3p7"),
+    ),
+    (
+        MultimodalSpec(tied_by="none"),
+        ("audioflamingo3", "musicflamingo", "qwen2_audio", "vibevoice_asr", "voxtral"),
     ),
 )
 

@@ -185,6 +185,8 @@ class RotaryPositions:
         aliases: Pairs (key in the configurations of this family, common key of the same meaning).
         ignored_keys: Keys about positions that the family's code does not read.
         defaults: Pairs (configuration key, transformers' default) of keys that a configuration may leave out.
+        stated: Groups of keys of which a configuration must have one, because transformers has a default of its own.
+            A null does not count, unless the key is `sliding_window`.
         axes: How pairs of channels are divided over several position axes: a key of `AXES` in
             `embedlayer.positions.rotary_config`; `None` for positions on a single axis.
         sections: Sections of the axes if a configuration states no `mrope_section`; `None` for a single axis then.
@@ -214,6 +216,7 @@ class RotaryPositions:
     aliases: tuple[tuple[str, str], ...] = ()
     ignored_keys: Names = ()
     defaults: tuple[tuple[str, int | float], ...] = ()
+    stated: tuple[Names, ...] = ()
     axes: Literal["chunked", "interleaved", "alternating", "channels"] | None = None
     sections: tuple[int, ...] | None = None
     section_names: Names = ()

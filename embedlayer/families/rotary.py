@@ -14,8 +14,14 @@ _TYPES = RotaryPositions()
 _PAIRS = RotaryPositions(interleaved=True)
 _CHUNKED = RotaryPositions(axes="chunked", former_rope_types=(("mrope", "default"),))
 _INTERLEAVED = RotaryPositions(axes="interleaved")
+_HYBRID = RotaryPositions(
+    rotated_types=("attention", "full_attention", "sliding_attention"),
+    aliases=(("layers_block_type", "layer_types"),),
+    default_share=0.5,
+)
 _HUNYUAN = RotaryPositions(
-    rope_types=("ntk_alpha",), other_parameters=("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    rope_types=("ntk_alpha", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"),
+    other_parameters=("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
 )
 
 _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
@@ -23,24 +29,24 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         _TYPES,
         (
             *("apertus", "arcee", "aria_text", "bitnet", "chameleon", "csm", "csm_depth_decoder_model", "cwm", "dbrx"),
-            *("deepseek_ocr2_text", "dia_encoder", "dia_decoder", "diffllama", "diffusion_gemma_text", "doge", "dots1"),
+            *("deepseek_ocr2_text", "dia_encoder", "diffllama", "diffusion_gemma_text", "doge", "dots1"),
             *("embedding_gemma2_text", "emu3_text_model", "esmc", "eurobert", "evolla", "falcon_h1", "flex_olmo"),
             *("gemma", "gemma2", "gemma4_text", "gemma4_unified_text", "gpt_oss", "gradium_phonon_tts", "granite"),
             *("granite4_vision_text", "granite_docling_text", "granitemoe", "granitemoeshared", "gte"),
             *("granite_swa", "granitemoe_swa", "muse_spark_text", "muse_glimmer_text", "higgs_audio_v2", "hrm_text"),
-            *("hy_v3", "hyperclovax", "idefics", "jais2", "jina_embeddings_v3", "kyutai_speech_to_text", "laguna"),
+            *("hy_v3", "hyperclovax", "jais2", "jina_embeddings_v3", "kyutai_speech_to_text", "laguna"),
             *("internlm3", "iquestcoder", "llama", "mellum", "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral"),
             *("mistral", "mixtral", "mllama_text_model", "modernbert", "modernbert-decoder", "moshi"),
-            *("neomme", "nomic_bert", "olmo", "olmo2", "olmoe", "phimoe", "pocket_tts", "qwen2", "qwen2_moe"),
+            *("nomic_bert", "olmo", "olmo2", "olmoe", "phimoe", "pocket_tts", "qwen2", "qwen2_moe"),
             *("qwen3", "qwen3_moe", "qwen3_omni_moe_talker_code_predictor", "seed_oss", "solar_open", "starcoder2"),
             *("step3p5", "ultrabert", "unlimited_ocr_text", "vaultgemma", "voxtral_realtime_text"),
-            *("voxtral_realtime_encoder", "molmo2_text", "zaya", "moshi_depth", "hy_v4", "axk2"),
+            *("voxtral_realtime_encoder", "molmo2_text", "zaya", "hy_v4", "axk2"),
         ),
     ),
     (
         _PAIRS,
         (
-            *(META_LLAMA, "blt_local_encoder", "blt_local_decoder", "blt_global_transformer", "blt_patcher"),
+            *(META_LLAMA, "blt_local_decoder", "blt_global_transformer", "blt_patcher"),
             *(
                 "openai_privacy_filter",
                 "deepseek_v2",
@@ -92,25 +98,19 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (RotaryPositions(rotated_types=_FULL), ("lfm2", "lfm2_moe", "minimax", "olmo_hybrid")),
     (RotaryPositions(rotated_types=(*_FULL, *_SLIDING)), ("lfm3",)),
     (RotaryPositions(rotated_types=_FULL, default_share=0.25), ("qwen3_next",)),
-    (
-        RotaryPositions(
-            rotated_types=("attention",), aliases=(("layers_block_type", "layer_types"),), default_share=0.5
-        ),
-        ("bamba", "recurrent_gemma"),
-    ),
+    (_HYBRID, ("bamba",)),
+    (replace(_HYBRID, rope_types=("default",)), ("recurrent_gemma",)),
     # a part of the channels
-    (RotaryPositions(default_share=0.25), ("gpt_neox", "stablelm")),
+    (RotaryPositions(default_share=0.25), ("gpt_neox", "stablelm", "neomme")),
     (RotaryPositions(default_share=1.0), ("gpt_neox_japanese",)),
     (RotaryPositions(default_share=0.5), ("phi", "persimmon", "glm4_moe", "nemotron")),
     (RotaryPositions(interleaved=True, default_share=0.5), ("glm", "glm4")),
-    (RotaryPositions(interleaved=True, default_share=0.9), ("moonshine",)),
-    (RotaryPositions(interleaved=True, default_share=0.8), ("moonshine_streaming",)),
-    (RotaryPositions(fixed_base=True, interleaved=True), ("gptj", "codegen")),
+    (RotaryPositions(fixed_base=True, interleaved=True, rope_types=("default",)), ("gptj", "codegen")),
     (RotaryPositions(former_rope_types=(("yarn", "longrope"),)), ("phi3", "phi4_multimodal")),
     (RotaryPositions(or_alibi=True), ("falcon",)),
     (_PAIRS, ("cohere",)),
     (RotaryPositions(scales_full_attention_only=True), ("gemma3_text", "gemma3n_text", "olmo3")),
-    (RotaryPositions(scales_full_attention_only=True), ("t5gemma2_text", "t5gemma2_decoder")),
+    (RotaryPositions(scales_full_attention_only=True), ("t5gemma2_text",)),
     # several axes
     (replace(_CHUNKED, sections=(16, 24, 24)), ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")),
     (replace(_CHUNKED, sections=(16, 24, 24)), ("qwen2_5_omni_talker", "paddleocr_vl_text")),
@@ -126,8 +126,11 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=_FULL, default_share=0.25),
         ("qwen3_5_text", "qwen3_5_moe_text"),
     ),
+    (
+        RotaryPositions(interleaved=True, axes="alternating", sections=(22, 22, 20), rope_types=("default",)),
+        ("ernie4_5_vl_moe_text",),
+    ),
     (replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=("indexed_attention", *_FULL)), ("qwen4_exp_text",)),
-    (RotaryPositions(interleaved=True, axes="alternating", sections=(22, 22, 20)), ("ernie4_5_vl_moe_text",)),
     # other scalings
     (_HUNYUAN, ("hunyuan_v1_dense", "hunyuan_v1_moe")),
     (
@@ -164,7 +167,7 @@ _BASES: tuple[tuple[float, Names], ...] = (
     (
         500_000.0,
         (
-            *("bitnet", "blt_local_encoder", "blt_local_decoder", "blt_global_transformer", "cohere", "csm"),
+            *("bitnet", "blt_local_decoder", "blt_global_transformer", "cohere", "csm"),
             *("csm_depth_decoder_model", "ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text", "evolla", "flex_olmo"),
             *("llama4_text", "mllama_text_model", "olmo3", "paddleocr_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"),
         ),
@@ -186,9 +189,75 @@ _BASES: tuple[tuple[float, Names], ...] = (
 )
 """Base of the frequencies if a configuration states none, where it is not 10000."""
 
+_HEAD_WIDTHS: tuple[tuple[int, Names], ...] = (
+    (64, ("gpt_oss", "muse_spark_text", "neomme", "openai_privacy_filter", "voxtral_realtime_encoder")),
+    (
+        128,
+        (
+            *("afmoe", "beam", "cohere2_moe", "cosmos3_edge_text", "cwm", "dia_encoder", "ernie4_5", "flint", "glm"),
+            *("glm4", "helium", "higgs_audio_v2", "hrm_text", "hy_v3", "kolibri1", "laguna", "lfm3", "llama4_text"),
+            *("mellum", "minimax_m2", "minimax_m3_vl_text", "ministral3", "molmo2_text", "muse_glimmer_text"),
+            *("paddleocr_vl_text", "qwen2_5_omni_talker", "qwen3", "qwen3_omni_moe_talker_code_predictor"),
+            *("qwen3_vl_text", "seed_oss", "solar_open", "step3p5", "zaya"),
+        ),
+    ),
+    (192, ("mimo_v2_flash",)),
+    (
+        256,
+        (
+            *("diffusion_gemma_text", "embedding_gemma2_text", "gemma", "gemma2", "gemma3_text", "gemma3n_text"),
+            *("gemma4_text", "gemma4_unified_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
+            *("t5gemma2_text", "vaultgemma"),
+        ),
+    ),
+)
+"""Width of a head if a configuration has no key `head_dim`, where it is not the hidden size divided by the heads."""
+
+_STATED: tuple[tuple[Names, Names], ...] = (
+    (
+        ("rope_parameters", "rope_scaling"),
+        (
+            *("apertus", "beam", "cwm", "deepseek_v4", "diffusion_gemma_text", "dots3_note_text", "gpt_oss", "laguna"),
+            *("embedding_gemma2_text", "gemma4_text", "gemma4_unified_text", "higgs_audio_v2", "lfm3", "mellum"),
+            *("mimo_v2_flash", "ministral3", "mistral4", "neomme", "openai_privacy_filter", "step3p5", "ultrabert"),
+            *("zaya", "cohere_compass_text"),
+        ),
+    ),
+    (("rope_parameters", "rope_local_base_freq"), ("gemma3_text", "gemma3n_text", "t5gemma2_text")),
+    (("rope_parameters", "local_rope_theta"), ("modernbert", "modernbert-decoder")),
+    (("rope_parameters", "rope_theta"), ("olmo3",)),
+    (("sliding_window",), ("cohere2", "cohere2_moe", "exaone4", "exaone_moe", "kolibri1")),
+    (
+        ("qk_rope_head_dim",),
+        (
+            *("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"),
+            *("dots3_note_text", "glm4_moe_lite", "glm_moe_dsa", "hy_v4", "longcat_flash", "minicpm3", "mistral4"),
+            *("youtu",),
+        ),
+    ),
+    (("layer_types",), ("deepseek_v4",)),
+    (("per_layer_config", "global_head_dim"), ("diffusion_gemma_text", "gemma4_text", "gemma4_unified_text")),
+    (("per_layer_config",), ("embedding_gemma2_text", "dots3_note_text")),
+    (("rotary_dim",), ("gptj", "codegen")),
+    (("kv_channels", "head_dim"), ("jetmoe",)),
+    (("attention_head_dim", "head_dim"), ("zamba2",)),
+    (("num_layers_per_stack",), ("hrm_text",)),
+    (("cross_attention_layers",), ("mllama_text_model",)),
+    (("layer_rope_theta",), ("muse_glimmer_text", "muse_spark_text", "granite_swa", "granitemoe_swa")),
+)
+"""Keys of which a configuration must have one, and the model types; see `RotaryPositions.stated`."""
+
 _BASE = {name: base for base, names in _BASES for name in names}
+_WIDTH = {name: width for width, names in _HEAD_WIDTHS for name in names}
 
 ROTARY: Mapping[str, RotaryPositions] = {
-    name: replace(settings, base=_BASE.get(name, settings.base)) for settings, names in _SETTINGS for name in names
+    name: replace(
+        settings,
+        base=_BASE.get(name, settings.base),
+        defaults=(("head_dim", _WIDTH[name]),) if name in _WIDTH else (),
+        stated=tuple(keys for keys, types in _STATED if name in types),
+    )
+    for settings, names in _SETTINGS
+    for name in names
 }
 """Model type -> its rotary settings."""

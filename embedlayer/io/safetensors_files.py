@@ -377,12 +377,14 @@ class WeightFiles:
         """Return the data type, shape and byte range of a tensor; only the header of its file is read.
 
         Raises:
-            CheckpointError: There is no such tensor, or its file is missing or damaged.
+            CheckpointError: There is no such tensor, its file is missing or damaged, or has a tensor that the index
+                locates in another file.
         """
         file = self._files if isinstance(self._files, str) else self._files.get(name)
         tensor = None if file is None else self._header(file).tensors.get(name)
         if tensor is None:
-            raise CheckpointError(f"{self.name} has no tensor {name!r}{f' in {file}' if file else ''}.")
+            wrong = " The index and its shards do not belong together: copy them again." if file != self._files else ""
+            raise CheckpointError(f"{self.name} has no tensor {name!r}{f' in {file}' if file else ''}.{wrong}")
         return tensor
 
     def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
@@ -422,7 +424,15 @@ class WeightFiles:
             path = self._folder.find(file)
             if path is None:
                 raise CheckpointError(f"{self.name} lacks its shard {file}: copy or download it again.")
-            self._headers[file] = read_header(path)
+            header = read_header(path)
+            index = {} if isinstance(self._files, str) else self._files
+            twice = [name for name in header.tensors if index.get(name, file) != file]
+            if twice:
+                raise CheckpointError(
+                    f"{path} has a tensor {twice[0]!r}, and the index of {self.name} locates it in {index[twice[0]]}: "
+                    f"which one counts is not known. Copy the checkpoint again, or remove it from one of them."
+                )
+            self._headers[file] = header
             self.bytes_read += self._headers[file].size
         return self._headers[file]
 
@@ -455,7 +465,7 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
     Args:
         folder: Folder of the checkpoint.
         file: Name of an existing safetensors file or index in the folder. By default, the first that exists of
-            `model.safetensors.index.json`, `model.safetensors`, and the only safetensors file.
+            `model.safetensors`, `model.safetensors.index.json`, and the only safetensors file.
 
     Returns:
         The second argument of `WeightFiles`: the name of the only file, or the file name of each tensor by its name.
@@ -473,11 +483,11 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
         if path.suffix in _PICKLE_SUFFIXES:
             raise _pickle_error(path)
         return file
+    if folder.find(WEIGHTS) is not None:  # before an index, as in transformers
+        return WEIGHTS
     index = folder.find(INDEX)
     if index is not None:
         return _read_weight_map(index)
-    if folder.find(WEIGHTS) is not None:
-        return WEIGHTS
     files = folder.list_files()
     if files is None:
         raise FileError(

@@ -10,13 +10,14 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, MissingExtraError
+from embedlayer.families import CONFIG_KEYS
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary import RotaryEmbedding, rotary_positions
@@ -28,12 +29,17 @@ SHORT, LONG = (0, 1, 2, 3, 5, 40, 100), (0, 7, 64, 1000, 9000, 100_003)
 """Positions at which queries and keys are compared."""
 
 TOLERANCE = 1e-6
+"""Largest `BlockDifference.difference` of equal positions."""
+
+ExtraInputs = Callable[[int], Mapping[str, Any]]
+"""Function from a number of tokens to inputs of a model."""
 
 _SMALL: Mapping[str, int] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 64),
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_dim"), 32),
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "index_topk", "n_inner", "ffn_hidden_size"), 32),
     **dict.fromkeys(("n_group", "topk_group"), 1),
 }
 """Size in a configuration -> its value in the small model; none of them is about positions."""
@@ -108,11 +114,16 @@ def small_config(config: JsonObject) -> JsonObject:
     small = {
         key: min(value, _SMALL[key]) if key in _SMALL and type(value) is int else value for key, value in config.items()
     }
-    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    for key, value in config.items():
+        if key.endswith("token_id") and type(value) is int:
+            small[key] = min(value, _SMALL["vocab_size"] - 1)
+    names = {key: next((name for name in CONFIG_KEYS[key] if name in config), key) for key in CONFIG_KEYS}
+    hidden, heads = config.get(names["hidden_size"]), config.get(names["num_attention_heads"])
     if type(hidden) is int and type(heads) is int and heads > 4 and hidden % heads == 0:
         groups = config.get("num_key_value_heads") or heads
-        small |= {"num_attention_heads": 4, "num_key_value_heads": 4 if groups == heads else 1 if groups == 1 else 2}
-        small["hidden_size"] = hidden // heads * 4
+        small |= {names["hidden_size"]: hidden // heads * 4, names["num_attention_heads"]: 4}
+        if "num_key_value_heads" in config:
+            small["num_key_value_heads"] = 4 if groups == heads else 1 if groups == 1 else 2
     return small
 
 
@@ -185,12 +196,15 @@ class Observation:
 
     Args:
         model: A model from `text_model`.
+        inputs: Number of tokens -> further inputs of the model, by name; `None` for none.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, inputs: ExtraInputs | None = None) -> None:
         self.model = model
+        self.inputs = inputs
         self.recording = Recording([], [], [])
         self.accepts_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self.by_ids = "input_ids" in inspect.signature(model.forward).parameters
 
     def __enter__(self) -> "Observation":
         self._module = sys.modules[type(self.model).__module__]
@@ -241,21 +255,29 @@ class Observation:
                 itself; all input vectors are then equal.
             length: Number of tokens without `positions`.
         """
-        self.recording = Recording([], [], [])
-        _KEPT.clear()
         inputs = inspect.signature(self.model.forward).parameters
         length = length if positions is None else positions.shape[-1]
-        ids = torch.full((1, length), 3)
-        arguments: dict[str, Any] = {}
-        if "input_ids" in inputs and (positions is not None or "inputs_embeds" not in inputs):
-            arguments["input_ids"] = ids
-        else:
-            width = self.model.config.hidden_size
-            arguments["inputs_embeds"] = torch.linspace(-1, 1, width).expand(1, length, width).clone()
+        arguments: dict[str, Any] = {} if self.inputs is None else dict(self.inputs(length))
         if self.accepts_positions and positions is not None:
             arguments["position_ids"] = positions
         if "use_cache" in inputs:
             arguments["use_cache"] = False
+        if self.by_ids and (positions is not None or "inputs_embeds" not in inputs):
+            try:
+                return self._forward(arguments | {"input_ids": torch.full((1, length), 3)})
+            except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+                if "inputs_embeds" not in inputs or (
+                    isinstance(positions, Tensor) and int(positions.max()) > max(SHORT)
+                ):
+                    raise
+                self.by_ids = False  # IDs of several codebooks, or of bytes
+        width = self.model.config.hidden_size
+        return self._forward(arguments | {"inputs_embeds": torch.linspace(-1, 1, width).repeat(1, length, 1)})
+
+    def _forward(self, arguments: dict[str, Any]) -> Recording:
+        """Run the model and return what it did."""
+        self.recording = Recording([], [], [])
+        _KEPT.clear()
         with torch.no_grad():
             self.model(**arguments)
         self.recording.calls.extend(_KEPT)
@@ -284,22 +306,22 @@ def _keep_queries_and_keys(
 
 
 def compare_model(
-    model: nn.Module, schemes: Sequence[Position], position_sets: Sequence[Sequence[int]] = (SHORT, LONG)
+    model: nn.Module, schemes: Sequence[Position], inputs: ExtraInputs | None = None
 ) -> list[BlockDifference]:
-    """Compare position schemes with those of a model from `text_model`.
+    """Compare position schemes with those of a model from `text_model`, at the positions `SHORT` and `LONG`.
 
     Args:
         model: The model.
         schemes: Scheme of each block.
-        position_sets: Lists of positions at which to compare.
+        inputs: Number of tokens -> inputs that the model needs beside tokens and positions; `None` for none.
 
     Raises:
         CheckpointError: Neither the model's attention nor its rotary functions can be observed.
     """
     several = next((one.axes.num_axes for one in schemes if isinstance(one, RotaryEmbedding) and one.axes), 1)
     results = []
-    with Observation(model) as observed:
-        for number, positions in enumerate(position_sets):
+    with Observation(model, inputs) as observed:
+        for number, positions in enumerate((SHORT, LONG)):
             for axes in dict.fromkeys((1, several)):
                 ids = torch.tensor(positions)[None]
                 if axes > 1:  # another order of the same positions on each axis
@@ -335,6 +357,8 @@ def _compare(observed: Observation, schemes: Sequence[Position], positions: Tens
     differences: dict[int, BlockDifference] = {}
     for number, (before, after) in enumerate(zip(start.calls, moved.calls, strict=True)):
         block = _block_of(number, before.layer, len(start.calls), len(schemes))
+        if block is None and moved.functions:  # cross-attention between the blocks
+            return _compare_functions(schemes, moved.functions, positions)
         if block is None:
             raise CheckpointError(
                 f"The model has {len(start.calls)} attention layers, but {len(schemes)} blocks were read."

@@ -307,8 +307,15 @@ def _common(config: JsonObject, facts: RotaryPositions) -> JsonObject:
         value = renamed.pop(key, None)
         if value is not None:
             renamed[common] = _only_value({common: renamed.get(common), key: value})
+    for group in facts.stated:
+        if all(config.get(key) in (None, {}) and (key != "sliding_window" or key not in config) for key in group):
+            raise CheckpointError(
+                f"{' or '.join(group)} is missing, and transformers would take a number of its own for "
+                f"{config.get('model_type')}: write it into the configuration."
+            )
+    defaults = {key: value for key, value in facts.defaults if key not in config}
     own = {key: value for key, value in renamed.items() if value is not None and key not in facts.ignored_keys}
-    return {**dict(facts.defaults), **own}
+    return {**defaults, **own, "model_type": config.get("model_type")}
 
 
 def _rope_type(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
@@ -455,7 +462,7 @@ def layer_types(config: JsonObject) -> list[str | None]:
     if isinstance(cycle, list | tuple) and cycle:
         return [str(cycle[layer % len(cycle)]) for layer in range(count)]
     if isinstance(attention, list | tuple):
-        return ["attention" if layer in attention else "mamba" for layer in range(count)]
+        return ["attention" if layer in attention else "linear_attention" for layer in range(count)]
     every = config.get("sliding_window_pattern")
     if isinstance(every, int) and "rope_local_base_freq" in config:  # Gemma 3: layers 5, 11, ... have full attention
         return [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(count)]
@@ -463,7 +470,7 @@ def layer_types(config: JsonObject) -> list[str | None]:
     if isinstance(every, int):  # Qwen3-Next: layers 3, 7, ... have attention
         return [FULL if (layer + 1) % every == 0 else "linear_attention" for layer in range(count)]
     every = config.get("global_attn_every_n_layers")
-    if isinstance(every, int):  # ModernBERT: layers 0, 3, ... have full attention
+    if isinstance(every, int) and "local_rope_theta" in config:  # ModernBERT: layers 0, 3, ... have full attention
         return [FULL if layer % every == 0 else SLIDING for layer in range(count)]
     return [None] * count
 
@@ -619,6 +626,8 @@ def _base(
     if not _is_nested(config.get("rope_parameters")):
         stated |= {key: config.get(key) for key in _base_keys(config, layer_type)}
         default_base = facts.base if facts.fixed_base else default_base
+    if has_layer_types(config):
+        default_base = None
     base = _only_value(stated)
     base = default_base if base is None else base
     if base is None:

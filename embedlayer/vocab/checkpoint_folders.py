@@ -124,13 +124,19 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
 
     Raises:
         CheckpointError: The layer builds a tensor from several stored ones, so no stored rows can be edited. Or the
-            family is unknown, and another tensor has a size equal to the number of tokens.
+            model has more tables that are looked up by token IDs. Or the family is unknown, and another tensor has a
+            size equal to the number of tokens.
     """
     checkpoint = Checkpoint.open(folder)
     is_unknown = is_unknown_family(checkpoint)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmbedLayerWarning)  # about tensors that are not read, and not needed here
         layer = load(folder, table_only=is_unknown)
+    if layer.load_record.other_tables:
+        raise CheckpointError(
+            f"{folder} has more tables that are looked up by token IDs, so its vocabulary is not edited: "
+            f"{' '.join(layer.load_record.other_tables)}"
+        )
     ends = row_tensors(layer, vocabulary_modules(layer))[0]
     unplaced = sorted(ends.keys() - layer.tensor_names.keys())
     if unplaced:
@@ -140,7 +146,10 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
         )
     names = {key: layer.tensor_names[key] for key in ends}
     aliases = {name: stored[0] for stored in names.values() for name in stored}
-    tensors = {names[key][0]: RowTensor(checkpoint.read(names[key][0]), rows.end) for key, rows in ends.items()}
+    tensors = {  # a bias may be stored as (1, V)
+        names[key][0]: RowTensor(checkpoint.read(names[key][0]).view(rows.tensor.shape), rows.end)
+        for key, rows in ends.items()
+    }
     table, rows = next(iter(tensors.items()))
     num_rows = len(rows.tensor)
     if is_unknown:

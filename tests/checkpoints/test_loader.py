@@ -439,7 +439,9 @@ def test_a_name_on_the_hub_loads_from_the_cache_offline(tmp_path, gpt2) -> None:
     (repository / "refs" / "main").write_text(commit)
     (repository / "snapshots").mkdir()
     folder = write(repository / "snapshots" / commit, GPT2 | {"vocab_size": 257}, wte__weight=torch.ones(257, D))
-    save_file({**load_file(folder / "model.safetensors"), "wpe.weight": torch.ones(16, D)}, folder / "model.safetensors")
+    save_file(
+        {**load_file(folder / "model.safetensors"), "wpe.weight": torch.ones(16, D)}, folder / "model.safetensors"
+    )
     el.train_tokenizer((), "byte").save(str(folder / "tokenizer.json"))
     code = "import embedlayer as el; layer = el.load('someone/tiny'); print(layer.family, layer.report().tokenizer)"
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)}

@@ -181,7 +181,13 @@ def test_layer_types_have_bases_and_scalings_of_their_own() -> None:
     assert len({id(layer) for layer in layers}) == 2
     with pytest.raises(CheckpointError, match="layers of two types: pass layer_type='sliding_attention'"):
         RotaryEmbedding.from_config(GEMMA3)
-    modernbert = {**SMALL, "model_type": "modernbert", "local_rope_theta": 1e4, "global_rope_theta": 16e4, "global_attn_every_n_layers": 3}
+    modernbert = {
+        **SMALL,
+        "model_type": "modernbert",
+        "local_rope_theta": 1e4,
+        "global_rope_theta": 16e4,
+        "global_attn_every_n_layers": 3,
+    }
     assert [layer.base for layer in rotary_positions(modernbert)] == [16e4, 1e4, 1e4, 16e4, 1e4, 1e4]
     assert layer_types(modernbert)[1] == "sliding_attention"
 

@@ -314,3 +314,32 @@ def test_of_an_unknown_family_the_padding_token_keeps_its_id(tmp_path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"pad_token_id": 9}))
     with pytest.warns(el.EmbedLayerWarning), pytest.raises(el.VocabularyError, match="may count positions from the ID"):
         el.vocab.remove_tokens(folder, [3], out=tmp_path / "new")
+
+
+def test_a_bias_that_is_stored_as_one_row_is_edited(tmp_path) -> None:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 1, "decoder_attention_heads": 1}
+    config = BartConfig(**sizes, vocab_size=20, d_model=4, encoder_ffn_dim=4, decoder_ffn_dim=4, pad_token_id=1)
+    model = BartForConditionalGeneration(config)
+    model.final_logits_bias.normal_()
+    model.save_pretrained(tmp_path / "old")
+    receipt = el.vocab.remove_tokens(tmp_path / "old", [7], out=tmp_path / "new")
+    kept = [token for token in range(20) if token != 7]
+    assert torch.equal(tensors_of(tmp_path / "new")["final_logits_bias"], model.final_logits_bias[:, kept])
+    assert el.load(tmp_path / "new").head.bias.shape == (19,)
+    receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    assert same_files(tmp_path / "old", tmp_path / "back")
+
+
+def test_a_model_with_more_tables_by_token_is_not_edited(tmp_path) -> None:
+    tensors = {
+        "model.embed_tokens.weight": torch.randn(20, 4),
+        "model.embed_tokens_per_layer.weight": torch.randn(20, 8),
+    }
+    folder = plain(tmp_path / "old", tensors, "gemma3n_text")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"num_hidden_layers": 1, "head_dim": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(el.CheckpointError, match="more tables that are looked up by token IDs"):
+        el.vocab.remove_tokens(folder, [3], out=tmp_path / "new")
