@@ -10,7 +10,7 @@ EmbedLayerError
 ├── PositionError      IndexError    a position outside what a scheme covers
 ├── TextError          ValueError    text that is empty, too short, or not UTF-8
 ├── TokenizerError     ValueError    a tokenizer that cannot be trained, read or matched to its table
-├── StaleRowsError     RuntimeError  a weight written in place while its rows had pending updates
+├── StaleRowsError     RuntimeError  a weight written in place while its old rows were needed
 ├── UnknownTokenError  KeyError      a key of TokenVectors without a row; also a TokenizerError and a TokenIdError
 ├── VocabularyError    ValueError    a change to a vocabulary that cannot be made
 ├── CheckpointError    ValueError    a saved file or folder that is damaged or does not fit
@@ -61,7 +61,10 @@ class TokenizerError(EmbedLayerError, ValueError):
 
 
 class StaleRowsError(EmbedLayerError, RuntimeError):
-    """A row-sparse weight was written in place while the optimizer had not yet applied all updates of its rows."""
+    """A weight was written in place while something still needed its old values.
+
+    That is a row-sparse weight whose rows have pending updates, or a patched LM head whose logits are read later.
+    """
 
 
 class UnknownTokenError(TokenizerError, TokenIdError, KeyError):

@@ -35,7 +35,7 @@ import embedlayer as el
 TEXTS, TOKENS = 5, 16
 """More tokens together than a model is wide, so that no gradient of a weight is as large as all logits."""
 
-SECONDS = 60
+SECONDS = 120
 """Time limit of one model type."""
 
 LOSS_LIMIT, GRADIENT_LIMIT, LOGITS_LIMIT = 1e-5, 1e-10, 1e-6

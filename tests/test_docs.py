@@ -91,6 +91,7 @@ def test_every_module_has_its_test_file() -> None:
     together |= {  # shown by what must be true of all kinds
         "io/json_fields.py": "laws/test_damage.py",
         "layers/peft.py": "laws/test_peft.py",
+        "layers/logit_source.py": "layers/test_deferred_logits.py",
         "tracing.py": "laws/test_transforms.py",
         "losses/cross_entropy.py": "losses/test_linear_cross_entropy.py",
         "losses/row_blocks.py": "losses/test_linear_cross_entropy.py",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError
 from embedlayer.families import SCALE_ATTRIBUTES
-from embedlayer.layers.deferred_logits import LogitsReport
+from embedlayer.layers.logit_source import LogitsReport
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
 from embedlayer.tables.dense import TokenEmbedding
@@ -34,9 +34,13 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
     tied. A tied head reads the table through the model, so it also sees LoRA that PEFT adds to the table later. A
     padding row keeps its values and gets no gradient from look-ups, as before; its logit is not masked.
 
+    The logits of a patched head are computed when something reads them. The loss of `model(input_ids, labels=labels)`
+    needs none of them: it is `linear_cross_entropy` of the hidden states (see `DeferredLogits`). Logits must be read
+    before the weights change. The first function that reads them is logged at level INFO.
+
     A bad ID then raises an error that names its row and column. `model.get_output_embeddings().loss(hidden, targets)`
-    computes the loss without logits. `edit_vocabulary` and `model.resize_token_embeddings` change the vocabulary of a
-    patched model.
+    computes the loss from hidden states. `edit_vocabulary` and `model.resize_token_embeddings` change the vocabulary
+    of a patched model.
 
     Args:
         model: A model of transformers, before PEFT wraps it. Modules that are already patched stay as they are.

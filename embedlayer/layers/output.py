@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.initialization import init_normal_
 from embedlayer.io.files import JsonObject
-from embedlayer.layers.deferred_logits import HeadTensors, LogitsReport, defer_logits
+from embedlayer.layers.deferred_logits import defer_logits
+from embedlayer.layers.logit_source import HeadTensors, LogitsReport
 from embedlayer.layers.peft import (
     AdaptedRows,
     AdaptedTable,

@@ -16,10 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from embedlayer import OutputHead, StaleRowsError, TokenIdError
-from embedlayer.layers.deferred_logits import DeferredGradient, DeferredLogits, LogitsReport
+from embedlayer.layers.deferred_logits import DeferredGradient, DeferredLogits
+from embedlayer.layers.logit_source import LogitsReport
 
 B, T, D, V = 3, 8, 4, 97
-LOGGER = "embedlayer.layers.deferred_logits"
+LOGGER = "embedlayer.layers.logit_source"
 
 
 def heads(dtype: torch.dtype = torch.float64, bias: bool = True) -> tuple[OutputHead, OutputHead]:
@@ -281,20 +282,24 @@ def loss_of(logits: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, :-1].reshape(-1, V).float() / 2, targets_for(B * (T - 1)))
 
 
+def gradients_seen(head: OutputHead, hidden: Tensor) -> list[Tensor]:
+    """The gradient of the logits in every kind of hook, and the gradients of head and hidden states."""
+    seen: list[Tensor] = []
+    handle = head.register_full_backward_hook(lambda module, inputs, outputs: seen.append(outputs[0]))
+    head.register_forward_hook(lambda module, args, output: output.register_hook(seen.append) and None)
+    logits = head(hidden)
+    logits.retain_grad()
+    loss_of(logits).backward()
+    handle.remove()
+    assert not isinstance(logits, DeferredLogits) or logits.is_unread
+    return [*seen, logits.grad, *gradients(head, hidden)]
+
+
 def test_hooks_of_the_logits_get_the_gradient_of_the_logits() -> None:
-    hidden, results = states(), []
-    for head in heads():
-        seen = []
-        handle = head.register_full_backward_hook(lambda module, inputs, outputs: seen.append(outputs[0]))
-        head.register_forward_hook(lambda module, args, output: output.register_hook(seen.append) and None)
-        logits = head(hidden)
-        logits.retain_grad()
-        loss_of(logits).backward()
-        handle.remove()
-        results.append([*seen, logits.grad, *gradients(head, hidden)])
-    assert logits.is_unread
-    assert isinstance(seen[0], DeferredGradient)
-    for ours, theirs in zip(results[1], results[0], strict=True):
+    hidden = states()
+    expected, found = (gradients_seen(head, hidden) for head in heads())
+    assert isinstance(found[0], DeferredGradient)
+    for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours + 0, theirs, rtol=1e-6, atol=1e-8)
 
 
@@ -414,10 +419,10 @@ def test_modes_of_torch_and_transforms_see_plain_logits(unchecked: None) -> None
     with Mode():
         assert torch.equal(deferred(hidden), plain(hidden))
 
-    def loss(head, x):
+    def loss(x, head):
         return F.cross_entropy(head(x).view(-1, V), targets_for(B * T))
 
-    ours, theirs = (torch.func.grad(lambda x, head=head: loss(head, x))(hidden) for head in (deferred, plain))
+    ours, theirs = (torch.func.grad(loss)(hidden, head) for head in (deferred, plain))
     torch.testing.assert_close(ours, theirs)
     mapped = torch.func.vmap(deferred)(hidden)
     assert torch.equal(mapped, torch.func.vmap(plain)(hidden))

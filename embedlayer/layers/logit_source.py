@@ -1,0 +1,269 @@
+"""The inputs of the deferred logits of an LM head, and the loss and the gradients that are computed from them."""
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from embedlayer.errors import StaleRowsError
+from embedlayer.layers.peft import Adapter, LoraAdapter, adapt_products
+from embedlayer.losses.chunked import chunked_cross_entropy
+from embedlayer.losses.cross_entropy import LossOptions, fill_in_defaults, loss_dtype
+from embedlayer.losses.linear_cross_entropy import choose_impl, linear_cross_entropy
+from embedlayer.losses.row_blocks import cross_entropy_over_rows
+
+logger = logging.getLogger(__name__)
+
+ROWS_AT_ONCE = 8192
+SAMPLES = 64
+"""Number of rows and of columns of a weight that are compared to notice a write that torch does not count."""
+INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+"""Size of a number in bytes -> dtype of integers of this size; equal bits are equal integers, also for NaN."""
+
+
+class LogitsReport:
+    """Log once for a model, at level INFO, that its logits are computed, and by which function they were read.
+
+    Args:
+        model: Name of the model's class, for the message.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.is_done = False
+
+    def read_by(self, reader: str) -> None:
+        """Log that `reader`, the name of a function, has read the logits; only the first call logs."""
+        if not self.is_done:
+            self.is_done = True
+            logger.info(
+                "%s: %s reads the logits, so all of them are computed. A loss by F.cross_entropy needs none; this is "
+                "logged once.",
+                self.model,
+                reader,
+            )
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def read_by_compiled_graph(self) -> None:
+        """Log that a graph of `torch.compile` or `torch.export` contains the logits; it runs while they trace."""
+        self.read_by("torch.compile")
+
+
+class HeadTensors(NamedTuple):
+    """Hold the tensors of an LM head at the time of its forward pass.
+
+    Attributes:
+        weight: One row per token, `(V, D)`.
+        bias: Bias of the tokens, `(V,)`, or `None`.
+        adapters: PEFT adapters of the rows, in the order in which they are applied.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    adapters: tuple[Adapter, ...] = ()
+
+    def flat(self) -> list[Tensor]:
+        """Return all tensors as a list."""
+        found = [self.weight] if self.bias is None else [self.weight, self.bias]
+        for adapter in self.adapters:
+            found += [each for each in adapter if isinstance(each, Tensor)]
+        return found
+
+    def replaced(self, tensors: Sequence[Tensor]) -> "HeadTensors":
+        """Return a copy with other tensors, in the order of `flat`."""
+        rest = iter(tensors)
+        weight, bias = next(rest), None if self.bias is None else next(rest)
+        adapters: list[Adapter] = []
+        for adapter in self.adapters:
+            if isinstance(adapter, LoraAdapter):
+                adapters.append(adapter._replace(a=next(rest), b=next(rest)))
+            else:
+                adapters.append(adapter._replace(values=next(rest)))
+        return HeadTensors(weight, bias, tuple(adapters))
+
+    def raw_logits(self, hidden: Tensor, start: int, stop: int) -> Tensor:
+        """Return `hidden @ rows[start:stop].T` with the adapters applied, without the bias."""
+        products = F.linear(hidden, self.weight[start:stop])
+        for adapter in self.adapters:
+            products = adapt_products(adapter, products, hidden, start, stop)
+        return products
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return all logits, computed by the operations of the plain head."""
+        if not self.adapters:
+            return F.linear(hidden, self.weight, self.bias)
+        products = self.raw_logits(hidden, 0, len(self.weight))
+        return products if self.bias is None else products + self.bias
+
+    def loss(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
+        """Return the cross entropy; `options` contain the bias. Even few tokens never have all their logits at once."""
+        vocab_size = len(self.weight)
+        if self.adapters:
+            rows_at_once = min(ROWS_AT_ONCE, math.ceil(vocab_size / 2))
+            return cross_entropy_over_rows(
+                hidden, self.raw_logits, targets, vocab_size=vocab_size, rows_at_once=rows_at_once, options=options
+            )
+        if choose_impl(hidden, targets, vocab_size, options) == "triton":
+            return linear_cross_entropy(hidden, self.weight, targets, **options)
+        settings = fill_in_defaults(hidden, self.weight, options)
+        return chunked_cross_entropy(hidden, self.weight, options.get("bias"), targets, settings, min_chunks=2)
+
+
+class Shaping(NamedTuple):
+    """Hold what a model does to each logit x of the head: `y = x * numerator / divisor + shift`, then a bound.
+
+    The bounded logit is `bound * tanh(y)`; without a bound it is y.
+
+    Attributes:
+        numerator: Product of all factors.
+        divisor: Product of all divisors. It is separate so that `c * tanh(x / c)` is an exact soft cap.
+        shift: Sum of all added tensors, `(V,)`, or `None`.
+        bound: Factor of the tanh, or `None`.
+    """
+
+    numerator: float = 1.0
+    divisor: float = 1.0
+    shift: Tensor | None = None
+    bound: float | None = None
+
+    def scaled(self, factor: float, divisor: float) -> "Shaping":
+        """Return the shaping followed by `* factor / divisor`."""
+        if self.bound is not None:
+            return self._replace(bound=self.bound * factor / divisor)
+        shift = None if self.shift is None else self.shift * factor / divisor
+        return Shaping(self.numerator * factor, self.divisor * divisor, shift)
+
+    def options(self, bias: Tensor | None) -> LossOptions:
+        """Return the options of `linear_cross_entropy` for logits of a head with this bias."""
+        factor = 1.0 if self.bound is None else self.bound
+        scale = self.numerator * factor / self.divisor
+        if bias is not None and scale != 1.0:
+            bias = bias.to(loss_dtype(bias.dtype)) * scale
+        if self.shift is not None:
+            shift = self.shift * factor
+            bias = shift if bias is None else bias + shift
+        return {"logit_scale": scale, "bias": bias, "softcap": self.bound}
+
+
+class LogitSource:
+    """The inputs from which deferred logits are computed: hidden states, tensors of the head, and the state of torch.
+
+    All tensors are detached aliases of the model's, so that gradients can be computed from them at any time without
+    running hooks of the model's parameters.
+
+    Args:
+        head: The head, which can gather sharded weights.
+        hidden: Hidden states, `(..., D)`.
+        tensors: Tensors of the head.
+        report: Where to log that logits are read.
+    """
+
+    def __init__(self, head: nn.Module, hidden: Tensor, tensors: HeadTensors, report: LogitsReport) -> None:
+        self.head: Any = head
+        self.report = report
+        self.originals = [hidden, *tensors.flat()]
+        with_grad = torch.is_grad_enabled()
+        self.leaves = [each.detach().requires_grad_(with_grad and each.requires_grad) for each in self.originals]
+        self.requires_grad = any(each.requires_grad for each in self.leaves)
+        self.hidden = self.leaves[0]
+        self.tensors = tensors.replaced(self.leaves[1:])
+        device = hidden.device.type
+        self.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+        self.versions = [_version(each) for each in self.originals]
+        self.samples = [_sampled(each) for each in self.originals[1:]]
+        self._logits: Tensor | None = None
+        self._logits_version = 0
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of logits per token, V."""
+        return len(self.tensors.weight)
+
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        """Return the dtype of the logits, which is that of autocast if autocast was active."""
+        _, narrow, enabled = self.autocast
+        return narrow if enabled and self.hidden.dtype != torch.float64 else self.hidden.dtype
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restore grad mode and autocast of the forward pass, and gather weights that FSDP has sharded since.
+
+        Raises:
+            StaleRowsError: The weights were changed or freed since the forward pass.
+        """
+        is_freed = self.tensors.weight.numel() > 0 and self.originals[1].untyped_storage().size() == 0
+        if is_freed and not hasattr(self.head, "unshard"):
+            raise StaleRowsError(
+                "The weights of the LM head were sharded again after its forward pass, so its logits cannot be "
+                "computed now. Compute the loss inside the model's forward, call fully_shard on the head itself, or "
+                "pass reshard_after_forward=False."
+            )
+        if is_freed:
+            self.head.unshard()
+        try:
+            self._require_unchanged()
+            device, dtype, enabled = self.autocast
+            with torch.autocast(device, dtype, enabled=enabled), torch.set_grad_enabled(self.requires_grad):
+                yield
+        finally:
+            if is_freed:
+                self.head.reshard()
+
+    def _require_unchanged(self) -> None:
+        """Raise an error if hidden states or weights were written in place since the forward pass."""
+        is_same = self.versions == [_version(each) for each in self.originals]
+        is_same = is_same and all(
+            torch.equal(old, _sampled(now)) for old, now in zip(self.samples, self.originals[1:], strict=True)
+        )
+        if not is_same:
+            raise StaleRowsError(
+                "The logits of a patched model are computed when they are read, and the weights of its LM head have "
+                "changed since the forward pass. Read outputs.logits before optimizer.step() or any other change of "
+                "the weights, or call embedlayer.unpatch(model)."
+            )
+
+    def logits(self) -> Tensor:
+        """Return the real logits, computed once, with a graph from the leaves where one can be recorded.
+
+        If they were written in place since, they are computed again.
+        """
+        if self._logits is None or _version(self._logits) != self._logits_version:
+            with self.restored():
+                self._logits = self.tensors.logits(self.hidden)
+            self._logits_version = _version(self._logits)
+        return self._logits
+
+    def gradients(self, grad_logits: Tensor) -> list[Tensor | None]:
+        """Return the gradients of hidden states and tensors of the head, for a gradient of the logits."""
+        logits = self.logits()
+        if not logits.requires_grad:  # they were computed where autograd does not record
+            with self.restored():
+                logits = self.tensors.logits(self.hidden)
+        return self.gradients_of(logits, grad_logits)
+
+    def gradients_of(self, output: Tensor, grad_output: Tensor) -> list[Tensor | None]:
+        """Return the gradients of all leaves, for the gradient of something that was computed from the leaves."""
+        wanted = [each for each in self.leaves if each.requires_grad]
+        found = iter(torch.autograd.grad(output, wanted, grad_output, retain_graph=True, allow_unused=True))
+        return [next(found) if each.requires_grad else None for each in self.leaves]
+
+
+def _version(tensor: Tensor) -> int:
+    """Return how often torch has written `tensor` in place; 0 for a tensor of inference mode, which has no count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _sampled(tensor: Tensor) -> Tensor:
+    """Return some numbers of `tensor`, their bits as integers: every n-th row and column.
+
+    An optimizer that writes through `.data` or a pointer does not increase the version, but changes these numbers.
+    """
+    steps = tuple(slice(None, None, max(1, size // SAMPLES)) for size in tensor.shape)
+    sample = tensor.detach()[steps].clone(memory_format=torch.contiguous_format)
+    return sample.view(INTEGERS[sample.element_size()])

@@ -1,0 +1,118 @@
+"""Patched models of transformers under DDP and FSDP2: the gradients of one process, without logits."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import on_ranks
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from embedlayer import OutputHead, patch
+from embedlayer.layers.deferred_logits import DeferredLogits
+from embedlayer.layers.logit_source import LogitsReport
+
+transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
+
+V, B, T, RANKS = 61, 4, 6, 2
+SIZES = {"vocab_size": V, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def built(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    if kind == "gemma2":  # with a soft cap
+        config = transformers.Gemma2Config(**SIZES, num_key_value_heads=1, head_dim=4)
+        return transformers.Gemma2ForCausalLM(config).double()
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, tie_word_embeddings=kind == "tied")).double()
+
+
+def batch(rank: int | None) -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, V, (B, T), generator=torch.Generator().manual_seed(1))
+    labels = ids.clone()
+    labels[:, 2] = -100
+    here = slice(None) if rank is None else slice(rank * B // RANKS, (rank + 1) * B // RANKS)
+    return {"input_ids": ids[here], "labels": labels[here]}
+
+
+def ddp(**options: Any) -> Any:
+    return lambda model: DistributedDataParallel(model, **options)
+
+
+def fsdp(*, head: bool = False, **options: Any) -> Any:
+    def shard(model: nn.Module) -> nn.Module:
+        for block in model.model.layers:
+            fully_shard(block, **options)
+        if head:
+            fully_shard(model.lm_head, **options)
+        return fully_shard(model, **options)
+
+    return shard
+
+
+CASES = {
+    "DDP": ("tied", ddp()),
+    "DDP, unused parameters": ("untied", ddp(find_unused_parameters=True)),
+    "DDP, static graph": ("tied", ddp(static_graph=True)),
+    "FSDP2": ("tied", fsdp()),
+    "FSDP2, soft cap": ("gemma2", fsdp()),
+    "FSDP2, the head alone": ("untied", fsdp(head=True)),
+    "FSDP2, the head alone, kept": ("untied", fsdp(head=True, reshard_after_forward=False)),
+    "FSDP2, mixed precision": ("untied", fsdp(head=True, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))),
+}
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    found = {}
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad
+        found[name.removeprefix("module.")] = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+    return found
+
+
+def trained() -> dict[str, Any]:
+    results = {}
+    for name, (kind, wrap) in CASES.items():
+        model = patch(built(kind))
+        report = LogitsReport(name)
+        for head in (module for module in model.modules() if isinstance(module, OutputHead)):
+            head.logits_report = report
+        model = wrap(model)
+        losses = []
+        for _ in range(2):  # a static graph differs from its second step on
+            model.zero_grad()
+            outputs = model(**batch(dist.get_rank()), use_cache=False)
+            outputs.loss.backward()
+            losses.append(outputs.loss.detach())
+        assert isinstance(outputs.logits, DeferredLogits)
+        assert not report.is_done
+        found = gradients(model)
+        with torch.no_grad():
+            evaluated = model.eval()(**batch(dist.get_rank()), use_cache=False)
+            assert not report.is_done
+            losses.append(evaluated.loss)
+            logits = evaluated.logits + 0 if "alone" in name or "DDP" in name else None
+        results[name] = (losses, found, logits)
+    return results
+
+
+def test_every_rank_gets_the_gradients_of_one_process_without_logits() -> None:
+    ranks = on_ranks(RANKS, trained)
+    for name, (kind, _) in CASES.items():
+        plain = built(kind)
+        plain(**batch(None)).loss.backward()
+        expected = {each: parameter.grad for each, parameter in plain.named_parameters()}
+        tolerance = 2e-2 if "precision" in name else 1e-6  # the plain model rounds its logits to float32
+        for rank, found in enumerate(ranks):
+            losses, gradients, logits = found[name]
+            assert gradients.keys() == expected.keys()
+            for each in expected:
+                torch.testing.assert_close(gradients[each].double(), expected[each], rtol=tolerance, atol=tolerance)
+            with torch.no_grad():
+                here = plain(**batch(rank))
+            for loss in losses:
+                torch.testing.assert_close(loss.double(), here.loss.double(), rtol=tolerance, atol=tolerance)
+            if logits is not None:
+                torch.testing.assert_close(logits.double(), here.logits, rtol=tolerance, atol=max(tolerance, 1e-9))
