@@ -37,6 +37,8 @@ import json
 import multiprocessing
 import os
 import re
+import resource
+import signal
 import sys
 import tempfile
 import time
@@ -71,7 +73,7 @@ TOKENS, PADDED = 13, 4
 """Tokens of a text, and number of padding tokens in front of the second text."""
 
 SECONDS = 60
-"""Time limit of one model type."""
+"""Limit of processor time of one model type."""
 
 
 @dataclass
@@ -88,7 +90,7 @@ class Row:
         allowed: Compulsory comparisons that the model cannot have.
         without_logits: Whether a patched training step has no operation with tokens x V numbers; `None` without a loss.
         large: What read the logits, or the operations with tokens x V numbers.
-        seconds: Time for the whole type.
+        seconds: Processor time for the whole type.
     """
 
     model_type: str
@@ -326,7 +328,10 @@ def rotation_difference(row: Row, layer: el.EmbeddingLayer, blocks: Mapping[int,
             )
             return float("inf")
         for before, after in pairs:
-            worst = max(worst, min(relative(each, after) for each in rotated(position, before, at)))
+            difference = min(relative(each, after) for each in rotated(position, before, at))
+            if difference > max(worst, LIMIT):
+                row.left_out["largest difference of positions"] = f"block {index}, {calls[0].function}, {position!r}"
+            worst = max(worst, difference)
     return worst
 
 
@@ -455,13 +460,14 @@ def bias_difference(ours: Tensor, theirs: Tensor) -> float:
 def _child(model_type: str, kind: str, pipe: Any) -> None:
     """Examine a type in a process of its own, and send its row."""
     torch.set_num_threads(1)
-    start = time.monotonic()
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + SECONDS, -1))
+    start = time.process_time()
     try:
         row = examine(model_type, kind)
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
         row = Row(model_type, kind, "crash", f"{type(error).__name__}: {str(error)[:300]} ({at.filename}:{at.lineno})")
-    row.seconds = round(time.monotonic() - start, 2)
+    row.seconds = round(time.process_time() - start, 2)
     pipe.send(row)
     pipe.close()
     os._exit(0)
@@ -473,7 +479,7 @@ def run(work: Sequence[tuple[str, str]], jobs: int = 2) -> Iterator[Row]:
     import transformers.models.llama.modeling_llama  # noqa: F401 (imported once, before the forks)
 
     context = multiprocessing.get_context("fork")
-    running: list[tuple[tuple[str, str], Any, Any, float]] = []
+    running: list[tuple[tuple[str, str], Any, Any]] = []
     waiting = list(work)
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -482,14 +488,15 @@ def run(work: Sequence[tuple[str, str]], jobs: int = 2) -> Iterator[Row]:
             process = context.Process(target=_child, args=(*item, send), daemon=True)
             process.start()
             send.close()
-            running.append((item, process, receive, time.monotonic()))
-        item, process, receive, start = running.pop(0)
+            running.append((item, process, receive))
+        item, process, receive = running.pop(0)
         try:
-            left = max(0.0, start + SECONDS - time.monotonic())
-            row = receive.recv() if receive.poll(left) else Row(*item, "crash", f"took more than {SECONDS} s")
+            row = receive.recv()
         except EOFError:
             process.join()
-            row = Row(*item, "crash", f"the process ended with code {process.exitcode}")
+            is_late = process.exitcode == -signal.SIGXCPU
+            reason = f"took more than {SECONDS} s" if is_late else f"the process ended with code {process.exitcode}"
+            row = Row(*item, "crash", reason)
         process.kill()
         process.join()
         yield row

@@ -47,6 +47,12 @@ SIZES: Mapping[str, int] = {
     **dict.fromkeys(("out_hidden_size", "text_hidden_size", "backbone_hidden_size", "audio_hidden_size"), 64),
     **dict.fromkeys(("projector_hidden_size", "projection_hidden_size", "vision_hidden_size"), 64),
     "projection_dim": 64,
+    **dict.fromkeys(("chunk_size", "mamba_chunk_size"), 8),
+    **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size"), 16),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16),
+    **dict.fromkeys(("index_n_heads", "linear_num_key_heads", "o_groups"), 2),
+    "linear_num_value_heads": 4,
+    "o_lora_rank": 24,
     "vocab_size_per_layer_input": VOCAB,
     "hidden_size_per_layer_input": 16,
 }
@@ -277,7 +283,7 @@ def build(model_type: str, kind: str) -> tuple[Any, nn.Module]:
             if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
                 config.decoder_start_token_id = 0
             torch.manual_seed(0)
-            model = model_class._from_config(config, attn_implementation="eager")
+            model = model_class._from_config(config, attn_implementation="eager", experts_implementation="eager")
         except Exception as error:
             raise CannotBuild(f"{type(error).__name__}: {error}".partition("\n")[0][:300]) from error
         randomise(model)

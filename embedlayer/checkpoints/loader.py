@@ -1182,7 +1182,7 @@ class Loader:
         rows, width = self.tensors[f"{key}.weight"].shape
         expected = self.tensors.get("decoder.table.weight", self.tensors["table.weight"]).shape[0]
         hidden = self.width * spec.hidden
-        widths = {hidden, table.embed_dim, self.config.get("hidden_size", self.width)}
+        widths = {hidden} if spec.hidden > 1 else {hidden, table.embed_dim, self.config.get("hidden_size", hidden)}
         if rows != expected - self.family.extra_rows or (dense is None and width not in widths):
             raise CheckpointError(
                 f"{self.checkpoint.info(name).file}: {name} has shape {[rows, width]} where "

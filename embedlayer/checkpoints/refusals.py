@@ -78,12 +78,12 @@ def quantised_parts(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
     """
     found: dict[str, None] = {}
     for name in names:
-        module, leaf = f".{name.rpartition('.')[0]}.", name.rpartition(".")[2]
+        module, own_name = f".{name.rpartition('.')[0]}.", name.rpartition(".")[2]
         for other in checkpoint.names if module != ".." else ():
             _, is_inside, rest = f".{other}".rpartition(module)
-            own = rest.removeprefix(f"{leaf}.")
-            if rest == leaf or not (leaf in ("weight", "bias") or rest.startswith(leaf)):
-                continue  # a parameter of its own name, beside others of the same module
+            own = rest.removeprefix(f"{own_name}.")
+            if rest == own_name or (own_name != "weight" and not rest.startswith(own_name)):
+                continue  # the weight itself, or a part of another parameter of the module
             if is_inside and "." not in own.removeprefix("quant_state.") and _QUANTISED & {*re.split(r"[._]", own)}:
                 found[other] = None
     return list(found)

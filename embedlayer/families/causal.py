@@ -123,7 +123,8 @@ _A_TO_G = (
     _llama(
         "",
         *("cohere", "cohere2", "cohere2_moe"),
-        head=HeadSpec(logit_scale=Factor("logit_scale", default=0.0625), tied=True),
+        head=HeadSpec(logit_scale=Factor("logit_scale", default=1.0), tied=True),
+        defaults=(("logit_scale", 0.0625),),
     ),
     _llama(
         "cohere_compass",
@@ -150,7 +151,7 @@ _A_TO_G = (
     _llama(
         "falcon_h1",
         scale=Factor("embedding_multiplier", default=1.0),
-        head=HeadSpec(logit_scale=Factor("lm_head_multiplier", default=1.0)),
+        head=HeadSpec(logit_scale=Factor("lm_head_multiplier")),
     ),
     _gemma("gemma3n", "gemma3n_text", softcap=30.0, other_tables=(_PER_LAYER,)),
     _gemma("gemma4", "gemma4_text", other_tables=(_PER_LAYER,)),

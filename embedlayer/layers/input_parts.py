@@ -114,6 +114,8 @@ class ShiftScale(Pretrained):
     Reference: transformers/models/zaya/modeling_zaya.py (`input_hidden_states_bias`).
     """
 
+    scale: nn.Parameter | None
+
     def __init__(self, width: int, *, scales: bool = True) -> None:
         super().__init__()
         self.width = width

@@ -52,7 +52,12 @@ def test_a_language_model_inside_another_decides_itself() -> None:
 @pytest.mark.parametrize(
     ("model", "text", "logit_scale", "softcap"),
     [
-        ("aya_vision", {"model_type": "cohere2", "logit_scale": 0.25, "layer_types": ["sliding_attention"]}, 1.0, None),
+        (
+            "aya_vision",
+            {"model_type": "cohere2", "logit_scale": 0.25, "layer_types": ["sliding_attention"], "sliding_window": 4},
+            1.0,
+            None,
+        ),
         ("llava_next", {"model_type": "granite", "embedding_multiplier": 3.0, "logits_scaling": 4.0}, 1.0, None),
         ("llava_next", {"model_type": "gemma2", "final_logit_softcapping": 5.0}, 1.0, None),
         ("paligemma", {"model_type": "gemma2", "final_logit_softcapping": 5.0}, 1.0, 5.0),
