@@ -49,6 +49,11 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "glm_image_text": _HALF,
     "glm4v_moe_text": {**_HALF, "num_attention_heads": 32},
     "glm4_moe": {**_HALF, "num_attention_heads": 32},
+    "gradium_phonon_tts": {
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "flow_head_config": {"condition_dim": 256},
+    },
     "granitemoehybrid": {
         "position_embedding_type": "rope",
         "num_hidden_layers": 6,

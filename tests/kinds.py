@@ -43,6 +43,9 @@ POSITIONS: dict[str, Callable[[], el.Position]] = {
     "learned, offset": lambda: el.LearnedPositionalEmbedding(MAX_SEQ_LEN, EMBED_DIM, offset=2),
     "sinusoidal": lambda: el.SinusoidalPositionalEmbedding(MAX_SEQ_LEN, EMBED_DIM),
     "scaled-sinusoidal": lambda: el.SinusoidalPositionalEmbedding(MAX_SEQ_LEN, EMBED_DIM, init_scale=0.2),
+    "axial": lambda: el.positions.AxialPositionalEmbedding(
+        (2, (MAX_SEQ_LEN + 1) // 2), (EMBED_DIM // 4, EMBED_DIM - EMBED_DIM // 4)
+    ),
     "rotary": lambda: el.RotaryEmbedding(EMBED_DIM // NUM_HEADS),
     "dynamic": lambda: el.RotaryEmbedding(
         EMBED_DIM // NUM_HEADS,

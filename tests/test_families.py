@@ -178,8 +178,8 @@ def test_factors_are_quotients_of_keys_of_the_configuration(tmp_path) -> None:
     assert load("granite", embedding_multiplier=1.0, logits_scaling=8.0).head.logit_scale == 0.125
     untied = {"layer_types": ["full_attention"] * 3, "sliding_window": 4, "tie_word_embeddings": False}
     assert load("cohere2", logit_scale=0.5, **untied).head.logit_scale == 0.5
-    with pytest.raises(el.CheckpointError, match="lm_head_multiplier"):
-        load("falcon_h1", embedding_multiplier=3.0)
+    with pytest.raises(el.CheckpointError, match="lm_head_multiplier must be a positive number"):
+        load("falcon_h1", embedding_multiplier=3.0, lm_head_multiplier="2")
     assert load("falcon_h1", embedding_multiplier=1.0, lm_head_multiplier=1.0).report().family == "falcon_h1"
     assert load("apertus").family == "apertus"  # a member of a group is reported under its model_type
 

@@ -65,14 +65,13 @@ def write_tensors(
         raise FileError(f"{target} is not empty. Choose a folder that does not exist yet.")
     checkpoint = Checkpoint.open(source)
     old_rows, rows = checkpoint.info(table).shape[0], tensors[table].shape[0]
-    tensors = {
-        name: tensor[None] if checkpoint.info(name).shape == (1, old_rows) and tensor.dim() == 1 else tensor
-        for name, tensor in tensors.items()
-    }
-    for name, tensor in tensors.items():
+    tensors = dict(tensors)
+    for name, tensor in list(tensors.items()):
         stored = checkpoint.info(name).shape
         expected = (rows, *stored[1:]) if stored[:1] == (old_rows,) else stored
-        expected = (1, rows) if stored == (1, old_rows) else expected
+        if len(stored) == 2 and stored[0] == 1 and tensor.dim() == 1:  # a bias that is stored as a row (BART)
+            expected = (1, rows if stored[1] == old_rows else stored[1])
+            tensor = tensors[name] = tensor.unsqueeze(0)
         if tuple(tensor.shape) != expected:
             raise CheckpointError(
                 f"{name} has shape {list(stored)} in {checkpoint.name}, so that with a table of {rows:,} rows "

@@ -14,8 +14,14 @@ _TYPES = RotaryPositions()
 _PAIRS = RotaryPositions(interleaved=True)
 _CHUNKED = RotaryPositions(axes="chunked", former_rope_types=(("mrope", "default"),))
 _INTERLEAVED = RotaryPositions(axes="interleaved")
+_HYBRID = RotaryPositions(
+    rotated_types=("attention", "full_attention", "sliding_attention"),
+    aliases=(("layers_block_type", "layer_types"),),
+    default_share=0.5,
+)
 _HUNYUAN = RotaryPositions(
-    rope_types=("ntk_alpha",), other_parameters=("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    rope_types=("ntk_alpha", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"),
+    other_parameters=("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
 )
 
 _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
@@ -92,18 +98,14 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (RotaryPositions(rotated_types=_FULL), ("lfm2", "lfm2_moe", "minimax", "olmo_hybrid")),
     (RotaryPositions(rotated_types=(*_FULL, *_SLIDING)), ("lfm3",)),
     (RotaryPositions(rotated_types=_FULL, default_share=0.25), ("qwen3_next",)),
-    (
-        RotaryPositions(
-            rotated_types=("attention",), aliases=(("layers_block_type", "layer_types"),), default_share=0.5
-        ),
-        ("bamba", "recurrent_gemma"),
-    ),
+    (_HYBRID, ("bamba",)),
+    (replace(_HYBRID, rope_types=("default",)), ("recurrent_gemma",)),
     # a part of the channels
     (RotaryPositions(default_share=0.25), ("gpt_neox", "stablelm", "neomme")),
     (RotaryPositions(default_share=1.0), ("gpt_neox_japanese",)),
     (RotaryPositions(default_share=0.5), ("phi", "persimmon", "glm4_moe", "nemotron")),
     (RotaryPositions(interleaved=True, default_share=0.5), ("glm", "glm4")),
-    (RotaryPositions(fixed_base=True, interleaved=True), ("gptj", "codegen")),
+    (RotaryPositions(fixed_base=True, interleaved=True, rope_types=("default",)), ("gptj", "codegen")),
     (RotaryPositions(former_rope_types=(("yarn", "longrope"),)), ("phi3", "phi4_multimodal")),
     (RotaryPositions(or_alibi=True), ("falcon",)),
     (_PAIRS, ("cohere",)),
@@ -124,8 +126,11 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=_FULL, default_share=0.25),
         ("qwen3_5_text", "qwen3_5_moe_text"),
     ),
+    (
+        RotaryPositions(interleaved=True, axes="alternating", sections=(22, 22, 20), rope_types=("default",)),
+        ("ernie4_5_vl_moe_text",),
+    ),
     (replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=("indexed_attention", *_FULL)), ("qwen4_exp_text",)),
-    (RotaryPositions(interleaved=True, axes="alternating", sections=(22, 22, 20)), ("ernie4_5_vl_moe_text",)),
     # other scalings
     (_HUNYUAN, ("hunyuan_v1_dense", "hunyuan_v1_moe")),
     (

@@ -119,6 +119,7 @@ class ShiftScale(Pretrained):
     def __init__(self, width: int, *, scales: bool = True) -> None:
         super().__init__()
         self.width = width
+        self.scale: nn.Parameter | None
         self.shift = nn.Parameter(torch.zeros(width))
         self.register_parameter("scale", nn.Parameter(torch.ones(width)) if scales else None)
 
@@ -133,7 +134,7 @@ class ShiftScale(Pretrained):
         return shifted if self.scale is None else shifted * self.scale
 
 
-class TrigramProjection(nn.Linear, Pretrained):  # type: ignore[misc]  # both define a config of nothing
+class TrigramProjection(nn.Linear, Pretrained):
     """Projection of each vector together with its neighbours: `out[t] = weight @ [x[t + 1], x[t], x[t - 1]] + bias`.
 
     Vectors beyond the ends of the sequence are zero.
@@ -165,7 +166,7 @@ class TrigramProjection(nn.Linear, Pretrained):  # type: ignore[misc]  # both de
         return F.linear(torch.cat([following, x, before], dim=-1), self.weight, self.bias)
 
 
-class FeatureProjection(nn.Linear, Pretrained):  # type: ignore[misc]  # both define a config of nothing
+class FeatureProjection(nn.Linear, Pretrained):
     """Projection of each vector with constant features appended: `out = weight @ [x, rows[0], ...] + bias`.
 
     RoCBert appends a row for the shape and one for the pronunciation of each token. Without such inputs, transformers

@@ -1,4 +1,5 @@
 from .alibi import alibi_slopes as alibi_slopes
+from .axial import AxialPositionalEmbedding as AxialPositionalEmbedding
 from .position import AdditivePosition as AdditivePosition
 from .position import PreparedPositions as PreparedPositions
 from .query_scaling import LogQueryScaling as LogQueryScaling

@@ -1,5 +1,7 @@
 """Axial learned positions: the row of a position is the concatenation of a row and a column of a grid (Reformer)."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -34,11 +36,11 @@ class AxialPositionalEmbedding(AdditivePosition):
     transformers/models/reformer/modeling_reformer.py (`AxialPositionEmbeddings`).
     """
 
-    def __init__(self, grid: tuple[int, int], widths: tuple[int, int], *, init_std: float = 0.02) -> None:
+    def __init__(self, grid: Sequence[int], widths: Sequence[int], *, init_std: float = 0.02) -> None:
         super().__init__()
         if len(grid) != 2 or len(widths) != 2 or min(*grid, *widths) < 1:
             raise SizeError(f"grid and widths must be two sizes of at least 1 each, not {grid} and {widths}.")
-        self.grid, self.widths = (grid[0], grid[1]), (widths[0], widths[1])
+        self.grid, self.widths = list(grid), list(widths)
         self.init_std = init_std
         self.max_seq_len = grid[0] * grid[1]
         self.rows = nn.Parameter(torch.empty(grid[0], 1, widths[0]))

@@ -54,7 +54,7 @@ def test_a_language_model_inside_another_decides_itself() -> None:
     [
         (
             "aya_vision",
-            {"model_type": "cohere2", "logit_scale": 0.25, "layer_types": ["sliding_attention"], "sliding_window": 4},
+            {"model_type": "cohere2", "logit_scale": 0.25, "sliding_window": 4, "layer_types": ["sliding_attention"]},
             1.0,
             None,
         ),
