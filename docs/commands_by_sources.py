@@ -7,6 +7,7 @@ or has the number of the sentence with which the command refuses the source.
 import argparse
 import contextlib
 import io
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -67,6 +68,7 @@ KINDS = {
     "sharded checkpoint": "sharded",
     "safetensors file": "llama/model.safetensors",
     "Meta's layout": "meta",
+    "unknown family": "unknown",
     "word2vec": "word2vec.bin",
     "GloVe": "glove.txt",
     ".npy": "rows.npy",
@@ -117,7 +119,7 @@ def make_sources(folder: Path) -> dict[str, Source]:
     table.save_pretrained(folder / "table", tokenizer=bpe)
     el.TransformerEmbedding(rows, WIDTH, 16, table=table).save_pretrained(folder / "layer", tokenizer=bpe)
     model.save_pretrained(folder / "saved", tokenizer=bpe)
-    for name in ("gpt2", "bert", "llama", "sharded", "meta"):
+    for name in ("gpt2", "bert", "llama", "sharded", "meta", "unknown"):
         (folder / name).mkdir()
         save_tokenizer(bpe, folder / name / "tokenizer.json")
     _write_gpt2(folder / "gpt2", rows)
@@ -129,6 +131,8 @@ def make_sources(folder: Path) -> dict[str, Source]:
         write_json(folder / name / "config.json", config)
     save_tensors(folder / "llama" / "model.safetensors", llama)
     _write_shards(folder / "sharded", llama)
+    write_json(folder / "unknown" / "config.json", {**config, "model_type": "brand_new"})
+    save_tensors(folder / "unknown" / "model.safetensors", llama)
     save_tensors(folder / "meta" / "model.safetensors", _renamed(model, META, "layers.0."))
     write_json(folder / "meta" / "params.json", {"n_heads": 2, "norm_eps": 1e-6})
     for name in ("word2vec.bin", "glove.txt", "rows.npy"):
@@ -225,7 +229,11 @@ def result_of(command: str, source: Source, folder: Path, out: Path) -> str:
 
 
 def _general(said: str, command: str, source: Source) -> str:
-    """Return an error without its class, with SOURCE for the path and "The command" for the name of the command."""
+    """Return an error without its class, with SOURCE for the path and "the command" for the name of the command.
+
+    The known model types in it, which change with each new family, become an ellipsis.
+    """
+    said = re.sub(r"nearest known: [^)]*", "nearest known: ...", said)
     kind, _, sentence = said.replace(str(source.path), "SOURCE").partition(": ")
     return (sentence if kind.endswith("Error") else said).replace(f"embedlayer {command}", "the command")
 

@@ -26,6 +26,7 @@ from embedlayer.errors import (
     TokenizerError,
     UnknownTokenError,
 )
+from embedlayer.families import UNKNOWN
 from embedlayer.io.files import read_json, recover_folder
 from embedlayer.short_repr import short_repr
 
@@ -154,6 +155,8 @@ class OpenedModel:
         tokenizer: The tokenizer of the table, or `None`.
         tokens: The token of each row, if a file of vectors names the rows and no tokenizer was passed; else `None`.
         run: The folder of a run of `embedlayer train`, or `None`.
+        table_only: Why only the table of a checkpoint was read, such as an unknown model family; `""` if `model` has
+            all that the source has.
         no_decoder: One sentence that says why `model` is no whole decoder; `""` if there is nothing to say.
         no_tokenizer: Why no tokenizer could be read from the folder of a checkpoint; `""` if there was no such failure.
 
@@ -172,6 +175,7 @@ class OpenedModel:
     tokenizer: "Tokenizer | None" = None
     tokens: list[str] | None = None
     run: "RunDirectory | None" = None
+    table_only: str = field(default="", repr=False)
     no_decoder: str = field(default="", repr=False)
     no_tokenizer: str = field(default="", repr=False)
 
@@ -346,7 +350,8 @@ class OpenedModel:
 
         They are added for checkpoints, and for runs that contain `generation_config.json`; not for a table alone.
         """
-        return self.model is not None and (self.run is None or (self.run.path / GENERATION).exists())
+        is_model = self.model is not None or self.table_only != ""
+        return is_model and (self.run is None or (self.run.path / GENERATION).exists())
 
     @cached_property
     def text_limits(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -397,6 +402,16 @@ class OpenedModel:
             self.no_decoder or f"{self.source or self.title} is a {self.kind}, which has no transformer blocks."
         )
 
+    def require_input(self) -> "DecoderLM | EmbeddingLayer | TransformerEmbedding | TokenTable":
+        """Return the module that computes the input of the first block: `model`, or the table if that is all there is.
+
+        Raises:
+            CheckpointError: Only the table of a checkpoint could be read, so its scale and positions are not known.
+        """
+        if self.table_only:
+            raise CheckpointError(f"Only the table of {self.source} can be read. {self.table_only}")
+        return self.table if self.model is None else self.model
+
     def prompt(self, text: str) -> list[int]:
         """Return the token IDs of `text` as a prompt that `generate` continues; the list is never empty.
 
@@ -420,9 +435,11 @@ def open_model(source: Path | str, tokenizer: Path | str | None = None, *, devic
     |---|---|
     | folder that `embedlayer train` wrote | the decoder, with its run |
     | folder that `save_pretrained` wrote | the layer, model or table |
-    | checkpoint folder, safetensors file or index | a LLaMA-type decoder, else the embedding layer |
+    | checkpoint folder, safetensors file or index | a LLaMA-type decoder, else the embedding layer, else the table |
     | word2vec, GloVe, fastText, NumPy or projector file | the table, with a token for each row |
     | `owner/name` on the hub | the embedding layer; only shards with its tensors are downloaded |
+
+    The table alone is read if the model family is unknown, or if anything else of the embedding layer cannot be read.
 
     Args:
         source: Folder, file, or name on the hub.
@@ -431,11 +448,12 @@ def open_model(source: Path | str, tokenizer: Path | str | None = None, *, devic
 
     Raises:
         FileError: The path does not exist, or cannot be read. A mistyped path is never sent to the hub.
-        CheckpointError: The source is damaged, of an unknown kind, or has no token table.
+        CheckpointError: The source is damaged, or has no token table.
         TokenizerError: The tokenizer is damaged; or `tokenizer`, or that of a saved layer, has IDs outside the table.
 
     Warns:
-        EmbedLayerWarning: Rows contain NaN or infinity, or a checkpoint's tokenizer has IDs outside the table.
+        EmbedLayerWarning: Only the table of a checkpoint can be read; rows contain NaN or infinity; or a checkpoint's
+            tokenizer has IDs outside the table.
 
     Example:
         >>> from embedlayer.checkpoints.vector_files import write_vectors
@@ -529,7 +547,7 @@ def _open_checkpoint(path: Path, device: str) -> OpenedModel:
         model = load_llama(path, device=device)
     except (CheckpointError, FileError) as error:
         opened = _open_layer(path, device)
-        opened.no_decoder = str(error)
+        opened.no_decoder = opened.no_decoder or str(error)
     else:
         config = _folder(path) / CONFIG
         family = read_json(config).get("model_type") if config.exists() else None
@@ -547,22 +565,36 @@ def _open_checkpoint(path: Path, device: str) -> OpenedModel:
 def _open_layer(source: Path | str, device: str) -> OpenedModel:
     """Open the embedding layer of a checkpoint, and no transformer blocks, from a local path or from the hub.
 
+    If it cannot be read but its table can, the result has the table alone, and a warning says why.
+
     Raises:
         FileError: The source does not exist, or cannot be read.
-        CheckpointError: The source is damaged or of an unknown kind.
+        CheckpointError: The source is damaged, and its table cannot be read either.
     """
     from embedlayer.checkpoints.embedding_layer import load
 
     is_here = Path(source).exists()
-    layer = load(source if is_here else str(source), device=device)
+    source = source if is_here else str(source)
+    reason = ""
+    try:
+        layer = load(source, device=device)
+    except CheckpointError as error:
+        try:
+            layer = load(source, device=device, table_only=True)
+        except CheckpointError:
+            raise error from None
+        reason = str(error)
+        warnings.warn(f"Only the table is read. {reason}", EmbedLayerWarning, stacklevel=3)
+    download = f"Only the embedding layer of {source} is read from the hub: download the model."
     return OpenedModel(
         _title(Path(source)) if is_here else str(source),
         layer.table,
-        source=source if is_here else str(source),
-        kind="checkpoint" if layer.family == "unknown" else f"checkpoint of family {layer.family}",
-        model=layer,
+        source=source,
+        kind="checkpoint" if layer.family == UNKNOWN.name else f"checkpoint of family {layer.family}",
+        model=None if reason else layer,
         tokenizer=layer.tokenizer,
-        no_decoder="" if is_here else f"Only the embedding layer of {source} is read from the hub: download the model.",
+        table_only=reason,
+        no_decoder=reason or ("" if is_here else download),
     )
 
 

@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -13,13 +13,16 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.loader import LoadedTensor, Loader, LoadRecord
+from embedlayer.checkpoints.meta_layout import has_meta_layout, meta_config
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, missing_rows_message, table_size
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
 from embedlayer.families.records import Numbering, Step
 from embedlayer.io.files import JsonObject
+from embedlayer.layers.decoder_input import DecoderInput
 from embedlayer.layers.input import sequence_of
+from embedlayer.layers.input_parts import PredictionStreams, TokenDropout, TypeTables
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
 from embedlayer.layers.prediction_head import PredictionHead, build_head, build_part, part_config
@@ -109,6 +112,7 @@ class LayerReport(LoadRecord):
         text = [self.source, *(f"  {name:<11}{value}" for name, value in lines.items())]
         text += [f"    {t.key} = {t.name} {t.dtype} {list(t.shape)}" for t in self.tensors]
         text += [f"  {count:,} rows of the {of} contain NaN or infinity" for of, count in self.nonfinite_rows.items()]
+        text += [f"  other table: {sentence}" for sentence in self.other_tables]
         return "\n".join([*text, *(f"  note: {note}" for note in self.notes)])
 
 
@@ -123,18 +127,26 @@ class EmbeddingLayer(Pretrained):
         position: Position scheme of the first block; `None` for no positions.
         head: LM head, tied to `table` or untied; `None` for none.
         family: Name of the model family.
-        recipe: Steps of the input embedding after look-up and scale: `"types"`, `"project"`, `"position"`, `"norm"`.
+        recipe: Steps of the input embedding after look-up and scale; see `families.Step`.
         numbering: How default positions are counted; see `families.Numbering`.
         padding_id: Token that `numbering="ids"` does not count.
         first_position_id: Position ID that transformers uses for position 0 (RoBERTa: 2).
-        types: Table of token types, `"table"` if they are rows of `table` (GPT-2), or `None` for none.
+        types: Table or tables of token types, `"table"` if they are rows of `table` (GPT-2), or `None` for none.
         norm: LayerNorm of the step `"norm"`.
         projection: Projection of the step `"project"`.
+        token_dropout: Module of the step `"token_dropout"`.
+        streams: Module of the step `"streams"`, after which there are more vectors than tokens.
+        decoder: The decoder's own parts of an encoder-decoder model, which `decoder_input` reads; `None` for a model
+            with one stack.
         other_positions: Position schemes of other layers by kind: Gemma 3's `"full_attention"`, T5's `"decoder"`.
+        block_positions: For each block in order, the key of its scheme in `other_positions`, or `""` for `position`.
+            Empty if every block has `position`. In an encoder-decoder model the blocks are those of the decoder.
+        encoder_block_positions: The same for the blocks of the encoder in an encoder-decoder model.
         tensor_names: Key in `state_dict()` -> names of that tensor in the checkpoint; `load` read the first name.
 
     Raises:
-        SizeError: The recipe has a step twice or without its module, or `numbering="ids"` has no `padding_id`.
+        SizeError: The recipe has a step twice or without its module, `numbering="ids"` has no `padding_id`, or
+            `block_positions` has an unknown key.
 
     Example:
         >>> layer = EmbeddingLayer(TokenEmbedding(100, 8), SinusoidalPositionalEmbedding(16, 8), recipe=["position"])
@@ -153,16 +165,23 @@ class EmbeddingLayer(Pretrained):
         numbering: Numbering = "all",
         padding_id: int | None = None,
         first_position_id: int = 0,
-        types: TokenEmbedding | Literal["table"] | None = None,
-        norm: nn.LayerNorm | None = None,
+        types: TokenEmbedding | TypeTables | Literal["table"] | None = None,
+        norm: nn.Module | None = None,
         projection: nn.Linear | None = None,
+        token_dropout: TokenDropout | None = None,
+        streams: PredictionStreams | None = None,
+        decoder: DecoderInput | None = None,
         other_positions: Mapping[str, Position] | None = None,
+        block_positions: Sequence[str] = (),
+        encoder_block_positions: Sequence[str] = (),
         tensor_names: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__()
         modules = {"types": types, "project": projection, "norm": norm, "position": True}
-        if len(set(recipe)) != len(recipe) or any(modules.get(step) is None for step in recipe):
-            raise SizeError(f"The recipe {' -> '.join(recipe)} has a step twice, or one without its module.")
+        modules |= {"mask": True, "length_mask": padding_id, "token_dropout": token_dropout, "streams": streams}
+        for each in (recipe, () if decoder is None or decoder.recipe is None else decoder.recipe):
+            if len(set(each)) != len(each) or any(modules.get(step) is None for step in each):
+                raise SizeError(f"The recipe {' -> '.join(each)} has a step twice, or one without its module.")
         if numbering == "ids" and padding_id is None:
             raise SizeError('numbering="ids" counts the tokens that are not padding: it needs padding_id.')
         self.table = as_table(table)
@@ -173,15 +192,25 @@ class EmbeddingLayer(Pretrained):
         )
         if output is not None and output.table is table:
             output.follow_references([ChildReference(self, "table")], ChildReference(parent, name))
+        elif output is not None and decoder is not None and output.table is decoder.table is not None:
+            output.follow_references([ChildReference(decoder, "table")], ChildReference(parent, name))
         self.family = family
         self.recipe = tuple(recipe)
         self.numbering = numbering
         self.padding_id = padding_id
         self.first_position_id = first_position_id
-        self.types = types if isinstance(types, TokenEmbedding) else None
+        self.types = types if isinstance(types, nn.Module) else None
         self.norm = norm
         self.projection = projection
+        self.token_dropout = token_dropout
+        self.streams = streams
+        self.decoder = decoder
         self.other_positions = nn.ModuleDict(dict(other_positions or {}))
+        self.block_positions = tuple(block_positions)
+        self.encoder_block_positions = tuple(encoder_block_positions)
+        unknown = {*self.block_positions, *self.encoder_block_positions} - {"", *self.other_positions}
+        if unknown:
+            raise SizeError(f"block_positions has {', '.join(sorted(unknown))}, which other_positions has not.")
         self.tensor_names = {key: tuple(names) for key, names in (tensor_names or {}).items()}
         self.load_record = LoadRecord()
         self._checkpoint: Checkpoint | None = None
@@ -207,7 +236,12 @@ class EmbeddingLayer(Pretrained):
             "types": describe(self.types) if self.types is not None else "table" if "types" in self.recipe else None,
             "norm": part_config(self.norm),
             "projection": part_config(self.projection),
+            "token_dropout": part_config(self.token_dropout),
+            "streams": part_config(self.streams),
+            "decoder": None if self.decoder is None else describe(self.decoder),
             "other_positions": {kind: describe(self.position_of(kind)) for kind in self.other_positions},
+            "block_positions": list(self.block_positions),
+            "encoder_block_positions": list(self.encoder_block_positions),
             "tensor_names": {key: list(names) for key, names in self.tensor_names.items()},
         }
 
@@ -221,10 +255,14 @@ class EmbeddingLayer(Pretrained):
         parts = dict(config)
         try:
             parts["table"], parts["position"] = build(parts["table"]), build(parts["position"])
-            parts["head"] = None if parts["head"] is None else build_head(parts["head"], parts["table"])
+            parts["decoder"] = None if parts.get("decoder") is None else build(parts["decoder"])
+            own = None if parts["decoder"] is None else parts["decoder"].table
+            parts["head"] = None if parts["head"] is None else build_head(parts["head"], own or parts["table"])
             parts["types"] = build(parts["types"]) if isinstance(parts["types"], dict) else parts["types"]
             parts["norm"] = build_part(nn.LayerNorm, parts["norm"])
             parts["projection"] = build_part(nn.Linear, parts["projection"])
+            parts["token_dropout"] = build_part(TokenDropout, parts.get("token_dropout"))
+            parts["streams"] = build_part(PredictionStreams, parts.get("streams"))
             parts["other_positions"] = {kind: build(value) for kind, value in parts["other_positions"].items()}
             return cls.construct(**parts)
         except (KeyError, TypeError, AttributeError) as error:
@@ -312,7 +350,8 @@ class EmbeddingLayer(Pretrained):
         Args:
             ids: Token IDs, `(T,)` or `(B, T)`.
             attention_mask: 0 for padding. As in transformers, it changes positions in OPT only; in other families,
-                left-padded text needs `positions=positions_of(ids, attention_mask)`.
+                left-padded text needs `positions=positions_of(ids, attention_mask)`. The steps `"mask"` and
+                `"length_mask"` set the vectors of padding to zero (DeBERTa, ESM, XLM).
             position_ids: Position of each token as transformers counts for this family (from 2 in RoBERTa).
             positions: Position of each token, counted from 0 in every family.
             token_type_ids: Segment of each token; by default 0 in BERT and ALBERT, and no segments in GPT-2 and GPT-J.
@@ -324,6 +363,34 @@ class EmbeddingLayer(Pretrained):
         """
         steps, batch = self._steps(ids, attention_mask, position_ids, positions, token_type_ids)
         return run_steps(steps, batch)
+
+    def decoder_input(
+        self,
+        ids: IdsLike,
+        attention_mask: AttentionMask | None = None,
+        *,
+        position_ids: Positions | None = None,
+        positions: Positions | None = None,
+    ) -> Vectors:
+        """Return the vectors that the first block of the decoder receives, `(T, D)` or `(B, T, D)`.
+
+        Arguments and errors are those of `input`. The position scheme is `position_of("decoder")`, if there is one.
+
+        Raises:
+            SizeError: This is not the layer of an encoder-decoder model: a decoder alone is read by `input`.
+        """
+        steps, batch = self._steps(ids, attention_mask, position_ids, positions, None, self._decoder())
+        return run_steps(steps, batch)
+
+    def _decoder(self) -> DecoderInput:
+        """Return the decoder's own parts.
+
+        Raises:
+            SizeError: This is not the layer of an encoder-decoder model.
+        """
+        if self.decoder is None:
+            raise SizeError(f"A layer of family {self.family} has no second input: its only stack is read by input.")
+        return self.decoder
 
     def trace(
         self,
@@ -351,8 +418,11 @@ class EmbeddingLayer(Pretrained):
         position_ids: Positions | None,
         positions: Positions | None,
         token_type_ids: Ids | None,
+        decoder: DecoderInput | None = None,
     ) -> tuple[list[EmbeddingStep], TokenBatch]:
         """Check the arguments of `input`, and return the two arguments of `run_steps`.
+
+        The arguments are those of `input`; with `decoder`, the steps are those of `decoder_input`.
 
         Returns:
             The steps of this layer in order, look-up first, and their inputs.
@@ -366,18 +436,32 @@ class EmbeddingLayer(Pretrained):
             raise SizeError(f"A layer of family {self.family} has no token types: leave token_type_ids out.")
         if position_ids is not None:
             positions = position_ids - self.first_position_id
-        ids = sequence_of(ids, None, self.table)
+        table, position, norm, recipe = self.table, self.position, self.norm, self.recipe
+        if decoder is not None:
+            table = table if decoder.table is None else decoder.table
+            position = self.position_of("decoder" if "decoder" in self.other_positions else None)
+            norm = norm if decoder.norm is None else decoder.norm
+            recipe = recipe if decoder.recipe is None else decoder.recipe
+        ids = sequence_of(ids, None, table)
         if token_type_ids is None and self.types is not None:
             token_type_ids = torch.zeros_like(ids)
         modules: dict[Step, tuple[StepName, Any]] = {  # those of the recipe are not None: the constructor checks it
-            "types": ("token_types", self.table if self.types is None else self.types),
-            "position": ("positions", self.position),
-            "norm": ("norm", self.norm),
+            "types": ("token_types", table if self.types is None else self.types),
+            "position": ("positions", position),
+            "norm": ("norm", norm),
             "project": ("projection", self.projection),
+            "mask": ("mask", self),
+            "length_mask": ("mask", self),
+            "token_dropout": ("token_dropout", self.token_dropout),
+            "streams": ("streams", self.streams),
         }
-        steps = [EmbeddingStep("look_up", self.table), *(EmbeddingStep(*modules[step]) for step in self.recipe)]
+        steps = [EmbeddingStep("look_up", table), *(EmbeddingStep(*modules[step]) for step in recipe)]
         positions = self.default_positions(ids, attention_mask) if positions is None else positions
-        return steps, TokenBatch(ids, positions, token_type_ids)
+        if attention_mask is None and "length_mask" in recipe:
+            lengths = ids.ne(self.padding_id).sum(-1, keepdim=True)
+            attention_mask = (torch.arange(ids.shape[-1], device=ids.device) < lengths).long()
+        following = position(positions + 1) if "streams" in recipe else None
+        return steps, TokenBatch(ids, positions, token_type_ids, attention_mask, following)
 
     def default_positions(self, ids: Ids, attention_mask: AttentionMask | None = None) -> Positions:
         """Return the position that `input` gives each token by default, counted from 0.
@@ -407,6 +491,23 @@ class EmbeddingLayer(Pretrained):
         position = self.other_positions[kind]
         assert isinstance(position, Position)
         return position
+
+    def position_of_block(self, block: int, *, encoder: bool = False) -> Position:
+        """Return the position scheme of a block; a neutral `Position` for a block without positions (NoPE).
+
+        Args:
+            block: Number of the block, from 0; a negative number counts from the end.
+            encoder: Whether to count the blocks of the encoder of an encoder-decoder model, not those of its decoder.
+
+        Raises:
+            SizeError: The blocks are listed (`block_positions`, `encoder_block_positions`), and there is no such block.
+        """
+        blocks = self.encoder_block_positions if encoder else self.block_positions
+        if not blocks:
+            return self.position
+        if not -len(blocks) <= block < len(blocks):
+            raise SizeError(f"There is no block {block}: this layer belongs to {len(blocks)} blocks.")
+        return self.position_of(blocks[block] or None)
 
     def report(self) -> LayerReport:
         """Return a report of this layer and of the tensors that `load` read for it; also reads the tokenizer file."""
@@ -455,6 +556,7 @@ def load(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     revision: str | None = None,
+    table_only: bool = False,
 ) -> EmbeddingLayer:
     """Load the embedding layer of a checkpoint: table, positions, scale, norms and head, and no other weights.
 
@@ -466,20 +568,22 @@ def load(
         device: Device of the tensors. On the CPU, without a change of dtype, tensors stay mapped to the file until they
             are written to.
         revision: Branch, tag or commit on the hub.
+        table_only: Read the token table alone, also of an unknown model family. The layer then has no scale, no
+            positions and no head, so its `input` returns rows of the table.
 
     Returns:
         A trainable layer. `print(layer.report())` shows what was read.
 
     Raises:
         FileError: `source` does not exist, or a file cannot be read.
-        CheckpointError: A file is damaged or a pickle, a tensor that the family needs is missing, or tensors and
-            configuration disagree.
+        CheckpointError: The model family is unknown and `table_only` is false; a file is damaged or a pickle; a tensor
+            that the family needs is missing; or tensors and configuration disagree.
         SizeError: `dtype` is not a floating-point dtype of at least 16 bits.
         MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`.
 
     Warns:
-        EmbedLayerWarning: The family is unknown and the table was found by its name, rows contain NaN or infinity, or
-            the configuration contradicts the tensors in a way that can be resolved.
+        EmbedLayerWarning: Rows contain NaN or infinity, or the configuration contradicts the tensors in a way that can
+            be resolved.
 
     Example:
         >>> from embedlayer.io.safetensors_files import save_tensors
@@ -493,14 +597,19 @@ def load(
     if dtype is not None and dtype not in FLOATS:
         raise SizeError(f"dtype must be one of {', '.join(map(str, FLOATS))}, not {dtype}.")
     checkpoint = Checkpoint.open(source, revision=revision)
-    layer = (_read_saved_layer if is_description(checkpoint.config) else _read_layer)(checkpoint, dtype, device)
+    if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
+        checkpoint.config = meta_config(checkpoint)
+    read = _read_saved_layer if is_description(checkpoint.config) else _read_layer
+    layer = read(checkpoint, dtype, device, table_only=table_only)
     layer._checkpoint = checkpoint
-    for note in layer.load_record.notes:
+    for note in layer.load_record.notes[table_only:]:
         warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
     return layer
 
 
-def _read_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> EmbeddingLayer:
+def _read_layer(
+    checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool
+) -> EmbeddingLayer:
     """Read the embedding layer of a model's checkpoint.
 
     The layer is built on the meta device, without memory for weights; the tensors of the checkpoint then become its
@@ -510,23 +619,28 @@ def _read_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch
         checkpoint: The open checkpoint.
         dtype: Dtype of all tensors; `None` for that of the table in the checkpoint.
         device: Device of the tensors.
+        table_only: Whether to read the token table alone.
 
     Raises:
-        CheckpointError: A tensor or a key of the configuration is missing or does not fit.
+        CheckpointError: The family is unknown and not only the table is read; or a tensor or a key of the configuration
+            is missing or does not fit.
     """
-    loader = Loader(checkpoint, dtype, device)
+    loader = Loader(checkpoint, dtype, device, table_only=table_only)
     layer = loader.build(lambda: EmbeddingLayer(**loader.read_arguments()))
     layer.load_record = loader.load_record()
     return layer
 
 
-def _read_saved_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> EmbeddingLayer:
+def _read_saved_layer(
+    checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool
+) -> EmbeddingLayer:
     """Read a folder that `EmbeddingLayer.save_pretrained` wrote.
 
     Args:
         checkpoint: The open folder.
         dtype: Dtype of the layer; `None` for that of the file.
         device: Device of the layer.
+        table_only: Whether to return a layer with the table alone; the folder is read in full.
 
     Raises:
         CheckpointError: The folder is damaged, or contains a layer of another class.
@@ -539,7 +653,16 @@ def _read_saved_layer(checkpoint: Checkpoint, dtype: torch.dtype | None, device:
     layer.load_record = LoadRecord(
         source=checkpoint.name, tensors=tensors, bytes_read=sum(tensor.nbytes for tensor in tensors)
     )
-    return layer
+    return _with_table_only(layer) if table_only else layer
+
+
+def _with_table_only(layer: EmbeddingLayer) -> EmbeddingLayer:
+    """Return a new layer that has the table of `layer`, its padding token and its tensor names, and nothing else."""
+    names = {key: names for key, names in layer.tensor_names.items() if key.startswith("table.")}
+    alone = EmbeddingLayer(layer.table, family=layer.family, padding_id=layer.padding_id, tensor_names=names)
+    note = "Only the table was kept: positions, norms and head were left out."
+    alone.load_record = replace(layer.load_record, notes=(note,), table_only=True)
+    return alone
 
 
 def _tokenizer_file(checkpoint: Checkpoint) -> Path | None:

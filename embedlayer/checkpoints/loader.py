@@ -1,8 +1,10 @@
 """Read tensors and sizes of a checkpoint's embedding layer by the record of its model family."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar
@@ -10,40 +12,88 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.meta_layout import has_meta_layout
+from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.refusals import (
+    TABLE_ONLY,
+    quantised_error,
+    quantised_parts,
+    states_quantisation,
+    unknown_family_error,
+)
 from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, SizeError
-from embedlayer.families import CONFIG_KEYS, STATIC_EMBEDDING, UNKNOWN, Family, family_of, rotary_facts, stated_size
+from embedlayer.families import (
+    CONFIG_KEYS,
+    HEAD_CLASSES,
+    MULTIMODAL,
+    STATIC_EMBEDDING,
+    UNKNOWN,
+    Family,
+    family_of,
+    rotary_facts,
+    stated_size,
+)
 from embedlayer.families.records import (
     AlibiPositions,
+    AxialPositions,
+    Factor,
     HeadSpec,
     LearnedPositions,
     LinearSpec,
-    LogitScaleRule,
     Names,
     NormSpec,
+    PositionChoice,
+    PositionSpec,
+    Presence,
     RelativePositions,
+    ShiftSpec,
     SinusoidalPositions,
+    Step,
 )
 from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject
+from embedlayer.io.safetensors_files import DTYPES
+from embedlayer.layers.decoder_input import DecoderInput
+from embedlayer.layers.input_parts import (
+    ElementwiseAffine,
+    FeatureProjection,
+    PredictionStreams,
+    ShiftScale,
+    TokenDropout,
+    TrigramProjection,
+    TypeTables,
+)
 from embedlayer.layers.output import OutputHead
-from embedlayer.layers.prediction_head import PredictionHead
+from embedlayer.layers.prediction_head import ACTIVATIONS, PredictionHead
 from embedlayer.positions.alibi import AlibiBias
+from embedlayer.positions.axial import AxialPositionalEmbedding
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
 from embedlayer.positions.relative import RelativePositionBias
-from embedlayer.positions.rotary import RotaryEmbedding
-from embedlayer.positions.rotary_config import has_layer_types, layer_types
+from embedlayer.positions.rotary import RotaryEmbedding, rotary_scheme
+from embedlayer.positions.rotary_config import read_blocks
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
-from embedlayer.pretrained import FLOATS, assign
+from embedlayer.pretrained import FLOATS, assign, is_description
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=nn.Module)
 
+TYPE_KEYS = ("type_vocab_size",)
+WHOLE = f"Copy the checkpoint again. To read the table alone: {TABLE_ONLY}."
 ROWS_AT_ONCE = 8192
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
 """Largest sizes and lengths in a configuration that no tensor of the file bounds; larger ones mean a damaged file."""
+
+POSITION_KEYS = ("max_position_embeddings", "n_positions")
+"""Configuration keys of the number of positions."""
+
+LENGTH_KEYS = (
+    *(*POSITION_KEYS, "max_target_positions", "max_source_positions"),
+    *("max_encoder_position_embeddings", "max_decoder_position_embeddings"),
+)
+"""Configuration keys of the number of positions of a stack."""
 
 BOUNDED_KEYS = (
     *("hidden_size", *CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"]),
@@ -79,7 +129,9 @@ class LoadRecord:
         tensors: Tensors that were read.
         bytes_read: Bytes of headers and tensors that were read.
         nonfinite_rows: `"table"` or `"head"` -> number of its rows with NaN or infinity; a key with 0 rows is left out.
-        notes: Sentences about what was skipped, guessed or contradictory.
+        notes: Sentences about what was skipped or contradictory.
+        other_tables: Sentences about tables that the model has beside the token table, and that were not read.
+        table_only: Whether only the token table was read, as the caller requested; the first note then says so.
     """
 
     source: str = ""
@@ -87,6 +139,8 @@ class LoadRecord:
     bytes_read: int = 0
     nonfinite_rows: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    other_tables: tuple[str, ...] = ()
+    table_only: bool = False
 
 
 class Loader:
@@ -98,22 +152,37 @@ class Loader:
         checkpoint: The open checkpoint.
         dtype: Dtype to which all tensors are converted; `None` for that of the token table.
         device: Device of the tensors.
+        table_only: Whether to read the token table alone. A checkpoint of an unknown family is then accepted, and the
+            table is found by its name.
 
     Attributes:
         tensors: Key in the `state_dict` of the layer -> tensor that was read.
         names: Key in the `state_dict` of the layer -> names of that tensor in the checkpoint: first the name that was
             read, then those of equal copies.
-        notes: Sentences for the user about what was skipped, guessed or contradictory.
+        notes: Sentences for the user about what was skipped or contradictory.
         width: Width of the vectors that the first block receives, D; 0 before `read_arguments`.
+        family: Record of the checkpoint's family, for the stacks that are stored.
+        family_name: Name of the family in reports.
 
     Raises:
-        CheckpointError: A size in the configuration is not a whole number in its range.
+        CheckpointError: A size in the configuration is not a whole number in its range; or the family is unknown, and
+            `table_only` is false.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype | None,
+        device: torch.device | str,
+        *,
+        table_only: bool = False,
+    ) -> None:
         self.checkpoint = checkpoint
+        self.config_file = str(checkpoint.file(CONFIG) or checkpoint.name)
+        self.table_only = table_only
         self.config = _text_config(checkpoint.config)
         self.dtype = dtype
+        self.requested = dtype is not None
         self.device = device
         self.tensors: dict[str, Tensor] = {}
         self.names: dict[str, tuple[str, ...]] = {}
@@ -121,37 +190,93 @@ class Loader:
         self.notes: list[str] = []
         self.nonfinite: dict[str, int] = {}
         self.width = 0
-        self.family = self._family()
+        self.blocks: tuple[str, ...] = ()
+        self.encoder_blocks: tuple[str, ...] = ()
+        self.stacks: set[str] = set()
+        self.family = self._stack(self._family())
+        self.family_name = self.family.name or str(self.config["model_type"])
         has_rotary = "rope_parameters" in self.config
         defaults = {key: value for key, value in self.family.defaults if not (has_rotary and "rope" in key)}
         aliases = {common: self.config[own] for own, common in self.family.aliases if own in self.config}
-        self.config = {**defaults, **aliases, **self.config}
+        self.config = self.whole_config = {**defaults, **aliases, **self.config}
+        if self.family.sub_configs:
+            self._use_config_of("encoder" if "encoder" in self.stacks else "decoder")
         for key in BOUNDED_KEYS:
             if self.config.get(key) is not None:
                 self._whole(key)
+        for key, values in () if table_only else self.family.not_computed:
+            if self.config.get(key, values[0]) not in values:
+                raise CheckpointError(
+                    f"{self.config_file}: {key} {self.config[key]!r} changes what {self.family_name} computes at its "
+                    f"input or head, and is not supported; supported: {' or '.join(map(repr, values))}. To read the "
+                    f"table alone: {TABLE_ONLY}."
+                )
         for key in ("vocab_size", "pad_token_id"):
             if type(self.config.get(key, 0)) not in (int, NoneType):
                 raise CheckpointError(
-                    f"The configuration's {key} must be a whole number or null, not {self.config[key]!r}."
+                    f"{self.config_file}: {key} must be a whole number or null, not {self.config[key]!r}."
                 )
 
     def _family(self) -> Family:
-        """Return the family that the configuration names.
+        """Return the family of the checkpoint; `UNKNOWN` for an unknown one of which only the table is read.
 
-        For a family whose token table is not known here, add a sentence to `notes` and return `UNKNOWN`.
+        Raises:
+            CheckpointError: The family is unknown, and not only the table is read.
         """
-        model_type = STATIC_EMBEDDING if self.checkpoint.is_static_embedding else self.config.get("model_type")
-        family = family_of(model_type)
-        if family is not None:
+        family = checkpoint_family(self.checkpoint)
+        if family is None and not self.table_only:
+            raise unknown_family_error(self.checkpoint, self.config.get("model_type"))
+        if self.table_only:
+            where = "" if family is not None else ", and found by its name because the family is unknown"
+            self.notes.append(f"Only the table was read{where}: scale, positions, norms and head were left out.")
+        if family is None:
+            return UNKNOWN
+        outer = MULTIMODAL.get(str(self.checkpoint.config.get("model_type")))
+        if outer is None or outer.scales_logits or family.head is None:
             return family
-        self.notes.append(
-            f"the family {model_type!r} is not known, so the table was looked for by its name. Scale, positions, norms "
-            f"and the head's steps other than its output product are not read."
-            if model_type
-            else "there is no config.json that names a family, so the table was looked for by its name. Scale, "
-            "positions and norms are not read."
-        )
-        return UNKNOWN
+        return replace(family, head=replace(family.head, logit_scale=None, softcap=None))
+
+    def _stack(self, family: Family) -> Family:
+        """Return the record for the stacks that the checkpoint stores.
+
+        An encoder-decoder model may be stored without its encoder (`AutoModelForCausalLM`) or without its decoder. The
+        names of the tensors tell them apart: those of a stack contain `encoder.` or `decoder.`.
+
+        Args:
+            family: Record of the whole model.
+        """
+        spec = family.decoder_input
+        if spec is None:
+            return family
+        self.stacks = stacks = {
+            stack for name in self.checkpoint.names for stack in re.findall(r"(?:^|[._])((?:en|de)coder)\.", name)
+        }
+        if stacks == {"decoder"}:
+            return replace(
+                family,
+                table=spec.table,
+                position=spec.position or family.position,
+                norm=spec.norm or family.norm,
+                recipe=family.recipe if spec.recipe is None else spec.recipe,
+                decoder_input=None,
+            )
+        return replace(family, decoder_input=None) if stacks == {"encoder"} else family
+
+    def _use_config_of(self, stack: Literal["encoder", "decoder"]) -> None:
+        """From now on read the configuration of one stack, in a family whose configuration has one for each.
+
+        Args:
+            stack: The stack.
+
+        Raises:
+            CheckpointError: The configuration of the stack is missing.
+        """
+        key = self.family.sub_configs[0 if stack == "encoder" else 1]
+        own = self.whole_config.get(key)
+        if not isinstance(own, dict):
+            raise CheckpointError(f"{self.checkpoint.name}: the configuration has no {key!r}, which states its sizes.")
+        tied = {name: self.whole_config[name] for name in ("tie_word_embeddings",) if name in self.whole_config}
+        self.config = {**self.whole_config, **own, **tied}
 
     def load_record(self) -> LoadRecord:
         """Return the record of the tensors that were read so far, with counts and notes."""
@@ -161,7 +286,16 @@ class Loader:
             bytes_read=self.checkpoint.bytes_read,
             nonfinite_rows=self.nonfinite,
             notes=tuple(self.notes),
+            other_tables=tuple(self._other_tables()),
+            table_only=self.table_only,
         )
+
+    def _other_tables(self) -> Iterator[str]:
+        """Yield a sentence about each table of the checkpoint that the record lists as not read."""
+        for table in self.family.other_tables:
+            for name in self._find_matrices((table.name,)):
+                rows, width = self.checkpoint.info(name).shape
+                yield f"{name}, {rows:,} x {width:,}, is not read: {table.use}."
 
     def read_arguments(self) -> dict[str, Any]:
         """Read the weights of the embedding layer into `tensors`, and return the arguments of `EmbeddingLayer`.
@@ -174,36 +308,139 @@ class Loader:
             SizeError: A module cannot have the sizes that the configuration states.
         """
         family = self.family
+        self.notes.extend(family.notes)
         weight = self._table()
         pad = self.config.get("pad_token_id")
-        table = TokenEmbedding(
-            weight.shape[0],
-            weight.shape[1],
-            padding_idx=self._padding_idx(weight, pad),
-            scale=self._scale(weight.shape[1]),
-            round_scale=family.scale == "sqrt_dim_rounded",
-            dtype=weight.dtype,
-        )
-        projection = self._projection()
-        types = self._types()
-        norm = self._layer_norm("norm", family.norm, table.embed_dim)
+        if self.table_only:
+            return self._table_alone(weight, pad)
+        table = self._new_table(weight, pad)
+        recipe = self._used_steps(family.recipe)
+        projection = self._projection() if "project" in recipe else None
         self.width = table.embed_dim if projection is None else projection.out_features
-        schemes = self._positions(pad)
+        widths = self._widths(recipe, projection is not None)
+        types = self._types(widths["types"]) if "types" in recipe else None
+        norm = self._norm("norm", family.norm, widths.get("norm", 0)) if "norm" in recipe else None
+        schemes = self._positions(pad, widths.get("position", self.width))
+        if family.attention_position is not None:
+            spec = family.attention_position
+            schemes["attention"] = self._positions(pad, self.width, spec, "other_positions.attention").pop("")
+            count = as_whole_number(stated_size(self.config, "num_hidden_layers"), "num_hidden_layers", most=MOST_SIZE)
+            self.blocks = ("attention",) * count
+        decoder = self._decoder_input(recipe, widths, schemes, pad)
+        learned = family.position if isinstance(family.position, LearnedPositions) else None
+        counts_rows = family.numbering == "ids" or (learned is not None and learned.ids_include_offset)
         return {
             "table": table,
             "position": schemes.pop(""),
-            "head": self._head(table),
-            "family": family.name,
-            "recipe": [step for step in family.recipe if step != "project" or projection is not None],
+            "head": self._head(table if decoder is None or decoder.table is None else decoder.table),
+            "family": self.family_name,
+            "recipe": [step for step in recipe if step != "project" or projection is not None],
             "numbering": family.numbering,
             "padding_id": pad,
-            "first_position_id": self._first_position(pad) if family.numbering == "ids" else 0,
+            "first_position_id": self._first_position_id(pad) if counts_rows else 0,
             "types": types,
             "norm": norm,
             "projection": projection,
+            "streams": self._streams(recipe),
+            "token_dropout": TokenDropout(self._token_id("mask_token_id")) if "token_dropout" in recipe else None,
+            "decoder": decoder,
             "other_positions": schemes,
+            "block_positions": self.blocks,
+            "encoder_block_positions": self.encoder_blocks,
             "tensor_names": self.names,
         }
+
+    def _new_table(self, weight: Tensor, pad: int | None) -> TokenEmbedding:
+        """Return a new token table of the family for rows that are in `tensors`.
+
+        Args:
+            weight: The rows, `(V, D)`.
+            pad: The configuration's `pad_token_id`, or `None`.
+        """
+        factor = self.family.scale
+        return TokenEmbedding(
+            weight.shape[0],
+            weight.shape[1],
+            padding_idx=self._padding_idx(weight, pad),
+            scale=None if factor is None else self._factor(factor, weight.shape[1]),
+            round_scale=factor is not None and factor.rounding == "rows",
+            dtype=weight.dtype,
+        )
+
+    def _used_steps(self, recipe: Sequence[Step]) -> list[Step]:
+        """Return the steps that this checkpoint has, without those that its configuration leaves out.
+
+        Args:
+            recipe: Steps of the family.
+        """
+        left_out = {step for step, key, default in self.family.optional if not self.config.get(key, default)}
+        return [step for step in recipe if step not in left_out]
+
+    def _widths(self, recipe: Sequence[Step], projects: bool) -> dict[Step, int]:
+        """Return the width of the vectors that each step receives: that of the table, after the projection D.
+
+        Args:
+            recipe: The steps.
+            projects: Whether the checkpoint has a projection.
+        """
+        table = self.tensors["table.weight"].shape[1]
+        at = recipe.index("project") if projects else len(recipe)
+        return {step: self.width if i > at else table for i, step in enumerate(recipe)}
+
+    def _decoder_input(
+        self, recipe: Sequence[Step], widths: Mapping[Step, int], schemes: dict[str, Position], pad: int | None
+    ) -> DecoderInput | None:
+        """Read what the decoder of an encoder-decoder model has for itself; `None` for a model with one stack.
+
+        Args:
+            recipe: Steps of the encoder.
+            widths: Width of the vectors that each step receives.
+            schemes: Position schemes, to which those of the decoder are added: `"decoder"` for its first block.
+            pad: The configuration's `pad_token_id`, or `None`.
+
+        Raises:
+            CheckpointError: A tensor is missing or has another shape.
+        """
+        spec = self.family.decoder_input
+        if spec is None:
+            return None
+        if self.family.sub_configs:
+            self._use_config_of("decoder")
+        table = None
+        name = next((each for each in self._find_matrices(spec.table) if each not in self.names["table.weight"]), None)
+        if name is not None:
+            weight = self._read("decoder.table.weight", name)
+            self._check_sizes(name, *weight.shape, key=spec.vocab_size)
+            self._count_nonfinite("decoder's table", weight)
+            table = self._new_table(weight, pad)
+        self.encoder_blocks, self.blocks = self.blocks, ()
+        if spec.position is not None:
+            width = widths.get("position", self.width)
+            layers = stated_size(self.config, "num_hidden_layers")
+            layers = next((self.config[key] for key in spec.layers if self.config.get(key) is not None), layers)
+            count = as_whole_number(layers, spec.layers[0], most=MOST_SIZE)
+            found = self._positions(pad, width, spec.position, "other_positions.decoder", count)
+            schemes |= {f"decoder_{kind}" if kind else "decoder": scheme for kind, scheme in found.items()}
+            self.blocks = tuple(f"decoder_{kind}" if kind else "decoder" for kind in self.blocks or ("",) * count)
+        steps = recipe if spec.recipe is None else self._used_steps(spec.recipe)
+        own_norm = spec.norm is not None and "norm" in steps
+        return DecoderInput(
+            None if spec.recipe is None else steps,
+            table=table,
+            norm=self._norm("decoder.norm", spec.norm, widths["norm"]) if own_norm else None,
+        )
+
+    def _table_alone(self, weight: Tensor, pad: int | None) -> dict[str, Any]:
+        """Return the arguments of an `EmbeddingLayer` that has a table and nothing else.
+
+        Args:
+            weight: Rows of the table, `(V, D)`.
+            pad: The configuration's `pad_token_id`, or `None`.
+        """
+        rows, width = weight.shape
+        table = TokenEmbedding(rows, width, padding_idx=self._padding_idx(weight, pad), dtype=weight.dtype)
+        self.width = table.embed_dim
+        return {"table": table, "family": self.family_name, "padding_id": pad, "tensor_names": self.names}
 
     def build(self, make: Callable[[], Model]) -> Model:
         """Build a layer or a model on the meta device, without memory for weights, and assign `tensors` to it.
@@ -232,13 +469,44 @@ class Loader:
             key: Key of the tensor in the `state_dict` of the layer, under which `tensors` and `names` store it.
             name: Full name in the checkpoint.
             aliases: Names of equal copies in the checkpoint; `names[key]` becomes `(name, *aliases)`.
+
+        Raises:
+            CheckpointError: The tensor is quantised, or has a dtype other than floating point and no dtype was
+                requested.
         """
         info = self.checkpoint.info(name)
+        self._refuse_quantised(key, (name,), name)
         tensor = self.checkpoint.read(name, dtype=self.dtype, device=self.device)
         self.read.append(LoadedTensor(key, name, info.shape, info.dtype, info.nbytes))
         self.tensors[key] = tensor
         self.names[key] = (name, *aliases)
         return tensor
+
+    def _refuse_quantised(self, key: str, names: Names, stored: str = "") -> None:
+        """Raise an error if some weights are stored in quantised form; numbers without their scales are no weights.
+
+        Args:
+            key: Key of the tensor in the `state_dict` of the layer.
+            names: Names of the weights in the checkpoint.
+            stored: Full name of the tensor that would be read; empty if no tensor has one of `names`.
+
+        Raises:
+            CheckpointError: The tensor has scales, or is stored in a dtype other than floating point. The second is
+                accepted if the caller requested a dtype and the configuration states no quantisation.
+        """
+        is_table = key == "table.weight"
+        what = "table" if is_table else key.partition(".")[0]
+        parts = quantised_parts(self.checkpoint, names)
+        dtype = self.checkpoint.info(stored).dtype if stored else ""
+        is_float = not stored or DTYPES.get(dtype) in FLOATS
+        if parts or not (is_float or (self.requested and states_quantisation(self.checkpoint.config) is None)):
+            if not parts and states_quantisation(self.checkpoint.config) is None:
+                raise CheckpointError(
+                    f"{self.checkpoint.info(stored).file}: the {what}, {stored}, is stored as {dtype}: without scales "
+                    f"those are no vectors. If its numbers need no scales, pass a dtype, such as load(..., "
+                    f"dtype=torch.float32)."
+                )
+            raise quantised_error(self.checkpoint, what, stored or parts[0], parts, is_table=is_table)
 
     def _require(self, key: str, names: Names, what: str, shape: tuple[int | None, ...]) -> Tensor:
         """Read a tensor of the checkpoint into `tensors`, and check its shape.
@@ -253,23 +521,29 @@ class Loader:
             CheckpointError: The tensor is missing or has another shape.
         """
         name = next(iter(self.checkpoint.find(*names)), None)
+        self._refuse_quantised(key, names if name is None else (name,), name or "")
         if name is None:
             raise CheckpointError(
-                f"{self.checkpoint.name} is of family {self.family.name} but has no {what}: "
-                f"no tensor is called {' or '.join(names)}."
+                f"{self.checkpoint.name} is of family {self.family_name} but has no {what}: no tensor is called "
+                f"{' or '.join(names)}. {WHOLE}"
             )
         found = self.checkpoint.info(name).shape
         if len(found) != len(shape) or any(size not in (None, other) for size, other in zip(shape, found, strict=True)):
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
-            raise CheckpointError(f"{name} has shape {list(found)} where [{wanted}] belongs to the {what}.")
+            raise CheckpointError(
+                f"{self.checkpoint.info(name).file}: {name} has shape {list(found)} where [{wanted}] belongs to the "
+                f"{what}, by {self.config_file} and the other tensors. {WHOLE}"
+            )
         return self._read(key, name)
 
     def _find_matrices(self, names: Names) -> list[str]:
         """Return the full names of the checkpoint's two-dimensional tensors whose names end in one of `names`.
 
-        The order is that of `names`, so the preferred tensor is first.
+        The order is that of `names`, so the preferred tensor is first. Tensors of a numbered block are last: blocks
+        that predict several tokens (DeepSeek) may have tables and heads of their own.
         """
-        return [name for name in self.checkpoint.find(*names) if len(self.checkpoint.info(name).shape) == 2]
+        found = [name for name in self.checkpoint.find(*names) if len(self.checkpoint.info(name).shape) == 2]
+        return sorted(found, key=_is_in_block)
 
     def _is_same(self, name: str, other: str) -> bool:
         """Return whether two tensors of the checkpoint have the same shape, dtype and bits.
@@ -297,19 +571,16 @@ class Loader:
         if not candidates and spec is not None and self._is_tied(spec):
             candidates = self._find_matrices(spec.weight)
         if not candidates:
+            self._refuse_quantised("table.weight", self.family.table)
             raise CheckpointError(
                 f"{self.checkpoint.name} has no table of token rows: no tensor with rows and columns is called "
-                f"{' or '.join(self.family.table)}."
+                f"{' or '.join(self.family.table)}. Copy the checkpoint again, or check model_type in "
+                f"{self.config_file}."
             )
-        name, *others = candidates
+        name, *others = self._only_table(candidates)
         info = self.checkpoint.info(name)
-        if self.dtype is None and info.torch_dtype not in FLOATS:
-            raise CheckpointError(
-                f"The table {name} is stored as {info.dtype}: without scales those are no vectors. "
-                f"If its numbers need no scales, pass a dtype, such as load(..., dtype=torch.float32)."
-            )
         if 0 in info.shape:
-            raise CheckpointError(f"The table {name} is empty: its shape is {list(info.shape)}.")
+            raise CheckpointError(f"{info.file}: the table {name} is empty: its shape is {list(info.shape)}.")
         weight = self._read("table.weight", name, aliases=tuple(o for o in others if self._is_same(name, o)))
         self.dtype = weight.dtype
         if self.family.folds_rows:
@@ -317,6 +588,37 @@ class Loader:
         self._check_sizes(name, *weight.shape)
         self._count_nonfinite("table", weight)
         return weight
+
+    def _only_table(self, candidates: list[str]) -> list[str]:
+        """Return the names of the token table: the preferred one and its equal copies.
+
+        Candidates with fewer rows than the configuration's `vocab_size` are no token tables, nor are those of a
+        numbered block if there are others.
+
+        Args:
+            candidates: Names of two-dimensional tensors that may be the table, the preferred one first.
+
+        Raises:
+            CheckpointError: Several tensors that the record calls by the same name have different rows.
+        """
+        needed = self.config.get("vocab_size") or 0
+        large = [name for name in candidates if self.checkpoint.info(name).shape[0] >= needed] or candidates
+        first, *others = large
+        equal = [name for name in others if self._is_same(name, first)]
+        suffix = next((name for name in self.family.table if f".{first}".endswith(f".{name}")), first)
+        rivals = [
+            name
+            for name in others
+            if name not in equal and f".{name}".endswith(f".{suffix}") and _is_in_block(name) == _is_in_block(first)
+        ]
+        if rivals:
+            which = "an unknown family" if self.family is UNKNOWN else f"family {self.family_name}"
+            raise CheckpointError(
+                f"{self.checkpoint.name} is of {which} and has several tables called "
+                f"{suffix.removesuffix('.weight')}.weight: {', '.join((first, *rivals))}. Which of them is that of the "
+                f"tokens is not known. Save the language model alone, with save_pretrained of its module."
+            )
+        return [first, *equal]
 
     def _fold(self, rows: Tensor) -> Tensor:
         """Compute model2vec's token table `rows[mapping] * weights[:, None]`, store it in `tensors` and return it.
@@ -336,18 +638,24 @@ class Loader:
         if mapping:
             index = self.checkpoint.read(mapping[0], dtype=torch.int64, device=self.device)
             if index.dim() != 1 or not ((index >= 0) & (index < rows.shape[0])).all():
-                raise CheckpointError(f"{mapping[0]} names rows that the table of {rows.shape[0]} rows does not have.")
+                raise CheckpointError(
+                    f"{self.checkpoint.name}: {mapping[0]} names rows that the table of {rows.shape[0]} rows does not "
+                    f"have. Copy the checkpoint again."
+                )
             rows = rows.index_select(0, index)
         if weights:
             factors = self.checkpoint.read(weights[0], device=self.device)
             if factors.shape != rows.shape[:1]:
-                raise CheckpointError(f"{weights[0]} has shape {list(factors.shape)} for {rows.shape[0]} tokens.")
+                raise CheckpointError(
+                    f"{self.checkpoint.name}: {weights[0]} has shape {list(factors.shape)} for {rows.shape[0]} tokens. "
+                    f"Copy the checkpoint again."
+                )
             wide = torch.promote_types(rows.dtype, torch.float32)
             rows = (rows.to(wide) * factors[:, None]).to(rows.dtype)
         self.tensors["table.weight"] = rows
         return rows
 
-    def _check_sizes(self, name: str, vocab_size: int, width: int) -> None:
+    def _check_sizes(self, name: str, vocab_size: int, width: int, *, key: str = "vocab_size") -> None:
         """Check that the token table has the sizes that the configuration states.
 
         A size that is not stated is not checked, nor is the number of rows of a table that `_fold` computed.
@@ -356,21 +664,47 @@ class Loader:
             name: Name of the table, for error messages.
             vocab_size: Number of rows of the table.
             width: Width of its rows.
+            key: Configuration key of the number of rows.
 
         Raises:
             CheckpointError: The configuration states another number of rows or another width.
         """
-        stated = self.config.get("vocab_size")
-        if stated is not None and stated != vocab_size and self.names:
+        stated, extra = self.config.get(key), self.family.extra_rows
+        if stated is not None and stated + extra != vocab_size and self.names:
+            expected = f"{stated:,}, so {stated + extra:,} rows in this family" if extra else f"{stated:,}"
             raise CheckpointError(
-                f"{name} has {vocab_size:,} rows and the configuration says vocab_size {stated:,}: "
-                f"they do not belong together, or one of them was changed alone."
+                f"{self.checkpoint.name}: {name} has {vocab_size:,} rows and the configuration says {key} {expected}: "
+                f"they do not belong together, or one of them was changed alone. Copy both from the same model."
             )
-        key = next((key for key in self.family.width if self.config.get(key) is not None), None)
-        if key is not None and self.config[key] != width:
+        width_key = next((key for key in self.family.width if self.config.get(key) is not None), None)
+        if width_key is not None and self.config[width_key] != width:
             raise CheckpointError(
-                f"{name} has rows of width {width:,} and the configuration says {key} {self.config[key]}: "
-                f"they do not belong together."
+                f"{self.checkpoint.name}: {name} has rows of width {width:,} and the configuration says {width_key} "
+                f"{self.config[width_key]}: they do not belong together. Copy both from the same model."
+            )
+
+    def _check_rows(self, key: str, keys: Names, *, more: int = 0) -> None:
+        """Check that a table other than the token table has as many rows as the configuration states.
+
+        Nothing is checked if the configuration has none of the keys.
+
+        Args:
+            key: Key of the table in `tensors`.
+            keys: Configuration keys of the number of rows; one of them must fit.
+            more: Number of rows that the table may have beyond that number.
+
+        Raises:
+            CheckpointError: The configuration states other numbers.
+        """
+        stated = {each: self.config[each] for each in keys if type(self.config.get(each)) is int}
+        rows = self.tensors[key].shape[0]
+        if stated and not any(rows in (count, count + more) for count in stated.values()):
+            name = self.names[key][0]
+            shown = " and ".join(f"{each} {count:,}" for each, count in stated.items())
+            raise CheckpointError(
+                f"{self.checkpoint.info(name).file}: {name} has {rows:,} rows and {self.config_file} says {shown}: "
+                f"they do not belong together, or one of them was changed alone. Copy both from the same model. To "
+                f"read the table alone: {TABLE_ONLY}."
             )
 
     def _count_nonfinite(self, what: str, rows: Tensor) -> None:
@@ -402,38 +736,72 @@ class Loader:
         biases = self.checkpoint.find(*spec.bias) if spec is not None else []
         return None if biases and self.checkpoint.read(biases[0]).flatten()[pad : pad + 1].any() else pad
 
-    def _scale(self, width: int) -> float | None:
-        """Return the factor that the family applies to looked-up rows of this width; `None` for no factor.
+    def _factor(self, factor: Factor, width: int) -> float | None:
+        """Return a factor on rows or logits, `of / per`; `None` if the configuration switches it off.
 
         A factor that the family rounds to the dtype of the rows (Gemma) is not rounded here.
+
+        Args:
+            factor: Names of the numbers.
+            width: Width of a row of the token table, D.
+
+        Raises:
+            CheckpointError: A number is missing in the configuration and has no default, or is not positive.
         """
-        rule = self.family.scale
-        if rule is None or (rule == "sqrt_dim_if_scale_embedding" and not self.config.get("scale_embedding")):
+        switches = [self.config[key] for key in factor.only_if if self.config.get(key) is not None]
+        if factor.only_if and not (switches[0] if switches else factor.otherwise):
             return None
-        return self._number("embedding_multiplier") if rule == "embedding_multiplier" else math.sqrt(width)
+        number, divisor = self._stated_number(factor.of, width), self._stated_number(factor.per, width)
+        if factor.default is not None and None in (number, divisor):
+            return factor.default
+        with self._naming_config():
+            value = as_number(number, str(factor.of), above=0.0) / as_number(divisor, str(factor.per), above=0.0)
+        rounded = torch.tensor(value, dtype=torch.bfloat16, device="cpu").item()
+        return rounded if factor.rounding == "bfloat16" else value
+
+    def _stated_number(self, key: str | None, width: int) -> object:
+        """Return a number of a `Factor`: 1 without a key, sqrt(`width`), its inverse, or a value of the configuration.
+
+        A value of the configuration is returned without a check; it is `None` if the key is missing.
+        """
+        if key is None:
+            return 1.0
+        if key in ("sqrt_dim", "1/sqrt_dim"):
+            return math.sqrt(width) if key == "sqrt_dim" else width**-0.5
+        return stated_size(self.config, key) if key in CONFIG_KEYS else self.config.get(key)
 
     # Token types, norms, projections
 
-    def _types(self) -> TokenEmbedding | Literal["table"] | None:
-        """Read the table of token types (segments).
+    def _types(self, width: int) -> TokenEmbedding | TypeTables | Literal["table"] | None:
+        """Read the table or tables of token types (segments).
+
+        Args:
+            width: Width of the vectors to which types are added.
 
         Returns:
-            A new table for the rows in `tensors`. `"table"` if segments are rows of the token table; `None` for a
+            New tables for the rows in `tensors`. `"table"` if segments are rows of the token table; `None` for a
             family without token types.
 
         Raises:
-            CheckpointError: The tensor is missing or has another width.
+            CheckpointError: A tensor is missing or has another width.
         """
-        names = self.family.types
-        if names == "table" or not names:
+        names, more = self.family.types, [each for each in self.family.more_types if self.checkpoint.find(*each[0])]
+        if names == "table" or not (names or more):
             return "table" if names else None
-        rows = self._require(
-            "types.weight", names, "table of token types", (None, self.tensors["table.weight"].shape[1])
-        )
-        return TokenEmbedding(*rows.shape, dtype=rows.dtype)
+        shape = (None, width)
+        wanted = [(names, 1.0), *more] if names else more
+        if len(wanted) == 1:
+            rows = self._require("types.weight", names, "table of token types", shape)
+            self._check_rows("types.weight", TYPE_KEYS if names else ())
+            return TokenEmbedding(*rows.shape, dtype=rows.dtype)
+        tables = []
+        for i, (each, factor) in enumerate(wanted):
+            rows = self._require(f"types.tables.{i}.weight", each, "table of token types", shape)
+            tables.append(TokenEmbedding(*rows.shape, dtype=rows.dtype, scale=None if factor == 1 else factor))
+        return TypeTables(tables)
 
-    def _layer_norm(self, key: str, spec: NormSpec | None, width: int) -> nn.LayerNorm | None:
-        """Read weight and bias of a LayerNorm into `tensors`, and return a new module for them.
+    def _norm(self, key: str, spec: NormSpec | ShiftSpec | None, width: int) -> nn.Module | None:
+        """Read the tensors of a norm, or of what replaces it, into `tensors`, and return a new module for them.
 
         Args:
             key: Name of the module in the layer, the prefix of the keys in `tensors`.
@@ -445,9 +813,27 @@ class Loader:
         """
         if spec is None:
             return None
-        self._require(f"{key}.weight", (f"{spec.name}.weight", f"{spec.name}.gamma"), "LayerNorm", (width,))
-        self._require(f"{key}.bias", (f"{spec.name}.bias", f"{spec.name}.beta"), "LayerNorm", (width,))
-        return nn.LayerNorm(width, eps=self._number(spec.eps_key, spec.eps))
+        if isinstance(spec, ShiftSpec):
+            self._require(f"{key}.shift", spec.shift, "vector that is added", (width,))
+            if spec.scale:
+                self._require(f"{key}.scale", spec.scale, "vector that is multiplied with", (width,))
+            return ShiftScale(width, scales=bool(spec.scale))
+        eps = spec.eps if spec.eps_key is None else self._number(spec.eps_key, spec.eps)
+        if spec.kind == "rms_plain":
+            return nn.RMSNorm(width, eps=eps, elementwise_affine=False)
+        names = (spec.name,) if isinstance(spec.name, str) else spec.name
+        biases = tuple(f"{name}.{end}" for name in names for end in ("bias", "beta"))
+        has_bias = spec.kind == "layer" and self._has(spec.bias)
+        self._require(
+            f"{key}.weight", tuple(f"{n}.{end}" for n in names for end in ("weight", "gamma")), "norm", (width,)
+        )
+        if spec.kind == "rms":
+            return nn.RMSNorm(width, eps=eps)
+        if has_bias:
+            self._require(f"{key}.bias", biases, "norm", (width,))
+        if spec.affine_key is not None and self.config.get(spec.affine_key[0]) == spec.affine_key[1]:
+            return ElementwiseAffine(width)
+        return nn.LayerNorm(width, eps=eps, bias=has_bias)
 
     def _linear(self, key: str, spec: LinearSpec, shape: tuple[int | None, int | None]) -> nn.Linear:
         """Read the tensors of a projection into `tensors`, and return a new module for them.
@@ -460,10 +846,12 @@ class Loader:
         Raises:
             CheckpointError: A tensor is missing or has another shape.
         """
-        weight = self._require(f"{key}.weight", (f"{spec.name}.weight",), "projection", shape)
-        if spec.bias:
-            self._require(f"{key}.bias", (f"{spec.name}.bias",), "projection", (weight.shape[0],))
-        return nn.Linear(weight.shape[1], weight.shape[0], bias=spec.bias)
+        weight = self._require(f"{key}.weight", _names_of(spec, "weight"), "projection", shape)
+        biases = _names_of(spec, "bias")
+        has_bias = self._has(spec.bias)
+        if has_bias:
+            self._require(f"{key}.bias", biases, "projection", (weight.shape[0],))
+        return nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias)
 
     def _projection(self) -> nn.Linear | None:
         """Read the projection from the width of the token table to the width of the model into `tensors`.
@@ -476,14 +864,51 @@ class Loader:
             CheckpointError: The widths differ, and the checkpoint has no projection; or a tensor of the projection is
                 missing or has another shape.
         """
-        spec = self.family.projection
+        spec, family = self.family.projection, self.family
         if spec is None:
             return None
-        hidden = self.config.get("hidden_size")
+        hidden = stated_size(self.config, "hidden_size")
         width = self.tensors["table.weight"].shape[1]
-        if not self.checkpoint.find(f"{spec.name}.weight") and hidden == width:
+        has_trigrams = family.trigrams is not None and bool(self.config.get(family.trigrams, True))
+        names = _names_of(spec, "weight")
+        is_stored = bool(self.checkpoint.find(*names))
+        if hidden != width and not is_stored and hidden is not None:
+            self._refuse_quantised("projection.weight", names)
+            raise CheckpointError(
+                f"{self.config_file} says hidden_size {hidden!r}, the table has rows of width {width:,}, and "
+                f"{self.checkpoint.name} has no projection: no tensor is called {' or '.join(names)}. {WHOLE}"
+            )
+        if (
+            hidden == width
+            and not has_trigrams
+            and not family.features
+            and (family.trigrams is not None or not is_stored)
+        ):
             return None
-        return self._linear("projection", spec, (hidden, width))
+        features = []
+        for i, each in enumerate(each for each in family.features if self.checkpoint.find(*each)):
+            features.append(self._require(f"projection.features.{i}.weight", each, "table of features", (None, None)))
+        width = width * (3 if has_trigrams else 1) + sum(rows.shape[1] for rows in features)
+        linear = self._linear("projection", spec, (as_whole_number(hidden, "hidden_size", most=MOST_SIZE), width))
+        sizes = linear.in_features, linear.out_features, linear.bias is not None
+        if has_trigrams:
+            return TrigramProjection(*sizes)
+        return FeatureProjection(*sizes, features=[rows.shape for rows in features]) if features else linear
+
+    def _streams(self, recipe: Sequence[Step]) -> PredictionStreams | None:
+        """Read the vectors of prediction streams (ProphetNet); `None` if no stack of the checkpoint has that step.
+
+        Args:
+            recipe: Steps of the first stack.
+
+        Raises:
+            CheckpointError: The tensor is missing or has another width.
+        """
+        spec = self.family.decoder_input
+        if "streams" not in (*recipe, *((spec.recipe or ()) if spec is not None else ())):
+            return None
+        rows = self._require("streams.weight", self.family.streams, "prediction streams", (None, self.width))
+        return PredictionStreams(*rows.shape)
 
     # Positions
 
@@ -496,47 +921,114 @@ class Loader:
             CheckpointError: `pad` is `None`, because the configuration has no `pad_token_id`.
         """
         if pad is None:
-            raise CheckpointError(f"Positions of {self.family.name} begin after pad_token_id, which is missing.")
+            raise CheckpointError(
+                f"{self.config_file}: positions of {self.family_name} begin after pad_token_id, which is missing. "
+                f"Add it."
+            )
         return pad + 1
 
-    def _positions(self, pad: int | None) -> dict[str, Position]:
-        """Read the position schemes of the model.
+    def _first_position_id(self, pad: int | None) -> int:
+        """Return the position ID that transformers gives the first token, for families that do not count from 0.
 
         Args:
             pad: The configuration's `pad_token_id`, or `None`.
 
+        Raises:
+            CheckpointError: It follows the padding ID, which is missing.
+        """
+        spec = self.family.position
+        if isinstance(spec, LearnedPositions) and spec.offset != "padding":
+            return spec.offset
+        return self._first_position(pad)
+
+    def _positions(
+        self,
+        pad: int | None,
+        width: int,
+        spec: PositionSpec | None = None,
+        key: str = "position",
+        layers: int | None = None,
+    ) -> dict[str, Position]:
+        """Read the position schemes of one stack of the model.
+
+        Args:
+            pad: The configuration's `pad_token_id`, or `None`.
+            width: Width of the vectors that positions are added to.
+            spec: Scheme of the stack; `None` for that of the family.
+            key: Name of the scheme of the first block in the layer, the prefix of the keys in `tensors`.
+            layers: Number of blocks of the stack; `None` for the configuration's `num_hidden_layers`.
+
         Returns:
             Kind of layer -> scheme. The key `""` has the scheme of the first block. Other keys, such as
-            `"full_attention"` or T5's `"decoder"`, are there only for models whose layers differ.
+            `"full_attention"`, are there only for models whose layers differ.
 
         Raises:
             CheckpointError: A tensor or key of the positions is missing or does not fit.
         """
-        spec = self.family.position
+        spec = self.family.position if spec is None else spec
+        if self.family.positions_if is not None:
+            switch, wanted = self.family.positions_if
+            spec = spec if self.config.get(switch) == wanted else None
+        if isinstance(spec, PositionChoice):
+            value = self.config.get(spec.key, spec.choices[0][0])
+            chosen = next((scheme for name, scheme in spec.choices if name == value), None)
+            if chosen is None:
+                known = " or ".join(repr(name) for name, _ in spec.choices)
+                raise CheckpointError(f"{self.checkpoint.name}: {spec.key} {value!r} is not known here, only {known}.")
+            spec = chosen
         facts = rotary_facts(self.config.get("model_type"))
-        if isinstance(spec, AlibiPositions) or (spec == "rotary" and facts.or_alibi and self.config.get("alibi")):
+        or_alibi = facts is not None and facts.or_alibi and bool(self.config.get("alibi"))
+        if isinstance(spec, AlibiPositions) or (spec == "rotary" and or_alibi):
             return {"": self._alibi(divide=spec == "rotary")}
         if spec == "rotary":
-            kinds = list(dict.fromkeys(layer_types(self.config))) if has_layer_types(self.config) else [None]
-            schemes = {kind: RotaryEmbedding.from_config(self.config, kind, default_base=facts.base) for kind in kinds}
-            return {"": schemes[kinds[0]]} | {str(kind): schemes[kind] for kind in kinds if kind is not None}
+            return self._rotary(None if facts is None else facts.base)
+        if isinstance(spec, AxialPositions):
+            if self.checkpoint.find(*spec.names[0]):
+                rows = self._require(f"{key}.rows", spec.names[0], "position table of rows", (None, 1, None))
+                columns = self._require(f"{key}.columns", spec.names[1], "position table of columns", (1, None, None))
+                sizes = (rows.shape[0], columns.shape[1]), (rows.shape[2], columns.shape[2])
+                return {"": AxialPositionalEmbedding(*sizes)}
+            spec = spec.plain
+        if isinstance(spec, SinusoidalPositions) and self.checkpoint.find(*spec.stored):
+            spec = LearnedPositions(spec.stored, offset="padding" if spec.after_padding else spec.offset or 0)
         if isinstance(spec, LearnedPositions):
-            steps = self.family.recipe[: self.family.recipe.index("position")]
-            width = self.width if "project" in steps else self.tensors["table.weight"].shape[1]
-            rows = self._require("position.weight", spec.names, "table of positions", (None, width)).shape[0]
+            if "position" not in self._used_steps(self.family.recipe):
+                return {"": Position()}
+            length = self._require(f"{key}.weight", spec.names, "table of positions", (None, width)).shape[0]
             offset = self._first_position(pad) if spec.offset == "padding" else int(spec.offset)
-            return {"": LearnedPositionalEmbedding(rows - offset, width, offset=offset)}
+            self._check_rows(f"{key}.weight", LENGTH_KEYS, more=offset)
+            return {"": LearnedPositionalEmbedding(length - offset, width, offset=offset)}
         if isinstance(spec, SinusoidalPositions):
+            first = self._first_position(pad) if spec.after_padding and spec.offset is None else spec.offset or 0
             sinusoids = SinusoidalPositionalEmbedding(
-                self._whole("max_position_embeddings", most=MOST_POSITIONS),
-                self.width,
+                self._whole(self._first_key(POSITION_KEYS), most=MOST_POSITIONS),
+                width,
                 layout="concatenated",
-                endpoint=True,
-                offset=self._first_position(pad),
-                padding_idx=pad,
+                endpoint=spec.after_padding if spec.endpoint is None else spec.endpoint,
+                offset=first,
+                padding_idx=pad if spec.after_padding else None,
             )
             return {"": sinusoids}
-        return {"": Position(), **({} if spec is None else self._relative(spec))}
+        return {"": Position()} if spec is None else self._relative(spec, key, layers)
+
+    def _rotary(self, default_base: float | None) -> dict[str, Position]:
+        """Read rotary positions, store the key of each block's scheme in `blocks`, and return the schemes by key.
+
+        Args:
+            default_base: Base of the frequencies if the configuration states none; `None` makes that an error.
+
+        Raises:
+            CheckpointError: A key of the configuration is unknown, missing or contradicts another.
+        """
+        with self._naming_config():
+            if stated_size(self.config, "num_hidden_layers") is None and "layer_types" not in self.config:
+                return {"": RotaryEmbedding.from_config(self.config, default_base=default_base)}
+            keys, arguments = read_blocks(self.config, default_base=default_base)
+            schemes = {key: rotary_scheme(arguments[key]) if key in arguments else Position() for key in {*keys}}
+        first = schemes[keys[0]]
+        if len(schemes) > 1:
+            self.blocks = tuple("" if key == keys[0] else key for key in keys)
+        return {"": first, **{key: schemes[key] for key in dict.fromkeys(keys) if key in arguments or key != keys[0]}}
 
     def _alibi(self, *, divide: bool) -> AlibiBias:
         """Return linear attention biases (ALiBi) for the number of heads that the configuration states.
@@ -547,46 +1039,51 @@ class Loader:
         heads = self._heads()
         attention = self.config.get("attn_config")
         max_bias = attention.get("alibi_bias_max", 8) if isinstance(attention, dict) else 8
-        return AlibiBias(
-            heads,
-            max_bias=as_number(max_bias, "attn_config.alibi_bias_max", above=0.0),
-            scale=(self.width // heads) ** -0.5 if divide else 1.0,
-        )
+        with self._naming_config():
+            max_bias = as_number(max_bias, "attn_config.alibi_bias_max", above=0.0)
+        return AlibiBias(heads, max_bias=max_bias, scale=(self.width // heads) ** -0.5 if divide else 1.0)
 
-    def _relative(self, spec: RelativePositions) -> dict[str, Position]:
-        """Read T5's relative biases; the result has the key `""` for the encoder's and `"decoder"` for the decoder's.
+    def _relative(self, spec: RelativePositions, key: str, layers: int | None) -> dict[str, Position]:
+        """Read T5's relative biases into `tensors`, and return new schemes for them by kind of layer.
 
-        A key whose tensor the checkpoint lacks is left out. The weights are in `tensors`, not yet in the new modules.
+        If every block has its own table (UMT5), the kinds are the numbers of the blocks, with `""` for the first one.
+
+        Args:
+            spec: Names in the checkpoint.
+            key: Name of the first block's scheme in the layer, the prefix of the keys in `tensors`.
+            layers: Number of blocks; `None` for the configuration's `num_hidden_layers`.
 
         Raises:
             CheckpointError: A tensor or a key of the configuration does not fit.
         """
-        schemes: dict[str, Position] = {}
-        for kind, key, names in (
-            ("", "position", spec.encoder),
-            ("decoder", "other_positions.decoder", spec.decoder),
-        ):
-            if self.checkpoint.find(*names):
-                heads, buckets = self._heads(), self._whole("relative_attention_num_buckets")
-                self._require(f"{key}.weight", names, "relative bias", (buckets, heads))
-                schemes[kind] = RelativePositionBias(
-                    heads,
-                    num_buckets=buckets,
-                    max_distance=self._whole("relative_attention_max_distance", 128, most=MOST_POSITIONS),
-                    bidirectional=not kind,
-                )
-        return schemes
+        heads, buckets = self._heads(), self._whole("relative_attention_num_buckets", 32)
+        each = any("{}" in name for name in spec.names)
+        count = layers or as_whole_number(stated_size(self.config, "num_hidden_layers"), "num_layers", most=MOST_SIZE)
+        kinds = ["", *map(str, range(1, count))] if each else [""]
+        prefix = "" if key == "position" else f"{key.removeprefix('other_positions.')}_"
+        for kind in kinds:
+            own = f"other_positions.{prefix}{kind}" if kind else key
+            names = tuple(name.format(kind or 0) for name in spec.names)
+            self._require(f"{own}.weight", names, "relative bias", (buckets, heads))
+        if each:
+            self.blocks = tuple(kinds)
+        max_distance = self._whole("relative_attention_max_distance", 128, most=MOST_POSITIONS)
+        bias = {"num_buckets": buckets, "max_distance": max_distance, "bidirectional": spec.bidirectional}
+        return {kind: RelativePositionBias(heads, **bias) for kind in kinds}
 
     # The head
 
     def _is_tied(self, spec: HeadSpec) -> bool:
         """Return whether the LM head is tied to the token table.
 
-        `tie_word_embeddings` of the configuration decides; without that key, or for `"always"`, `spec.tied` decides.
+        `tie_word_embeddings` of the configuration decides; without that key, or for `"always"` and `"never"`,
+        `spec.tied` decides.
         """
-        return spec.tied == "always" or bool(self.config.get("tie_word_embeddings", spec.tied))
+        if spec.tied in ("always", "never"):
+            return spec.tied == "always"
+        return bool(self.config.get("tie_word_embeddings", spec.tied))
 
-    def _head(self, table: TokenEmbedding) -> OutputHead | PredictionHead | None:
+    def _head(self, table: TokenTable) -> OutputHead | PredictionHead | None:
         """Read the LM head, tied to `table` or untied; `None` if the checkpoint has none.
 
         The weights of the new module, except those of the table, are in `tensors` for the caller to assign.
@@ -597,35 +1094,95 @@ class Loader:
         spec = self.family.head
         if spec is None:
             return None
-        dense = spec.dense if spec.dense is not None and self.checkpoint.find(f"{spec.dense.name}.weight") else None
+        for names in (_names_of(spec.dense, "weight") if spec.dense is not None else (), spec.weight):
+            if not self.checkpoint.find(*names):
+                self._refuse_quantised("head.weight", names)
+        classes = self._model_classes()
+        is_stored = spec.dense is not None and bool(self.checkpoint.find(*_names_of(spec.dense, "weight")))
+        dense = spec.dense if is_stored else None
         if spec.dense is not None and dense is None and not (spec.dense_optional and self.width == table.embed_dim):
+            self._refuse_missing_head(_names_of(spec.dense, "weight"), classes)
             return None
+        if dense is not None and classes and not _have_head(classes):
+            return None  # the layer of that name belongs to a classifier (ModernBERT)
         key = "head" if dense is None else "head.output"
         weight = self._untied_rows(spec, f"{key}.weight")
         if weight is None and not self._is_tied(spec):
+            self._refuse_missing_head(spec.weight, classes)
             return None
+        if weight is not None:
+            self._check_head(spec, key, table, dense)
         rows, width = (table.vocab_size, table.embed_dim) if weight is None else weight.shape
         biases = self.checkpoint.find(*spec.bias)
-        if biases:
-            self._require(f"{key}.bias", spec.bias, "bias of the head", (rows,))
-            self.names[f"{key}.bias"] = tuple(name for name in biases if self.checkpoint.info(name).shape == (rows,))
+        has_bias = bool(biases) if spec.has_bias == "stored" else bool(spec.bias) and self._has(spec.has_bias)
+        if has_bias:
+            shape = self.checkpoint.info(biases[0]).shape if biases else (rows,)
+            bias = self._require(
+                f"{key}.bias", spec.bias, "bias of the head", (1, rows) if len(shape) == 2 else (rows,)
+            )
+            self.tensors[f"{key}.bias"] = bias.flatten()
+            self.names[f"{key}.bias"] = tuple(name for name in biases if self.checkpoint.info(name).shape == shape)
+        scale = None if spec.logit_scale is None else self._factor(spec.logit_scale, table.embed_dim)
         has_softcap = spec.softcap is not None and self.config.get(spec.softcap) is not None
         output = OutputHead(
             **({"table": table} if weight is None else {"vocab_size": rows, "embed_dim": width}),
-            bias=bool(biases),
+            bias=has_bias,
             softcap=self._number(str(spec.softcap)) if has_softcap else None,
-            logit_scale=self._logit_scale(spec.logit_scale, table.embed_dim),
+            logit_scale=1.0 if scale is None else scale,
         )
         if dense is None:
             return output
         return PredictionHead(
             output,
             dense=self._linear("head.dense", dense, (width, self.width)),
-            activation=str(self.config.get("hidden_act", "gelu"))
-            if spec.activation == "hidden_act"
-            else spec.activation,
-            norm=self._layer_norm("head.norm", spec.norm, width),
+            activation=spec.activation
+            if spec.activation is None or spec.activation in ACTIVATIONS
+            else str(self.config.get(spec.activation, "gelu")),
+            norm=self._norm("head.norm", spec.norm, width),
         )
+
+    def _model_classes(self) -> list[str]:
+        """Return the names of the model classes that the configuration states as `architectures`; may be empty."""
+        stated = self.checkpoint.config.get("architectures")
+        return [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
+
+    def _refuse_missing_head(self, names: Names, classes: list[str]) -> None:
+        """Raise an error if the configuration names a model with an LM head, whose tensors the checkpoint lacks.
+
+        Args:
+            names: Tensor names of the head that are missing.
+            classes: Names of model classes in the configuration.
+
+        Raises:
+            CheckpointError: One of the classes has an LM head.
+        """
+        if _have_head(classes):
+            raise CheckpointError(
+                f"{self.checkpoint.name} has no LM head: no tensor is called {' or '.join(names)}, and "
+                f"{self.config_file} has architectures {', '.join(classes)}. {WHOLE} If it is meant to have no head, "
+                f"remove architectures."
+            )
+
+    def _check_head(self, spec: HeadSpec, key: str, table: TokenEmbedding, dense: LinearSpec | None) -> None:
+        """Check the shape of an untied head's rows: one for each row of the table, of the width of hidden states.
+
+        The width of a head behind a projection is checked when the projection is read.
+
+        Raises:
+            CheckpointError: The number of rows or the width is another.
+        """
+        name = next(iter(self.names.get(f"{key}.weight", ())), None)
+        if name is None:
+            return  # computed from several tensors, or cut to the rows that count
+        rows, width = self.tensors[f"{key}.weight"].shape
+        expected = self.tensors.get("decoder.table.weight", self.tensors["table.weight"]).shape[0]
+        widths = {self.width, table.embed_dim, self.config.get("hidden_size", self.width)}
+        if rows != expected - self.family.extra_rows or (dense is None and width not in widths):
+            raise CheckpointError(
+                f"{self.checkpoint.info(name).file}: {name} has shape {[rows, width]} where "
+                f"[{expected - self.family.extra_rows}, {self.width}] belongs to the head, by {self.config_file} and "
+                f"the table. {WHOLE}"
+            )
 
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
         """Read the rows of an untied head into `tensors[key]` and return them; `None` if there are no such rows.
@@ -633,14 +1190,26 @@ class Loader:
         The configuration may say that the head is tied while the checkpoint stores rows for it. Rows that equal the
         token table count as tied, and `names` lists them as a copy of the table. Other rows are read as an untied head,
         with a sentence in `notes` unless the family always ties.
+
+        Raises:
+            CheckpointError: The rows do not belong to the tokens of the table, or to hidden states of the model.
         """
-        found = [name for name in self._find_matrices(spec.weight) if name not in self.names["table.weight"]]
+        tied_to = "decoder.table.weight" if "decoder.table.weight" in self.tensors else "table.weight"
+        used = self.names.get(tied_to, ())
+        found = [name for name in self._find_matrices(spec.weight) if name not in used and not _is_in_block(name)]
+        columns = self.checkpoint.find(*spec.columns)
+        if columns and 0 not in self.checkpoint.info(columns[0]).shape:
+            self.tensors[key] = torch.cat(
+                [self.tensors[tied_to], self._read(key, columns[0]).T.to(self.tensors[tied_to].dtype)], dim=1
+            )
+            del self.names[key]
+            return self.tensors[key]
         if not found:
             return None
         if self._is_tied(spec):
-            table = self.names["table.weight"][0]
+            table = self.names[tied_to][0]
             if self._is_same(table, found[0]):
-                self.names["table.weight"] += (found[0],)
+                self.names[tied_to] += (found[0],)
                 return None
             if spec.tied != "always":
                 self.notes.append(
@@ -648,29 +1217,40 @@ class Loader:
                     f"the head is read as untied."
                 )
         weight = self._read(key, found[0])
+        rows, width = self.tensors[tied_to].shape[0] - self.family.extra_rows, self.width * spec.hidden
+        if weight.shape[0] != rows or (spec.dense is None and weight.shape[1] != width):
+            raise CheckpointError(
+                f"{found[0]} has shape {list(weight.shape)}, and the head of this model has {rows:,} rows"
+                f"{f' of width {width:,}' if spec.dense is None else ''}: table and head do not belong together."
+            )
+        if spec.rows is not None and self.config.get(spec.rows) is not None:
+            count = self._whole(spec.rows, most=MOST_POSITIONS)
+            if count < weight.shape[0]:
+                weight = self.tensors[key] = weight[:count]
+                del self.names[key]  # the rest of the rows is not in the layer, so they cannot be written back
         self._count_nonfinite("head", weight)
         return weight
 
-    def _logit_scale(self, rule: LogitScaleRule | None, width: int) -> float:
-        """Return the factor on the logits.
-
-        Args:
-            rule: A rule of `embedlayer.families.records.LogitScaleRule`; `None` for the factor 1.
-            width: Width of the token table, D.
-
-        Raises:
-            CheckpointError: The rule reads the factor from a configuration key that is missing.
-        """
-        if rule == "logit_scale":
-            return self._number("logit_scale")
-        if rule == "1/logits_scaling":
-            return 1 / self._number("logits_scaling")
-        if rule == "sqrt_dim_if_tied":
-            scaled = self.config.get("scale_decoder_outputs", self.config.get("tie_word_embeddings") is not False)
-            return width**-0.5 if scaled else 1.0
-        return 1.0
-
     # Keys of the configuration
+
+    def _has(self, presence: Presence) -> bool:
+        """Return whether a tensor exists, as the record or a key of the configuration says."""
+        if isinstance(presence, bool):
+            return presence
+        key, default = presence
+        return bool(self.config.get(key, default))
+
+    @contextmanager
+    def _naming_config(self) -> Iterator[None]:
+        """Context manager: put the name of the configuration's file in front of the errors of its values."""
+        try:
+            yield
+        except (CheckpointError, SizeError) as error:
+            raise CheckpointError(f"{self.config_file}: {error}") from error
+
+    def _first_key(self, keys: Names) -> str:
+        """Return the first of several names of a key that the configuration has; the first name if it has none."""
+        return next((key for key in keys if self.config.get(key) is not None), keys[0])
 
     def _number(self, key: str, default: float | None = None) -> float:
         """Return a positive number of the configuration, or `default` if the key is missing.
@@ -678,7 +1258,8 @@ class Loader:
         Raises:
             CheckpointError: The value is not a positive number, or the key is missing and there is no default.
         """
-        return as_number(self.config.get(key, default), key, above=0.0)
+        with self._naming_config():
+            return as_number(self.config.get(key, default), key, above=0.0)
 
     def _whole(self, key: str, default: int | None = None, *, most: int = MOST_SIZE) -> int:
         """Return a whole number of the configuration, from 1 to `most`; `default` if the key is missing or null.
@@ -687,7 +1268,17 @@ class Loader:
             CheckpointError: The value is not such a number, or the key is missing and there is no default.
         """
         value = self.config.get(key)
-        return as_whole_number(default if value is None else value, key, most=most)
+        with self._naming_config():
+            return as_whole_number(default if value is None else value, key, most=most)
+
+    def _token_id(self, key: str) -> int:
+        """Return a token ID of the configuration.
+
+        Raises:
+            CheckpointError: The key is missing, or the value is no ID.
+        """
+        with self._naming_config():
+            return as_whole_number(self.config.get(key), key, most=MOST_POSITIONS)
 
     def _heads(self) -> int:
         """Return the number of attention heads.
@@ -695,16 +1286,59 @@ class Loader:
         Raises:
             CheckpointError: The configuration does not state the number of heads.
         """
-        return as_whole_number(stated_size(self.config, "num_attention_heads"), "num_attention_heads", most=MOST_SIZE)
+        heads = stated_size(self.config, "num_attention_heads")
+        with self._naming_config():
+            return as_whole_number(heads, "num_attention_heads", most=MOST_SIZE)
+
+
+def _is_in_block(name: str) -> bool:
+    """Return whether a tensor belongs to a numbered module, such as `model.layers.61.embed_tokens.weight`."""
+    return any(part.isdecimal() for part in name.split("."))
+
+
+def _names_of(spec: LinearSpec, end: str) -> Names:
+    """Return the names of a projection's tensor, such as `("project_in.weight",)` for the end `"weight"`."""
+    names = (spec.name,) if isinstance(spec.name, str) else spec.name
+    return tuple(f"{name}.{end}" for name in names)
+
+
+def _have_head(classes: list[str]) -> bool:
+    """Return whether one of these model classes of transformers has an LM head."""
+    return any(name.endswith(HEAD_CLASSES) for name in classes)
+
+
+def checkpoint_family(checkpoint: Checkpoint) -> Family | None:
+    """Return the family that a checkpoint's configuration names, or `None` if it names none or an unknown one."""
+    if checkpoint.is_static_embedding:
+        return family_of(STATIC_EMBEDDING)
+    return family_of(_text_config(checkpoint.config).get("model_type"))
+
+
+def is_unknown_family(checkpoint: Checkpoint) -> bool:
+    """Return whether `load` reads a checkpoint with `table_only=True` alone, because its family is unknown."""
+    is_known = is_description(checkpoint.config) or checkpoint_family(checkpoint) is not None
+    return not is_known and not ("model_type" not in checkpoint.config and has_meta_layout(checkpoint))
 
 
 def _text_config(config: JsonObject) -> JsonObject:
     """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
 
-    A `tie_word_embeddings` or `model_type` that `text_config` lacks is taken from `config`.
+    Its `tie_word_embeddings` is then that of the head of the whole model, as `MULTIMODAL` describes. The result has the
+    `model_type` of the whole model if that is not known.
     """
+    outer = config.get("model_type")
+    spec = MULTIMODAL.get(outer) if isinstance(outer, str) else None
     text = config.get("text_config")
     if not isinstance(text, dict):
-        return config
-    outer = {key: config[key] for key in ("tie_word_embeddings", "model_type") if key in config}
-    return {**outer, **text}
+        return config if spec is None or spec.flat is None else {**config, "model_type": spec.flat}
+    if spec is None:
+        return {**text, "model_type": outer}
+    own = text.get("tie_word_embeddings")
+    if spec.tied_by == "text":
+        return text
+    tied = spec.tied_by == "model" and bool(config.get("tie_word_embeddings", spec.tied))
+    if spec.or_text and not tied:
+        family = family_of(text.get("model_type"))
+        default = family is not None and family.head is not None and family.head.tied is True
+        tied = bool(default if own is None else own)
+    return {**text, "tie_word_embeddings": tied}

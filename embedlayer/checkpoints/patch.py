@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError
 from embedlayer.families import SCALE_ATTRIBUTES
+from embedlayer.layers.deferred_logits import LogitsReport
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
 from embedlayer.tables.dense import TokenEmbedding
@@ -58,7 +59,8 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
     if row_sparse:
         _refuse_tied(old_tables, model)
     tables = [(old, _table_like(old, row_sparse=row_sparse)) for old in old_tables]
-    heads = [(old, _head_like(old)) for old in old_heads]
+    report = LogitsReport(type(model).__name__)
+    heads = [(old, _head_like(old, report)) for old in old_heads]
     for old, new in (*tables, *heads):
         _swap(model, old, new)
         new.__dict__[REPLACED] = old
@@ -241,12 +243,13 @@ def _scale_of(old: nn.Module) -> tuple[float | None, bool]:
     return (float(scales[0]) if scales else None), bool(scales) and isinstance(scales[-1], Tensor)
 
 
-def _head_like(old: nn.Linear) -> OutputHead:
-    """Return an `OutputHead` whose weight and bias are the parameters of a linear layer."""
+def _head_like(old: nn.Linear, report: LogitsReport) -> OutputHead:
+    """Return an `OutputHead` with deferred logits, whose weight and bias are the parameters of a linear layer."""
     with torch.device("meta"):
         head = OutputHead(vocab_size=old.out_features, embed_dim=old.in_features, bias=old.bias is not None)
     head._parameters.clear()
     head._parameters.update(old._parameters)  # transformers ties and saves a tied weight under this name
+    head.logits_report = report
     return head
 
 

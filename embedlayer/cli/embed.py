@@ -33,7 +33,7 @@ def embed(source: Path, text: str, tokenizer_from: Path | None, as_json: bool) -
     opened = open_model(source, tokenizer_from)
     opened.encode(text)  # an error of ours where the text cannot be encoded
     walked = pipeline(
-        opened.table if opened.model is None else opened.model,
+        opened.require_input(),
         opened.vocabulary,
         text,
         add_special_tokens=opened.adds_special_tokens,

@@ -74,7 +74,7 @@ def bake(sources: list[OpenedModel]) -> dict[str, Any]:
     for number, source in enumerate(sources):
         has = page_facts(source)["has"]
         for name, route in ROUTES.items():
-            if route.needs not in has:
+            if not {*route.needs} <= {*has}:
                 continue
             for params in route.baked(source):
                 add(name, {**params, "source": str(number)})

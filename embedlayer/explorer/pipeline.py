@@ -232,13 +232,13 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
     """Answer a request of the page, for JSON: the pipeline of the parameter `text`, or without it, example texts.
 
     Raises:
+        CheckpointError: Only the table of a checkpoint could be read.
         TokenizerError: There is a text, but the source has no tokenizer.
         TextError: The text has no tokens.
     """
     if "text" not in params:
         return {"texts": example_texts(source.tokenizer)}
-    model = source.table if source.model is None else source.model
-    is_checkpoint = source.model is not None and source.run is None
+    model, is_checkpoint = source.require_input(), source.model is not None and source.run is None
     return pipeline(model, source.tokenizer, params["text"], add_special_tokens=is_checkpoint).to_json()
 
 

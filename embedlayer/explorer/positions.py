@@ -34,8 +34,11 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
     """Return the position schemes of a source and some example tokens, for JSON; see `positions_data`.
 
     For a run, the trained length is the sequence length of its training.
+
+    Raises:
+        CheckpointError: Only the table of a checkpoint could be read, so its positions are not known.
     """
-    model = source.table if source.model is None else source.model
+    model = source.require_input()
     run = source.run
     trained = run.read()["options"]["max_length"] if run is not None and run.contains_run else None
     return positions_data(model, source.tokenizer, trained, names=() if source.tokenizer else source.token_texts)

@@ -26,12 +26,12 @@ class Route:
             an `EmbedLayerError` if there is no answer.
         baked: Function from a source to the list of parameters for which an exported page stores the answer. By default
             it is stored once, for no parameters.
-        needs: What the source must have, one of the strings in `page_facts(source)["has"]`.
+        needs: What the source must have, strings in `page_facts(source)["has"]`.
     """
 
     answer: Callable[[OpenedModel, Params], Answer]
     baked: Callable[[OpenedModel], Iterable[Params]] = lambda source: ({},)
-    needs: str = "vectors"
+    needs: tuple[str, ...] = ("vectors",)
 
 
 ROUTES: dict[str, Route] = {
@@ -41,17 +41,17 @@ ROUTES: dict[str, Route] = {
     "layout": Route(tokens.layout, tokens.baked_layout),
     "layout-recall": Route(tokens.layout_recall, tokens.baked_layout),
     "norms": Route(tokens.norms),
-    "frequencies": Route(tokens.frequencies, needs="frequency"),
+    "frequencies": Route(tokens.frequencies, needs=("frequency",)),
     "neighbors": Route(tokens.neighbors, lambda source: ()),
     "along": Route(tokens.along, lambda source: ()),
     "vectors": Route(tokens.vectors, tokens.baked_vectors),
     "nearest": Route(tokens.nearest, tokens.baked_nearest),
-    "pipeline": Route(pipeline.answer, pipeline.baked, needs="tokenizer"),
-    "positions": Route(positions.answer),
+    "pipeline": Route(pipeline.answer, pipeline.baked, needs=("input", "tokenizer")),
+    "positions": Route(positions.answer, needs=("input",)),
     "health": Route(health.found),
     "scores": Route(health.scores),
     "spectrum": Route(health.shares),
-    "metrics": Route(training.metrics, needs="metrics"),
+    "metrics": Route(training.metrics, needs=("metrics",)),
 }
 """Every kind of data, by the name that the page requests."""
 
@@ -99,8 +99,9 @@ def answer(sources: list[OpenedModel], name: str, params: Params) -> Answer:
     if name not in ROUTES:
         raise SizeError(f"There is no data named {name!r}; the names are {', '.join((*ROUTES, *PAIRS))}.")
     route = ROUTES[name]
-    if route.needs not in page_facts(source)["has"]:
-        raise SizeError(f"{source.title} has no {route.needs}, which {name} needs.")
+    missing = [need for need in route.needs if need not in page_facts(source)["has"]]
+    if missing:
+        raise SizeError(f"{source.title} has no {missing[0]}, which {name} needs.")
     return route.answer(source, rest)
 
 

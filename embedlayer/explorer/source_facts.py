@@ -22,14 +22,15 @@ def check_tokenizers(sources: Sequence[OpenedModel]) -> None:
 def page_facts(opened: OpenedModel) -> JsonObject:
     """Return the description of a source for the page, as a JSON object: title, sizes and kind.
 
-    Its key `"has"` lists the available data: some of `vectors`, `tokens`, `tokenizer`, `position`, `head`, `metrics`,
-    `before` (the table before training) and `frequency`.
+    Its key `"has"` lists the available data: some of `vectors`, `tokens`, `tokenizer`, `input` (scale and positions are
+    known), `position`, `head`, `metrics`, `before` (the table before training) and `frequency`.
     """
     position, run = opened.position, opened.run
     there = {
         "vectors": True,
         "tokens": opened.tokens is not None or opened.tokenizer is not None,
         "tokenizer": opened.tokenizer is not None,
+        "input": not opened.table_only,
         "position": position is not None and type(position) is not Position,
         "head": opened.head is not None,
         "metrics": run is not None and run.metrics.exists(),

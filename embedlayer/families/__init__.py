@@ -2,14 +2,17 @@
 
 This package is data: `embedlayer.checkpoints.loader` and `embedlayer.positions.rotary_config` build modules from it. No
 other module of `embedlayer` names a `model_type`. `records` defines the fields; `causal`, `masked` and
-`encoder_decoder` have the records, and `rotary` has the rotary settings of each model type.
+`encoder_decoder` have the records. `multimodal` says how multimodal models use a language model's head, and `rotary`
+has the rotary settings of each model type.
 """
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 
-from embedlayer.families.causal import CAUSAL_FAMILIES, HUGGING_FACE_TENSORS, META_TENSORS
+from embedlayer.families.causal import CAUSAL_FAMILIES, HUGGING_FACE_TENSORS, META_TENSORS, REFUSED_CAUSAL
 from embedlayer.families.encoder_decoder import ENCODER_DECODER_FAMILIES
 from embedlayer.families.masked import MASKED_FAMILIES
+from embedlayer.families.multimodal import MULTIMODAL
 from embedlayer.families.records import (
     CONFIG_KEYS,
     META_LLAMA,
@@ -25,18 +28,34 @@ from embedlayer.families.rotary import ROTARY
 __all__ = [
     "CONFIG_KEYS",
     "FAMILIES",
+    "HEAD_CLASSES",
     "HUGGING_FACE_TENSORS",
     "META_LLAMA",
     "META_TENSORS",
+    "MULTIMODAL",
     "OWN_MODEL_TYPE",
+    "REFUSED",
+    "ROTARY",
     "SCALE_ATTRIBUTES",
     "STATIC_EMBEDDING",
+    "TRANSFORMERS_VERSION",
     "UNKNOWN",
     "Family",
+    "RotaryPositions",
     "family_of",
+    "nearest_model_types",
     "rotary_facts",
     "stated_size",
 ]
+
+HEAD_CLASSES = (
+    *("ForCausalLM", "LMHeadModel", "ModelWithLMHead", "ForMaskedLM", "ForConditionalGeneration", "MarianMTModel"),
+    *("BertGenerationDecoder", "ForTextToText", "ForVisionText2Text", "ForProteinText2Text", "ForBlockDiffusion"),
+)
+"""Ends of the names of transformers' model classes that have an LM head."""
+
+TRANSFORMERS_VERSION = "5.23.0"
+"""Version of transformers with which the records were compared."""
 
 FAMILIES: tuple[Family, ...] = (
     *CAUSAL_FAMILIES,
@@ -46,6 +65,9 @@ FAMILIES: tuple[Family, ...] = (
     Family("static_embedding", ("StaticEmbedding",), ("embedding.weight", "embeddings"), head=None, folds_rows=True),
 )
 """The known families. The last two, model2vec and StaticEmbedding, are tables without a model."""
+
+REFUSED: Mapping[str, str] = REFUSED_CAUSAL
+"""Model type of a known model that `load` does not read -> the reason."""
 
 UNKNOWN = Family(
     "unknown",
@@ -75,6 +97,17 @@ def family_of(model_type: object) -> Family | None:
     return next((family for family in FAMILIES if model_type in family.model_types), None)
 
 
-def rotary_facts(model_type: object) -> RotaryPositions:
-    """Return the rotary settings of this `model_type`; `RotaryPositions()` for an unknown one."""
-    return ROTARY.get(model_type, RotaryPositions()) if isinstance(model_type, str) else RotaryPositions()
+def nearest_model_types(model_type: str, count: int = 3) -> list[str]:
+    """Return the known model types whose spelling is most similar to an unknown one, at least one and at most `count`.
+
+    Example:
+        >>> nearest_model_types("gpt22")[0]
+        'gpt2'
+    """
+    known = [name for family in FAMILIES for name in family.model_types]
+    return get_close_matches(model_type, known, count) or get_close_matches(model_type, known, 1, cutoff=0.0)
+
+
+def rotary_facts(model_type: object) -> RotaryPositions | None:
+    """Return the rotary settings of this `model_type`; `None` for a type that is not known to rotate."""
+    return ROTARY.get(model_type) if isinstance(model_type, str) else None

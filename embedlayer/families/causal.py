@@ -6,12 +6,20 @@ from typing import Any
 
 from embedlayer.families.records import (
     META_LLAMA,
+    SQRT_DIM,
+    SQRT_DIM_BFLOAT16,
+    SQRT_DIM_IF_SCALE_EMBEDDING,
+    SQRT_DIM_ROUNDED,
     AlibiPositions,
+    Factor,
     Family,
     HeadSpec,
     LearnedPositions,
     LinearSpec,
     NormSpec,
+    OtherTable,
+    ShiftSpec,
+    SinusoidalPositions,
 )
 
 _DECODER_TENSORS = {
@@ -53,12 +61,347 @@ def _llama(name: str, *model_types: str, **changes: Any) -> Family:
     return replace(llama, **changes)
 
 
-_GEMMA_HEAD = HeadSpec(softcap="final_logit_softcapping", tied=True)
+def _muse(name: str, model_type: str, factor: float) -> Family:
+    """Return a family like Muse Glimmer, which normalises its rows and scales and caps its logits.
+
+    Args:
+        name: Name of the family in reports.
+        model_type: `model_type` in its configurations.
+        factor: Factor on the logits if a configuration states none.
+    """
+    return _llama(
+        name,
+        model_type,
+        recipe=("norm",),
+        norm=NormSpec("", "rms_norm_eps", 1e-5, kind="rms_plain"),
+        head=HeadSpec(logit_scale=Factor("output_multiplier", default=factor), softcap="final_logit_softcapping"),
+        defaults=(("final_logit_softcapping", 20.0),),
+    )
+
+
+_STATE_POSITIONS = (
+    "this family's positions are a bias that each block computes from its hidden states, so they are no part of this "
+    "layer."
+)
+
+_PER_LAYER = OtherTable(
+    "embed_tokens_per_layer.weight", "each block reads its own columns of these rows, beside the hidden states"
+)
+
+
+def _gemma(name: str, *model_types: str, softcap: float | None = None, **changes: Any) -> Family:
+    """Return a family like Gemma 2: rows times sqrt(D) rounded to their dtype, and a tied head with a cap.
+
+    Args:
+        name: Name of the family in reports.
+        *model_types: Values of `model_type` in its configurations; none if `name` is the only one.
+        softcap: transformers' default of `final_logit_softcapping`; `None` for no cap by default.
+        **changes: Fields of `Family` in which the family differs from Gemma 2.
+    """
+    default = () if softcap is None else (("final_logit_softcapping", softcap),)
+    head = HeadSpec(softcap="final_logit_softcapping", tied=True)
+    return _llama(name, *model_types, **{"scale": SQRT_DIM_ROUNDED, "head": head, "defaults": default, **changes})
+
+
+_A_TO_G = (
+    _llama("afmoe", scale=Factor("sqrt_dim", only_if=("mup_enabled",))),
+    _llama("bailing_hybrid", table=("embed_tokens.weight", "word_embeddings.weight")),
+    _llama(
+        "beam",
+        head=HeadSpec(softcap="final_logit_softcapping"),
+        defaults=(("final_logit_softcapping", 30.0),),
+    ),
+    Family(
+        "biogpt",
+        ("biogpt",),
+        table=("embed_tokens.weight",),
+        scale=Factor("sqrt_dim", only_if=("scale_embedding",), otherwise=True),
+        position=LearnedPositions(("embed_positions.weight",), offset=2),
+        recipe=("position",),
+        head=HeadSpec(("output_projection.weight",), tied=True),
+    ),
+    _llama(
+        "",
+        *("cohere", "cohere2", "cohere2_moe"),
+        head=HeadSpec(logit_scale=Factor("logit_scale", default=0.0625), tied=True),
+    ),
+    _llama(
+        "cohere_compass",
+        "cohere_compass_text",
+        head=HeadSpec(logit_scale=Factor("logit_scale", default=1.0), tied=True),
+    ),
+    Family(
+        "ctrl",
+        ("ctrl",),
+        table=("w.weight",),
+        scale=SQRT_DIM,
+        position=SinusoidalPositions(after_padding=False),
+        recipe=("position", "types"),
+        types="table",
+        head=HeadSpec(bias=("lm_head.bias",), tied=True),
+    ),
+    _llama(
+        "deepseek_v4",
+        table=("embed_tokens.weight", "embed.weight"),
+        head=HeadSpec(("lm_head.weight", "head.weight")),
+    ),
+    Family("dbrx", ("dbrx",), table=("wte.weight",), position="rotary"),
+    _llama("ernie4_5_moe", head=HeadSpec(bias=("lm_head.bias",), has_bias=("use_bias", False), tied=True)),
+    _llama(
+        "falcon_h1",
+        scale=Factor("embedding_multiplier", default=1.0),
+        head=HeadSpec(logit_scale=Factor("lm_head_multiplier", default=1.0)),
+    ),
+    _gemma("gemma3n", "gemma3n_text", softcap=30.0, other_tables=(_PER_LAYER,)),
+    _gemma("gemma4", "gemma4_text", other_tables=(_PER_LAYER,)),
+    _gemma("gemma4_unified", "gemma4_unified_text"),
+    Family(
+        "git",
+        ("git",),
+        table=("embeddings.word_embeddings.weight",),
+        position=LearnedPositions(("git.embeddings.position_embeddings.weight",)),
+        recipe=("position", "norm"),
+        norm=NormSpec("git.embeddings.LayerNorm"),
+        head=HeadSpec(("output.weight",), bias=("output.bias",)),
+    ),
+    Family(
+        "",
+        ("gpt_bigcode", "gpt_neo"),
+        table=("wte.weight",),
+        position=LearnedPositions(("wpe.weight",)),
+        recipe=("position", "types"),
+        types="table",
+        head=HeadSpec(tied=True),
+    ),
+    Family(
+        "gpt_neox_japanese",
+        ("gpt_neox_japanese",),
+        ("embed_in.weight",),
+        position="rotary",
+        head=HeadSpec(("embed_out.weight",), tied=True),
+    ),
+)
+
+_LLAMA_LIKE = (
+    _llama(
+        "",
+        *("aria_text", "apertus", "arcee", "axk1", "axk2", "bamba", "bitnet", "cwm", "deepseek_v2"),
+        *("deepseek_v3", "deepseek_v32", "diffllama", "doge", "dots1", "dots3_note_text"),
+        *("emu3_text_model", "exaone4", "exaone_moe", "flex_olmo", "flint", "glm", "glm4", "glm4_moe"),
+        *("glm4_moe_lite", "glm_moe_dsa", "gpt_oss"),
+        *("helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hy_v4", "internlm3", "iquestcoder", "jais2"),
+        *("kolibri1", "laguna", "llama4_text", "longcat_flash", "mellum", "mimo_v2_flash", "minimax"),
+        *("minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mixtral", "nemotron", "olmo", "olmo2"),
+        *("olmo3", "olmoe", "persimmon", "phi4_multimodal", "qwen2_moe", "qwen3_5_moe"),
+        *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss"),
+        *("solar_open", "stablelm", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"),
+        *("qwen3_omni_moe_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "mistral4"),
+        *("unlimited_ocr_text", "step3p5"),
+    ),
+    _llama(
+        "",
+        *(
+            "ernie4_5",
+            "jetmoe",
+            "lfm2",
+            "lfm2_moe",
+            "lfm3",
+            "paddleocr_vl_text",
+            "qwen2_5_omni_text",
+            "qwen3_vl_moe_text",
+            "smollm3",
+            "starcoder2",
+            "youtu",
+        ),
+        head=HeadSpec(tied=True),
+    ),
+    _llama("", *("jamba", "kimi_linear"), position=None),
+    _llama("", *("lfm2", "lfm2_moe"), aliases=(("tie_embedding", "tie_word_embeddings"),), head=HeadSpec(tied=True)),
+    _llama("zamba", position=None, head=HeadSpec(tied=True)),
+    _llama("", *("mamba2", "nemotron_h"), table=("embeddings.weight",), position=None),
+    _llama(
+        "nanochat",
+        recipe=("norm",),
+        norm=NormSpec("", "rms_norm_eps", 1e-6, kind="rms_plain"),
+        head=HeadSpec(softcap="final_logit_softcapping"),
+        defaults=(("final_logit_softcapping", 15.0),),
+    ),
+    _llama(
+        "inkling",
+        *("inkling_text",),
+        table=("embed_tokens.weight", "llm.embed.weight"),
+        position=None,
+        recipe=("norm",),
+        norm=NormSpec("embed_norm", "rms_norm_eps", 1e-6, kind="rms"),
+        head=HeadSpec(
+            ("lm_head.weight", "llm.unembed.weight"),
+            rows="unpadded_vocab_size",
+            logit_scale=Factor(per="logits_mup_width_multiplier", default=1 / 24),
+            tied="never",
+        ),
+        notes=(_STATE_POSITIONS,),
+    ),
+    _llama(
+        "inkling2",
+        *("inkling2_text",),
+        table=("embed_tokens.weight", "llm.embed.weight"),
+        position=None,
+        recipe=("norm",),
+        norm=NormSpec("embed_norm", "rms_norm_eps", 1e-6, kind="rms"),
+        head=HeadSpec(
+            ("lm_head.weight", "llm.unembed.weight"),
+            rows="unpadded_vocab_size",
+            softcap="final_logit_softcapping",
+            tied="never",
+        ),
+        defaults=(("final_logit_softcapping", 30.0),),
+        notes=(_STATE_POSITIONS,),
+    ),
+    _llama(
+        "hrm_text",
+        scale=Factor("embedding_scale", default=50.0),
+        recipe=("norm",),
+        norm=ShiftSpec(("z_L_init",)),
+    ),
+    _llama(
+        "zaya",
+        recipe=("norm",),
+        norm=ShiftSpec(("input_hidden_states_bias",), ("input_hidden_states_scale",)),
+        head=HeadSpec(bias=("lm_head.bias",), has_bias=("lm_head_bias", False), tied=True),
+    ),
+    Family(
+        "xglm",
+        ("xglm",),
+        table=("embed_tokens.weight",),
+        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
+        position=SinusoidalPositions(offset=2),
+        recipe=("position",),
+        head=HeadSpec(tied=True),
+        defaults=(("scale_embedding", True),),
+    ),
+    Family(
+        "modernbert-decoder",
+        ("modernbert-decoder",),
+        table=("tok_embeddings.weight",),
+        position="rotary",
+        recipe=("norm",),
+        norm=NormSpec("embeddings.norm", "norm_eps", 1e-5, bias=("norm_bias", False)),
+        head=HeadSpec(
+            ("decoder.weight",),
+            bias=("decoder.bias",),
+            has_bias=("decoder_bias", True),
+            dense=LinearSpec("lm_head.dense", bias=("classifier_bias", False)),
+            activation="classifier_activation",
+            norm=NormSpec("lm_head.norm", "norm_eps", 1e-5, bias=("norm_bias", False)),
+            tied=True,
+        ),
+    ),
+    _llama(
+        "minicpm3",
+        scale=Factor("scale_emb"),
+        head=HeadSpec(logit_scale=Factor("dim_model_base", per="hidden_size", default=1.0), tied=True),
+        defaults=(("scale_emb", 12), ("dim_model_base", 256)),
+    ),
+    _llama(
+        "recurrent_gemma",
+        scale=SQRT_DIM_BFLOAT16,
+        head=HeadSpec(softcap="logits_soft_cap", tied=True),
+        defaults=(("logits_soft_cap", 30.0),),
+    ),
+    _llama(
+        "granitemoehybrid",
+        scale=Factor("embedding_multiplier", default=1.0),
+        positions_if=("position_embedding_type", "rope"),
+        head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0)),
+    ),
+    _llama("zamba2", positions_if=("use_mem_rope", True), head=HeadSpec(tied=True)),
+    _llama("olmo_hybrid"),
+    _llama(
+        "qwen4_exp",
+        "qwen4_exp_text",
+        other_tables=(
+            OtherTable("ngram_embedding.shard_0.weight", "first shard of a hashed n-gram table, which one block adds"),
+        ),
+    ),
+    _llama(
+        "moshi",
+        extra_rows=1,
+        head=HeadSpec(tied="never"),
+        other_tables=(
+            OtherTable(
+                "embed_tokens.0.weight", "first of the tables of audio codes, whose rows are added to the input"
+            ),
+            OtherTable("text_embed_tokens.weight", "input of the depth decoder"),
+        ),
+    ),
+    _muse("muse_glimmer", "muse_glimmer_text", 0.19611613513818404),
+    _muse("muse_spark", "muse_spark_text", 0.1767766952966369),
+    Family(
+        "kosmos-2.5",
+        ("kosmos_2_5_text_model",),
+        table=("embed_tokens.weight",),
+        width=("embed_dim",),
+        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
+        position=SinusoidalPositions(),
+        numbering="ids",
+        recipe=("types", "position"),
+        types=("segment_emb.weight",),
+        head=HeadSpec(tied=True),
+        defaults=(("scale_embedding", True),),
+    ),
+    _llama("mllama", *("mllama_text_model",), extra_rows=8, head=HeadSpec(tied="never")),
+    _llama("", *("mamba", "falcon_mamba"), table=("embeddings.weight",), position=None, head=HeadSpec(tied=True)),
+    _llama("rwkv", table=("embeddings.weight",), position=None, head=HeadSpec(("head.weight",))),
+    _llama(
+        "xlstm",
+        table=("embeddings.weight",),
+        position=None,
+        head=HeadSpec(softcap="output_logit_soft_cap"),
+        defaults=(("output_logit_soft_cap", 30.0),),
+    ),
+    _llama("phimoe", head=HeadSpec(bias=("lm_head.bias",), has_bias=("lm_head_bias", False))),
+    _gemma("vaultgemma", softcap=30.0),
+    _llama(
+        "granite_docling",
+        *("granite_docling_text",),
+        scale=Factor("embedding_multiplier", default=12.0),
+        head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=0.25), tied=True),
+    ),
+    _llama(
+        "hyperclovax",
+        scale=Factor("embedding_multiplier", default=1.0),
+        head=HeadSpec(logit_scale=Factor("logits_scaling", default=1.0)),
+    ),
+    Family(
+        "openai-gpt",
+        ("openai-gpt",),
+        table=("tokens_embed.weight",),
+        position=LearnedPositions(("positions_embed.weight",)),
+        recipe=("position", "types"),
+        types="table",
+        head=HeadSpec(tied=True),
+    ),
+)
+
+REFUSED_CAUSAL: Mapping[str, str] = {
+    "blt": "its input is the sum of a row for each byte and of rows for hashes of the bytes before it",
+    "cpmant": "it puts rows of prompts in front of the text, and adds a segment to every token",
+    **dict.fromkeys(
+        ("gemma4_assistant", "gemma4_unified_assistant"),
+        "its first block receives hidden states of another model, which drafts tokens with it",
+    ),
+    "prophetnet": "its blocks read the text together with several copies of it, one for each of the next tokens",
+    **dict.fromkeys(
+        ("musicgen_decoder", "musicgen_melody_decoder"),
+        "its input is the sum of the rows of several codebooks, and each codebook has a head",
+    ),
+}
+"""Model type -> why its input or its head is not that of one table, the middle of a sentence."""
 
 CAUSAL_FAMILIES: tuple[Family, ...] = (
     Family(
         "gpt2",
-        ("gpt2",),
+        ("gpt2", "gpt-sw3"),
         table=("wte.weight",),
         position=LearnedPositions(("wpe.weight",)),
         recipe=("position", "types"),
@@ -103,14 +446,11 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     ),
     _llama("qwen2", tokenizer_rules=True),
     _llama("qwen3"),
-    _llama("gemma", scale="sqrt_dim_rounded", head=HeadSpec(tied=True)),
-    _llama("gemma2", scale="sqrt_dim_rounded", head=_GEMMA_HEAD),
-    _llama(
-        "gemma3",
+    _llama("gemma", scale=SQRT_DIM_ROUNDED, head=HeadSpec(tied=True)),
+    _gemma("gemma2", softcap=30.0),
+    _gemma(
         "gemma3",
         "gemma3_text",
-        scale="sqrt_dim_rounded",
-        head=_GEMMA_HEAD,
         defaults=(
             ("head_dim", 256),
             ("rope_theta", 1_000_000.0),
@@ -127,7 +467,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "gptj",
-        ("gptj",),
+        ("gptj", "codegen"),
         ("wte.weight",),
         position="rotary",
         recipe=("types",),
@@ -144,8 +484,16 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         head=HeadSpec(tied=True),
     ),
     _llama(
-        "cohere",
-        head=HeadSpec(logit_scale="logit_scale", tied=True),
+        "granite",
+        *("granite", "granitemoe", "granitemoeshared", "granitemoe_swa", "granite4_vision_text"),
+        scale=Factor("embedding_multiplier", default=1.0),
+        head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0)),
     ),
-    _llama("granite", scale="embedding_multiplier", head=HeadSpec(logit_scale="1/logits_scaling")),
+    _llama(
+        "granite_swa",
+        scale=Factor("embedding_multiplier", default=1.0),
+        head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0), tied=True),
+    ),
+    *_A_TO_G,
+    *_LLAMA_LIKE,
 )

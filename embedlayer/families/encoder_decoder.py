@@ -1,29 +1,240 @@
-"""Records of encoder-decoder models."""
+"""Records of encoder-decoder models, whose decoder may also be stored alone."""
 
-from embedlayer.families.records import Family, HeadSpec, RelativePositions, SinusoidalPositions
+from dataclasses import replace
+from typing import Any
 
-_ENCODER_DECODER_TABLE = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+from embedlayer.families.records import (
+    SQRT_DIM_IF_SCALE_EMBEDDING,
+    SQRT_DIM_ROUNDED,
+    DecoderSpec,
+    Factor,
+    Family,
+    HeadSpec,
+    LearnedPositions,
+    NormSpec,
+    OtherTable,
+    RelativePositions,
+    SinusoidalPositions,
+)
+
+_TABLE = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+_DECODER_TABLE = ("decoder.embed_tokens.weight",)
+_BIAS = ("final_logits_bias",)
+_T5_ATTENTION = ("SelfAttention", "LocalSelfAttention", "TransientGlobalSelfAttention")
+_UMT5_BIAS = "block.{}.layer.0.SelfAttention.relative_attention_bias.weight"
+_SCALED = (("scale_embedding", True),)
+_T5_LOGITS = Factor("1/sqrt_dim", only_if=("scale_decoder_outputs", "tie_word_embeddings"), otherwise=True)
+
+
+def _learned(stack: str, offset: int = 2) -> LearnedPositions:
+    """Return learned positions of a stack, with the rows before position 0 that fairseq leaves.
+
+    Args:
+        stack: `"encoder"` or `"decoder"`.
+        offset: Rows before position 0.
+    """
+    return LearnedPositions((f"{stack}.embed_positions.weight",), offset=offset)
+
+
+def _fixed(stack: str, *, after_padding: bool = False) -> SinusoidalPositions:
+    """Return fixed positions of a stack, which a checkpoint may also store.
+
+    Args:
+        stack: `"encoder"` or `"decoder"`.
+        after_padding: As in `SinusoidalPositions`.
+    """
+    return SinusoidalPositions(after_padding, stored=(f"{stack}.embed_positions.weight",))
+
+
+def _bart(name: str, *model_types: str, offset: int = 2, **changes: Any) -> Family:
+    """Return a family like BART: learned positions and a LayerNorm after them in both stacks, and a head with a bias.
+
+    Args:
+        name: Name of the family in reports.
+        *model_types: Values of `model_type` in its configurations; none if `name` is the only one.
+        offset: Rows of the position tables before position 0.
+        **changes: Fields of `Family` in which the family differs from BART.
+    """
+    bart = Family(
+        name,
+        model_types or (name,),
+        table=_TABLE,
+        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
+        position=_learned("encoder", offset),
+        recipe=("position", "norm"),
+        norm=NormSpec("encoder.layernorm_embedding", None, 1e-5),
+        head=HeadSpec(bias=_BIAS, has_bias="stored", tied=True),
+        decoder_input=DecoderSpec(
+            position=_learned("decoder", offset), norm=NormSpec("decoder.layernorm_embedding", None, 1e-5)
+        ),
+    )
+    return replace(bart, **changes)
+
+
+def _without_norm(name: str, *model_types: str, offset: int = 0, **changes: Any) -> Family:
+    """Return a family like Blenderbot, which is like BART without the LayerNorm.
+
+    Arguments are those of `_bart`.
+    """
+    decoder = DecoderSpec(position=_learned("decoder", offset))
+    return _bart(
+        name,
+        *model_types,
+        offset=offset,
+        **{"recipe": ("position",), "norm": None, "decoder_input": decoder, **changes},
+    )
+
+
+def _sinusoidal(name: str, *model_types: str, **changes: Any) -> Family:
+    """Return a family like Marian: fixed positions in both stacks, and a head with a bias.
+
+    Arguments are those of `_bart`.
+    """
+    return _without_norm(
+        name,
+        *model_types,
+        **{"position": _fixed("encoder"), "decoder_input": DecoderSpec(position=_fixed("decoder")), **changes},
+    )
+
+
+def _t5(name: str, *model_types: str, **changes: Any) -> Family:
+    """Return a family like T5: a relative bias in each stack, and a head that always shares the table.
+
+    Arguments are those of `_bart`.
+    """
+    biases = tuple(f"block.0.layer.0.{kind}.relative_attention_bias.weight" for kind in _T5_ATTENTION)
+    t5 = Family(
+        name,
+        model_types or (name,),
+        table=_TABLE,
+        aliases=(("num_heads", "num_attention_heads"), ("num_layers", "num_hidden_layers")),
+        position=RelativePositions(tuple(f"encoder.{bias}" for bias in biases)),
+        head=HeadSpec(logit_scale=_T5_LOGITS, tied="always"),
+        decoder_input=DecoderSpec(
+            position=RelativePositions(tuple(f"decoder.{bias}" for bias in biases), bidirectional=False)
+        ),
+    )
+    return replace(t5, **changes)
+
 
 ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
-    Family(
-        "t5",
-        ("t5",),
-        table=_ENCODER_DECODER_TABLE,
-        aliases=(("num_heads", "num_attention_heads"), ("num_layers", "num_hidden_layers")),
-        position=RelativePositions(
-            encoder=("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
-            decoder=("decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
-        ),
-        head=HeadSpec(logit_scale="sqrt_dim_if_tied", tied="always"),
+    _t5("t5"),
+    _t5("", *("longt5", "switch_transformers")),
+    _t5("mt5", head=HeadSpec(tied="always")),
+    _t5(
+        "umt5",
+        position=RelativePositions((f"encoder.{_UMT5_BIAS}",)),
+        head=HeadSpec(logit_scale=Factor("1/sqrt_dim"), tied="always"),
+        decoder_input=DecoderSpec(position=RelativePositions((f"decoder.{_UMT5_BIAS}",), bidirectional=False)),
     ),
     Family(
-        "m2m_100",
-        ("m2m_100",),
-        table=_ENCODER_DECODER_TABLE,
-        scale="sqrt_dim_if_scale_embedding",
+        "t5gemma",
+        ("t5gemma",),
+        table=("encoder.embed_tokens.weight",),
+        scale=SQRT_DIM_ROUNDED,
+        position="rotary",
+        head=HeadSpec(("lm_head.out_proj.weight",), softcap="final_logit_softcapping", tied=True),
+        decoder_input=DecoderSpec(position="rotary", layers=("num_hidden_layers",)),
+        sub_configs=("encoder", "decoder"),
+    ),
+    _bart("", *("bart", "mbart", "mvp")),
+    _bart("plbart", defaults=_SCALED),
+    _bart("led", offset=0, scale=None),
+    _bart(
+        "blenderbot-small",
+        offset=0,
+        decoder_input=DecoderSpec(
+            position=_learned("decoder", 0),
+            norm=NormSpec("decoder.layernorm_embedding", None, 1e-5),
+            recipe=("norm", "position"),
+        ),
+    ),
+    _without_norm("blenderbot"),
+    _without_norm("bigbird_pegasus", defaults=_SCALED),
+    _sinusoidal("pegasus"),
+    _sinusoidal(
+        "pegasus_x",
+        position=SinusoidalPositions(after_padding=False, endpoint=True),
+        decoder_input=DecoderSpec(),
+        head=HeadSpec(tied=True),
+        defaults=_SCALED,
+        other_tables=(OtherTable("encoder.embed_global.weight", "blocks of the encoder read it as global tokens"),),
+    ),
+    _sinusoidal(
+        "marian",
+        decoder_input=DecoderSpec(vocab_size="decoder_vocab_size", position=_fixed("decoder")),
+    ),
+    Family(
+        "trocr",
+        ("trocr",),
+        table=_DECODER_TABLE,
+        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
+        position=_learned("decoder"),
+        recipe=("position", "norm"),
+        optional=(("norm", "layernorm_embedding", True),),
+        norm=NormSpec("decoder.layernorm_embedding", None, 1e-5),
+        head=HeadSpec(("output_projection.weight",), tied=True),
+        not_computed=(("use_learned_position_embeddings", (True,)),),
+    ),
+    Family(
+        "whisper",
+        ("whisper",),
+        table=_DECODER_TABLE,
+        position=_learned("decoder", 0),
+        recipe=("position",),
+        head=HeadSpec(("proj_out.weight",), tied=True),
+    ),
+    Family(
+        "",
+        ("m2m_100", "nllb-moe"),
+        table=_TABLE,
+        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
         position=SinusoidalPositions(),
         numbering="ids",
         recipe=("position",),
         head=HeadSpec(tied=True),
+        decoder_input=DecoderSpec(),
+        defaults=_SCALED,
+    ),
+    Family(
+        "prophetnet",
+        ("prophetnet",),
+        table=("word_embeddings.weight",),
+        position=LearnedPositions(("encoder.position_embeddings.weight",), offset="padding"),
+        recipe=("position", "norm"),
+        norm=NormSpec("encoder.embeddings_layer_norm", None, 1e-5),
+        streams=("decoder.ngram_embeddings.weight",),
+        head=HeadSpec(tied=True),
+        decoder_input=DecoderSpec(
+            table=("decoder.word_embeddings.weight", "word_embeddings.weight"),
+            position=LearnedPositions(("decoder.position_embeddings.weight",), offset="padding"),
+            norm=NormSpec("decoder.embeddings_layer_norm", None, 1e-5),
+            recipe=("position", "streams", "norm"),
+        ),
+    ),
+    Family(
+        "fsmt",
+        ("fsmt",),
+        table=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+        aliases=(("src_vocab_size", "vocab_size"),),
+        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
+        position=_fixed("encoder", after_padding=True),
+        numbering="ids",
+        recipe=("position",),
+        head=HeadSpec(("decoder.output_projection.weight",)),
+        decoder_input=DecoderSpec(vocab_size="tgt_vocab_size", position=_fixed("decoder", after_padding=True)),
+        defaults=_SCALED,
+    ),
+    Family(
+        "",
+        ("seamless_m4t", "seamless_m4t_v2"),
+        table=("shared.weight", "text_encoder.embed_tokens.weight", "text_decoder.embed_tokens.weight"),
+        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
+        position=SinusoidalPositions(),
+        numbering="ids",
+        recipe=("position",),
+        head=HeadSpec(tied=True),
+        decoder_input=DecoderSpec(("text_decoder.embed_tokens.weight",)),
+        defaults=_SCALED,
     ),
 )

@@ -3,7 +3,18 @@
 from dataclasses import replace
 from typing import Any
 
-from embedlayer.families.records import Family, HeadSpec, LearnedPositions, LinearSpec, Names, NormSpec
+from embedlayer.families.records import (
+    AxialPositions,
+    Factor,
+    Family,
+    HeadSpec,
+    LearnedPositions,
+    LinearSpec,
+    Names,
+    NormSpec,
+    PositionChoice,
+    RelativePositions,
+)
 
 
 def _masked_head(name: str, dense: str, norm: str, activation: str = "hidden_act") -> HeadSpec:
@@ -45,24 +56,274 @@ def _bert(name: str, model_types: Names, **changes: Any) -> Family:
     return replace(bert, **changes)
 
 
+_BERT_HEAD = _masked_head("predictions", "predictions.transform.dense", "predictions.transform.LayerNorm")
+_ROBERTA_HEAD = _masked_head("lm_head", "lm_head.dense", "lm_head.layer_norm", "gelu")
+_ELECTRA_HEAD = HeadSpec(
+    weight=("generator_lm_head.weight",),
+    bias=("generator_lm_head.bias",),
+    dense=LinearSpec("generator_predictions.dense"),
+    activation="gelu",
+    norm=NormSpec("generator_predictions.LayerNorm"),
+    tied=True,
+)
+_FROM_TWO = LearnedPositions(("embeddings.position_embeddings.weight",), offset=2, ids_include_offset=True)
+_FROM_PADDING = LearnedPositions(("embeddings.position_embeddings.weight",), offset="padding", ids_include_offset=True)
+_PLANES = tuple(
+    ((f"embeddings.{axis}_position_embeddings.weight",), factor)
+    for axis, factor in (("x", 2.0), ("y", 2.0), ("h", 1.0), ("w", 1.0))
+)
+_PROJECTED = ("types", "position", "norm", "project")
+
+
+def _roberta(name: str, model_types: Names, **changes: Any) -> Family:
+    """Return a family like RoBERTa, whose positions count the tokens that are not padding, from `pad_token_id + 1`.
+
+    Arguments are those of `_bert`.
+    """
+    return _bert(name, model_types, **{"position": _FROM_PADDING, "numbering": "ids", "head": _ROBERTA_HEAD, **changes})
+
+
+_EPS = (("layer_norm_eps", 1e-5),)
+
 MASKED_FAMILIES: tuple[Family, ...] = (
+    _bert("bert", ("bert", "squeezebert"), head=_BERT_HEAD),
+    _bert("yoso", ("yoso",), position=_FROM_TWO, head=_BERT_HEAD),
+    _bert("nystromformer", ("nystromformer", "mra"), position=_FROM_TWO, head=_BERT_HEAD, defaults=_EPS),
+    _bert("layoutlm", ("layoutlm",), more_types=_PLANES, head=_BERT_HEAD),
     _bert(
-        "bert",
-        ("bert",),
-        head=_masked_head("predictions", "predictions.transform.dense", "predictions.transform.LayerNorm"),
+        "tapas",
+        ("tapas",),
+        types=("embeddings.token_type_embeddings_0.weight",),
+        more_types=tuple(((f"embeddings.token_type_embeddings_{i}.weight",), 1.0) for i in range(1, 7)),
+        head=_BERT_HEAD,
     ),
     _bert(
-        "roberta",
-        ("roberta", "xlm-roberta"),
-        position=LearnedPositions(("embeddings.position_embeddings.weight",), offset="padding"),
-        numbering="ids",
-        head=_masked_head("lm_head", "lm_head.dense", "lm_head.layer_norm", "gelu"),
+        "fnet",
+        ("fnet",),
+        recipe=_PROJECTED,
+        projection=LinearSpec("embeddings.projection"),
+        head=_BERT_HEAD,
     ),
+    _bert(
+        "mobilebert",
+        ("mobilebert",),
+        width=("embedding_size",),
+        recipe=("project", "position", "types", "norm"),
+        projection=LinearSpec("embeddings.embedding_transformation"),
+        trigrams="trigram_input",
+        norm=NormSpec("embeddings.LayerNorm", None, 1e-5, affine_key=("normalization_type", "no_norm")),
+        head=replace(_BERT_HEAD, columns=("predictions.dense.weight",)),
+    ),
+    _bert(
+        "deberta",
+        ("deberta", "deberta-v2"),
+        width=("embedding_size", "hidden_size"),
+        recipe=("position", "types", "project", "norm", "mask"),
+        optional=(("position", "position_biased_input", True), ("types", "type_vocab_size", 0)),
+        projection=LinearSpec("embeddings.embed_proj", bias=False),
+        norm=NormSpec("embeddings.LayerNorm", eps=1e-7),
+        head=HeadSpec(
+            ("predictions.decoder.weight",),
+            bias=("predictions.bias", "predictions.decoder.bias", "lm_predictions.lm_head.bias"),
+            dense=LinearSpec(("predictions.transform.dense", "lm_predictions.lm_head.dense")),
+            activation="hidden_act",
+            norm=NormSpec(("predictions.transform.LayerNorm", "lm_predictions.lm_head.LayerNorm"), eps=1e-7),
+            tied=True,
+        ),
+    ),
+    _bert(
+        "distilbert",
+        ("distilbert",),
+        width=("dim",),
+        aliases=(("dim", "hidden_size"),),
+        recipe=("position", "norm"),
+        types=(),
+        norm=NormSpec("embeddings.LayerNorm", None, 1e-12),
+        head=HeadSpec(
+            ("vocab_projector.weight",),
+            bias=("vocab_projector.bias",),
+            dense=LinearSpec("vocab_transform"),
+            activation="activation",
+            norm=NormSpec("vocab_layer_norm", None, 1e-12),
+            tied=True,
+        ),
+    ),
+    _bert(
+        "nomic_bert",
+        ("nomic_bert",),
+        position="rotary",
+        recipe=("types", "norm"),
+        norm=NormSpec(("embeddings.LayerNorm", "emb_ln")),
+        head=_masked_head("predictions", "predictions.transform.dense", "predictions.transform.layer_norm"),
+    ),
+    _bert(
+        "gte",
+        ("gte",),
+        position="rotary",
+        recipe=("types", "norm"),
+        optional=(("types", "type_vocab_size", 1),),
+        norm=NormSpec(("embeddings.LayerNorm", "emb_ln")),
+        head=replace(_ROBERTA_HEAD, norm=NormSpec(("lm_head.layer_norm", "lm_head.norm"))),
+    ),
+    _bert(
+        "jina_embeddings_v3",
+        ("jina_embeddings_v3",),
+        position="rotary",
+        recipe=("types", "norm"),
+        optional=(("types", "type_vocab_size", 1),),
+        norm=NormSpec(("embeddings.LayerNorm", "emb_ln")),
+        head=replace(_ROBERTA_HEAD, norm=NormSpec(("lm_head.layer_norm", "lm_head.norm"))),
+        defaults=_EPS,
+    ),
+    _bert(
+        "esmc",
+        ("esmc",),
+        table=("embed_tokens.weight",),
+        position="rotary",
+        recipe=(),
+        types=(),
+        norm=None,
+        head=replace(_ROBERTA_HEAD, norm=NormSpec("lm_head.layer_norm", None, 1e-5), tied=False),
+    ),
+    Family(
+        "eurobert",
+        ("eurobert",),
+        ("embed_tokens.weight",),
+        position="rotary",
+        head=HeadSpec(bias=("lm_head.bias",)),
+    ),
+    Family(
+        "modernbert",
+        ("modernbert",),
+        ("embeddings.tok_embeddings.weight",),
+        position="rotary",
+        recipe=("norm",),
+        norm=NormSpec("embeddings.norm", "norm_eps", 1e-5, bias=("norm_bias", False)),
+        head=HeadSpec(
+            ("decoder.weight", "lm_head.weight"),
+            bias=("decoder.bias", "lm_head.bias"),
+            has_bias=("decoder_bias", True),
+            dense=LinearSpec(("head.dense", "projection_head.dense"), bias=("classifier_bias", False)),
+            activation="classifier_activation",
+            norm=NormSpec(("head.norm", "projection_head.norm"), "norm_eps", 1e-5, bias=("norm_bias", False)),
+            tied=True,
+        ),
+    ),
+    _bert(
+        "funnel",
+        ("funnel",),
+        position=None,
+        recipe=("norm",),
+        types=(),
+        norm=NormSpec("embeddings.layer_norm", eps=1e-9),
+        head=HeadSpec(bias=("lm_head.bias",), tied=True),
+    ),
+    _bert("megatron-bert", ("megatron-bert",), recipe=("types", "position"), norm=None, head=_BERT_HEAD),
+    _bert(
+        "bert-generation",
+        ("bert-generation",),
+        recipe=("position", "norm"),
+        types=(),
+        head=HeadSpec(("lm_head.decoder.weight",), bias=("lm_head.bias", "lm_head.decoder.bias"), tied=True),
+    ),
+    _bert(
+        "roc_bert",
+        ("roc_bert",),
+        recipe=("project", "types", "position", "norm"),
+        projection=LinearSpec("embeddings.map_inputs_layer"),
+        features=(("embeddings.shape_embed.weight",), ("embeddings.pronunciation_embed.weight",)),
+        head=_BERT_HEAD,
+        not_computed=(("concat_input", (True,)),),
+    ),
+    _bert(
+        "roformer",
+        ("roformer",),
+        width=("embedding_size",),
+        position="rotary",
+        recipe=("types", "norm", "project"),
+        projection=LinearSpec("embeddings_project"),
+        head=_BERT_HEAD,
+        not_computed=(("rotary_value", (False,)),),
+    ),
+    _bert(
+        "reformer",
+        ("reformer",),
+        position=AxialPositions(
+            (("embeddings.position_embeddings.weights.0",), ("embeddings.position_embeddings.weights.1",)),
+            LearnedPositions(("embeddings.position_embeddings.embedding.weight",)),
+        ),
+        recipe=("position",),
+        types=(),
+        norm=None,
+        head=HeadSpec(("lm_head.decoder.weight",), hidden=2),
+    ),
+    _bert(
+        "xlm",
+        ("xlm", "flaubert"),
+        table=("embeddings.weight",),
+        width=("emb_dim",),
+        aliases=(("n_words", "vocab_size"), ("pad_index", "pad_token_id"), ("emb_dim", "hidden_size")),
+        position=LearnedPositions(("position_embeddings.weight",)),
+        recipe=("position", "types", "norm", "length_mask"),
+        types="table",
+        norm=NormSpec("layer_norm_emb"),
+        head=HeadSpec(("pred_layer.proj.weight",), bias=("pred_layer.proj.bias",), tied=True),
+        not_computed=(("asm", (False,)),),
+    ),
+    _bert(
+        "xlnet",
+        ("xlnet",),
+        table=("word_embedding.weight",),
+        position=None,
+        recipe=(),
+        types=(),
+        norm=None,
+        head=HeadSpec(("lm_loss.weight",), bias=("lm_loss.bias",), tied=True),
+    ),
+    _bert("ernie", ("ernie",), more_types=((("embeddings.task_type_embeddings.weight",), 1.0),), head=_BERT_HEAD),
+    _bert("big_bird", ("big_bird",), scale=Factor("sqrt_dim", only_if=("rescale_embeddings",)), head=_BERT_HEAD),
+    _bert(
+        "electra",
+        ("electra", "convbert"),
+        width=("embedding_size",),
+        recipe=_PROJECTED,
+        projection=LinearSpec("embeddings_project"),
+        head=_ELECTRA_HEAD,
+    ),
+    _bert(
+        "rembert",
+        ("rembert",),
+        width=("input_embedding_size",),
+        recipe=_PROJECTED,
+        projection=LinearSpec("encoder.embedding_hidden_mapping_in"),
+        head=replace(_masked_head("predictions", "predictions.dense", "predictions.LayerNorm"), tied="never"),
+    ),
+    _roberta("roberta", ("roberta", "xlm-roberta", "camembert", "data2vec-text", "xmod", "roberta-prelayernorm")),
+    _roberta("longformer", ("longformer", "luke")),
+    _roberta("ibert", ("ibert",), not_computed=(("quant_mode", (False,)),)),
+    _roberta(
+        "mpnet",
+        ("mpnet",),
+        recipe=("position", "norm"),
+        types=(),
+        attention_position=RelativePositions(("encoder.relative_attention_bias.weight",)),
+        not_computed=(("pad_token_id", (1,)),),
+    ),
+    _roberta(
+        "esm",
+        ("esm",),
+        position=PositionChoice("position_embedding_type", (("absolute", _FROM_PADDING), ("rotary", "rotary"))),
+        recipe=("token_dropout", "position", "norm", "mask"),
+        optional=(("token_dropout", "token_dropout", False), ("norm", "emb_layer_norm_before", False)),
+        types=(),
+        norm=NormSpec("embeddings.layer_norm"),
+    ),
+    _roberta("xlm-roberta-xl", ("xlm-roberta-xl",), recipe=("types", "position"), norm=None, defaults=_EPS),
     _bert(
         "albert",
         ("albert",),
         width=("embedding_size",),
-        recipe=("types", "position", "norm", "project"),
+        recipe=_PROJECTED,
         projection=LinearSpec("embedding_hidden_mapping_in"),
         head=_masked_head("predictions", "predictions.dense", "predictions.LayerNorm"),
     ),

@@ -10,8 +10,22 @@ from typing import Literal
 
 Names = tuple[str, ...]
 
-Step = Literal["types", "project", "position", "norm"]
-"""A step of the input embedding after look-up and scale: add token types, project, add positions, normalise."""
+Presence = bool | tuple[str, bool]
+"""Whether a tensor exists: yes or no, or a pair (configuration key that says it, value if the key is missing)."""
+
+Step = Literal["types", "project", "position", "norm", "mask", "length_mask", "token_dropout", "streams"]
+"""A step of the input embedding after look-up and scale.
+
+- `"types"`: add token types.
+- `"project"`: project to the width of the model.
+- `"position"`: add positions.
+- `"norm"`: normalise.
+- `"mask"`: set the vectors of padding to zero, by the attention mask (DeBERTa).
+- `"length_mask"`: as `"mask"`; without an attention mask, a row with n tokens other than the padding token keeps its
+  first n vectors (XLM).
+- `"streams"`: append the vectors of the streams that predict later tokens (ProphetNet).
+- `"token_dropout"`: set the vectors of the mask token to zero, and rescale the others (ESM).
+"""
 
 Numbering = Literal["all", "mask", "ids"]
 """How default positions are counted.
@@ -21,26 +35,8 @@ Numbering = Literal["all", "mask", "ids"]
 - `"ids"`: only tokens other than the padding ID; padding has position -1.
 """
 
-ScaleRule = Literal["sqrt_dim", "sqrt_dim_rounded", "sqrt_dim_if_scale_embedding", "embedding_multiplier"]
-"""Factor on looked-up rows of width D.
-
-- `"sqrt_dim"`: sqrt(D).
-- `"sqrt_dim_rounded"`: sqrt(D), rounded to the dtype of the rows (Gemma).
-- `"sqrt_dim_if_scale_embedding"`: sqrt(D) if the configuration's `scale_embedding` is true, else none.
-- `"embedding_multiplier"`: the configuration's `embedding_multiplier`.
-"""
-
-LogitScaleRule = Literal["logit_scale", "1/logits_scaling", "sqrt_dim_if_tied"]
-"""Factor on the logits.
-
-- `"logit_scale"`: the configuration's `logit_scale`.
-- `"1/logits_scaling"`: one divided by the configuration's `logits_scaling`.
-- `"sqrt_dim_if_tied"`: D^-0.5, unless `scale_decoder_outputs` is false. Where that key is missing,
-  `tie_word_embeddings` decides (T5).
-"""
-
 CONFIG_KEYS: Mapping[str, Names] = {
-    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "emb_dim", "embedding_dim"),
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers"),
 }
@@ -60,25 +56,80 @@ OWN_MODEL_TYPE = "embedlayer"
 
 
 @dataclass(frozen=True)
+class Factor:
+    """Factor `of / per` on looked-up rows or on logits, from numbers of the configuration.
+
+    In place of a key, `"sqrt_dim"` means sqrt(D) and `"1/sqrt_dim"` means D^-0.5, where D is the width of a row.
+
+    Attributes:
+        of: Configuration key of the numerator; `None` for 1.
+        per: Configuration key of the denominator; `None` for 1.
+        default: Factor if one of the keys is missing or null; `None` refuses such a configuration.
+        only_if: Configuration keys that switch the factor on or off. The first one that is present decides. Empty for a
+            factor that always applies.
+        otherwise: Whether the factor applies if none of `only_if` is present.
+        rounding: Dtype to which the factor is rounded: `"rows"` for that of the rows (Gemma), or `"bfloat16"`. `None`
+            for no rounding.
+    """
+
+    of: str | None = None
+    per: str | None = None
+    default: float | None = None
+    only_if: Names = ()
+    otherwise: bool = False
+    rounding: Literal["rows", "bfloat16"] | None = None
+
+
+SQRT_DIM = Factor("sqrt_dim")
+"""Factor sqrt(D)."""
+
+SQRT_DIM_ROUNDED = Factor("sqrt_dim", rounding="rows")
+"""Factor sqrt(D), rounded to the dtype of the rows (Gemma)."""
+
+SQRT_DIM_BFLOAT16 = Factor("sqrt_dim", rounding="bfloat16")
+"""Factor sqrt(D), rounded to bfloat16 whatever the dtype of the rows is (RecurrentGemma)."""
+
+SQRT_DIM_IF_SCALE_EMBEDDING = Factor("sqrt_dim", only_if=("scale_embedding",))
+"""Factor sqrt(D) if `scale_embedding` is true in the configuration."""
+
+
+@dataclass(frozen=True)
 class LearnedPositions:
     """Learned position embeddings of a family: a table with one row per position.
 
     Attributes:
         names: Names under which checkpoints store the table; the loader reads the first one that the checkpoint has.
         offset: Number of rows of the table before the row of position 0. `"padding"` means `pad_token_id + 1`.
+        ids_include_offset: Whether `position_ids` in transformers are rows of the table, so that the first token has
+            the position ID `offset`. Otherwise they count from 0.
     """
 
     names: Names
     offset: int | Literal["padding"] = 0
+    ids_include_offset: bool = False
 
 
 @dataclass(frozen=True)
 class SinusoidalPositions:
-    """Fixed sinusoidal positions of a family: a vector holds all sines, then all cosines (M2M-100).
+    """Fixed sinusoidal positions of a family: a vector holds all sines, then all cosines.
 
-    The vectors are computed, not stored. As in transformers, the first token gets the vector of position
-    `pad_token_id + 1`, and a padding token gets a zero vector.
+    The vectors are computed, not stored.
+
+    Attributes:
+        after_padding: Whether the first token gets the vector of position `pad_token_id + 1` and a padding token a zero
+            vector, with the wavelengths of `endpoint` (M2M-100). Otherwise the first token gets the vector of position
+            0 and padding is not treated apart (Marian).
+        offset: Position whose vector the first token gets, if the family's code has a fixed one (XGLM: 2).
+        endpoint: Whether the last pair of channels has exactly the longest wavelength; `None` if `after_padding` says
+            so (Pegasus-X: true without padding).
+        stored: Names under which a checkpoint may store the vectors. As in transformers, stored ones are read instead
+            of computed (FSMT, Marian, Pegasus).
     """
+
+    after_padding: bool = True
+    offset: int | None = None
+    endpoint: bool | None = None
+    stored: Names = ()
 
 
 @dataclass(frozen=True)
@@ -91,18 +142,16 @@ class AlibiPositions:
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """T5's learned relative attention biases, one number for each head and bucket of distances.
-
-    The encoder and the decoder have one table each. A checkpoint may have only one of the two.
+    """Learned relative attention biases of a family, one number for each head and bucket of distances (T5).
 
     Attributes:
-        encoder: Names under which checkpoints store the encoder's table; it tells keys before and after the query
-            apart.
-        decoder: Names under which checkpoints store the decoder's table; it is for causal attention.
+        names: Names under which checkpoints store the table. `"{}"` in a name stands for the number of a block, if
+            every block has its own table (UMT5).
+        bidirectional: Whether the table tells keys before and after the query apart (encoders).
     """
 
-    encoder: Names
-    decoder: Names
+    names: Names
+    bidirectional: bool = True
 
 
 @dataclass(frozen=True)
@@ -115,51 +164,138 @@ class RotaryPositions:
         base: Base of the frequencies (theta) that transformers uses if a configuration states none.
         fixed_base: Whether the family's code has no other base than `base`. The reader then accepts a configuration
             without a base. For other families the reader refuses it, unless its caller passes a default.
-        interleaved: Whether the channels (2i, 2i + 1) form a rotated pair, not (i, i + half). `rope_interleave` in a
-            configuration takes precedence.
-        reversed: Whether the family's code rotates by the negative angle; the reader refuses such a family.
+        interleaved: Whether the channels (2i, 2i + 1) form a rotated pair, not (i, i + half).
+        reads_layout: Whether the family's code reads `rope_interleave`; elsewhere another layout there is an error.
+        reversed: Whether the family's code rotates by the negative angle.
+        trailing: Whether the last channels of a head are rotated, not the first.
         default_share: Share of a head's channels that transformers rotates if a configuration states no share. The
             reader refuses a configuration without a share. `None`: the default is all channels, and the reader uses it.
+        rope_types: Values of `rope_type` other than `"default"` that the family's code has; empty for those of
+            transformers' `ROPE_INIT_FUNCTIONS`. `"ntk_alpha"` is `"dynamic"` with a fixed `alpha` (HunYuan).
         former_rope_types: Pairs (old name, present name) of a `rope_type`; the reader understands both.
+        other_parameters: Keys of `rope_parameters` that the family's code has beside those of its rope type.
         scales_full_attention_only: Whether `rope_scaling` applies only to layers of full attention, not to layers of
             sliding attention.
         without_positions: Which layers have no positions. `"listed"`: the configuration states them in `no_rope_layers`
             or `no_rope_layer_interval`. `"full_attention"`: all layers of full attention, in a model that also has
-            sliding attention. `None`: none.
+            sliding attention. `"all"`: all layers. `None`: none, beside those that `rotated_types` leaves out.
+        only_if: Configuration key and the value that it must have for any layer to be rotated; `None` for no such key.
+        rotated_types: Layer types that are rotated; layers of other types have no positions. `None` for all types.
+        labels: Pairs (layer type, its key in `rope_parameters`) where they differ; the type `""` stands for all others.
+        aliases: Pairs (key in the configurations of this family, common key of the same meaning).
+        ignored_keys: Keys about positions that the family's code does not read.
+        defaults: Pairs (configuration key, transformers' default) of keys that a configuration may leave out.
+        axes: How pairs of channels are divided over several position axes: a key of `AXES` in
+            `embedlayer.positions.rotary_config`; `None` for positions on a single axis.
+        sections: Sections of the axes if a configuration states no `mrope_section`; `None` for a single axis then.
+        section_names: Other names of `mrope_section` in the configurations of this family.
+        unrotated_queries: Factor on queries by position in layers without rotation. `"attn_scale"`: Llama 4's, from the
+            keys `attn_scale` and `floor_scale`. A pair: exponent and length of a power (Beam). `None` for no factor.
         or_alibi: Whether `alibi: true` in a configuration replaces the rotation by linear biases (ALiBi), divided by
             the square root of a head's width (Falcon).
+        refused: Why the reader does not read this family, as the end of a sentence; `None` for a family that it reads.
     """
 
     base: float = 10000.0
     fixed_base: bool = False
     interleaved: bool = False
+    reads_layout: bool = False
     reversed: bool = False
+    trailing: bool = False
     default_share: float | None = None
+    rope_types: Names = ()
     former_rope_types: tuple[tuple[str, str], ...] = ()
+    other_parameters: Names = ()
     scales_full_attention_only: bool = False
-    without_positions: Literal["listed", "full_attention"] | None = None
+    without_positions: Literal["listed", "full_attention", "all"] | None = None
+    only_if: tuple[str, str | bool] | None = None
+    rotated_types: Names | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
+    ignored_keys: Names = ()
+    defaults: tuple[tuple[str, int | float], ...] = ()
+    axes: Literal["chunked", "interleaved", "alternating", "channels"] | None = None
+    sections: tuple[int, ...] | None = None
+    section_names: Names = ()
+    unrotated_queries: Literal["attn_scale"] | tuple[float, int] | None = None
     or_alibi: bool = False
+    refused: str | None = None
 
 
-PositionSpec = LearnedPositions | SinusoidalPositions | AlibiPositions | RelativePositions | Literal["rotary"]
+@dataclass(frozen=True)
+class AxialPositions:
+    """Axial learned positions of a family: one table for the rows and one for the columns of a grid (Reformer).
+
+    Attributes:
+        names: Names of the tables of rows, `(A, 1, D1)`, and of columns, `(1, B, D2)`.
+        plain: Learned positions of a checkpoint without these tables.
+    """
+
+    names: tuple[Names, Names]
+    plain: LearnedPositions
+
+
+@dataclass(frozen=True)
+class PositionChoice:
+    """Position scheme of a family that a configuration key selects (ESM).
+
+    Attributes:
+        key: The configuration key; a configuration without it has the first value.
+        choices: Pairs (value, scheme). The loader refuses other values.
+    """
+
+    key: str
+    choices: tuple[tuple[str, LearnedPositions | Literal["rotary"]], ...]
+
+
+PositionSpec = (
+    LearnedPositions
+    | AxialPositions
+    | PositionChoice
+    | SinusoidalPositions
+    | AlibiPositions
+    | RelativePositions
+    | Literal["rotary"]
+)
 """Position scheme of a family; `"rotary"` stands for the `RotaryPositions` of its model type in `families.rotary`."""
 
 
 @dataclass(frozen=True)
 class NormSpec:
-    """Name and epsilon of a LayerNorm in a checkpoint.
+    """Name and epsilon of a norm in a checkpoint.
 
-    Its two tensors are called `weight` and `bias`, or in checkpoints from TensorFlow `gamma` and `beta`.
+    The two tensors of a LayerNorm are called `weight` and `bias`, or in checkpoints from TensorFlow `gamma` and `beta`.
 
     Attributes:
-        name: End of the module's name in the checkpoint: `"norm"` finds `norm` and `encoder.norm`.
-        eps_key: Key of its epsilon in `config.json`.
+        name: End of the module's name in the checkpoint: `"norm"` finds `norm` and `encoder.norm`. Of several names,
+            the first one that the checkpoint has is used.
+        eps_key: Key of its epsilon in `config.json`; `None` if the family's code has no other epsilon than `eps`.
         eps: Epsilon if that key is missing.
+        affine_key: Pair (configuration key, value) for which the norm does not normalise, but only multiplies by
+            `weight` and adds `bias` (MobileBERT); `None` for a family without such a key.
+        bias: Whether a LayerNorm has a bias: yes or no, or a configuration key that says it and its default.
+        kind: `"layer"`: LayerNorm. `"rms"`: RMSNorm, which has a weight only. `"rms_plain"`: RMSNorm without tensors.
     """
 
-    name: str
-    eps_key: str = "layer_norm_eps"
+    name: str | Names
+    eps_key: str | None = "layer_norm_eps"
     eps: float = 1e-12
+    affine_key: tuple[str, str] | None = None
+    bias: Presence = True
+    kind: Literal["layer", "rms", "rms_plain"] = "layer"
+
+
+@dataclass(frozen=True)
+class ShiftSpec:
+    """Names of two vectors in a checkpoint, with which the step `"norm"` computes `(x + shift) * scale` per channel.
+
+    Attributes:
+        shift: Tensor names of the vector that is added.
+        scale: Tensor names of the vector that the sum is multiplied with; empty for none.
+    """
+
+    shift: Names
+    scale: Names = ()
 
 
 @dataclass(frozen=True)
@@ -167,12 +303,26 @@ class LinearSpec:
     """Name of a linear projection in a checkpoint, and whether it has a bias.
 
     Attributes:
-        name: End of the module's name in the checkpoint: `"project_in"` finds `model.decoder.project_in`.
-        bias: Whether the projection has a bias vector.
+        name: End of the module's name in the checkpoint: `"project_in"` finds `model.decoder.project_in`. Of several
+            names, the first one that the checkpoint has is used.
+        bias: Whether the projection has a bias vector: yes or no, or a configuration key that says it and its default.
+    """
+
+    name: str | Names
+    bias: Presence = True
+
+
+@dataclass(frozen=True)
+class OtherTable:
+    """A table of a family that `load` does not read, beside the token table that it reads.
+
+    Attributes:
+        name: End of its tensor's name in the checkpoint.
+        use: What the model does with its rows, as a sentence without full stop.
     """
 
     name: str
-    bias: bool = True
+    use: str
 
 
 @dataclass(frozen=True)
@@ -184,27 +334,65 @@ class HeadSpec:
 
     Attributes:
         weight: Tensor names of the rows of an untied head.
-        bias: Tensor names of the bias, one number per token; empty for a head without a bias.
+        bias: Tensor names of the bias, one number per token, `(V,)` or `(1, V)`; empty for a head without a bias.
+        has_bias: Whether the head has that bias: yes, or a configuration key that says it and its default. `"stored"`
+            if the checkpoint decides, because transformers takes zeros for a bias that is not stored (BART).
+        columns: Tensor names of further columns of the rows, stored as `(columns, V)`: the rows of the head are those
+            of the token table, followed by these columns (MobileBERT). Such a head is loaded as an untied one.
         dense: Projection before the product with `weight`. A checkpoint without its tensors has no head, unless
             `dense_optional` is true.
         dense_optional: Whether a checkpoint without the tensors of `dense` has a head without that step (OPT).
-        activation: Name of the activation, or `"hidden_act"` to read the name from that configuration key.
+        activation: Name of the activation, or the configuration key that states the name, such as `"hidden_act"`.
         norm: LayerNorm before the product with `weight`.
-        logit_scale: Rule for the factor on the logits; `None` for the factor 1.
+        hidden: Number of hidden vectors of width D that the head reads one after another for each token (Reformer: 2).
+        rows: Configuration key of the number of rows that count; stored rows beyond it have no logits (Inkling).
+            `None`: all rows count.
+        logit_scale: Factor on the logits; `None` for the factor 1.
         softcap: Configuration key of the cap c of `softcap(x) = c * tanh(x / c)`; `None` for no cap.
         tied: Whether the head is tied to the token table if the configuration has no `tie_word_embeddings`. `"always"`
-            ties the head whatever that key says, unless the checkpoint stores other rows for the head (T5).
+            ties the head whatever that key says, unless the checkpoint stores other rows for the head (T5). `"never"`
+            does not tie it whatever that key says, because the family's code has no tying (Moshi).
     """
 
     weight: Names = ("lm_head.weight",)
     bias: Names = ()
+    has_bias: Presence | Literal["stored"] = True
+    columns: Names = ()
     dense: LinearSpec | None = None
     dense_optional: bool = False
     activation: str | None = None
     norm: NormSpec | None = None
-    logit_scale: LogitScaleRule | None = None
+    hidden: int = 1
+    rows: str | None = None
+    logit_scale: Factor | None = None
     softcap: str | None = None
-    tied: bool | Literal["always"] = False
+    tied: bool | Literal["always", "never"] = False
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """Input embedding of the decoder of an encoder-decoder model, where it differs from that of the encoder.
+
+    Fields that are `None` are those of the encoder. A checkpoint that stores only the decoder (`AutoModelForCausalLM`)
+    is read with these fields alone; one that stores only the encoder has no decoder input.
+
+    Attributes:
+        table: Names of the decoder's token table. A table that differs from the encoder's is a second one; a checkpoint
+            without it, or with equal rows, has one table for both.
+        vocab_size: Configuration key of the number of rows of a second table.
+        position: Position scheme of the decoder.
+        norm: LayerNorm of the step `"norm"`.
+        recipe: Steps of the decoder's input embedding.
+        layers: Configuration keys of the number of blocks, the preferred one first; without them, both stacks have as
+            many blocks.
+    """
+
+    table: Names = ("decoder.embed_tokens.weight",)
+    vocab_size: str = "vocab_size"
+    position: PositionSpec | None = None
+    norm: NormSpec | None = None
+    recipe: tuple[Step, ...] | None = None
+    layers: Names = ("num_decoder_layers", "decoder_layers")
 
 
 @dataclass(frozen=True)
@@ -214,23 +402,45 @@ class Family:
     Tensor names are suffixes, as the docstring of this module says.
 
     Attributes:
-        name: Name in reports.
+        name: Name in reports. Empty for a group of families; their layers have the `model_type` as name.
         model_types: Values of `model_type` in its configurations.
         table: Names of the token table in a checkpoint, the preferred one first. A checkpoint with several of them
             stores the same rows several times.
+        extra_rows: Number of rows of the table beyond `vocab_size`, to which the head has no rows (Moshi, mllama).
         width: Configuration keys that may state the width of the table; the first one that is present is used.
         aliases: Pairs (key in the configurations of this family, common key of the same meaning) (T5, Meta's LLaMA).
-        scale: Rule for the factor on looked-up rows; `None` for no factor.
+        scale: Factor on looked-up rows; `None` for no factor.
         position: Position scheme; `None` for no positions.
+        positions_if: Pair (configuration key, value): the checkpoint has positions only if the key has this value;
+            `None` for a family in which no key decides.
+        attention_position: Scheme that all blocks apply in attention, in a family that also adds positions to the input
+            (MPNet); `None` for other families. The loaded layer has it as `position_of("attention")`.
         numbering: How default positions are counted; see `Numbering`.
         recipe: Steps of the input embedding after look-up and scale, in order.
+        optional: Triples (step, configuration key, default): the step is left out if the configuration's value, or
+            without one the default, is false or 0.
         types: Tensor names of the token types (segments); `"table"` if segments are rows of the token table (GPT-2).
-        norm: LayerNorm of the step `"norm"`.
+        more_types: Further tables that the step `"types"` adds, by default their row 0: pairs (tensor names, factor).
+            A table that the checkpoint lacks is left out.
+        norm: Norm of the step `"norm"`, or the vectors that are added and multiplied in its place (Zaya).
         projection: Projection of the step `"project"`; a checkpoint without its tensors has no such step.
+        trigrams: Configuration key that says whether the projection reads the vectors of the next token, the token
+            and the token before, one after another; `None` for a family that never does (MobileBERT).
+        streams: Tensor names of the table of the step `"streams"`.
+        features: Tensor names of tables whose row 0 is appended to each vector before the projection (RoCBert). A table
+            that the checkpoint lacks is left out.
         head: LM head, or `None` for a family without one.
+        decoder_input: Input embedding of the decoder of an encoder-decoder model; `None` for other models.
+        sub_configs: Configuration keys of the configurations of encoder and decoder, if the two have their own
+            (T5Gemma); empty for other models.
+        not_computed: Pairs (configuration key, values): the family computes something else for other values of the
+            key, which is refused. The first of the values is the default.
         decoder: Name of each tensor in `DecoderLM` -> its name in the checkpoint, for `load_llama`; `{}` stands for the
             number of the block. `None` for a family that `load_llama` does not read.
         defaults: Pairs (configuration key, transformers' default) of keys that published configurations leave out.
+        other_tables: Tables that the model has beside the token table, and that are not read.
+        notes: Sentences about what transformers computes for this family and the layer does not; shown when a
+            checkpoint is loaded.
         tokenizer_rules: Whether transformers opens every folder of this family with the family's own tokenizer class,
             which splits text by its own rules and ignores those of `tokenizer.json`.
         folds_rows: Whether a checkpoint may store the tensors `mapping` and `weights`; the token table is then
@@ -240,17 +450,52 @@ class Family:
     name: str
     model_types: Names
     table: Names
+    extra_rows: int = 0
     width: Names = CONFIG_KEYS["hidden_size"]
     aliases: tuple[tuple[str, str], ...] = ()
-    scale: ScaleRule | None = None
+    scale: Factor | None = None
     position: PositionSpec | None = None
+    positions_if: tuple[str, object] | None = None
+    attention_position: PositionSpec | None = None
     numbering: Numbering = "all"
     recipe: tuple[Step, ...] = ()
+    optional: tuple[tuple[Step, str, bool | int], ...] = ()
     types: Names | Literal["table"] = ()
-    norm: NormSpec | None = None
+    more_types: tuple[tuple[Names, float], ...] = ()
+    norm: NormSpec | ShiftSpec | None = None
     projection: LinearSpec | None = None
+    trigrams: str | None = None
+    features: tuple[Names, ...] = ()
+    streams: Names = ()
     head: HeadSpec | None = HeadSpec()
+    decoder_input: DecoderSpec | None = None
+    sub_configs: Names = ()
+    not_computed: tuple[tuple[str, tuple[object, ...]], ...] = ()
     decoder: Mapping[str, str] | None = None
     defaults: tuple[tuple[str, int | float], ...] = ()
+    other_tables: tuple[OtherTable, ...] = ()
+    notes: Names = ()
     tokenizer_rules: bool = False
     folds_rows: bool = False
+
+
+@dataclass(frozen=True)
+class MultimodalSpec:
+    """How a multimodal model uses the head of its language model, whose record is that of `text_config.model_type`.
+
+    Attributes:
+        tied_by: Configuration whose `tie_word_embeddings` decides whether the head is tied: that of the whole model
+            (`"model"`) or `text_config` (`"text"`). `"none"`: the family's code never ties it.
+        or_text: Whether a true `tie_word_embeddings` in `text_config` ties the head too.
+        tied: Whether the head is tied if that key is missing in the configuration of the whole model.
+        scales_logits: Whether the model applies the factor and the cap that the language model alone applies to its
+            logits. If not, and the language model has one, its logits differ from those of the whole model.
+        flat: `model_type` of the language model if older configurations have its keys beside those of the whole model,
+            without `text_config`; `None` if there are no such configurations.
+    """
+
+    tied_by: Literal["model", "text", "none"] = "model"
+    or_text: bool = False
+    tied: bool = False
+    scales_logits: bool = False
+    flat: str | None = None

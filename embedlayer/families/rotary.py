@@ -1,32 +1,194 @@
-"""Rotary settings by model type, which transformers has in its code and not in `config.json`."""
+"""Rotary settings by model type, which transformers has in its code and not in `config.json`.
+
+A model type is here only if `python examples/rotary_families.py` compared it with transformers, or if the reader
+refuses it by name. A configuration of any other type is refused, unless the caller states the settings.
+"""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from embedlayer.families.records import META_LLAMA, Names, RotaryPositions
 
-_SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
-    (RotaryPositions(), ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "granite")),
-    (RotaryPositions(interleaved=True), (META_LLAMA,)),
-    (RotaryPositions(scales_full_attention_only=True), ("gemma3", "gemma3_text")),
-    (RotaryPositions(default_share=0.25), ("gpt_neox",)),
-    (RotaryPositions(fixed_base=True, interleaved=True), ("gptj", "codegen")),
-    (RotaryPositions(default_share=0.5), ("phi",)),
-    (RotaryPositions(former_rope_types=(("yarn", "longrope"),)), ("phi3",)),
-    (RotaryPositions(or_alibi=True), ("falcon",)),
-    (RotaryPositions(500_000.0, interleaved=True), ("cohere",)),
-    (RotaryPositions(interleaved=True, without_positions="full_attention"), ("cohere2", "cohere2_moe")),
-    (RotaryPositions(without_positions="full_attention"), ("exaone4",)),
-    (RotaryPositions(interleaved=True, without_positions="listed"), ("llama4", "llama4_text")),
-    (RotaryPositions(without_positions="listed"), ("smollm3",)),
-    (RotaryPositions(scales_full_attention_only=True), ("gemma3n", "gemma3n_text", "t5gemma2", "olmo3")),
-    (RotaryPositions(interleaved=True, default_share=0.5), ("glm", "glm4")),
-    (RotaryPositions(interleaved=True), ("ernie4_5", "ernie4_5_moe", "helium", "moonshine_streaming", "blt")),
-    (RotaryPositions(interleaved=True), ("deepseek_v2", "deepseek_v3", "mistral4", "axk1", "youtu")),
-    (RotaryPositions(interleaved=True, default_share=0.9), ("moonshine",)),
-    (RotaryPositions(default_share=0.25), ("stablelm", "qwen3_next", "qwen3_5", "qwen3_5_moe")),
-    (RotaryPositions(default_share=0.5), ("persimmon", "glm4_moe", "nemotron", "recurrent_gemma")),
-    (RotaryPositions(reversed=True), ("nanochat",)),
+_SLIDING, _FULL = ("sliding_attention",), ("full_attention",)
+_TYPES = RotaryPositions()
+_PAIRS = RotaryPositions(interleaved=True)
+_CHUNKED = RotaryPositions(axes="chunked", former_rope_types=(("mrope", "default"),))
+_INTERLEAVED = RotaryPositions(axes="interleaved")
+_HUNYUAN = RotaryPositions(
+    rope_types=("ntk_alpha",), other_parameters=("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 )
 
-ROTARY: Mapping[str, RotaryPositions] = {name: settings for settings, names in _SETTINGS for name in names}
+_SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
+    (
+        _TYPES,
+        (
+            *("apertus", "arcee", "aria_text", "bitnet", "chameleon", "csm", "csm_depth_decoder_model", "cwm", "dbrx"),
+            *("deepseek_ocr2_text", "dia_encoder", "dia_decoder", "diffllama", "diffusion_gemma_text", "doge", "dots1"),
+            *("embedding_gemma2_text", "emu3_text_model", "esmc", "eurobert", "evolla", "falcon_h1", "flex_olmo"),
+            *("gemma", "gemma2", "gemma4_text", "gemma4_unified_text", "gpt_oss", "gradium_phonon_tts", "granite"),
+            *("granite4_vision_text", "granite_docling_text", "granitemoe", "granitemoeshared", "gte"),
+            *("granite_swa", "granitemoe_swa", "muse_spark_text", "muse_glimmer_text", "higgs_audio_v2", "hrm_text"),
+            *("hy_v3", "hyperclovax", "idefics", "jais2", "jina_embeddings_v3", "kyutai_speech_to_text", "laguna"),
+            *("internlm3", "iquestcoder", "llama", "mellum", "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral"),
+            *("mistral", "mixtral", "mllama_text_model", "modernbert", "modernbert-decoder", "moshi"),
+            *("neomme", "nomic_bert", "olmo", "olmo2", "olmoe", "phimoe", "pocket_tts", "qwen2", "qwen2_moe"),
+            *("qwen3", "qwen3_moe", "qwen3_omni_moe_talker_code_predictor", "seed_oss", "solar_open", "starcoder2"),
+            *("step3p5", "ultrabert", "unlimited_ocr_text", "vaultgemma", "voxtral_realtime_text"),
+            *("voxtral_realtime_encoder", "molmo2_text", "zaya", "moshi_depth", "hy_v4", "axk2"),
+        ),
+    ),
+    (
+        _PAIRS,
+        (
+            *(META_LLAMA, "blt_local_encoder", "blt_local_decoder", "blt_global_transformer", "blt_patcher"),
+            *(
+                "openai_privacy_filter",
+                "deepseek_v2",
+                "deepseek_v32",
+                "glm_moe_dsa",
+                "ernie4_5",
+                "ernie4_5_moe",
+                "helium",
+                "dots3_note_text",
+            ),
+        ),
+    ),
+    (RotaryPositions(interleaved=True, reads_layout=True), ("axk1", "deepseek_v3", "glm4_moe_lite", "youtu")),
+    (RotaryPositions(interleaved=True, aliases=(("num_layers", "num_hidden_layers"),)), ("longcat_flash",)),
+    (RotaryPositions(interleaved=True, rotated_types=_FULL), ("bailing_hybrid",)),
+    (RotaryPositions(ignored_keys=("rotary_dim",)), ("minimax_m3_vl_text",)),
+    (RotaryPositions(aliases=(("kv_channels", "head_dim"),)), ("jetmoe",)),
+    (
+        RotaryPositions(
+            only_if=("use_mem_rope", True),
+            rotated_types=("hybrid",),
+            aliases=(("attention_head_dim", "head_dim"), ("layers_block_type", "layer_types")),
+        ),
+        ("zamba2",),
+    ),
+    (RotaryPositions(), ("t5gemma", "t5_gemma_module")),
+    (RotaryPositions(fixed_base=True), ("esm",)),
+    (RotaryPositions(fixed_base=True, interleaved=True), ("roformer",)),
+    (RotaryPositions(reversed=True), ("nanochat",)),
+    # layers without positions
+    (RotaryPositions(rotated_types=_SLIDING), ("afmoe", "flint")),
+    (RotaryPositions(without_positions="full_attention"), ("exaone4", "exaone_moe", "kolibri1")),
+    (RotaryPositions(interleaved=True, without_positions="full_attention"), ("cohere2", "cohere2_moe")),
+    (RotaryPositions(without_positions="listed"), ("smollm3",)),
+    (
+        RotaryPositions(interleaved=True, without_positions="listed", unrotated_queries="attn_scale"),
+        ("llama4_text",),
+    ),
+    (RotaryPositions(unrotated_queries=(0.1, 2048)), ("beam",)),
+    (RotaryPositions(without_positions="all"), ("jamba", "kimi_linear", "inkling_text", "inkling2_text")),
+    (
+        RotaryPositions(without_positions="all", aliases=(("layers_block_type", "layer_types"),)),
+        ("nemotron_h",),
+    ),
+    (
+        RotaryPositions(only_if=("position_embedding_type", "rope"), rotated_types=("full_attention", "attention")),
+        ("granitemoehybrid",),
+    ),
+    (RotaryPositions(rotated_types=_FULL), ("lfm2", "lfm2_moe", "minimax", "olmo_hybrid")),
+    (RotaryPositions(rotated_types=(*_FULL, *_SLIDING)), ("lfm3",)),
+    (RotaryPositions(rotated_types=_FULL, default_share=0.25), ("qwen3_next",)),
+    (
+        RotaryPositions(
+            rotated_types=("attention",), aliases=(("layers_block_type", "layer_types"),), default_share=0.5
+        ),
+        ("bamba", "recurrent_gemma"),
+    ),
+    # a part of the channels
+    (RotaryPositions(default_share=0.25), ("gpt_neox", "stablelm")),
+    (RotaryPositions(default_share=1.0), ("gpt_neox_japanese",)),
+    (RotaryPositions(default_share=0.5), ("phi", "persimmon", "glm4_moe", "nemotron")),
+    (RotaryPositions(interleaved=True, default_share=0.5), ("glm", "glm4")),
+    (RotaryPositions(interleaved=True, default_share=0.9), ("moonshine",)),
+    (RotaryPositions(interleaved=True, default_share=0.8), ("moonshine_streaming",)),
+    (RotaryPositions(fixed_base=True, interleaved=True), ("gptj", "codegen")),
+    (RotaryPositions(former_rope_types=(("yarn", "longrope"),)), ("phi3", "phi4_multimodal")),
+    (RotaryPositions(or_alibi=True), ("falcon",)),
+    (_PAIRS, ("cohere",)),
+    (RotaryPositions(scales_full_attention_only=True), ("gemma3_text", "gemma3n_text", "olmo3")),
+    (RotaryPositions(scales_full_attention_only=True), ("t5gemma2_text", "t5gemma2_decoder")),
+    # several axes
+    (replace(_CHUNKED, sections=(16, 24, 24)), ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")),
+    (replace(_CHUNKED, sections=(16, 24, 24)), ("qwen2_5_omni_talker", "paddleocr_vl_text")),
+    (replace(_CHUNKED, sections=(8, 12, 12), interleaved=True), ("glm4v_text", "glm_ocr_text")),
+    (replace(_CHUNKED, sections=(8, 12, 12)), ("glm_image_text",)),
+    (replace(_CHUNKED, sections=(8, 12, 12), default_share=0.5), ("glm4v_moe_text",)),
+    (
+        replace(_INTERLEAVED, sections=(24, 20, 20)),
+        ("qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text"),
+    ),
+    (replace(_INTERLEAVED, sections=(24, 20, 20)), ("cosmos3_edge_text", "cohere_compass_text")),
+    (
+        replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=_FULL, default_share=0.25),
+        ("qwen3_5_text", "qwen3_5_moe_text"),
+    ),
+    (replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=("indexed_attention", *_FULL)), ("qwen4_exp_text",)),
+    (RotaryPositions(interleaved=True, axes="alternating", sections=(22, 22, 20)), ("ernie4_5_vl_moe_text",)),
+    # other scalings
+    (_HUNYUAN, ("hunyuan_v1_dense", "hunyuan_v1_moe")),
+    (
+        replace(
+            _HUNYUAN,
+            former_rope_types=(("xdrope", "dynamic"),),
+            axes="channels",
+            section_names=("xdrope_section",),
+        ),
+        ("hunyuan_vl_text",),
+    ),
+    (RotaryPositions(other_parameters=("llama_4_scaling_beta", "max_position_embeddings")), ("ministral3",)),
+    (
+        RotaryPositions(
+            interleaved=True,
+            reads_layout=True,
+            trailing=True,
+            other_parameters=("llama_4_scaling_beta", "max_position_embeddings"),
+        ),
+        ("mistral4",),
+    ),
+    (
+        RotaryPositions(interleaved=True, trailing=True, labels=((_SLIDING[0], "main"), ("", "compress"))),
+        ("deepseek_v4",),
+    ),
+)
+
+_BASES: tuple[tuple[float, Names], ...] = (
+    (1000.0, ("nomic_bert",)),
+    (20_000.0, ("jina_embeddings_v3",)),
+    (100_000.0, ("helium",)),
+    (150_000.0, ("gpt_oss", "openai_privacy_filter")),
+    (160_000.0, ("gte",)),
+    (
+        500_000.0,
+        (
+            *("bitnet", "blt_local_encoder", "blt_local_decoder", "blt_global_transformer", "cohere", "csm"),
+            *("csm_depth_decoder_model", "ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text", "evolla", "flex_olmo"),
+            *("llama4_text", "mllama_text_model", "olmo3", "paddleocr_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"),
+        ),
+    ),
+    (
+        1_000_000.0,
+        (
+            *("cwm", "emu3_text_model", "lfm2", "lfm2_moe", "lfm3", "minimax", "mixtral", "phimoe", "solar_open"),
+            *("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen2_5_omni_talker", "qwen3_omni_moe_text"),
+        ),
+    ),
+    (2_000_000.0, ("smollm3",)),
+    (5_000_000.0, ("minimax_m2", "minimax_m3_vl_text")),
+    (10_000_000.0, ("longcat_flash",)),
+    (11_158_840.0, ("hy_v3",)),
+    (12_000_000.0, ("apertus",)),
+    (80_000_000.0, ("dots3_note_text",)),
+    (100_000_000.0, ("cosmos3_edge_text",)),
+)
+"""Base of the frequencies if a configuration states none, where it is not 10000."""
+
+_BASE = {name: base for base, names in _BASES for name in names}
+
+ROTARY: Mapping[str, RotaryPositions] = {
+    name: replace(settings, base=_BASE.get(name, settings.base)) for settings, names in _SETTINGS for name in names
+}
 """Model type -> its rotary settings."""

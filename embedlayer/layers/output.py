@@ -1,6 +1,6 @@
 """The LM head: hidden states to logits and loss, with the rows of the input table (tied) or its own weight (untied)."""
 
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.initialization import init_normal_
 from embedlayer.io.files import JsonObject
+from embedlayer.layers.deferred_logits import HeadTensors, LogitsReport, defer_logits
 from embedlayer.layers.peft import (
     AdaptedRows,
     AdaptedTable,
@@ -233,6 +234,9 @@ class OutputHead(Pretrained, nn.Linear):
     def in_features(self, size: int) -> None:
         self._stated_sizes = (self._stated_sizes[0], size)
 
+    logits_report: LogitsReport | None = None
+    """If it is not `None`, `forward` returns deferred logits (see `defer_logits`); `patch` sets it."""
+
     _stated_sizes = (0, 0)
 
     def _sizes(self) -> tuple[int, int]:
@@ -303,10 +307,17 @@ class OutputHead(Pretrained, nn.Linear):
     def forward(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
         """Return a logit for each token, `(..., D)` to `(..., V)`.
 
+        In a patched model the logits are computed when something reads them; the cross entropy needs none of them.
+
         Raises:
             ShapeError: `hidden` has another width than the rows.
         """
         table, options = self.table, self.logit_options()
+        if self.logits_report is not None:
+            if torch.compiler.is_compiling():
+                self.logits_report.read_by_compiled_graph()
+            elif (deferred := self._deferred(hidden, table, self.logits_report)) is not None:
+                return deferred
         if table is not None:
             return table.logits(hidden, **options)
         check_width(hidden, self.in_features)
@@ -314,6 +325,22 @@ class OutputHead(Pretrained, nn.Linear):
             return finish_logits(nn.functional.linear(hidden, self.weight), **options)
         options["bias"] = None  # as in nn.Linear it is added where the product is computed, before rounding
         return finish_logits(nn.functional.linear(hidden, self.weight, self.bias), **options)
+
+    def _deferred(self, hidden: Tensor, table: TokenTable | None, report: LogitsReport) -> Tensor | None:
+        """Return deferred logits, or `None` if they must be computed now.
+
+        Args:
+            hidden: Hidden states, `(..., D)`.
+            table: The table that the head reads now, or `None` for its own weight.
+            report: Where to log that logits are read.
+        """
+        found = table.adapted_table() if isinstance(table, AdaptedRows) else AdaptedTable(self)
+        is_known = table is None or (isinstance(table, AdaptedRows) and type(found.table) is TokenEmbedding)
+        if not is_known or (self.logit_scale, self.softcap, self.padding_idx) != (1.0, None, None):
+            return None
+        check_width(hidden, self.in_features)
+        tensors = HeadTensors(cast(Tensor, found.table.weight), self.bias, found.adapters)
+        return defer_logits(self, hidden, tensors, report)
 
     def loss(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]

@@ -12,7 +12,7 @@ from embedlayer.errors import CheckpointError
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.cross_entropy import LossOptions
-from embedlayer.pretrained import check_saved
+from embedlayer.pretrained import Described, build, check_saved, describe, is_description
 from embedlayer.tables.table import TokenTable
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Activations of heads, by their names in the configurations of transformers."""
 
-Part = TypeVar("Part", nn.Linear, nn.LayerNorm)
+Part = TypeVar("Part", bound=nn.Module)
 
 
 class PredictionHead(nn.Module):
@@ -35,7 +35,7 @@ class PredictionHead(nn.Module):
         output: The product with the rows of the vocabulary, tied or untied.
         dense: Projection from the width of the model, D, to the width of the rows, R.
         activation: A key of `ACTIVATIONS`, or `None` for no activation.
-        norm: LayerNorm of width R, or `None` for none.
+        norm: LayerNorm or RMSNorm of width R, or `None` for none.
 
     Raises:
         CheckpointError: The activation is unknown.
@@ -50,7 +50,7 @@ class PredictionHead(nn.Module):
     """
 
     def __init__(
-        self, output: OutputHead, *, dense: nn.Linear, activation: str | None = None, norm: nn.LayerNorm | None = None
+        self, output: OutputHead, *, dense: nn.Linear, activation: str | None = None, norm: nn.Module | None = None
     ) -> None:
         super().__init__()
         if activation is not None and activation not in ACTIVATIONS:
@@ -107,18 +107,31 @@ class PredictionHead(nn.Module):
         return "" if self.activation is None else f"activation={self.activation}"
 
 
-def part_config(part: nn.Linear | nn.LayerNorm | None) -> JsonObject | None:
-    """Return the constructor's arguments of a projection or a LayerNorm as JSON; `None` for `None`."""
+def part_config(part: nn.Module | None) -> JsonObject | None:
+    """Return the constructor's arguments of a projection or a norm as JSON; `None` for `None`.
+
+    A part of this library is returned as its description, with a kind identifier.
+    """
+    if part is None:
+        return None
+    if isinstance(part, Described):
+        return describe(part)
     if isinstance(part, nn.Linear):
         return {"in_features": part.in_features, "out_features": part.out_features, "bias": part.bias is not None}
-    return None if part is None else {"normalized_shape": part.normalized_shape[0], "eps": part.eps}
+    if isinstance(part, nn.RMSNorm):
+        has_weight = part.weight is not None
+        return {"normalized_shape": part.normalized_shape[0], "eps": part.eps, "elementwise_affine": has_weight}
+    assert isinstance(part, nn.LayerNorm)
+    bias: JsonObject = {} if part.bias is not None else {"bias": False}
+    return {"normalized_shape": part.normalized_shape[0], "eps": part.eps, **bias}
 
 
 def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
-    """Build a projection (`nn.Linear`) or an `nn.LayerNorm` from a result of `part_config`, with fresh weights.
+    """Build a projection or a norm from a result of `part_config`, with fresh weights.
 
     Args:
-        kind: `nn.Linear` or `nn.LayerNorm`.
+        kind: `nn.Linear` or `nn.LayerNorm`, for a result without a kind identifier. An `nn.RMSNorm` is recognised by
+            its argument `elementwise_affine`.
         config: The constructor's arguments; `None` returns `None`.
 
     Raises:
@@ -127,6 +140,10 @@ def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
     """
     if config is None:
         return None
+    if is_description(config):
+        part: Part = build(config)
+        return part
+    kind = nn.RMSNorm if kind is nn.LayerNorm and "elementwise_affine" in config else kind  # type: ignore[assignment]
     check_saved(kind, config)
     return kind(**config)
 

@@ -7,11 +7,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.overrides import has_hooks, is_unchanged
-from embedlayer.positions.position import AdditivePosition, Position
+from embedlayer.positions.position import AdditivePosition, AttentionMask, Position
 from embedlayer.shapes import Ids, Positions
 from embedlayer.tables.lookup import LookupTable
 
-StepName = Literal["look_up", "scale", "token_types", "positions", "norm", "projection", "dropout"]
+StepName = Literal[
+    "look_up", "scale", "token_types", "positions", "norm", "projection", "dropout", "mask", "token_dropout", "streams"
+]
 
 TABLE_METHODS: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forward": LookupTable.forward}
 """Methods of a table whose call is `scale * look_up(ids)`, unless they are overridden or replaced."""
@@ -26,6 +28,9 @@ class EmbeddingStep(NamedTuple):
     | `token_types` | `x + module(token_type_ids)`; `x` if there are no `token_type_ids` |
     | `positions` | `module.add(x, positions)` |
     | `norm`, `projection`, `dropout` | `module(x)` |
+    | `mask` | `x` with zeros for padding; `x` if there is no `attention_mask` |
+    | `token_dropout` | `module(x, ids, attention_mask)` |
+    | `streams` | `module(x, following)` |
     """
 
     name: StepName
@@ -39,11 +44,17 @@ class TokenBatch(NamedTuple):
         ids: Token IDs, `(..., T)`; zeros of that shape if vectors are passed instead.
         positions: Position of each token, `(T,)` or `(..., T)`.
         token_type_ids: Segment of each token (BERT), `(..., T)`; `None` to add no segment vectors.
+        attention_mask: 0 for padding, `(..., T)`; `None` without padding. Only the steps `mask` and `token_dropout`
+            read it.
+        following: Vectors of the position after that of each token, `(T, D)` or `(..., T, D)`, which only the step
+            `streams` reads; `None` without such a step.
     """
 
     ids: Int[Tensor, "*batch T"]
     positions: Positions
     token_type_ids: Ids | None = None
+    attention_mask: AttentionMask | None = None
+    following: Float[Tensor, "*rows T D"] | None = None
 
 
 class TracedStep(NamedTuple):
@@ -128,6 +139,13 @@ def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
     elif name == "positions":
         assert isinstance(module, Position)
         x = module.add(x, batch.positions)
+    elif name == "mask":
+        mask = batch.attention_mask
+        x = x if mask is None else x * (mask != 0).unsqueeze(-1).to(x.dtype)
+    elif name == "token_dropout":
+        x = module(x, batch.ids, batch.attention_mask)
+    elif name == "streams":
+        x = module(x, batch.following)
     elif name != "look_up":
         x = module(x)
     assert x is not None
@@ -172,6 +190,12 @@ def _trace(step: EmbeddingStep, x: Tensor, batch: TokenBatch) -> Iterator[Traced
             note = "segment 0" if not batch.token_type_ids.any() else "the segments that are passed"
     elif name == "projection":
         note = f"{x.shape[-1]} to {result.shape[-1]}"
+    elif name == "mask":
+        note = "no attention mask is passed" if batch.attention_mask is None else "vectors of padding become zero"
+    elif name == "token_dropout":
+        note = "vectors of the mask token become zero, the others are rescaled"
+    elif name == "streams":
+        note = f"{result.shape[-2] // x.shape[-2] - 1} streams that predict later tokens are appended"
     else:
         note = f"width {result.shape[-1]}" if name == "norm" else f"p = {getattr(module, 'p', 0):g}, in training only"
     yield TracedStep(name, result, note, added)

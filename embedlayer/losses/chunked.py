@@ -62,12 +62,14 @@ class ChunkedSettings(NamedTuple):
         requested: For which inputs a gradient is computed.
         collectives: Collective operations of the ranks over which the rows are sharded.
         partition: Which rows this rank stores.
+        min_chunks: Number of chunks into which the tokens are divided at least.
     """
 
     loss: LossSettings
     requested: RequestedGradients
     collectives: Collectives
     partition: RowPartition
+    min_chunks: int = 1
 
 
 def chunked_cross_entropy(
@@ -78,6 +80,7 @@ def chunked_cross_entropy(
     settings: LossSettings,
     collectives: Collectives = SINGLE_PROCESS,
     partition: RowPartition | None = None,
+    min_chunks: int = 1,
 ) -> Tensor:
     """Compute the loss over chunks of tokens, differentiable in `hidden`, `weight` and `bias`.
 
@@ -94,6 +97,8 @@ def chunked_cross_entropy(
         settings: The options. Here `padding_idx` counts from the first row of this rank.
         collectives: The ranks over which the rows are sharded.
         partition: Which rows this rank stores; `None` for all rows.
+        min_chunks: Number of chunks into which the tokens are divided at least; with 2 or more chunks not even a small
+            batch has all its logits at once. A compiled graph ignores it.
 
     Returns:
         The loss of this rank's tokens in nats: a scalar, or `(...)` with `reduction="none"`.
@@ -113,7 +118,7 @@ def chunked_cross_entropy(
         result: Tensor = _operator(hidden, weight, bias, targets, None, *settings, *requested)[0]
         return result
     partition = RowPartition(settings.vocab_size) if partition is None else partition
-    chunked = ChunkedSettings(settings, requested, collectives, partition)
+    chunked = ChunkedSettings(settings, requested, collectives, partition, min_chunks)
     return _Chunked.apply(hidden, weight, bias, targets, chunked)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -228,7 +233,7 @@ def _all_chunks(inputs: LossInputs, factors_N: Tensor | None, chunked: ChunkedSe
         The losses of this rank's tokens, `(N,)`, and the gradients of hidden states, weight and bias.
     """
     hidden_ND, weight, bias, targets_N = inputs
-    settings, requested, ranks, _ = chunked
+    settings, requested, ranks = chunked.loss, chunked.requested, chunked.collectives
     dtype = loss_dtype(settings.compute)
     rows_VD = weight[: settings.vocab_size].to(settings.compute)
     hidden_ND = hidden_ND.to(settings.compute)
@@ -238,7 +243,7 @@ def _all_chunks(inputs: LossInputs, factors_N: Tensor | None, chunked: ChunkedSe
     sizes = torch.tensor([[len(hidden_ND), requested.hidden]], device=ranks.device)
     counts, any_hidden = ranks.all_gather(sizes, [1] * ranks.size).T.tolist()
     requested = requested._replace(hidden=any(any_hidden))  # the gradients of other ranks' states need these rows too
-    step = _chunk_size(counts, settings.vocab_size, rows_VD)
+    step = min(_chunk_size(counts, settings.vocab_size, rows_VD), math.ceil(max(*counts, 1) / chunked.min_chunks))
     sums = _GradientSums(
         rows_VD,
         torch.empty_like(hidden_ND, dtype=dtype) if requested.hidden else None,

@@ -5,7 +5,6 @@ queries and keys differ too: Meta's rotary pairs are channels (2i, 2i + 1), Hugg
 permutes no weights; it sets `interleaved` of the rotary embedding.
 """
 
-import json
 import re
 import warnings
 from collections.abc import Mapping
@@ -14,14 +13,12 @@ from pathlib import Path
 import torch
 
 from embedlayer.checkpoints.loader import Loader
+from embedlayer.checkpoints.meta_layout import has_meta_layout, meta_config, require_value
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.errors import CheckpointError, EmbedLayerWarning
-from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS, META_LLAMA, META_TENSORS, family_of
+from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS, META_TENSORS
 from embedlayer.io.config_values import as_number, as_whole_number
-from embedlayer.io.files import JsonObject, read_json
 from embedlayer.models.decoder import DecoderLM
-
-QUERY = "blocks.{}.attention.query.weight"
 
 _DERIVED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|rope\.freqs|freqs_cos|freqs_sin)")
 """Tensors in old checkpoints that follow from the sizes."""
@@ -67,10 +64,9 @@ def load_llama(
     Reference: transformers/models/llama/modeling_llama.py; meta-llama/llama, llama/model.py.
     """
     checkpoint = Checkpoint.open(source)
-    stored = set(checkpoint.names)
-    if {META_TENSORS["table.weight"], META_TENSORS[QUERY].format(0)} <= stored:
-        checkpoint.config = _meta_config(checkpoint)
-    elif HUGGING_FACE_TENSORS["table.weight"] in stored:
+    if has_meta_layout(checkpoint):
+        checkpoint.config = meta_config(checkpoint)
+    elif HUGGING_FACE_TENSORS["table.weight"] in checkpoint.names:
         _check_implemented(checkpoint)
     else:
         raise CheckpointError(
@@ -133,67 +129,10 @@ def _check_implemented(checkpoint: Checkpoint) -> None:
     """
     config, source = checkpoint.config, f"{checkpoint.name}/config.json"
     decoders = [family for family in FAMILIES if family.decoder is HUGGING_FACE_TENSORS]
-    _require_value(source, config, "model_type", *(name for family in decoders for name in family.model_types))
-    _require_value(source, config, "hidden_act", "silu", "swish", None)
+    require_value(source, config, "model_type", *(name for family in decoders for name in family.model_types))
+    require_value(source, config, "hidden_act", "silu", "swish", None)
     for key in ("attention_bias", "mlp_bias", "sliding_window", "quantization_config"):
-        _require_value(source, config, key, False, None)
-
-
-def _meta_config(checkpoint: Checkpoint) -> JsonObject:
-    """Return a configuration for the model of a checkpoint in Meta's layout, in the form that `Loader` reads.
-
-    The sizes come from the metadata of the weight files, or else from `params.json`.
-
-    Raises:
-        CheckpointError: The number of heads is missing, or a value is not implemented.
-    """
-    source = checkpoint.name
-    stated = {key: _parse(text) for header in checkpoint.headers.values() for key, text in header.metadata.items()}
-    if "n_heads" not in stated:
-        file = checkpoint.file("params.json")
-        if file is None:
-            raise CheckpointError(
-                f"{source} does not state its sizes: its metadata has no n_heads, and no params.json is beside it."
-            )
-        stated = read_json(file)
-    _require_value(source, stated, "use_scaled_rope", False, None)
-    theta = re.search(r"theta ([\d.]+)", str(stated.get("rope", "")))  # llama2.c's export
-    family = family_of(META_LLAMA)
-    assert family is not None
-    query_rows = sum(checkpoint.info(META_TENSORS[QUERY].format(0)).shape[:1])
-    return {
-        "model_type": META_LLAMA,
-        **{own: stated[own] for own, _ in family.aliases if stated.get(own) is not None},
-        "vocab_size": None if stated.get("vocab_size") == -1 else stated.get("vocab_size"),  # -1: see the tokenizer
-        "head_dim": query_rows // as_whole_number(stated.get("n_heads"), "n_heads"),
-        "rope_theta": stated.get("rope_theta", None if theta is None else _parse(theta[1])),
-        "tie_word_embeddings": META_TENSORS["head.weight"] not in checkpoint.names,
-    }
-
-
-def _parse(text: str) -> object:
-    """Return the JSON value that a metadata string contains, such as the number 8 for `"8"`; else the string itself."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _require_value(source: str, config: Mapping[str, object], key: str, *allowed: object) -> None:
-    """Check that the value of a configuration key is one that `DecoderLM` implements.
-
-    Args:
-        source: Name of the configuration, for the message.
-        config: The configuration.
-        key: The key to check; a missing key counts as `None`.
-        *allowed: Values that are implemented.
-
-    Raises:
-        CheckpointError: The value is none of `allowed`; the message names both.
-    """
-    if config.get(key) not in allowed:
-        known = ", ".join(str(value) for value in allowed if value is not None)
-        raise CheckpointError(f"{source}: {key} {config.get(key)!r} is not what DecoderLM has (known: {known}).")
+        require_value(source, config, key, False, None)
 
 
 def _decoder_name(name: str, ours: Mapping[str, str]) -> str:

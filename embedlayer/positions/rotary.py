@@ -1,6 +1,7 @@
 """Rotary positions (RoPE): queries and keys are rotated by angles that are proportional to the position."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -9,13 +10,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.computed_buffers import ComputedBuffers
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.overrides import is_unchanged
 from embedlayer.positions.position import Position, PreparedPositions
-from embedlayer.positions.query_scaling import QueryScaling, query_factors, scale_queries
+from embedlayer.positions.query_scaling import QueryScaledPosition, QueryScaling, query_factors, scale_queries
 from embedlayer.positions.rotary_axes import RotaryAxes
-from embedlayer.positions.rotary_config import has_layer_types, layer_types, read_rotary, rotated_layers
+from embedlayer.positions.rotary_config import read_blocks, read_rotary
 from embedlayer.positions.rotary_scaling import Length, RotaryScaling, rotary_frequencies
 from embedlayer.positions.rotation import channel_tables, rotate_channels, rotate_pairs
 from embedlayer.shapes import Positions
@@ -198,7 +199,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
         if "base" in config:
             return cls.from_description(config)
         arguments = read_rotary(config, layer_type, interleaved=interleaved, default_base=default_base)
-        return Position() if arguments is None else cls(**arguments)
+        return Position() if arguments is None else rotary_scheme(arguments)
 
     @classmethod
     def from_description(cls, arguments: JsonObject) -> "RotaryEmbedding":
@@ -468,30 +469,46 @@ class RotaryEmbedding(Position, ComputedBuffers):
 
 
 def rotary_positions(
-    config: JsonObject, *, interleaved: bool | None = None, default_base: float | None = None
+    config: JsonObject,
+    *,
+    interleaved: bool | None = None,
+    rotated: bool | Sequence[bool] | None = None,
+    default_base: float | None = None,
 ) -> list[Position]:
-    """Build the position scheme of each layer of a transformers configuration; equal layers share one object.
+    """Build the position scheme of each block of a transformers configuration; equal blocks share one object.
 
-    Layers without positions (NoPE: SmolLM3, LLaMA 4, Cohere 2, EXAONE 4, a null in `rope_parameters`) have a neutral
-    `Position`. Layer types with their own base or scaling (Gemma 3, ModernBERT) have their own `RotaryEmbedding`.
+    Blocks without positions (NoPE: SmolLM3, LLaMA 4, Cohere 2, EXAONE 4, a null in `rope_parameters`) and blocks
+    without attention have a neutral `Position`. Layer types with their own base or scaling (Gemma 3, ModernBERT) have
+    their own `RotaryEmbedding`.
 
     Args:
         config: The dictionary of a `config.json`.
         interleaved: As in `RotaryEmbedding.from_config`.
+        rotated: Whether blocks are rotated: one value for all blocks, or one for each. `None` for what the family and
+            the configuration say.
         default_base: As in `RotaryEmbedding.from_config`.
 
     Raises:
         CheckpointError: The configuration is not understood, as in `RotaryEmbedding.from_config`.
     """
-    kinds = layer_types(config) if has_layer_types(config) else [None] * len(layer_types(config))
-    built: dict[str | None, Position] = {}
+    blocks = read_blocks(config, interleaved=interleaved, rotated=rotated, default_base=default_base)
+    schemes = {key: rotary_scheme(arguments) for key, arguments in blocks.arguments.items()}
     no_positions = Position()
-    layers = []
-    for kind, rotated in zip(kinds, rotated_layers(config), strict=True):
-        if rotated and kind not in built:
-            built[kind] = RotaryEmbedding.from_config(config, kind, interleaved=interleaved, default_base=default_base)
-        layers.append(built[kind] if rotated else no_positions)
-    return layers
+    return [schemes.get(key, no_positions) for key in blocks.keys]
+
+
+def rotary_scheme(arguments: dict[str, Any]) -> Position:
+    """Build the scheme of the arguments in `RotaryBlocks.arguments`.
+
+    It is a `RotaryEmbedding`, or a `QueryScaledPosition` if `query_scaling` is the only argument.
+
+    Raises:
+        CheckpointError: The arguments contradict each other.
+    """
+    try:
+        return RotaryEmbedding(**arguments) if "head_dim" in arguments else QueryScaledPosition(**arguments)
+    except SizeError as error:
+        raise CheckpointError(f"The configuration contradicts itself. {error}") from error
 
 
 def permute_qk(

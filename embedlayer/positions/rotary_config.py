@@ -7,19 +7,28 @@ transformers warns about unknown keys and fills in missing ones; here both are e
 states are in `embedlayer.families`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from embedlayer.errors import CheckpointError
-from embedlayer.families import rotary_facts, stated_size
+from embedlayer.families import ROTARY, RotaryPositions, rotary_facts, stated_size
 from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject
+from embedlayer.positions.query_scaling import LogQueryScaling, PowerQueryScaling, QueryScaling
+from embedlayer.positions.rotary_axes import (
+    AlternatingAxes,
+    ChannelAxes,
+    ChunkedAxes,
+    InterleavedAxes,
+    SectionedAxes,
+)
 from embedlayer.positions.rotary_scaling import (
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    NTKAlphaScaling,
     ProportionalScaling,
     RotaryScaling,
     YarnScaling,
@@ -28,6 +37,82 @@ from embedlayer.positions.rotary_scaling import (
 SLIDING, FULL = "sliding_attention", "full_attention"
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 MOST_LAYERS = 1 << 16
+NO_POSITIONS = "none"
+"""Key of blocks whose attention has no positions, and of blocks without attention."""
+
+SAME_FOR_ALL = "rotary"
+"""Key of the blocks of a model in which all rotated blocks have the same rotary positions."""
+
+
+class RotaryBlocks(NamedTuple):
+    """Positions of each block of a model whose attention is rotated.
+
+    Attributes:
+        keys: For each block in order, the key of its scheme: a layer type such as `"sliding_attention"`, or
+            `SAME_FOR_ALL`; `NO_POSITIONS` for a block without positions.
+        arguments: Key -> arguments of `RotaryEmbedding`, or of `QueryScaledPosition` if `query_scaling` is the only
+            one; in the order of the first block. `NO_POSITIONS` has no entry.
+    """
+
+    keys: tuple[str, ...]
+    arguments: dict[str, dict[str, Any]]
+
+
+def read_blocks(
+    config: JsonObject,
+    *,
+    interleaved: bool | None = None,
+    rotated: bool | Sequence[bool] | None = None,
+    default_base: float | None = None,
+) -> RotaryBlocks:
+    """Return the positions of every block that a configuration describes.
+
+    Args:
+        config: A configuration of transformers as a dictionary.
+        interleaved: As in `read_rotary`.
+        rotated: Whether blocks are rotated: one value for all blocks, or one for each. `None` for what the family and
+            the configuration say.
+        default_base: As in `read_rotary`.
+
+    Raises:
+        CheckpointError: The configuration is not understood; see `read_rotary` and `rotated_layers`. For an unknown
+            `model_type`, both `interleaved` and `rotated` must be given.
+    """
+    facts = _facts(config, stated=interleaved is not None and rotated is not None)
+    config = _common(config, facts)
+    types = layer_types(config)
+    if rotated is None:
+        flags = rotated_layers(config)
+    else:
+        flags = [rotated] * len(types) if isinstance(rotated, bool) else _list_of(len(types), rotated, "rotated")
+    kinds = types if has_layer_types(config) else [None] * len(types)
+    bases, scaled = config.get("layer_rope_theta") or [None] * len(types), config.get("rope_scaling_layers")
+    unrotated = _unrotated_queries(config, facts)
+    keys, arguments = [], {}
+    for layer, (kind, flag, base) in enumerate(zip(kinds, flags, bases, strict=True)):
+        found, key = None, kind or SAME_FOR_ALL
+        if flag:
+            found = _read(
+                config,
+                facts,
+                kind,
+                interleaved=interleaved,
+                default_base=default_base,
+                base=base,
+                scaled=scaled is None or layer in scaled,
+            )
+        if found is None and unrotated is not None and types[layer] in (None, FULL, SLIDING, "chunked_attention"):
+            found, key = {"query_scaling": unrotated}, "query_scaling"
+        if found is None:
+            keys.append(NO_POSITIONS)
+            continue
+        number = 1
+        while arguments.get(key, found) != found:
+            number += 1
+            key = f"{kind or SAME_FOR_ALL}_{number}"
+        arguments[key] = found
+        keys.append(key)
+    return RotaryBlocks(tuple(keys), arguments)
 
 
 class RopeType(NamedTuple):
@@ -53,6 +138,7 @@ ROPE_TYPES = {
         frozenset({"factor", ORIGINAL_LENGTH}),
         frozenset({"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
     ),
+    "ntk_alpha": RopeType(NTKAlphaScaling, frozenset({"alpha"})),
     "longrope": RopeType(
         LongRopeScaling,
         frozenset({"short_factor", "long_factor", ORIGINAL_LENGTH}),
@@ -62,10 +148,21 @@ ROPE_TYPES = {
     "proportional": RopeType(ProportionalScaling, optional=frozenset({"factor"})),
 }
 COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+SECTIONS = "mrope_section"
+QUERY_BETA = "llama_4_scaling_beta"
+AXES: dict[str, type[SectionedAxes]] = {
+    "chunked": ChunkedAxes,
+    "interleaved": InterleavedAxes,
+    "alternating": AlternatingAxes,
+    "channels": ChannelAxes,
+}
+"""`RotaryPositions.axes` -> class of the axes."""
+
 ROTARY_KEYS = {
     *("rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base", "rotary_embedding_base"),
     *("partial_rotary_factor", "rotary_pct", "rotary_dim", "rotary", "qk_rope_head_dim", "rope_interleave"),
     *("rope_local_base_freq", "local_rope_theta", "global_rope_theta", "no_rope_layers", "no_rope_layer_interval"),
+    *("layer_rope_theta", "rope_scaling_layers", "compress_rope_theta"),
 }
 """Keys of a configuration about rotary positions that this module understands; any other such key is an error."""
 
@@ -83,42 +180,237 @@ def read_rotary(
         config: A configuration of transformers as a dictionary.
         layer_type: Type of the layers, where types differ, such as `"sliding_attention"`.
         interleaved: Whether pairs are channels (2i, 2i + 1); `None` to read `rope_interleave` or take the layout of the
-            family.
+            family. It must be given if the `model_type` is unknown.
         default_base: Base if the configuration states none; `None` to refuse such a configuration.
 
     Raises:
         CheckpointError: A key is unknown, missing, of the wrong type, or contradicts another.
     """
-    _check_keys(config)
-    parameters = _parameters(config, layer_type)
+    facts = _facts(config, stated=interleaved is not None)
+    config = _common(config, facts)
+    base = None
+    if config.get("layer_rope_theta"):
+        bases = set(config["layer_rope_theta"]) - {0}
+        if len(bases) != 1:
+            raise CheckpointError(f"layer_rope_theta has several bases: {sorted(bases)}. Use rotary_positions(config).")
+        base = bases.pop()
+    return _read(config, facts, layer_type, interleaved=interleaved, default_base=default_base, base=base)
+
+
+def _read(
+    config: JsonObject,
+    facts: RotaryPositions,
+    layer_type: str | None,
+    *,
+    interleaved: bool | None,
+    default_base: float | None,
+    base: float | None = None,
+    scaled: bool = True,
+) -> dict[str, Any] | None:
+    """Return the arguments of `RotaryEmbedding` for the layers of a type; `None` for layers without positions.
+
+    Args:
+        config: The configuration with the common names of keys, from `_common`.
+        facts: Settings of its family.
+        layer_type: As in `read_rotary`.
+        interleaved: As in `read_rotary`.
+        default_base: As in `read_rotary`.
+        base: Base of these layers that the configuration states by layer; `None` to read the other keys.
+        scaled: Whether these layers have the scaling that the configuration describes.
+
+    Raises:
+        CheckpointError: As for `read_rotary`.
+    """
+    _check_keys(config, facts)
+    if facts.without_positions == "all" or (facts.only_if and config.get(facts.only_if[0]) != facts.only_if[1]):
+        return None
+    parameters = _parameters(config, facts, layer_type)
     if parameters is None:
         return None
-    facts = rotary_facts(config.get("model_type"))
-    if facts.reversed:
-        raise CheckpointError(
-            f"{config['model_type']} rotates queries and keys by the negative angle, which RotaryEmbedding does not do."
-        )
-    if "mrope_section" in parameters:
-        raise CheckpointError("mrope_section: positions along several axes are outside this library for now.")
-    kind = _only_value({"rope_type": parameters.get("rope_type"), "type": parameters.get("type")}) or "default"
-    kind = dict((("su", "longrope"), *facts.former_rope_types)).get(kind, kind)
-    if kind not in ROPE_TYPES:
-        raise CheckpointError(f"rope_type {kind!r} is not known here.{_hint(kind, ROPE_TYPES)}")
-    allowed = COMMON_KEYS | ROPE_TYPES[kind].required | ROPE_TYPES[kind].optional
+    kind = _rope_type(parameters, facts)
+    allowed = COMMON_KEYS | ROPE_TYPES[kind].required | ROPE_TYPES[kind].optional | {*facts.other_parameters}
+    allowed |= {SECTIONS, *facts.section_names, "mrope_interleaved"} if facts.axes else set()
     for key in parameters:
         if key not in allowed:
             raise CheckpointError(f"Rotary positions of type {kind!r} have no key {key!r}.{_hint(key, allowed)}")
     width = head_width(config, layer_type)
-    share = _rotated_share(config, parameters, width)
-    stated = config.get("rope_interleave")
-    layout = facts.interleaved if stated is None else bool(stated)
-    return {
+    share = _rotated_share(config, facts, parameters, width)
+    layout = _layout(config, facts) if interleaved is None else interleaved
+    arguments = {
         "head_dim": width,
-        "base": _base(config, parameters, layer_type, default_base),
-        "scaling": _scaling(kind, config, parameters, share),
-        "interleaved": layout if interleaved is None else interleaved,
+        "base": _base(config, facts, parameters, layer_type, default_base) if base is None else as_number(base, "base"),
+        "scaling": _scaling(kind if scaled else "default", config, facts, parameters, share),
+        "interleaved": layout,
         "rotary_dim": width if kind == "proportional" else int(width * share),
     }
+    if facts.reversed:
+        arguments["reversed"] = True
+    if facts.trailing:  # the whole head: its first channels are not rotated, but its query is scaled (Mistral 4)
+        arguments |= {"trailing": True, "head_dim": _whole_head(config, width)}
+    axes, query_scaling = _axes(facts, parameters), _query_scaling(parameters)
+    return (
+        arguments
+        | ({} if axes is None else {"axes": axes})
+        | ({} if query_scaling is None else {"query_scaling": query_scaling})
+    )
+
+
+def _whole_head(config: JsonObject, width: int) -> int:
+    """Return the number of channels of a head, rotated or not: `head_dim` if it is more than the rotated `width`."""
+    parts = config.get("qk_nope_head_dim")
+    if parts is not None:
+        return as_whole_number(parts, "qk_nope_head_dim") + width
+    return max(as_whole_number(config.get("head_dim") or width, "head_dim"), width)
+
+
+def _facts(config: JsonObject, *, stated: bool) -> RotaryPositions:
+    """Return the settings of the family of a configuration.
+
+    Args:
+        config: The configuration.
+        stated: Whether the caller stated what the settings of an unknown family would say.
+
+    Raises:
+        CheckpointError: The `model_type` is missing or unknown and the caller stated nothing, or transformers rotates
+            this family in a way that this library does not have.
+    """
+    name = config.get("model_type")
+    facts = rotary_facts(name)
+    if facts is None and not stated:
+        about = "has no model_type" if name is None else f"has the unknown model_type {name!r}"
+        raise CheckpointError(
+            f"The configuration {about}, so the pairing of channels and the rotated layers are not known."
+            f"{'' if name is None else _hint(name, ROTARY)} State interleaved= (and rotated= for rotary_positions), "
+            f"and compare with the original: embedlayer.positions.compare_rotary(config, ...)."
+        )
+    if facts is not None and facts.refused is not None and not stated:
+        raise CheckpointError(f"Positions of {name} are not read: {facts.refused}")
+    return facts or RotaryPositions()
+
+
+def _common(config: JsonObject, facts: RotaryPositions) -> JsonObject:
+    """Return a configuration with the common names of keys, and with the defaults of its family.
+
+    Args:
+        config: The configuration.
+        facts: Settings of its family.
+
+    Raises:
+        CheckpointError: Two names of the same key have different values, or the configuration holds several models.
+    """
+    if not (config.keys() & ROTARY_KEYS) and "num_hidden_layers" not in config:
+        inner = [key for key in ("text_config", "decoder", "llm_config", "thinker_config") if key in config]
+        if inner:
+            raise CheckpointError(f"This configuration holds several models: pass config[{inner[0]!r}].")
+    renamed = dict(config)
+    for key, common in facts.aliases:
+        value = renamed.pop(key, None)
+        if value is not None:
+            renamed[common] = _only_value({common: renamed.get(common), key: value})
+    own = {key: value for key, value in renamed.items() if value is not None and key not in facts.ignored_keys}
+    return {**dict(facts.defaults), **own}
+
+
+def _rope_type(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
+    """Return the rope type of rotary parameters, a key of `ROPE_TYPES`.
+
+    Args:
+        parameters: Rotary parameters of a layer type.
+        facts: Settings of the family.
+
+    Raises:
+        CheckpointError: The type is unknown.
+    """
+    kind = _only_value({"rope_type": parameters.get("rope_type"), "type": parameters.get("type")}) or "default"
+    kind = dict((("su", "longrope"), *facts.former_rope_types)).get(kind, kind)
+    if kind == "dynamic" and "ntk_alpha" in facts.rope_types and parameters.get("alpha"):
+        kind = "ntk_alpha"
+    known = {key for key in ROPE_TYPES if key != "ntk_alpha" or key in facts.rope_types}
+    if kind not in known:
+        raise CheckpointError(f"rope_type {kind!r} is not known here.{_hint(kind, known)}")
+    return str(kind)
+
+
+def _layout(config: JsonObject, facts: RotaryPositions) -> bool:
+    """Return whether pairs are interleaved, by the family and by `rope_interleave` of the configuration.
+
+    Args:
+        config: The configuration.
+        facts: Settings of its family.
+
+    Raises:
+        CheckpointError: `rope_interleave` contradicts a family whose code does not read it.
+    """
+    stated = config.get("rope_interleave")
+    if stated is None or bool(stated) == facts.interleaved or facts.reads_layout:
+        return facts.interleaved if stated is None else bool(stated)
+    raise CheckpointError(
+        f"rope_interleave is {stated}, but the code of {config.get('model_type')} does not read it and has the other "
+        f"layout: remove it, or pass interleaved=."
+    )
+
+
+def _axes(facts: RotaryPositions, parameters: Mapping[str, Any]) -> SectionedAxes | None:
+    """Return how pairs are divided over several position axes; `None` for a single axis.
+
+    Args:
+        facts: Settings of the family.
+        parameters: Rotary parameters of the layers.
+
+    Raises:
+        CheckpointError: The sections are no list of whole numbers, or contradict the family.
+    """
+    if facts.axes is None:
+        return None
+    stated = _only_value({name: parameters.get(name) for name in (SECTIONS, *facts.section_names)})
+    sections = facts.sections if stated is None else stated
+    if sections is None:
+        return None
+    if not isinstance(sections, list | tuple):
+        raise CheckpointError(f"{SECTIONS} must be a list, not {sections!r}.")
+    sections = tuple(as_whole_number(size, SECTIONS) for size in sections)
+    layout = parameters.get("mrope_interleaved")
+    if layout is not None and bool(layout) != (facts.axes == "interleaved"):
+        raise CheckpointError(f"mrope_interleaved is {layout}, but the code of this family has {facts.axes} sections.")
+    return AXES[facts.axes]((*sections[-1:], *sections[:-1]) if facts.axes == "alternating" else sections)
+
+
+def _query_scaling(parameters: Mapping[str, Any]) -> LogQueryScaling | None:
+    """Return the factor on rotated queries by position (Ministral 3); `None` for no factor.
+
+    Args:
+        parameters: Rotary parameters of the layers.
+
+    Raises:
+        CheckpointError: The factor's length is missing.
+    """
+    beta = parameters.get(QUERY_BETA)
+    if beta is None:
+        return None
+    return LogQueryScaling(
+        as_number(beta, QUERY_BETA), as_whole_number(parameters.get(ORIGINAL_LENGTH), ORIGINAL_LENGTH)
+    )
+
+
+def _unrotated_queries(config: JsonObject, facts: RotaryPositions) -> QueryScaling | None:
+    """Return the factor on queries by position in blocks without a rotation; `None` for no factor.
+
+    Args:
+        config: The configuration.
+        facts: Settings of its family.
+
+    Raises:
+        CheckpointError: A number of the factor is missing.
+    """
+    if isinstance(facts.unrotated_queries, tuple):
+        return PowerQueryScaling(*facts.unrotated_queries)
+    if facts.unrotated_queries is None or not config.get("attn_temperature_tuning", True):
+        return None
+    return LogQueryScaling(
+        as_number(config.get("attn_scale"), "attn_scale"),
+        as_whole_number(config.get("floor_scale"), "floor_scale"),
+        offset=1,
+    )
 
 
 def head_width(config: JsonObject, layer_type: str | None = None) -> int:
@@ -131,12 +423,13 @@ def head_width(config: JsonObject, layer_type: str | None = None) -> int:
     """
     overrides = config.get("per_layer_config") or {}
     types = config.get("layer_types") or ()
-    own = {
-        f"layer {i}": overrides.get(str(i), {}).get("head_dim") for i, kind in enumerate(types) if kind == layer_type
-    }
-    if layer_type == FULL:
-        own["global_head_dim"] = config.get("global_head_dim")
-    stated = (_only_value(own), config.get("qk_rope_head_dim"), config.get("head_dim"))
+    alike = [layer for layer, kind in enumerate(types) if kind == layer_type]
+    stated: list[object] = []
+    for key in ("qk_rope_head_dim", "head_dim"):
+        own = {f"layer {layer}": overrides.get(str(layer), overrides.get(layer, {})).get(key) for layer in alike}
+        if key == "head_dim" and layer_type == FULL:
+            own["global_head_dim"] = config.get("global_head_dim")
+        stated += [_only_value(own), config.get(key) or None]
     width = next((value for value in stated if value is not None), None)
     if width is not None:
         return as_whole_number(width, "head_dim")
@@ -152,13 +445,23 @@ def layer_types(config: JsonObject) -> list[str | None]:
     Raises:
         CheckpointError: The number of layers is missing, or differs from the list of types.
     """
-    count = as_whole_number(stated_size(config, "num_hidden_layers"), "num_hidden_layers", most=MOST_LAYERS)
-    types = config.get("layer_types")
+    types, count = config.get("layer_types"), stated_size(config, "num_hidden_layers")
+    if count is None and isinstance(types, list | tuple):
+        count = len(types)
+    count = as_whole_number(count, "num_hidden_layers", most=MOST_LAYERS)
     if types is not None:
         return _list_of(count, types, "layer_types")
+    cycle, attention = config.get("block_types"), config.get("attn_layer_indices")
+    if isinstance(cycle, list | tuple) and cycle:
+        return [str(cycle[layer % len(cycle)]) for layer in range(count)]
+    if isinstance(attention, list | tuple):
+        return ["attention" if layer in attention else "mamba" for layer in range(count)]
     every = config.get("sliding_window_pattern")
     if isinstance(every, int) and "rope_local_base_freq" in config:  # Gemma 3: layers 5, 11, ... have full attention
         return [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(count)]
+    every = config.get("full_attention_interval")
+    if isinstance(every, int):  # Qwen3-Next: layers 3, 7, ... have attention
+        return [FULL if (layer + 1) % every == 0 else "linear_attention" for layer in range(count)]
     every = config.get("global_attn_every_n_layers")
     if isinstance(every, int):  # ModernBERT: layers 0, 3, ... have full attention
         return [FULL if layer % every == 0 else SLIDING for layer in range(count)]
@@ -175,48 +478,67 @@ def rotated_layers(config: JsonObject) -> list[bool]:
     Raises:
         CheckpointError: The family has layers without positions, and its configuration does not state which.
     """
+    facts = rotary_facts(config.get("model_type")) or RotaryPositions()
+    config = _common(config, facts)
     types = layer_types(config)
+    count = len(types)
     listed, every = config.get("no_rope_layers"), config.get("no_rope_layer_interval")
-    without_positions = rotary_facts(config.get("model_type")).without_positions
+    unless = facts.only_if is not None and config.get(facts.only_if[0]) != facts.only_if[1]
+    flags = [facts.without_positions != "all" and not unless] * count
     if listed:
-        return [bool(flag) for flag in _list_of(len(types), listed, "no_rope_layers")]
-    if every:
-        return [(layer + 1) % as_whole_number(every, "no_rope_layer_interval") != 0 for layer in range(len(types))]
-    if without_positions == "listed":
+        flags = [bool(flag) for flag in _list_of(count, listed, "no_rope_layers")]
+    elif every:
+        flags = [(layer + 1) % as_whole_number(every, "no_rope_layer_interval") != 0 for layer in range(count)]
+    elif facts.without_positions == "listed":
         raise CheckpointError(
             f"{config['model_type']} has layers without positions, but neither no_rope_layers nor "
             f"no_rope_layer_interval is present."
         )
-    if without_positions == "full_attention" and config.get("sliding_window") is not None:
+    if config.get("layer_rope_theta"):
+        flags = [base != 0 for base in _list_of(count, config["layer_rope_theta"], "layer_rope_theta")]
+    crossed = config.get("cross_attention_layers") or ()
+    flags = [flag and layer not in crossed for layer, flag in enumerate(flags)]
+    if facts.without_positions == "full_attention" and config.get("sliding_window") is not None:
+        rotated_types: Sequence[str] | None = (SLIDING,)
+    else:
+        rotated_types = facts.rotated_types
+    if rotated_types is not None:
         if None in types:
             raise CheckpointError(
-                f"{config['model_type']} rotates only layers of sliding attention: layer_types is missing."
+                f"{config['model_type']} rotates only layers of type {' or '.join(rotated_types)}: layer_types is "
+                f"missing."
             )
-        return [kind == SLIDING for kind in types]
+        flags = [flag and kind in rotated_types for flag, kind in zip(flags, types, strict=True)]
     parameters = config.get("rope_parameters") or {}
     absent = {key for key, value in parameters.items() if value is None} if _is_nested(parameters) else set()
-    return [kind not in absent for kind in types]
+    return [flag and kind not in absent for flag, kind in zip(flags, types, strict=True)]
 
 
 def has_layer_types(config: JsonObject) -> bool:
     """Return whether a configuration has different rotary positions for different types of layers."""
+    facts = rotary_facts(config.get("model_type")) or RotaryPositions()
     return (
         _is_nested(config.get("rope_parameters"))
         or "rope_local_base_freq" in config
         or "local_rope_theta" in config
-        or (rotary_facts(config.get("model_type")).scales_full_attention_only and bool(config.get("rope_scaling")))
+        or (facts.scales_full_attention_only and bool(config.get("rope_scaling")))
     )
 
 
-def _check_keys(config: JsonObject) -> None:
+def _check_keys(config: JsonObject, facts: RotaryPositions) -> None:
     """Check that a configuration has no unknown rotary key, no ALiBi, and no nested configuration of a text model.
+
+    Args:
+        config: The configuration.
+        facts: Settings of its family.
 
     Raises:
         CheckpointError: The configuration has one of these; the message says which.
     """
+    known = ROTARY_KEYS | ({facts.only_if[0]} if facts.only_if else set())
     for key in config:
-        if ("rope" in key or "rotary" in key) and key not in ROTARY_KEYS and config[key] is not False:
-            raise CheckpointError(f"The configuration's key {key!r} is not known here.{_hint(key, ROTARY_KEYS)}")
+        if ("rope" in key or "rotary" in key) and key not in known and config[key] is not False:
+            raise CheckpointError(f"The configuration's key {key!r} is not known here.{_hint(key, known)}")
     if config.get("alibi"):
         raise CheckpointError("This configuration says alibi: its positions are an AlibiBias, not rotary.")
     if "text_config" in config and not config.keys() & ROTARY_KEYS:
@@ -233,19 +555,28 @@ def _is_nested(parameters: object) -> bool:
     )
 
 
-def _parameters(config: JsonObject, layer_type: str | None) -> Mapping[str, Any] | None:
+def _parameters(config: JsonObject, facts: RotaryPositions, layer_type: str | None) -> Mapping[str, Any] | None:
     """Return the rotary parameters of one type of layers; `None` for layers without positions.
 
     They are in `rope_parameters` of the configuration, or in the older `rope_scaling`; an empty dictionary if both are
     missing.
 
+    Args:
+        config: The configuration.
+        facts: Settings of its family.
+        layer_type: Type of the layers, or `None`.
+
     Raises:
         CheckpointError: The layer type is unknown, or is `None` where types have different parameters.
     """
-    parameters = _only_value({key: config.get(key) or None for key in ("rope_parameters", "rope_scaling")}) or {}
+    stated = {key: config.get(key) for key in ("rope_parameters", "rope_scaling")}
+    parameters = _only_value({key: None if value == {} else value for key, value in stated.items()})
+    parameters = {} if parameters is None else parameters
     if not isinstance(parameters, Mapping):
         raise CheckpointError(f"rope_parameters must be a dictionary, not {parameters!r}.")
     if _is_nested(parameters):
+        labels = dict(facts.labels)
+        layer_type = labels.get(str(layer_type), labels.get("", layer_type))
         if layer_type not in parameters:
             raise CheckpointError(
                 f"rope_parameters differ by layer type, and {layer_type!r} is none of {', '.join(parameters)}: "
@@ -262,17 +593,21 @@ def _parameters(config: JsonObject, layer_type: str | None) -> Mapping[str, Any]
         )
     if layer_type is None and has_layer_types(config):
         raise CheckpointError(f"This configuration has layers of two types: pass layer_type={SLIDING!r} or {FULL!r}.")
-    only_full = rotary_facts(config.get("model_type")).scales_full_attention_only
-    return {} if layer_type == SLIDING and only_full else parameters
+    return {} if layer_type == SLIDING and facts.scales_full_attention_only else parameters
 
 
 def _base(
-    config: JsonObject, parameters: Mapping[str, Any], layer_type: str | None, default_base: float | None
+    config: JsonObject,
+    facts: RotaryPositions,
+    parameters: Mapping[str, Any],
+    layer_type: str | None,
+    default_base: float | None,
 ) -> float:
     """Return the base of the rotary frequencies of one type of layers.
 
     Args:
         config: The configuration.
+        facts: Settings of its family.
         parameters: Rotary parameters of these layers, from `_parameters`.
         layer_type: Type of the layers, or `None`.
         default_base: Base if the configuration states none; `None` makes that an error.
@@ -283,7 +618,6 @@ def _base(
     stated: dict[str, Any] = {"rope_theta of the parameters": parameters.get("rope_theta")}
     if not _is_nested(config.get("rope_parameters")):
         stated |= {key: config.get(key) for key in _base_keys(config, layer_type)}
-        facts = rotary_facts(config.get("model_type"))
         default_base = facts.base if facts.fixed_base else default_base
     base = _only_value(stated)
     base = default_base if base is None else base
@@ -314,11 +648,14 @@ def _base_keys(config: JsonObject, layer_type: str | None) -> tuple[str, ...]:
     return ("rope_theta", "rotary_emb_base", "rotary_embedding_base")
 
 
-def _rotated_share(config: JsonObject, parameters: Mapping[str, Any], width: int) -> float:
+def _rotated_share(config: JsonObject, facts: RotaryPositions, parameters: Mapping[str, Any], width: int) -> float:
     """Return the share of a head's channels that is rotated, from 0 to 1.
+
+    If the configuration states the width of a rotated part (`qk_rope_head_dim`), all channels of that part are rotated.
 
     Args:
         config: The configuration.
+        facts: Settings of its family.
         parameters: Rotary parameters of the layers, from `_parameters`.
         width: Number of channels of a head.
 
@@ -333,7 +670,17 @@ def _rotated_share(config: JsonObject, parameters: Mapping[str, Any], width: int
             "rotary_dim": None if config.get("rotary_dim") is None else config["rotary_dim"] / width,
         }
     )
-    default = rotary_facts(config.get("model_type")).default_share
+    default = facts.default_share
+    if share is not None and config.get("qk_rope_head_dim"):
+        whole = config.get("head_dim") or width
+        if share != 1 and int(as_number(share, "partial_rotary_factor") * whole) not in (
+            width,
+            config["qk_rope_head_dim"],
+        ):
+            raise CheckpointError(
+                f"partial_rotary_factor {share} of {whole} channels contradicts qk_rope_head_dim {width}."
+            )
+        return 1.0
     if share is None and default is not None:
         raise CheckpointError(
             f"{config['model_type']} rotates only a part of a head's channels, but partial_rotary_factor is missing. "
@@ -342,12 +689,15 @@ def _rotated_share(config: JsonObject, parameters: Mapping[str, Any], width: int
     return 1.0 if share is None else as_number(share, "partial_rotary_factor")
 
 
-def _scaling(kind: str, config: JsonObject, parameters: Mapping[str, Any], share: float) -> RotaryScaling | None:
+def _scaling(
+    kind: str, config: JsonObject, facts: RotaryPositions, parameters: Mapping[str, Any], share: float
+) -> RotaryScaling | None:
     """Build the scaling of the frequencies of a `rope_type`; `None` for the default type.
 
     Args:
         kind: The `rope_type`, a key of `ROPE_TYPES`.
         config: The configuration.
+        facts: Settings of its family.
         parameters: Rotary parameters of the layers, from `_parameters`.
         share: Share of a head's channels that is rotated.
 
@@ -357,10 +707,15 @@ def _scaling(kind: str, config: JsonObject, parameters: Mapping[str, Any], share
     scaling, required, _ = ROPE_TYPES[kind]
     if scaling is None:
         return None
+    if facts.rope_types and kind not in facts.rope_types:
+        raise CheckpointError(
+            f"The code of {config['model_type']} has no rope_type {kind!r}: {' or '.join(facts.rope_types)} are known."
+        )
+    own = ROPE_TYPES[kind].required | ROPE_TYPES[kind].optional
     arguments = {
         key: _argument(value, key)
         for key, value in parameters.items()
-        if value is not None and key not in COMMON_KEYS | {ORIGINAL_LENGTH}
+        if value is not None and key in own and key != ORIGINAL_LENGTH
     }
     longest = config.get("max_position_embeddings")
     if kind == "proportional":

@@ -5,13 +5,14 @@ Tensors keep the dtype in which they are stored. All other tensors are copied fr
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
+from embedlayer.checkpoints.loader import is_unknown_family
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
@@ -63,8 +64,9 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
         removes, without weights.
 
     Raises:
-        CheckpointError: The checkpoint is damaged, or builds its table from several tensors (model2vec with a mapping);
-            or, for an undo, the folder is not what the edit of the receipt wrote.
+        CheckpointError: The checkpoint is damaged, or builds its table from several tensors (model2vec with a mapping).
+            Or its family is unknown, and other tensors than the table may have a row for each token. Or, for an undo,
+            the folder is not what the edit of the receipt wrote.
         VocabularyError: A configuration names a removed token. Or the padding token would get another ID in a
             family that counts positions from that ID.
     """
@@ -74,11 +76,7 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
         tokenizer = load_tokenizer(folder)  # llama2.c's file is no part of a layer
     resolved = edit.resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)
     result, row_map = apply_row_map(tensors, resolved.rows), resolved.rows.row_map
-    if layer.numbering == "ids" and int(row_map.new_ids[layer.padding_id or 0]) != layer.padding_id:
-        raise VocabularyError(
-            f"{layer.family} counts positions from the ID of the padding token, {layer.padding_id}: it must keep that "
-            f"ID. Keep the tokens before it, or place it there with reorder."
-        )
+    _check_padding(layer, row_map)
     files = {} if resolved.tokens is None else _edited_files(folder, resolved.tokens, row_map)
     write_tensors({alias: result.tensors[name] for alias, name in aliases.items()}, folder, partial, table=table)
     if resolved.tokenizer is not None:
@@ -92,8 +90,28 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
     return {"": ModuleResult(resolved, result, {})}, sorted(changed)
 
 
+def _check_padding(layer: EmbeddingLayer, row_map: RowMap) -> None:
+    """Check that the padding token keeps its ID, if positions are or may be counted from that ID.
+
+    Args:
+        layer: The layer before the edit; if only its table was read, how positions are counted is not known.
+        row_map: The old row of each new row.
+
+    Raises:
+        VocabularyError: The padding token would get another ID.
+    """
+    pad, unknown = layer.padding_id, layer.load_record.table_only
+    is_counted = layer.numbering == "ids" or (unknown and type(pad) is int and 0 <= pad < row_map.old_size)
+    if is_counted and int(row_map.new_ids[pad or 0]) != pad:
+        family = "This unknown family may count" if unknown else f"{layer.family} counts"
+        raise VocabularyError(
+            f"{family} positions from the ID of the padding token, {pad}: it must keep that ID. Keep the tokens before "
+            f"it, or place it there with reorder."
+        )
+
+
 def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[str, str]]:
-    """Open a checkpoint for an edit of its rows.
+    """Open a checkpoint for an edit of its rows; of an unknown family, only the table.
 
     It warns of other tensors with the same number of rows: they are not known to belong to tokens and are not edited.
 
@@ -105,11 +123,14 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
            under several names.
 
     Raises:
-        CheckpointError: The layer builds a tensor from several stored ones, so no stored rows can be edited.
+        CheckpointError: The layer builds a tensor from several stored ones, so no stored rows can be edited. Or the
+            family is unknown, and another tensor has a size equal to the number of tokens.
     """
+    checkpoint = Checkpoint.open(folder)
+    is_unknown = is_unknown_family(checkpoint)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmbedLayerWarning)  # about tensors that are not read, and not needed here
-        layer = load(folder)
+        layer = load(folder, table_only=is_unknown)
     ends = row_tensors(layer, vocabulary_modules(layer))[0]
     unplaced = sorted(ends.keys() - layer.tensor_names.keys())
     if unplaced:
@@ -117,11 +138,14 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
             f"{', '.join(unplaced)} of {folder} is put together from several tensors, so the checkpoint has no rows of "
             f"it to edit. Save the layer by itself first: embedlayer.load(...).save_pretrained(...)."
         )
-    checkpoint = Checkpoint.open(folder)
     names = {key: layer.tensor_names[key] for key in ends}
     aliases = {name: stored[0] for stored in names.values() for name in stored}
     tensors = {names[key][0]: RowTensor(checkpoint.read(names[key][0]), rows.end) for key, rows in ends.items()}
-    num_rows = len(next(iter(tensors.values())).tensor)
+    table, rows = next(iter(tensors.items()))
+    num_rows = len(rows.tensor)
+    if is_unknown:
+        aliases |= dict.fromkeys(_copies_of(checkpoint, table), table)
+        _check_table_alone(checkpoint, num_rows, aliases)
     others = [n for n in checkpoint.names if checkpoint.info(n).shape[:1] == (num_rows,) and n not in aliases]
     if others:
         warnings.warn(
@@ -131,6 +155,40 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
             stacklevel=5,
         )
     return layer, tensors, aliases
+
+
+def _copies_of(checkpoint: Checkpoint, table: str) -> list[str]:
+    """Return the names of the other tensors that have the shape, dtype and bits of the table, such as a tied head."""
+    info, rows = checkpoint.info(table), checkpoint.read(table)
+    alike = [name for name in checkpoint.names if name != table and checkpoint.info(name).shape == info.shape]
+    return [name for name in alike if checkpoint.info(name).dtype == info.dtype and checkpoint.stores(name, rows)]
+
+
+def _check_table_alone(checkpoint: Checkpoint, num_rows: int, edited: Collection[str]) -> None:
+    """Check that no other tensor of an unknown family can have a row for each token; warn that only the table changes.
+
+    Args:
+        checkpoint: The checkpoint.
+        num_rows: Number of rows of the table.
+        edited: Names of the table and its equal copies.
+
+    Raises:
+        CheckpointError: Another tensor has a size of `num_rows`, such as an untied head.
+    """
+    others = [name for name in checkpoint.names if num_rows in checkpoint.info(name).shape and name not in edited]
+    model_type = checkpoint.config.get("model_type")
+    if others:
+        raise CheckpointError(
+            f"{checkpoint.name} is of an unknown family (model_type {model_type!r}), and {', '.join(others[:4])} has "
+            f"{num_rows:,} rows or columns, as many as there are tokens. Whether they must change too is not known, so "
+            f"the vocabulary is not edited."
+        )
+    warnings.warn(
+        f"{checkpoint.name} is of an unknown family (model_type {model_type!r}): only its table, {next(iter(edited))}, "
+        f"is edited. No other tensor has as many rows.",
+        EmbedLayerWarning,
+        stacklevel=6,
+    )
 
 
 # Configuration files

@@ -103,25 +103,74 @@ def test_a_loaded_layer_trains_and_leaves_the_file_alone(tmp_path, gpt2) -> None
     assert (folder / "model.safetensors").read_bytes() == before
 
 
-def test_an_unknown_family_falls_back_to_names_and_says_so(tmp_path) -> None:
+def test_an_unknown_family_is_refused_with_the_nearest_known_types(tmp_path) -> None:
     rows, head = torch.randn(V, D), torch.randn(V, D)
-    folder = write(tmp_path, {"model_type": "novel"}, model__tok_embeddings__weight=rows, model__output__weight=head)
-    with pytest.warns(el.EmbedLayerWarning, match="'novel' is not known"):
-        layer = el.load(folder)
+    folder = write(tmp_path, {"model_type": "gpt22"}, model__tok_embeddings__weight=rows, model__output__weight=head)
+    nearest = r"config\.json: model_type 'gpt22' is not known \(nearest known: 'gpt2'.*table_only=True\)\.$"
+    with pytest.raises(el.CheckpointError, match=nearest):
+        el.load(folder)
+    layer = el.load(folder, table_only=True)
     assert torch.equal(layer.table.weight, rows)
-    assert torch.equal(layer.head.weight, head)
-    assert not layer.head.tied
-    assert layer.report().family == "unknown"
-    assert "looked for by its name" in str(layer.report())
+    assert layer.head is None
+    assert type(layer.position) is el.Position
+    assert (layer.recipe, layer.table.scale) == ((), None)
+    assert torch.equal(layer.input(torch.arange(V)), rows)
+    report = layer.report()
+    assert (report.family, report.table_only, report.head) == ("unknown", True, None)
+    assert "note: Only the table was read, and found by its name" in str(report)
 
 
-def test_a_file_without_a_configuration_is_read_by_names(tmp_path, gpt2) -> None:
-    write(tmp_path, None, **gpt2)
-    with pytest.warns(el.EmbedLayerWarning, match=r"no config\.json that names a family"):
-        layer = el.load(tmp_path / "model.safetensors")
+def test_a_family_of_newer_transformers_is_refused_with_its_version(tmp_path, gpt2) -> None:
+    for version, is_newer in (("5.23.0", False), ("4.1", False), ("5.24.0.dev0", True), ("6.0.0", True), ("", False)):
+        folder = write(tmp_path, {"model_type": "gpt9", "transformers_version": version}, **gpt2)
+        with pytest.raises(el.CheckpointError, match="nearest known") as caught:
+            el.load(folder)
+        assert (f"written by transformers {version}" in str(caught.value)) == is_newer
+
+
+def test_only_the_table_of_a_known_family_is_read_by_its_record(tmp_path, gpt2) -> None:
+    folder = write(
+        tmp_path, GPT2 | {"pad_token_id": 3}, wte__weight=gpt2["wte__weight"].index_fill(0, torch.tensor(3), 0)
+    )
+    with pytest.raises(el.CheckpointError, match="no table of positions"):
+        el.load(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer = el.load(folder, table_only=True)
+    assert (layer.family, layer.head, layer.table.padding_idx) == ("gpt2", None, 3)
+    layer.save_pretrained(tmp_path / "saved")
+    again = el.load(tmp_path / "saved")
+    assert torch.equal(again.table.weight, layer.table.weight)
+    assert again.head is None
+
+
+def test_only_the_table_of_a_saved_layer_is_kept(tmp_path, gpt2) -> None:
+    layer = el.load(write(tmp_path, GPT2, **gpt2))
+    layer.save_pretrained(tmp_path / "saved")
+    alone = el.load(tmp_path / "saved", table_only=True)
+    assert torch.equal(alone.table.weight, layer.table.weight)
+    assert (alone.head, alone.recipe, alone.load_record.table_only) == (None, (), True)
+
+
+@pytest.mark.parametrize("config", [None, {"vocab_size": V}, {"model_type": None}])
+def test_a_checkpoint_that_names_no_family_is_refused(tmp_path, gpt2, config) -> None:
+    write(tmp_path, config, **gpt2)
+    missing = r"there is no config\.json" if config is None else r"config\.json has no model_type"
+    with pytest.raises(el.CheckpointError, match=f"{missing}.*table_only=True"):
+        el.load(tmp_path / "model.safetensors")
+    layer = el.load(tmp_path / "model.safetensors", table_only=True)
     assert torch.equal(layer.table.weight, gpt2["wte__weight"])
     assert layer.head is None
     assert layer.recipe == ()
+
+
+def test_two_tables_of_an_unknown_family_are_not_guessed_between(tmp_path) -> None:
+    tables = {f"{side}__embed_tokens__weight": torch.randn(V, D) for side in ("encoder", "decoder")}
+    with pytest.raises(el.CheckpointError, match=r"several tables called embed_tokens\.weight: decoder.*encoder"):
+        el.load(write(tmp_path, {"model_type": "novel"}, **tables), table_only=True)
+    small = {"audio__embed_tokens__weight": torch.randn(V - 1, D), "text__embed_tokens__weight": torch.randn(V, D)}
+    layer = el.load(write(tmp_path, {"model_type": "novel", "vocab_size": V}, **small), table_only=True)
+    assert layer.tensor_names == {"table.weight": ("text.embed_tokens.weight",)}
 
 
 def test_a_file_beside_its_configuration_is_read_by_its_family(tmp_path, gpt2) -> None:
@@ -390,7 +439,7 @@ def test_a_name_on_the_hub_loads_from_the_cache_offline(tmp_path, gpt2) -> None:
     (repository / "refs" / "main").write_text(commit)
     (repository / "snapshots").mkdir()
     folder = write(repository / "snapshots" / commit, GPT2 | {"vocab_size": 257}, wte__weight=torch.ones(257, D))
-    save_file({**load_file(folder / "model.safetensors"), "wpe.weight": torch.ones(9, D)}, folder / "model.safetensors")
+    save_file({**load_file(folder / "model.safetensors"), "wpe.weight": torch.ones(16, D)}, folder / "model.safetensors")
     el.train_tokenizer((), "byte").save(str(folder / "tokenizer.json"))
     code = "import embedlayer as el; layer = el.load('someone/tiny'); print(layer.family, layer.report().tokenizer)"
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)}

@@ -17,7 +17,7 @@ def test_a_run_is_opened_with_all_that_it_has(run, of_run):
     assert isinstance(of_run.model, DecoderLM)
     manifest = page_facts(of_run)
     assert set(manifest["has"]) == {
-        "vectors", "tokens", "tokenizer", "position", "head", "metrics", "before", "frequency",
+        "vectors", "tokens", "tokenizer", "input", "position", "head", "metrics", "before", "frequency",
     }  # fmt: skip
     assert manifest["vocab_size"] == of_run.table.vocab_size
     assert manifest["position"]["kind"] == "RotaryEmbedding"
@@ -44,7 +44,7 @@ def test_files_of_vectors_and_saved_layers_are_opened(tmp_path):
     assert source.token_texts == ["cat", "dog", "fish"]
     assert torch.allclose(source.rows, rows, atol=1e-5)
     assert source.before() is None
-    assert page_facts(source)["has"] == ["vectors", "tokens"]
+    assert page_facts(source)["has"] == ["vectors", "tokens", "input"]
 
     EmbeddingLayer(TokenEmbedding(5, 4)).save_pretrained(tmp_path / "model")
     saved = open_model(tmp_path / "model")

@@ -17,9 +17,11 @@ REFUSED = {
         "saved table": "is a saved TokenEmbedding, which has no transformer blocks",
         "saved layer": "is a saved TransformerEmbedding, which has no transformer blocks",
         **dict.fromkeys(("GPT-2 folder", "BERT folder"), "is no LLaMA-type checkpoint"),
+        "unknown family": "model_type 'brand_new' is not known (nearest known: ",
         **dict.fromkeys(("word2vec", "GloVe", ".npy"), "is a file of vectors, which has no transformer blocks"),
         "hub name, offline": "Only the embedding layer of SOURCE is read from the hub",
     },
+    "embed": {"unknown family": "Only the table of SOURCE can be read. SOURCE/config.json: model_type"},
     "report": dict.fromkeys(set(KINDS) - {"run"}, "takes the folder of a run"),
     **{command: dict.fromkeys(FILES, "takes a folder on this machine") for command in COMMANDS if "vocab" in command},
 }

@@ -287,3 +287,30 @@ def test_a_table_that_is_put_together_on_loading_is_refused(tmp_path) -> None:
     plain(tmp_path / "old", tensors, "model2vec")
     with pytest.raises(el.CheckpointError, match="put together from several tensors"):
         el.vocab.remove_tokens(tmp_path / "old", [3], out=tmp_path / "new")
+
+
+def test_of_an_unknown_family_a_table_without_a_head_is_edited(tmp_path) -> None:
+    rows = torch.randn(20, 4)
+    tensors = {"embed_tokens.weight": rows, "lm_head.weight": rows.clone(), "block.weight": torch.randn(4, 4)}
+    with pytest.warns(el.EmbedLayerWarning, match=r"model_type 'novel'\): only its table, embed_tokens\.weight"):
+        el.vocab.remove_tokens(plain(tmp_path / "old", tensors, "novel"), [3], out=tmp_path / "new")
+    after = tensors_of(tmp_path / "new")
+    assert torch.equal(after["embed_tokens.weight"], rows[[token for token in range(20) if token != 3]])
+    assert torch.equal(after["lm_head.weight"], after["embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("shape", [(20, 4), (4, 20), (20,)])
+def test_of_an_unknown_family_nothing_that_may_belong_to_tokens_is_left_as_it_is(tmp_path, shape) -> None:
+    tensors = {"embed_tokens.weight": torch.randn(20, 4), "other.weight": torch.randn(shape)}
+    folder = plain(tmp_path / "old", tensors, "novel")
+    with pytest.raises(el.CheckpointError, match=r"unknown family .*other\.weight has 20 rows or columns"):
+        el.vocab.remove_tokens(folder, [3], out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_of_an_unknown_family_the_padding_token_keeps_its_id(tmp_path) -> None:
+    folder = plain(tmp_path / "old", {"embed_tokens.weight": torch.randn(20, 4)}, "novel")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"pad_token_id": 9}))
+    with pytest.warns(el.EmbedLayerWarning), pytest.raises(el.VocabularyError, match="may count positions from the ID"):
+        el.vocab.remove_tokens(folder, [3], out=tmp_path / "new")

@@ -22,7 +22,7 @@ export const view = {
   title: "Pipeline",
   sentence: "How a text becomes vectors, and vectors become next-token probabilities: step with the slider or the "
     + "arrow keys.",
-  needs: ["tokenizer"],
+  needs: ["input", "tokenizer"],
   keys: [["← →", "previous or next step (Pipeline)"], ["[ ]", "previous or next token (Pipeline)"]],
   open,
 };

@@ -18,7 +18,7 @@ export const view = {
   id: "positions",
   title: "Positions",
   sentence: "How a position scheme encodes the position of each token, and its effect on vectors and attention scores.",
-  needs: [],
+  needs: ["input"],
   open,
 };
 

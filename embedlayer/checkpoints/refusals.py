@@ -1,0 +1,127 @@
+"""Errors for checkpoints that are refused: an unknown model family, and quantised tables and heads."""
+
+import re
+from collections.abc import Iterable
+
+from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.errors import CheckpointError
+from embedlayer.families import REFUSED, TRANSFORMERS_VERSION, nearest_model_types
+from embedlayer.io.files import JsonObject
+
+TABLE_ONLY = "load(..., table_only=True)"
+SCHEMES = ("quantization_config", "quantization")
+"""Keys under which transformers and MLX state how a model is quantised."""
+
+_QUANTISED = {
+    *("scale", "scales", "zero", "zeros", "biases", "qbiases", "absmax", "codes", "codebooks", "tables", "tables2"),
+    *("quant", "quantized", "packed", "data", "qdata", "qtype", "qweight", "dqweight", "qzeros", "qscale", "SCB", "W"),
+}
+"""Words in the names of tensors that quantisers store beside a weight or in its place."""
+
+
+def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> CheckpointError:
+    """Return, without raising it, the error for a checkpoint whose configuration names no family that is read.
+
+    It names the known model types that are spelt most similarly, or why a known one is not read, and what to do.
+
+    Args:
+        checkpoint: The checkpoint.
+        model_type: The `model_type` in its configuration, or `None` if there is none.
+    """
+    alone = f"To read the table alone: {TABLE_ONLY}."
+    file = checkpoint.file(CONFIG)
+    if file is None:
+        return CheckpointError(
+            f"{checkpoint.name}: there is no {CONFIG}, so the model family is unknown, and with it scale, positions "
+            f"and head. Copy the model's {CONFIG} there. {alone}"
+        )
+    if model_type is None:
+        return CheckpointError(
+            f"{file} has no model_type, so the model family is unknown, and with it scale, positions and head. Copy "
+            f"the model's own {CONFIG} there, or add its model_type. {alone}"
+        )
+    if isinstance(model_type, str) and model_type in REFUSED:
+        return CheckpointError(f"{file}: model_type {model_type!r} is not read, because {REFUSED[model_type]}. {alone}")
+    near = " or ".join(map(repr, nearest_model_types(str(model_type))))
+    written = str(checkpoint.config.get("transformers_version", ""))
+    newer = (
+        f"It was written by transformers {written}, and this embedlayer knows the families of {TRANSFORMERS_VERSION}: "
+        f"look for a newer embedlayer. "
+        if _version(written) > _version(TRANSFORMERS_VERSION)
+        else ""
+    )
+    return CheckpointError(
+        f"{file}: model_type {model_type!r} is not known (nearest known: {near}), so scale, positions and head are not "
+        f"known either. {newer}{alone}"
+    )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """Return major and minor version as numbers, such as `(5, 23)` for `"5.23.0"`; fewer if the text has fewer."""
+    return tuple(int(number) for number in re.findall(r"[0-9]{1,9}", text)[:2])
+
+
+def quantised_parts(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
+    """Return the names of the tensors that store some weights in quantised form.
+
+    Quantisers store scales, zero points and packed numbers as further tensors of the same module, such as
+    `lm_head.qweight` or `lm_head.weight_scale`. Every quantiser of transformers names them with a word of its own.
+
+    Args:
+        checkpoint: The checkpoint.
+        names: Full names or ends of names of weights, such as `"lm_head.weight"`.
+
+    Returns:
+        The names, without those of the weights themselves. For a weight in full precision, the list is empty.
+
+    Reference: transformers/quantizers and transformers/integrations; MLX's `nn.quantize`.
+    """
+    found: dict[str, None] = {}
+    for name in names:
+        module = f".{name.rpartition('.')[0]}."
+        for other in checkpoint.names if module != ".." else ():
+            _, is_inside, rest = f".{other}".rpartition(module)
+            own = rest.removeprefix(f"{name.rpartition('.')[2]}.")
+            if is_inside and "." not in own.removeprefix("quant_state.") and _QUANTISED & {*re.split(r"[._]", own)}:
+                found[other] = None
+    return list(found)
+
+
+def quantised_error(
+    checkpoint: Checkpoint, what: str, name: str, parts: Iterable[str], *, is_table: bool = False
+) -> CheckpointError:
+    """Return, without raising it, the error for a weight that is stored in quantised form.
+
+    Args:
+        checkpoint: The checkpoint.
+        what: Description of the weight, such as `"table"`.
+        name: Name of the weight, or of the first of `parts` if the weight itself is not stored.
+        parts: Names of the scales and packed numbers that belong to it; may be empty.
+        is_table: Whether the weight is the token table, so that it does not help to read the table alone.
+    """
+    info = checkpoint.info(name)
+    beside = [part for part in parts if part != name]
+    scales = f" beside {', '.join(beside[:3])}{', ...' if len(beside) > 3 else ''}" if beside else ""
+    remedy = "" if is_table else f" To read the table alone: {TABLE_ONLY}."
+    return CheckpointError(
+        f"{info.file}: the {what} is quantised{_scheme(checkpoint.config)}: {name} is stored as {info.dtype} "
+        f"{list(info.shape)}{scales}. Dequantise the model with transformers (model.dequantize(), then "
+        f"save_pretrained).{remedy}"
+    )
+
+
+def states_quantisation(config: JsonObject) -> JsonObject | None:
+    """Return what a configuration states about its quantisation; `None` if it states none."""
+    nested = config.get("text_config")
+    parts = (config, nested) if isinstance(nested, dict) else (config,)
+    return next((part[key] for part in parts for key in SCHEMES if isinstance(part.get(key), dict)), None)
+
+
+def _scheme(config: JsonObject) -> str:
+    """Return method and bits of the quantisation that a configuration states, in parentheses; `""` for none."""
+    stated = states_quantisation(config)
+    if stated is None:
+        return ""
+    bits = 8 if stated.get("load_in_8bit") else 4 if stated.get("load_in_4bit") else stated.get("bits")
+    method = stated.get("quant_method", "no quant_method")
+    return f" ({method}, {bits} bits)" if isinstance(bits, int) else f" ({method})"

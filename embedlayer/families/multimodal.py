@@ -1,0 +1,51 @@
+"""Records of multimodal models: how they use the head of their language model, which has a record of its own."""
+
+from collections.abc import Mapping
+
+from embedlayer.families.records import MultimodalSpec, Names
+
+_SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
+    (
+        MultimodalSpec(),
+        (
+            *("aria", "cosmos3_omni", "deepseek_ocr2", "emu3", "exaone4_5", "glm46v", "glmga", "idefics2"),
+            *("idefics3", "llava_next", "minicpmv4_6", "minicpmv4_7", "qianfan_ocr", "qwen2_5_omni_thinker", "qwen3_5"),
+            *("qwen3_5_moe", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "qwen4_exp", "smolvlm"),
+            *("unlimited_ocr", "video_llava", "vipllava"),
+        ),
+    ),
+    (
+        MultimodalSpec(or_text=True),
+        (
+            *("fast_vlm", "glm4v", "glm4v_moe", "glm_ocr", "llava", "llava_next_video", "llava_onevision"),
+            *("minimax_m3_vl", "video_llama_3"),
+        ),
+    ),
+    (MultimodalSpec(flat="persimmon"), ("fuyu",)),
+    (MultimodalSpec(flat="dots3_note_text"), ("dots3_note",)),
+    (MultimodalSpec(or_text=True, flat="qwen2_vl_text"), ("qwen2_vl",)),
+    (MultimodalSpec(or_text=True, flat="qwen2_5_vl_text"), ("qwen2_5_vl",)),
+    (MultimodalSpec(or_text=True, flat="paddleocr_vl_text", tied=True), ("paddleocr_vl",)),
+    (
+        MultimodalSpec(tied=True),
+        (
+            *("aya_vision", "cohere2_vision", "deepseek_vl", "deepseek_vl_hybrid", "ernie4_5_vl_moe", "gemma3"),
+            *("got_ocr2", "internvl", "janus", "kimi_k25", "lfm2_vl", "lfm3_vl", "lighton_ocr", "minicpm_ocr"),
+            *("mistral3", "moss_transcribe_diarize", "ovis2", "pp_chart2table", "shieldgemma2"),
+        ),
+    ),
+    (
+        MultimodalSpec(tied=True, scales_logits=True),
+        ("gemma3n", "gemma4", "gemma4_unified", "granite_docling", "hyperclovax_vision_v2", "paligemma"),
+    ),
+    (MultimodalSpec(scales_logits=True), ("cohere_compass", "granite4_vision", "muse_glimmer")),
+    (MultimodalSpec(tied_by="text", scales_logits=True), ("blip-2", "instructblip", "instructblipvideo", "llama4")),
+    (MultimodalSpec(tied_by="text", tied=True, scales_logits=True), ("kosmos-2.5",)),
+    (
+        MultimodalSpec(tied_by="none", scales_logits=True),
+        ("inkling2", "inkling_mm_model", "mllama", "step3p7"),
+    ),
+)
+
+MULTIMODAL: Mapping[str, MultimodalSpec] = {name: spec for spec, names in _SPECS for name in names}
+"""Model type of a multimodal model -> how it uses the head of its language model."""

@@ -1,0 +1,73 @@
+"""Axial learned positions: the row of a position is the concatenation of a row and a column of a grid (Reformer)."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from embedlayer.errors import SizeError
+from embedlayer.index_checks import IndexCheck
+from embedlayer.initialization import init_normal_
+from embedlayer.positions.position import AdditivePosition
+from embedlayer.shapes import Positions
+
+
+class AxialPositionalEmbedding(AdditivePosition):
+    """Learned positions on a grid of A rows and B columns: `vector(p) = [rows[p // B], columns[p % B]]`.
+
+    The two tables have `A + B` rows together, where `LearnedPositionalEmbedding` has `A * B`.
+
+    Args:
+        grid: Number of rows A and of columns B; the longest sequence is `A * B`.
+        widths: Widths of the vectors of a row and of a column; their sum is the width of the model, D.
+        init_std: Standard deviation of the normal initialisation.
+
+    Raises:
+        SizeError: A size is below 1.
+
+    Example:
+        >>> position = AxialPositionalEmbedding((4, 8), (6, 10))
+        >>> position(torch.tensor([0, 31])).shape
+        torch.Size([2, 16])
+
+    Reference: Kitaev et al., Reformer: the efficient transformer, 2020;
+    transformers/models/reformer/modeling_reformer.py (`AxialPositionEmbeddings`).
+    """
+
+    def __init__(self, grid: tuple[int, int], widths: tuple[int, int], *, init_std: float = 0.02) -> None:
+        super().__init__()
+        if len(grid) != 2 or len(widths) != 2 or min(*grid, *widths) < 1:
+            raise SizeError(f"grid and widths must be two sizes of at least 1 each, not {grid} and {widths}.")
+        self.grid, self.widths = (grid[0], grid[1]), (widths[0], widths[1])
+        self.init_std = init_std
+        self.max_seq_len = grid[0] * grid[1]
+        self.rows = nn.Parameter(torch.empty(grid[0], 1, widths[0]))
+        self.columns = nn.Parameter(torch.empty(1, grid[1], widths[1]))
+        self.index_check = IndexCheck(self.max_seq_len, "position")
+        self.reset_parameters()
+
+    @property
+    def embed_dim(self) -> int:
+        """Return the width of a vector, D."""
+        return sum(self.widths)
+
+    def reset_parameters(self) -> None:
+        """Draw both tables again, in place, from N(0, init_std²)."""
+        init_normal_(self.rows, std=self.init_std)
+        init_normal_(self.columns, std=self.init_std)
+
+    def vectors(self, positions: Positions) -> Float[Tensor, "*rows T D"]:
+        """Return the vector of each position.
+
+        Raises:
+            PositionError: A position is outside `0 .. max_seq_len - 1`.
+        """
+        index, outside = self.index_check(positions)
+        columns = self.grid[1]
+        row = F.embedding(index // columns, self.rows[:, 0])
+        vectors = torch.cat([row, F.embedding(index % columns, self.columns[0])], dim=-1)
+        return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
+
+    def extra_repr(self) -> str:
+        """Return grid and widths, which `print` shows."""
+        return f"{self.grid}, {self.widths}"

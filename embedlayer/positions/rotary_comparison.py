@@ -1,0 +1,508 @@
+"""Compare rotary positions that were read from a configuration with those of the model in transformers.
+
+The oracle has no code by model type. A small model is built whose attention, instead of attending, keeps the queries
+and keys that it gets and returns zeros. No block then knows anything about positions but by its own queries and keys.
+The model runs with all positions 0 and with other positions; rotating the first queries must give the second ones.
+"""
+
+import functools
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from embedlayer.errors import CheckpointError, MissingExtraError
+from embedlayer.io.files import JsonObject
+from embedlayer.positions.position import Position
+from embedlayer.positions.rotary import RotaryEmbedding, rotary_positions
+
+ATTENTION = "embedlayer_compare_rotary"
+"""Name of the attention function in transformers' registry that keeps queries and keys."""
+
+SHORT, LONG = (0, 1, 2, 3, 5, 40, 100), (0, 7, 64, 1000, 9000, 100_003)
+"""Positions at which queries and keys are compared."""
+
+TOLERANCE = 1e-6
+
+_SMALL: Mapping[str, int] = {
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 64),
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_dim"), 32),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2),
+    **dict.fromkeys(("n_group", "topk_group"), 1),
+}
+"""Size in a configuration -> its value in the small model; none of them is about positions."""
+
+
+class BlockDifference(NamedTuple):
+    """Comparison of the positions of one block with those of the block in transformers.
+
+    Attributes:
+        block: Number of the block.
+        difference: Largest difference of a rotated query or key, relative to the largest one, and beyond one radian
+            relative to the angle: transformers rounds angles to float32.
+        reason: What differs; empty for an equal block.
+    """
+
+    block: int
+    difference: float
+    reason: str
+
+
+def compare_rotary(
+    config: JsonObject,
+    *,
+    interleaved: bool | None = None,
+    rotated: bool | Sequence[bool] | None = None,
+    default_base: float | None = None,
+) -> list[BlockDifference]:
+    """Compare `rotary_positions(config, ...)` with the model that transformers builds from the configuration.
+
+    The model has the blocks, the widths of heads and the positions of the configuration; all other sizes are small and
+    its weights are random. Nothing is downloaded.
+
+    Args:
+        config: The dictionary of a `config.json` with a `model_type` that the installed transformers knows.
+        interleaved: As in `rotary_positions`.
+        rotated: As in `rotary_positions`.
+        default_base: As in `rotary_positions`.
+
+    Returns:
+        One entry for each block. Positions are equal if no entry has a `reason`.
+
+    Raises:
+        CheckpointError: `rotary_positions` refuses the configuration, or transformers cannot build a model from it.
+        MissingExtraError: transformers is not installed.
+
+    Example:
+        >>> sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 8}
+        >>> config = {"model_type": "llama", "rope_theta": 1e4, "vocab_size": 10, **sizes}
+        >>> [each.reason for each in compare_rotary(config)]
+        ['', '']
+    """
+    schemes = rotary_positions(config, interleaved=interleaved, rotated=rotated, default_base=default_base)
+    try:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    except ImportError as error:
+        raise MissingExtraError("compare_rotary needs transformers: pip install 'embedlayer[hf]'.") from error
+    name = config.get("model_type")
+    if name not in CONFIG_MAPPING:
+        raise CheckpointError(f"model_type {name!r} is not known to the installed transformers: update it.")
+    try:
+        model = text_model(CONFIG_MAPPING[str(name)].from_dict(small_config(config)))
+    except (ValueError, TypeError, AttributeError, RuntimeError, KeyError) as error:
+        raise CheckpointError(f"transformers cannot build a small model of this configuration: {error}") from error
+    return compare_model(model, schemes)
+
+
+def small_config(config: JsonObject) -> JsonObject:
+    """Return a configuration of the same positions with small other sizes.
+
+    The hidden size becomes that of at most 4 heads of the same width.
+    """
+    small = {
+        key: min(value, _SMALL[key]) if key in _SMALL and type(value) is int else value for key, value in config.items()
+    }
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if type(hidden) is int and type(heads) is int and heads > 4 and hidden % heads == 0:
+        groups = config.get("num_key_value_heads") or heads
+        small |= {"num_attention_heads": 4, "num_key_value_heads": 4 if groups == heads else 1 if groups == 1 else 2}
+        small["hidden_size"] = hidden // heads * 4
+    return small
+
+
+def text_model(config: Any) -> nn.Module:
+    """Build the model of transformers that takes token IDs or input vectors and has a configuration of this class.
+
+    Its attention is the one that keeps queries and keys, if its class can change the attention.
+
+    Args:
+        config: Configuration object of transformers.
+
+    Raises:
+        CheckpointError: No such class is beside the configuration.
+    """
+    from transformers import PreTrainedModel
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, _keep_queries_and_keys)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, eager_mask)
+    module = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
+    found = []
+    for name, value in vars(module).items():
+        if inspect.isclass(value) and issubclass(value, PreTrainedModel) and value.config_class is type(config):
+            inputs = inspect.signature(value.forward).parameters
+            if not name.endswith("PreTrainedModel") and {"input_ids", "inputs_embeds"} & {*inputs}:
+                found.append((not name.endswith("Model"), len(name), name, value))
+    if not found:
+        raise CheckpointError(f"{module.__name__} has no text model with a {type(config).__name__}.")
+    model_class = min(found)[-1]
+    torch.manual_seed(0)
+    try:
+        model: nn.Module = model_class._from_config(config, attn_implementation=ATTENTION)
+    except (ValueError, KeyError) as error:
+        if "attn_implementation" not in str(error) and ATTENTION not in str(error):
+            raise
+        model = model_class._from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    return model.eval()
+
+
+class Call(NamedTuple):
+    """Queries and keys that one attention layer got: its number or `None`, and both `(B, heads, T, width)`."""
+
+    layer: int | None
+    q: Tensor
+    k: Tensor
+
+
+class Recording(NamedTuple):
+    """What one forward pass did.
+
+    Attributes:
+        calls: Queries and keys of each attention layer, in order.
+        functions: Input and output of each tensor that a function of the modeling file rotated, in order.
+        scalings: Largest cosine or sine of each rotary module; at position 0 this is its factor on cosines and sines.
+    """
+
+    calls: list[Call]
+    functions: list[tuple[Tensor, Tensor]]
+    scalings: list[float]
+
+
+class Observation:
+    """A model whose forward passes are recorded while this context is entered.
+
+    Functions of the modeling file that rotate are wrapped until the context is left, in the whole process.
+
+    Args:
+        model: A model from `text_model`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.recording = Recording([], [], [])
+        self.accepts_positions = "position_ids" in inspect.signature(model.forward).parameters
+
+    def __enter__(self) -> "Observation":
+        self._module = sys.modules[type(self.model).__module__]
+        self._originals = {
+            name: value
+            for name, value in vars(self._module).items()
+            if inspect.isfunction(value)
+            and re.search("rot|rope", name)
+            and len(inspect.signature(value).parameters) > 2
+        }
+        for name, function in self._originals.items():
+            setattr(self._module, name, self._recorded(function))
+        rotary = [module for module in self.model.modules() if "Rot" in type(module).__name__]
+        self._hooks = [module.register_forward_hook(self._keep_scaling) for module in rotary]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, function in self._originals.items():
+            setattr(self._module, name, function)
+        for hook in self._hooks:
+            hook.remove()
+
+    def _recorded(self, function: Any) -> Any:
+        """Return a function that calls `function` and keeps the tensors that it rotates."""
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            outputs = [one for one in (result if isinstance(result, tuple) else (result,)) if isinstance(one, Tensor)]
+            inputs = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
+            pairs = [(a, b) for a, b in zip(inputs, outputs, strict=False) if a.shape == b.shape]
+            self.recording.functions.extend((a.detach().clone(), b.detach().clone()) for a, b in pairs)
+            return result
+
+        return wrapper
+
+    def _keep_scaling(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Keep the largest cosine or sine that a rotary module returned."""
+        first = output[0] if isinstance(output, tuple | list) else output
+        if isinstance(first, Tensor) and first.numel():
+            self.recording.scalings.append(float(first.abs().max()))
+
+    def run(self, positions: Tensor | None, length: int = 0) -> Recording:
+        """Run the model on the same token at each position and return what it did.
+
+        Args:
+            positions: Position of each token, `(1, T)` or `(axes, 1, T)`. `None` lets the model count `length` tokens
+                itself; all input vectors are then equal.
+            length: Number of tokens without `positions`.
+        """
+        self.recording = Recording([], [], [])
+        _KEPT.clear()
+        inputs = inspect.signature(self.model.forward).parameters
+        length = length if positions is None else positions.shape[-1]
+        ids = torch.full((1, length), 3)
+        arguments: dict[str, Any] = {}
+        if "input_ids" in inputs and (positions is not None or "inputs_embeds" not in inputs):
+            arguments["input_ids"] = ids
+        else:
+            width = self.model.config.hidden_size
+            arguments["inputs_embeds"] = torch.linspace(-1, 1, width).expand(1, length, width).clone()
+        if self.accepts_positions and positions is not None:
+            arguments["position_ids"] = positions
+        if "use_cache" in inputs:
+            arguments["use_cache"] = False
+        with torch.no_grad():
+            self.model(**arguments)
+        self.recording.calls.extend(_KEPT)
+        _KEPT.clear()
+        return self.recording
+
+
+_KEPT: list[Call] = []
+
+
+def _keep_queries_and_keys(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *_: Any, **__: Any
+) -> tuple[Tensor, None]:
+    """Append the queries and keys to `_KEPT`, and return zeros in the shape of an attention output.
+
+    Args:
+        module: The attention layer.
+        query: Queries, `(B, H, T, K)`.
+        key: Keys, `(B, G, T, K)`.
+        value: Values, `(B, G, T, V)`.
+        attention_mask: Not used.
+    """
+    keys = key[..., : query.shape[-2], :]  # behind them may be compressed ones, whose positions are others
+    _KEPT.append(Call(getattr(module, "layer_idx", None), query.detach().clone(), keys.detach().clone()))
+    return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
+
+
+def compare_model(
+    model: nn.Module, schemes: Sequence[Position], position_sets: Sequence[Sequence[int]] = (SHORT, LONG)
+) -> list[BlockDifference]:
+    """Compare position schemes with those of a model from `text_model`.
+
+    Args:
+        model: The model.
+        schemes: Scheme of each block.
+        position_sets: Lists of positions at which to compare.
+
+    Raises:
+        CheckpointError: Neither the model's attention nor its rotary functions can be observed.
+    """
+    several = next((one.axes.num_axes for one in schemes if isinstance(one, RotaryEmbedding) and one.axes), 1)
+    results = []
+    with Observation(model) as observed:
+        for number, positions in enumerate(position_sets):
+            for axes in dict.fromkeys((1, several)):
+                ids = torch.tensor(positions)[None]
+                if axes > 1:  # another order of the same positions on each axis
+                    ids = torch.stack([ids.roll(axis, -1) for axis in range(axes)])
+                try:
+                    results.append(_compare(observed, schemes, ids))
+                except (IndexError, RuntimeError):  # a table of positions of fixed length (GPT-J)
+                    if number == 0:
+                        raise
+    return [max((one[block] for one in results), key=_badness) for block in range(len(schemes))]
+
+
+def _badness(one: BlockDifference) -> tuple[bool, float]:
+    """Return the key by which the worst of several comparisons of a block is found."""
+    return bool(one.reason), one.difference
+
+
+def _compare(observed: Observation, schemes: Sequence[Position], positions: Tensor) -> list[BlockDifference]:
+    """Compare all blocks at the given positions, `(1, T)` or `(axes, 1, T)`."""
+    rotates = any(isinstance(scheme, RotaryEmbedding) for scheme in schemes)
+    start = observed.run(torch.zeros_like(positions))
+    moved = observed.run(positions)
+    same = all(torch.equal(a.q, b.q) for a, b in zip(start.calls, moved.calls, strict=True))
+    if not observed.accepts_positions or (rotates and same):  # the model counts positions itself
+        moved = observed.run(None, positions.shape[-1])
+        positions = torch.arange(positions.shape[-1])[None]
+        start = start._replace(
+            calls=[Call(i, q[..., :1, :].expand_as(q), k[..., :1, :].expand_as(k)) for i, q, k in moved.calls]
+        )
+    if not start.calls:
+        return _compare_functions(schemes, moved.functions, positions)
+    reasons = _scaling_reason(schemes, start.scalings)
+    differences: dict[int, BlockDifference] = {}
+    for number, (before, after) in enumerate(zip(start.calls, moved.calls, strict=True)):
+        block = _block_of(number, before.layer, len(start.calls), len(schemes))
+        if block is None:
+            raise CheckpointError(
+                f"The model has {len(start.calls)} attention layers, but {len(schemes)} blocks were read."
+            )
+        one = _difference(schemes[block], before, after, positions, _is_permuted(before.q, start.functions))
+        found = BlockDifference(block, one, f"differs by {one:.1e}" if one > TOLERANCE else reasons)
+        differences[block] = max(differences.get(block, found), found, key=_badness)
+    missing = "is rotated here, but has no attention in transformers"
+    for block, scheme in enumerate(schemes):
+        reason = missing if isinstance(scheme, RotaryEmbedding) else ""
+        differences.setdefault(block, BlockDifference(block, 0.0, reason))
+    found = [differences[block] for block in range(len(schemes))]
+    if any(one.reason for one in found) and all(x.shape[-1] == _width(schemes) for x, _ in moved.functions):
+        try:  # a norm behind the rotation hides it from attention (HunYuan); the functions see whole heads
+            return _compare_functions(schemes, moved.functions, positions)
+        except CheckpointError:
+            pass
+    return found
+
+
+def _width(schemes: Sequence[Position]) -> int:
+    """Return the width of heads of the first rotated block; 0 if no block is rotated."""
+    return next((scheme.head_dim for scheme in schemes if isinstance(scheme, RotaryEmbedding)), 0)
+
+
+def _block_of(number: int, layer: int | None, calls: int, blocks: int) -> int | None:
+    """Return the block of an attention call, or `None` if it cannot be told.
+
+    Args:
+        number: Number of the call in the forward pass.
+        layer: Number that the attention layer states, or `None`.
+        calls: Calls in the forward pass.
+        blocks: Number of blocks.
+    """
+    if calls % blocks == 0:
+        return number // (calls // blocks)
+    return layer if layer is not None and layer < blocks else None
+
+
+def _is_permuted(queries: Tensor, functions: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Return whether queries at position 0 came from a function that permutes interleaved channels to half-split ones.
+
+    Args:
+        queries: Queries that an attention layer got.
+        functions: Input and output of each rotated tensor.
+    """
+    for x, y in functions:
+        if x.dim() != 4 or y.shape[-1] > queries.shape[-1]:
+            continue
+        if y.shape[:-1] != queries.shape[:-1]:
+            x, y = x.transpose(1, 2), y.transpose(1, 2)
+        if y.shape[:-1] != queries.shape[:-1]:
+            continue
+        width = y.shape[-1]
+        if any(torch.allclose(part, y) for part in (queries[..., :width], queries[..., queries.shape[-1] - width :])):
+            expected = torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)
+            return torch.allclose(y / y.norm() * x.norm(), expected, atol=1e-5)
+    return False
+
+
+def _scaling_reason(schemes: Sequence[Position], scalings: Sequence[float]) -> str:
+    """Return a sentence if rotary modules have other factors on cosines and sines than the schemes, else nothing."""
+    own = {round(scheme.attention_scaling, 5) for scheme in schemes if isinstance(scheme, RotaryEmbedding)}
+    theirs = {round(value, 5) for value in scalings}
+    return (
+        f"scales cosines by {sorted(own)}, transformers by {sorted(theirs)}" if own and theirs and own != theirs else ""
+    )
+
+
+def _difference(scheme: Position, before: Call, after: Call, positions: Tensor, permuted: bool) -> float:
+    """Return the largest relative difference of the queries and keys that a scheme rotates and those of the model.
+
+    Args:
+        scheme: The scheme.
+        before: Queries and keys at position 0.
+        after: Queries and keys at `positions`.
+        positions: The positions, `(1, T)` or `(axes, 1, T)`.
+        permuted: Whether the model permutes interleaved channels to half-split ones before it rotates them.
+    """
+    pairs = list(zip((before.q, before.k), (after.q, after.k), strict=True))
+    if not isinstance(scheme, RotaryEmbedding):
+        flat, results = positions[0] if positions.dim() == 3 else positions, []
+        start = scheme.rotate(torch.ones_like(before.q), before.k, torch.zeros_like(flat))[0]
+        for counted in (flat, torch.arange(flat.shape[-1])):  # Llama 4 scales queries by the count of tokens
+            rotated = scheme.rotate(before.q / start, before.k, counted)
+            results.append(max(_relative(a, b, torch.ones(())) for a, (_, b) in zip(rotated, pairs, strict=True)))
+        return min(results)
+    width = scheme.head_dim
+    if width > before.q.shape[-1]:
+        return float("inf")
+    if permuted and scheme.interleaved:
+        scheme = RotaryEmbedding(**(scheme_arguments(scheme) | {"interleaved": False}))
+    angles = _angles(scheme, positions)
+    results = []
+    for offset in dict.fromkeys((0, before.q.shape[-1] - width)):
+        part = slice(offset, offset + width)
+        rotated = scheme.rotate(before.q[..., part], before.k[..., part], positions)
+        worst = 0.0
+        for ours, (old, new) in zip(rotated, pairs, strict=True):
+            own = _unscaled(scheme, ours)
+            expected = torch.cat([old[..., :offset], own, old[..., offset + width :]], dim=-1)
+            bound = torch.ones(expected.shape[-2:])
+            bound[:, part] = angles
+            worst = max(worst, _relative(expected, new, bound))
+        results.append(worst)
+    return min(results)
+
+
+def scheme_arguments(scheme: RotaryEmbedding) -> dict[str, Any]:
+    """Return the arguments from which a scheme was built, with objects and not their descriptions."""
+    names = inspect.signature(RotaryEmbedding).parameters
+    return {name: getattr(scheme, name) for name in names}
+
+
+def _unscaled(scheme: RotaryEmbedding, x: Tensor) -> Tensor:
+    """Return rotated vectors without the factor on cosines and sines, which vectors at position 0 have already."""
+    rotary, x = scheme.rotary_dim, x.clone()
+    part = slice(x.shape[-1] - rotary, None) if scheme.trailing else slice(0, rotary)
+    x[..., part] /= scheme.attention_scaling
+    return x
+
+
+def _angles(scheme: RotaryEmbedding, positions: Tensor) -> Tensor:
+    """Return an upper bound of the angle of each channel at each position, `(T, K)`, in radians, at least 1."""
+    longest = positions.reshape(-1, positions.shape[-1]).amax(0).double()
+    frequencies = scheme.frequencies(int(longest.max()) + 1).abs()
+    if scheme.axes is not None:
+        frequencies = frequencies.cummin(0).values if not scheme.axes.has_own_frequencies else frequencies
+    channels = frequencies.repeat_interleave(2) if scheme.interleaved else frequencies.repeat(2)
+    rest = torch.zeros(scheme.head_dim - scheme.rotary_dim, dtype=channels.dtype)
+    channels = torch.cat([rest, channels] if scheme.trailing else [channels, rest])
+    return (longest[:, None] * channels).clamp_min(1.0).float()
+
+
+def _relative(ours: Tensor, theirs: Tensor, bound: Tensor) -> float:
+    """Return the largest difference divided by `bound`, relative to the largest number."""
+    return float(((ours - theirs).abs() / bound).max() / theirs.abs().max().clamp_min(1e-30))
+
+
+def _compare_functions(
+    schemes: Sequence[Position], functions: Sequence[tuple[Tensor, Tensor]], positions: Tensor
+) -> list[BlockDifference]:
+    """Compare all blocks with the functions of the modeling file that rotate, for models without such an attention.
+
+    Args:
+        schemes: Scheme of each block.
+        functions: Input and output of each rotated tensor, in order.
+        positions: Position of each token, `(1, T)`.
+
+    Raises:
+        CheckpointError: There is not the same number of rotated tensors for each rotated block.
+    """
+    rotated = [block for block, scheme in enumerate(schemes) if isinstance(scheme, RotaryEmbedding)]
+    functions = [(x, y) for x, y in functions if x.dim() == 4]
+    if rotated and (not functions or len(functions) % len(rotated)):
+        raise CheckpointError("Neither the model's attention nor its rotary functions can be observed.")
+    if functions and not rotated:
+        return [BlockDifference(block, float("inf"), "is rotated in transformers") for block in range(len(schemes))]
+    results = [BlockDifference(block, 0.0, "") for block in range(len(schemes))]
+    for number, (x, y) in enumerate(functions):
+        block = rotated[number * len(rotated) // len(functions)]
+        scheme = schemes[block]
+        assert isinstance(scheme, RotaryEmbedding)
+        if x.shape[-3] == positions.shape[-1]:
+            x, y = x.transpose(-2, -3), y.transpose(-2, -3)
+        wide = torch.nn.functional.pad(x, (0, scheme.head_dim - x.shape[-1]))
+        ours = scheme.rotate(wide, wide, positions)[0][..., : x.shape[-1]]
+        one = _relative(ours, y, _angles(scheme, positions)[:, : x.shape[-1]])
+        found = BlockDifference(block, one, f"differs by {one:.1e}" if one > TOLERANCE else "")
+        results[block] = max(results[block], found, key=_badness)
+    return results

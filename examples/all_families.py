@@ -1,0 +1,524 @@
+"""Compare the loaded embedding layer of every model type of transformers with the original model.
+
+    python examples/all_families.py                       # every type of every kind
+    python examples/all_families.py llama bert --json -   # a few, as JSON lines
+    python examples/all_families.py --write docs/families.md
+
+A small random model of each type (`tiny_models`) is saved, its embedding layer is loaded, and both compute the same. A
+type is
+
+- equal, if every comparison that applies ran and its largest relative difference is at most 1e-6. The relative
+  difference is `max |ours - theirs| / max |theirs|`;
+- refused, if `embedlayer.load` or `embedlayer.patch` does not take it, or `load` reads the table alone;
+- wrong, if a comparison differs or a compulsory one could not be made;
+- not built, if transformers cannot build it from such a configuration.
+
+Comparisons, in float32 except where it says float64:
+
+- `input`: the input of the first block; also with left padding, `position_ids` and `token_type_ids`. `decoder input`
+  is that of the decoder of an encoder-decoder model.
+- `positions`: queries and keys of every block, rotated by the family's own functions and by
+  `layer.position_of_block(i)`, for positions 0 to 12. A block in which the family rotates nothing must have a scheme
+  that rotates nothing. `bias` compares biases that the family computes by a function of its own.
+- `positions from 300`, and from 3,000 and 70,000: the same in float64. transformers computes angles in float32, which
+  are off by `position * 6e-8` radians, so its code runs with float64 in its place (`transformers_probe.Float64`).
+  Blocks get the hidden states of the run at short positions. A block whose output then changes, although it rotates
+  nothing, must scale its queries; `query scale` compares the length of queries at long and at short positions.
+- `head`: the logits for the hidden states that enter the head.
+- `patched logits`, `patched loss`, `patched gradients`: those of the model after `embedlayer.patch`
+  (`patched_loss`; gradients in float64 with limit 1e-10, the loss with limit 1e-5).
+
+`input`, `head` and `patched loss` are compulsory. Each comparison that was not made is listed with its reason.
+"""
+
+import argparse
+import inspect
+import json
+import multiprocessing
+import os
+import re
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from patched_loss import GRADIENT_LIMIT, LOSS_LIMIT, compare_patched, relative
+from tiny_models import HEAD_INPUTS, KINDS, CannotBuild, build, model_types, quiet
+from torch import Tensor, nn
+from transformers_probe import Block, Run, arranged, in_float64, main_stacks, observe
+
+import embedlayer as el
+
+LIMIT = 1e-6
+"""Largest relative difference in float32 that counts as equal."""
+
+COMPULSORY = ("input", "head", "patched loss")
+"""Comparisons without which a type is not equal."""
+
+OTHER_ROTATIONS = re.compile("Indexer|Compressor")
+"""Names of modules in attention that rotate their own queries and keys."""
+
+STARTS = (300, 3000, 70_000)
+"""First positions of long texts."""
+
+TOKENS, PADDED = 13, 4
+"""Tokens of a text, and number of padding tokens in front of the second text."""
+
+SECONDS = 60
+"""Time limit of one model type."""
+
+
+@dataclass
+class Row:
+    """Result of one model type.
+
+    Attributes:
+        model_type: Model type in transformers.
+        kind: A key of `tiny_models.KINDS`.
+        verdict: `"equal"`, `"refused"`, `"wrong"`, `"not built"` or `"crash"`.
+        reason: Sentence that explains a verdict other than `"equal"`.
+        differences: Comparison -> largest relative difference.
+        left_out: Comparison -> why it was not made.
+        allowed: Compulsory comparisons that the model cannot have.
+        without_logits: Whether a patched training step has no operation with tokens x V numbers; `None` without a loss.
+        large: What read the logits, or the operations with tokens x V numbers.
+        seconds: Time for the whole type.
+    """
+
+    model_type: str
+    kind: str
+    verdict: str = "equal"
+    reason: str = ""
+    differences: dict[str, float] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    allowed: list[str] = field(default_factory=list)
+    without_logits: bool | None = None
+    large: str = ""
+    seconds: float = 0.0
+
+
+def accepts(model: nn.Module, name: str) -> bool:
+    return name in inspect.signature(model.forward).parameters
+
+
+def texts(config: Any) -> tuple[Tensor, Tensor]:
+    """Return two texts, the second one left-padded, and their attention mask."""
+    pad = getattr(config.get_text_config(), "pad_token_id", None)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(5, 100, (2, TOKENS), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, :PADDED] = 0
+    ids[1, :PADDED] = pad if isinstance(pad, int) else 1
+    return ids, mask
+
+
+def examine(model_type: str, kind: str) -> Row:
+    """Return the row of a model type."""
+    row = Row(model_type, kind)
+    try:
+        _, model = build(model_type, kind)
+    except CannotBuild as error:
+        row.verdict, row.reason = "not built", str(error)
+        return row
+    with tempfile.TemporaryDirectory() as folder, quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            model.save_pretrained(folder)
+            layer = el.load(folder)
+        except el.errors.EmbedLayerError as error:
+            row.verdict, row.reason = "refused", str(error).replace(folder, "...")
+        else:
+            if layer.family == "unknown":
+                row.verdict, row.reason = "refused", "the family is unknown, so load reads the table alone"
+            else:
+                compare(row, model, layer)
+        compare_training(row, model)
+    judge(row)
+    return row
+
+
+def judge(row: Row) -> None:
+    """Set the verdict of a row whose comparisons are done, unless its type is refused."""
+    if row.verdict == "refused":
+        return
+    differing = [f"{name} {value:.1e}" for name, value in row.differences.items() if value > limit_of(name)]
+    missing = [name for name in COMPULSORY if name not in row.differences and name not in row.allowed]
+    if differing or missing:
+        row.verdict = "wrong"
+        row.reason = "; ".join(
+            [f"differs: {', '.join(differing)}"] * bool(differing)
+            + [f"{name} was not compared: {row.left_out.get(name, 'not seen')}" for name in missing]
+        )
+
+
+def limit_of(name: str) -> float:
+    """Return the largest relative difference of a comparison that counts as equal."""
+    return {"patched loss": LOSS_LIMIT, "patched gradients": GRADIENT_LIMIT}.get(name, LIMIT)
+
+
+def compare(row: Row, model: nn.Module, layer: el.EmbeddingLayer) -> None:
+    """Compare a loaded layer with its model, and note the differences in the row."""
+    ids, mask = texts(model.config)
+    decoder_ids = ids.flip(1)
+    decoder = {"decoder_input_ids": decoder_ids} if accepts(model, "decoder_input_ids") else {}
+    cases: dict[str, dict[str, Any]] = {"input": {}, "input, padded": {"attention_mask": mask}}
+    if accepts(model, "position_ids") and not decoder:
+        at = torch.arange(TOKENS) * 2 + layer.first_position_id + 3
+        cases["input, position_ids"] = {"position_ids": at.expand(2, -1)}
+    if accepts(model, "token_type_ids"):
+        cases["input, token_type_ids"] = {"token_type_ids": (torch.arange(TOKENS) // 5 % 2).expand(2, -1)}
+    for name, options in cases.items():
+        try:
+            run = observe(model, {"input_ids": ids, **decoder, **options}, hidden=HEAD_INPUTS.get(row.model_type))
+        except Exception as error:
+            row.left_out[name] = f"transformers: {type(error).__name__}: {str(error)[:200]}"
+            continue
+        stacks = main_stacks(model, run)
+        if not stacks:
+            row.left_out[name] = "no block was seen"
+            continue
+        if "token_type_ids" in options and "types" not in layer.recipe:
+            options = {}
+        with torch.no_grad():
+            row.differences[name] = input_difference(row, layer.input(ids, **options), run, stacks[0])
+            if len(stacks) > 1:
+                ours = layer.decoder_input(decoder_ids)
+                row.differences[f"decoder {name}"] = input_difference(row, ours, run, stacks[1])
+        if name == "input":
+            compare_head(row, layer, run)
+            compare_positions(row, model, layer, run, stacks)
+
+
+def input_difference(row: Row, ours: Tensor, run: Run, stack: str) -> float:
+    """Return the difference of the input of the first block of a stack.
+
+    A block may get several streams. All equal ours, or the first does and the others are computed from it: then that is
+    noted.
+    """
+    block = run.stacks[stack][min(run.stacks[stack])]
+    theirs = arranged(block.state, (ours.shape[0], ours.shape[1], ours.shape[2]))
+    if theirs is None:
+        return float("inf")
+    differences = [relative(ours, each) for each in theirs]
+    if max(differences) > LIMIT >= differences[0]:
+        row.left_out["other streams"] = f"streams 2 to {len(theirs)} of {stack} are computed from the first"
+        return differences[0]
+    return max(differences)
+
+
+def compare_head(row: Row, layer: el.EmbeddingLayer, run: Run) -> None:
+    """Compare the logits for the hidden states that enter the head."""
+    if layer.head is None:
+        row.left_out["head"] = "no head was loaded"
+    elif run.hidden is None or run.logits is None:
+        row.left_out["head"] = "the input of the head was not seen"
+    else:
+        hidden = run.hidden[:, 0] if run.hidden.dim() > run.logits.dim() else run.hidden  # the first of several streams
+        with torch.no_grad():
+            row.differences["head"] = relative(layer.head(hidden), run.logits)
+
+
+def compare_training(row: Row, model: nn.Module) -> None:
+    """Compare a model with its patched copy, and count operations as large as all logits."""
+    try:
+        result = compare_patched(model)
+    except el.errors.EmbedLayerError as error:
+        row.left_out["patched loss"] = f"patch: {error}"
+        if row.verdict != "refused":
+            row.verdict, row.reason = "refused", f"patch: {error}"
+        return
+    except Exception as error:
+        row.left_out["patched loss"] = f"{type(error).__name__}: {str(error)[:200]}"
+        return
+    row.differences |= result.differences
+    row.left_out |= result.left_out
+    row.without_logits = result.without_logits if "patched loss" in result.differences else None
+    row.large = result.reader or ", ".join(result.large)
+    if not accepts(model, "labels") and "patched loss" in result.left_out:
+        row.allowed.append("patched loss")
+
+
+# Positions of every block
+
+
+def compare_positions(row: Row, model: nn.Module, layer: el.EmbeddingLayer, run: Run, stacks: list[str]) -> None:
+    """Compare the positions of every block of the last stack, and biases."""
+    compare_biases(row, model, layer, run, stacks)
+    blocks = run.stacks[stacks[-1]]
+    row.differences["positions"] = rotation_difference(row, layer, blocks, torch.arange(TOKENS))
+    if not accepts(model, "position_ids"):
+        if any(scheme.hook == "rotate" for scheme in schemes_of(layer)):
+            row.left_out["long positions"] = "forward takes no position_ids"
+        return
+    try:
+        wide = widened(row, model)
+        short = observed_at(wide, torch.arange(TOKENS))
+    except Exception as error:
+        row.left_out["long positions"] = f"in float64: {type(error).__name__}: {str(error)[:200]}"
+        return
+    for start in STARTS:
+        name, at = f"positions from {start}", torch.arange(start, start + TOKENS)
+        try:
+            long = observed_at(wide, at, short)
+        except (IndexError, RuntimeError) as error:  # beyond a table of positions
+            if start > STARTS[0] and any(scheme.hook == "rotate" for scheme in schemes_of(layer)):
+                row.left_out[name] = f"transformers: {type(error).__name__}: {str(error)[:100]}"
+            continue
+        row.differences[name] = rotation_difference(row, layer, long.stacks[stacks[-1]], at)
+        scale = query_scale_difference(row, layer, short.stacks[stacks[-1]], long.stacks[stacks[-1]], at)
+        if scale is not None:
+            row.differences["query scale"] = max(scale, row.differences.get("query scale", 0.0))
+
+
+def schemes_of(layer: el.EmbeddingLayer) -> list[el.Position]:
+    return [layer.position_of(kind or None) for kind in ("", *layer.other_positions)]
+
+
+def widened(row: Row, model: nn.Module) -> nn.Module:
+    """Return the same model, built and run in float64."""
+    with in_float64():
+        _, wide = build(row.model_type, row.kind)
+    wide.double().load_state_dict(model.state_dict(), strict=False)
+    return wide
+
+
+def observed_at(wide: nn.Module, at: Tensor, states: Run | None = None) -> Run:
+    """Run a model in float64 at positions, with the hidden states of an earlier run."""
+    ids, _ = texts(wide.config)
+    inputs = {"input_ids": ids, "position_ids": at.expand(2, -1)}
+    if accepts(wide, "decoder_input_ids"):
+        inputs["decoder_input_ids"] = ids
+    if accepts(wide, "decoder_position_ids"):
+        inputs["decoder_position_ids"] = at.expand(2, -1)
+    with in_float64():
+        return observe(wide, inputs, states=states)
+
+
+def rotation_difference(row: Row, layer: el.EmbeddingLayer, blocks: Mapping[int, Block], at: Tensor) -> float:
+    """Return the largest difference of rotated queries and keys over all blocks."""
+    worst = 0.0
+    for index, block in blocks.items():
+        position = layer.position_of_block(index)
+        calls = [call for call in block.rotations if not OTHER_ROTATIONS.search(call.owner)]
+        if len(calls) < len(block.rotations):
+            owners = sorted({call.owner for call in block.rotations if OTHER_ROTATIONS.search(call.owner)})
+            row.left_out[", ".join(owners)] = "rotations outside of attention"
+        pairs = [
+            (by_token(before), by_token(after))
+            for call in calls
+            for before, after in zip(call.before, call.after, strict=True)
+        ]
+        pairs = [(before, after) for before, after in pairs if before is not None and after is not None]
+        rotates = isinstance(position, el.RotaryEmbedding)
+        if rotates != bool(pairs):
+            row.left_out[f"positions of block {index}"] = (
+                f"ours {'rotates' if rotates else 'does not rotate'}, theirs {'does' if pairs else 'does not'}"
+            )
+            return float("inf")
+        for before, after in pairs:
+            worst = max(worst, min(relative(each, after) for each in rotated(position, before, at)))
+    return worst
+
+
+def by_token(x: Tensor) -> Tensor | None:
+    """Return queries or keys as `(B, H, T, K)`; `None` if they are not those of each token."""
+    dims = [dim for dim in range(x.dim() - 1) if x.shape[dim] == TOKENS]
+    if not dims:
+        return None
+    x = x.movedim(dims[-1], -2)
+    return x.unsqueeze(1) if x.dim() == 3 else x.flatten(1, -3)
+
+
+def rotated(position: el.RotaryEmbedding, x: Tensor, at: Tensor) -> list[Tensor]:
+    """Return rotated keys in the layouts in which a family may return them.
+
+    A family may pass only the rotated channels of a head. It may also return interleaved pairs in the half-split
+    layout, which does not change a score, as queries and keys are permuted alike.
+    """
+    others = position.head_dim - x.shape[-1]
+    if others and x.shape[-1] != position.rotary_dim:
+        return [x.new_full((), float("inf"))]
+    pad = (others, 0) if position.trailing else (0, others)
+    x = torch.nn.functional.pad(x.float(), pad)
+    keys = position.rotate(x, x, at)[1]
+    keys = keys[..., others:] if position.trailing else keys[..., : keys.shape[-1] - others]
+    return [keys, torch.cat((keys[..., ::2], keys[..., 1::2]), -1)] if position.interleaved else [keys]
+
+
+def query_scale_difference(
+    row: Row, layer: el.EmbeddingLayer, short: Mapping[int, Block], long: Mapping[int, Block], at: Tensor
+) -> float | None:
+    """Return the largest difference of the factors by which queries are longer at long positions than at short ones.
+
+    `None` if no block shows its queries. A block that rotates nothing and does not scale must give the same output at
+    all positions.
+    """
+    found: list[float] = []
+    for index, block in long.items():
+        position, earlier = layer.position_of_block(index), short.get(index)
+        if earlier is None or earlier.state.shape != block.state.shape:
+            continue
+        if type(position) is el.Position and block.output is not None and earlier.output is not None:
+            found.append(relative(block.output, earlier.output))
+        for one, two in zip(earlier.queries, block.queries, strict=False):
+            if one.shape != two.shape or one.shape[-2] != TOKENS:
+                continue
+            theirs = two.norm(dim=-1) / one.norm(dim=-1)
+            ours = factors(position, at) / factors(position, torch.arange(TOKENS))
+            found.append(relative(ours.expand_as(theirs), theirs))
+    return max(found, default=None)
+
+
+def factors(position: el.Position, at: Tensor) -> Tensor:
+    """Return the factor of a query at each position, `(T,)`."""
+    width = getattr(position, "head_dim", 2)
+    ones = torch.ones(1, 1, len(at), width)
+    queries, keys = position.rotate(ones, ones, at)
+    return (queries.norm(dim=-1) / keys.norm(dim=-1))[0, 0]
+
+
+def compare_biases(row: Row, model: nn.Module, layer: el.EmbeddingLayer, run: Run, stacks: list[str]) -> None:
+    """Compare the biases of attention scores of all blocks of each stack with those of the blocks' schemes.
+
+    A block without a bias of its own uses that of an earlier block (T5).
+    """
+    for number, stack in enumerate(stacks):
+        encoder = number < len(stacks) - 1
+        schemes: dict[el.Position, list[Tensor]] = {}
+        for index, block in run.stacks[stack].items():
+            schemes.setdefault(layer.position_of_block(index, encoder=encoder), []).extend(block.biases)
+        for position, own in schemes.items():
+            compare_bias(row, model, f"bias of {stack}", position, own or run.biases)
+
+
+def compare_bias(row: Row, model: nn.Module, name: str, position: el.Position, theirs: list[Tensor]) -> None:
+    """Compare the bias of a position scheme with those that a model computed in the blocks of that scheme."""
+    if position.hook == "bias" and not theirs:  # BLOOM calls its function only where there is a mask
+        ids, _ = texts(model.config)
+        theirs = observe(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}).biases
+    if position.hook == "bias":
+        if theirs:
+            with torch.no_grad():
+                worst = max(bias_difference(bias_like(position, each), each) for each in theirs)
+            row.differences[name] = max(worst, row.differences.get(name, 0.0))
+        else:
+            row.left_out[name] = "no function that computes it was seen"
+            row.differences[name] = float("inf")
+    elif theirs:
+        row.left_out[name] = "there is no such bias here"
+
+
+def bias_like(position: el.Position, theirs: Tensor) -> Tensor:
+    """Return the bias of a scheme for the queries and keys of another bias.
+
+    Windows of n queries see the keys of three windows, `(..., n, 3n)` (LongT5); others all keys, `(..., T, T)`.
+    """
+    window = theirs.shape[-2]
+    if theirs.shape[-1] == 3 * window:
+        bias = position.bias(torch.arange(window, 2 * window), torch.arange(3 * window))
+    else:
+        bias = position.bias(torch.arange(TOKENS), torch.arange(TOKENS))
+    assert bias is not None
+    return bias
+
+
+def bias_difference(ours: Tensor, theirs: Tensor) -> float:
+    """Return the difference of biases `(1, H, T, T)`.
+
+    A linear bias may also be `(..., T)` for the keys alone; then both are compared without the term that is equal for
+    all keys of a query, for keys up to the query.
+    """
+    heads, tokens = ours.shape[1], ours.shape[-1]
+    if theirs.shape[-2:] == ours.shape[-2:] and theirs.shape[-1] != theirs.shape[-2]:
+        return max(relative(ours[0], each) for each in theirs.reshape(-1, *ours.shape[1:]))
+    theirs = theirs[..., -tokens:]
+    if theirs.numel() % (heads * tokens * tokens) == 0 and theirs.shape[-2] == tokens:
+        return max(relative(ours[0], each) for each in theirs.reshape(-1, heads, tokens, tokens))
+    keys = theirs.reshape(-1, heads, 1, tokens)
+    wide = keys - keys.transpose(-1, -2)
+    return max(relative(ours[0].tril(), each.tril()) for each in wide)
+
+
+# Running all types
+
+
+def _child(model_type: str, kind: str, pipe: Any) -> None:
+    """Examine a type in a process of its own, and send its row."""
+    torch.set_num_threads(1)
+    start = time.monotonic()
+    try:
+        row = examine(model_type, kind)
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        row = Row(model_type, kind, "crash", f"{type(error).__name__}: {str(error)[:300]} ({at.filename}:{at.lineno})")
+    row.seconds = round(time.monotonic() - start, 2)
+    pipe.send(row)
+    pipe.close()
+    os._exit(0)
+
+
+def run(work: Sequence[tuple[str, str]], jobs: int = 2) -> Iterator[Row]:
+    """Yield the row of each `(model_type, kind)`, each examined in a forked process, in the order of `work`."""
+    import transformers.modeling_utils
+    import transformers.models.llama.modeling_llama  # noqa: F401 (imported once, before the forks)
+
+    context = multiprocessing.get_context("fork")
+    running: list[tuple[tuple[str, str], Any, Any, float]] = []
+    waiting = list(work)
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            item = waiting.pop(0)
+            receive, send = context.Pipe(duplex=False)
+            process = context.Process(target=_child, args=(*item, send), daemon=True)
+            process.start()
+            send.close()
+            running.append((item, process, receive, time.monotonic()))
+        item, process, receive, start = running.pop(0)
+        try:
+            left = max(0.0, start + SECONDS - time.monotonic())
+            row = receive.recv() if receive.poll(left) else Row(*item, "crash", f"took more than {SECONDS} s")
+        except EOFError:
+            process.join()
+            row = Row(*item, "crash", f"the process ended with code {process.exitcode}")
+        process.kill()
+        process.join()
+        yield row
+
+
+def shown(row: Row) -> str:
+    """Return a row as a line of text."""
+    numbers = ", ".join(f"{name} {value:.1e}" for name, value in row.differences.items())
+    left = "".join(f" [{name} left out: {why}]" for name, why in row.left_out.items())
+    return f"{row.kind:10s} {row.model_type:24s} {row.verdict:9s} {row.seconds:5.1f}s  {row.reason or numbers}{left}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", metavar="TYPE", help="model types; all by default")
+    parser.add_argument("--kind", action="append", choices=list(KINDS), help="kinds of models; all by default")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--json", type=Path, help="file for the rows as JSON lines; - for standard output")
+    parser.add_argument("--write", type=Path, help="page to write")
+    options = parser.parse_args(argv)
+    kinds = options.kind or list(KINDS)
+    work = [(name, kind) for kind in kinds for name in model_types(kind) if not options.types or name in options.types]
+    rows = []
+    for row in run(work, options.jobs):
+        rows.append(row)
+        print(json.dumps(asdict(row)) if str(options.json) == "-" else shown(row), flush=True)
+    if options.json and str(options.json) != "-":
+        options.json.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+    for kind in kinds:
+        verdicts = [row.verdict for row in rows if row.kind == kind]
+        counts = ", ".join(f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts))
+        print(f"{kind}: {len(verdicts)} types: {counts}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

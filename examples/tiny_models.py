@@ -1,0 +1,311 @@
+"""Small random models of every model type of transformers, built from the type's default configuration.
+
+    config, model = build("llama", "causal")
+
+`KINDS` has the model types of each kind. A size that a default configuration has becomes the one in `SIZES`; its
+sub-configurations are treated in the same way. `OVERRIDES` has more settings by model type: data, no code. Widths of
+heads, lengths, bases, scales and epsilons stay those of the default configuration.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import nn
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+VOCAB = 131
+"""Number of tokens: a prime, so that no other size of a model equals it."""
+
+KINDS = {
+    "causal": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "masked": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "image-text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+}
+"""Kind -> name of the mapping in transformers' `modeling_auto` whose keys are its model types."""
+
+LAYERS = 6
+_SAME = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_total")
+SIZES: Mapping[str, int] = {
+    "vocab_size": VOCAB,
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "emb_dim"), 64),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff"), 48),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 40),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_blocks", "depth"), LAYERS),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers", "num_encoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
+    **dict.fromkeys(_SAME, 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_top_k", "moe_k"), 2),
+    **dict.fromkeys(("n_group", "topk_group"), 1),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 24),
+    **dict.fromkeys(("out_hidden_size", "text_hidden_size", "backbone_hidden_size", "audio_hidden_size"), 64),
+    **dict.fromkeys(("projector_hidden_size", "projection_hidden_size", "vision_hidden_size"), 64),
+    "projection_dim": 64,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 16,
+}
+"""Size in a configuration -> its value here."""
+
+KEEP = object()
+"""Value in `OVERRIDES` of a size that stays that of the default configuration."""
+
+_CLIP = {"model_type": "clip_vision_model", "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2}
+_CLIP |= {"num_attention_heads": 4}
+"""A vision tower in place of one that needs the package timm."""
+
+_COMPASS_ROPE = {"rope_type": "default", "rope_theta": 50000.0, "mrope_section": [4, 2, 2]}
+_MROPE = {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [2, 3, 3]}
+_HALF_MROPE = _MROPE | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
+OVERRIDES: Mapping[str, Mapping[str, Any]] = {
+    "bamba": {"attn_layer_indices": [2, 5], "mamba_n_heads": 8, "mamba_d_head": 16},
+    "blt": {"encoder_hash_byte_group_vocab": 500},
+    "chameleon": {"vocabulary_map": {"<image>": 120}, "vq_config.base_channels": 32},
+    "codegen": {"rotary_dim": 8},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "num_hidden_layers": 4,
+        "rope_parameters": {"sliding_attention": _COMPASS_ROPE, "full_attention": None},
+    },
+    "cpmant": {"dim_ff": 48},
+    "dbrx": {
+        "attn_config.clip_qkv": 8.0,
+        "attn_config.rope_theta": 10000.0,
+        "attn_config.kv_n_heads": 2,
+        "ffn_config.ffn_hidden_size": 48,
+    },
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] + ["sparse"] * (LAYERS - 1)},
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "dots3_note_text": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "swa_num_attention_heads": 2,
+        "swa_num_key_value_heads": 2,
+        "swa_q_lora_rank": 24,
+        "swa_kv_lora_rank": 20,
+    },
+    "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},
+    "dots3_note_vision_encoder": {
+        "mlp_layer_types": ["dense", "sparse"],
+        "num_hidden_layers": 2,
+        "adapter_in_dim": 64,
+        "adapter_out_dim": 64,
+    },
+    "emu3": {"vocabulary_map": {"<image>": 120}, "vq_config.base_channels": 32},
+    "ernie4_5_vl_moe_text": {"rope_parameters": _MROPE | {"mrope_section": [3, 3, 2]}},
+    "esm": {"vocab_size": VOCAB, "pad_token_id": 1, "mask_token_id": 30},
+    "esmc": {"num_key_value_heads": 4},
+    "funnel": {"block_sizes": [2, 2], "num_hidden_layers": KEEP, "num_blocks": KEEP, "d_head": 16, "d_inner": 48},
+    "fast_vlm": {"vision_config": _CLIP, "vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+    "florence_vision": {"embed_dim": [8, 16, 32, 64]},
+    "gemma3n_text": {"num_kv_shared_layers": 0, "intermediate_size": 48},
+    "gemma4_assistant": {
+        "text_config.hidden_size_per_layer_input": 0,
+        "text_config.vocab_size_per_layer_input": 0,
+        "text_config.num_kv_shared_layers": LAYERS,
+    },
+    "gemma4_unified_assistant": {"text_config.num_kv_shared_layers": 0},
+    "glm5_next_text": {"num_key_value_heads": 4},
+    **{name: {"rope_parameters": _MROPE} for name in ("glm4v_text", "glm_ocr_text")},
+    "glm4v_moe_text": {"rope_parameters": _HALF_MROPE},
+    "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
+    "granite4_vision": {"deepstack_layer_map": [[-1, 2]], "downsample_rate": "1/4"},
+    "gptj": {"rotary_dim": 8},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "mamba", "attention"] * (LAYERS // 3),
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+    },
+    "helium": {"head_dim": 16},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "hunyuan_vl_text": {"head_dim": 16},
+    "janus": {"vision_config.projection_dim": 64, "vq_config.base_channels": 32},
+    "janus_vqgan": {"num_embeddings": 100, "projection_dim": 64, "image_token_embed_dim": 64},
+    "led": {"attention_window": 4},
+    "longt5": {"local_radius": 15},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * (LAYERS // 3)},
+    "luke": {"entity_vocab_size": 100, "entity_emb_size": 32},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "ministral": {"head_dim": 16},
+    "mobilebert": {"embedding_size": 32, "true_hidden_size": 48, "intra_bottleneck_size": 48},
+    "molmo2_vision": {"num_hidden_layers": KEEP},
+    "muse_spark_audio": {"num_hidden_layers": KEEP, "hidden_sizes": [16, 16, 16, 16]},
+    "nemotron_h_omni": {"vision_config.video_temporal_patch_size": 2},
+    "nemotron": {"num_key_value_heads": 2},
+    "opt": {"word_embed_proj_dim": 24},
+    "pegasus_x": {"block_size": 4, "num_global_tokens": 3},
+    "perceiver": {"num_latents": 8, "d_latents": 48, "num_self_attends_per_block": 2},
+    "perception_lm": {"vision_config": _CLIP | {"model_args": {"embed_dim": 64}}},
+    "prophetnet": {"num_hidden_layers": KEEP},
+    **{name: {"rope_parameters": _MROPE} for name in ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 256,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 4,
+        "ple_layer_ids": [1],
+        "ple_embed_dim": 64,
+        "ngram_vocab_size_base": 50,
+        "eos_token_id": 2,
+    },
+    "reformer": {"axial_pos_embds_dim": [16, 48]},
+    "qwen2_vl_vision": {"embed_dim": 64},
+    "causal:reformer": {"is_decoder": True},
+    "roc_bert": {"shape_vocab_size": 50, "shape_embed_dim": 24, "pronunciation_embed_dim": 24},
+    "squeezebert": {"embedding_size": 64},
+    "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"num_hidden_layers": 14},
+    "zamba2": {"num_hidden_layers": 9, "layers_block_type": (["mamba"] * 2 + ["hybrid"]) * 3},
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""Model type -> settings of its configuration; `a.b` is the setting `b` of the sub-configuration `a`.
+
+The settings also apply where a configuration of this type is part of another one.
+"""
+
+
+HEAD_INPUTS = {"fsmt": "model.decoder.output_projection", "opt": "model.decoder.project_out", "prophetnet": "lm_head"}
+"""Model type -> module whose input is that of the head, where the decoder does not return these hidden states."""
+
+
+class CannotBuild(Exception):
+    """A model cannot be built here; the message is the reason."""
+
+
+def model_types(kind: str) -> dict[str, str]:
+    """Return the model types of a kind, and the name of each one's model class in transformers."""
+    from transformers.models.auto import modeling_auto
+
+    return dict(getattr(modeling_auto, KINDS[kind]))
+
+
+def small_config(config_class: Any, overrides: Mapping[str, Any]) -> Any:
+    """Return a small configuration of a class.
+
+    Args:
+        config_class: Class of the configuration.
+        overrides: Settings that replace those of `OVERRIDES`; `a.b` is the setting `b` of the sub-configuration `a`.
+    """
+    overrides = {**OVERRIDES.get(config_class.model_type, {}), **overrides}
+    own = {key: value for key, value in overrides.items() if "." not in key}
+    stated = {key: value for key, value in own.items() if value is not KEEP}
+    default = _default(config_class, stated)
+    known = {} if default is None else default.to_dict()
+    changes: dict[str, Any] = {}
+    for key in config_class.sub_configs:
+        part = _part(config_class, key) if default is None else type(getattr(default, key, None))
+        if part is not type(None) and key not in own:
+            inner = {name[len(key) + 1 :]: value for name, value in overrides.items() if name.startswith(f"{key}.")}
+            changes[key] = small_config(part, inner)
+    for key, small in SIZES.items():
+        value = known.get(config_class.attribute_map.get(key, key))
+        if key in ("num_key_value_heads", "num_kv_heads") and known.get("kv_lora_rank"):
+            small = SIZES["num_attention_heads"]  # latent attention has as many key heads as query heads
+        if isinstance(value, int) and not isinstance(value, bool) and key not in own:
+            changes[key] = small
+    changes |= _small_ids({key: value for key, value in known.items() if key not in own})
+    return config_class(**{**changes, **stated})
+
+
+def _default(config_class: Any, stated: Mapping[str, Any]) -> Any:
+    """Return the default configuration of a class, or `None` if the class cannot be built without more settings."""
+    for settings in ({}, stated):
+        with suppress(Exception):
+            return config_class(**settings)
+    return None
+
+
+def _part(config_class: Any, key: str) -> Any:
+    """Return the class of a sub-configuration of a class whose default cannot be built."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    spec = config_class.sub_configs_defaults[key]
+    return CONFIG_MAPPING[spec.model_type] if getattr(spec, "model_type", None) else spec
+
+
+def _small_ids(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return IDs of special tokens below `VOCAB` for those of a configuration that are not."""
+    changes: dict[str, Any] = {}
+    free = VOCAB
+    for key, value in sorted(config.items()):
+        ids = value if isinstance(value, list) else [value]
+        is_token = "token" in key and key.endswith(("_id", "_index", "_ids"))
+        if is_token and any(type(one) is int and one >= VOCAB - 10 for one in ids):
+            free -= len(ids)
+            changes[key] = list(range(free, free + len(ids))) if isinstance(value, list) else free
+    return changes
+
+
+def build(model_type: str, kind: str) -> tuple[Any, nn.Module]:
+    """Build a small random model of a type; no bias is 0 and no weight of a norm is 1.
+
+    Args:
+        model_type: A key of `model_types(kind)`.
+        kind: A key of `KINDS`.
+
+    Returns:
+        The configuration and the model in float32, in evaluation mode.
+
+    Raises:
+        CannotBuild: transformers cannot build it from such a configuration.
+    """
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config_class = CONFIG_MAPPING[model_type]
+    with quiet():
+        model_class = getattr(transformers, model_types(kind)[model_type])
+        try:
+            config = small_config(config_class, OVERRIDES.get(f"{kind}:{model_type}", {}))
+            parts = [name for name, part in config_class.sub_configs.items() if part is model_class.config_class]
+            if parts and model_class.config_class is not config_class:
+                config = getattr(config, parts[0])
+            if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+                config.decoder_start_token_id = 0
+            torch.manual_seed(0)
+            model = model_class._from_config(config, attn_implementation="eager")
+        except Exception as error:
+            raise CannotBuild(f"{type(error).__name__}: {error}".partition("\n")[0][:300]) from error
+        randomise(model)
+        for part in (model.config, model.config.get_text_config()):
+            part.use_cache = False
+    return config, model.eval()
+
+
+def randomise(model: nn.Module, seed: int = 0) -> None:
+    """Draw every trained parameter, and every saved buffer of zeros, from N(0, 0.2²).
+
+    Frozen parameters are fixed sinusoids; buffers of zeros are biases such as BART's `final_logits_bias`.
+    """
+    torch.manual_seed(seed)
+    saved = model.state_dict()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.2)
+        for name, buffer in model.named_buffers():
+            if name in saved and buffer.is_floating_point() and not buffer.any():
+                buffer.normal_(std=0.2)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress the warnings of transformers about tiny and patched configurations."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

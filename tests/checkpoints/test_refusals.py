@@ -1,0 +1,251 @@
+"""Quantised checkpoints in the layouts that transformers and MLX write, and unknown families: right or refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import embedlayer as el
+from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.refusals import quantised_parts
+from embedlayer.families import nearest_model_types
+
+V, D = 24, 16
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": V,
+    "hidden_size": D,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "rope_theta": 1e4,
+}
+BLOCK = "model.layers.0.mlp.up_proj.weight"
+TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+Tensors = dict[str, torch.Tensor]
+
+
+def _integers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.arange(int(torch.tensor(shape).prod())).remainder(120).view(*shape).to(dtype)
+
+
+def _fp8(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).to(torch.float8_e4m3fn)
+
+
+def bnb_8bit(name: str) -> Tensors:
+    module = name.removesuffix(".weight")
+    weight = _integers(torch.int8, V, D)
+    return {name: weight, f"{module}.SCB": torch.ones(V), f"{module}.weight_format": _integers(torch.uint8, 1)[0]}
+
+
+def bnb_4bit(name: str) -> Tensors:
+    return {
+        name: _integers(torch.uint8, V * D // 2, 1),
+        f"{name}.absmax": torch.ones(V * D // 64),
+        f"{name}.quant_map": torch.ones(16),
+        f"{name}.nested_absmax": torch.ones(1),
+        f"{name}.nested_quant_map": torch.ones(256),
+        f"{name}.quant_state.bitsandbytes__nf4": _integers(torch.uint8, 90),
+    }
+
+
+def gptq(name: str) -> Tensors:
+    module = name.removesuffix(".weight")
+    return {
+        f"{module}.qweight": _integers(torch.int32, D // 8, V),
+        f"{module}.qzeros": _integers(torch.int32, 1, V // 8),
+        f"{module}.scales": torch.ones(1, V).half(),
+        f"{module}.g_idx": _integers(torch.int32, D),
+    }
+
+
+def awq(name: str) -> Tensors:
+    return {key: tensor for key, tensor in gptq(name).items() if not key.endswith("g_idx")}
+
+
+def fine_grained_fp8(name: str) -> Tensors:
+    return {name: _fp8(V, D), f"{name}_scale_inv": torch.ones(1, 1)}
+
+
+def compressed_fp8(name: str) -> Tensors:
+    return {name: _fp8(V, D), f"{name}_scale": torch.ones(V, 1).bfloat16()}
+
+
+def compressed_int4(name: str) -> Tensors:
+    shape = _integers(torch.int64, 2)
+    return {
+        f"{name}_packed": _integers(torch.int32, V, D // 8),
+        f"{name}_scale": torch.ones(V, 1),
+        f"{name}_shape": shape,
+    }
+
+
+def compressed_but_not_packed(name: str) -> Tensors:
+    return {
+        name: torch.randn(V, D),
+        f"{name}_scale": torch.ones(V, 1),
+        f"{name}_zero_point": _integers(torch.int8, V, 1),
+    }
+
+
+def nvfp4(name: str) -> Tensors:
+    scales = {f"{name}_scale": _fp8(V, 1), f"{name}_scale_2": torch.ones(())}
+    return {name: _integers(torch.uint8, V, D // 2), **scales, name.replace("weight", "input_scale"): torch.ones(())}
+
+
+def fbgemm_fp8(name: str) -> Tensors:
+    return {name: _fp8(V, D), f"{name}_scale": torch.ones(V, 1)}
+
+
+def torchao(name: str) -> Tensors:
+    module = name.removesuffix(".weight")
+    return {f"{module}._weight_qdata": _integers(torch.int8, V, D), f"{module}._weight_scale": torch.ones(V, 1)}
+
+
+def quanto(name: str) -> Tensors:
+    module = name.removesuffix(".weight")
+    scales = {f"{module}.input_scale": torch.ones(()), f"{module}.output_scale": torch.ones(())}
+    return {f"{name}._data": _integers(torch.int8, V, D), f"{name}._scale": torch.ones(V, 1), **scales}
+
+
+def hqq(name: str) -> Tensors:
+    module = name.removesuffix(".weight")
+    return {f"{module}.W_q": _integers(torch.uint8, V, D // 2), f"{module}.scale": torch.ones(V, 1)}
+
+
+def aqlm(name: str) -> Tensors:
+    module = name.removesuffix(".weight")
+    return {f"{module}.codes": _integers(torch.int8, V, 2, 1), f"{module}.codebooks": torch.ones(1, 4, 1, 8)}
+
+
+def eetq(name: str) -> Tensors:
+    return {name: _integers(torch.int8, D, V), f"{name}_scales": torch.ones(V).half()}
+
+
+def mlx(name: str) -> Tensors:
+    module = name.removesuffix(".weight")
+    rest = {f"{module}.scales": torch.ones(V, 1).half(), f"{module}.biases": torch.ones(V, 1).half()}
+    return {name: _integers(torch.int64, V, D // 8).to(torch.uint32), **rest}
+
+
+def metal(name: str) -> Tensors:
+    return {key.replace(".biases", ".qbiases"): tensor for key, tensor in mlx(name).items()}
+
+
+def gemma(name: str) -> Tensors:
+    if name == HEAD:
+        return {name: _integers(torch.int8, V, D), f"{name}_scale": torch.ones(V, 1)}
+    module = name.removesuffix(".weight")
+    return {f"{module}.embedding_quantized": _integers(torch.int8, V, D), f"{module}.embedding_scale": torch.ones(V, 1)}
+
+
+def bitnet(name: str) -> Tensors:
+    return {name: _integers(torch.uint8, V // 4, D), f"{name}_scale": torch.ones(1)}
+
+
+LAYOUTS = {
+    bnb_8bit: {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    bnb_4bit: {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    gptq: {"quant_method": "gptq", "bits": 4},
+    awq: {"quant_method": "awq", "bits": 4},
+    fine_grained_fp8: {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    compressed_fp8: {"quant_method": "compressed-tensors", "format": "float-quantized"},
+    compressed_int4: {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+    compressed_but_not_packed: {"quant_method": "compressed-tensors", "quantization_status": "frozen"},
+    nvfp4: {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    fbgemm_fp8: {"quant_method": "fbgemm_fp8"},
+    torchao: {"quant_method": "torchao"},
+    quanto: {"quant_method": "quanto", "weights": "int8"},
+    hqq: {"quant_method": "hqq"},
+    aqlm: {"quant_method": "aqlm"},
+    eetq: {"quant_method": "eetq"},
+    mlx: {"group_size": 64, "bits": 4},
+    metal: {"quant_method": "metal", "bits": 4},
+    gemma: {"quant_method": "gemma"},
+    bitnet: {"quant_method": "bitnet"},
+}
+"""How each method stores a weight, and what it writes to `config.json`; mxfp4 quantises experts only."""
+
+FULL = {TABLE: torch.randn(V, D).bfloat16(), HEAD: torch.randn(V, D).bfloat16(), BLOCK: torch.randn(V, D).bfloat16()}
+
+
+def write(folder: Path, layout, place: str, **config) -> Path:
+    folder.mkdir(exist_ok=True)
+    tensors = {**{name: tensor for name, tensor in FULL.items() if name != place}, **layout(place)}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": LAYOUTS[layout]} | config))
+    return folder
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_full_precision_ends_of_a_quantised_model_are_read(tmp_path, layout) -> None:
+    layer = el.load(write(tmp_path, layout, BLOCK))
+    assert torch.equal(layer.table.weight, FULL[TABLE])
+    assert torch.equal(layer.head.weight, FULL[HEAD])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("states_it", [True, False], ids=["stated", "not stated"])
+def test_a_quantised_end_is_refused_by_name(tmp_path, layout, states_it) -> None:
+    stated = LAYOUTS[layout] if states_it else None
+    method = rf" \({stated.get('quant_method', 'no quant_method')}" if states_it else ""
+    for place, end, remedy in ((TABLE, "table", ""), (HEAD, "head", r".*table_only=True\)\.$")):
+        folder = write(tmp_path / end, layout, place, quantization_config=stated)
+        module = place.removesuffix(".weight").replace(".", r"\.")
+        message = rf"model\.safetensors: the {end} is quantised{method}.*: {module}.*is stored as .*Dequantise{remedy}"
+        for dtype in (None, torch.float32):
+            with pytest.raises(el.CheckpointError, match=message):
+                el.load(folder, dtype=dtype)
+    assert torch.equal(el.load(tmp_path / "head", table_only=True).table.weight, FULL[TABLE])
+    with pytest.raises(el.CheckpointError, match="the table is quantised"):
+        el.load(tmp_path / "table", table_only=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_a_quantised_step_of_the_head_is_refused(tmp_path, layout) -> None:
+    """BERT's head has a projection, which quantisers convert as every other linear layer."""
+    names = {f"bert.embeddings.{part}_embeddings.weight": (V, D) for part in ("word", "position", "token_type")}
+    norms = ("bert.embeddings.LayerNorm", "cls.predictions.transform.LayerNorm")
+    tensors = {name: torch.randn(shape) for name, shape in names.items()}
+    tensors |= {f"{norm}.{part}": torch.ones(D) for norm in norms for part in ("weight", "bias")}
+    tensors |= {"cls.predictions.transform.dense.bias": torch.ones(D), "cls.predictions.bias": torch.ones(V)}
+    save_file(tensors | layout("cls.predictions.transform.dense.weight"), tmp_path / "model.safetensors")
+    config = {"model_type": "bert", "vocab_size": V, "hidden_size": D, "quantization_config": LAYOUTS[layout]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(el.CheckpointError, match=r"the head is quantised .*predictions\.transform\.dense"):
+        el.load(tmp_path)
+
+
+def test_integers_without_scales_are_read_only_on_request(tmp_path) -> None:
+    for place in (TABLE, HEAD):
+        folder = tmp_path / place
+        folder.mkdir()
+        save_file(FULL | {place: _integers(torch.int8, V, D)}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+        with pytest.raises(el.CheckpointError, match=f"{place}, is stored as I8: without scales those are no vectors"):
+            el.load(folder)
+        assert el.load(folder, dtype=torch.float32).table.weight.dtype == torch.float32
+
+
+def test_scales_of_one_module_are_not_those_of_another(tmp_path) -> None:
+    tensors = {
+        "decoder.embed_tokens.weight": torch.ones(1),
+        "decoder.embed_tokens_per_layer.scales": torch.ones(1),
+        "decoder.embed_tokens.norm.scale": torch.ones(1),
+        "lm_head.weight": torch.ones(1),
+        "lm_head.bias": torch.ones(1),
+        "norm.scale": torch.ones(1),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open(tmp_path)
+    assert quantised_parts(checkpoint, ("embed_tokens.weight", "lm_head.weight", "embeddings")) == []
+    assert quantised_parts(checkpoint, ("norm.weight",)) == ["decoder.embed_tokens.norm.scale", "norm.scale"]
+
+
+def test_the_nearest_model_types_are_spelt_alike() -> None:
+    assert nearest_model_types("lama")[0] == "llama"
+    assert nearest_model_types("xx9")
+    assert len(nearest_model_types("gpt", count=2)) <= 2
