@@ -189,7 +189,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
             CheckpointError: A key is unknown, missing, of the wrong type, or contradicts another.
 
         Example:
-            >>> config = {"head_dim": 64, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}
+            >>> linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+            >>> config = {"model_type": "llama", "head_dim": 64, "rope_parameters": linear}
             >>> RotaryEmbedding.from_config(config).scaling
             LinearScaling(factor=4.0)
 
