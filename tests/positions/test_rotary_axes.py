@@ -2,7 +2,7 @@
 
 import copy
 from importlib import import_module
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -64,8 +64,8 @@ def positions_for(name: str) -> Tensor:
 # Beside transformers
 
 
-def beside(model: str, kind: str, **parameters: object) -> torch.nn.Module:
-    """A rotary module of transformers in float64, so that its angles are not rounded to float32."""
+def beside(model: str, kind: str, **parameters: object) -> tuple[torch.nn.Module, ModuleType]:
+    """A rotary module of transformers for heads of this width, and the Python module with its functions."""
     config = SimpleNamespace(
         max_position_embeddings=4096,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, **parameters},
