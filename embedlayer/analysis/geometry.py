@@ -558,7 +558,7 @@ def position_values(position: Position, length: int) -> PositionPicture | None:
     | hook | rows | columns | value |
     |---|---|---|---|
     | `add` | positions | dimensions | the number added to a token's vector |
-    | `rotate` | positions | channel pairs | the cosine of the rotation angle |
+    | `rotate`, with a `head_dim` | positions | channel pairs | the cosine of the rotation angle |
     | `bias` | distances to the key | heads | the number added to the attention score |
 
     Args:
@@ -577,7 +577,7 @@ def position_values(position: Position, length: int) -> PositionPicture | None:
     if isinstance(position, AdditivePosition):
         values = position.vectors(torch.arange(length, device=position.device))
         return PositionPicture(values.float().cpu(), "Position vectors", "position", "dimension", "added to the token")
-    if position.hook == "rotate":
+    if position.hook == "rotate" and getattr(position, "head_dim", None) is not None:
         return _rotation_cosines(position, length)
     return _bias_by_distance(position, length) if position.hook == "bias" else None
 

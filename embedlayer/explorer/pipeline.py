@@ -459,6 +459,7 @@ class _Computation:
             }
             note += f" in each of {queries.shape[-3]} query and {keys.shape[-3]} key heads of the first block"
         facts = {name: getattr(position, name) for name in ("interleaved", "rotary_dim", "head_dim", "base")}
+        facts["channels"] = position.pair_channels().tolist()
         return Step("rotation", note, values, facts)
 
     def _head_steps(

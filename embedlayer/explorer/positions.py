@@ -18,8 +18,10 @@ from embedlayer.io.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.position import AdditivePosition, Position
+from embedlayer.positions.query_scaling import QueryScaledPosition
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
+from embedlayer.pretrained import describe
 from embedlayer.sources import OpenedModel
 
 MOST_NUMBERS = 1_200_000
@@ -116,11 +118,15 @@ def described(position: Position, layers: str = "", trained_length: int | None =
         content = {
             "kind": "rotary",
             **{name: getattr(position, name) for name in ("head_dim", "rotary_dim", "base", "interleaved")},
+            "channels": position.pair_channels().tolist(),
+            "query_scaling": None if position.query_scaling is None else describe(position.query_scaling),
             "magnitude": position.attention_scaling,
             "scaling": None if scaling is None else str(scaling),
             "varies": scaling is not None and scaling.limit is not None,
             "frequencies": position.frequencies(0).tolist(),  # of the trained length, where they depend on it
         }
+    elif isinstance(position, QueryScaledPosition):
+        content = {"kind": "query_scaled", "query_scaling": describe(position.query_scaling)}
     elif isinstance(position, AlibiBias):
         content = {"kind": "alibi", **position.config, "slopes": position.slopes.tolist()}
     elif position.hook == "bias":

@@ -88,9 +88,9 @@ def rotary_scores(
     Example:
         >>> figure = rotary_scores(RotaryEmbedding(64))
     """
-    if position.hook != "rotate" or not starts:
-        raise SizeError(f"{type(position).__name__} does not rotate, or starts is empty: choose RotaryEmbedding.")
     width = int(getattr(position, "head_dim", 0))
+    if position.hook != "rotate" or not width or not starts:
+        raise SizeError(f"{type(position).__name__} does not rotate, or starts is empty: choose RotaryEmbedding.")
     device = position.device
     q = torch.full((width,), width**-0.5, device=device) if q is None else q
     k = q if k is None else k
@@ -158,7 +158,7 @@ def rotary_angles(
             limits = (-1.25 * scaling, 1.25 * scaling)
             axes.set(xlim=limits, ylim=limits, xticks=[], yticks=[], aspect="equal")
             axes.set_title(f"pair {pair}", fontweight="normal", fontsize=10, loc="center", pad=2)
-            period = 2 * math.pi / float(frequencies[pair]) if frequencies[pair] else math.inf
+            period = 2 * math.pi / abs(float(frequencies[pair])) if frequencies[pair] else math.inf
             axes.set_xlabel(f"one rotation in\n{_count(period)} positions", fontsize=8.5)
             axes.spines[:].set_visible(False)
         bar = colorbar(figure, dots, list(clocks), label="position")

@@ -301,6 +301,14 @@ class RotaryEmbedding(Position, ComputedBuffers):
             return self.scaling.length or 0
         return positions.max() + 1
 
+    def pair_channels(self) -> Int[Tensor, "half 2"]:
+        """Return the channels `(a, b)` of each pair: `a` becomes `a cos - b sin`, and `b` becomes `b cos + a sin`."""
+        first = self.head_dim - self.rotary_dim if self.trailing else 0
+        channels = torch.arange(first, first + self.rotary_dim)
+        if self.interleaved:
+            return channels.view(-1, 2)
+        return channels.view(self._shares, 2, -1).transpose(1, 2).reshape(-1, 2)
+
     def prepare(self, positions: Positions) -> PreparedPositions:
         """Return the angles of these positions, which `rotate` accepts in place of them.
 

@@ -86,11 +86,9 @@ class RotaryAxes(Described, ABC):
             )
 
 
+@dataclass(frozen=True)
 class SectionedAxes(RotaryAxes, ABC):
-    """Abstract: axes that divide the pairs of one head; `sections` states the size of each axis's share.
-
-    A subclass is a frozen dataclass with the field `sections`.
-    """
+    """Abstract: axes that divide the pairs of one head; `sections` states the size of each axis's share."""
 
     sections: Sequence[int]
 
@@ -140,8 +138,6 @@ class ChunkedAxes(SectionedAxes):
     three axes: time, row and column).
     """
 
-    sections: Sequence[int]
-
     def index(self, rotary_dim: int) -> Int[Tensor, " half"]:
         """Return the axis of each pair: 0 for the first section, 1 for the second, ..."""
         self._require(rotary_dim)
@@ -162,8 +158,6 @@ class InterleavedAxes(SectionedAxes):
 
     Reference: transformers/models/qwen3_vl/modeling_qwen3_vl.py (`mrope_section`).
     """
-
-    sections: Sequence[int]
 
     def index(self, rotary_dim: int) -> Int[Tensor, " half"]:
         """Return the axis of each pair."""
@@ -187,8 +181,6 @@ class AlternatingAxes(SectionedAxes):
 
     Reference: transformers/models/ernie4_5_vl_moe/modeling_ernie4_5_vl_moe.py; its `mrope_section` has axis 0 last.
     """
-
-    sections: Sequence[int]
 
     def index(self, rotary_dim: int) -> Int[Tensor, " half"]:
         """Return the axis of each pair.
@@ -219,7 +211,6 @@ class ChannelAxes(SectionedAxes):
     Reference: transformers/models/hunyuan_vl/modeling_hunyuan_vl.py (`mrope_section`, before that `xdrope_section`).
     """
 
-    sections: Sequence[int]
     divides_channels = True
 
     def index(self, rotary_dim: int) -> Int[Tensor, " channels"]:

@@ -67,7 +67,8 @@ def test_a_scheme_has_a_step_where_it_is_applied(words):
         "sinusoidal",
         "scaled-sinusoidal",
     }
-    assert {name for name in steps if "rotation" in steps[name]} == {"rotary", "dynamic"}
+    rotated = {name for name in steps if "rotation" in steps[name]}
+    assert rotated == {"dynamic", *(name for name in POSITIONS if name.startswith("rotary"))}
     assert {name for name in steps if "bias" in steps[name]} == {"alibi", "relative"}
 
 

@@ -51,6 +51,11 @@ def test_each_scheme_is_described_by_what_the_page_computes_it_from():
         "scaled-sinusoidal": "sinusoidal",
         "rotary": "rotary",
         "dynamic": "rotary",
+        "rotary, axes": "rotary",
+        "rotary, channel axes": "rotary",
+        "rotary, axial": "rotary",
+        "rotary, query scaling": "rotary",
+        "query-scaled": "query_scaled",
         "alibi": "alibi",
         "relative": "relative",
         "none": "none",
@@ -199,10 +204,19 @@ def test_a_described_scheme_acts_in_the_page_as_in_the_library(maths, name):
     expected = {
         "learned": lambda: position.add(x, places),
         "sinusoidal": lambda: position.add(x, places),
-        "rotary": lambda: position.rotate(x[None, None], x[None, None], places)[0][0, 0],
+        "rotary": lambda: position.rotate(x[None, None], x[None, None], places)[1][0, 0],
     }.get(content["kind"], lambda: x)()
     if name != "dynamic":  # its frequencies depend on the length; the page shows those of the trained one
         np.testing.assert_allclose(np.array(found), expected.detach().numpy(), atol=1e-6)
+    query, key = torch.randn(2, 1, 1, 1, 6)
+    code = "((scheme) => places.map((p) => s.score(scheme, query, key, p, 3)))(s.fromSource(content))"
+    if position.hook == "rotate" and name != "dynamic":
+        found = maths(
+            code, query=query.flatten().tolist(), key=key.flatten().tolist(), places=list(range(16)), content=content
+        )
+        rotated, _ = position.rotate(query.expand(1, 1, 16, 6), key.expand(1, 1, 16, 6), places)
+        _, kept = position.rotate(query, key, torch.tensor([3]))
+        np.testing.assert_allclose(np.array(found), (rotated @ kept.mT / 6**0.5).flatten().numpy(), atol=1e-5)
     bias = position.bias(places, places)
     if bias is not None:
         code = "heads.map((h) => places.map((q) => places.map((k) => scheme.bias(h, q, k))))"

@@ -2,7 +2,7 @@
 
 import copy
 from importlib import import_module
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -64,8 +64,8 @@ def positions_for(name: str) -> Tensor:
 # Beside transformers
 
 
-def beside(model: str, kind: str, **parameters: object) -> torch.nn.Module:
-    """A rotary module of transformers in float64, so that its angles are not rounded to float32."""
+def beside(model: str, kind: str, **parameters: object) -> tuple[torch.nn.Module, ModuleType]:
+    """A rotary module of transformers for heads of this width, and the Python module with its functions."""
     config = SimpleNamespace(
         max_position_embeddings=4096,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, **parameters},
@@ -146,43 +146,6 @@ def test_ntk_alpha_is_that_of_hunyuan() -> None:
     rotary, _ = beside("hunyuan_v1_dense", "HunYuanDenseV1RotaryEmbedding", rope_type="dynamic", alpha=1000.0)
     ours = SCHEMES["alpha"].frequencies()
     torch.testing.assert_close(ours.float(), rotary.inv_freq, rtol=1e-5, atol=0)
-
-
-@pytest.mark.parametrize("model", ["ministral3", "mistral4"])
-def test_query_scaling_is_that_of_ministral(model) -> None:
-    module = import_module(f"transformers.models.{model}.modeling_{model}")
-    positions = torch.randint(0, 10**6, (3, 50))
-    ours = LogQueryScaling(0.1, 16384).factors(positions)
-    torch.testing.assert_close(ours, module.get_llama_4_attn_scale(positions, 0.1, 16384)[:, 0, :, 0])
-
-
-@pytest.mark.parametrize("length", [10, 300])
-def test_query_scaling_is_that_of_llama_4_in_layers_without_rotation(length) -> None:
-    """The whole attention layer with temperatures, beside the same layer without them on scaled queries."""
-    from transformers import Llama4TextConfig
-    from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
-
-    config = Llama4TextConfig(
-        hidden_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_hidden_layers=1,
-        no_rope_layers=[0], floor_scale=16, attn_scale=0.3, attn_temperature_tuning=True, use_qk_norm=False,
-    )  # fmt: skip
-    config._attn_implementation = "eager"
-    layer, x = Llama4TextAttention(config, 0).eval(), torch.randn(1, length, 32)
-    with torch.no_grad():
-        _, tempered = layer(x, None, None)
-        layer.attn_temperature_tuning = False
-        q, k = (project(x).unflatten(-1, (-1, 16)).transpose(1, 2) for project in (layer.q_proj, layer.k_proj))
-        position = QueryScaledPosition(LogQueryScaling(0.3, 16, offset=1))
-        q, k = position.rotate(q, k, torch.arange(length))
-        ours = (q @ k.mT / 4).softmax(-1)
-    torch.testing.assert_close(ours, tempered, atol=1e-6, rtol=1e-4)
-
-
-def test_query_scaling_is_that_of_beam() -> None:
-    module = import_module("transformers.models.beam.modeling_beam")
-    positions = torch.randint(0, 10**6, (3, 50))
-    ours = PowerQueryScaling(0.1, 2048).factors(positions)
-    torch.testing.assert_close(ours, module.compute_attention_scaling(positions)[:, 0, :, 0])
 
 
 # Laws over all of them

@@ -59,14 +59,14 @@ export function sinusoid(position, dim, options) {
  * @param {ArrayLike<number>} vector
  * @param {number} position
  * @param {ArrayLike<number>} pairFrequencies
- * @param {{interleaved?: boolean, magnitude?: number}} [options] `interleaved`: pair i is channels 2i and 2i + 1,
- *   else i and i + half
+ * @param {{interleaved?: boolean, magnitude?: number, channels?: number[][]}} [options] `interleaved`: pair i is
+ *   channels 2i and 2i + 1, else i and i + half; `channels`: both channels of each pair, in place of that
  */
-export function rotate(vector, position, pairFrequencies, { interleaved = false, magnitude = 1 } = {}) {
+export function rotate(vector, position, pairFrequencies, { interleaved = false, magnitude = 1, channels } = {}) {
   const out = Float64Array.from(vector);
   const pairs = pairFrequencies.length;
   for (let i = 0; i < pairs; i++) {
-    const [a, b] = interleaved ? [2 * i, 2 * i + 1] : [i, i + pairs];
+    const [a, b] = channels?.[i] ?? (interleaved ? [2 * i, 2 * i + 1] : [i, i + pairs]);
     const cos = Math.cos(position * pairFrequencies[i]) * magnitude;
     const sin = Math.sin(position * pairFrequencies[i]) * magnitude;
     out[a] = vector[a] * cos - vector[b] * sin;

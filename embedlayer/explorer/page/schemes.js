@@ -23,6 +23,7 @@ import { add, alibiBias, alibiSlopes, dot, frequencies, rotate, row, sinusoid, u
  * @property {(channel: number) => string} part "sin", "cos", or another name of an entry of `vector`
  * @property {(vector: ArrayLike<number>, position: number) => Float64Array} apply the scheme to a token's vector
  * @property {(head: number, query: number, key: number) => number} bias
+ * @property {(position: number) => number} queryFactor factor on a query, by its position
  * @property {number[] | null} slopes of ALiBi
  * @property {boolean} causal whether biases are for keys before the query only
  */
@@ -32,7 +33,7 @@ const NEUTRAL = {
   point: "none", name: "", sentence: "", formula: "", note: "", columns: 0, trained: null, last: Infinity, width: 0,
   pairs: 0, vector: () => new Float64Array(0), wavelength: () => NaN, channels: (pair) => [2 * pair, 2 * pair + 1],
   part: (channel) => `dimension ${channel}`, apply: (vector) => Float64Array.from(vector), bias: () => 0, slopes: null,
-  causal: false,
+  causal: false, queryFactor: () => 1,
 };
 
 /** @type {Record<string, (described: DescribedScheme) => Scheme>} */
@@ -40,6 +41,7 @@ const KINDS = {
   sinusoidal: (described) => sinusoids(described.embed_dim, described.base, /** @type {any} */ (described)),
   learned,
   rotary: ownRotary,
+  query_scaled: queryScaled,
   alibi: (described) => alibi(described.num_heads, described.slopes),
   relative,
 };
@@ -98,10 +100,10 @@ function learned(described) {
  * @param {number} width
  * @param {number} base
  * @param {ArrayLike<number>} [list] radians per position of each pair
- * @param {{interleaved?: boolean, magnitude?: number}} [options]
+ * @param {{interleaved?: boolean, magnitude?: number, channels?: number[][]}} [options] as in `rotate`
  * @returns {Scheme}
  */
-export function rotary(width, base, list = frequencies(width, base), { interleaved = false, magnitude = 1 } = {}) {
+export function rotary(width, base, list = frequencies(width, base), options = {}) {
   return {
     ...NEUTRAL, point: "rotation", name: `Rotary, K = ${width}`, columns: list.length, width, pairs: list.length,
     formula: "θ = p · base^(-2i/K), (a, b) → (a cos θ − b sin θ, a sin θ + b cos θ)",
@@ -109,8 +111,8 @@ export function rotary(width, base, list = frequencies(width, base), { interleav
       + "proportional to the position.",
     vector: (position) => Float64Array.from({ length: 2 * list.length }, (_, c) =>
       (c % 2 ? Math.sin : Math.cos)(position * list[c >> 1])),
-    wavelength: (pair) => (2 * Math.PI) / list[pair],
-    apply: (token, position) => rotate(token, position, list, { interleaved, magnitude }),
+    wavelength: (pair) => (2 * Math.PI) / Math.abs(list[pair]),
+    apply: (token, position) => rotate(token, position, list, options),
     channels: (pair) => [2 * pair + 1, 2 * pair],
     part: (c) => (c % 2 ? "sin" : "cos"),
   };
@@ -120,7 +122,29 @@ export function rotary(width, base, list = frequencies(width, base), { interleav
 function ownRotary(described) {
   const scheme = rotary(described.head_dim, described.base, described.frequencies, /** @type {any} */ (described));
   const varies = described.varies ? "; shown with the frequencies of the trained length" : "";
-  return { ...scheme, note: described.scaling ? `${described.scaling}${varies}.` : "" };
+  const note = described.scaling ? `${described.scaling}${varies}.` : "";
+  return { ...scheme, note, queryFactor: queryFactor(described.query_scaling) };
+}
+
+/** @param {DescribedScheme} described @returns {Scheme} */
+function queryScaled(described) {
+  return {
+    ...NEUTRAL, queryFactor: queryFactor(described.query_scaling),
+    sentence: "Nothing is added and nothing is rotated: queries are multiplied by a factor of their position.",
+  };
+}
+
+/**
+ * Return the factor on a query by its position; NaN for a scaling that the page does not know.
+ * @param {{kind: string, [field: string]: any} | null} scaling
+ * @returns {(position: number) => number}
+ */
+function queryFactor(scaling) {
+  if (!scaling) return () => 1;
+  const { kind, scale, exponent, length, offset } = scaling;
+  if (kind === "log_query_scaling") return (p) => 1 + scale * Math.log1p(Math.floor((p + offset) / length));
+  if (kind === "power_query_scaling") return (p) => (1 + (p + offset) / length) ** exponent;
+  return () => NaN;
 }
 
 /** @param {number} heads @param {number[]} [slopes] @returns {Scheme} */
@@ -162,5 +186,6 @@ export function score(scheme, query, key, queryPosition, keyPosition, head = 0) 
   if (scheme.point === "bias") {
     return dot(query, key) / Math.sqrt(query.length) + (scheme.bias?.(head, queryPosition, keyPosition) ?? 0);
   }
-  return dot(scheme.apply(query, queryPosition), scheme.apply(key, keyPosition)) / Math.sqrt(query.length);
+  const factor = (scheme.queryFactor?.(queryPosition) ?? 1) / Math.sqrt(query.length);
+  return dot(scheme.apply(query, queryPosition), scheme.apply(key, keyPosition)) * factor;
 }

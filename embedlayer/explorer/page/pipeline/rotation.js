@@ -68,7 +68,7 @@ function dials({ step, token }, title, angles, before, after) {
   const chosen = new Set(Array.from({ length: count }, (_, i) =>
     Math.round((i * (pairs - 1)) / Math.max(1, count - 1))));
   const figures = [...chosen].map((i) => {
-    const [a, b] = step.facts.interleaved ? [2 * i, 2 * i + 1] : [i, i + pairs];
+    const [a, b] = step.facts.channels[i];
     const angle = row(angles, token)[i];
     return dial(`pair ${i}`, angle, before ? [before[a], before[b]] : [1, 0],
       after ? [after[a], after[b]] : [Math.cos(angle), Math.sin(angle)]);
