@@ -286,8 +286,13 @@ def own_error(model: nn.Module) -> str:
 def compare_positions(row: Row, model: nn.Module, layer: el.EmbeddingLayer, run: Run, stacks: list[str]) -> None:
     """Compare the positions of every block of the last stack, and biases."""
     compare_biases(row, model, layer, run, stacks)
+    at = torch.arange(TOKENS)
+    if accepts(model, "position_ids") and any(scheme.hook == "rotate" for scheme in schemes_of(layer)):
+        ids, _ = texts(model.config)  # PaliGemma counts from 1, which no score shows
+        decoder = {"decoder_input_ids": ids} if accepts(model, "decoder_input_ids") else {}
+        run = observe(model, {"input_ids": ids, "position_ids": at.expand(2, -1), **decoder})
     blocks = run.stacks[stacks[-1]]
-    row.differences["positions"] = rotation_difference(row, layer, blocks, torch.arange(TOKENS))
+    row.differences["positions"] = rotation_difference(row, layer, blocks, at)
     if not accepts(model, "position_ids"):
         if any(scheme.hook == "rotate" for scheme in schemes_of(layer)):
             row.left_out["long positions"] = "forward takes no position_ids"
@@ -606,7 +611,7 @@ def page_text(rows: Sequence[Row]) -> str:
             | {verdict: str(sum(row.verdict == verdict for row in own)) for verdict in verdicts}
             | {
                 "compute a loss": str(len(losses)),
-                "without logits": str(sum(bool(row.without_logits) for row in losses)),
+                "without logits": str(sum(losses)),
             }
         )
     text = markdown_table(counts)
