@@ -21,7 +21,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from tiny_models import UNHOOKED
+from tiny_models import HEAD_INPUTS, UNHOOKED
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -122,16 +122,16 @@ def observe(
     inputs: Mapping[str, Any],
     *,
     states: Run | None = None,
-    hidden: str | None = None,
 ) -> Run:
     """Run a model and return what happened.
+
+    The input of the head is the output of the outermost module around the last stack that does not return logits, or
+    the input of the module in `HEAD_INPUTS`.
 
     Args:
         model: A model of transformers with eager attention.
         inputs: Arguments of its `forward`.
         states: An earlier run; each block then gets the hidden states that it got in that run.
-        hidden: Name of a module whose input is that of the head; `None` for the output of the outermost module around
-            the last stack that does not return logits.
     """
     run = Run()
     places = _places(model)
@@ -185,8 +185,9 @@ def observe(
         handles.append(block.register_forward_hook(after))
     around = {name for stack, _ in places.values() for name in _ancestors(stack)}
     handles += [model.get_submodule(name).register_forward_hook(returned(name)) for name in around]
-    if hidden is not None:
-        head = model.get_submodule(hidden)
+    hidden = HEAD_INPUTS.get(model.config.model_type, "")
+    head = dict(model.named_modules()).get(hidden) if hidden else None
+    if head is not None:
         handles.append(head.register_forward_pre_hook(lambda _, args: outputs.update({hidden: args[0].detach()})))
     try:
         with torch.no_grad(), _spies(model, current, run):
@@ -198,7 +199,7 @@ def observe(
     if run.logits is None and isinstance(output, Mapping):
         run.logits = output.get("prediction_logits")
     rows = 0 if run.logits is None else run.logits.shape[-1]
-    names = [hidden] if hidden is not None else _ancestors(list(run.stacks)[-1]) if run.stacks else []
+    names = [hidden] if head is not None else _ancestors(list(run.stacks)[-1]) if run.stacks else []
     run.hidden = next((outputs[name] for name in names if name in outputs and outputs[name].shape[-1] != rows), None)
     return run
 
@@ -314,6 +315,17 @@ def main_stacks(model: nn.Module, run: Run) -> list[str]:
         encoder = [name for name in run.stacks if id(model.get_submodule(name)) in inner]
         groups = [encoder, [name for name in run.stacks if name not in encoder]]
     return [max(names, key=lambda name: len(run.stacks[name])) for names in groups if names]
+
+
+def ends(model: nn.Module, ids: Tensor, **inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the input of the first block, the input of the head, and the logits."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = ids
+    run = observe(model, {"input_ids": ids, **inputs})
+    blocks = run.stacks[main_stacks(model, run)[0]]
+    assert run.hidden is not None
+    assert run.logits is not None
+    return blocks[min(blocks)].state, run.hidden, run.logits
 
 
 def arranged(state: Tensor, shape: tuple[int, int, int]) -> Tensor | None:
