@@ -153,14 +153,14 @@ def text_model(config: Any) -> nn.Module:
                 found.append((not name.endswith("Model"), len(name), name, value))
     if not found:
         raise CheckpointError(f"{module.__name__} has no text model with a {type(config).__name__}.")
-    model_class = min(found)[-1]
+    build: Callable[..., nn.Module] = min(found)[-1]._from_config
     torch.manual_seed(0)
     try:
-        model: nn.Module = model_class._from_config(config, attn_implementation=ATTENTION)
+        model = build(config, attn_implementation=ATTENTION)
     except (ValueError, KeyError) as error:
         if "attn_implementation" not in str(error) and ATTENTION not in str(error):
             raise
-        model = model_class._from_config(config, attn_implementation="eager")
+        model = build(config, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.2)
@@ -271,8 +271,10 @@ class Observation:
                 ):
                     raise
                 self.by_ids = False  # IDs of several codebooks, or of bytes
-        width = self.model.config.hidden_size
-        return self._forward(arguments | {"inputs_embeds": torch.linspace(-1, 1, width).repeat(1, length, 1)})
+        config: Any = self.model.config
+        return self._forward(
+            arguments | {"inputs_embeds": torch.linspace(-1, 1, config.hidden_size).repeat(1, length, 1)}
+        )
 
     def _forward(self, arguments: dict[str, Any]) -> Recording:
         """Run the model and return what it did."""
@@ -363,9 +365,9 @@ def _compare(observed: Observation, schemes: Sequence[Position], positions: Tens
             raise CheckpointError(
                 f"The model has {len(start.calls)} attention layers, but {len(schemes)} blocks were read."
             )
-        one = _difference(schemes[block], before, after, positions, _is_permuted(before.q, start.functions))
-        found = BlockDifference(block, one, f"differs by {one:.1e}" if one > TOLERANCE else reasons)
-        differences[block] = max(differences.get(block, found), found, key=_badness)
+        value = _difference(schemes[block], before, after, positions, _is_permuted(before.q, start.functions))
+        one = BlockDifference(block, value, f"differs by {value:.1e}" if value > TOLERANCE else reasons)
+        differences[block] = max(differences.get(block, one), one, key=_badness)
     missing = "is rotated here, but has no attention in transformers"
     for block, scheme in enumerate(schemes):
         reason = missing if isinstance(scheme, RotaryEmbedding) else ""
