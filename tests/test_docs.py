@@ -88,6 +88,10 @@ def test_every_module_has_its_test_file() -> None:
         f"cli/{name}.py": "cli/test_train.py"
         for name in ("demo", "embed", "neighbors", "pipeline", "progress", "report")
     }
+    together |= {  # data, compared with transformers
+        f"families/{name}.py": "test_families.py"
+        for name in ("records", "causal", "masked", "encoder_decoder", "multimodal", "rotary")
+    }
     together |= {  # shown by what must be true of all kinds
         "io/json_fields.py": "laws/test_damage.py",
         "layers/peft.py": "laws/test_peft.py",

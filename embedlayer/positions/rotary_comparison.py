@@ -336,6 +336,7 @@ def _compare(observed: Observation, schemes: Sequence[Position], positions: Tens
         return _compare_functions(schemes, moved.functions, positions)
     reasons = _scaling_reason(schemes, start.scalings)
     differences: dict[int, BlockDifference] = {}
+    changed: set[int] = set()  # blocks whose queries depend on the positions
     for number, (before, after) in enumerate(zip(start.calls, moved.calls, strict=True)):
         block = _block_of(number, before.layer, len(start.calls), len(schemes))
         if block is None and moved.functions:  # cross-attention between the blocks
@@ -344,6 +345,8 @@ def _compare(observed: Observation, schemes: Sequence[Position], positions: Tens
             raise CheckpointError(
                 f"The model has {len(start.calls)} attention layers, but {len(schemes)} blocks were read."
             )
+        if not torch.equal(before.q, after.q):
+            changed.add(block)
         value = _difference(schemes[block], before, after, positions, _is_permuted(before.q, start.functions))
         one = BlockDifference(block, value, f"differs by {value:.1e}" if value > TOLERANCE else reasons)
         differences[block] = max(differences.get(block, one), one, key=_badness)
@@ -353,10 +356,10 @@ def _compare(observed: Observation, schemes: Sequence[Position], positions: Tens
         differences.setdefault(block, BlockDifference(block, 0.0, reason))
     found = [differences[block] for block in range(len(schemes))]
     if any(one.reason for one in found) and all(x.shape[-1] == _width(schemes) for x, _ in moved.functions):
-        try:  # a norm behind the rotation hides it from attention (HunYuan); the functions see whole heads
+        rotated = [isinstance(scheme, RotaryEmbedding) for scheme in schemes]
+        if rotated == [block in changed for block in range(len(schemes))] and len(moved.functions) == 2 * sum(rotated):
+            # a norm behind the rotation hides it from attention (HunYuan); the functions see whole heads
             return _compare_functions(schemes, moved.functions, positions)
-        except CheckpointError:
-            pass
     return found
 
 
