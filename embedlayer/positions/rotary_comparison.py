@@ -338,6 +338,7 @@ def _compare(observed: Observation, schemes: Sequence[Position], positions: Tens
     reasons = _scaling_reason(schemes, start.scalings)
     differences: dict[int, BlockDifference] = {}
     changed: set[int] = set()  # blocks whose queries depend on the positions
+    turned = False  # whether such queries have the lengths that they have at position 0
     for number, (before, after) in enumerate(zip(start.calls, moved.calls, strict=True)):
         block = _block_of(number, before.layer, len(start.calls), len(schemes))
         if block is None and moved.functions:  # cross-attention between the blocks
@@ -348,6 +349,7 @@ def _compare(observed: Observation, schemes: Sequence[Position], positions: Tens
             )
         if not torch.equal(before.q, after.q):
             changed.add(block)
+            turned |= torch.allclose(before.q.norm(dim=-1), after.q.norm(dim=-1), rtol=1e-4)
         value = _difference(schemes[block], before, after, positions, _is_permuted(before.q, start.functions))
         one = BlockDifference(block, value, f"differs by {value:.1e}" if value > TOLERANCE else reasons)
         differences[block] = max(differences.get(block, one), one, key=_badness)
@@ -361,6 +363,8 @@ def _compare(observed: Observation, schemes: Sequence[Position], positions: Tens
         if rotated == [block in changed for block in range(len(schemes))] and len(moved.functions) == 2 * sum(rotated):
             # a norm behind the rotation hides it from attention (HunYuan); the functions see whole heads
             return _compare_functions(schemes, moved.functions, positions)
+    if not any(isinstance(scheme, RotaryEmbedding) for scheme in schemes) and not moved.functions and not turned:
+        return [BlockDifference(block, 0.0, "") for block in range(len(schemes))]  # positions added to the input (ESM)
     return found
 
 
