@@ -162,7 +162,8 @@ def text_model(config: Any) -> nn.Module:
         model = build(config, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=0.2)
+            if parameter.requires_grad:  # frozen ones are fixed sinusoids
+                parameter.normal_(std=0.2)
     return model.eval()
 
 
