@@ -5,12 +5,10 @@ and keys that it gets and returns zeros. No block then knows anything about posi
 The model runs with all positions 0 and with other positions; rotating the first queries must give the second ones.
 """
 
-import functools
 import importlib
 import inspect
-import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from embedlayer.errors import CheckpointError, MissingExtraError
 from embedlayer.families import CONFIG_KEYS
 from embedlayer.io.files import JsonObject
+from embedlayer.positions.call_recording import FunctionCall, is_rotary, recorded_calls, rotated_tensors
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary import RotaryEmbedding, rotary_positions
 
@@ -163,7 +162,8 @@ def text_model(config: Any) -> nn.Module:
         model = build(config, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=0.2)
+            if parameter.requires_grad:  # frozen ones are fixed sinusoids
+                parameter.normal_(std=0.2)
     return model.eval()
 
 
@@ -207,39 +207,19 @@ class Observation:
         self.by_ids = "input_ids" in inspect.signature(model.forward).parameters
 
     def __enter__(self) -> "Observation":
-        self._module = sys.modules[type(self.model).__module__]
-        self._originals = {
-            name: value
-            for name, value in vars(self._module).items()
-            if inspect.isfunction(value)
-            and re.search("rot|rope", name)
-            and len(inspect.signature(value).parameters) > 2
-        }
-        for name, function in self._originals.items():
-            setattr(self._module, name, self._recorded(function))
-        rotary = [module for module in self.model.modules() if "Rot" in type(module).__name__]
-        self._hooks = [module.register_forward_hook(self._keep_scaling) for module in rotary]
+        self._stack = ExitStack()
+        self._stack.enter_context(recorded_calls(self.model, is_rotary, self._keep_rotated))
+        for module in self.model.modules():
+            if "Rot" in type(module).__name__:
+                self._stack.callback(module.register_forward_hook(self._keep_scaling).remove)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name, function in self._originals.items():
-            setattr(self._module, name, function)
-        for hook in self._hooks:
-            hook.remove()
+        self._stack.close()
 
-    def _recorded(self, function: Any) -> Any:
-        """Return a function that calls `function` and keeps the tensors that it rotates."""
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            result = function(*args, **kwargs)
-            outputs = [one for one in (result if isinstance(result, tuple) else (result,)) if isinstance(one, Tensor)]
-            inputs = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
-            pairs = [(a, b) for a, b in zip(inputs, outputs, strict=False) if a.shape == b.shape]
-            self.recording.functions.extend((a.detach().clone(), b.detach().clone()) for a, b in pairs)
-            return result
-
-        return wrapper
+    def _keep_rotated(self, call: FunctionCall) -> None:
+        """Keep the tensors that a rotary function rotated."""
+        self.recording.functions.extend(rotated_tensors(call))
 
     def _keep_scaling(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Keep the largest cosine or sine that a rotary module returned."""
