@@ -25,7 +25,7 @@ from torch.overrides import enable_reentrant_dispatch, resolve_name
 from torch.utils._pytree import tree_map
 
 from embedlayer.layers.logit_source import HeadTensors, LogitSource, LogitsReport, Shaping
-from embedlayer.losses.cross_entropy import LossOptions, loss_dtype
+from embedlayer.losses.cross_entropy import loss_dtype
 from embedlayer.tracing import is_transformed
 
 PLAIN_TYPES = (Tensor, nn.Parameter)
@@ -92,7 +92,7 @@ class Deferred(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         first = next((each for each in args if isinstance(each, Deferred)), None)
-        result = None if first is None or kwargs else first.kept(func, args)
+        result = None if first is None else first.kept(func, args)
         if result is not None:
             return result
 
@@ -237,7 +237,7 @@ class DeferredGradient(Deferred):
         """Return autograd's copies of a gradient, and its sum with another deferred gradient of the same logits."""
         if func is torch.ops.aten.clone.default or _is_alias(func, args):
             return DeferredGradient(self, self.leaf_gradients, self.looked)
-        other = args[1] if func is torch.ops.aten.add.Tensor and len(args) == 2 else None
+        other = args[1] if func is torch.ops.aten.add.Tensor else None
         if not isinstance(other, DeferredGradient) or args[0] is not self or other.dtype != self.dtype:
             return None
         return DeferredGradient(
@@ -328,8 +328,8 @@ class _Loss(torch.autograd.Function):
         ctx: Any, logits: DeferredLogits, targets: Tensor, dtype: torch.dtype, arguments: dict[str, Any]
     ) -> Tensor:
         source = logits.source
-        options: LossOptions = {**logits.shaping.options(source.tensors.bias), **arguments}  # type: ignore[typeddict-item]
         with source.restored():
+            options: Any = {**logits.shaping.options(source.tensors.bias), **arguments}
             loss = source.tensors.loss(logits.rows, targets, options)
             if arguments["reduction"] == "mean":  # over no target it is NaN, as in torch
                 loss = torch.where((targets != arguments["ignore_index"]).any(), loss, math.nan)
@@ -401,13 +401,14 @@ def _rearranged(
 
     The function is called on the meta device, so shape, strides and errors are those of torch.
     """
-    like = func(logits.like, *args[1:], **kwargs)
+    others = [each.like if isinstance(each, DeferredLogits) else each for each in args[1:]]
+    like = func(logits.like, *others, **kwargs)
     if like is logits.like:
         return logits
     if like.shape[-1:] != logits.shape[-1:] or like.dtype != logits.dtype:
         return None
     shape = (*like.shape[:-1], logits.rows.shape[-1])
-    return logits.followed(lambda real: func(real, *args[1:], **kwargs), like, lambda rows: rows.reshape(shape))
+    return logits.followed(lambda real: func(real, *others, **kwargs), like, lambda rows: rows.reshape(shape))
 
 
 def _indexed(
@@ -433,14 +434,17 @@ def _cast(
     func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> DeferredLogits | None:
     """Return logits of another dtype, or the logits themselves; the function is called on an empty tensor."""
-    empty = torch.empty(0, dtype=logits.dtype, device=logits.device)
-    result = func(empty, *args[1:], **kwargs)
+    empty, *others = (
+        torch.empty(0, dtype=each.dtype, device=each.device) if isinstance(each, DeferredLogits) else each
+        for each in args
+    )
+    result = func(empty, *others, **kwargs)
     if result is empty:
         return logits
     if type(result) is not Tensor or result.device != logits.device:
         return None
     like = torch.empty_like(logits.like, dtype=result.dtype)
-    return logits.followed(lambda real: func(real, *args[1:], **kwargs), like)
+    return logits.followed(lambda real: func(real, *others, **kwargs), like)
 
 
 def _number(value: Any) -> float | None:
