@@ -72,9 +72,9 @@ class Deferred(Tensor):
         rule = RULES.get(func)
         logits = args[1] if rule in COMMUTATIVE and not isinstance(args[0], DeferredLogits) else next(iter(args), None)
         if rule is not None and isinstance(logits, DeferredLogits) and logits.is_unread:
-            # Without recording, as in the forward of an autograd function, the backward need not be the derivative.
-            is_recorded = torch.is_grad_enabled() or not logits.requires_grad
-            result = rule(func, logits, args, kwargs) if is_recorded else None
+            # In the forward of an autograd function only views stay deferred: its backward need not be the derivative.
+            is_safe = torch.is_grad_enabled() or not logits.requires_grad or rule is _rearranged
+            result = rule(func, logits, args, kwargs) if is_safe else None
             if result is not None:
                 return result
 
