@@ -20,6 +20,8 @@ from embedlayer.losses.row_blocks import cross_entropy_over_rows
 logger = logging.getLogger(__name__)
 
 ROWS_AT_ONCE = 8192
+SAMPLES = 64
+"""Number of rows and of columns of a weight that are compared to notice a write that torch does not count."""
 
 
 class LogitsReport:
@@ -150,8 +152,10 @@ class LogitSource:
     """The inputs from which deferred logits are computed: hidden states, tensors of the head, and the state of torch.
 
     All tensors are detached aliases of the model's, so that gradients can be computed from them at any time without
-    running hooks of the model's parameters. A change of weights is noticed by torch's version counter, which a write
-    through `.data` does not increase. FSDP2 preserves the counter when it gathers weights, so its rows are sampled.
+    running hooks of the model's parameters.
+
+    A change of weights is noticed by torch's version counters, and by samples of the weights: PEFT writes a merged
+    adapter through `.data`, and FSDP2 preserves the counters when it gathers weights.
 
     Args:
         head: The head, which can gather sharded weights.
@@ -172,7 +176,7 @@ class LogitSource:
         device = hidden.device.type
         self.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
         self.versions = [_version(each) for each in self.originals]
-        self.sample = self._sampled() if hasattr(head, "unshard") else None
+        self.samples = _samples(self.originals)
         self._logits: Tensor | None = None
         self._logits_version = 0
 
@@ -205,9 +209,7 @@ class LogitSource:
             self.head.unshard()
         try:
             is_same = self.versions == [_version(each) for each in self.originals]
-            if self.sample is not None and is_same and is_freed:
-                is_same = torch.equal(self.sample, self._sampled())
-            if not is_same:
+            if not is_same or not torch.equal(self.samples, _samples(self.originals)):
                 raise StaleRowsError(
                     "The logits of a patched model are computed when they are read, and the weights of its LM head "
                     "have changed since the forward pass. Read outputs.logits before optimizer.step() or any other "
@@ -219,10 +221,6 @@ class LogitSource:
         finally:
             if is_freed:
                 self.head.reshard()
-
-    def _sampled(self) -> Tensor:
-        """Return a copy of up to 127 evenly spaced rows of the weight."""
-        return self.originals[1].detach()[:: max(1, self.vocab_size // 64)].clone()
 
     def logits(self) -> Tensor:
         """Return the real logits, computed once, with a graph from the leaves.
@@ -256,3 +254,15 @@ class LogitSource:
 def _version(tensor: Tensor) -> int:
     """Return how often torch has written `tensor` in place; 0 for a tensor of inference mode, which has no count."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def _samples(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the bytes of every n-th row and column of each tensor but the first, the hidden states, as one tensor.
+
+    There are at least `SAMPLES` rows and columns, or all. Bytes are equal also for NaN.
+    """
+    found = []
+    for each in tensors[1:]:
+        steps = tuple(slice(None, None, max(1, size // SAMPLES)) for size in each.shape)
+        found.append(each.detach()[steps].flatten().view(torch.uint8))
+    return torch.cat(found)

@@ -374,7 +374,7 @@ def test_only_what_is_trained_gets_a_gradient() -> None:
 # What cannot be computed any more, and the log
 
 
-@pytest.mark.parametrize("how", ["in place", "hidden"])
+@pytest.mark.parametrize("how", ["in place", "through data", "hidden"])
 def test_reading_logits_after_their_weights_changed_is_an_error(how) -> None:
     _, head = heads()
     hidden = states()
@@ -384,6 +384,8 @@ def test_reading_logits_after_their_weights_changed_is_an_error(how) -> None:
         if how == "in place":
             torch.optim.SGD(head.parameters(), lr=0.1).step()
             head.weight.mul_(0.9)
+        elif how == "through data":
+            head.weight.data += 0.1
         else:
             hidden.mul_(2)
     assert torch.equal(read, before)  # those that were read before stay
