@@ -70,7 +70,10 @@ class Deferred(Tensor):
             with torch._C.DisableTorchFunctionSubclass():  # these tensors are in the graph themselves
                 return func(*args, **kwargs)
         rule = RULES.get(func)
-        logits = args[1] if rule in COMMUTATIVE and not isinstance(args[0], DeferredLogits) else next(iter(args), None)
+        if rule is not None and "input" in kwargs:
+            args, kwargs = (kwargs["input"], *args), {name: each for name, each in kwargs.items() if name != "input"}
+        place = int(rule in COMMUTATIVE and len(args) == 2 and not isinstance(args[0], DeferredLogits))
+        logits = args[place] if args else None
         if rule is not None and isinstance(logits, DeferredLogits) and logits.is_unread:
             # In the forward of an autograd function only views stay deferred: its backward need not be the derivative.
             is_safe = torch.is_grad_enabled() or not logits.requires_grad or rule is _rearranged
@@ -461,8 +464,8 @@ def _multiplied(
     func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> DeferredLogits | None:
     """Return logits times a number."""
-    factor = _number(args[1] if args[0] is logits else args[0])
-    if factor is None or kwargs:
+    factor = None if kwargs else _number(args[1] if args[0] is logits else args[0])
+    if factor is None:
         return None
     shaping = logits.shaping.scaled(factor, 1.0)
     return logits.followed(lambda real: real * factor, torch.empty_like(logits.like), shaping=shaping)
@@ -472,8 +475,8 @@ def _divided(
     func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> DeferredLogits | None:
     """Return logits divided by a number."""
-    divisor = _number(args[1])
-    if not divisor or kwargs:
+    divisor = None if kwargs else _number(args[1])
+    if not divisor:
         return None
     shaping = logits.shaping.scaled(1.0, divisor)
     return logits.followed(lambda real: real / divisor, torch.empty_like(logits.like), shaping=shaping)
@@ -492,11 +495,13 @@ def _shifted(
     func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> DeferredLogits | None:
     """Return logits plus a tensor without gradient that has one number for each token."""
+    if kwargs:
+        return None
     other, size = args[1] if args[0] is logits else args[0], logits.shape[-1]
     if type(other) not in PLAIN_TYPES or other.device != logits.device or not other.is_floating_point():
         return None
     is_known = other.shape[-1:] == (size,) and other.numel() == size and other.dim() <= logits.dim()
-    if not is_known or other.requires_grad or logits.shaping.bound is not None or kwargs:
+    if not is_known or other.requires_grad or logits.shaping.bound is not None:
         return None
     before, added = logits.shaping.shift, other.detach().flatten().clone()
     wide = added.to(loss_dtype(logits.source.logits_dtype))
