@@ -54,7 +54,7 @@ from typing import Any
 import torch
 from patched_loss import GRADIENT_LIMIT, LOSS_LIMIT, batch, compare_patched, relative
 from tables import markdown_table, write_between_markers
-from tiny_models import HEAD_INPUTS, KINDS, PARTS, CannotBuild, build, model_types, quiet
+from tiny_models import KINDS, PARTS, CannotBuild, build, model_types, quiet
 from torch import Tensor, nn
 from transformers_probe import Block, Run, arranged, in_float64, main_stacks, observe
 
@@ -87,6 +87,9 @@ STARTS = (300, 3000, 70_000)
 """First positions of long texts."""
 
 
+SCALED_BIAS = ("falcon",)
+"""Model types whose attention divides the bias, too, by the square root of a head's width."""
+
 SECONDS = 60
 """Limit of processor time of one model type."""
 
@@ -106,6 +109,7 @@ class Row:
         without_logits: Whether a patched training step has no operation with tokens x V numbers; `None` without a loss.
         large: What read the logits, or the operations with tokens x V numbers.
         seconds: Processor time for the whole type.
+        settings: Settings with which the model is built, as in `tiny_models.build`.
     """
 
     model_type: str
@@ -118,6 +122,7 @@ class Row:
     without_logits: bool | None = None
     large: str = ""
     seconds: float = 0.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def accepts(model: nn.Module, name: str) -> bool:
@@ -135,11 +140,11 @@ def texts(config: Any) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def examine(model_type: str, kind: str) -> Row:
-    """Return the row of a model type."""
-    row = Row(model_type, kind)
+def examine(model_type: str, kind: str, settings: Mapping[str, Any] | None = None) -> Row:
+    """Return the row of a model type, built with these settings."""
+    row = Row(model_type, kind, settings=settings or {})
     try:
-        _, model = build(model_type, kind)
+        _, model = build(model_type, kind, settings)
     except CannotBuild as error:
         row.verdict, row.reason = "not built", str(error)
         return row
@@ -195,10 +200,9 @@ def compare(row: Row, model: nn.Module, layer: el.EmbeddingLayer) -> None:
         cases["input, position_ids"] = {"position_ids": at.expand(2, -1)}
     if accepts(model, "token_type_ids"):
         cases["input, token_type_ids"] = {"token_type_ids": (torch.arange(TOKENS) // 5 % 2).expand(2, -1)}
-    head_input = HEAD_INPUTS.get(model.config.model_type)
     for name, options in cases.items():
         try:
-            run = observe(model, {"input_ids": ids, **decoder, **options}, hidden=head_input)
+            run = observe(model, {"input_ids": ids, **decoder, **options})
         except Exception as error:
             row.left_out[name] = f"transformers: {type(error).__name__}: {str(error)[:200]}"
             continue
@@ -328,7 +332,7 @@ def schemes_of(layer: el.EmbeddingLayer) -> list[el.Position]:
 def widened(row: Row, model: nn.Module) -> nn.Module:
     """Return the same model, built and run in float64."""
     with in_float64():
-        _, whole = build(row.model_type, row.kind)
+        _, whole = build(row.model_type, row.kind, row.settings)
     wide = part_of(row, whole)
     wide.double().load_state_dict(model.state_dict(), strict=False)
     return wide
@@ -494,6 +498,8 @@ def compare_bias(row: Row, model: nn.Module, name: str, position: el.Position, t
         theirs = observe(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}).biases
     if position.hook == "bias":
         if theirs:
+            if model.config.model_type in SCALED_BIAS:
+                theirs = [each / model.config.head_dim**0.5 for each in theirs]
             with torch.no_grad():
                 worst = max(bias_difference(bias_like(position, each), each) for each in theirs)
             row.differences[name] = max(worst, row.differences.get(name, 0.0))

@@ -1,55 +1,58 @@
-"""Compare the loaded embedding layer of every model family with transformers, and print the largest differences.
+"""Compare the loaded embedding layer of well-known models with transformers, and print what was read and differs.
 
     python examples/checkpoints.py --write docs/checkpoints.md
+    python examples/checkpoints.py "LLaMA 3" "T5 1.1"
 
-builds a small random model of each family with transformers, saves it, loads its embedding layer, and runs both on
-texts with and without left padding. It writes the table between the markers of the page.
+compares each model of `tiny_models.VARIANTS` as `all_families` compares the model types with their default settings.
 """
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import transformers
-from peers import LENGTH, PEERS, Peer, compare
+from all_families import examine, page_row
 from tables import markdown_table, write_between_markers
+from tiny_models import VARIANTS, quiet
 
 import embedlayer as el
 
-
-def shown(difference: float | None) -> str:
-    return "-" if difference is None else "0" if difference == 0 else f"{difference:.1e}"
+COMPARED = ("result", "first block's input", "positions", "head", "patched")
 
 
-def row(peer: Peer) -> dict[str, str]:
-    with tempfile.TemporaryDirectory() as folder:
-        differences = compare(peer, Path(folder))
+def row(name: str) -> dict[str, str]:
+    """Return the row of a model in the table."""
+    variant = VARIANTS[name]
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        variant.build()[1].save_pretrained(folder)
         report = el.load(folder).report()
+    result = page_row(examine(variant.model_type, variant.kind, variant.settings), {})
     return {
-        "family": peer.name,
+        "model": name,
         "input embedding": " -> ".join(("look-up", *report.recipe)),
         "scale": "-" if report.scale is None else f"{report.scale:.4g}",
-        "positions": " and ".join(dict.fromkeys(scheme.partition("(")[0] for scheme in report.positions.values())),
-        "head": str(report.head),
-        "first block's input": shown(differences.input),
-        "cos/sin or bias": shown(differences.positions),
-        "logits": shown(differences.logits),
+        "position scheme": ", ".join(dict.fromkeys(one.partition("(")[0] for one in report.positions.values())),
+        "weights of the head": str(report.head),
+        **{column: result[column] for column in COMPARED},
     }
 
 
-def main(page: Path | None) -> None:
-    text = markdown_table([row(peer) for peer in PEERS])
-    text += (
-        f"\nLargest absolute differences in float32, texts of {LENGTH} tokens, transformers {transformers.__version__},"
-    )
-    text += f" torch {torch.__version__.partition('+')[0]}.\n"
+def main(names: Sequence[str], page: Path | None) -> None:
+    rows = [row(name) for name in names or VARIANTS]
+    text = markdown_table(rows)
+    text += f"\ntransformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}.\n"
     print(text)
     if page is not None:
         write_between_markers(page, "checkpoints", text)
+    if any(each["result"] != "equal" for each in rows):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="names of models; all by default")
     parser.add_argument("--write", type=Path, help="page to write the table to")
-    main(parser.parse_args().write)
+    options = parser.parse_args()
+    main(options.models, options.write)

@@ -14,11 +14,11 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tiny_models
 import torch
 
 from embedlayer import CheckpointError
@@ -122,26 +122,9 @@ def configuration(config_class: Any, changes: Mapping[str, Any]) -> Any:
     return config_class.from_dict(small_config(config.to_dict()))
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress the warnings of transformers about small configurations."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    logging.set_verbosity(before)
-
-
 def tiny_configuration(config_class: Any, changes: Mapping[str, Any]) -> Any:
     """Return the configuration of `tiny_models`, whose heads are narrower, with these changes."""
-    from tiny_models import OVERRIDES as TINY
-    from tiny_models import small_config as tiny_config
-
-    name = config_class.model_type
-    return tiny_config(config_class, {**TINY.get(name, {}), **OVERRIDES.get(name, {}), **changes})
+    return tiny_models.small_config(config_class, {**OVERRIDES.get(config_class.model_type, {}), **changes})
 
 
 def compare_class(config_class: Any, changes: Mapping[str, Any] | None = None) -> Row:
@@ -149,7 +132,8 @@ def compare_class(config_class: Any, changes: Mapping[str, Any] | None = None) -
 
     If no model can be built from `configuration`, `tiny_configuration` is tried.
     """
-    with quiet():
+    with tiny_models.quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         first = _compare(config_class, configuration, changes or {})
         if first.verdict != "not built":
             return first

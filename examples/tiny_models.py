@@ -1,16 +1,18 @@
 """Small random models of every model type of transformers, built from the type's default configuration.
 
     config, model = build("llama", "causal")
+    config, model = VARIANTS["LLaMA 3"].build()
 
 `KINDS` has the model types of each kind. A size that a default configuration has becomes the one in `SIZES`; its
 sub-configurations are treated in the same way. `OVERRIDES` has more settings by model type: data, no code. Widths of
-heads, lengths, bases, scales and epsilons stay those of the default configuration.
+heads, lengths, bases, scales and epsilons stay those of the default configuration. `VARIANTS` has well-known models,
+with the settings in which they differ from it.
 """
 
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -200,6 +202,65 @@ UNHOOKED = {"squeezebert": "transformer.encoder"}
 """Model type -> module around the blocks, where the model calls `forward` of its blocks and so passes by hooks."""
 
 
+class Variant(NamedTuple):
+    """A well-known model, as a model type of transformers with settings.
+
+    Attributes:
+        model_type: A key of `model_types(kind)`.
+        kind: A key of `KINDS`.
+        settings: As in `build`.
+    """
+
+    model_type: str
+    kind: str = "causal"
+    settings: Mapping[str, Any] = {}
+
+    def build(self) -> tuple[Any, nn.Module]:
+        """Return the configuration and the small random model."""
+        return build(self.model_type, self.kind, self.settings)
+
+
+_LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
+_LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+_YARN = {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_LINEAR = {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0}
+_LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 4096}
+_LONG |= {"short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.1, 2.2, 2.5], "long_factor": [1.5, 2, 3, 4, 5, 6, 8, 9]}
+
+VARIANTS: Mapping[str, Variant] = {
+    "GPT-2": Variant("gpt2"),
+    "BERT": Variant("bert", "masked"),
+    "RoBERTa": Variant("roberta", "masked"),
+    "XLM-R": Variant("xlm-roberta", "masked"),
+    "ALBERT": Variant("albert", "masked", {"embedding_size": 16}),
+    "OPT": Variant("opt", settings={"word_embed_proj_dim": SIZES["hidden_size"]}),
+    "OPT 350M's projections": Variant("opt", settings={"word_embed_proj_dim": 16}),
+    "BLOOM, 6 heads": Variant("bloom", settings={"hidden_size": 48, "n_head": 6}),
+    "MPT, 6 heads": Variant("mpt", settings={"d_model": 48, "n_heads": 6}),
+    "T5": Variant("t5", "seq2seq"),
+    "T5 1.1": Variant("t5", "seq2seq", {"tie_word_embeddings": False}),
+    "M2M100": Variant("m2m_100", "seq2seq"),
+    "LLaMA 2": Variant("llama"),
+    "LLaMA 3": Variant("llama", settings={"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
+    "Mistral": Variant("mistral"),
+    "Qwen2": Variant("qwen2", settings={"tie_word_embeddings": True}),
+    "Qwen2.5, YaRN": Variant("qwen2", settings={"rope_parameters": _YARN}),
+    "Qwen3": Variant("qwen3"),
+    "Gemma": Variant("gemma"),
+    "Gemma 2": Variant("gemma2", settings={"final_logit_softcapping": 3.0}),
+    "Gemma 3": Variant("gemma3_text"),
+    "GPT-NeoX": Variant("gpt_neox"),
+    "GPT-J": Variant("gptj"),
+    "Phi": Variant("phi"),
+    "Phi-3, LongRoPE": Variant("phi3", settings={"rope_parameters": _LONG}),
+    "Falcon": Variant("falcon"),
+    "Falcon RW": Variant("falcon", settings={"alibi": True, "multi_query": False, "num_kv_heads": 4}),
+    "Cohere": Variant("cohere"),
+    "Granite": Variant("granite", settings={"embedding_multiplier": 12.0, "logits_scaling": 8.0}),
+}
+"""Name -> variant."""
+
+
 class CannotBuild(Exception):
     """A model cannot be built here; the message is the reason."""
 
@@ -268,12 +329,14 @@ def _small_ids(config: Mapping[str, Any]) -> dict[str, Any]:
     return changes
 
 
-def build(model_type: str, kind: str) -> tuple[Any, nn.Module]:
+def build(model_type: str, kind: str, settings: Mapping[str, Any] | None = None) -> tuple[Any, nn.Module]:
     """Build a small random model of a type; no bias is 0 and no weight of a norm is 1.
 
     Args:
         model_type: A key of `model_types(kind)`.
         kind: A key of `KINDS`.
+        settings: Settings that replace those of the configuration; `a.b` is the setting `b` of the sub-configuration
+            `a`. With `tie_word_embeddings=False`, the head has rows of its own, also if transformers ties it (T5).
 
     Returns:
         The configuration and the model in float32, in evaluation mode.
@@ -288,7 +351,7 @@ def build(model_type: str, kind: str) -> tuple[Any, nn.Module]:
     with quiet():
         model_class = getattr(transformers, model_types(kind)[model_type])
         try:
-            config = small_config(config_class, OVERRIDES.get(f"{kind}:{model_type}", {}))
+            config = small_config(config_class, {**OVERRIDES.get(f"{kind}:{model_type}", {}), **(settings or {})})
             parts = [name for name, part in config_class.sub_configs.items() if part is model_class.config_class]
             if parts and model_class.config_class is not config_class:
                 config = getattr(config, parts[0])
@@ -298,6 +361,9 @@ def build(model_type: str, kind: str) -> tuple[Any, nn.Module]:
             model = model_class._from_config(config, attn_implementation="eager", experts_implementation="eager")
         except Exception as error:
             raise CannotBuild(f"{type(error).__name__}: {error}".partition("\n")[0][:300]) from error
+        if settings and settings.get("tie_word_embeddings") is False:
+            head = model.get_output_embeddings()
+            head.weight = nn.Parameter(torch.empty_like(head.weight))
         randomise(model)
         for part in (model.config, model.config.get_text_config()):
             part.use_cache = False

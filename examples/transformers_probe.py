@@ -4,34 +4,30 @@
     run.stacks["model.layers"][3].rotations  # calls of the family's rotary functions in block 3
 
 A block is an element of an `nn.ModuleList` that gets hidden states and is not inside of another block. A stack is such
-a list. Functions and methods of the modeling files whose names contain "rotary", "rope" or "alibi" are replaced while
-the model runs; each call is attributed to the block that is running. No code here is for one model type.
+a list. Functions and methods of the modeling files that rotate, compute a bias or attend are recorded while the model
+runs (`embedlayer.positions.call_recording`); each call is attributed to the block that is running. No code
+here is for one model type.
 
 transformers computes angles in float32, which at position 3,000 are off by up to 1e-4 radians. `Float64` makes the same
 code compute in float64: every `float32` that the code names becomes `float64`. Long positions are compared with this.
 """
 
-import inspect
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any
 
 import torch
-from tiny_models import UNHOOKED
+from tiny_models import HEAD_INPUTS, UNHOOKED
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-ROTARY = re.compile(r"rotary|rope|rotate_queries")
-NOT_ROTARY = re.compile(r"parameters|index|rotate_half|vision|init|update|compute_|get_|embeddings_and|standardize")
+from embedlayer.positions.call_recording import FunctionCall, is_rotary, recorded_calls, rotated_tensors
+
 BIAS = re.compile(r"alibi|compute_bias|compute_position_bias")
 ATTENTION = "eager_attention_forward"
-ANGLES = {"cos", "sin", "freqs", "freqs_cis", "position_embeddings", "sinusoidal_pos", "rotary_pos_emb", "emb", "pos"}
-"""Parameters of rotary functions that hold angles, not queries or keys."""
 
 
 class Float64(TorchFunctionMode):
@@ -122,16 +118,16 @@ def observe(
     inputs: Mapping[str, Any],
     *,
     states: Run | None = None,
-    hidden: str | None = None,
 ) -> Run:
     """Run a model and return what happened.
+
+    The input of the head is the output of the outermost module around the last stack that does not return logits, or
+    the input of the module in `HEAD_INPUTS`.
 
     Args:
         model: A model of transformers with eager attention.
         inputs: Arguments of its `forward`.
         states: An earlier run; each block then gets the hidden states that it got in that run.
-        hidden: Name of a module whose input is that of the head; `None` for the output of the outermost module around
-            the last stack that does not return logits.
     """
     run = Run()
     places = _places(model)
@@ -185,11 +181,12 @@ def observe(
         handles.append(block.register_forward_hook(after))
     around = {name for stack, _ in places.values() for name in _ancestors(stack)}
     handles += [model.get_submodule(name).register_forward_hook(returned(name)) for name in around]
-    if hidden is not None:
-        head = model.get_submodule(hidden)
+    hidden = HEAD_INPUTS.get(model.config.model_type, "")
+    head = dict(model.named_modules()).get(hidden) if hidden else None
+    if head is not None:
         handles.append(head.register_forward_pre_hook(lambda _, args: outputs.update({hidden: args[0].detach()})))
     try:
-        with torch.no_grad(), _spies(model, current, run):
+        with torch.no_grad(), _recorded(model, current, run):
             output = model(**inputs)
     finally:
         for handle in handles:
@@ -198,7 +195,7 @@ def observe(
     if run.logits is None and isinstance(output, Mapping):
         run.logits = output.get("prediction_logits")
     rows = 0 if run.logits is None else run.logits.shape[-1]
-    names = [hidden] if hidden is not None else _ancestors(list(run.stacks)[-1]) if run.stacks else []
+    names = [hidden] if head is not None else _ancestors(list(run.stacks)[-1]) if run.stacks else []
     run.hidden = next((outputs[name] for name in names if name in outputs and outputs[name].shape[-1] != rows), None)
     return run
 
@@ -228,79 +225,26 @@ def _hidden_states(args: tuple[Any, ...], kwargs: Mapping[str, Any], tokens: int
     return None
 
 
-@contextmanager
-def _spies(model: nn.Module, current: Callable[[], Block | None], run: Run) -> Iterator[None]:
-    """Replace rotary, bias and attention functions of the modeling files of a model by ones that record their calls."""
-    undo: list[tuple[Any, str, Any]] = []
-    depth = [0]
+def _recorded(model: nn.Module, current: Callable[[], Block | None], run: Run) -> AbstractContextManager[None]:
+    """Record the calls of rotary, bias and attention functions in the running block, or in the run."""
 
-    def spy(owner: Any, name: str, function: Any, record: Callable[..., None]) -> None:
-        plain = function.__func__ if isinstance(function, staticmethod) else function
+    def keep(name: str) -> bool:
+        return is_rotary(name) or bool(BIAS.search(name)) or name == ATTENTION
 
-        @wraps(plain)
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            if depth[0]:
-                return plain(*args, **kwargs)
-            kept = tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, (args, kwargs))
-            depth[0] += 1
-            try:
-                result = plain(*args, **kwargs)
-            finally:
-                depth[0] -= 1
-            caller = type(sys._getframe(1).f_locals.get("self")).__name__
-            record(name, caller, plain, *kept, result)
-            return result
-
-        undo.append((owner, name, function))
-        setattr(owner, name, staticmethod(recorded) if isinstance(function, staticmethod) else recorded)
-
-    def rotary(name: str, caller: str, plain: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def record(call: FunctionCall) -> None:
         block = current()
-        if block is None:
-            return
-        bound = inspect.signature(plain).bind(*args, **kwargs).arguments
-        given = [each for key, value in bound.items() if key not in ANGLES for each in _floats([value])]
-        returned = _floats(tree_leaves(result))
-        pairs = []
-        for after in returned:
-            match = next((each for each in given if each.shape == after.shape), None)
-            if match is not None:
-                given = [each for each in given if each is not match]
-                pairs.append((match, after.detach().clone()))
-        if pairs:
-            before, after = [one for one, _ in pairs], [two for _, two in pairs]
-            block.rotations.append(Rotation(name, caller, before, after, len(block.queries)))
+        if is_rotary(call.name):
+            pairs = rotated_tensors(call)
+            if block is not None and pairs:
+                before, after = [one for one, _ in pairs], [two for _, two in pairs]
+                block.rotations.append(Rotation(call.name, call.caller, before, after, len(block.queries)))
+        elif call.name != ATTENTION:
+            is_bias = isinstance(call.result, Tensor) and call.result.is_floating_point() and call.result.dim() >= 2
+            (run.biases if block is None else block.biases).extend([call.result] * is_bias)
+        elif block is not None and isinstance(call.arguments.get("query"), Tensor):
+            block.queries.append(call.arguments["query"].detach())
 
-    def bias(name: str, caller: str, plain: Any, args: Any, kwargs: Any, result: Any) -> None:
-        block = current()
-        (run.biases if block is None else block.biases).extend(_floats([result], least=2))
-
-    def attention(name: str, caller: str, plain: Any, args: Any, kwargs: Any, result: Any) -> None:
-        block = current()
-        bound = inspect.signature(plain).bind(*args, **kwargs).arguments
-        if block is not None and isinstance(bound.get("query"), Tensor):
-            block.queries.append(bound["query"].detach())
-
-    for module in sorted({type(each).__module__ for each in model.modules()}):
-        if not module.startswith("transformers.models"):
-            continue
-        space = sys.modules[module]
-        classes = [each for each in vars(space).values() if inspect.isclass(each) and each.__module__ == module]
-        for owner in (space, *classes):
-            for name, value in list(vars(owner).items()):
-                if not (inspect.isfunction(value) or isinstance(value, staticmethod)):
-                    continue
-                if ROTARY.search(name.lower()) and not NOT_ROTARY.search(name.lower()):
-                    spy(owner, name, value, rotary)
-                elif BIAS.search(name):
-                    spy(owner, name, value, bias)
-                elif name == ATTENTION:
-                    spy(owner, name, value, attention)
-    try:
-        yield
-    finally:
-        for owner, name, function in undo:
-            setattr(owner, name, function)
+    return recorded_calls(model, keep, record)
 
 
 def main_stacks(model: nn.Module, run: Run) -> list[str]:
@@ -314,6 +258,17 @@ def main_stacks(model: nn.Module, run: Run) -> list[str]:
         encoder = [name for name in run.stacks if id(model.get_submodule(name)) in inner]
         groups = [encoder, [name for name in run.stacks if name not in encoder]]
     return [max(names, key=lambda name: len(run.stacks[name])) for names in groups if names]
+
+
+def ends(model: nn.Module, ids: Tensor, **inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the input of the first block, the input of the head, and the logits."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = ids
+    run = observe(model, {"input_ids": ids, **inputs})
+    blocks = run.stacks[main_stacks(model, run)[0]]
+    assert run.hidden is not None
+    assert run.logits is not None
+    return blocks[min(blocks)].state, run.hidden, run.logits
 
 
 def arranged(state: Tensor, shape: tuple[int, int, int]) -> Tensor | None:
@@ -338,8 +293,3 @@ def arranged(state: Tensor, shape: tuple[int, int, int]) -> Tensor | None:
     if len(sizes) == 3 and sizes[0] == batch and sizes[2] == width and sizes[1] > tokens:
         return state[:, :tokens].unsqueeze(0)
     return None
-
-
-def _floats(values: Iterable[Any], least: int = 3) -> list[Tensor]:
-    """Return the tensors of real numbers with at least so many dimensions."""
-    return [each for each in values if isinstance(each, Tensor) and each.is_floating_point() and each.dim() >= least]

@@ -72,7 +72,7 @@ def page_rows() -> dict[tuple[str, str], dict[str, str]]:
     return rows
 
 
-@pytest.mark.parametrize(("kind", "model_type"), CASES, ids="-".join)
+@pytest.mark.parametrize(("kind", "model_type"), CASES, ids=[" ".join(case) for case in CASES])
 def test_a_model_type_gives_the_result_on_the_page(kind, model_type, unchecked) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from peers import LENGTH, PEERS, compare, largest, position_difference, quiet
+from all_families import examine
+from test_all_families import CASES
+from tiny_models import VARIANTS, VOCAB, build, quiet
+from transformers_probe import ends
 
 import embedlayer as el
 from embedlayer import families
@@ -19,31 +22,33 @@ from embedlayer.io.safetensors_files import save_tensors
 
 READERS = ("checkpoints", "layers", "models", "positions", "vocab")
 
-every_peer = pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+OTHERS = [
+    name for name, (model_type, kind, settings) in VARIANTS.items() if settings or (kind, model_type) not in CASES
+]
+"""Well-known models that are not in the sample of test_all_families.py."""
 
 
-@every_peer
-def test_a_family_equals_transformers(peer, tmp_path) -> None:
-    differences = compare(peer, tmp_path)
-    assert differences.input <= 1e-6
-    assert differences.logits is not None
-    assert differences.logits <= 1e-6
-    assert (differences.positions is None) == (peer.positions == "none")
-    assert (differences.positions or 0) <= 1e-6
-    assert el.load(tmp_path).family == peer.family
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_well_known_model_equals_transformers(name, unchecked) -> None:
+    row = examine(VARIANTS[name].model_type, VARIANTS[name].kind, VARIANTS[name].settings)
+    assert row.verdict == "equal", row
+    assert {"input", "input, padded", "positions", "head", "patched loss"} <= row.differences.keys()
+    assert row.differences["input"] == row.differences["input, padded"] == 0
+    assert row.without_logits
 
 
-@every_peer
-def test_what_is_saved_is_read_back_bit_for_bit(peer, tmp_path) -> None:
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_is_saved_is_read_back_bit_for_bit(name, tmp_path) -> None:
     with quiet():
-        peer.make().save_pretrained(tmp_path / "model")
+        VARIANTS[name].build()[1].save_pretrained(tmp_path / "model")
     layer = el.load(tmp_path / "model")
     layer.save_pretrained(tmp_path / "layer")
     again = el.load(tmp_path / "layer")
     assert isinstance(again, el.EmbeddingLayer)
     assert again.config == layer.config
     assert again.state_dict().keys() == layer.state_dict().keys()
-    ids = torch.randint(2, 90, (2, LENGTH))
+    ids = torch.randint(2, VOCAB, (2, 12))
     assert torch.equal(again.input(ids), layer.input(ids))
     hidden = torch.randn(2, 3, (layer.head.dense if hasattr(layer.head, "dense") else layer.head).in_features)
     assert torch.equal(again.head(hidden), layer.head(hidden))
@@ -55,7 +60,7 @@ def test_every_model_type_belongs_to_one_family_and_is_one_of_transformers() -> 
 
     types = [model_type for family in FAMILIES for model_type in family.model_types]
     assert len(types) == len(set(types))
-    assert {peer.family for peer in PEERS} <= {family.name for family in FAMILIES} | set(types)
+    assert {variant.model_type for variant in VARIANTS.values()} <= set(types)
     assert set(types) - set(CONFIG_MAPPING) == {
         *("model2vec", "StaticEmbedding"),
         "llama_meta",  # compared in tests/models/test_llama.py
@@ -215,43 +220,49 @@ def test_a_known_type_that_is_not_read_is_refused_with_the_reason(model_type, tm
 
 
 def loaded(name, folder):
-    """A peer by its name, its model, and what is loaded of that."""
-    peer = next(peer for peer in PEERS if peer.name == name)
+    """The small model of a variant, and what is loaded of it."""
+    _, model = VARIANTS[name].build()
     with quiet():
-        model = peer.make()
         model.save_pretrained(folder)
-    return peer, model, el.load(folder)
+    return model, el.load(folder)
 
 
 def test_far_positions_are_exact_where_transformers_rounds_them(tmp_path) -> None:
-    _, model, layer = loaded("LLaMA 2", tmp_path)
+    model, layer = loaded("LLaMA 2", tmp_path)
     at = torch.arange(2000, 2064)
-    exact = (at.double().unsqueeze(-1) * 10000.0 ** -(torch.arange(4).double() / 4)).cos()
-    theirs = model.model.rotary_emb(torch.zeros(1), at.unsqueeze(0))[0][0, :, :4]
-    assert largest(layer.position.cos_sin(at)[0], exact) < 1e-6
-    assert 1e-6 < largest(theirs, exact) < 1e-4
+    exact = (at.double().unsqueeze(-1) * 10000.0 ** -(torch.arange(8).double() / 8)).cos()
+    theirs = model.model.rotary_emb(torch.zeros(1), at.unsqueeze(0))[0][0, :, :8]
+    assert (layer.position.cos_sin(at)[0] - exact).abs().max() < 1e-6
+    assert 1e-6 < (theirs - exact).abs().max() < 1e-4
 
 
 def test_falcons_alibi_is_the_product_that_transformers_rounds_to_bfloat16(tmp_path) -> None:
-    peer, model, layer = loaded("Falcon RW", tmp_path)
-    assert position_difference(peer, model, layer, 200) <= 1e-5
-    assert 1e-3 < position_difference(peer, model, layer, 400) < 1
+    from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+
+    model, layer = loaded("Falcon RW", tmp_path)
+
+    def difference(length: int) -> float:
+        at, config = torch.arange(length), model.config
+        keys = build_alibi_tensor(torch.ones(1, length, dtype=torch.long), config.num_attention_heads, torch.float32)
+        theirs = keys.squeeze(1) / config.head_dim**0.5
+        theirs = (theirs.unsqueeze(-2) - theirs.unsqueeze(-1)).tril()
+        return (layer.position.bias(at, at)[0].tril() - theirs).abs().max().item()
+
+    assert difference(200) <= 1e-5
+    assert 1e-3 < difference(400) < 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["Gemma", "Gemma 2", "Gemma 3"])
-def test_gemma_rounds_its_scale_to_the_type_of_the_rows(name, dtype, tmp_path) -> None:
-    from peers import run
+@pytest.mark.parametrize("model_type", ["gemma", "gemma2", "gemma3_text"])
+def test_gemma_rounds_its_scale_to_the_type_of_the_rows(model_type, dtype, tmp_path) -> None:
     from transformers import AutoModelForCausalLM
 
-    peer = next(peer for peer in PEERS if peer.name == name)
-    peer = replace(peer, sizes=peer.sizes | {"hidden_size": 48})
     with quiet():
-        peer.make().save_pretrained(tmp_path)
+        build(model_type, "causal", {"hidden_size": 48})[1].save_pretrained(tmp_path)
         model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     layer = el.load(tmp_path, dtype=dtype)
-    ids = torch.randint(2, 90, (2, LENGTH))
-    assert torch.equal(layer.input(ids), run(peer, model, ids)[0])
+    ids = torch.randint(2, VOCAB, (2, 12))
+    assert torch.equal(layer.input(ids), ends(model, ids)[0])
     assert layer.table.embed_scale.dtype == dtype
     assert layer.table.embed_scale == torch.tensor(48**0.5, dtype=dtype)
     report = layer.report()

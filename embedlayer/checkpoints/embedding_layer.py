@@ -21,7 +21,7 @@ from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarnin
 from embedlayer.families.records import Numbering, Step
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.decoder_input import DecoderInput
-from embedlayer.layers.input import sequence_of
+from embedlayer.layers.input import UnscaledLookup, sequence_of
 from embedlayer.layers.input_parts import PredictionStreams, TokenDropout, TypeTables
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
@@ -455,7 +455,8 @@ class EmbeddingLayer(Pretrained):
             "token_dropout": ("token_dropout", self.token_dropout),
             "streams": ("streams", self.streams),
         }
-        steps = [EmbeddingStep("look_up", table), *(EmbeddingStep(*modules[step]) for step in recipe)]
+        look_up = table if decoder is None or decoder.is_scaled else UnscaledLookup(table)
+        steps = [EmbeddingStep("look_up", look_up), *(EmbeddingStep(*modules[step]) for step in recipe)]
         positions = self.default_positions(ids, attention_mask) if positions is None else positions
         if attention_mask is None and "length_mask" in recipe:
             assert self.padding_id is not None

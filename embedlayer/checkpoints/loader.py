@@ -258,6 +258,7 @@ class Loader:
                 position=spec.position or family.position,
                 norm=spec.norm or family.norm,
                 recipe=family.recipe if spec.recipe is None else spec.recipe,
+                scale=family.scale if spec.is_scaled else None,
                 decoder_input=None,
             )
         return replace(family, decoder_input=None) if stacks == {"encoder"} else family
@@ -428,6 +429,7 @@ class Loader:
             None if spec.recipe is None else steps,
             table=table,
             norm=self._norm("decoder.norm", spec.norm, widths["norm"]) if own_norm else None,
+            is_scaled=spec.is_scaled,
         )
 
     def _table_alone(self, weight: Tensor, pad: int | None) -> dict[str, Any]:
@@ -1126,7 +1128,7 @@ class Loader:
                 f"{key}.bias", spec.bias, "bias of the head", (1, rows) if len(shape) == 2 else (rows,)
             )
             self.tensors[f"{key}.bias"] = bias.flatten()
-            self.names[f"{key}.bias"] = tuple(name for name in biases if self.checkpoint.info(name).shape == shape)
+            self.names[f"{key}.bias"] = tuple(name for name in biases if self._is_same(biases[0], name))
         scale = None if spec.logit_scale is None else self._factor(spec.logit_scale, table.embed_dim)
         has_softcap = spec.softcap is not None and self.config.get(spec.softcap) is not None
         output = OutputHead(

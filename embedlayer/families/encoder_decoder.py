@@ -147,6 +147,7 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
             position=_learned("decoder", 0),
             norm=NormSpec("decoder.layernorm_embedding", None, 1e-5),
             recipe=("norm", "position"),
+            is_scaled=False,
         ),
     ),
     _without_norm("blenderbot"),

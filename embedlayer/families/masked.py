@@ -28,7 +28,7 @@ def _masked_head(name: str, dense: str, norm: str, activation: str = "hidden_act
     """
     return HeadSpec(
         weight=(f"{name}.decoder.weight",),
-        bias=(f"{name}.bias", f"{name}.decoder.bias"),
+        bias=(f"{name}.decoder.bias", f"{name}.bias"),
         dense=LinearSpec(dense),
         activation=activation,
         norm=NormSpec(norm),
@@ -124,7 +124,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         norm=NormSpec("embeddings.LayerNorm", eps=1e-7),
         head=HeadSpec(
             ("predictions.decoder.weight",),
-            bias=("predictions.bias", "predictions.decoder.bias", "lm_predictions.lm_head.bias"),
+            bias=("predictions.decoder.bias", "predictions.bias", "lm_predictions.lm_head.bias"),
             dense=LinearSpec(("predictions.transform.dense", "lm_predictions.lm_head.dense")),
             activation="hidden_act",
             norm=NormSpec(("predictions.transform.LayerNorm", "lm_predictions.lm_head.LayerNorm"), eps=1e-7),
@@ -224,7 +224,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         ("bert-generation",),
         recipe=("position", "norm"),
         types=(),
-        head=HeadSpec(("lm_head.decoder.weight",), bias=("lm_head.bias", "lm_head.decoder.bias"), tied=True),
+        head=HeadSpec(("lm_head.decoder.weight",), bias=("lm_head.decoder.bias", "lm_head.bias"), tied=True),
     ),
     _bert(
         "roc_bert",

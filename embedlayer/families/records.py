@@ -384,6 +384,7 @@ class DecoderSpec:
         position: Position scheme of the decoder.
         norm: LayerNorm of the step `"norm"`.
         recipe: Steps of the decoder's input embedding.
+        is_scaled: Whether the decoder applies the family's scale to its rows (not in Blenderbot Small).
         layers: Configuration keys of the number of blocks, the preferred one first; without them, both stacks have as
             many blocks.
     """
@@ -393,6 +394,7 @@ class DecoderSpec:
     position: PositionSpec | None = None
     norm: NormSpec | None = None
     recipe: tuple[Step, ...] | None = None
+    is_scaled: bool = True
     layers: Names = ("num_decoder_layers", "decoder_layers")
 
 

@@ -34,6 +34,8 @@ class LogitsReport:
     def __init__(self, model: str) -> None:
         self.model = model
         self.is_done = False
+        # not a decorator: it imports the compiler, which layers without a report never need
+        torch.compiler.assume_constant_result(LogitsReport.read_by_compiled_graph)
 
     def read_by(self, reader: str) -> None:
         """Log that `reader`, the name of a function, has read the logits; only the first call logs."""
@@ -46,7 +48,6 @@ class LogitsReport:
                 reader,
             )
 
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def read_by_compiled_graph(self) -> None:
         """Log that a graph of `torch.compile` or `torch.export` contains the logits; it runs while they trace."""
         self.read_by("torch.compile")
@@ -216,8 +217,8 @@ class LogitSource:
             if not is_same:
                 raise StaleRowsError(
                     "The logits of a patched model are computed when they are read, and the weights of its LM head "
-                    "have changed since the forward pass. Read outputs.logits before optimizer.step() or any other "
-                    "change of the weights, or call embedlayer.unpatch(model)."
+                    "have changed since the forward pass. Use them before optimizer.step() or any other change of the "
+                    "weights, keep them with outputs.logits.detach(), or call embedlayer.unpatch(model)."
                 )
             device, dtype, enabled = self.autocast
             with torch.autocast(device, dtype, enabled=enabled), torch.set_grad_enabled(self.requires_grad):

@@ -34,7 +34,7 @@ class EmbeddingStep(NamedTuple):
     """
 
     name: StepName
-    module: nn.Module
+    module: Callable[..., Any]
 
 
 class TokenBatch(NamedTuple):
@@ -152,7 +152,7 @@ def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
     return x
 
 
-def _trace_look_up(table: nn.Module, ids: Ids) -> Iterator[TracedStep]:
+def _trace_look_up(table: Callable[..., Any], ids: Ids) -> Iterator[TracedStep]:
     """Look up `ids`, and yield the rows and, if the table has a scale, the scaled rows, which equal `table(ids)`.
 
     Only `table(ids)` is yielded if a hook or an override may change it.

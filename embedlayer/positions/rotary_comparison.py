@@ -5,12 +5,10 @@ and keys that it gets and returns zeros. No block then knows anything about posi
 The model runs with all positions 0 and with other positions; rotating the first queries must give the second ones.
 """
 
-import functools
 import importlib
 import inspect
-import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from embedlayer.errors import CheckpointError, MissingExtraError
 from embedlayer.families import CONFIG_KEYS
 from embedlayer.io.files import JsonObject
+from embedlayer.positions.call_recording import FunctionCall, is_rotary, recorded_calls, rotated_tensors
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary import RotaryEmbedding, rotary_positions
 
@@ -153,17 +152,18 @@ def text_model(config: Any) -> nn.Module:
                 found.append((not name.endswith("Model"), len(name), name, value))
     if not found:
         raise CheckpointError(f"{module.__name__} has no text model with a {type(config).__name__}.")
-    model_class = min(found)[-1]
+    build: Callable[..., nn.Module] = min(found)[-1]._from_config
     torch.manual_seed(0)
     try:
-        model: nn.Module = model_class._from_config(config, attn_implementation=ATTENTION)
+        model = build(config, attn_implementation=ATTENTION)
     except (ValueError, KeyError) as error:
         if "attn_implementation" not in str(error) and ATTENTION not in str(error):
             raise
-        model = model_class._from_config(config, attn_implementation="eager")
+        model = build(config, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=0.2)
+            if parameter.requires_grad:  # frozen ones are fixed sinusoids
+                parameter.normal_(std=0.2)
     return model.eval()
 
 
@@ -207,39 +207,19 @@ class Observation:
         self.by_ids = "input_ids" in inspect.signature(model.forward).parameters
 
     def __enter__(self) -> "Observation":
-        self._module = sys.modules[type(self.model).__module__]
-        self._originals = {
-            name: value
-            for name, value in vars(self._module).items()
-            if inspect.isfunction(value)
-            and re.search("rot|rope", name)
-            and len(inspect.signature(value).parameters) > 2
-        }
-        for name, function in self._originals.items():
-            setattr(self._module, name, self._recorded(function))
-        rotary = [module for module in self.model.modules() if "Rot" in type(module).__name__]
-        self._hooks = [module.register_forward_hook(self._keep_scaling) for module in rotary]
+        self._stack = ExitStack()
+        self._stack.enter_context(recorded_calls(self.model, is_rotary, self._keep_rotated))
+        for module in self.model.modules():
+            if "Rot" in type(module).__name__:
+                self._stack.callback(module.register_forward_hook(self._keep_scaling).remove)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name, function in self._originals.items():
-            setattr(self._module, name, function)
-        for hook in self._hooks:
-            hook.remove()
+        self._stack.close()
 
-    def _recorded(self, function: Any) -> Any:
-        """Return a function that calls `function` and keeps the tensors that it rotates."""
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            result = function(*args, **kwargs)
-            outputs = [one for one in (result if isinstance(result, tuple) else (result,)) if isinstance(one, Tensor)]
-            inputs = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
-            pairs = [(a, b) for a, b in zip(inputs, outputs, strict=False) if a.shape == b.shape]
-            self.recording.functions.extend((a.detach().clone(), b.detach().clone()) for a, b in pairs)
-            return result
-
-        return wrapper
+    def _keep_rotated(self, call: FunctionCall) -> None:
+        """Keep the tensors that a rotary function rotated."""
+        self.recording.functions.extend(rotated_tensors(call))
 
     def _keep_scaling(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Keep the largest cosine or sine that a rotary module returned."""
@@ -271,8 +251,10 @@ class Observation:
                 ):
                     raise
                 self.by_ids = False  # IDs of several codebooks, or of bytes
-        width = self.model.config.hidden_size
-        return self._forward(arguments | {"inputs_embeds": torch.linspace(-1, 1, width).repeat(1, length, 1)})
+        config: Any = self.model.config
+        return self._forward(
+            arguments | {"inputs_embeds": torch.linspace(-1, 1, config.hidden_size).repeat(1, length, 1)}
+        )
 
     def _forward(self, arguments: dict[str, Any]) -> Recording:
         """Run the model and return what it did."""
@@ -355,6 +337,8 @@ def _compare(observed: Observation, schemes: Sequence[Position], positions: Tens
         return _compare_functions(schemes, moved.functions, positions)
     reasons = _scaling_reason(schemes, start.scalings)
     differences: dict[int, BlockDifference] = {}
+    changed: set[int] = set()  # blocks whose queries depend on the positions
+    turned = False  # whether such queries have the lengths that they have at position 0
     for number, (before, after) in enumerate(zip(start.calls, moved.calls, strict=True)):
         block = _block_of(number, before.layer, len(start.calls), len(schemes))
         if block is None and moved.functions:  # cross-attention between the blocks
@@ -363,19 +347,24 @@ def _compare(observed: Observation, schemes: Sequence[Position], positions: Tens
             raise CheckpointError(
                 f"The model has {len(start.calls)} attention layers, but {len(schemes)} blocks were read."
             )
-        one = _difference(schemes[block], before, after, positions, _is_permuted(before.q, start.functions))
-        found = BlockDifference(block, one, f"differs by {one:.1e}" if one > TOLERANCE else reasons)
-        differences[block] = max(differences.get(block, found), found, key=_badness)
+        if not torch.equal(before.q, after.q):
+            changed.add(block)
+            turned |= torch.allclose(before.q.norm(dim=-1), after.q.norm(dim=-1), rtol=1e-4)
+        value = _difference(schemes[block], before, after, positions, _is_permuted(before.q, start.functions))
+        one = BlockDifference(block, value, f"differs by {value:.1e}" if value > TOLERANCE else reasons)
+        differences[block] = max(differences.get(block, one), one, key=_badness)
     missing = "is rotated here, but has no attention in transformers"
     for block, scheme in enumerate(schemes):
         reason = missing if isinstance(scheme, RotaryEmbedding) else ""
         differences.setdefault(block, BlockDifference(block, 0.0, reason))
     found = [differences[block] for block in range(len(schemes))]
     if any(one.reason for one in found) and all(x.shape[-1] == _width(schemes) for x, _ in moved.functions):
-        try:  # a norm behind the rotation hides it from attention (HunYuan); the functions see whole heads
+        rotated = [isinstance(scheme, RotaryEmbedding) for scheme in schemes]
+        if rotated == [block in changed for block in range(len(schemes))] and len(moved.functions) == 2 * sum(rotated):
+            # a norm behind the rotation hides it from attention (HunYuan); the functions see whole heads
             return _compare_functions(schemes, moved.functions, positions)
-        except CheckpointError:
-            pass
+    if not any(isinstance(scheme, RotaryEmbedding) for scheme in schemes) and not moved.functions and not turned:
+        return [BlockDifference(block, 0.0, "") for block in range(len(schemes))]  # positions added to the input (ESM)
     return found
 
 

@@ -6,55 +6,57 @@ import pickle
 
 import pytest
 import torch
-from peers import LENGTH, PAD, PEERS, quiet, run
+from tiny_models import VARIANTS, VOCAB, quiet
+from transformers_probe import ends
 
 import embedlayer as el
 
+LENGTH, PAD = 12, 1
+
 
 @pytest.fixture
-def load_peer(tmp_path):
-    def load_peer(name: str) -> tuple:
-        peer = next(peer for peer in PEERS if peer.name == name)
+def load_model(tmp_path):
+    def load_model(name: str) -> tuple:
+        _, model = VARIANTS[name].build()
         with quiet():
-            model = peer.make()
             model.save_pretrained(tmp_path)
-        return peer, model, el.load(tmp_path)
+        return model, el.load(tmp_path)
 
-    return load_peer
+    return load_model
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "GPT-J", "BERT", "RoBERTa", "ALBERT"])
-def test_token_types_are_those_of_transformers(load_peer, name) -> None:
-    peer, model, layer = load_peer(name)
-    ids, types = torch.randint(4, 90, (2, LENGTH)), torch.randint(0, 2, (2, LENGTH))
-    expected = run(peer, model, ids, token_type_ids=types)[0]
+def test_token_types_are_those_of_transformers(load_model, name) -> None:
+    model, layer = load_model(name)
+    ids, types = torch.randint(4, VOCAB, (2, LENGTH)), torch.randint(0, 2, (2, LENGTH))
+    expected = ends(model, ids, token_type_ids=types)[0]
     assert torch.equal(layer.input(ids, token_type_ids=types), expected)
     assert not torch.equal(layer.input(ids), expected)
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "BERT", "RoBERTa", "OPT"])
-def test_position_ids_are_counted_as_transformers_counts(load_peer, name) -> None:
-    peer, model, layer = load_peer(name)
-    ids = torch.randint(4, 90, (2, LENGTH))
+def test_position_ids_are_counted_as_transformers_counts(load_model, name) -> None:
+    model, layer = load_model(name)
+    ids = torch.randint(4, VOCAB, (2, LENGTH))
     positions = torch.randint(2, 40, (2, LENGTH))
-    expected = run(peer, model, ids, position_ids=positions)[0]
+    expected = ends(model, ids, position_ids=positions)[0]
     assert torch.equal(layer.input(ids, position_ids=positions), expected)
     from_zero = positions - (PAD + 1 if name == "RoBERTa" else 0)
     assert torch.equal(layer.input(ids, positions=from_zero), expected)
 
 
 @pytest.mark.parametrize("name", ["RoBERTa", "OPT", "M2M100"])
-def test_left_padding_leaves_the_text_as_it_is_where_the_family_counts_text(load_peer, name) -> None:
-    _, _, layer = load_peer(name)
-    ids = torch.randint(4, 90, (1, 7))
+def test_left_padding_leaves_the_text_as_it_is_where_the_family_counts_text(load_model, name) -> None:
+    _, layer = load_model(name)
+    ids = torch.randint(4, VOCAB, (1, 7))
     padded = torch.cat([torch.full((1, 3), PAD), ids], dim=1)
     mask = torch.tensor([[0] * 3 + [1] * 7])
     assert torch.equal(layer.input(padded, mask)[:, 3:], layer.input(ids))
 
 
-def test_left_padded_text_takes_positions_where_the_family_counts_every_place(load_peer) -> None:
-    _, _, layer = load_peer("GPT-2")
-    ids = torch.randint(4, 90, (1, 7))
+def test_left_padded_text_takes_positions_where_the_family_counts_every_place(load_model) -> None:
+    _, layer = load_model("GPT-2")
+    ids = torch.randint(4, VOCAB, (1, 7))
     padded = torch.cat([torch.full((1, 3), PAD), ids], dim=1)
     mask = torch.tensor([[0] * 3 + [1] * 7])
     assert torch.equal(layer.input(padded, mask), layer.input(padded))
@@ -62,42 +64,42 @@ def test_left_padded_text_takes_positions_where_the_family_counts_every_place(lo
     assert torch.equal(there[:, 3:], layer.input(ids))
 
 
-def test_one_sequence_needs_no_batch(load_peer) -> None:
-    _, _, layer = load_peer("BERT")
-    ids = torch.randint(4, 90, (LENGTH,))
+def test_one_sequence_needs_no_batch(load_model) -> None:
+    _, layer = load_model("BERT")
+    ids = torch.randint(4, VOCAB, (LENGTH,))
     assert torch.equal(layer(ids), layer.input(ids.unsqueeze(0))[0])
 
 
-def test_arguments_that_contradict_are_refused(load_peer) -> None:
-    _, _, layer = load_peer("LLaMA 2")
+def test_arguments_that_contradict_are_refused(load_model) -> None:
+    _, layer = load_model("LLaMA 2")
     ids = torch.tensor([[1, 2]])
     with pytest.raises(el.SizeError, match="not both"):
         layer.input(ids, position_ids=ids, positions=ids)
     with pytest.raises(el.SizeError, match="no token types"):
         layer.input(ids, token_type_ids=ids)
-    with pytest.raises(el.TokenIdError, match="token id 90 at row 0, column 1"):
-        layer.input(torch.tensor([[1, 90]]))
+    with pytest.raises(el.TokenIdError, match=f"token id {VOCAB} at row 0, column 1"):
+        layer.input(torch.tensor([[1, VOCAB]]))
     with pytest.raises(el.SizeError, match="No layers of kind 'global'"):
         layer.position_of("global")
 
 
-def test_positions_past_the_table_are_an_error(load_peer) -> None:
-    _, _, layer = load_peer("OPT")
-    layer.input(torch.full((1, 64), 5))
-    with pytest.raises(el.PositionError, match="exceeds the 64 positions"):
-        layer.input(torch.full((1, 65), 5))
+def test_positions_past_the_table_are_an_error(load_model) -> None:
+    _, layer = load_model("OPT")
+    layer.input(torch.full((1, 2048), 5))
+    with pytest.raises(el.PositionError, match="exceeds the 2048 positions"):
+        layer.input(torch.full((1, 2049), 5))
 
 
-def test_gemma_3_has_a_scheme_for_each_kind_of_layer(load_peer) -> None:
-    _, _, layer = load_peer("Gemma 3")
+def test_gemma_3_has_a_scheme_for_each_kind_of_layer(load_model) -> None:
+    _, layer = load_model("Gemma 3")
     assert layer.position_of("sliding_attention").base == 10_000
     assert layer.position_of("full_attention").base == 1_000_000
     assert layer.position_of().base == 10_000
     assert set(layer.report().positions) == {"", "sliding_attention", "full_attention"}
 
 
-def test_a_tied_layer_has_one_table_and_a_gradient_from_both_ends(load_peer) -> None:
-    _, _, layer = load_peer("BERT")
+def test_a_tied_layer_has_one_table_and_a_gradient_from_both_ends(load_model) -> None:
+    _, layer = load_model("BERT")
     assert layer.head.tied
     assert layer.head.weight is layer.table.weight
     assert sum("output.weight" in key for key in layer.state_dict()) == 0
@@ -108,53 +110,51 @@ def test_a_tied_layer_has_one_table_and_a_gradient_from_both_ends(load_peer) -> 
 
 
 def test_a_zero_padding_row_is_kept_zero_and_another_is_an_ordinary_row(tmp_path) -> None:
-    peer = next(peer for peer in PEERS if peer.name == "OPT")
+    _, model = VARIANTS["OPT"].build()
     with quiet():
-        model = peer.make()
         model.save_pretrained(tmp_path / "other")
         with torch.no_grad():
             model.model.decoder.embed_tokens.weight[PAD] = 0
         model.save_pretrained(tmp_path / "zero")
     assert el.load(tmp_path / "other").table.padding_idx is None
     assert el.load(tmp_path / "zero").table.padding_idx == PAD
-    ids = torch.randint(0, 90, (2, LENGTH))
-    whole = run(peer, model, ids)
+    ids = torch.randint(0, VOCAB, (2, LENGTH))
+    whole = ends(model, ids)
     layer = el.load(tmp_path / "zero")
     assert torch.equal(layer.input(ids), whole[0])
     assert torch.equal(layer.head(whole[1]), whole[2])
 
 
 def test_a_padding_row_with_a_bias_on_its_logit_is_an_ordinary_row(tmp_path) -> None:
-    peer = next(peer for peer in PEERS if peer.name == "BERT")
+    config, model = VARIANTS["BERT"].build()
     with quiet():
-        model = peer.make()
         with torch.no_grad():
-            model.bert.embeddings.word_embeddings.weight[PAD] = 0
+            model.bert.embeddings.word_embeddings.weight[config.pad_token_id] = 0
         model.save_pretrained(tmp_path)
     layer = el.load(tmp_path)
     assert layer.table.padding_idx is None
-    whole = run(peer, model, torch.randint(2, 90, (2, LENGTH)))
+    whole = ends(model, torch.randint(2, VOCAB, (2, LENGTH)))
     assert torch.equal(layer.head(whole[1]), whole[2])
 
 
-def test_the_report_says_what_was_read(load_peer, tmp_path) -> None:
-    _, _model, layer = load_peer("Gemma 2")
+def test_the_report_says_what_was_read(load_model, tmp_path) -> None:
+    _, layer = load_model("Gemma 2")
     report = layer.report()
     assert json.loads(json.dumps(report.to_json())) == report.to_json()
-    assert (report.family, report.vocab_size, report.embed_dim, report.width) == ("gemma2", 90, 32, 32)
+    assert (report.family, report.vocab_size, report.embed_dim, report.width) == ("gemma2", VOCAB, 64, 64)
     assert (report.head, report.softcap, report.dtype, report.device) == ("tied", 3.0, "float32", "cpu")
     assert [tensor.name for tensor in report.tensors] == ["model.embed_tokens.weight"]
-    assert report.parameters == 90 * 32
+    assert report.parameters == VOCAB * 64
     assert report.bytes_read < (tmp_path / "model.safetensors").stat().st_size / 2
     text = str(report)
-    assert "90 x 32 float32 on cpu" in text
-    assert "scale      5.65685, rounded to 5.65685" in text
+    assert "131 x 64 float32 on cpu" in text
+    assert "scale      8, rounded to 8" in text
     assert "softcap 3" in text
 
 
-def test_copies_casts_and_compiled_layers_give_the_same(load_peer, unchecked: None) -> None:
-    _, _, layer = load_peer("ALBERT")
-    ids = torch.randint(4, 90, (2, LENGTH))
+def test_copies_casts_and_compiled_layers_give_the_same(load_model, unchecked: None) -> None:
+    _, layer = load_model("ALBERT")
+    ids = torch.randint(4, VOCAB, (2, LENGTH))
     expected = layer.input(ids)
     assert torch.equal(copy.deepcopy(layer).input(ids), expected)
     assert torch.equal(pickle.loads(pickle.dumps(layer)).input(ids), expected)  # for worker processes
@@ -178,8 +178,8 @@ def test_copies_casts_and_compiled_layers_give_the_same(load_peer, unchecked: No
         {"other_positions": None},
     ],
 )
-def test_a_saved_configuration_that_does_not_fit_is_our_error(load_peer, tmp_path, unchecked, change) -> None:
-    load_peer("LLaMA 2")[2].save_pretrained(tmp_path / "layer")
+def test_a_saved_configuration_that_does_not_fit_is_our_error(load_model, tmp_path, unchecked, change) -> None:
+    load_model("LLaMA 2")[1].save_pretrained(tmp_path / "layer")
     config = tmp_path / "layer" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
     with pytest.raises(el.EmbedLayerError):

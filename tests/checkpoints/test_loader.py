@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from peers import PEERS, quiet
 from safetensors.torch import load_file, save_file
+from tiny_models import VARIANTS, quiet
 
 import embedlayer as el
 
@@ -63,9 +63,8 @@ def test_only_the_tensors_of_the_layer_are_read(tmp_path, gpt2) -> None:
 
 
 def test_of_a_sharded_checkpoint_only_the_shards_of_the_layer_are_needed(tmp_path) -> None:
-    peer = next(peer for peer in PEERS if peer.name == "LLaMA 2")
+    _, model = VARIANTS["LLaMA 2"].build()
     with quiet():
-        model = peer.make()
         model.save_pretrained(tmp_path, max_shard_size="12KB")
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
     needed = {index["model.embed_tokens.weight"], index["lm_head.weight"]}
@@ -417,17 +416,17 @@ def test_a_list_of_modules_that_is_none_is_refused(tmp_path, gpt2, text) -> None
 def test_t5_1_1_is_scaled_as_transformers_reads_it_back(tmp_path) -> None:
     from transformers import T5ForConditionalGeneration
 
-    for peer in (peer for peer in PEERS if peer.family == "t5"):
+    for name in ("T5", "T5 1.1"):
         with quiet():
-            peer.make().save_pretrained(tmp_path / peer.name)
-            config = json.loads((tmp_path / peer.name / "config.json").read_text())
-            if peer.name == "T5 1.1":  # as the published files say it
+            VARIANTS[name].build()[1].save_pretrained(tmp_path / name)
+            config = json.loads((tmp_path / name / "config.json").read_text())
+            if name == "T5 1.1":  # as the published files say it
                 del config["scale_decoder_outputs"]
                 config["tie_word_embeddings"] = False
-                (tmp_path / peer.name / "config.json").write_text(json.dumps(config))
-            model = T5ForConditionalGeneration.from_pretrained(tmp_path / peer.name)
-        layer = el.load(tmp_path / peer.name)
-        assert layer.head.logit_scale == (32**-0.5 if model.config.scale_decoder_outputs else 1.0)
+                (tmp_path / name / "config.json").write_text(json.dumps(config))
+            model = T5ForConditionalGeneration.from_pretrained(tmp_path / name)
+        layer = el.load(tmp_path / name)
+        assert layer.head.logit_scale == (64**-0.5 if model.config.scale_decoder_outputs else 1.0)
         assert layer.head.tied == (model.lm_head.weight is model.shared.weight)
         assert torch.equal(layer.head.weight, model.lm_head.weight)
 
@@ -449,17 +448,26 @@ def test_a_name_on_the_hub_loads_from_the_cache_offline(tmp_path, gpt2) -> None:
     assert result.stdout.split() == ["gpt2", "257"], result.stderr
 
 
-FUZZED = ("GPT-2", "RoBERTa", "ALBERT", "OPT 350M's projections", "T5", "M2M100", "Gemma 3", "Phi-3", "MPT, 6 heads")
+FUZZED = (
+    "GPT-2",
+    "RoBERTa",
+    "ALBERT",
+    "OPT 350M's projections",
+    "T5",
+    "M2M100",
+    "Gemma 3",
+    "Phi-3, LongRoPE",
+    "MPT, 6 heads",
+)
 
 
 @pytest.fixture(scope="module")
-def saved_peers(tmp_path_factory) -> dict[str, Path]:
+def saved_models(tmp_path_factory) -> dict[str, Path]:
     folders = {}
-    for peer in PEERS:
-        if peer.name in FUZZED:
-            folders[peer.name] = tmp_path_factory.mktemp("peer")
-            with quiet():
-                peer.make().save_pretrained(folders[peer.name])
+    for name in FUZZED:
+        folders[name] = tmp_path_factory.mktemp("model")
+        with quiet():
+            VARIANTS[name].build()[1].save_pretrained(folders[name])
     return folders
 
 
@@ -478,8 +486,8 @@ values = st.one_of(
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_no_configuration_crashes_the_loader(saved_peers, unchecked, tmp_path, data) -> None:
-    folder = saved_peers[data.draw(st.sampled_from(FUZZED))]
+def test_no_configuration_crashes_the_loader(saved_models, unchecked, tmp_path, data) -> None:
+    folder = saved_models[data.draw(st.sampled_from(FUZZED))]
     content = json.loads((folder / "config.json").read_text())
     for key in data.draw(st.lists(st.sampled_from(sorted(content)), min_size=1, max_size=2)):
         content[key] = data.draw(values)

@@ -205,7 +205,7 @@ def test_logits_are_read_before_the_optimizer_steps() -> None:
     outputs.loss.backward()
     torch.optim.AdamW(patched.parameters(), lr=0.1).step()
     assert torch.equal(read.logits, before)
-    with pytest.raises(StaleRowsError, match=r"Read outputs.logits before optimizer.step\(\)"):
+    with pytest.raises(StaleRowsError, match=r"Use them before optimizer.step\(\)"):
         print(outputs.logits)
 
 

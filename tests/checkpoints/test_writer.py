@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from peers import LENGTH, PEERS, quiet, run
 from safetensors.torch import load_file, save_file
+from tiny_models import VARIANTS, VOCAB, quiet
+from transformers_probe import ends
 
 import embedlayer as el
 from embedlayer.checkpoints import writer
 
 
-def save_peer(name: str, folder: Path, **options: object) -> tuple:
-    peer = next(peer for peer in PEERS if peer.name == name)
+def save_model(name: str, folder: Path, **options: object) -> torch.nn.Module:
+    _, model = VARIANTS[name].build()
     with quiet():
-        model = peer.make()
         model.save_pretrained(folder, **options)
-    return peer, model
+    return model
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -31,7 +31,7 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 def test_the_changed_checkpoint_is_transformers_model_with_that_change(name, shards, tmp_path) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
-    peer, _ = save_peer(name, tmp_path / "old", max_shard_size=shards)
+    save_model(name, tmp_path / "old", max_shard_size=shards)
     layer = el.load(tmp_path / "old")
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -47,14 +47,14 @@ def test_the_changed_checkpoint_is_transformers_model_with_that_change(name, sha
     auto = {"BERT": AutoModelForMaskedLM, "T5 1.1": AutoModelForSeq2SeqLM}.get(name, AutoModelForCausalLM)
     with quiet():
         changed = auto.from_pretrained(tmp_path / "new").eval()
-    ids = torch.randint(2, 90, (2, LENGTH))
-    block, hidden, logits = run(peer, changed, ids)
+    ids = torch.randint(2, VOCAB, (2, 12))
+    block, hidden, logits = ends(changed, ids)
     assert torch.equal(layer.input(ids), block)
     assert (layer.head(hidden) - logits).abs().max() < 1e-6
 
 
 def test_without_a_change_every_file_is_the_same_to_the_byte(tmp_path) -> None:
-    save_peer("GPT-2", tmp_path / "old", max_shard_size="10KB")
+    save_model("GPT-2", tmp_path / "old", max_shard_size="10KB")
     (tmp_path / "old" / "1_Pooling").mkdir()
     (tmp_path / "old" / "1_Pooling" / "config.json").write_text("{}")
     receipt = el.load(tmp_path / "old").write_into(tmp_path / "old", tmp_path / "new")
@@ -66,7 +66,7 @@ def test_without_a_change_every_file_is_the_same_to_the_byte(tmp_path) -> None:
 
 
 def test_only_the_shard_with_the_change_is_rewritten(tmp_path) -> None:
-    save_peer("LLaMA 2", tmp_path / "old", max_shard_size="10KB")
+    save_model("LLaMA 2", tmp_path / "old", max_shard_size="10KB")
     layer = el.load(tmp_path / "old")
     with torch.no_grad():
         layer.table.weight[5] += 1
@@ -81,32 +81,32 @@ def test_only_the_shard_with_the_change_is_rewritten(tmp_path) -> None:
 def test_another_number_of_rows_changes_the_configuration_and_the_index(tmp_path) -> None:
     from transformers import LlamaForCausalLM
 
-    _, model = save_peer("LLaMA 2", tmp_path / "old", max_shard_size="10KB")
+    model = save_model("LLaMA 2", tmp_path / "old", max_shard_size="10KB")
     layer = el.load(tmp_path / "old")
-    rows, head = (torch.cat([weight.detach(), torch.ones(6, 32)]) for weight in (layer.table.weight, layer.head.weight))
+    rows, head = (torch.cat([weight.detach(), torch.ones(6, 64)]) for weight in (layer.table.weight, layer.head.weight))
     wider = el.EmbeddingLayer(
         el.TokenEmbedding.from_pretrained(rows, freeze=False),
         layer.position,
-        el.OutputHead(vocab_size=96, embed_dim=32),
+        el.OutputHead(vocab_size=VOCAB + 6, embed_dim=64),
         family=layer.family,
         tensor_names=layer.tensor_names,
     )
     with torch.no_grad():
         wider.head.weight.copy_(head)
-    assert wider.write_into(tmp_path / "old", tmp_path / "new").vocab_size == 96
-    assert json.loads((tmp_path / "new" / "config.json").read_text())["vocab_size"] == 96
+    assert wider.write_into(tmp_path / "old", tmp_path / "new").vocab_size == VOCAB + 6
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["vocab_size"] == VOCAB + 6
     old, new = (
         json.loads((tmp_path / folder / "model.safetensors.index.json").read_text())["metadata"]
         for folder in ("old", "new")
     )
-    assert new["total_size"] - old["total_size"] == 2 * 6 * 32 * 4
+    assert new["total_size"] - old["total_size"] == 2 * 6 * 64 * 4
     with quiet():
         changed = LlamaForCausalLM.from_pretrained(tmp_path / "new")
     assert torch.equal(changed.lm_head.weight, head)
     assert torch.equal(changed.model.layers[0].mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.weight)
 
-    wider.head = el.OutputHead(vocab_size=97, embed_dim=32)
-    with pytest.raises(el.CheckpointError, match=r"\[96, 32\] is expected, but the new tensor has \[97, 32\]"):
+    wider.head = el.OutputHead(vocab_size=VOCAB + 7, embed_dim=64)
+    with pytest.raises(el.CheckpointError, match=r"\[137, 64\] is expected, but the new tensor has \[138, 64\]"):
         wider.write_into(tmp_path / "old", tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
@@ -207,7 +207,7 @@ def test_a_folder_with_something_in_it_is_not_replaced(tmp_path) -> None:
 
 def test_another_checkpoint_is_refused(tmp_path) -> None:
     layer = el.load(small(tmp_path / "old"))
-    save_peer("GPT-2", tmp_path / "other")
+    save_model("GPT-2", tmp_path / "other")
     with pytest.raises(el.CheckpointError, match=r"no tensor 'wte\.weight'"):
         layer.write_into(tmp_path / "other", tmp_path / "new")
     save_file(

@@ -62,6 +62,7 @@ def test_the_last_vectors_are_those_of_the_models_input_embedding(model, words):
 def test_a_scheme_has_a_step_where_it_is_applied(words):
     steps = {name: [step.name for step in pipeline(small(name), words, TEXT).steps] for name in POSITIONS}
     assert {name for name in steps if "sum" in steps[name]} == {
+        "axial",
         "learned",
         "learned, offset",
         "sinusoidal",

@@ -47,6 +47,7 @@ def test_each_scheme_is_described_by_what_the_page_computes_it_from():
     assert kinds == {
         "learned": "learned",
         "learned, offset": "learned",
+        "axial": "learned",
         "sinusoidal": "sinusoidal",
         "scaled-sinusoidal": "sinusoidal",
         "rotary": "rotary",

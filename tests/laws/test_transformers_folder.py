@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peers import quiet
+from tiny_models import quiet
 from tokenizer_kinds import LANGUAGES, tokenizer_of
 
 import embedlayer as el

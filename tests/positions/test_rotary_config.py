@@ -14,7 +14,6 @@ from embedlayer.positions import (
     LongRopeScaling,
     ProportionalScaling,
     YarnScaling,
-    compare_rotary,
     rotary_positions,
 )
 from embedlayer.positions.rotary_config import layer_types, read_blocks, read_rotary, rotated_layers
@@ -373,13 +372,3 @@ def test_each_block_has_the_key_of_its_scheme(family, keys, expected) -> None:
     blocks = read_blocks({**SIZES, "model_type": family, "rope_theta": 1e4, **keys})
     assert list(blocks.keys) == expected
     assert set(blocks.arguments) == set(expected) - {"none"}
-
-
-@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "nanochat", "qwen2_vl_text", "gptj"])
-def test_compare_rotary_finds_no_difference_and_finds_one(family) -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.AutoConfig.for_model(family, num_hidden_layers=2)
-    config = as_file(config)
-    assert [each.reason for each in compare_rotary(config)] == ["", ""]
-    wrong = compare_rotary(config, interleaved=family not in ("deepseek_v3", "gptj"))
-    assert all("differs by" in each.reason for each in wrong)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from peers import quiet
 from safetensors.torch import load_file
+from tiny_models import quiet
 from vocab_models import close
 
 import embedlayer as el

@@ -195,8 +195,10 @@ def test_a_patched_model_of_transformers_is_edited_with_its_configuration(tied) 
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     ids = {"bos_token_id": 1, "eos_token_id": [28, 29], "pad_token_id": 0}
     made = el.patch(LlamaForCausalLM(LlamaConfig(vocab_size=V, tie_word_embeddings=tied, **ids, **sizes)).eval())
-    before, state = made(IDS).logits, state_of(made)
+    unread, before, state = made(IDS).logits, made(IDS).logits.detach(), state_of(made)
     receipt = edit_vocabulary(made, remove=[5], add=3)
+    with pytest.raises(el.StaleRowsError, match="keep them with outputs.logits.detach"):
+        unread.sum()
     new_ids = receipt.remap(torch.where(IDS == 5, 6, IDS))
     kept = receipt.row_map.sources[: V - 1]
     same_text = (IDS != 5).all(1)

@@ -1,0 +1,51 @@
+"""`compare_rotary`: position schemes that were read from a configuration, compared with the model of transformers."""
+
+import json
+
+import pytest
+
+from embedlayer import CheckpointError
+from embedlayer.positions import compare_rotary
+from embedlayer.positions.rotary_comparison import TOLERANCE, small_config
+
+transformers = pytest.importorskip("transformers")
+
+
+def as_file(model_type, **keys):
+    """The default configuration of a model type, as its `config.json` says it."""
+    return json.loads(transformers.AutoConfig.for_model(model_type, **keys).to_json_string(use_diff=False))
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "nanochat", "qwen2_vl_text", "gptj"])
+def test_the_pairing_of_a_family_has_no_difference_and_the_other_one_has(family) -> None:
+    config = as_file(family, num_hidden_layers=2)
+    assert [each.reason for each in compare_rotary(config)] == ["", ""]
+    wrong = compare_rotary(config, interleaved=family not in ("deepseek_v3", "gptj"))
+    assert all("differs by" in each.reason and each.difference > TOLERANCE for each in wrong)
+
+
+def test_a_block_that_wrongly_rotates_or_does_not_is_named() -> None:
+    config = as_file("llama", num_hidden_layers=2)
+    first, second = compare_rotary(config, interleaved=False, rotated=[True, False])
+    assert (first.block, first.reason, second.block) == (0, "", 1)
+    assert "differs by" in second.reason
+    config = as_file("smollm3", num_hidden_layers=2, no_rope_layers=[1, 0])
+    first, second = compare_rotary(config, rotated=True)
+    assert first.reason == ""
+    assert "differs by" in second.reason
+
+
+@pytest.mark.parametrize("model_type", ["novel", None])
+def test_a_type_that_transformers_does_not_know_is_refused(model_type) -> None:
+    config = {"model_type": model_type, "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
+    with pytest.raises(CheckpointError, match="not known to the installed transformers"):
+        compare_rotary({**config, "rope_theta": 1e4}, interleaved=False, rotated=True)
+
+
+def test_a_small_configuration_keeps_the_width_of_heads_and_the_positions() -> None:
+    config = as_file("llama", vocab_size=90_000, hidden_size=8192, num_attention_heads=64, num_key_value_heads=8)
+    small = small_config(config)
+    assert small["vocab_size"] == 64
+    assert (small["hidden_size"], small["num_attention_heads"], small["num_key_value_heads"]) == (512, 4, 2)
+    assert small["rope_parameters"] == config["rope_parameters"]
+    assert small["num_hidden_layers"] == config["num_hidden_layers"]
