@@ -49,7 +49,7 @@ def measure(setting: Setting) -> list[Row]:
     def transformers() -> torch.Tensor:
         cos, sin = theirs(q, positions[None])
         for _ in range(setting.blocks):
-            last, _ = apply_rotary_pos_emb(q, k, cos, sin)
+            last: torch.Tensor = apply_rotary_pos_emb(q, k, cos, sin)[0]
         return last
 
     def embedlayer() -> torch.Tensor:

@@ -384,7 +384,7 @@ def _block_of(number: int, layer: int | None, calls: int, blocks: int) -> int | 
     """
     if calls % blocks == 0:
         return number // (calls // blocks)
-    return layer if layer is not None and layer < blocks else None
+    return layer if layer is not None and 0 <= layer < blocks else None
 
 
 def _is_permuted(queries: Tensor, functions: Sequence[tuple[Tensor, Tensor]]) -> bool:
