@@ -141,14 +141,8 @@ class DeferredLogits(Deferred):
         made: DeferredLogits = Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=rows.device
         )
-        made.source, made.like, made.rows, made.shaping, made.parent, made.step = (
-            source,
-            like,
-            rows,
-            shaping,
-            parent,
-            step,
-        )
+        made.source, made.like, made.rows, made.shaping = source, like, rows, shaping
+        made.parent, made.step = parent, step
         made.node = made.computed = None
         return made
 
