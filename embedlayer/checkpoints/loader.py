@@ -95,10 +95,9 @@ LENGTH_KEYS = (
 )
 """Configuration keys of the number of positions of a stack."""
 
-BOUNDED_KEYS = (
-    *("hidden_size", *CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"]),
-    *("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim"),
-)
+SIZE_KEYS = ("hidden_size", *CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"])
+HEAD_WIDTH_KEYS = ("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim")
+"""Configuration keys of widths on which positions depend; in a family without positions they may be 0."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +200,7 @@ class Loader:
         self.config = self.whole_config = {**defaults, **aliases, **self.config}
         if self.family.sub_configs:
             self._use_config_of("encoder" if "encoder" in self.stacks else "decoder")
-        for key in BOUNDED_KEYS:
+        for key in (*SIZE_KEYS, *(() if self.family.position is None else HEAD_WIDTH_KEYS)):
             if self.config.get(key) is not None:
                 self._whole(key)
         for key, values in () if table_only else self.family.not_computed:
@@ -1336,12 +1335,13 @@ def text_config(config: JsonObject) -> JsonObject:
         return config if spec is None or spec.flat is None else {**config, "model_type": spec.flat}
     if spec is None:
         return {**text, "model_type": outer}
-    own = text.get("tie_word_embeddings")
     if spec.tied_by == "text":
         return text
-    tied = spec.tied_by == "model" and bool(config.get("tie_word_embeddings", spec.tied))
-    if spec.or_text and not tied:
-        family = family_of(text.get("model_type"))
-        default = family is not None and family.head is not None and family.head.tied is True
-        tied = bool(default if own is None else own)
+    family = family_of(text.get("model_type"))
+    own = text.get("tie_word_embeddings")
+    if own is None:
+        own = family is not None and family.head is not None and family.head.tied is True
+    stated = config.get("tie_word_embeddings", None if spec.tied == "text" else spec.tied)
+    tied = spec.tied_by == "model" and bool(own if stated is None and spec.tied == "text" else stated)
+    tied = tied or (spec.or_text and bool(own))
     return {**text, "tie_word_embeddings": tied}

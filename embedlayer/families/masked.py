@@ -1,5 +1,6 @@
 """Records of encoders with a masked LM head."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -218,6 +219,14 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         norm=NormSpec("embeddings.layer_norm", eps=1e-9),
         head=HeadSpec(bias=("lm_head.bias",), tied=True),
     ),
+    _bert(
+        "blip",
+        ("blip_text_model",),
+        table=("text_decoder.bert.embeddings.word_embeddings.weight",),
+        recipe=("position", "norm"),
+        types=(),
+        head=_BERT_HEAD,
+    ),
     _bert("megatron-bert", ("megatron-bert",), recipe=("types", "position"), norm=None, head=_BERT_HEAD),
     _bert(
         "bert-generation",
@@ -328,3 +337,11 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         head=_masked_head("predictions", "predictions.dense", "predictions.LayerNorm"),
     ),
 )
+"""Encoders with a masked LM head, grouped by what they compute beside BERT."""
+
+REFUSED_MASKED: Mapping[str, str] = {
+    "neomme": "its head multiplies by the transposed projection of its input, and blocks read a second token table",
+    "perceiver": "its blocks compute latent vectors, not one vector for each token",
+    **dict.fromkeys(("ultrabert", "ultravbert"), "its head has two projections, one after the other"),
+}
+"""Model type -> why it is not read, the middle of a sentence."""

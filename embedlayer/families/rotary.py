@@ -90,7 +90,10 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         ("llama4_text",),
     ),
     (RotaryPositions(unrotated_queries=(0.1, 2048)), ("beam",)),
-    (RotaryPositions(without_positions="all"), ("jamba", "kimi_linear", "inkling_text", "inkling2_text")),
+    (
+        RotaryPositions(without_positions="all"),
+        ("jamba", "kimi_linear", "glm5_next_text", "inkling_text", "inkling2_text"),
+    ),
     (
         RotaryPositions(without_positions="all", aliases=(("layers_block_type", "layer_types"),)),
         ("nemotron_h",),
