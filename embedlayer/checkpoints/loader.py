@@ -1341,7 +1341,8 @@ def text_config(config: JsonObject) -> JsonObject:
     own = text.get("tie_word_embeddings")
     if own is None:
         own = family is not None and family.head is not None and family.head.tied is True
-    stated = config.get("tie_word_embeddings", None if spec.tied == "text" else spec.tied)
-    tied = spec.tied_by == "model" and bool(own if stated is None and spec.tied == "text" else stated)
-    tied = tied or (spec.or_text and bool(own))
+    stated = config.get("tie_word_embeddings")
+    if stated is None:
+        stated = own if spec.tied == "text" else spec.tied
+    tied = (spec.tied_by == "model" and bool(stated)) or (spec.or_text and bool(own))
     return {**text, "tie_word_embeddings": tied}
