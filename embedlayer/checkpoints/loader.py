@@ -130,6 +130,8 @@ class LoadRecord:
         nonfinite_rows: `"table"` or `"head"` -> number of its rows with NaN or infinity; a key with 0 rows is left out.
         notes: Sentences about what was skipped or contradictory.
         other_tables: Sentences about tables that the model has beside the token table, and that were not read.
+        unread_copies: Names of tensors that are called like the token table and have its shape but other values, and
+            that were not read, such as `shared.weight` of a BART model whose tables are not tied.
         table_only: Whether only the token table was read, as the caller requested; the first note then says so.
     """
 
@@ -139,6 +141,7 @@ class LoadRecord:
     nonfinite_rows: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     other_tables: tuple[str, ...] = ()
+    unread_copies: tuple[str, ...] = ()
     table_only: bool = False
 
 
@@ -287,6 +290,7 @@ class Loader:
             nonfinite_rows=self.nonfinite,
             notes=tuple(self.notes),
             other_tables=tuple(self._other_tables()),
+            unread_copies=tuple(self._unread_copies()),
             table_only=self.table_only,
         )
 
@@ -296,6 +300,17 @@ class Loader:
             for name in self._find_matrices((table.name,)):
                 rows, width = self.checkpoint.info(name).shape
                 yield f"{name}, {rows:,} x {width:,}, is not read: {table.use}."
+
+    def _unread_copies(self) -> Iterator[str]:
+        """Yield the names of tensors that are called like the token table and have its shape, and were not read."""
+        table = self.names.get("table.weight")
+        if not table or self.family is UNKNOWN:
+            return
+        used = {name for names in self.names.values() for name in names}
+        shape = self.checkpoint.info(table[0]).shape
+        for name in self._find_matrices(self.family.table):
+            if name not in used and self.checkpoint.info(name).shape == shape:
+                yield name
 
     def read_arguments(self) -> dict[str, Any]:
         """Read the weights of the embedding layer into `tensors`, and return the arguments of `EmbeddingLayer`.
@@ -1192,14 +1207,19 @@ class Loader:
             )
 
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
-        """Read the rows of an untied head into `tensors[key]` and return them; `None` if there are no such rows.
+        """Read the rows of an untied head into `tensors[key]` and return them; `None` if none are stored or they are tied.
 
         The configuration may say that the head is tied while the checkpoint stores rows for it. Rows that equal the
-        token table count as tied, and `names` lists them as a copy of the table. Other rows are read as an untied head,
-        with a sentence in `notes` unless the family always ties.
+        token table count as tied: the result is `None`, and `names` lists them as a copy of the table. Other rows are
+        read as an untied head, with a sentence in `notes` unless the family always ties.
+
+        Columns of `spec.columns` that are stored are appended to the rows, or to those of the table if the head is
+        tied. Rows beyond the number that the configuration states under `spec.rows` are cut off. A head that was
+        extended or cut has no entry in `names`, because it cannot be written back.
 
         Raises:
-            CheckpointError: The rows do not belong to the tokens of the table, or to hidden states of the model.
+            CheckpointError: A tensor is quantised, or has no floating point dtype and no dtype was requested; or the
+                number of rows in the configuration is not in its range.
         """
         tied_to = "decoder.table.weight" if "decoder.table.weight" in self.tensors else "table.weight"
         used = self.names.get(tied_to, ())

@@ -17,7 +17,7 @@ from embedlayer.families.records import (
     SinusoidalPositions,
 )
 
-_TABLE = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+_TABLE = ("encoder.embed_tokens.weight", "shared.weight", "decoder.embed_tokens.weight")
 _DECODER_TABLE = ("decoder.embed_tokens.weight",)
 _BIAS = ("final_logits_bias",)
 _T5_ATTENTION = ("SelfAttention", "LocalSelfAttention", "TransientGlobalSelfAttention")
@@ -200,7 +200,7 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
     Family(
         "prophetnet",
         ("prophetnet",),
-        table=("word_embeddings.weight",),
+        table=("encoder.word_embeddings.weight", "word_embeddings.weight"),
         position=LearnedPositions(("encoder.position_embeddings.weight",), offset="padding"),
         recipe=("position", "norm"),
         norm=NormSpec("encoder.embeddings_layer_norm", None, 1e-5),
@@ -229,7 +229,7 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
     Family(
         "",
         ("seamless_m4t", "seamless_m4t_v2"),
-        table=("shared.weight", "text_encoder.embed_tokens.weight", "text_decoder.embed_tokens.weight"),
+        table=("text_encoder.embed_tokens.weight", "shared.weight", "text_decoder.embed_tokens.weight"),
         scale=SQRT_DIM_IF_SCALE_EMBEDDING,
         position=SinusoidalPositions(),
         numbering="ids",
