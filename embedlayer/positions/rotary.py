@@ -183,8 +183,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
             default_base: Base for a configuration that names none; `None` makes that an error.
 
         Returns:
-            A `RotaryEmbedding`. A neutral `Position` where `rope_parameters[layer_type]` is null (NoPE), and for a model
-            without rotary positions: by its family (Jamba), or by its configuration (ESM with absolute positions).
+            A `RotaryEmbedding`. A neutral `Position` where `rope_parameters[layer_type]` is null (NoPE), and for a
+            model without rotary positions: by its family (Jamba), or by its configuration (ESM, absolute positions).
             `rotary_positions` also knows single blocks without positions.
 
         Raises:
