@@ -189,14 +189,14 @@ def examine(
 def examine_varied(model_type: str, kind: str) -> list[Row]:
     """Return a row for each variation of a model type.
 
-    Where settings that change together do not give equal results, each one also has a row of its own.
+    A type that is not built or refused with its default settings has one row, for these. Where settings that change
+    together do not give equal results, each one also has a row of its own.
     """
-    try:
-        found = list(variations(model_type, kind))
-    except CannotBuild as error:
-        return [Row(model_type, kind, "not built", str(error), variation="any")]
+    default = guarded(examine, model_type, kind, variation=Variation("default settings", {}))
+    if default.verdict in ("not built", "refused"):
+        return [default]
     rows: list[Row] = []
-    for variation in found:
+    for variation in variations(model_type, kind):
         row = guarded(examine, model_type, kind, variation=variation)
         single = variation.single() if row.verdict != "equal" and not variation.is_short else []
         parts = [guarded(examine, model_type, kind, variation=each) for each in single] if len(single) > 1 else []

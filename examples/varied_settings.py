@@ -235,7 +235,13 @@ def shorten(folder: Path, config: Any) -> None:
     """
     path = folder / "config.json"
     short = json.loads(path.read_text())
-    whole = _restored(config, short)
+
+    def restored() -> dict[str, Any]:
+        path.write_text(json.dumps(short))
+        read = type(config).from_json_file(path).to_dict()
+        return {key: value for key, value in read.items() if key not in ("transformers_version", "architectures")}
+
+    whole = restored()
 
     def visit(part: dict[str, Any]) -> None:
         for key in [key for key in part if key not in ("model_type", "architectures")]:
@@ -243,7 +249,7 @@ def shorten(folder: Path, config: Any) -> None:
                 continue
             value = part.pop(key)
             with suppress(Exception):
-                if _restored(config, short) == whole:
+                if restored() == whole:
                     continue
             part[key] = value
             if isinstance(value, dict) and "model_type" in value:
@@ -251,9 +257,3 @@ def shorten(folder: Path, config: Any) -> None:
 
     visit(short)
     path.write_text(json.dumps(short))
-
-
-def _restored(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return all settings of the configuration that transformers reads from a dictionary."""
-    read = type(config).from_dict(json.loads(json.dumps(settings))).to_dict()
-    return {key: value for key, value in read.items() if key not in ("transformers_version", "architectures")}
