@@ -281,7 +281,13 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         head=HeadSpec(("lm_loss.weight",), bias=("lm_loss.bias",), tied=True),
     ),
     _bert("ernie", ("ernie",), more_types=((("embeddings.task_type_embeddings.weight",), 1.0),), head=_BERT_HEAD),
-    _bert("big_bird", ("big_bird",), scale=Factor("sqrt_dim", only_if=("rescale_embeddings",)), head=_BERT_HEAD),
+    _bert(
+        "big_bird",
+        ("big_bird",),
+        scale=Factor("sqrt_dim", only_if=("rescale_embeddings",)),
+        head=_BERT_HEAD,
+        defaults=(("hidden_act", "gelu_new"),),
+    ),
     _bert(
         "electra",
         ("electra", "convbert"),

@@ -200,6 +200,7 @@ _HEAD_WIDTHS: tuple[tuple[int, Names], ...] = (
         (
             *("afmoe", "beam", "cohere2_moe", "cosmos3_edge_text", "cwm", "dia_encoder", "ernie4_5", "flint", "glm"),
             *("glm4", "helium", "higgs_audio_v2", "hrm_text", "hy_v3", "kolibri1", "laguna", "lfm3", "llama4_text"),
+            *("internlm3", "iquestcoder"),
             *("mellum", "minimax_m2", "minimax_m3_vl_text", "ministral3", "molmo2_text", "muse_glimmer_text"),
             *("paddleocr_vl_text", "qwen2_5_omni_talker", "qwen3", "qwen3_omni_moe_talker_code_predictor"),
             *("qwen3_vl_text", "seed_oss", "solar_open", "step3p5", "zaya"),
@@ -234,7 +235,7 @@ _STATED: tuple[tuple[Names, Names], ...] = (
     (
         ("qk_rope_head_dim",),
         (
-            *("axk1", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"),
+            *("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"),
             *("dots3_note_text", "glm4_moe_lite", "glm_moe_dsa", "hy_v4", "longcat_flash", "minicpm3", "mistral4"),
             *("youtu",),
         ),
