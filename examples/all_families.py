@@ -3,6 +3,7 @@
     python examples/all_families.py                       # every type of every kind
     python examples/all_families.py llama bert --json -   # a few, as JSON lines
     python examples/all_families.py --write docs/families.md
+    python examples/all_families.py --varied masked       # other settings than the default ones
 
 A small random model of each type (`tiny_models`) is saved, its embedding layer is loaded, and both compute the same. A
 type is
@@ -11,7 +12,9 @@ type is
   difference is `max |ours - theirs| / max |theirs|`;
 - refused, if `embedlayer.load` or `embedlayer.patch` does not take it, or `load` reads the table alone;
 - wrong, if a comparison differs or a compulsory one could not be made;
-- not built, if transformers cannot build it from such a configuration.
+- not built, if transformers cannot build it from such a configuration. With `--varied`, also if it cannot run it.
+
+With `--varied`, models have other settings than the default ones (`varied_settings`), and training is not compared.
 
 Comparisons, in float32 except where it says float64:
 
@@ -220,8 +223,8 @@ def part_of(row: Row, model: nn.Module) -> nn.Module:
 
 
 def judge(row: Row) -> None:
-    """Set the verdict of a row whose comparisons are done, unless its type is refused."""
-    if row.verdict == "refused":
+    """Set the verdict of a row whose comparisons are done, unless its type is refused or cannot run."""
+    if row.verdict in ("refused", "not built"):
         return
     differing = [f"{name} {value:.1e}" for name, value in row.differences.items() if value > limit_of(name)]
     missing = [name for name in COMPULSORY if name not in row.differences and name not in row.allowed]
@@ -254,6 +257,9 @@ def compare(row: Row, model: nn.Module, layer: el.EmbeddingLayer) -> None:
             run = observe(model, {"input_ids": ids, **decoder, **options})
         except Exception as error:
             row.left_out[name] = f"transformers: {type(error).__name__}: {str(error)[:200]}"
+            if row.variation and name == "input":
+                row.verdict, row.reason = "not built", f"its forward fails: {row.left_out[name]}"
+                return
             continue
         stacks = main_stacks(model, run)
         if not stacks:

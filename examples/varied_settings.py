@@ -97,7 +97,7 @@ FLAGS = Rule(
     "scale_|tie_|share_|normali[sz]e|bias|use_.*embed|position|alibi|norm|mup|parallel_|embed|head|mem_rope|add_|"
     "token_dropout|trigram|rotary|rope",
     lambda value: not value if type(value) is bool else None,
-    unless="dropout(?<!token_dropout)|use_cache",
+    unless="dropout(?<!token_dropout)|use_cache|cross_attention|topk|mamba",
 )
 """Settings that change one at a time."""
 
@@ -219,7 +219,8 @@ def _default_axes(prefix: str, config: Any) -> dict[str, Any]:
         return {}
     default = type(config)()
     heads = config.num_attention_heads
-    width = getattr(default, "head_dim", None) or default.hidden_size // default.num_attention_heads
+    width = getattr(default, "head_dim", None) or default.hidden_size / default.num_attention_heads
+    width = int(width) if width % 2 == 0 else 128  # some defaults do not fit each other
     stated = {f"{prefix}hidden_size": heads * width, f"{prefix}rope_parameters": None}
     return stated | ({f"{prefix}head_dim": width} if "head_dim" in config.to_dict() else {})
 

@@ -212,7 +212,7 @@ _HEAD_WIDTHS: tuple[tuple[int, Names], ...] = (
         (
             *("diffusion_gemma_text", "embedding_gemma2_text", "gemma", "gemma2", "gemma3_text", "gemma3n_text"),
             *("gemma4_text", "gemma4_unified_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
-            *("t5gemma2_text", "vaultgemma"),
+            *("t5_gemma_module", "t5gemma", "t5gemma2_text", "vaultgemma"),
         ),
     ),
 )

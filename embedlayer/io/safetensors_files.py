@@ -571,6 +571,6 @@ def _gguf_error(path: Path) -> CheckpointError:
         f"{path} is a GGUF file (llama.cpp), whose tables are quantised as a rule: embedlayer reads safetensors only. "
         f"Convert it once, with transformers and gguf, which dequantise it:\n"
         f'python -c "import sys, transformers as t; '
-        f"t.AutoModelForCausalLM.from_pretrained(sys.argv[1], gguf_file=sys.argv[2]).save_pretrained(sys.argv[3])\" "
+        f't.AutoModelForCausalLM.from_pretrained(sys.argv[1], gguf_file=sys.argv[2]).save_pretrained(sys.argv[3])" '
         f"{path.parent} {path.name} converted"
     )
