@@ -18,6 +18,7 @@ from embedlayer.families.records import (
 )
 
 _TABLE = ("encoder.embed_tokens.weight", "shared.weight", "decoder.embed_tokens.weight")
+"""The encoder's own table first: in an untied model, `shared` is another one that no stack reads."""
 _DECODER_TABLE = ("decoder.embed_tokens.weight",)
 _BIAS = ("final_logits_bias",)
 _T5_ATTENTION = ("SelfAttention", "LocalSelfAttention", "TransientGlobalSelfAttention")
@@ -136,6 +137,7 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         head=HeadSpec(("lm_head.out_proj.weight",), softcap="final_logit_softcapping", tied=True),
         decoder_input=DecoderSpec(position="rotary", layers=("num_hidden_layers",)),
         sub_configs=("encoder", "decoder"),
+        defaults=(("final_logit_softcapping", 30.0),),
     ),
     _bart("", *("bart", "mbart", "mvp")),
     _bart("plbart", defaults=_SCALED),

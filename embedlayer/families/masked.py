@@ -85,11 +85,13 @@ def _roberta(name: str, model_types: Names, **changes: Any) -> Family:
 
 
 _EPS = (("layer_norm_eps", 1e-5),)
+_GELU_NEW = (("hidden_act", "gelu_new"),)
 
 MASKED_FAMILIES: tuple[Family, ...] = (
     _bert("bert", ("bert", "squeezebert"), head=_BERT_HEAD),
     _bert("yoso", ("yoso",), position=_FROM_TWO, head=_BERT_HEAD),
-    _bert("nystromformer", ("nystromformer", "mra"), position=_FROM_TWO, head=_BERT_HEAD, defaults=_EPS),
+    _bert("nystromformer", ("nystromformer",), position=_FROM_TWO, head=_BERT_HEAD, defaults=_EPS + _GELU_NEW),
+    _bert("mra", ("mra",), position=_FROM_TWO, head=_BERT_HEAD, defaults=_EPS),
     _bert("layoutlm", ("layoutlm",), more_types=_PLANES, head=_BERT_HEAD),
     _bert(
         "tapas",
@@ -104,6 +106,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         recipe=_PROJECTED,
         projection=LinearSpec("embeddings.projection"),
         head=_BERT_HEAD,
+        defaults=_GELU_NEW,
     ),
     _bert(
         "mobilebert",
@@ -114,6 +117,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         trigrams="trigram_input",
         norm=NormSpec("embeddings.LayerNorm", None, 1e-5, affine_key=("normalization_type", "no_norm")),
         head=replace(_BERT_HEAD, columns=("predictions.dense.weight",)),
+        defaults=(("hidden_act", "relu"), ("normalization_type", "no_norm")),
     ),
     _bert(
         "deberta",
@@ -156,6 +160,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         recipe=("types", "norm"),
         norm=NormSpec(("embeddings.LayerNorm", "emb_ln")),
         head=_masked_head("predictions", "predictions.transform.dense", "predictions.transform.layer_norm"),
+        defaults=(("hidden_act", "silu"),),
     ),
     _bert(
         "gte",
@@ -277,6 +282,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         types="table",
         norm=NormSpec("layer_norm_emb"),
         head=HeadSpec(("pred_layer.proj.weight",), bias=("pred_layer.proj.bias",), tied=True),
+        defaults=(("pad_token_id", 2),),
         not_computed=(("asm", (False,)),),
     ),
     _bert(
@@ -290,7 +296,13 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         head=HeadSpec(("lm_loss.weight",), bias=("lm_loss.bias",), tied=True),
     ),
     _bert("ernie", ("ernie",), more_types=((("embeddings.task_type_embeddings.weight",), 1.0),), head=_BERT_HEAD),
-    _bert("big_bird", ("big_bird",), scale=Factor("sqrt_dim", only_if=("rescale_embeddings",)), head=_BERT_HEAD),
+    _bert(
+        "big_bird",
+        ("big_bird",),
+        scale=Factor("sqrt_dim", only_if=("rescale_embeddings",)),
+        head=_BERT_HEAD,
+        defaults=_GELU_NEW,
+    ),
     _bert(
         "electra",
         ("electra", "convbert"),
@@ -335,6 +347,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         recipe=_PROJECTED,
         projection=LinearSpec("embedding_hidden_mapping_in"),
         head=_masked_head("predictions", "predictions.dense", "predictions.LayerNorm"),
+        defaults=_GELU_NEW,
     ),
 )
 """Encoders with a masked LM head, grouped by what they compute beside BERT."""

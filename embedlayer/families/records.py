@@ -475,7 +475,7 @@ class Family:
     sub_configs: Names = ()
     not_computed: tuple[tuple[str, tuple[object, ...]], ...] = ()
     decoder: Mapping[str, str] | None = None
-    defaults: tuple[tuple[str, int | float], ...] = ()
+    defaults: tuple[tuple[str, int | float | str], ...] = ()
     other_tables: tuple[OtherTable, ...] = ()
     notes: Names = ()
     tokenizer_rules: bool = False
