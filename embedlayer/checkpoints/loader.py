@@ -1207,7 +1207,7 @@ class Loader:
             )
 
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
-        """Read the rows of an untied head into `tensors[key]` and return them; `None` for a head without rows of its own.
+        """Read the rows of an untied head into `tensors[key]` and return them; `None` if it has no own rows.
 
         The configuration may say that the head is tied while the checkpoint stores rows for it. Rows that equal the
         token table count as tied: the result is `None`, and `names` lists them as a copy of the table. Other rows are
