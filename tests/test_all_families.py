@@ -78,3 +78,12 @@ def test_the_counts_on_the_page_are_those_of_its_tables() -> None:
         results = [row["result"] for (own, _), row in rows.items() if own == kind]
         counts = [len(results), *(results.count(verdict) for verdict in ("equal", "refused", "wrong", "not built"))]
         assert f"| {kind} | {' | '.join(map(str, counts))} |" in PAGE.read_text()
+
+
+def test_the_counts_in_the_readme_and_on_the_page_of_live_models_are_those_of_the_page() -> None:
+    row = next(line for line in PAGE.read_text().splitlines() if line.startswith("| causal |"))
+    types, equal, *_, losses, without_logits = (int(cell) for cell in row.strip("| ").split(" | ")[1:])
+    readme, live = ((PAGE.parents[1] / name).read_text() for name in ("README.md", "docs/live-models.md"))
+    assert f"{equal} of transformers' {types} causal" in readme
+    assert f"{types} causal types" in live
+    assert f"builds and compares {losses} offline; {without_logits} of these" in live
