@@ -202,7 +202,7 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
     Family(
         "prophetnet",
         ("prophetnet",),
-        table=("word_embeddings.weight",),
+        table=("encoder.word_embeddings.weight", "word_embeddings.weight"),
         position=LearnedPositions(("encoder.position_embeddings.weight",), offset="padding"),
         recipe=("position", "norm"),
         norm=NormSpec("encoder.embeddings_layer_norm", None, 1e-5),
@@ -213,6 +213,10 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
             position=LearnedPositions(("decoder.position_embeddings.weight",), offset="padding"),
             norm=NormSpec("decoder.embeddings_layer_norm", None, 1e-5),
             recipe=("position", "streams", "norm"),
+        ),
+        notes=(
+            "each block of the decoder also computes a bias from relative positions and its hidden states, which is no "
+            "part of this layer.",
         ),
     ),
     Family(
