@@ -173,8 +173,8 @@ def examine(
         warnings.simplefilter("ignore")
         try:
             model.save_pretrained(folder)
-            if variation is not None and variation.is_short:
-                shorten(Path(folder), model.config)
+            if variation is not None and variation.left_out is not None:
+                shorten(Path(folder), model.config, variation.left_out)
             layer = el.load(folder)
         except el.errors.EmbedLayerError as error:
             row.verdict, row.reason = "refused", str(error).replace(folder, "...")
@@ -201,7 +201,7 @@ def examine_varied(model_type: str, kind: str) -> list[Row]:
     rows: list[Row] = []
     for variation in variations(model_type, kind):
         row = guarded(examine, model_type, kind, variation=variation)
-        single = variation.single() if row.verdict != "equal" and not variation.is_short else []
+        single = [] if row.verdict == "equal" else variation.single()
         parts = [guarded(examine, model_type, kind, variation=each) for each in single] if len(single) > 1 else []
         rows += parts if any(part.verdict == row.verdict for part in parts) else [row, *parts]
     return rows
@@ -377,10 +377,12 @@ def compare_positions(row: Row, model: nn.Module, layer: el.EmbeddingLayer, run:
             continue
         row.differences[name] = rotation_difference(row, layer, long.stacks[stacks[-1]], at)
         scale = query_scale_difference(row, layer, short.stacks[stacks[-1]], long.stacks[stacks[-1]], at)
-        if scale is not None and scale > LIMIT:  # Llama 4 scales by the length of the cache, not by position_ids
+        unrotated = any(block.queries and is_unrotated(layer.position_of_block(i)) for i, block in blocks.items())
+        if unrotated:  # Llama 4 scales by the length of the cache, not by position_ids
             with suppress(Exception):
                 long = observed_at(wide, at, short, with_cache=True)
-                scale = query_scale_difference(row, layer, short.stacks[stacks[-1]], long.stacks[stacks[-1]], at)
+                cached = query_scale_difference(row, layer, short.stacks[stacks[-1]], long.stacks[stacks[-1]], at)
+                scale = scale if cached is None else cached
         if scale is not None:
             row.differences["query scale"] = max(scale, row.differences.get("query scale", 0.0))
 
@@ -397,6 +399,11 @@ def compare_axes(row: Row, model: nn.Module, layer: el.EmbeddingLayer, stack: st
         if getattr(layer.position_of_block(index), "axes", None) is not None
     }
     row.differences[f"positions on {count} axes"] = rotation_difference(row, layer, blocks, at)
+
+
+def is_unrotated(position: el.Position) -> bool:
+    """Return whether a scheme neither rotates, adds to the input nor biases; it may scale queries."""
+    return not isinstance(position, el.RotaryEmbedding) and position.hook in (None, "rotate")
 
 
 def schemes_of(layer: el.EmbeddingLayer) -> list[el.Position]:

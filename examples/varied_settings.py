@@ -67,10 +67,12 @@ def _scaled_bases(value: Any) -> Any:
 
 RULES = (
     Rule(
-        "scal|multiplier|soft_?cap|logit|mup|embedding|norm_eps|epsilon|beta|theta$|base_freq$",
+        "scal|multiplier|soft_?cap|logit|mup|embedding|beta|theta$|base_freq$",
         _scaled,
-        unless="init|std|range|router|aux|dropout|attention|residual|ssm|mlp|expert|routed|query|loss|rope_(param|scal)",
+        unless="init|std|range|router|aux|dropout|attention|residual|ssm|mlp|expert|routed|query|loss|rope_(param|scal)"
+        "|eps",
     ),
+    Rule("norm_eps|epsilon|rms_eps", lambda value: 0.05 if type(value) is float else None),
     Rule("(scaling|multiplier|scale|scale_emb|model_base)$", lambda value: value + 3 if type(value) is int else None),
     Rule("soft_?cap", lambda value: 5.0 if value is None else None, unless="attn|router"),
     Rule("^rope_parameters$", _scaled_bases, always=True),
@@ -101,6 +103,19 @@ FLAGS = Rule(
 )
 """Settings that change one at a time."""
 
+LEFT_OUT = (
+    "^rope_(parameters|theta|scaling)$",
+    "scal|multiplier|soft_?cap|logit|embedding(?!s$)",
+    "act(ivation|ivation_function)?$|activation",
+    "eps",
+    "tie_",
+    "bias",
+    "head_dim|head_size",
+    "pad_token_id|pad_index",
+    "norm(?!_eps)",
+)
+"""Names of settings that `config.json` leaves out together, where it cannot do without all of them."""
+
 TIE = "tie_word_embeddings"
 
 
@@ -111,12 +126,13 @@ class Variation:
     Attributes:
         name: What differs.
         changes: Name of a setting -> its path, as in `tiny_models.build`, in each configuration that has it -> value.
-        is_short: Whether the saved configuration leaves out what transformers restores.
+        left_out: Regular expression of the names of settings that the saved configuration leaves out, as far as
+            transformers restores them; `None` for a whole configuration.
     """
 
     name: str
     changes: Mapping[str, Mapping[str, Any]]
-    is_short: bool = False
+    left_out: str | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -124,7 +140,9 @@ class Variation:
         return {path: value for paths in self.changes.values() for path, value in paths.items()}
 
     def single(self) -> list["Variation"]:
-        """Return a variation for each setting that changes."""
+        """Return a variation for each setting that changes, or for each group of settings that are left out."""
+        if self.left_out is not None:
+            return [Variation(f"left out: {names}", self.changes, names) for names in LEFT_OUT]
         return [Variation(name, {name: paths}) for name, paths in self.changes.items()]
 
 
@@ -154,8 +172,8 @@ def variations(model_type: str, kind: str) -> Iterator[Variation]:
     axes = {key: value for prefix, config in parts.items() for key, value in _default_axes(prefix, config).items()}
     if axes:
         yield Variation("default sections of axes", {"rope_parameters": axes})
-        yield Variation("default sections of axes, left out", {"rope_parameters": axes}, is_short=True)
-    yield Variation("defaults left out", {}, is_short=True)
+        yield Variation("default sections of axes, left out", {"rope_parameters": axes}, ".")
+    yield Variation("defaults left out", {}, ".")
 
 
 def _text_configs(model_type: str, kind: str) -> dict[str, Any]:
@@ -198,7 +216,7 @@ def _changes(rule: Rule, parts: Mapping[str, Any], source: str) -> dict[str, dic
     """
     found: dict[str, dict[str, Any]] = {}
     for prefix, config in parts.items():
-        for name, value in config.to_dict().items():
+        for name, value in {TIE: getattr(config, TIE, False), **config.to_dict()}.items():
             if name.startswith("_") or not re.search(rule.names, name) or re.search(rule.unless, name):
                 continue
             if not (rule.always or name == TIE or re.search(rf"\b{name}\b", source)):
@@ -225,7 +243,7 @@ def _default_axes(prefix: str, config: Any) -> dict[str, Any]:
     return stated | ({f"{prefix}head_dim": width} if "head_dim" in config.to_dict() else {})
 
 
-def shorten(folder: Path, config: Any) -> None:
+def shorten(folder: Path, config: Any, names: str) -> None:
     """Leave out of `config.json` each setting without which transformers reads the same configuration.
 
     Only settings of the texts and of the whole model are left out, not those of images or sound.
@@ -233,6 +251,7 @@ def shorten(folder: Path, config: Any) -> None:
     Args:
         folder: Folder of the checkpoint.
         config: Its configuration.
+        names: Regular expression of their names.
     """
     path = folder / "config.json"
     short = json.loads(path.read_text())
@@ -248,11 +267,13 @@ def shorten(folder: Path, config: Any) -> None:
         for key in [key for key in part if key not in ("model_type", "architectures")]:
             if re.search("vision|vq|audio", key):
                 continue
-            value = part.pop(key)
-            with suppress(Exception):
-                if restored() == whole:
-                    continue
-            part[key] = value
+            value = part[key]
+            if re.search(names, key):
+                del part[key]
+                with suppress(Exception):
+                    if restored() == whole:
+                        continue
+                part[key] = value
             if isinstance(value, dict) and "model_type" in value:
                 visit(value)
 

@@ -9,10 +9,14 @@ all types.
 
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from all_families import examine
+from all_families import examine, examine_varied
+
+from embedlayer.checkpoints import loader
+from embedlayer.families import family_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "families.md"
 
@@ -87,3 +91,39 @@ def test_the_counts_in_the_readme_and_on_the_page_of_live_models_are_those_of_th
     assert f"{equal} of transformers' {types} causal" in readme
     assert f"{types} causal types" in live
     assert f"builds and compares {losses} offline; {without_logits} of these" in live
+
+
+VARIED = (
+    ("granite", "causal"),
+    ("mobilebert", "masked"),
+    ("bart", "seq2seq"),
+    ("t5", "seq2seq"),
+    ("qwen2_vl", "image-text"),
+)
+"""Types with factors, a head with a transform, tables of two stacks, tying by other keys, and positions on axes."""
+
+
+@pytest.mark.parametrize(("model_type", "kind"), VARIED, ids=[name for name, _ in VARIED])
+def test_other_settings_and_left_out_ones_give_equal_results(model_type, kind, unchecked) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = examine_varied(model_type, kind)
+    assert {row.verdict for row in rows} <= {"equal", "refused", "not built"}, rows
+    assert sum(row.verdict == "equal" for row in rows) >= 3
+
+
+def test_a_record_without_its_defaults_is_reported_wrong(monkeypatch, unchecked) -> None:
+    monkeypatch.setattr(loader, "family_of", lambda name: replace(family_of(name), defaults=()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = examine_varied("albert", "masked")
+    assert [row.variation for row in rows if row.verdict == "wrong"] == ["defaults left out"]
+
+
+def test_the_page_counts_the_variations_and_none_is_wrong() -> None:
+    found = re.search(r"Of ([0-9,]+) variations of (\d+) model types: (.*)\.", PAGE.read_text())
+    assert found is not None
+    counts = [int(number.replace(",", "")) for number in re.findall("[0-9,]*[0-9]", found[3])]
+    assert sum(counts) == int(found[1].replace(",", ""))
+    assert int(found[2]) == len(page_rows())
+    assert " 0 wrong" in found[3]

@@ -297,9 +297,9 @@ class Loader:
     def _other_tables(self) -> Iterator[str]:
         """Yield a sentence about each table of the checkpoint that the record lists as not read."""
         for table in self.family.other_tables:
-            for name in self._find_matrices((table.name,)):
-                rows, width = self.checkpoint.info(name).shape
-                yield f"{name}, {rows:,} x {width:,}, is not read: {table.use}."
+            for name in sorted(self.checkpoint.find(table.name), key=_is_in_block):
+                sizes = " x ".join(f"{size:,}" for size in self.checkpoint.info(name).shape)
+                yield f"{name}, {sizes}, is not read: {table.use}."
 
     def _unread_copies(self) -> Iterator[str]:
         """Yield the names of tensors that are called like the token table and have its shape, and were not read."""
@@ -1075,7 +1075,9 @@ class Loader:
         """
         heads, buckets = self._heads(), self._whole("relative_attention_num_buckets", 32)
         each = any("{}" in name for name in spec.names)
-        count = layers or as_whole_number(stated_size(self.config, "num_hidden_layers"), "num_layers", most=MOST_SIZE)
+        with self._naming_config():
+            stated = stated_size(self.config, "num_hidden_layers")
+            count = layers or as_whole_number(stated, "num_layers", most=MOST_SIZE)
         kinds = ["", *map(str, range(1, count))] if each else [""]
         prefix = "" if key == "position" else f"{key.removeprefix('other_positions.')}_"
         for kind in kinds:

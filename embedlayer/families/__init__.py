@@ -21,6 +21,7 @@ from embedlayer.families.records import (
     STATIC_EMBEDDING,
     Family,
     HeadSpec,
+    Names,
     RotaryPositions,
 )
 from embedlayer.families.rotary import ROTARY
@@ -37,7 +38,9 @@ __all__ = [
     "REFUSED",
     "ROTARY",
     "SCALE_ATTRIBUTES",
+    "SIZE_KEYS",
     "STATIC_EMBEDDING",
+    "TEXT_CONFIGS",
     "TRANSFORMERS_VERSION",
     "UNKNOWN",
     "Family",
@@ -68,6 +71,23 @@ FAMILIES: tuple[Family, ...] = (
 
 REFUSED: Mapping[str, str] = {**REFUSED_CAUSAL, **REFUSED_MASKED, **REFUSED_MULTIMODAL}
 """Model type of a known model that `load` does not read -> the reason."""
+
+SIZE_KEYS: Names = tuple(
+    dict.fromkeys(
+        key
+        for family in FAMILIES
+        for key in (
+            "vocab_size",
+            *(own for own, common in family.aliases if common == "vocab_size"),
+            *((family.head.rows,) if family.head is not None and family.head.rows is not None else ()),
+            *((family.decoder_input.vocab_size,) if family.decoder_input is not None else ()),
+        )
+    )
+)
+"""Configuration keys of the number of tokens: an edit of the vocabulary changes those that equal it."""
+
+TEXT_CONFIGS: Names = ("text_config", *sorted({key for family in FAMILIES for key in family.sub_configs}))
+"""Configuration keys of nested configurations that describe text models with the same vocabulary."""
 
 UNKNOWN = Family(
     "unknown",

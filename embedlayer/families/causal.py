@@ -10,6 +10,7 @@ from embedlayer.families.records import (
     SQRT_DIM_BFLOAT16,
     SQRT_DIM_IF_SCALE_EMBEDDING,
     SQRT_DIM_ROUNDED,
+    STATE_POSITIONS,
     AlibiPositions,
     Factor,
     Family,
@@ -79,11 +80,6 @@ def _muse(name: str, model_type: str, factor: float) -> Family:
     )
 
 
-_STATE_POSITIONS = (
-    "this family's positions are a bias that each block computes from its hidden states, so they are no part of this "
-    "layer."
-)
-
 _PER_LAYER = OtherTable(
     "embed_tokens_per_layer.weight", "each block reads its own columns of these rows, beside the hidden states"
 )
@@ -147,6 +143,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         "deepseek_v4",
         table=("embed_tokens.weight", "embed.weight"),
         head=HeadSpec(("lm_head.weight", "head.weight")),
+        other_tables=(OtherTable("mlp.gate.tid2eid", "it states the experts of each token in blocks that hash"),),
     ),
     Family("dbrx", ("dbrx",), table=("wte.weight",), position="rotary"),
     Family(
@@ -311,7 +308,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
             logit_scale=Factor(per="logits_mup_width_multiplier", default=1 / 24),
             tied="never",
         ),
-        notes=(_STATE_POSITIONS,),
+        notes=(STATE_POSITIONS,),
     ),
     _llama(
         "inkling2",
@@ -327,7 +324,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
             tied="never",
         ),
         defaults=(("final_logit_softcapping", 30.0),),
-        notes=(_STATE_POSITIONS,),
+        notes=(STATE_POSITIONS,),
     ),
     _llama(
         "hrm_text",

@@ -214,6 +214,10 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
             norm=NormSpec("decoder.embeddings_layer_norm", None, 1e-5),
             recipe=("position", "streams", "norm"),
         ),
+        notes=(
+            "each block of the decoder also computes a bias from relative positions and its hidden states, which is no "
+            "part of this layer.",
+        ),
     ),
     Family(
         "fsmt",

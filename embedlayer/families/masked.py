@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from embedlayer.families.records import (
+    STATE_POSITIONS,
     AxialPositions,
     Factor,
     Family,
@@ -13,6 +14,7 @@ from embedlayer.families.records import (
     LinearSpec,
     Names,
     NormSpec,
+    OtherTable,
     PositionChoice,
     RelativePositions,
 )
@@ -135,6 +137,10 @@ MASKED_FAMILIES: tuple[Family, ...] = (
             norm=NormSpec(("predictions.transform.LayerNorm", "lm_predictions.lm_head.LayerNorm"), eps=1e-7),
             tied=True,
         ),
+        notes=(
+            "if relative_attention is true, each block also computes a bias from relative positions and its hidden "
+            "states, which is no part of this layer.",
+        ),
     ),
     _bert(
         "distilbert",
@@ -223,6 +229,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         types=(),
         norm=NormSpec("embeddings.layer_norm", eps=1e-9),
         head=HeadSpec(bias=("lm_head.bias",), tied=True),
+        notes=(STATE_POSITIONS,),
     ),
     _bert(
         "blip",
@@ -270,6 +277,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         types=(),
         norm=None,
         head=HeadSpec(("lm_head.decoder.weight",), hidden=2),
+        other_tables=(OtherTable("lm_head.bias", "a bias of the head that the family's code does not add"),),
     ),
     _bert(
         "xlm",
@@ -294,6 +302,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         types=(),
         norm=None,
         head=HeadSpec(("lm_loss.weight",), bias=("lm_loss.bias",), tied=True),
+        notes=(STATE_POSITIONS,),
     ),
     _bert("ernie", ("ernie",), more_types=((("embeddings.task_type_embeddings.weight",), 1.0),), head=_BERT_HEAD),
     _bert(
@@ -321,7 +330,16 @@ MASKED_FAMILIES: tuple[Family, ...] = (
     ),
     _roberta("roberta", ("roberta", "xlm-roberta", "camembert", "data2vec-text", "xmod", "roberta-prelayernorm")),
     _roberta("longformer", ("longformer", "luke")),
-    _roberta("ibert", ("ibert",), not_computed=(("quant_mode", (False,)),)),
+    _roberta(
+        "ibert",
+        ("ibert",),
+        not_computed=(("quant_mode", (False,)),),
+        other_tables=(
+            OtherTable(
+                "word_embeddings.weight_integer", "the rows as integers, for the inference that quant_mode says"
+            ),
+        ),
+    ),
     _roberta(
         "mpnet",
         ("mpnet",),

@@ -45,6 +45,12 @@ CONFIG_KEYS: Mapping[str, Names] = {
 SCALE_ATTRIBUTES: Names = ("scalar_embed_scale", "embed_scale")
 """Attributes of transformers' scaled embeddings: the unrounded factor of Gemma, and the factor of all families."""
 
+STATE_POSITIONS = (
+    "this family's positions are a bias that each block computes from its hidden states, so they are no part of this "
+    "layer."
+)
+"""Note of families whose positions are terms of attention scores that depend on hidden states."""
+
 STATIC_EMBEDDING = "StaticEmbedding"
 """The `model_type` that `load` uses for sentence-transformers' StaticEmbedding, which has no configuration."""
 

@@ -17,7 +17,7 @@ from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
-from embedlayer.families import family_of
+from embedlayer.families import SIZE_KEYS, TEXT_CONFIGS, family_of
 from embedlayer.io.files import JsonObject, read_json
 from embedlayer.pretrained import TOKENIZER
 from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
@@ -124,7 +124,7 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
 
     Raises:
         CheckpointError: The layer builds a tensor from several stored ones, so no stored rows can be edited. Or the
-            model has more tables that are looked up by token IDs. Or the family is unknown, and another tensor has a
+            model has more tensors with rows for tokens. Or the family is unknown, and another tensor has a
             size equal to the number of tokens.
     """
     checkpoint = Checkpoint.open(folder)
@@ -134,7 +134,7 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
         layer = load(folder, table_only=is_unknown)
     if layer.load_record.other_tables:
         raise CheckpointError(
-            f"{folder} has more tables that are looked up by token IDs, so its vocabulary is not edited: "
+            f"{folder} has more tensors with rows for tokens than the layer, so its vocabulary is not edited: "
             f"{' '.join(layer.load_record.other_tables)}"
         )
     ends = row_tensors(layer, vocabulary_modules(layer))[0]
@@ -360,13 +360,13 @@ def _templates_to_remove(folder: Path, lost: Sequence[str], found: dict[str, Jso
 
 
 def _with_size(content: JsonObject, old: int, new: int) -> JsonObject:
-    """Return a copy of a configuration in which `vocab_size` is `new` if it was `old`, also in its `text_config`."""
-    content = dict(content)
-    if content.get("vocab_size") == old:
-        content["vocab_size"] = new
-    if isinstance(content.get("text_config"), dict):
-        content["text_config"] = _with_size(content["text_config"], old, new)
-    return content
+    """Return a copy of a configuration in which the number of tokens is `new` if it was `old`.
+
+    It is stated under the keys in `SIZE_KEYS`, also in the nested configurations in `TEXT_CONFIGS`.
+    """
+    content = {key: new if key in SIZE_KEYS and value == old else value for key, value in content.items()}
+    nested = {key: content[key] for key in TEXT_CONFIGS if isinstance(content.get(key), dict)}
+    return content | {key: _with_size(value, old, new) for key, value in nested.items()}
 
 
 def _with_ids(content: JsonObject, ids: NewTokenIds, file: str) -> JsonObject:

@@ -20,6 +20,7 @@ from embedlayer.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
 from embedlayer.data.tokenizer import fingerprint
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.errors import CheckpointError, SizeError, TokenIdError
+from embedlayer.families import SIZE_KEYS
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.output import OutputHead
 from embedlayer.tables.dense import TokenEmbedding
@@ -122,7 +123,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     """
     modules = dict(module.named_modules())
     layers = {name: part for name, part in modules.items() if isinstance(part, EmbeddingLayer)}
-    skipped = {id(layer.types) for layer in layers.values()}
+    skipped = {id(part) for layer in layers.values() if layer.types is not None for part in layer.types.modules()}
     skipped |= {id(child) for part in modules.values() if isinstance(part, TokenTable) for child in part.children()}
     tables = {name: part for name, part in modules.items() if isinstance(part, TokenTable) and id(part) not in skipped}
     heads = {name: part for name, part in modules.items() if isinstance(part, OutputHead)}
@@ -341,7 +342,8 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
     for name, patched in {**modules.tables, **modules.heads}.items():
         note(_join(name, "original"), patched.__dict__.get(REPLACED), "num_embeddings out_features padding_idx")
     for name, config in modules.configs.items():
-        note(name, config, " ".join(["vocab_size", *(k for k in TOKEN_IDS if getattr(config, k, None) is not None)]))
+        sizes = [key for key in SIZE_KEYS if getattr(config, key, None) == modules.vocab_size]
+        note(name, config, " ".join([*sizes, *(k for k in TOKEN_IDS if getattr(config, k, None) is not None)]))
     return found
 
 
