@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import logging
 import signal
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,9 @@ settings.load_profile("suite")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# torch writes what it compiles to this log as soon as anything listens, and pytest listens to each log that stands alone.
+logging.getLogger("torch.__trace").propagate = True
 
 SHARED = ROOT.parent / "shared" / "data"
 
