@@ -13,6 +13,9 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# Each test process imports all tests, and rewriting their asserts takes as long as importing torch: keep the result.
+sys.dont_write_bytecode = False
+
 # Shapes are checked in the modules that state them. A checked call costs up to 0.1 ms: other modules are left out.
 jaxtyping.install_import_hook(
     [
