@@ -90,7 +90,10 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         ("llama4_text",),
     ),
     (RotaryPositions(unrotated_queries=(0.1, 2048)), ("beam",)),
-    (RotaryPositions(without_positions="all"), ("jamba", "kimi_linear", "inkling_text", "inkling2_text")),
+    (
+        RotaryPositions(without_positions="all"),
+        ("jamba", "kimi_linear", "glm5_next_text", "inkling_text", "inkling2_text"),
+    ),
     (
         RotaryPositions(without_positions="all", aliases=(("layers_block_type", "layer_types"),)),
         ("nemotron_h",),
@@ -200,6 +203,7 @@ _HEAD_WIDTHS: tuple[tuple[int, Names], ...] = (
         (
             *("afmoe", "beam", "cohere2_moe", "cosmos3_edge_text", "cwm", "dia_encoder", "ernie4_5", "flint", "glm"),
             *("glm4", "helium", "higgs_audio_v2", "hrm_text", "hy_v3", "kolibri1", "laguna", "lfm3", "llama4_text"),
+            *("internlm3", "iquestcoder"),
             *("mellum", "minimax_m2", "minimax_m3_vl_text", "ministral3", "molmo2_text", "muse_glimmer_text"),
             *("paddleocr_vl_text", "qwen2_5_omni_talker", "qwen3", "qwen3_omni_moe_talker_code_predictor"),
             *("qwen3_vl_text", "seed_oss", "solar_open", "step3p5", "zaya"),
@@ -211,7 +215,7 @@ _HEAD_WIDTHS: tuple[tuple[int, Names], ...] = (
         (
             *("diffusion_gemma_text", "embedding_gemma2_text", "gemma", "gemma2", "gemma3_text", "gemma3n_text"),
             *("gemma4_text", "gemma4_unified_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
-            *("t5gemma2_text", "vaultgemma"),
+            *("t5_gemma_module", "t5gemma", "t5gemma2_text", "vaultgemma"),
         ),
     ),
 )
@@ -234,7 +238,7 @@ _STATED: tuple[tuple[Names, Names], ...] = (
     (
         ("qk_rope_head_dim",),
         (
-            *("axk1", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"),
+            *("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"),
             *("dots3_note_text", "glm4_moe_lite", "glm_moe_dsa", "hy_v4", "longcat_flash", "minicpm3", "mistral4"),
             *("youtu",),
         ),

@@ -1,139 +1,63 @@
 """Logits that are computed only if something reads them, so that a cross entropy can be computed without them.
 
-A patched LM head returns `DeferredLogits`: a tensor with the shape, dtype and device of its logits, and no memory. Code
-between head and loss may slice it, flatten it, cast it, scale it and soft-cap it. `F.cross_entropy` of it is then
-`linear_cross_entropy` of the hidden states, which never stores tokens x V numbers. Any other operation reads the real
-logits, which are computed once. This is the `__torch_function__` protocol; no code of a model is changed.
+A patched LM head returns `DeferredLogits`: a tensor with the shape, dtype and device of its logits, and no memory. It
+refers to the hidden states. The mechanism has four parts:
 
-In the autograd graph the deferred logits are where the logits were. The gradient of the loss reaches them as a
-`DeferredGradient`, which the head turns into the gradients of hidden states and weights. So hooks on logits run as
-before, and a hook that reads the gradient gets the real one.
+1. Every function of torch that is called on it reaches `__torch_function__`. `RULES` has the functions between head and
+   loss that need no values: views, indexing, casts, scales, soft cap. Each returns new deferred logits: the hidden
+   states of its rows, what is done to each logit (`Shaping`), and the function itself, as the step from their parent.
+2. `F.cross_entropy` of them is `linear_cross_entropy` of the hidden states, which never stores tokens x V numbers.
+3. Any other function reads the real logits. They are computed once, and all steps are applied to them. Calls from below
+   Python, such as C++ extensions, reach `__torch_dispatch__`, which does the same.
+4. In the autograd graph the deferred logits are where the logits were. The loss passes a `DeferredGradient` back to the
+   head, which turns it into the gradients of hidden states and weights. A hook that reads it gets the real gradient.
 """
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import resolve_name
+from torch.overrides import enable_reentrant_dispatch, resolve_name
 from torch.utils._pytree import tree_map
 
 from embedlayer.layers.logit_source import HeadTensors, LogitSource, LogitsReport, Shaping
-from embedlayer.losses.cross_entropy import LossOptions, loss_dtype
+from embedlayer.losses.cross_entropy import loss_dtype
 from embedlayer.tracing import is_transformed
 
 PLAIN_TYPES = (Tensor, nn.Parameter)
 HALF = (torch.bfloat16, torch.float16)
+ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default, torch.ops.aten.view.default)
+"""Operators with which autograd itself makes another tensor object, to save a tensor or to run hooks."""
 
 Step = Callable[[Tensor], Tensor]
-PullBack = Callable[[Tensor, "DeferredLogits"], Tensor]
-"""Function from a gradient of what a step returned, and the logits that the step took, to the gradient of those."""
 
 
-class DeferredLogits(Tensor):
-    """Logits that are computed when they are read: a tensor with shape, dtype and device, and no memory.
-
-    `defer_logits` creates the logits of a head; recognised operations create others from those.
+class Deferred(Tensor):
+    """A tensor with shape, dtype and device, and no memory, whose values are computed when something reads them.
 
     Attributes:
         source: The inputs of the head.
-        rows: For each row of logits its hidden state, `(..., D)`.
-        shaping: What the model did to each logit.
-        parent: The deferred logits from which these follow by `step`; `None` for those of the head.
-        step: Function that computes these logits from the real logits of `parent`.
-        pull_back: Function that computes the gradient of `parent` from the gradient of these logits.
-        is_view: Whether the result of `step` shares memory with its argument.
-        is_contiguous_view: Whether the real logits would be contiguous.
-        node: Node of the autograd graph with which they were created.
-        computed: The real logits, once they were read.
+        computed: The real tensor, once it was read.
     """
 
     source: LogitSource
-    rows: Tensor
-    shaping: Shaping
-    parent: "DeferredLogits | None"
-    step: Step
-    pull_back: PullBack
-    is_view: bool
-    is_contiguous_view: bool
-    node: object
     computed: Tensor | None
 
-    def __new__(  # noqa: D102
-        cls,
-        source: LogitSource,
-        rows: Tensor,
-        dtype: torch.dtype,
-        shaping: Shaping,
-        parent: "DeferredLogits | None" = None,
-        step: Step | None = None,
-        pull_back: PullBack | None = None,
-        is_view: bool = False,
-        is_contiguous_view: bool = True,
-    ) -> "DeferredLogits":
-        shape = (*rows.shape[:-1], source.vocab_size)
-        made: DeferredLogits = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=rows.device)
-        made.source, made.rows, made.shaping = source, rows, shaping
-        made.parent, made.is_view, made.is_contiguous_view = parent, is_view, is_contiguous_view
-        made.step = step if step is not None else _unchanged
-        made.pull_back = pull_back if pull_back is not None else _same_gradient
-        made.node = made.computed = None
-        return made
-
-    @property
-    def is_unread(self) -> bool:
-        """Return whether neither these logits nor those from which they follow were read."""
-        return self.computed is None and (self.parent is None or self.parent.is_unread)
-
     def looked(self) -> Tensor:
-        """Return the real logits, a plain tensor at the same place of the autograd graph; it is the same each time."""
-        if self.computed is None:
-            with torch.set_grad_enabled(self.requires_grad):
-                is_own = self.grad_fn is None or self.grad_fn is self.node
-                if self.parent is not None and self.is_view and is_own:
-                    self.computed = self.step(self.parent.looked())  # shares memory, also for writes in place
-                else:
-                    self.computed = _Read.apply(self)  # type: ignore[no-untyped-call]
-        return self.computed
+        """Return the real tensor; it is the same object each time."""
+        raise NotImplementedError
 
     def values(self) -> Tensor:
-        """Return the real logits without a place in the autograd graph, as they were before any write in place."""
-        if self.parent is None:
-            return self.source.logits().detach()
-        with torch.no_grad():
-            return self.step(self.parent.values())
+        """Return the real tensor without a place in the autograd graph, for an operator called below autograd."""
+        raise NotImplementedError
 
-    def derived(
-        self,
-        rows: Step,
-        step: Step,
-        pull_back: PullBack,
-        *,
-        shaping: Shaping | None = None,
-        dtype: torch.dtype | None = None,
-        is_view: bool = False,
-        is_contiguous_view: bool = True,
-    ) -> "DeferredLogits":
-        """Return deferred logits that follow from these.
-
-        Args:
-            rows: Function that selects or arranges the hidden states.
-            step: The same function for real logits.
-            pull_back: See the attributes of this class.
-            shaping: What was done to each logit; by default the same as in these logits.
-            dtype: Dtype of the result, by default the same.
-            is_view: See the attributes of this class.
-            is_contiguous_view: See the attributes of this class.
-        """
-        with torch.set_grad_enabled(self.source.requires_grad):
-            chosen = rows(self.rows)
-        shaping = self.shaping if shaping is None else shaping
-        dtype = self.dtype if dtype is None else dtype
-        link = (self.source, chosen, dtype, shaping, self, step, pull_back, is_view, is_contiguous_view)
-        result: DeferredLogits = _Derived.apply(self, link)  # type: ignore[no-untyped-call]
-        return result
+    def kept(self, func: object, args: tuple[Any, ...]) -> "Deferred | None":
+        """Return the result of an operator if it stays deferred, else `None`."""
+        raise NotImplementedError
 
     @classmethod
     def __torch_function__(
@@ -145,156 +69,200 @@ class DeferredLogits(Tensor):
         if func in AUTOGRAD:
             with torch._C.DisableTorchFunctionSubclass():  # these tensors are in the graph themselves
                 return func(*args, **kwargs)
-        recognised = RECOGNISED.get(func)
-        if func in COMMUTATIVE and len(args) == 2 and not isinstance(args[0], DeferredLogits):
-            args = (args[1], args[0])
-        if recognised is not None and isinstance(args[0] if args else None, DeferredLogits) and args[0].is_unread:
-            result = recognised(*args, **kwargs)
+        rule = RULES.get(func)
+        if rule is not None and "input" in kwargs:
+            args, kwargs = (kwargs["input"], *args), {name: each for name, each in kwargs.items() if name != "input"}
+        place = int(rule in COMMUTATIVE and len(args) == 2 and not isinstance(args[0], DeferredLogits))
+        logits = args[place] if args else None
+        if rule is not None and isinstance(logits, DeferredLogits) and logits.is_unread:
+            # In the forward of an autograd function only views stay deferred: its backward need not be the derivative.
+            is_safe = torch.is_grad_enabled() or not logits.requires_grad or rule is _rearranged
+            result = rule(func, logits, args, kwargs) if is_safe else None
             if result is not None:
                 return result
-        args, kwargs = _with_real_logits((args, kwargs), resolve_name(func) or repr(func))
+
+        def real(each: Any) -> Any:
+            if not isinstance(each, Deferred):
+                return each
+            each.source.report.read_by(resolve_name(func) or repr(func))
+            return each.looked()
+
+        args, kwargs = tree_map(real, (args, kwargs))
         return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Compute an operator on the real logits: it was called below Python, by an autograd function or an extension.
+        first = next((each for each in args if isinstance(each, Deferred)), None)
+        result = None if first is None else first.kept(func, args)
+        if result is not None:
+            return result
 
-        Aliases stay deferred, because autograd makes them itself to save a tensor or to run hooks.
-        """
-        kept = args[0] if args else None
-        if isinstance(kept, DeferredLogits) and kept.is_unread and _is_alias(func, args):
-            return DeferredLogits(kept.source, kept.rows, kept.dtype, kept.shaping, kept, is_view=True)
-        kwargs = kwargs or {}
-        args, kwargs = _with_values((args, kwargs), str(func))
+        def values(each: Any) -> Any:
+            if not isinstance(each, Deferred):
+                return each
+            each.source.report.read_by(str(func))
+            with enable_reentrant_dispatch():  # so that autograd works while the values are computed
+                return each.values().detach()
+
+        args, kwargs = tree_map(values, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
-class DeferredGradient(Tensor):
-    """The gradient of a loss by its logits, which is computed when it is read: a tensor without memory.
-
-    The head turns it into the gradients of hidden states and weights without computing it.
+class DeferredLogits(Deferred):
+    """Logits that are computed when they are read; `defer_logits` creates those of a head, `RULES` others from those.
 
     Attributes:
-        source: The inputs of the head.
-        leaf_gradients: Function that computes the gradients of the leaves of `source`.
-        compute: Function that computes the real gradient of the logits.
-        more: Gradient of other readers of the logits, a plain tensor that is added, or `None`.
+        like: Tensor on the meta device with the shape, strides and dtype of the logits; views share its storage.
+        rows: For each row of logits its hidden state, `(..., D)`.
+        shaping: What the model did to each logit.
+        parent: The deferred logits from which these follow by `step`; `None` for those of the head.
+        step: Function that computes these logits from the real logits of `parent`.
+        node: Node of the autograd graph with which they were created.
     """
 
-    source: LogitSource
-    leaf_gradients: Callable[[], list[Tensor | None]]
-    compute: Callable[[], Tensor]
-    more: Tensor | None
-    computed: Tensor | None
+    like: Tensor
+    rows: Tensor
+    shaping: Shaping
+    parent: "DeferredLogits | None"
+    step: Step
+    node: object
 
     def __new__(  # noqa: D102
         cls,
-        like: "DeferredLogits | DeferredGradient",
-        leaf_gradients: Callable[[], list[Tensor | None]],
-        compute: Callable[[], Tensor],
-        more: Tensor | None = None,
+        source: LogitSource,
+        like: Tensor,
+        rows: Tensor,
+        shaping: Shaping,
+        parent: "DeferredLogits | None" = None,
+        step: Step = lambda real: real,
+    ) -> "DeferredLogits":
+        made: DeferredLogits = Tensor._make_wrapper_subclass(
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=rows.device
+        )
+        made.source, made.like, made.rows, made.shaping = source, like, rows, shaping
+        made.parent, made.step = parent, step
+        made.node = made.computed = None
+        return made
+
+    @property
+    def is_unread(self) -> bool:
+        """Return whether neither these logits nor those from which they follow were read."""
+        return self.computed is None and (self.parent is None or self.parent.is_unread)
+
+    def looked(self) -> Tensor:
+        """Return the real logits, a plain tensor at the same place of the autograd graph; it is the same each time."""
+        if self.computed is None:
+            parent, is_own = self.parent, self.grad_fn is None or self.grad_fn is self.node
+            with torch.set_grad_enabled(self.requires_grad):
+                if parent is not None and is_own and self.like.untyped_storage() is parent.like.untyped_storage():
+                    self.computed = self.step(parent.looked())  # a view, so writes in place reach the parent
+                else:
+                    self.computed = _Read.apply(self)  # type: ignore[no-untyped-call]
+        return self.computed
+
+    def values(self) -> Tensor:
+        """Return the real logits, detached; logits that were unread stay unread.
+
+        Logits that `looked` has returned contain all writes in place since then; others come from `original`.
+        """
+        if self.computed is not None:
+            return self.computed.detach()
+        return self.original()
+
+    def original(self) -> Tensor:
+        """Return the real logits, detached, as they were before any write in place."""
+        if self.parent is None:
+            return self.source.logits().detach()
+        with torch.no_grad():
+            return self.step(self.parent.original())
+
+    def kept(self, func: object, args: tuple[Any, ...]) -> "DeferredLogits | None":
+        """Return the result of an operator as unread logits if it only makes an alias of these; else `None`.
+
+        The result is also `None` if these logits, or those from which they follow, were read.
+        """
+        if not self.is_unread or not _is_alias(func, args):
+            return None
+        return DeferredLogits(self.source, self.like, self.rows, self.shaping, self)
+
+    def followed(
+        self, step: Step, like: Tensor, select: Step = lambda rows: rows, shaping: Shaping | None = None
+    ) -> "DeferredLogits | None":
+        """Return deferred logits that follow from these, in the autograd graph behind them.
+
+        The result is `None`, so that the caller reads the real logits, unless `like` has the dtype of these logits,
+        float32, bfloat16 or float16.
+
+        Args:
+            step: Function that computes the new logits from the real ones.
+            like: See the attributes of this class.
+            select: Function that selects or arranges the hidden states as `step` does the rows of logits.
+            shaping: What was done to each logit; by default the same as in these logits.
+        """
+        if like.dtype not in (self.dtype, torch.float32, *HALF):
+            return None
+        with torch.set_grad_enabled(self.source.requires_grad):
+            rows = select(self.rows)
+        link = (self.source, like, rows, self.shaping if shaping is None else shaping, self, step)
+        result: DeferredLogits = _Derived.apply(self, link)  # type: ignore[no-untyped-call]
+        return result
+
+
+class DeferredGradient(Deferred):
+    """The gradient of a loss by its logits, which the head turns into its own gradients without computing it.
+
+    Attributes:
+        leaf_gradients: Function that computes the gradients of the leaves of `source`.
+        compute: Function that computes the real gradient of the logits.
+    """
+
+    leaf_gradients: Callable[[], list[Tensor | None]]
+    compute: Callable[[], Tensor]
+
+    def __new__(  # noqa: D102
+        cls, like: Deferred, leaf_gradients: Callable[[], list[Tensor | None]], compute: Callable[[], Tensor]
     ) -> "DeferredGradient":
         made: DeferredGradient = Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
-        made.source, made.leaf_gradients, made.compute, made.more = like.source, leaf_gradients, compute, more
-        made.computed = None
+        made.source, made.leaf_gradients, made.compute, made.computed = like.source, leaf_gradients, compute, None
         return made
 
     def looked(self) -> Tensor:
         """Return the real gradient, computed once."""
         if self.computed is None:
-            value = self.compute()
-            self.computed = value if self.more is None else value + self.more
+            with torch.no_grad():
+                self.computed = self.compute()
         return self.computed
 
-    def plus(self, other: Tensor) -> "DeferredGradient":
-        """Return the sum with another gradient of the same logits, deferred or not."""
-        if not isinstance(other, DeferredGradient):
-            return DeferredGradient(self, self.leaf_gradients, self.compute, _sum(self.more, other))
-        ours, theirs, values = self.leaf_gradients, other.leaf_gradients, (self.compute, other.compute)
+    def values(self) -> Tensor:
+        """Return the real gradient."""
+        return self.looked()
+
+    def kept(self, func: object, args: tuple[Any, ...]) -> "DeferredGradient | None":
+        """Return the result of an operator as a deferred gradient if it is an alias, a clone or a sum; else `None`.
+
+        Autograd makes aliases and clones of a gradient, and adds the gradients of logits that are used several times. A
+        sum stays deferred if both gradients are deferred and have the same dtype.
+        """
+        if func is torch.ops.aten.clone.default or _is_alias(func, args):
+            return DeferredGradient(self, self.leaf_gradients, self.looked)
+        other = args[1] if func is torch.ops.aten.add.Tensor else None
+        if not isinstance(other, DeferredGradient) or args[0] is not self or other.dtype != self.dtype:
+            return None
         return DeferredGradient(
             self,
-            lambda: [_sum(one, two) for one, two in zip(ours(), theirs(), strict=True)],
-            lambda: values[0]() + values[1](),
-            _sum(self.more, other.more),
+            lambda: [
+                two if one is None else one if two is None else one + two
+                for one, two in zip(self.leaf_gradients(), other.leaf_gradients(), strict=True)
+            ],
+            lambda: self.looked() + other.looked(),
         )
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in WITHOUT_VALUES:
-            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-        if func in AUTOGRAD:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        args, kwargs = _with_real_logits((args, kwargs or {}), resolve_name(func) or repr(func))
-        return func(*args, **kwargs)
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Compute an operator on the real gradient; autograd's own copies and sums stay deferred."""
-        kept = args[0] if args else None
-        if isinstance(kept, DeferredGradient) and (func is torch.ops.aten.clone.default or _is_alias(func, args)):
-            return DeferredGradient(kept, kept.leaf_gradients, kept.compute, kept.more)
-        if func is torch.ops.aten.add.Tensor and len(args) == 2 and not kwargs:
-            first: DeferredGradient
-            first, second = args if isinstance(kept, DeferredGradient) else (args[1], args[0])
-            if first.shape == second.shape and first.dtype == second.dtype:
-                return first.plus(second)
-        args, kwargs = _with_values((args, kwargs or {}), str(func))
-        return func(*args, **kwargs)
-
-
-def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Return the sum of two gradients, of which `None` is 0."""
-    if one is None or other is None:
-        return other if one is None else one
-    return one + other
-
-
-def _with_real_logits(arguments: Any, reader: str) -> Any:
-    """Return arguments with each deferred tensor replaced by the real one, and log that `reader` reads it."""
-
-    def real(each: Any) -> Any:
-        if not isinstance(each, DeferredLogits | DeferredGradient):
-            return each
-        each.source.report.read_by(reader)
-        return each.looked()
-
-    return tree_map(real, arguments)
-
-
-def _with_values(arguments: Any, reader: str) -> Any:
-    """Return arguments as `_with_real_logits` does, but with tensors outside of the autograd graph."""
-
-    def values(each: Any) -> Any:
-        if not isinstance(each, DeferredLogits | DeferredGradient):
-            return each
-        each.source.report.read_by(reader)
-        if isinstance(each, DeferredGradient) or each.computed is not None:
-            return each.looked().detach()
-        return each.values()
-
-    return tree_map(values, arguments)
 
 
 def _is_alias(func: object, args: tuple[Any, ...]) -> bool:
     """Return whether an operator returns its first argument as it is, as another tensor object."""
     return func in ALIASES and (func is not torch.ops.aten.view.default or tuple(args[1]) == tuple(args[0].shape))
-
-
-def _unchanged(tensor: Tensor) -> Tensor:
-    """Return `tensor` unchanged."""
-    return tensor
-
-
-def _same_gradient(grad: Tensor, logits: DeferredLogits) -> Tensor:
-    """Return a gradient unchanged: what pulls back through a step that changes no value."""
-    return grad
 
 
 # The autograd graph of deferred logits
@@ -308,7 +276,9 @@ class _Head(torch.autograd.Function):
         ctx.source = source
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*originals)
-        made = DeferredLogits(source, source.hidden, source.logits_dtype, Shaping())
+        shape = (*source.hidden.shape[:-1], source.vocab_size)
+        like = torch.empty(shape, dtype=source.logits_dtype, device="meta")
+        made = DeferredLogits(source, like, source.hidden, Shaping())
         made.node = ctx
         return made
 
@@ -318,16 +288,12 @@ class _Head(torch.autograd.Function):
         if grad is None:
             return (None, *(None for _ in originals))
         if isinstance(grad, DeferredGradient):
-            found = grad.leaf_gradients()
-            more = [None] * len(found) if grad.more is None else source.gradients(grad.more)
-            return (None, *(_sum(one, other) for one, other in zip(found, more, strict=True)))
-        if torch.is_grad_enabled():  # create_graph=True
-            wanted = [each for each in originals if each.requires_grad]
-            with source.restored():
-                logits = source.tensors.replaced(originals[1:]).logits(originals[0])
-            rest = iter(torch.autograd.grad(logits, wanted, grad, create_graph=True, allow_unused=True))
-            return (None, *(next(rest) if each.requires_grad else None for each in originals))
-        return (None, *source.gradients(grad))
+            return (None, *grad.leaf_gradients())
+        if not torch.is_grad_enabled():
+            return (None, *source.gradients_of(source.logits(), grad))
+        with source.restored():  # create_graph=True
+            logits = source.tensors.replaced(originals[1:]).logits(originals[0])
+        return (None, *source.gradients_of(logits, grad, originals))
 
 
 class _Derived(torch.autograd.Function):
@@ -338,27 +304,23 @@ class _Derived(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         made = DeferredLogits(*link)
         made.node = ctx
-        ctx.parent, ctx.pull_back = parent, made.pull_back
+        ctx.parent, ctx.step = parent, made.step
         return made
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
-        if grad is None:
-            return None, None
-        parent, pull_back = ctx.parent, ctx.pull_back
-        if not isinstance(grad, DeferredGradient):
-            return pull_back(grad, parent), None
-        compute, more = grad.compute, grad.more
-        more = None if more is None else pull_back(more, parent)
-        return DeferredGradient(parent, grad.leaf_gradients, lambda: pull_back(compute(), parent), more), None
+        parent, step = ctx.parent, ctx.step
+        if isinstance(grad, DeferredGradient):
+            return DeferredGradient(parent, grad.leaf_gradients, lambda: _gradient(step, parent, grad.looked())), None
+        return None if grad is None else _gradient(step, parent, grad), None
 
 
 class _Read(torch.autograd.Function):
-    """Return the real logits, a plain tensor, in the autograd graph behind the deferred ones."""
+    """Compute the real logits of deferred ones, as they were before any write in place; `backward` is the identity."""
 
     @staticmethod
     def forward(ctx: Any, deferred: DeferredLogits) -> Tensor:
-        return deferred.values()
+        return deferred.original()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -366,9 +328,9 @@ class _Read(torch.autograd.Function):
 
 
 class _Loss(torch.autograd.Function):
-    """Compute the cross entropy of deferred logits from their hidden states.
+    """Compute the cross entropy of deferred logits from their hidden states; `backward` returns a deferred gradient.
 
-    `backward` returns a deferred gradient, or with `create_graph=True` the real one.
+    With `create_graph=True` and for batched gradients, `backward` returns the real gradient.
     """
 
     @staticmethod
@@ -377,7 +339,10 @@ class _Loss(torch.autograd.Function):
     ) -> Tensor:
         source = logits.source
         with source.restored():
-            loss = _loss_of_rows(logits, targets, arguments)
+            options: Any = {**logits.shaping.options(source.tensors.bias), **arguments}
+            loss = source.tensors.loss(logits.rows, targets, options)
+            if arguments["reduction"] == "mean":  # over no target it is NaN, as in torch
+                loss = torch.where((targets != arguments["ignore_index"]).any(), loss, math.nan)
         ctx.loss, ctx.logits, ctx.arguments = loss, logits, arguments
         ctx.save_for_backward(targets)
         return loss.detach().to(dtype, copy=True)
@@ -386,54 +351,34 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (targets,), logits, loss, arguments = ctx.saved_tensors, ctx.logits, ctx.loss, ctx.arguments
 
-        if torch.is_grad_enabled() or is_transformed(grad):  # create_graph=True, or batched gradients
-            with torch.enable_grad():
-                real = logits.looked()
-                plain = F.cross_entropy(real, targets, **arguments)
-            create_graph = torch.is_grad_enabled()
-            (found,) = torch.autograd.grad(plain, real, grad.to(plain.dtype), create_graph=create_graph)
-            return found, None, None, None
-        deferred = DeferredGradient(
-            logits,
-            lambda: logits.source.gradients_of(loss, grad.to(loss.dtype)),
-            lambda: _gradient_of_logits(logits, targets, grad, arguments),
-        )
-        return deferred, None, None, None
+        def gradient() -> Tensor:
+            return _gradient(lambda real: F.cross_entropy(real, targets, **arguments), logits, grad)
+
+        if torch.is_grad_enabled() or is_transformed(grad):
+            return gradient(), None, None, None
+        found = DeferredGradient(logits, lambda: logits.source.gradients_of(loss, grad.to(loss.dtype)), gradient)
+        return found, None, None, None
 
 
-def _loss_of_rows(logits: DeferredLogits, targets: Tensor, arguments: dict[str, Any]) -> Tensor:
-    """Return the cross entropy of unread logits; as in torch the mean over no target is NaN."""
-    source = logits.source
-    options: LossOptions = {**logits.shaping.options(source.tensors.bias), **arguments}  # type: ignore[typeddict-item]
-    loss = source.tensors.loss(logits.rows, targets, options)
-    if arguments["reduction"] != "mean":
-        return loss
-    return torch.where((targets != arguments["ignore_index"]).any(), loss, math.nan)
+def _gradient(step: Step, logits: DeferredLogits, grad: Tensor) -> Tensor:
+    """Return the gradient of real logits, for the gradient of what `step` returns for them.
 
-
-def _gradient_of_logits(logits: DeferredLogits, targets: Tensor, grad: Tensor, arguments: dict[str, Any]) -> Tensor:
-    """Return the gradient of `F.cross_entropy` by the real logits, `(softmax - target probabilities) * grad`.
-
-    It is a formula, because autograd records nothing where autograd itself reads a deferred gradient.
+    With `create_graph=True` the result can be differentiated again.
     """
-    values, smoothing = logits.values(), arguments["label_smoothing"]
-    dtype = loss_dtype(values.dtype)
-    kept = targets != arguments["ignore_index"]
-    result = values.to(dtype).softmax(-1) - smoothing / values.shape[-1]
-    chosen = torch.where(kept, targets, 0).unsqueeze(-1)
-    result.scatter_add_(-1, chosen, torch.full_like(chosen, smoothing - 1, dtype=dtype))
-    weights = grad.to(dtype) * kept
-    if arguments["reduction"] == "mean":
-        weights = weights / kept.sum().clamp(min=1)
-    found: Tensor = (result * weights.unsqueeze(-1)).to(logits.dtype)
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        real = logits.looked() if create_graph else logits.original().detach().requires_grad_()
+        result = step(real)
+    (found,) = torch.autograd.grad(result, real, grad.to(result.dtype), create_graph=create_graph)
     return found
 
 
-# Operations that are recognised: they take unread logits, and return `None` if they must read them
+# Rules for functions that need no values. Each takes the function, unread logits, and all arguments of the function. It
+# returns `None` if the caller must read the logits and call the function on them.
 
 
 def _cross_entropy(
-    input: DeferredLogits,
+    logits: DeferredLogits,
     target: Tensor,
     weight: Tensor | None = None,
     size_average: bool | None = None,
@@ -443,173 +388,77 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
     """Return `F.cross_entropy` of unread logits `(N, V)` or `(V,)` and token IDs, from the hidden states."""
-    bound = input.shaping.bound
-    is_known = type(target) in PLAIN_TYPES and target.dtype == torch.int64 and target.device == input.device
-    is_known = is_known and input.dim() in (1, 2) and target.shape == input.shape[:-1] and target.numel() > 0
+    bound = logits.shaping.bound
+    is_known = type(target) in PLAIN_TYPES and target.dtype == torch.int64 and target.device == logits.device
+    is_known = is_known and logits.dim() in (1, 2) and target.shape == logits.shape[:-1] and target.numel() > 0
     is_known = is_known and (weight, size_average, reduce) == (None, None, None) and (bound is None or bound > 0)
     if not is_known or reduction not in ("mean", "sum", "none") or not 0.0 <= label_smoothing <= 1.0:
         return None
-    dtype, device = input.dtype, input.device.type
+    dtype, device = logits.dtype, logits.device.type
     if torch.is_autocast_enabled(device) and dtype in HALF:
         dtype = torch.float32
-    if input.source.logits_dtype == torch.float64:
+    if logits.source.logits_dtype == torch.float64:
         dtype = torch.float64  # also where the model casts its logits to float32: this loss never rounded them
     arguments = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
-    result: Tensor = _Loss.apply(input, target, dtype, arguments)  # type: ignore[no-untyped-call]
+    result: Tensor = _Loss.apply(logits, target, dtype, arguments)  # type: ignore[no-untyped-call]
     return result
 
 
-def _is_detaching(logits: DeferredLogits) -> bool:
-    """Return whether an operation on `logits` is not recorded by autograd although the logits were.
+def _rearranged(
+    func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> DeferredLogits | None:
+    """Return the result of a function that keeps the order of all numbers, if the vocabulary stays the last dimension.
 
-    This is so in the forward of an autograd function, whose backward need not be the derivative.
+    The function is called on the meta device, so shape, strides and errors are those of torch.
     """
-    return logits.requires_grad and not torch.is_grad_enabled()
+    others = [each.like if isinstance(each, DeferredLogits) else each for each in args[1:]]
+    like = func(logits.like, *others, **kwargs)
+    if like is logits.like:
+        return logits
+    if like.shape[-1:] != logits.shape[-1:] or like.dtype != logits.dtype:
+        return None
+    shape = (*like.shape[:-1], logits.rows.shape[-1])
+    return logits.followed(lambda real: func(real, *others, **kwargs), like, lambda rows: rows.reshape(shape))
 
 
-def _reshaped(input: DeferredLogits, *shape: Any, **others: Any) -> DeferredLogits | None:
-    """Return reshaped logits if the vocabulary stays the last dimension."""
-    sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
-    if others or not sizes or not all(isinstance(size, int) for size in sizes) or sizes.count(-1) > 1:
+def _indexed(
+    func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> DeferredLogits | None:
+    """Return logits indexed in their leading dimensions, by integers, slices, masks or tensors of indices.
+
+    The last key may be `:` for the vocabulary. The result is `None` if another key reaches the vocabulary, or may reach
+    it behind `...`, or if a key is itself a deferred tensor.
+    """
+    keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+    if any(isinstance(each, Deferred) for each in keys):
         return None
-    if -1 in sizes:
-        known = -math.prod(sizes)
-        if known <= 0 or input.numel() % known:
-            return None
-        sizes = tuple(input.numel() // known if size == -1 else size for size in sizes)
-    if sizes[-1] != input.shape[-1] or math.prod(sizes) != input.numel():
+    leading = keys[:-1] if keys and isinstance(keys[-1], slice) and keys[-1] == slice(None) else keys
+    if leading is keys and any(each is ... for each in keys[:-1]):
         return None
-    width = input.rows.shape[-1]
-    return input.derived(
-        lambda rows: rows.reshape(*sizes[:-1], width),
-        lambda real: real.reshape(sizes),
-        lambda grad, logits: grad.reshape(logits.shape),
-        is_view=input.is_contiguous_view,
+    with suppress(IndexError):  # raised if a key reaches the vocabulary
+        chosen = logits.rows.detach()[..., 0][leading]
+        if all(isinstance(each, int | slice | type(None) | type(...)) and not isinstance(each, bool) for each in keys):
+            return logits.followed(lambda real: real[keys], logits.like[keys], lambda rows: rows[keys])
+        like = logits.like.new_empty(*chosen.shape, logits.shape[-1])
+        return logits.followed(lambda real: real[keys].contiguous(), like, lambda rows: rows[keys])
+    return None
+
+
+def _cast(
+    func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> DeferredLogits | None:
+    """Return logits of another dtype, or the logits themselves; the function is called on an empty tensor."""
+    empty, *others = (
+        torch.empty(0, dtype=each.dtype, device=each.device) if isinstance(each, DeferredLogits) else each
+        for each in args
     )
-
-
-def _reshaped_like(input: DeferredLogits, other: Tensor) -> DeferredLogits | None:
-    """Return logits in the shape of another tensor."""
-    return _reshaped(input, tuple(other.shape))
-
-
-def _flattened(input: DeferredLogits, start_dim: int = 0, end_dim: int = -1) -> DeferredLogits | None:
-    """Return logits with some leading dimensions flattened."""
-    start, end, last = start_dim % input.dim(), end_dim % input.dim(), input.dim() - 1
-    if not start <= end < last:
+    result = func(empty, *others, **kwargs)
+    if result is empty:
+        return logits
+    if type(result) is not Tensor or result.device != logits.device:
         return None
-    shape = input.shape
-    return _reshaped(input, (*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]))
-
-
-def _squeezed(input: DeferredLogits, dim: Any = None) -> DeferredLogits | None:
-    """Return logits without one leading dimension of size 1."""
-    if not isinstance(dim, int) or not -input.dim() <= dim < input.dim() or dim % input.dim() == input.dim() - 1:
-        return None
-    place, shape = dim % input.dim(), tuple(input.shape)
-    return input if shape[place] != 1 else _reshaped(input, (*shape[:place], *shape[place + 1 :]))
-
-
-def _unsqueezed(input: DeferredLogits, dim: int) -> DeferredLogits | None:
-    """Return logits with another leading dimension of size 1."""
-    place = dim % (input.dim() + 1)
-    if place == input.dim():
-        return None
-    return _reshaped(input, (*input.shape[:place], 1, *input.shape[place:]))
-
-
-def _indexed(input: DeferredLogits, key: Any) -> DeferredLogits | None:
-    """Return logits indexed in their leading dimensions, by integers, slices, masks or tensors of indices."""
-    keys = key if isinstance(key, tuple) else (key,)
-    known = (int, slice, type(None), type(...))
-    if _is_detaching(input) or not all(
-        (isinstance(each, known) and not isinstance(each, bool))
-        or (type(each) in PLAIN_TYPES and each.dtype in (torch.bool, torch.int64, torch.int32))
-        for each in keys
-    ):
-        return None
-    sizes = [each.dim() if isinstance(each, Tensor) and each.dtype == torch.bool else 1 for each in keys]
-    used = sum(size for size, each in zip(sizes, keys, strict=True) if each is not None and each is not ...)
-    places = [place for place, each in enumerate(keys) if each is ...] or [len(keys)]
-    fill = (slice(None),) * (input.dim() - used)
-    whole = (*keys[: places[0]], *fill, *keys[places[0] + 1 :])
-    last = whole[-1] if whole else None
-    keeps_vocabulary = isinstance(last, slice) and (last.start, last.stop, last.step) == (None, None, None)
-    if len(places) > 1 or used > input.dim() or not keeps_vocabulary:
-        return None
-    is_view = not any(isinstance(each, Tensor) for each in whole)
-
-    def pull_back(grad: Tensor, logits: DeferredLogits) -> Tensor:
-        leading = logits.shape[:-1]
-        places = torch.arange(leading.numel(), device=grad.device).view(leading)[whole[:-1]].flatten()
-        zeros = grad.new_zeros(leading.numel(), logits.shape[-1])
-        return zeros.index_add(0, places, grad.reshape(-1, logits.shape[-1])).view(logits.shape)
-
-    return input.derived(
-        lambda rows: rows[whole], lambda real: real[whole], pull_back, is_view=is_view, is_contiguous_view=not is_view
-    )
-
-
-def _itself(input: DeferredLogits) -> DeferredLogits | None:
-    """Return the logits themselves, as torch does for contiguous logits."""
-    if not input.is_contiguous_view:
-        return input.derived(_unchanged, Tensor.contiguous, _same_gradient)
-    return input
-
-
-def _cloned(input: DeferredLogits, **others: Any) -> DeferredLogits | None:
-    """Return a copy of unread logits, which is unread too."""
-    return None if others else input.derived(_unchanged, Tensor.clone, _same_gradient)
-
-
-def _cast(input: DeferredLogits, dtype: torch.dtype) -> DeferredLogits | None:
-    """Return logits of another dtype. Wider than the products of the head is only computed by reading them."""
-    if dtype == input.dtype:
-        return input
-    if dtype not in (torch.float32, *HALF) or _is_detaching(input):
-        return None
-    return input.derived(
-        _unchanged, lambda real: real.to(dtype), lambda grad, logits: grad.to(logits.dtype), dtype=dtype
-    )
-
-
-def _cast_to(dtype: torch.dtype) -> Callable[[DeferredLogits], DeferredLogits | None]:
-    """Return the operation that casts to `dtype`."""
-    return lambda input: _cast(input, dtype)
-
-
-def _moved(input: DeferredLogits, *arguments: Any, **options: Any) -> DeferredLogits | None:
-    """Return `input.to(...)` if the device stays the same."""
-    named = {name: options.pop(name) for name in ("dtype", "device", "other") if name in options}
-    copy = options.pop("copy", False) or any(isinstance(each, bool) and each for each in arguments[2:])
-    options.pop("non_blocking", None)
-    dtype, device = named.get("dtype"), named.get("device")
-    targets = [*arguments[:2], *([named["other"]] if "other" in named else [])]
-    for each in targets:
-        if isinstance(each, torch.dtype):
-            dtype = each
-        elif isinstance(each, Tensor):
-            dtype, device = each.dtype, each.device
-        elif isinstance(each, str | int | torch.device) and not isinstance(each, bool):
-            device = each
-    if copy or options or (device is not None and not _is_same_device(input.device, torch.device(device))):
-        return None
-    return _cast(input, input.dtype if dtype is None else dtype)
-
-
-def _is_same_device(here: torch.device, other: torch.device) -> bool:
-    """Return whether a move from `here` to `other` moves nothing."""
-    return here == other or (here.type == other.type == "cpu")
-
-
-def _with_type(input: DeferredLogits, dtype: Any = None, **options: Any) -> DeferredLogits | None:
-    """Return `input.type(dtype)`."""
-    return _cast(input, dtype) if isinstance(dtype, torch.dtype) else None
-
-
-def _with_type_of(input: DeferredLogits, other: Tensor) -> DeferredLogits | None:
-    """Return `input.type_as(other)`."""
-    return _cast(input, other.dtype) if other.device == input.device else None
+    like = torch.empty_like(logits.like, dtype=result.dtype)
+    return logits.followed(lambda real: func(real, *others, **kwargs), like)
 
 
 def _number(value: Any) -> float | None:
@@ -622,86 +471,78 @@ def _number(value: Any) -> float | None:
     return float(value)
 
 
-def _multiplied(input: DeferredLogits, other: Any) -> DeferredLogits | None:
-    """Return logits times a number."""
-    factor = _number(other)
-    if factor is None or _is_detaching(input):
+def _multiplied(
+    func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> DeferredLogits | None:
+    """Return logits times a number; `None` if `_number` does not know the factor."""
+    factor = None if kwargs else _number(args[1] if args[0] is logits else args[0])
+    if factor is None:
         return None
-    shaping = input.shaping.scaled(factor, 1.0)
-    return input.derived(_unchanged, lambda real: real * factor, lambda grad, _: grad * factor, shaping=shaping)
+    shaping = logits.shaping.scaled(factor, 1.0)
+    return logits.followed(lambda real: real * factor, torch.empty_like(logits.like), shaping=shaping)
 
 
-def _divided(input: DeferredLogits, other: Any, *, rounding_mode: str | None = None) -> DeferredLogits | None:
-    """Return logits divided by a number."""
-    divisor = _number(other)
-    if not divisor or rounding_mode is not None or _is_detaching(input):
+def _divided(
+    func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> DeferredLogits | None:
+    """Return logits divided by a number; `None` if `_number` does not know the divisor, or if it is 0."""
+    divisor = None if kwargs else _number(args[1])
+    if not divisor:
         return None
-    shaping = input.shaping.scaled(1.0, divisor)
-    return input.derived(_unchanged, lambda real: real / divisor, lambda grad, _: grad / divisor, shaping=shaping)
+    shaping = logits.shaping.scaled(1.0, divisor)
+    return logits.followed(lambda real: real / divisor, torch.empty_like(logits.like), shaping=shaping)
 
 
-def _bounded(input: DeferredLogits) -> DeferredLogits | None:
+def _bounded(
+    func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> DeferredLogits | None:
     """Return the tanh of logits."""
-    if input.shaping.bound is not None or _is_detaching(input):
+    if logits.shaping.bound is not None or kwargs:
         return None
-
-    def pull_back(grad: Tensor, logits: DeferredLogits) -> Tensor:
-        values = logits.looked() if torch.is_grad_enabled() else logits.values()
-        return grad * (1 - torch.tanh(values) ** 2)
-
-    return input.derived(_unchanged, torch.tanh, pull_back, shaping=input.shaping._replace(bound=1.0))
+    return logits.followed(torch.tanh, torch.empty_like(logits.like), shaping=logits.shaping._replace(bound=1.0))
 
 
-def _shifted(input: DeferredLogits, other: Any, *, alpha: float = 1) -> DeferredLogits | None:
+def _shifted(
+    func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> DeferredLogits | None:
     """Return logits plus a tensor without gradient that has one number for each token."""
-    is_known = type(other) in PLAIN_TYPES and other.device == input.device and other.is_floating_point()
-    if not is_known or other.requires_grad or other.shape[-1:] != input.shape[-1:]:
+    if kwargs:
         return None
-    is_known = other.numel() == input.shape[-1] and other.dim() <= input.dim() and input.shaping.bound is None
-    dtype = torch.promote_types(other.dtype, input.dtype) if is_known else input.dtype
-    is_known = is_known and (dtype != torch.float64 or input.dtype == torch.float64)
-    if not is_known or alpha != 1 or _is_detaching(input):
+    other, size = args[1] if args[0] is logits else args[0], logits.shape[-1]
+    if type(other) not in PLAIN_TYPES or other.device != logits.device or not other.is_floating_point():
         return None
-    before, added = input.shaping.shift, other.detach().flatten().clone()
-    wide = added.to(loss_dtype(input.source.logits_dtype))
-    return input.derived(
-        _unchanged,
-        lambda real: real + added,
-        lambda grad, logits: grad.to(logits.dtype),
-        shaping=input.shaping._replace(shift=wide if before is None else before + wide),
-        dtype=dtype,
-    )
+    is_known = other.shape[-1:] == (size,) and other.numel() == size and other.dim() <= logits.dim()
+    if not is_known or other.requires_grad or logits.shaping.bound is not None:
+        return None
+    before, added = logits.shaping.shift, other.detach().flatten().clone()
+    wide = added.to(loss_dtype(logits.source.logits_dtype))
+    shaping = logits.shaping._replace(shift=wide if before is None else before + wide)
+    like = torch.empty_like(logits.like, dtype=torch.promote_types(added.dtype, logits.dtype))
+    return logits.followed(lambda real: real + added, like, shaping=shaping)
 
 
-ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default, torch.ops.aten.view.default)
-
-RECOGNISED: dict[Callable[..., Any], Callable[..., Any]] = {
-    F.cross_entropy: _cross_entropy,
-    **dict.fromkeys((Tensor.view, Tensor.reshape, torch.reshape), _reshaped),
-    Tensor.view_as: _reshaped_like,
-    Tensor.reshape_as: _reshaped_like,
-    **dict.fromkeys((Tensor.flatten, torch.flatten), _flattened),
-    **dict.fromkeys((Tensor.squeeze, torch.squeeze), _squeezed),
-    **dict.fromkeys((Tensor.unsqueeze, torch.unsqueeze), _unsqueezed),
-    Tensor.__getitem__: _indexed,
-    Tensor.contiguous: _itself,
-    **dict.fromkeys((Tensor.clone, torch.clone), _cloned),
-    Tensor.float: _cast_to(torch.float32),
-    Tensor.half: _cast_to(torch.float16),
-    Tensor.bfloat16: _cast_to(torch.bfloat16),
-    Tensor.to: _moved,
-    Tensor.type: _with_type,
-    Tensor.type_as: _with_type_of,
-    **dict.fromkeys((Tensor.mul, Tensor.multiply, Tensor.__mul__, torch.mul, torch.multiply), _multiplied),
-    Tensor.__rmul__: _multiplied,
-    **dict.fromkeys((Tensor.div, Tensor.divide, Tensor.true_divide, torch.div, torch.divide), _divided),
-    **dict.fromkeys((torch.true_divide, Tensor.__truediv__), _divided),
-    **dict.fromkeys((Tensor.tanh, torch.tanh), _bounded),
-    **dict.fromkeys((Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add), _shifted),
+Rule = Callable[[Callable[..., Any], DeferredLogits, tuple[Any, ...], dict[str, Any]], Tensor | None]
+_REARRANGED = ["view", "reshape", "view_as", "reshape_as", "flatten", "squeeze", "unsqueeze", "contiguous", "clone"]
+_BY_NAME: dict[Rule, list[str]] = {
+    _rearranged: _REARRANGED,
+    _indexed: ["__getitem__"],
+    _cast: ["float", "half", "bfloat16", "to", "type", "type_as"],
+    _multiplied: ["mul", "multiply", "__mul__", "__rmul__"],
+    _divided: ["div", "divide", "true_divide", "__truediv__"],
+    _bounded: ["tanh"],
+    _shifted: ["add", "__add__", "__radd__"],
 }
-"""Functions that need no values of deferred logits, and what replaces them."""
+RULES: dict[Callable[..., Any], Rule] = {
+    getattr(place, name): rule
+    for rule, names in _BY_NAME.items()
+    for name in names
+    for place in (Tensor, torch)
+    if callable(getattr(place, name, None)) and not isinstance(getattr(place, name), torch.dtype)
+}
+RULES[F.cross_entropy] = lambda func, logits, args, kwargs: _cross_entropy(*args, **kwargs)
+"""Functions that need no values of deferred logits, as methods and as functions of torch, and their rules."""
 
-COMMUTATIVE = {function for function, replaced in RECOGNISED.items() if replaced in (_multiplied, _shifted)}
+COMMUTATIVE = (_multiplied, _shifted)
 AUTOGRAD = {torch.autograd.grad, torch.autograd.backward}
 """Functions that take tensors of the autograd graph."""
 

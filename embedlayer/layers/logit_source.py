@@ -22,8 +22,6 @@ logger = logging.getLogger(__name__)
 ROWS_AT_ONCE = 8192
 SAMPLES = 64
 """Number of rows and of columns of a weight that are compared to notice a write that torch does not count."""
-INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-"""Size of a number in bytes -> dtype of integers of this size; equal bits are equal integers, also for NaN."""
 
 
 class LogitsReport:
@@ -157,6 +155,9 @@ class LogitSource:
     All tensors are detached aliases of the model's, so that gradients can be computed from them at any time without
     running hooks of the model's parameters.
 
+    A change of weights is noticed by torch's version counters, and by samples of the weights: PEFT writes a merged
+    adapter through `.data`, and FSDP2 preserves the counters when it gathers weights.
+
     Args:
         head: The head, which can gather sharded weights.
         hidden: Hidden states, `(..., D)`.
@@ -176,7 +177,7 @@ class LogitSource:
         device = hidden.device.type
         self.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
         self.versions = [_version(each) for each in self.originals]
-        self.samples = [_sampled(each) for each in self.originals[1:]]
+        self.samples = [_sample(each) for each in self.originals[1:]]
         self._logits: Tensor | None = None
         self._logits_version = 0
 
@@ -208,7 +209,17 @@ class LogitSource:
         if is_freed:
             self.head.unshard()
         try:
-            self._require_unchanged()
+            is_same = self.versions == [_version(each) for each in self.originals]
+            is_same = is_same and all(
+                torch.allclose(old, _sample(now), rtol=0, atol=0, equal_nan=True)
+                for old, now in zip(self.samples, self.originals[1:], strict=True)
+            )
+            if not is_same:
+                raise StaleRowsError(
+                    "The logits of a patched model are computed when they are read, and the weights of its LM head "
+                    "have changed since the forward pass. Use them before optimizer.step() or any other change of the "
+                    "weights, keep them with outputs.logits.detach(), or call embedlayer.unpatch(model)."
+                )
             device, dtype, enabled = self.autocast
             with torch.autocast(device, dtype, enabled=enabled), torch.set_grad_enabled(self.requires_grad):
                 yield
@@ -216,21 +227,8 @@ class LogitSource:
             if is_freed:
                 self.head.reshard()
 
-    def _require_unchanged(self) -> None:
-        """Raise an error if hidden states or weights were written in place since the forward pass."""
-        is_same = self.versions == [_version(each) for each in self.originals]
-        is_same = is_same and all(
-            torch.equal(old, _sampled(now)) for old, now in zip(self.samples, self.originals[1:], strict=True)
-        )
-        if not is_same:
-            raise StaleRowsError(
-                "The logits of a patched model are computed when they are read, and the weights of its LM head have "
-                "changed since the forward pass. Use them before optimizer.step() or any other change of the weights, "
-                "keep them with outputs.logits.detach(), or call embedlayer.unpatch(model)."
-            )
-
     def logits(self) -> Tensor:
-        """Return the real logits, computed once, with a graph from the leaves where one can be recorded.
+        """Return the real logits, computed once, with a graph from the leaves.
 
         If they were written in place since, they are computed again.
         """
@@ -240,19 +238,22 @@ class LogitSource:
             self._logits_version = _version(self._logits)
         return self._logits
 
-    def gradients(self, grad_logits: Tensor) -> list[Tensor | None]:
-        """Return the gradients of hidden states and tensors of the head, for a gradient of the logits."""
-        logits = self.logits()
-        if not logits.requires_grad:  # they were computed where autograd does not record
-            with self.restored():
-                logits = self.tensors.logits(self.hidden)
-        return self.gradients_of(logits, grad_logits)
+    def gradients_of(
+        self, output: Tensor, grad_output: Tensor, inputs: Sequence[Tensor] | None = None
+    ) -> list[Tensor | None]:
+        """Return the gradients of hidden states and tensors of the head; `None` for those that need none.
 
-    def gradients_of(self, output: Tensor, grad_output: Tensor) -> list[Tensor | None]:
-        """Return the gradients of all leaves, for the gradient of something that was computed from the leaves."""
-        wanted = [each for each in self.leaves if each.requires_grad]
-        found = iter(torch.autograd.grad(output, wanted, grad_output, retain_graph=True, allow_unused=True))
-        return [next(found) if each.requires_grad else None for each in self.leaves]
+        Args:
+            output: Tensor that was computed from `inputs`.
+            grad_output: Its gradient.
+            inputs: The leaves, or the tensors of the model, whose gradients can be differentiated again.
+        """
+        create_graph = inputs is not None
+        inputs = self.leaves if inputs is None else inputs
+        wanted = [each for each in inputs if each.requires_grad]
+        options = {"retain_graph": True, "create_graph": create_graph, "allow_unused": True}
+        found = iter(torch.autograd.grad(output, wanted, grad_output, **options))
+        return [next(found) if each.requires_grad else None for each in inputs]
 
 
 def _version(tensor: Tensor) -> int:
@@ -260,11 +261,7 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _sampled(tensor: Tensor) -> Tensor:
-    """Return some numbers of `tensor`, their bits as integers: every n-th row and column.
-
-    An optimizer that writes through `.data` or a pointer does not increase the version, but changes these numbers.
-    """
+def _sample(tensor: Tensor) -> Tensor:
+    """Return a copy of every n-th row and column of `tensor`: at least `SAMPLES` of each, or all."""
     steps = tuple(slice(None, None, max(1, size // SAMPLES)) for size in tensor.shape)
-    sample = tensor.detach()[steps].clone(memory_format=torch.contiguous_format)
-    return sample.view(INTEGERS[sample.element_size()])
+    return tensor.detach()[steps].clone()

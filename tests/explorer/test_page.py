@@ -210,6 +210,27 @@ def test_a_typed_text_offers_every_token_written_so_the_exact_one_first(url_of_p
         until(page, f"/plus={ids[0]}(&|$)/.test(location.hash)")
 
 
+def test_what_is_typed_while_neighbours_are_searched_stays(url, open_page):
+    page = open_page(url + "#map?source=1")
+    field = page.get_by_label("Neighbours of a token")
+    waiting = []
+    page.route("**/neighbors*", lambda route: waiting.append(route))
+    field.fill(TOKENS[0])
+    field.press("Enter")
+    page.get_by_text("Searching all rows").wait_for()
+    field.press("End")
+    field.press_sequentially(" + no token")
+    typed = field.input_value()
+    assert typed.endswith("dog + no token")
+    waiting[0].continue_()
+    page.locator(".near li").first.wait_for()
+    assert field.input_value() == typed
+    field.press("Enter")
+    page.get_by_role("status").get_by_text("No single token").wait_for()
+    assert field.input_value() == typed
+    assert page.evaluate("document.activeElement.id") == "expression"
+
+
 def test_the_address_brings_back_what_one_saw(url, open_page):
     page = open_page(url + "#map?source=1&plus=0&c=norm&x=2&y=e&v=density&q=dog")
     page.locator(".near li").first.wait_for()

@@ -15,7 +15,6 @@ const SUGGESTED = 10;
  *
  * @typedef {object} Shown
  * @property {TokenSum} sum the selection
- * @property {string} expression the selection as text
  * @property {[id: number, cosine: number][]} near
  * @property {Int32Array | null} found
  * @property {boolean} isIsolated whether only the found tokens are on the map
@@ -25,8 +24,8 @@ const SUGGESTED = 10;
  *
  * @typedef {object} Host
  * @property {(sum: TokenSum) => void} choose
- * @property {(typed: string, field: HTMLElement, last?: number) => void} typed a sum was typed; `last`: the ID of its
- *   last term, where the user chose among several
+ * @property {(typed: string, last?: number) => void} typed a sum was typed; `last`: the ID of its last term, where the
+ *   user chose among several
  * @property {(typed: string) => number[]} meant IDs that the last term of a sum can mean, best first
  * @property {(tab: Tab) => void} showTab
  * @property {() => void} isolate
@@ -48,17 +47,32 @@ export class Side {
   constructor(about, host) {
     this.about = about;
     this.host = host;
-    this.element = h("aside", { class: "panel map-side", "aria-label": "Selected tokens and their neighbours" });
+    this.input = h("input", {
+      id: "expression", type: "text", placeholder: "king − man + woman", spellcheck: false, autocomplete: "off",
+      onInput: () => this.#offer(),
+      onKeydown: (/** @type {KeyboardEvent} */ event) => {
+        if (event.key === "Enter") host.typed(this.input.value);
+      },
+    });
+    this.offers = h("div", { class: "map-offers", role: "group", "aria-label": "Tokens with this text" });
+    this.answer = h("div", { class: "map-answer" });
+    this.element = h("aside", { class: "panel map-side", "aria-label": "Selected tokens and their neighbours" },
+      h("label", { class: "field" }, h("span", null, "Neighbours of a token or sum of tokens"), this.input),
+      this.offers, this.answer);
+  }
+
+  /** Write a selection into the field; never while only its neighbours arrive. @param {string} expression */
+  write(expression) {
+    this.input.value = expression;
+    this.#offer();
   }
 
   /** @param {Shown} shown */
   show(shown) {
     this.#shown = shown;
     const { sum, found, tab, problem } = shown;
-    const hadFocus = document.activeElement?.id === "expression";
-    const field = this.#field(shown.expression);
     /** @type {Child[]} */
-    const parts = [field.label, field.offers];
+    const parts = [];
     if (problem) parts.push(h("p", { class: "note", role: "status" }, problem));
     if (sum.plus.length === 1 && !sum.minus.length) parts.push(this.#card(sum.plus[0]));
     else if (!isEmpty(sum)) parts.push(this.#terms(sum));
@@ -68,37 +82,18 @@ export class Side {
     }
     parts.push(tab === "found" && found ? this.#foundList(found, shown.isIsolated) : this.#neighbours(shown));
     if (this.about.notes.length) parts.push(h("p", { class: "note" }, this.about.notes.join(" ")));
-    this.element.replaceChildren(.../** @type {Node[]} */ (parts.filter(Boolean)));
-    if (hadFocus) field.input.focus();
+    this.answer.replaceChildren(.../** @type {Node[]} */ (parts.filter(Boolean)));
   }
 
-  /** @param {string} expression */
-  #field(expression) {
-    const { host } = this;
-    const input = h("input", {
-      id: "expression", type: "text", value: expression, placeholder: "king − man + woman", spellcheck: false,
-      autocomplete: "off",
-      onInput: () => offers.replaceChildren(...this.#offered(input)),
-      onKeydown: (/** @type {KeyboardEvent} */ event) => {
-        if (event.key === "Enter") host.typed(input.value, input);
+  /** Offer a button for each token that the last term can mean, if there are several. */
+  #offer() {
+    const ids = this.host.meant(this.input.value);
+    this.offers.replaceChildren(...(ids.length < 2 ? [] : ids.map((id) => token(this.about.texts[id], {
+      id, title: "Select this token", onClick: () => {
+        this.host.typed(this.input.value, id);
+        this.input.focus();
       },
-    });
-    const offers = h("div", { class: "map-offers", role: "group", "aria-label": "Tokens with this text" },
-      this.#offered(input));
-    const label = h("label", { class: "field" }, h("span", null, "Neighbours of a token or sum of tokens"), input);
-    return { input, offers, label };
-  }
-
-  /**
-   * Return a button for each token that the last term can mean, if there are several.
-   * @param {HTMLInputElement} input
-   */
-  #offered(input) {
-    const ids = this.host.meant(input.value);
-    if (ids.length < 2) return [];
-    return ids.map((id) => token(this.about.texts[id], {
-      id, title: "Select this token", onClick: () => this.host.typed(input.value, input, id),
-    }));
+    }))));
   }
 
   /** Add a token to the sum with a sign, or remove it with 0. @param {number} id @param {-1 | 0 | 1} sign */

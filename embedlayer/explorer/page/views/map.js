@@ -168,7 +168,7 @@ class MapView {
     const { exported, left_out: leftOut } = this.context.manifest;
     return new Side({ texts, kind, columns, inOrder, notes: exported ? leftOut : [] }, {
       choose: (sum) => this.#choose(sum),
-      typed: (text, field, last) => this.#onExpression(text, field, last),
+      typed: (text, last) => this.#onExpression(text, last),
       meant: (text) => this.#meant(text),
       showTab: (tab) => {
         this.#tab = tab;
@@ -402,6 +402,7 @@ class MapView {
 
   async #showSelection() {
     const request = ++this.#request;
+    this.side.write(expressionOf(this.selected(), (id) => visibleText(this.texts[id]), this.byText()));
     await this.#loadNeighbours(request);
     if (this.#isClosed || request !== this.#request) return;
     this.#mark();
@@ -438,20 +439,20 @@ class MapView {
     return last ? variants(last.text, this.byText()).filter((id) => id < this.texts.length) : [];
   }
 
-  /** Select a typed sum. @param {string} text @param {HTMLElement} field @param {number} [last] */
-  #onExpression(text, field, last) {
+  /** Select a typed sum. @param {string} text @param {number} [last] */
+  #onExpression(text, last) {
     const terms = parseExpression(text).map((term) => ({ ...term, id: variants(term.text, this.byText())[0] }));
     const lastTerm = terms.at(-1);
     if (lastTerm && last !== undefined) lastTerm.id = last;
     const unknown = terms.find(({ id }) => id === undefined || id >= this.texts.length);
     if (unknown) {
       this.#problem = `No single token is “${unknown.text}”. Search for its subwords.`;
-      return this.#showSide();
+      this.#showSide();
+      return;
     }
     /** @param {number} sign */
     const ofSign = (sign) => terms.filter((term) => term.sign === sign).map(({ id }) => id);
     this.#choose({ plus: ofSign(1), minus: ofSign(-1) });
-    return field.focus();
   }
 
   /** Draw the found tokens, or the selection and its neighbours, above the others. */
@@ -462,10 +463,9 @@ class MapView {
 
   #showSide(isLoading = false) {
     if (this.#isClosed) return;
-    const sum = this.selected();
     this.side.show({
-      sum, near: this.#near, found: this.#found, isIsolated: this.#isIsolated, tab: this.#tab, problem: this.#problem,
-      isLoading, expression: expressionOf(sum, (id) => visibleText(this.texts[id]), this.byText()),
+      sum: this.selected(), near: this.#near, found: this.#found, isIsolated: this.#isIsolated, tab: this.#tab,
+      problem: this.#problem, isLoading,
     });
   }
 }
