@@ -34,7 +34,7 @@ settings.load_profile("suite")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# torch writes what it compiles to this log as soon as anything listens, and pytest listens to each log that stands alone.
+# torch writes all that it compiles to this log once anyone listens, and pytest listens to logs that do not propagate.
 logging.getLogger("torch.__trace").propagate = True
 
 SHARED = ROOT.parent / "shared" / "data"
