@@ -1,5 +1,7 @@
 """Fixtures shared by all tests."""
 
+import gc
+import logging
 import signal
 import sys
 from collections.abc import Iterator
@@ -11,6 +13,9 @@ import torch
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# Each test process imports all tests, and rewriting their asserts takes as long as importing torch: keep the result.
+sys.dont_write_bytecode = False
 
 # Shapes are checked in the modules that state them. A checked call costs up to 0.1 ms: other modules are left out.
 jaxtyping.install_import_hook(
@@ -29,7 +34,17 @@ settings.load_profile("suite")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# torch writes all that it compiles to this log once anyone listens, and pytest listens to logs that do not propagate.
+logging.getLogger("torch.__trace").propagate = True
+
 SHARED = ROOT.parent / "shared" / "data"
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected out of each later garbage collection, which would take half a second."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 20)
 
 
 @pytest.fixture(autouse=True)

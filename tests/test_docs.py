@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import embedlayer
+from embedlayer.cli import demo
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -174,6 +175,8 @@ def test_the_changelog_knows_the_version() -> None:
 def test_an_example_runs(arguments, monkeypatch, unchecked, capsys) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.setattr(sys, "argv", arguments)
+    text = demo.carried_text()[:50_000]
+    monkeypatch.setattr(demo, "carried_text", lambda: text)
     runpy.run_path(str(ROOT / "examples" / arguments[0]), run_name="__main__")
     assert capsys.readouterr().out
 

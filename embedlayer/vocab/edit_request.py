@@ -258,14 +258,14 @@ class EditRequest(VocabularyEdit):
             row_map: The old row of each new row.
             origins: From new ID to a description of how the row was computed; changed in place.
         """
-        new_tokens = tokens.new_tokens()
-        unused = [NewToken("")] * (len(row_map.initialised) - len(new_tokens))
+        new_tokens, new_ids = tokens.new_tokens(), row_map.initialised.tolist()
+        unused = [NewToken("")] * (len(new_ids) - len(new_tokens))
         computed_from: dict[str | None, list[tuple[int, ...]]] = {}
 
         def values(rows: RowTensor) -> Iterator[Tensor]:
             stored = rows.tensor.detach()
             if stored.dim() == 1:
-                none: list[tuple[int, ...]] = [()] * len(row_map.initialised)
+                none: list[tuple[int, ...]] = [()] * len(new_ids)
                 sources = computed_from.get(rows.end, computed_from.get("table", none))
                 yield _bias(stored[: tokens.num_tokens], sources)
                 return
@@ -277,7 +277,7 @@ class EditRequest(VocabularyEdit):
             for how, wanted in ((init, new_tokens), (MeanInit(), unused)):
                 for new in how.chunks(old, wanted):
                     for origin in new.origins:
-                        origins.setdefault(int(row_map.initialised[len(found)]), str(origin))
+                        origins.setdefault(new_ids[len(found)], str(origin))
                         found.append(origin.old_ids)
                     yield new.values
 

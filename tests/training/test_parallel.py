@@ -76,7 +76,13 @@ def start(folder: Path, case: str) -> None:
     torch.manual_seed(0)
     accumulate = 2 if case == "tied" else 1
     options = TrainingOptions(
-        steps=STEPS, batch_size=3, accumulate=accumulate, max_length=8, log_every=2, max_grad_norm=0.5
+        steps=STEPS,
+        batch_size=3,
+        accumulate=accumulate,
+        max_length=8,
+        log_every=2,
+        validation_tokens=40,  # a full batch and one of two windows
+        max_grad_norm=0.5,
     )
     trainer = Trainer(CASES[case](), *corpus.split(0.2), options)
     directory.start(trainer, tokenizer, validation_fraction=0.2)
