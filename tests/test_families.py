@@ -81,6 +81,8 @@ def test_what_a_record_assumes_of_a_missing_key_is_the_default_of_transformers(f
     for model_type in set(family.model_types) & set(CONFIG_MAPPING):
         with quiet():
             config = CONFIG_MAPPING[model_type]()
+        for stack in family.sub_configs[-1:]:
+            config = getattr(config, stack)
         for key, value in family.defaults:
             assert getattr(config, key) == value, (model_type, key)
         if family.head is None:
