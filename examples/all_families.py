@@ -108,7 +108,8 @@ class Row:
     Attributes:
         model_type: Model type in transformers.
         kind: A key of `tiny_models.KINDS`.
-        verdict: `"equal"`, `"refused"`, `"wrong"`, `"not built"` or `"crash"`.
+        verdict: `"equal"`, `"refused"`, `"wrong"`, `"not built"` or `"crash"`; `"same"` for a variation that
+            changes nothing.
         reason: Sentence that explains a verdict other than `"equal"`.
         differences: Comparison -> largest relative difference.
         left_out: Comparison -> why it was not made.
@@ -118,6 +119,7 @@ class Row:
         seconds: Processor time for the whole type.
         settings: Settings with which the model is built, as in `tiny_models.build`.
         variation: Name of the variation of the settings; empty for the default ones.
+        far: Whether positions far from 0 are compared.
     """
 
     model_type: str
@@ -132,6 +134,7 @@ class Row:
     seconds: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     variation: str = ""
+    far: bool = True
 
 
 def accepts(model: nn.Module, name: str) -> bool:
@@ -163,6 +166,7 @@ def examine(
     row = Row(model_type, kind, settings=settings or {})
     if variation is not None:
         row.variation, row.settings = variation.name, variation.settings
+        row.far = variation.changes_positions
         row.allowed.append("patched loss")
     try:
         _, model = build(model_type, kind, row.settings)
@@ -173,8 +177,10 @@ def examine(
         warnings.simplefilter("ignore")
         try:
             model.save_pretrained(folder)
-            if variation is not None and variation.left_out is not None:
-                shorten(Path(folder), model.config, variation.left_out)
+            names = None if variation is None else variation.left_out
+            if names is not None and not shorten(Path(folder), model.config, names):
+                row.verdict = "same"
+                return row
             layer = el.load(folder)
         except el.errors.EmbedLayerError as error:
             row.verdict, row.reason = "refused", str(error).replace(folder, "...")
@@ -204,7 +210,7 @@ def examine_varied(model_type: str, kind: str) -> list[Row]:
         single = [] if row.verdict == "equal" else variation.single()
         parts = [guarded(examine, model_type, kind, variation=each) for each in single] if len(single) > 1 else []
         rows += parts if any(part.verdict == row.verdict for part in parts) else [row, *parts]
-    return rows
+    return [row for row in rows if row.verdict != "same"]
 
 
 def guarded(function: Callable[..., Row], model_type: str, kind: str, *, variation: Variation | None = None) -> Row:
@@ -357,6 +363,8 @@ def compare_positions(row: Row, model: nn.Module, layer: el.EmbeddingLayer, run:
     }
     for count in axes if accepts(model, "position_ids") else ():
         compare_axes(row, model, layer, stacks[-1], count)
+    if not row.far:
+        return
     if not accepts(model, "position_ids"):
         if any(scheme.hook == "rotate" for scheme in schemes_of(layer)):
             row.left_out["long positions"] = "forward takes no position_ids"

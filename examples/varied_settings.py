@@ -105,14 +105,9 @@ FLAGS = Rule(
 
 LEFT_OUT = (
     "^rope_(parameters|theta|scaling)$",
-    "scal|multiplier|soft_?cap|logit|embedding(?!s$)",
-    "act(ivation|ivation_function)?$|activation",
-    "eps",
-    "tie_",
-    "bias",
-    "head_dim|head_size",
+    "head_dim",
     "pad_token_id|pad_index",
-    "norm(?!_eps)",
+    "scal|multiplier|soft_?cap|logit|embedding(?!s$)|eps|tie_|act(ivation|ivation_function)?$|bias|norm",
 )
 """Names of settings that `config.json` leaves out together, where it cannot do without all of them."""
 
@@ -138,6 +133,11 @@ class Variation:
     def settings(self) -> dict[str, Any]:
         """All changes, as in `tiny_models.build`."""
         return {path: value for paths in self.changes.values() for path, value in paths.items()}
+
+    @property
+    def changes_positions(self) -> bool:
+        """Whether positions far from 0 are compared too: not if a single setting changes, or none does."""
+        return len(self.changes) > 1 or self.left_out is not None
 
     def single(self) -> list["Variation"]:
         """Return a variation for each setting that changes, or for each group of settings that are left out."""
@@ -243,7 +243,7 @@ def _default_axes(prefix: str, config: Any) -> dict[str, Any]:
     return stated | ({f"{prefix}head_dim": width} if "head_dim" in config.to_dict() else {})
 
 
-def shorten(folder: Path, config: Any, names: str) -> None:
+def shorten(folder: Path, config: Any, names: str) -> bool:
     """Leave out of `config.json` each setting without which transformers reads the same configuration.
 
     Only settings of the texts and of the whole model are left out, not those of images or sound.
@@ -252,8 +252,12 @@ def shorten(folder: Path, config: Any, names: str) -> None:
         folder: Folder of the checkpoint.
         config: Its configuration.
         names: Regular expression of their names.
+
+    Returns:
+        Whether a setting was left out.
     """
     path = folder / "config.json"
+    stored = json.loads(path.read_text())
     short = json.loads(path.read_text())
 
     def restored() -> dict[str, Any]:
@@ -279,3 +283,4 @@ def shorten(folder: Path, config: Any, names: str) -> None:
 
     visit(short)
     path.write_text(json.dumps(short))
+    return bool(short != stored)

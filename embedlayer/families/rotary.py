@@ -188,6 +188,7 @@ _BASES: tuple[tuple[float, Names], ...] = (
     ),
     (2_000_000.0, ("smollm3",)),
     (5_000_000.0, ("minimax_m2", "minimax_m3_vl_text")),
+    (6_000_000.0, ("bailing_hybrid",)),
     (10_000_000.0, ("longcat_flash",)),
     (11_158_840.0, ("hy_v3",)),
     (12_000_000.0, ("apertus",)),
