@@ -14,6 +14,8 @@ _TYPES = RotaryPositions()
 _PAIRS = RotaryPositions(interleaved=True)
 _CHUNKED = RotaryPositions(axes="chunked", former_rope_types=(("mrope", "default"),))
 _INTERLEAVED = RotaryPositions(axes="interleaved")
+_AXIAL = RotaryPositions(axes="axial", fixed_base=True, aliases=(("depth", "num_hidden_layers"),))
+_AXIAL_HEADS = replace(_AXIAL, aliases=(*_AXIAL.aliases, ("num_heads", "num_attention_heads")))
 _HYBRID = RotaryPositions(
     rotated_types=("attention", "full_attention", "sliding_attention"),
     aliases=(("layers_block_type", "layer_types"),),
@@ -135,6 +137,44 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         RotaryPositions(interleaved=True, axes="alternating", sections=(22, 22, 20), rope_types=("default",)),
         ("ernie4_5_vl_moe_text",),
     ),
+    # vision towers: rows and columns
+    (
+        _AXIAL_HEADS,
+        (
+            *(
+                "cohere_compass_vision",
+                "ernie4_5_vl_moe_vision",
+                "exaone4_5_vision",
+                "glm4v_vision",
+                "glm4v_moe_vision",
+            ),
+            *("glm5_next_vision", "glm_ocr_vision", "qwen2_5_omni_vision_encoder", "qwen2_5_vl_vision"),
+            *("qwen3_5_vision", "qwen3_5_moe_vision", "qwen3_omni_moe_vision_encoder", "qwen3_vl_vision"),
+            *("qwen3_vl_moe_vision", "qwen4_exp_vision"),
+        ),
+    ),
+    (
+        _AXIAL,
+        (
+            *("dots3_note_vision_encoder", "lfm3_vl_vision", "muse_glimmer_vision", "muse_spark_vision"),
+            *("paddleocr_vl_vision", "video_llama_3_vision"),
+        ),
+    ),
+    (
+        replace(
+            _AXIAL_HEADS,
+            ignored_keys=("hidden_size",),
+            aliases=(*_AXIAL_HEADS.aliases, ("embed_dim", "hidden_size")),
+        ),
+        ("qwen2_vl_vision",),
+    ),
+    (replace(_AXIAL, axial=("last_axis_first",)), ("step3p5_vision",)),
+    (replace(_AXIAL, axial=("alternating", "last_axis_first")), ("kimi_k25_vision",)),
+    (replace(_AXIAL, num_axes=3), ("minimax_m3_vl_vision",)),
+    (replace(_AXIAL, axial=("shared_frequencies",)), ("pixtral",)),
+    (replace(_AXIAL, axial=("pairs_within_axis",)), ("gemma4_vision",)),
+    (replace(_AXIAL, interleaved=True), ("sam3_vit_model",)),
+    (replace(_AXIAL, interleaved=True, axial=("last_axis_first",)), ("inkling2_vision",)),
     # other scalings
     (_HUNYUAN, ("hunyuan_v1_dense", "hunyuan_v1_moe")),
     (
@@ -163,6 +203,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
 )
 
 _BASES: tuple[tuple[float, Names], ...] = (
+    (100.0, ("gemma4_vision",)),
     (1000.0, ("nomic_bert",)),
     (20_000.0, ("jina_embeddings_v3",)),
     (100_000.0, ("helium",)),
@@ -179,7 +220,18 @@ _BASES: tuple[tuple[float, Names], ...] = (
     (
         1_000_000.0,
         (
-            *("cwm", "emu3_text_model", "lfm2", "lfm2_moe", "lfm3", "minimax", "mixtral", "phimoe", "solar_open"),
+            *(
+                "cwm",
+                "emu3_text_model",
+                "lfm2",
+                "lfm2_moe",
+                "lfm3",
+                "lfm3_vl_vision",
+                "minimax",
+                "mixtral",
+                "phimoe",
+                "solar_open",
+            ),
             *("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen2_5_omni_talker", "qwen3_omni_moe_text"),
         ),
     ),
@@ -194,7 +246,10 @@ _BASES: tuple[tuple[float, Names], ...] = (
 """Base of the frequencies if a configuration states none, where it is not 10000."""
 
 _HEAD_WIDTHS: tuple[tuple[int, Names], ...] = (
-    (64, ("gpt_oss", "muse_spark_text", "neomme", "openai_privacy_filter", "voxtral_realtime_encoder")),
+    (
+        64,
+        ("gemma4_vision", "gpt_oss", "muse_spark_text", "neomme", "openai_privacy_filter", "voxtral_realtime_encoder"),
+    ),
     (
         128,
         (
