@@ -23,7 +23,7 @@ import torch
 
 from embedlayer import CheckpointError
 from embedlayer.positions import rotary_positions
-from embedlayer.positions.rotary_comparison import compare_model, small_config, text_model
+from embedlayer.positions.rotary_comparison import compare_model, small_config, small_model
 
 LAYERS = 8
 _SECTIONS = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [22, 22, 20]}
@@ -159,7 +159,7 @@ def _compare(config_class: Any, build: Any, changes: Mapping[str, Any]) -> Row:
         return row("refused", error)
     try:
         inputs = INPUTS.get(config.model_type)
-        results = compare_model(text_model(config), schemes, inputs and partial(inputs, config))
+        results = compare_model(small_model(config), schemes, inputs and partial(inputs, config))
     except Exception as error:
         return row("not built", f"{type(error).__name__}: {error}")
     wrong = [f"block {one.block} {one.reason}" for one in results if one.reason]

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, MissingExtraError
-from embedlayer.families import CONFIG_KEYS
+from embedlayer.families import CONFIG_KEYS, RotaryPositions, rotary_facts
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.call_recording import FunctionCall, is_rotary, recorded_calls, rotated_tensors
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary import RotaryEmbedding, rotary_positions
+from embedlayer.positions.tower_inputs import TOWER_INPUTS, is_tower, stated_positions, tower_inputs
 
 ATTENTION = "embedlayer_compare_rotary"
 """Name of the attention function in transformers' registry that keeps queries and keys."""
@@ -99,7 +100,7 @@ def compare_rotary(
     if name not in CONFIG_MAPPING:
         raise CheckpointError(f"model_type {name!r} is not known to the installed transformers: update it.")
     try:
-        model = text_model(CONFIG_MAPPING[str(name)].from_dict(small_config(config)))
+        model = small_model(CONFIG_MAPPING[str(name)].from_dict(small_config(config)))
     except (ValueError, TypeError, AttributeError, RuntimeError, KeyError) as error:
         raise CheckpointError(f"transformers cannot build a small model of this configuration: {error}") from error
     return compare_model(model, schemes)
@@ -116,7 +117,18 @@ def small_config(config: JsonObject) -> JsonObject:
     for key, value in config.items():
         if key.endswith("token_id") and type(value) is int:
             small[key] = min(value, _SMALL["vocab_size"] - 1)
-    names = {key: next((name for name in CONFIG_KEYS[key] if name in config), key) for key in CONFIG_KEYS}
+    facts = rotary_facts(config.get("model_type")) or RotaryPositions()
+    names = {
+        key: next(
+            (
+                name
+                for name in (*(own for own, common in facts.aliases if common == key), *CONFIG_KEYS[key])
+                if name in config
+            ),
+            key,
+        )
+        for key in CONFIG_KEYS
+    }
     hidden, heads = config.get(names["hidden_size"]), config.get(names["num_attention_heads"])
     if type(hidden) is int and type(heads) is int and heads > 4 and hidden % heads == 0:
         groups = config.get("num_key_value_heads") or heads
@@ -126,10 +138,10 @@ def small_config(config: JsonObject) -> JsonObject:
     return small
 
 
-def text_model(config: Any) -> nn.Module:
-    """Build the model of transformers that takes token IDs or input vectors and has a configuration of this class.
+def small_model(config: Any) -> nn.Module:
+    """Build the model of transformers that has a configuration of this class.
 
-    Its attention is the one that keeps queries and keys, if its class can change the attention.
+    It takes token IDs or input vectors; where no such class has this configuration, pixels or audio. Its attention is the one that keeps queries and keys, if its class can change the attention.
 
     Args:
         config: Configuration object of transformers.
@@ -148,10 +160,11 @@ def text_model(config: Any) -> nn.Module:
     for name, value in vars(module).items():
         if inspect.isclass(value) and issubclass(value, PreTrainedModel) and value.config_class is type(config):
             inputs = inspect.signature(value.forward).parameters
-            if not name.endswith("PreTrainedModel") and {"input_ids", "inputs_embeds"} & {*inputs}:
-                found.append((not name.endswith("Model"), len(name), name, value))
+            reads_text = bool({"input_ids", "inputs_embeds"} & {*inputs})
+            if not name.endswith("PreTrainedModel") and (reads_text or {*TOWER_INPUTS} & {*inputs}):
+                found.append((not reads_text, not name.endswith("Model"), len(name), name, value))
     if not found:
-        raise CheckpointError(f"{module.__name__} has no text model with a {type(config).__name__}.")
+        raise CheckpointError(f"{module.__name__} has no model with a {type(config).__name__} that can be observed.")
     build: Callable[..., nn.Module] = min(found)[-1]._from_config
     torch.manual_seed(0)
     try:
@@ -195,13 +208,14 @@ class Observation:
     Functions of the modeling file that rotate are wrapped until the context is left, in the whole process.
 
     Args:
-        model: A model from `text_model`.
+        model: A model from `small_model`.
         inputs: Number of tokens -> further inputs of the model, by name; `None` for none.
     """
 
     def __init__(self, model: nn.Module, inputs: ExtraInputs | None = None) -> None:
         self.model = model
         self.inputs = inputs
+        self.tower: dict[str, Any] = {}
         self.recording = Recording([], [], [])
         self.accepts_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.by_ids = "input_ids" in inspect.signature(model.forward).parameters
@@ -256,6 +270,30 @@ class Observation:
             arguments | {"inputs_embeds": torch.linspace(-1, 1, config.hidden_size).repeat(1, length, 1)}
         )
 
+    def run_tower(self, positions: Sequence[int]) -> Recording:
+        """Run a tower with the same position for all tokens and return what it did.
+
+        Args:
+            positions: The position on each axis.
+
+        Raises:
+            CheckpointError: No input was found on which the tower runs, or it has no rotary module that gets positions
+                on these axes.
+        """
+        failed: Exception | None = None
+        with stated_positions(self.model, positions) as seen:
+            for inputs in [self.tower] if self.tower else tower_inputs(self.model):
+                try:
+                    recording = self._forward(inputs)
+                except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+                    failed = error
+                    continue
+                if set(seen) != {len(positions)}:
+                    raise CheckpointError(f"The rotary modules of {type(self.model).__name__} get no such positions.")
+                self.tower = inputs
+                return recording
+        raise CheckpointError(f"{type(self.model).__name__} runs on none of the inputs that were tried.") from failed
+
     def _forward(self, arguments: dict[str, Any]) -> Recording:
         """Run the model and return what it did."""
         self.recording = Recording([], [], [])
@@ -290,7 +328,7 @@ def _keep_queries_and_keys(
 def compare_model(
     model: nn.Module, schemes: Sequence[Position], inputs: ExtraInputs | None = None
 ) -> list[BlockDifference]:
-    """Compare position schemes with those of a model from `text_model`, at the positions `SHORT` and `LONG`.
+    """Compare position schemes with those of a model from `small_model`, at the positions `SHORT` and `LONG`.
 
     Args:
         model: The model.
@@ -301,6 +339,8 @@ def compare_model(
         CheckpointError: Neither the model's attention nor its rotary functions can be observed.
     """
     several = next((one.axes.num_axes for one in schemes if isinstance(one, RotaryEmbedding) and one.axes), 1)
+    if is_tower(model):
+        return _compare_tower(model, schemes, several)
     results = []
     with Observation(model, inputs) as observed:
         for number, positions in enumerate((SHORT, LONG)):
@@ -333,6 +373,47 @@ def _compare(observed: Observation, schemes: Sequence[Position], positions: Tens
         start = start._replace(
             calls=[Call(i, q[..., :1, :].expand_as(q), k[..., :1, :].expand_as(k)) for i, q, k in moved.calls]
         )
+    return _compare_recordings(schemes, start, moved, positions)
+
+
+def _compare_tower(model: nn.Module, schemes: Sequence[Position], axes: int) -> list[BlockDifference]:
+    """Compare all blocks of a vision or audio tower, whose tokens all have the same position.
+
+    Args:
+        model: The tower.
+        schemes: Scheme of each block.
+        axes: Number of axes of the positions.
+
+    Raises:
+        CheckpointError: No input was found on which the tower runs, or it has no rotary module that gets positions.
+    """
+    results = []
+    with Observation(model) as observed:
+        start = observed.run_tower((0,) * axes)
+        for positions in (SHORT, LONG):
+            for place in range(1, len(positions)):
+                stated = tuple(positions[place - axis] for axis in range(axes))
+                moved = observed.run_tower(stated)
+                tokens = moved.calls[0].q.shape[-2] if moved.calls else 1
+                ids = torch.tensor(stated)[:, None, None].expand(-1, 1, tokens)
+                results.append(_compare_recordings(schemes, start, moved, ids if axes > 1 else ids[0]))
+    return [max((one[block] for one in results), key=_badness) for block in range(len(schemes))]
+
+
+def _compare_recordings(
+    schemes: Sequence[Position], start: Recording, moved: Recording, positions: Tensor
+) -> list[BlockDifference]:
+    """Compare all blocks in two recordings of the same input.
+
+    Args:
+        schemes: Scheme of each block.
+        start: Recording at position 0.
+        moved: Recording at `positions`.
+        positions: Position of each token, `(1, T)` or `(axes, 1, T)`.
+
+    Raises:
+        CheckpointError: There is not the same number of attention layers for each block.
+    """
     if not start.calls:
         return _compare_functions(schemes, moved.functions, positions)
     reasons = _scaling_reason(schemes, start.scalings)
