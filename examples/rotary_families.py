@@ -28,6 +28,7 @@ from embedlayer.positions.rotary_comparison import compare_model, small_config, 
 LAYERS = 8
 _SECTIONS = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [22, 22, 20]}
 _HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+_HEADS = [f"{stack}_num_{kind}_heads" for stack in ("encoder", "decoder") for kind in ("attention", "key_value")]
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [2, 4]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
@@ -74,13 +75,28 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "qwen3_omni_moe_text": {"num_attention_heads": 16},
     "qwen3_omni_moe_talker_text": {"head_dim": 128, "shared_expert_intermediate_size": 32},
     "step3p5": {"sliding_window": 8},
+    "dots3_note_audio_encoder": {
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "adapter_input_size": 256,
+    },
+    "mimi": {"upsample_groups": 256},
+    "mimi_decoder": {"upsample_groups": 256},
+    "moonshine": {name: 4 for name in _HEADS},
+    "moonshine_streaming": {"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 160},
     "t5gemma2_text": {"dropout_rate": 0.0},
+    "t5gemma2_decoder": {"dropout_rate": 0.0},
     "zamba2": {"use_mem_rope": True},
 }
 """Model type -> settings of its configuration."""
 
 
 INPUTS: Mapping[str, Callable[[Any, int], Mapping[str, Any]]] = {
+    "blt_local_encoder": lambda config, length: {"num_patches": 1, "patch_ids": torch.zeros(1, length).long()},
+    "deepseek_ocr2_encoder": lambda config, length: {"num_patches": 1},
+    "dia_decoder": lambda config, length: {"input_ids": torch.ones(1, length, config.num_channels).long()},
+    "idefics": lambda config, length: {"image_encoder_embeddings": torch.ones(1, 1, 2, config.vision_config.embed_dim)},
     "blt_local_decoder": lambda config, length: {"patch_embeds": torch.ones(1, length, config.hidden_size_global)},
     "voxtral_realtime_text": lambda config, length: {"t_cond": torch.ones(1, 1, config.hidden_size)},
 }

@@ -92,7 +92,10 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         ("llama4_text",),
     ),
     (RotaryPositions(unrotated_queries=(0.1, 2048)), ("beam",)),
-    (RotaryPositions(without_positions="all"), ("jamba", "kimi_linear", "inkling_text", "inkling2_text")),
+    (
+        RotaryPositions(without_positions="all"),
+        ("glm5_next_text", "inkling_text", "inkling2_text", "jamba", "kimi_linear", "moshi_depth"),
+    ),
     (
         RotaryPositions(without_positions="all", aliases=(("layers_block_type", "layer_types"),)),
         ("nemotron_h",),
@@ -117,6 +120,37 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (_PAIRS, ("cohere",)),
     (RotaryPositions(scales_full_attention_only=True), ("gemma3_text", "gemma3n_text", "olmo3")),
     (RotaryPositions(scales_full_attention_only=True), ("t5gemma2_text",)),
+    # audio, time series, and the second stack of a model
+    (
+        _TYPES,
+        (
+            *("deepseek_ocr2_encoder", "lasr_encoder", "mimi", "mimi_encoder", "mimi_decoder"),
+            *("pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer_decoder"),
+            *("qwen2_5_omni_dit", "timesfm2_5", "xcodec2", "neucodec", "pe_audio_encoder", "pe_video_encoder"),
+            *("pe_audio_video_encoder", "muse_glimmer_assistant", "dia_decoder", "t5gemma2_decoder", "idefics"),
+            *("nemotron3_diarization_audio",),
+        ),
+    ),
+    (
+        RotaryPositions(default_share=0.5),
+        (
+            *("dots3_note_audio_encoder", "glmasr_encoder", "nemotron3_5_transcribe_asr_audio"),
+            *("nemotron3_5_transcribe_word_timestamp",),
+        ),
+    ),
+    (_PAIRS, ("blt_local_encoder",)),
+    (
+        RotaryPositions(
+            interleaved=True,
+            default_share=0.9,
+            aliases=(
+                ("decoder_num_hidden_layers", "num_hidden_layers"),
+                ("decoder_num_attention_heads", "num_attention_heads"),
+            ),
+        ),
+        ("moonshine",),
+    ),
+    (RotaryPositions(interleaved=True, default_share=0.8), ("moonshine_streaming",)),
     # several axes
     (replace(_CHUNKED, sections=(16, 24, 24)), ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")),
     (replace(_CHUNKED, sections=(16, 24, 24)), ("qwen2_5_omni_talker", "paddleocr_vl_text")),
@@ -153,10 +187,11 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *("qwen3_vl_moe_vision", "qwen4_exp_vision"),
         ),
     ),
+    (replace(_AXIAL, rotated_types=_FULL), ("lfm3_vl_vision",)),
     (
         _AXIAL,
         (
-            *("dots3_note_vision_encoder", "lfm3_vl_vision", "muse_glimmer_vision", "muse_spark_vision"),
+            *("dots3_note_vision_encoder", "muse_glimmer_vision", "muse_spark_vision"),
             *("paddleocr_vl_vision", "video_llama_3_vision"),
         ),
     ),

@@ -231,7 +231,7 @@ class AxialAxes(RotaryAxes):
         shared_frequencies: Whether the axes share the frequencies of the whole head: share a has those of the pairs a,
             a + A, a + 2A, ... (Pixtral).
         pairs_within_axis: Whether the rotated channels of an axis are adjacent: n channels of axis 0, then n of axis 1,
-            ... Otherwise pairs span the head, as without axes (Gemma 4's vision tower).
+            and so on. Otherwise pairs span the head, as without axes (Gemma 4's vision tower).
         last_axis_first: Whether the shares are those of the axes in reverse order: columns first, then rows (Kimi K2.5).
 
     Raises:

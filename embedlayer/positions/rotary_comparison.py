@@ -9,6 +9,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from math import isnan
 from typing import Any, NamedTuple
 
 import torch
@@ -141,7 +142,8 @@ def small_config(config: JsonObject) -> JsonObject:
 def small_model(config: Any) -> nn.Module:
     """Build the model of transformers that has a configuration of this class.
 
-    It takes token IDs or input vectors; where no such class has this configuration, pixels or audio. Its attention is the one that keeps queries and keys, if its class can change the attention.
+    It takes token IDs or input vectors, or where no such class has this configuration, pixels or audio. Its attention
+    is the one that keeps queries and keys, if its class can change the attention.
 
     Args:
         config: Configuration object of transformers.
@@ -256,9 +258,11 @@ class Observation:
             arguments["position_ids"] = positions
         if "use_cache" in inputs:
             arguments["use_cache"] = False
+        if "encoder_hidden_states" in inputs and "Decoder" in type(self.model).__name__:
+            arguments = self._encoder_states() | arguments
         if self.by_ids and (positions is not None or "inputs_embeds" not in inputs):
             try:
-                return self._forward(arguments | {"input_ids": torch.full((1, length), 3)})
+                return self._forward({"input_ids": torch.full((1, length), 3)} | arguments)
             except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
                 if "inputs_embeds" not in inputs or (
                     isinstance(positions, Tensor) and int(positions.max()) > max(SHORT)
@@ -269,6 +273,12 @@ class Observation:
         return self._forward(
             arguments | {"inputs_embeds": torch.linspace(-1, 1, config.hidden_size).repeat(1, length, 1)}
         )
+
+    def _encoder_states(self) -> dict[str, Any]:
+        """Return hidden states of two tokens of an encoder, fewer than the tokens of the decoder."""
+        config: Any = self.model.config
+        width = getattr(config, "cross_hidden_size", None) or config.hidden_size
+        return {"encoder_hidden_states": torch.ones(1, 2, width)}
 
     def run_tower(self, positions: Sequence[int]) -> Recording:
         """Run a tower with the same position for all tokens and return what it did.
@@ -321,7 +331,8 @@ def _keep_queries_and_keys(
         attention_mask: Not used.
     """
     keys = key[..., : query.shape[-2], :]  # behind them may be compressed ones, whose positions are others
-    _KEPT.append(Call(getattr(module, "layer_idx", None), query.detach().clone(), keys.detach().clone()))
+    if keys.shape[-2] == query.shape[-2]:  # keys of an encoder are fewer
+        _KEPT.append(Call(getattr(module, "layer_idx", None), query.detach().clone(), keys.detach().clone()))
     return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
 
@@ -414,6 +425,10 @@ def _compare_recordings(
     Raises:
         CheckpointError: There is not the same number of attention layers for each block.
     """
+    start, moved = (
+        each._replace(calls=[call for call in each.calls if call.q.shape[-2] == positions.shape[-1]])
+        for each in (start, moved)
+    )  # without cross-attention of other tokens
     if not start.calls:
         return _compare_functions(schemes, moved.functions, positions)
     reasons = _scaling_reason(schemes, start.scalings)
@@ -421,7 +436,7 @@ def _compare_recordings(
     changed: set[int] = set()  # blocks whose queries depend on the positions
     turned = False  # whether such queries have the lengths that they have at position 0
     for number, (before, after) in enumerate(zip(start.calls, moved.calls, strict=True)):
-        block = _block_of(number, before.layer, len(start.calls), len(schemes))
+        block = _block_of(number, before.layer, len(start.calls), schemes)
         if block is None and moved.functions:  # cross-attention between the blocks
             return _compare_functions(schemes, moved.functions, positions)
         if block is None:
@@ -454,18 +469,21 @@ def _width(schemes: Sequence[Position]) -> int:
     return next((scheme.head_dim for scheme in schemes if isinstance(scheme, RotaryEmbedding)), 0)
 
 
-def _block_of(number: int, layer: int | None, calls: int, blocks: int) -> int | None:
+def _block_of(number: int, layer: int | None, calls: int, schemes: Sequence[Position]) -> int | None:
     """Return the block of an attention call, or `None` if it cannot be told.
 
     Args:
         number: Number of the call in the forward pass.
         layer: Number that the attention layer states, or `None`.
         calls: Calls in the forward pass.
-        blocks: Number of blocks.
+        schemes: Scheme of each block.
     """
-    if calls % blocks == 0:
-        return number // (calls // blocks)
-    return layer if layer is not None and 0 <= layer < blocks else None
+    if calls % len(schemes) == 0:
+        return number // (calls // len(schemes))
+    rotated = [block for block, scheme in enumerate(schemes) if isinstance(scheme, RotaryEmbedding)]
+    if layer is None and calls == len(rotated):  # the others have no attention
+        return rotated[number]
+    return layer if layer is not None and 0 <= layer < len(schemes) else None
 
 
 def _is_permuted(queries: Tensor, functions: Sequence[tuple[Tensor, Tensor]]) -> bool:
@@ -566,8 +584,9 @@ def _angles(scheme: RotaryEmbedding, positions: Tensor) -> Tensor:
 
 
 def _relative(ours: Tensor, theirs: Tensor, bound: Tensor) -> float:
-    """Return the largest difference divided by `bound`, relative to the largest number."""
-    return float(((ours - theirs).abs() / bound).max() / theirs.abs().max().clamp_min(1e-30))
+    """Return the largest difference divided by `bound`, relative to the largest number; infinite if one is no number."""
+    value = float(((ours - theirs).abs() / bound).max() / theirs.abs().max().clamp_min(1e-30))
+    return float("inf") if isnan(value) else value
 
 
 def _compare_functions(

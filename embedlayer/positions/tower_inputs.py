@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 PIXELS = ("pixel_values", "pixel_values_videos", "hidden_states")
-AUDIO = ("input_features", "input_values", "latents", "past_values")
+AUDIO = ("input_features", "input_values", "latents", "past_values", "inputs_embeds")
 TOWER_INPUTS = (*PIXELS, *AUDIO)
 """Parameters of `forward` that hold the input of a tower."""
 
@@ -25,9 +25,17 @@ FRAMES = 64
 
 
 def is_tower(model: nn.Module) -> bool:
-    """Return whether a model takes pixels or audio, and neither token IDs nor input vectors."""
+    """Return whether a model takes pixels or audio, or counts positions itself and has a module that gets them."""
     names = signature(model.forward).parameters
-    return "input_ids" not in names and "inputs_embeds" not in names
+    if "input_ids" not in names and "inputs_embeds" not in names:
+        return True
+    return "input_ids" not in names and "position_ids" not in names and bool(rotary_modules(model))
+
+
+def rotary_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the rotary modules of a model that get positions."""
+    found = [each for each in model.modules() if "Rot" in type(each).__name__]
+    return [each for each in found if "position_ids" in signature(each.forward).parameters]
 
 
 def tower_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
@@ -113,7 +121,6 @@ def stated_positions(model: nn.Module, positions: Sequence[int]) -> Iterator[lis
         return bound.args, bound.kwargs
 
     with ExitStack() as stack:
-        for module in model.modules():
-            if "Rot" in type(module).__name__ and "position_ids" in signature(module.forward).parameters:
-                stack.callback(module.register_forward_pre_hook(replace, with_kwargs=True).remove)
+        for module in rotary_modules(model):
+            stack.callback(module.register_forward_pre_hook(replace, with_kwargs=True).remove)
         yield seen
