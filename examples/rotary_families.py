@@ -29,6 +29,9 @@ LAYERS = 8
 _SECTIONS = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [22, 22, 20]}
 _HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 _HEADS = [f"{stack}_num_{kind}_heads" for stack in ("encoder", "decoder") for kind in ("attention", "key_value")]
+_VIT = {"model_type": "vit", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 56}
+_VIT |= {"patch_size": 14, "intermediate_size": 32, "num_labels": 8, "architectures": None}
+_CODECS = ("mimi", "mimi_decoder", "pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_decoder")
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [2, 4]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
@@ -81,10 +84,10 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 4,
         "adapter_input_size": 256,
     },
-    "mimi": {"upsample_groups": 256},
-    "mimi_decoder": {"upsample_groups": 256},
-    "moonshine": {name: 4 for name in _HEADS},
-    "moonshine_streaming": {"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 160},
+    "moonshine": dict.fromkeys(_HEADS, 4),
+    "pe_video_encoder": {"vision_config": _VIT},
+    "moonshine_streaming": {"num_key_value_heads": 8},
+    **{name: {"upsample_groups": 256} for name in _CODECS},
     "t5gemma2_text": {"dropout_rate": 0.0},
     "t5gemma2_decoder": {"dropout_rate": 0.0},
     "zamba2": {"use_mem_rope": True},
@@ -96,7 +99,18 @@ INPUTS: Mapping[str, Callable[[Any, int], Mapping[str, Any]]] = {
     "blt_local_encoder": lambda config, length: {"num_patches": 1, "patch_ids": torch.zeros(1, length).long()},
     "deepseek_ocr2_encoder": lambda config, length: {"num_patches": 1},
     "dia_decoder": lambda config, length: {"input_ids": torch.ones(1, length, config.num_channels).long()},
-    "idefics": lambda config, length: {"image_encoder_embeddings": torch.ones(1, 1, 2, config.vision_config.embed_dim)},
+    "idefics": lambda config, length: {
+        "image_encoder_embeddings": torch.ones(1, 1, 2, config.vision_config.embed_dim),
+        "image_attention_mask": torch.ones(1, length, 1),
+    },
+    "moonshine_streaming": lambda config, length: {
+        "encoder_hidden_states": torch.ones(1, 2, config.encoder_config.hidden_size)
+    },
+    "xcodec2": lambda config, length: {
+        "input_values": torch.randn(1, 1, 320 * length),
+        "input_features": torch.randn(1, length, 160),
+    },
+    "moshi_depth": lambda config, length: {"last_hidden_state": torch.ones(1, length, config.input_size)},
     "blt_local_decoder": lambda config, length: {"patch_embeds": torch.ones(1, length, config.hidden_size_global)},
     "voxtral_realtime_text": lambda config, length: {"t_cond": torch.ones(1, 1, config.hidden_size)},
 }

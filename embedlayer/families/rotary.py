@@ -126,8 +126,8 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         (
             *("deepseek_ocr2_encoder", "lasr_encoder", "mimi", "mimi_encoder", "mimi_decoder"),
             *("pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer_decoder"),
-            *("qwen2_5_omni_dit", "timesfm2_5", "xcodec2", "neucodec", "pe_audio_encoder", "pe_video_encoder"),
-            *("pe_audio_video_encoder", "muse_glimmer_assistant", "dia_decoder", "t5gemma2_decoder", "idefics"),
+            *("qwen2_5_omni_dit", "timesfm2_5", "xcodec2", "neucodec"),
+            *("muse_glimmer_assistant", "dia_decoder", "t5gemma2_decoder", "idefics"),
             *("nemotron3_diarization_audio",),
         ),
     ),
@@ -138,7 +138,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *("nemotron3_5_transcribe_word_timestamp",),
         ),
     ),
-    (_PAIRS, ("blt_local_encoder",)),
+    (_PAIRS, ("blt_local_encoder", "pe_audio_encoder", "pe_video_encoder", "pe_audio_video_encoder")),
     (
         RotaryPositions(
             interleaved=True,
@@ -240,7 +240,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
 _BASES: tuple[tuple[float, Names], ...] = (
     (100.0, ("gemma4_vision",)),
     (1000.0, ("nomic_bert",)),
-    (20_000.0, ("jina_embeddings_v3",)),
+    (20_000.0, ("jina_embeddings_v3", "pe_audio_encoder", "pe_video_encoder", "pe_audio_video_encoder")),
     (100_000.0, ("helium",)),
     (150_000.0, ("gpt_oss", "openai_privacy_filter")),
     (160_000.0, ("gte",)),
@@ -291,7 +291,15 @@ _HEAD_WIDTHS: tuple[tuple[int, Names], ...] = (
             *("afmoe", "beam", "cohere2_moe", "cosmos3_edge_text", "cwm", "dia_encoder", "ernie4_5", "flint", "glm"),
             *("glm4", "helium", "higgs_audio_v2", "hrm_text", "hy_v3", "kolibri1", "laguna", "lfm3", "llama4_text"),
             *("mellum", "minimax_m2", "minimax_m3_vl_text", "ministral3", "molmo2_text", "muse_glimmer_text"),
-            *("paddleocr_vl_text", "qwen2_5_omni_talker", "qwen3", "qwen3_omni_moe_talker_code_predictor"),
+            *(
+                "paddleocr_vl_text",
+                "pe_audio_encoder",
+                "pe_audio_video_encoder",
+                "pe_video_encoder",
+                "qwen2_5_omni_talker",
+                "qwen3",
+                "qwen3_omni_moe_talker_code_predictor",
+            ),
             *("qwen3_vl_text", "seed_oss", "solar_open", "step3p5", "zaya"),
         ),
     ),

@@ -21,7 +21,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.positions.call_recording import FunctionCall, is_rotary, recorded_calls, rotated_tensors
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary import RotaryEmbedding, rotary_positions
-from embedlayer.positions.tower_inputs import TOWER_INPUTS, is_tower, stated_positions, tower_inputs
+from embedlayer.positions.tower_inputs import FRAMES, TOWER_INPUTS, is_tower, stated_positions, tower_inputs
 
 ATTENTION = "embedlayer_compare_rotary"
 """Name of the attention function in transformers' registry that keeps queries and keys."""
@@ -178,7 +178,8 @@ def small_model(config: Any) -> nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:  # frozen ones are fixed sinusoids
-                parameter.normal_(std=0.2)
+                width = parameter[0].numel() if parameter.dim() > 2 else 1  # of a convolution, of which audio has many
+                parameter.normal_(std=min(0.2, width**-0.5))
     return model.eval()
 
 
@@ -292,7 +293,8 @@ class Observation:
         """
         failed: Exception | None = None
         with stated_positions(self.model, positions) as seen:
-            for inputs in [self.tower] if self.tower else tower_inputs(self.model):
+            stated = {} if self.inputs is None else dict(self.inputs(FRAMES))
+            for inputs in [self.tower] if self.tower else [each | stated for each in tower_inputs(self.model)]:
                 try:
                     recording = self._forward(inputs)
                 except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -351,7 +353,7 @@ def compare_model(
     """
     several = next((one.axes.num_axes for one in schemes if isinstance(one, RotaryEmbedding) and one.axes), 1)
     if is_tower(model):
-        return _compare_tower(model, schemes, several)
+        return _compare_tower(model, schemes, several, inputs)
     results = []
     with Observation(model, inputs) as observed:
         for number, positions in enumerate((SHORT, LONG)):
@@ -387,19 +389,22 @@ def _compare(observed: Observation, schemes: Sequence[Position], positions: Tens
     return _compare_recordings(schemes, start, moved, positions)
 
 
-def _compare_tower(model: nn.Module, schemes: Sequence[Position], axes: int) -> list[BlockDifference]:
+def _compare_tower(
+    model: nn.Module, schemes: Sequence[Position], axes: int, inputs: ExtraInputs | None
+) -> list[BlockDifference]:
     """Compare all blocks of a vision or audio tower, whose tokens all have the same position.
 
     Args:
         model: The tower.
         schemes: Scheme of each block.
         axes: Number of axes of the positions.
+        inputs: As in `compare_model`.
 
     Raises:
         CheckpointError: No input was found on which the tower runs, or it has no rotary module that gets positions.
     """
     results = []
-    with Observation(model) as observed:
+    with Observation(model, inputs) as observed:
         start = observed.run_tower((0,) * axes)
         for positions in (SHORT, LONG):
             for place in range(1, len(positions)):
@@ -584,7 +589,7 @@ def _angles(scheme: RotaryEmbedding, positions: Tensor) -> Tensor:
 
 
 def _relative(ours: Tensor, theirs: Tensor, bound: Tensor) -> float:
-    """Return the largest difference divided by `bound`, relative to the largest number; infinite if one is no number."""
+    """Return the largest difference divided by `bound`, relative to the largest number; infinite without a number."""
     value = float(((ours - theirs).abs() / bound).max() / theirs.abs().max().clamp_min(1e-30))
     return float("inf") if isnan(value) else value
 

@@ -52,6 +52,8 @@ def tower_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
                 inputs[name] = torch.tensor([[1, rows, columns]])
             elif name == "merge_sizes":
                 inputs[name] = torch.tensor([2])
+            elif name == "chunk_sample_lengths":
+                inputs[name] = torch.tensor([1 << 30])
             elif name == "pixel_position_ids":
                 inputs[name] = grid[None]
             elif name == "padding_mask_videos" and parameter.default is parameter.empty:
@@ -77,6 +79,8 @@ def _image_shapes(model: nn.Module) -> Iterator[tuple[tuple[int, ...], int, int]
         if gridded:
             yield from ((shape, rows, columns) for shape in ((count, one[0]), (count, weight[0].numel())))
             yield from ((shape, rows, columns) for shape in ((1, count, one[0]), (count, *one), (1, count, *one)))
+            side = patch * getattr(config, "spatial_merge_size", 1)
+            yield (count, side, side, 3), rows, columns
         else:
             yield (1, 3, rows * patch, columns * patch), rows, columns
     side = getattr(config, "image_size", None)
