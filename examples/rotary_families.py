@@ -29,8 +29,6 @@ LAYERS = 8
 _SECTIONS = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [22, 22, 20]}
 _HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 _HEADS = [f"{stack}_num_{kind}_heads" for stack in ("encoder", "decoder") for kind in ("attention", "key_value")]
-_VIT = {"model_type": "vit", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 56}
-_VIT |= {"patch_size": 14, "intermediate_size": 32, "num_labels": 8, "architectures": None}
 _CODECS = ("mimi", "mimi_decoder", "pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_decoder")
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [2, 4]},
@@ -85,7 +83,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "adapter_input_size": 256,
     },
     "moonshine": dict.fromkeys(_HEADS, 4),
-    "pe_video_encoder": {"vision_config": _VIT},
+    **dict.fromkeys(("neucodec", "xcodec2"), {"quantization_dim": 1280}),
     "moonshine_streaming": {"num_key_value_heads": 8},
     **{name: {"upsample_groups": 256} for name in _CODECS},
     "t5gemma2_text": {"dropout_rate": 0.0},
@@ -94,6 +92,9 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
 }
 """Model type -> settings of its configuration."""
 
+
+FIXED: Mapping[str, Mapping[str, Any]] = {"llama4_vision_model": {"intermediate_size": 768, "image_size": 140}}
+"""Model type -> sizes of the small model that follow from its other sizes."""
 
 INPUTS: Mapping[str, Callable[[Any, int], Mapping[str, Any]]] = {
     "blt_local_encoder": lambda config, length: {"num_patches": 1, "patch_ids": torch.zeros(1, length).long()},
@@ -106,15 +107,28 @@ INPUTS: Mapping[str, Callable[[Any, int], Mapping[str, Any]]] = {
     "moonshine_streaming": lambda config, length: {
         "encoder_hidden_states": torch.ones(1, 2, config.encoder_config.hidden_size)
     },
-    "xcodec2": lambda config, length: {
-        "input_values": torch.randn(1, 1, 320 * length),
-        "input_features": torch.randn(1, length, 160),
-    },
+    **dict.fromkeys(
+        ("neucodec", "xcodec2"),
+        lambda config, length: {
+            "input_values": torch.ones(1, 1, 320 * length),
+            "input_features": torch.ones(1, length, 160),
+        },
+    ),
     "moshi_depth": lambda config, length: {"last_hidden_state": torch.ones(1, length, config.input_size)},
     "blt_local_decoder": lambda config, length: {"patch_embeds": torch.ones(1, length, config.hidden_size_global)},
     "voxtral_realtime_text": lambda config, length: {"t_cond": torch.ones(1, 1, config.hidden_size)},
 }
 """Model type -> function from its configuration and a number of tokens to further inputs of the model."""
+
+
+def llama4_grid(config: Any) -> torch.Tensor:
+    """Return the rows and columns of patches, counted from 1, and 0 for the class token at the end."""
+    side = torch.arange(1, config.image_size // config.patch_size + 1)
+    return torch.cat([torch.cartesian_prod(side, side), torch.zeros(1, 2).long()]).T[:, None]
+
+
+POSITIONS: Mapping[str, Callable[[Any], torch.Tensor]] = {"llama4_vision_model": llama4_grid}
+"""Model type -> function from its configuration to positions, where no rotary module of the model gets them."""
 
 
 class Row(NamedTuple):
@@ -149,7 +163,7 @@ def configuration(config_class: Any, changes: Mapping[str, Any]) -> Any:
         config = config_class(**{"num_hidden_layers": LAYERS, **settings})
     except Exception:
         config = config_class(**settings)
-    return config_class.from_dict(small_config(config.to_dict()))
+    return config_class.from_dict(small_config(config.to_dict()) | FIXED.get(config_class.model_type, {}))
 
 
 def tiny_configuration(config_class: Any, changes: Mapping[str, Any]) -> Any:
@@ -189,7 +203,10 @@ def _compare(config_class: Any, build: Any, changes: Mapping[str, Any]) -> Row:
         return row("refused", error)
     try:
         inputs = INPUTS.get(config.model_type)
-        results = compare_model(small_model(config), schemes, inputs and partial(inputs, config))
+        positions = POSITIONS.get(config.model_type)
+        results = compare_model(
+            small_model(config), schemes, inputs and partial(inputs, config), positions and positions(config)
+        )
     except Exception as error:
         return row("not built", f"{type(error).__name__}: {error}")
     wrong = [f"block {one.block} {one.reason}" for one in results if one.reason]

@@ -119,7 +119,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (RotaryPositions(or_alibi=True), ("falcon",)),
     (_PAIRS, ("cohere",)),
     (RotaryPositions(scales_full_attention_only=True), ("gemma3_text", "gemma3n_text", "olmo3")),
-    (RotaryPositions(scales_full_attention_only=True), ("t5gemma2_text",)),
+    (RotaryPositions(scales_full_attention_only=True), ("t5gemma2_text", "t5gemma2_decoder")),
     # audio, time series, and the second stack of a model
     (
         _TYPES,
@@ -127,7 +127,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *("deepseek_ocr2_encoder", "lasr_encoder", "mimi", "mimi_encoder", "mimi_decoder"),
             *("pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer_decoder"),
             *("qwen2_5_omni_dit", "timesfm2_5", "xcodec2", "neucodec"),
-            *("muse_glimmer_assistant", "dia_decoder", "t5gemma2_decoder", "idefics"),
+            *("muse_glimmer_assistant", "dia_decoder", "idefics"),
             *("nemotron3_diarization_audio",),
         ),
     ),
@@ -138,7 +138,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *("nemotron3_5_transcribe_word_timestamp",),
         ),
     ),
-    (_PAIRS, ("blt_local_encoder", "pe_audio_encoder", "pe_video_encoder", "pe_audio_video_encoder")),
+    (_PAIRS, ("blt_local_encoder", "pe_audio_encoder")),
     (
         RotaryPositions(
             interleaved=True,
@@ -210,6 +210,10 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (replace(_AXIAL, axial=("pairs_within_axis",)), ("gemma4_vision",)),
     (replace(_AXIAL, interleaved=True), ("sam3_vit_model",)),
     (replace(_AXIAL, interleaved=True, axial=("last_axis_first",)), ("inkling2_vision",)),
+    (
+        replace(_AXIAL, interleaved=True, axial=("last_axis_first",), rope_types=("default",)),
+        ("llama4_vision_model",),
+    ),
     # other scalings
     (_HUNYUAN, ("hunyuan_v1_dense", "hunyuan_v1_moe")),
     (
@@ -240,14 +244,14 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
 _BASES: tuple[tuple[float, Names], ...] = (
     (100.0, ("gemma4_vision",)),
     (1000.0, ("nomic_bert",)),
-    (20_000.0, ("jina_embeddings_v3", "pe_audio_encoder", "pe_video_encoder", "pe_audio_video_encoder")),
+    (20_000.0, ("jina_embeddings_v3", "pe_audio_encoder")),
     (100_000.0, ("helium",)),
     (150_000.0, ("gpt_oss", "openai_privacy_filter")),
     (160_000.0, ("gte",)),
     (
         500_000.0,
         (
-            *("bitnet", "blt_local_decoder", "blt_global_transformer", "cohere", "csm"),
+            *("bitnet", "blt_local_encoder", "blt_local_decoder", "blt_global_transformer", "cohere", "csm"),
             *("csm_depth_decoder_model", "ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text", "evolla", "flex_olmo"),
             *("llama4_text", "mllama_text_model", "olmo3", "paddleocr_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"),
         ),
@@ -285,22 +289,15 @@ _HEAD_WIDTHS: tuple[tuple[int, Names], ...] = (
         64,
         ("gemma4_vision", "gpt_oss", "muse_spark_text", "neomme", "openai_privacy_filter", "voxtral_realtime_encoder"),
     ),
+    (80, ("timesfm2_5",)),
     (
         128,
         (
-            *("afmoe", "beam", "cohere2_moe", "cosmos3_edge_text", "cwm", "dia_encoder", "ernie4_5", "flint", "glm"),
+            *("afmoe", "beam", "cohere2_moe", "cosmos3_edge_text", "cwm", "dia_encoder", "dia_decoder", "flint", "glm"),
             *("glm4", "helium", "higgs_audio_v2", "hrm_text", "hy_v3", "kolibri1", "laguna", "lfm3", "llama4_text"),
             *("mellum", "minimax_m2", "minimax_m3_vl_text", "ministral3", "molmo2_text", "muse_glimmer_text"),
-            *(
-                "paddleocr_vl_text",
-                "pe_audio_encoder",
-                "pe_audio_video_encoder",
-                "pe_video_encoder",
-                "qwen2_5_omni_talker",
-                "qwen3",
-                "qwen3_omni_moe_talker_code_predictor",
-            ),
-            *("qwen3_vl_text", "seed_oss", "solar_open", "step3p5", "zaya"),
+            *("paddleocr_vl_text", "pe_audio_encoder", "qwen2_5_omni_talker", "qwen3", "qwen3_vl_text", "seed_oss"),
+            *("ernie4_5", "qwen3_omni_moe_talker_code_predictor", "solar_open", "step3p5", "zaya"),
         ),
     ),
     (192, ("mimo_v2_flash",)),
@@ -309,7 +306,7 @@ _HEAD_WIDTHS: tuple[tuple[int, Names], ...] = (
         (
             *("diffusion_gemma_text", "embedding_gemma2_text", "gemma", "gemma2", "gemma3_text", "gemma3n_text"),
             *("gemma4_text", "gemma4_unified_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
-            *("t5gemma2_text", "vaultgemma"),
+            *("t5gemma2_text", "t5gemma2_decoder", "vaultgemma"),
         ),
     ),
 )
@@ -325,7 +322,7 @@ _STATED: tuple[tuple[Names, Names], ...] = (
             *("zaya", "cohere_compass_text"),
         ),
     ),
-    (("rope_parameters", "rope_local_base_freq"), ("gemma3_text", "gemma3n_text", "t5gemma2_text")),
+    (("rope_parameters", "rope_local_base_freq"), ("gemma3_text", "gemma3n_text", "t5gemma2_text", "t5gemma2_decoder")),
     (("rope_parameters", "local_rope_theta"), ("modernbert", "modernbert-decoder")),
     (("rope_parameters", "rope_theta"), ("olmo3",)),
     (("sliding_window",), ("cohere2", "cohere2_moe", "exaone4", "exaone_moe", "kolibri1")),

@@ -232,7 +232,7 @@ class AxialAxes(RotaryAxes):
             a + A, a + 2A, ... (Pixtral).
         pairs_within_axis: Whether the rotated channels of an axis are adjacent: n channels of axis 0, then n of axis 1,
             and so on. Otherwise pairs span the head, as without axes (Gemma 4's vision tower).
-        last_axis_first: Whether the shares are those of the axes in reverse order: columns first, then rows (Kimi K2.5).
+        last_axis_first: Whether the shares are those of the axes in reverse order: columns, then rows (Kimi K2.5).
 
     Raises:
         SizeError: `num_axes` is below 2, or alternating axes have pairs within each axis. `index` and `frequencies`

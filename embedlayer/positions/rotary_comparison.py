@@ -285,7 +285,7 @@ class Observation:
         """Run a tower with the same position for all tokens and return what it did.
 
         Args:
-            positions: The position on each axis.
+            positions: The position on each axis; empty for those that the tower counts itself.
 
         Raises:
             CheckpointError: No input was found on which the tower runs, or it has no rotary module that gets positions
@@ -300,7 +300,7 @@ class Observation:
                 except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
                     failed = error
                     continue
-                if set(seen) != {len(positions)}:
+                if positions and set(seen) != {len(positions)}:
                     raise CheckpointError(f"The rotary modules of {type(self.model).__name__} get no such positions.")
                 self.tower = inputs
                 return recording
@@ -339,7 +339,10 @@ def _keep_queries_and_keys(
 
 
 def compare_model(
-    model: nn.Module, schemes: Sequence[Position], inputs: ExtraInputs | None = None
+    model: nn.Module,
+    schemes: Sequence[Position],
+    inputs: ExtraInputs | None = None,
+    positions: Tensor | None = None,
 ) -> list[BlockDifference]:
     """Compare position schemes with those of a model from `small_model`, at the positions `SHORT` and `LONG`.
 
@@ -347,11 +350,16 @@ def compare_model(
         model: The model.
         schemes: Scheme of each block.
         inputs: Number of tokens -> inputs that the model needs beside tokens and positions; `None` for none.
+        positions: Positions of a tower whose rotary modules do not get any, `(A, 1, T)`: those that its code counts.
+            They are then the only ones that are compared.
 
     Raises:
         CheckpointError: Neither the model's attention nor its rotary functions can be observed.
     """
     several = next((one.axes.num_axes for one in schemes if isinstance(one, RotaryEmbedding) and one.axes), 1)
+    if positions is not None:
+        with Observation(model, inputs) as observed:
+            return _compare_functions(schemes, observed.run_tower(()).functions, positions)
     if is_tower(model):
         return _compare_tower(model, schemes, several, inputs)
     results = []

@@ -108,7 +108,7 @@ def stated_positions(model: nn.Module, positions: Sequence[int]) -> Iterator[lis
 
     Args:
         model: A model whose rotary modules have a parameter `position_ids`, `(..., T)` or `(..., T, A)`.
-        positions: Position on each axis, which all tokens get.
+        positions: Position on each axis, which all tokens get. If it is empty, nothing is replaced.
 
     Yields:
         A list that gets the number of axes of the positions of each call of a rotary module.
@@ -125,6 +125,6 @@ def stated_positions(model: nn.Module, positions: Sequence[int]) -> Iterator[lis
         return bound.args, bound.kwargs
 
     with ExitStack() as stack:
-        for module in rotary_modules(model):
+        for module in rotary_modules(model) if positions else ():
             stack.callback(module.register_forward_pre_hook(replace, with_kwargs=True).remove)
         yield seen
