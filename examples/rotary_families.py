@@ -83,7 +83,6 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "adapter_input_size": 256,
     },
     "moonshine": dict.fromkeys(_HEADS, 4),
-    **dict.fromkeys(("neucodec", "xcodec2"), {"quantization_dim": 1280}),
     "moonshine_streaming": {"num_key_value_heads": 8},
     **{name: {"upsample_groups": 256} for name in _CODECS},
     "t5gemma2_text": {"dropout_rate": 0.0},
@@ -107,13 +106,9 @@ INPUTS: Mapping[str, Callable[[Any, int], Mapping[str, Any]]] = {
     "moonshine_streaming": lambda config, length: {
         "encoder_hidden_states": torch.ones(1, 2, config.encoder_config.hidden_size)
     },
-    **dict.fromkeys(
-        ("neucodec", "xcodec2"),
-        lambda config, length: {
-            "input_values": torch.ones(1, 1, 320 * length),
-            "input_features": torch.ones(1, length, 160),
-        },
-    ),
+    "muse_glimmer_assistant": lambda config, length: {
+        "context_hidden_states": torch.ones(1, 2, config.hidden_size * len(config.target_layer_ids))
+    },
     "moshi_depth": lambda config, length: {"last_hidden_state": torch.ones(1, length, config.input_size)},
     "blt_local_decoder": lambda config, length: {"patch_embeds": torch.ones(1, length, config.hidden_size_global)},
     "voxtral_realtime_text": lambda config, length: {"t_cond": torch.ones(1, 1, config.hidden_size)},
@@ -148,7 +143,7 @@ def config_classes() -> Iterator[Any]:
 
     for path in sorted(Path(transformers.__file__).parent.glob("models/*/configuration_*.py")):
         modeling = path.with_name(path.name.replace("configuration_", "modeling_"))
-        if not modeling.exists() or not re.search("rotary|rope", modeling.read_text()):
+        if not modeling.exists() or not re.search("rotary|rope(?!r)", modeling.read_text()):
             continue
         module = importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
         for value in vars(module).values():

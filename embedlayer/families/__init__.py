@@ -23,7 +23,7 @@ from embedlayer.families.records import (
     HeadSpec,
     RotaryPositions,
 )
-from embedlayer.families.rotary import ROTARY
+from embedlayer.families.rotary import REFUSED_ROTARY, ROTARY
 
 __all__ = [
     "CONFIG_KEYS",
@@ -35,6 +35,7 @@ __all__ = [
     "MULTIMODAL",
     "OWN_MODEL_TYPE",
     "REFUSED",
+    "REFUSED_ROTARY",
     "ROTARY",
     "SCALE_ATTRIBUTES",
     "STATIC_EMBEDDING",

@@ -126,7 +126,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         (
             *("deepseek_ocr2_encoder", "lasr_encoder", "mimi", "mimi_encoder", "mimi_decoder"),
             *("pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer_decoder"),
-            *("qwen2_5_omni_dit", "timesfm2_5", "xcodec2", "neucodec"),
+            *("timesfm2_5"),
             *("muse_glimmer_assistant", "dia_decoder", "idefics"),
             *("nemotron3_diarization_audio",),
         ),
@@ -348,6 +348,51 @@ _STATED: tuple[tuple[Names, Names], ...] = (
 
 _BASE = {name: base for base, names in _BASES for name in names}
 _WIDTH = {name: width for width, names in _HEAD_WIDTHS for name in names}
+
+_REFUSED: tuple[tuple[str, Names], ...] = (
+    (
+        "its angles are of coordinates or times in real numbers, not of whole positions",
+        ("dinov3_vit", "eomt_dinov3", "sapiens2", "musicflamingo", "esmfold2", "lightglue"),
+    ),
+    (
+        "only its memory attention rotates, which repeats the positions of a frame and leaves object pointers out",
+        ("sam2_video", "sam3_tracker_video", "edgetam_video"),
+    ),
+    (
+        "it rotates the input of the query and key projections, not queries and keys",
+        ("wav2vec2-bert", "wav2vec2-conformer", "seamless_m4t"),
+    ),
+    ("it rotates by the number of the head, not by the position of the token", ("neucodec", "xcodec2")),
+    ("it rotates only the first head of each block", ("qwen2_5_omni_dit",)),
+    ("it also rotates values", ("clvp_encoder",)),
+    ("it pairs interleaved channels, but their two angles differ, which is no rotation", ("vjepa2",)),
+    ("it rotates its class token by learned angles", ("mlcd_vision_model",)),
+    ("a tensor of the checkpoint multiplies its frequencies", ("mistral_large4_text",)),
+    ("all channels of its queries have one grid of angles, not those of a head", ("efficientloftr",)),
+    (
+        "transformers cannot build it without the package timm, so it was not compared",
+        ("pe_audio_video_encoder", "pe_video_encoder"),
+    ),
+    (
+        "it has no rotary positions",
+        (
+            *("chameleon_vqgan", "clvp_decoder", "cosmos3_edge_vision", "deepseek_ocr2_sam_vision_model", "emu3_vqgan"),
+            *("edgetam_video_mask_decoder", "edgetam_video_prompt_encoder", "gemma3n_audio", "gemma3n_vision"),
+            *("gemma4_audio", "gemma4_unified_audio", "gemma4_unified_vision", "glm_image_vision", "glm_image_vqmodel"),
+            *("granite_docling_vision", "hunyuan_vl_vision", "idefics_perciever", "idefics_vision"),
+            *("minicpmv4_7_vision", "mllama_vision_model", "molmo2_adapter", "molmo2_vision", "muse_spark_audio"),
+            *("moonshine_streaming_encoder", "nemotron_asr_streaming_encoder", "parakeet_encoder"),
+            *("phi4_multimodal_audio", "phi4_multimodal_vision", "pp_doclayout_v2", "qwen2_5_omni_audio_encoder"),
+            *("qwen2_5_omni_bigvgan", "qwen3_omni_moe_audio_encoder", "sam2_video_mask_decoder"),
+            *("sam2_video_prompt_encoder", "sam3_detr_decoder", "sam3_detr_encoder", "sam3_geometry_encoder"),
+            *("sam3_mask_decoder", "sam3_tracker_video_mask_decoder", "sam3_tracker_video_prompt_encoder"),
+            *("unlimited_ocr_sam_vision_model", "unlimited_ocr_vision_encoder"),
+        ),
+    ),
+)
+
+REFUSED_ROTARY: Mapping[str, str] = {name: reason for reason, names in _REFUSED for name in names}
+"""Model type -> why its rotary positions are not read, the end of a sentence."""
 
 ROTARY: Mapping[str, RotaryPositions] = {
     name: replace(

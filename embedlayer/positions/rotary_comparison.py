@@ -160,11 +160,16 @@ def small_model(config: Any) -> nn.Module:
     module = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
     found = []
     for name, value in vars(module).items():
-        if inspect.isclass(value) and issubclass(value, PreTrainedModel) and value.config_class is type(config):
+        if (
+            inspect.isclass(value)
+            and issubclass(value, PreTrainedModel)
+            and issubclass(type(config), value.config_class or ())
+        ):
             inputs = inspect.signature(value.forward).parameters
             reads_text = bool({"input_ids", "inputs_embeds"} & {*inputs})
             if not name.endswith("PreTrainedModel") and (reads_text or {*TOWER_INPUTS} & {*inputs}):
-                found.append((not reads_text, not name.endswith("Model"), len(name), name, value))
+                other = value.config_class is not type(config)  # that of a former name
+                found.append((other, not reads_text, not name.endswith("Model"), len(name), name, value))
     if not found:
         raise CheckpointError(f"{module.__name__} has no model with a {type(config).__name__} that can be observed.")
     build: Callable[..., nn.Module] = min(found)[-1]._from_config

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from embedlayer.errors import CheckpointError
-from embedlayer.families import ROTARY, RotaryPositions, rotary_facts, stated_size
+from embedlayer.families import REFUSED_ROTARY, ROTARY, RotaryPositions, rotary_facts, stated_size
 from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.query_scaling import LogQueryScaling, PowerQueryScaling, QueryScaling
@@ -279,14 +279,17 @@ def _facts(config: JsonObject, *, stated: bool) -> RotaryPositions:
         stated: Whether the caller stated what the settings of an unknown family would say.
 
     Raises:
-        CheckpointError: The `model_type` is missing or unknown and the caller stated nothing, or the configuration
-            holds several models.
+        CheckpointError: The `model_type` is missing or unknown and the caller stated nothing, or the rotary positions
+            of the family are not read, or the configuration holds several models.
     """
     name = config.get("model_type")
     facts = rotary_facts(name)
-    inner = [key for key in ("text_config", "llm_config", "thinker_config") if key in config]
+    if isinstance(name, str) and name in REFUSED_ROTARY:
+        raise CheckpointError(f"The rotary positions of model_type {name!r} are not read: {REFUSED_ROTARY[name]}.")
+    inner = _inner_models(config)
     if facts is None and inner and not config.keys() & ROTARY_KEYS:
-        raise CheckpointError(f"This configuration holds several models: pass config[{inner[0]!r}].")
+        choices = " or ".join(f"config[{key!r}]" for key in inner)
+        raise CheckpointError(f"This configuration holds several models: pass {choices}.")
     if facts is None and not stated:
         about = "has no model_type" if name is None else f"has the unknown model_type {name!r}"
         close = " or ".join(get_close_matches(str(name), ROTARY, n=2, cutoff=0.6))
@@ -296,6 +299,14 @@ def _facts(config: JsonObject, *, stated: bool) -> RotaryPositions:
             f"rotary_positions), and compare with the original: embedlayer.positions.compare_rotary(config, ...)."
         )
     return facts or RotaryPositions()
+
+
+def _inner_models(config: JsonObject) -> list[str]:
+    """Return the keys under which a configuration holds those of other models, language models first."""
+    language = ("text_config", "llm_config", "thinker_config")
+    types = {key: value.get("model_type") for key, value in config.items() if isinstance(value, Mapping)}
+    others = [key for key, name in types.items() if isinstance(name, str) and name in {**ROTARY, **REFUSED_ROTARY}]
+    return list(dict.fromkeys((*(key for key in language if key in config), *others)))
 
 
 def _common(config: JsonObject, facts: RotaryPositions) -> JsonObject:

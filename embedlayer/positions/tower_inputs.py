@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 PIXELS = ("pixel_values", "pixel_values_videos", "hidden_states")
-AUDIO = ("input_features", "input_values", "latents", "past_values", "inputs_embeds")
+AUDIO = ("input_features", "input_values", "latents", "past_values", "inputs_embeds", "noise_embeds")
 TOWER_INPUTS = (*PIXELS, *AUDIO)
 """Parameters of `forward` that hold the input of a tower."""
 
