@@ -85,6 +85,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "moonshine": dict.fromkeys(_HEADS, 4),
     "moonshine_streaming": {"num_key_value_heads": 8},
     **{name: {"upsample_groups": 256} for name in _CODECS},
+    "t5_gemma_module": {"dropout_rate": 0.0},
     "t5gemma2_text": {"dropout_rate": 0.0},
     "t5gemma2_decoder": {"dropout_rate": 0.0},
     "zamba2": {"use_mem_rope": True},

@@ -41,7 +41,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *("mistral", "mixtral", "mllama_text_model", "modernbert", "modernbert-decoder", "moshi"),
             *("nomic_bert", "olmo", "olmo2", "olmoe", "phimoe", "pocket_tts", "qwen2", "qwen2_moe"),
             *("qwen3", "qwen3_moe", "qwen3_omni_moe_talker_code_predictor", "seed_oss", "solar_open", "starcoder2"),
-            *("step3p5", "ultrabert", "unlimited_ocr_text", "vaultgemma", "voxtral_realtime_text"),
+            *("step3p5", "t5_gemma_module", "ultrabert", "unlimited_ocr_text", "vaultgemma", "voxtral_realtime_text"),
             *("voxtral_realtime_encoder", "molmo2_text", "zaya", "hy_v4"),
         ),
     ),
@@ -75,7 +75,6 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         ),
         ("zamba2",),
     ),
-    (RotaryPositions(), ("t5gemma", "t5_gemma_module")),
     (
         RotaryPositions(fixed_base=True, rope_types=("default",), only_if=("position_embedding_type", "rotary")),
         ("esm",),
@@ -318,7 +317,16 @@ _STATED: tuple[tuple[Names, Names], ...] = (
         (
             *("apertus", "beam", "cwm", "deepseek_v4", "diffusion_gemma_text", "dots3_note_text", "gpt_oss", "laguna"),
             *("embedding_gemma2_text", "gemma4_text", "gemma4_unified_text", "higgs_audio_v2", "lfm3", "mellum"),
-            *("mimo_v2_flash", "ministral3", "mistral4", "neomme", "openai_privacy_filter", "step3p5", "ultrabert"),
+            *(
+                "mimo_v2_flash",
+                "ministral3",
+                "mistral4",
+                "neomme",
+                "openai_privacy_filter",
+                "step3p5",
+                "t5_gemma_module",
+                "ultrabert",
+            ),
             *("zaya", "cohere_compass_text"),
         ),
     ),
@@ -368,7 +376,7 @@ _REFUSED: tuple[tuple[str, Names], ...] = (
     ("it pairs interleaved channels, but their two angles differ, which is no rotation", ("vjepa2",)),
     ("it rotates its class token by learned angles", ("mlcd_vision_model",)),
     ("a tensor of the checkpoint multiplies its frequencies", ("mistral_large4_text",)),
-    ("all channels of its queries have one grid of angles, not those of a head", ("efficientloftr",)),
+    ("it rotates all channels of a query before it divides them into heads", ("efficientloftr",)),
     (
         "transformers cannot build it without the package timm, so it was not compared",
         ("pe_audio_video_encoder", "pe_video_encoder"),

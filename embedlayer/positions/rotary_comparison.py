@@ -157,8 +157,13 @@ def small_model(config: Any) -> nn.Module:
 
     AttentionInterface.register(ATTENTION, _keep_queries_and_keys)
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, eager_mask)
-    module = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
-    found = []
+    try:
+        module = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
+    except ModuleNotFoundError:  # only a configuration, for the model of another family
+        from transformers import AutoModel
+
+        return _with_random_weights(AutoModel.from_config, config)
+    found, stacks = [], []
     for name, value in vars(module).items():
         if (
             inspect.isclass(value)
@@ -170,9 +175,22 @@ def small_model(config: Any) -> nn.Module:
             if not name.endswith("PreTrainedModel") and (reads_text or {*TOWER_INPUTS} & {*inputs}):
                 other = value.config_class is not type(config)  # that of a former name
                 found.append((other, not reads_text, not name.endswith("Model"), len(name), name, value))
+        elif inspect.isclass(value) and issubclass(value, PreTrainedModel) and name.endswith(("Encoder", "Decoder")):
+            stacks.append((name.endswith("Decoder"), False, False, 0, name, value))
+    reads_ids = [each for each in stacks if "input_ids" in inspect.signature(each[-1].forward).parameters]
+    found = found or reads_ids  # a configuration that two stacks share
     if not found:
         raise CheckpointError(f"{module.__name__} has no model with a {type(config).__name__} that can be observed.")
-    build: Callable[..., nn.Module] = min(found)[-1]._from_config
+    return _with_random_weights(min(found)[-1]._from_config, config)
+
+
+def _with_random_weights(build: Callable[..., nn.Module], config: Any) -> nn.Module:
+    """Build a model whose attention keeps queries and keys, with random weights.
+
+    Args:
+        build: Function from a configuration and the name of an attention function to the model.
+        config: Configuration object of transformers.
+    """
     torch.manual_seed(0)
     try:
         model = build(config, attn_implementation=ATTENTION)
@@ -276,9 +294,8 @@ class Observation:
                     raise
                 self.by_ids = False  # IDs of several codebooks, or of bytes
         config: Any = self.model.config
-        return self._forward(
-            arguments | {"inputs_embeds": torch.linspace(-1, 1, config.hidden_size).repeat(1, length, 1)}
-        )
+        width = getattr(config, "embedding_size", None) or config.hidden_size
+        return self._forward(arguments | {"inputs_embeds": torch.linspace(-1, 1, width).repeat(1, length, 1)})
 
     def _encoder_states(self) -> dict[str, Any]:
         """Return hidden states of two tokens of an encoder, fewer than the tokens of the decoder."""
