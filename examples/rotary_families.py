@@ -23,11 +23,13 @@ import torch
 
 from embedlayer import CheckpointError
 from embedlayer.positions import rotary_positions
-from embedlayer.positions.rotary_comparison import compare_model, small_config, text_model
+from embedlayer.positions.rotary_comparison import compare_model, small_config, small_model
 
 LAYERS = 8
 _SECTIONS = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [22, 22, 20]}
 _HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+_HEADS = [f"{stack}_num_{kind}_heads" for stack in ("encoder", "decoder") for kind in ("attention", "key_value")]
+_CODECS = ("mimi", "mimi_decoder", "pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_decoder")
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [2, 4]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
@@ -74,17 +76,55 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "qwen3_omni_moe_text": {"num_attention_heads": 16},
     "qwen3_omni_moe_talker_text": {"head_dim": 128, "shared_expert_intermediate_size": 32},
     "step3p5": {"sliding_window": 8},
+    "dots3_note_audio_encoder": {
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "adapter_input_size": 256,
+    },
+    "moonshine": dict.fromkeys(_HEADS, 4),
+    "moonshine_streaming": {"num_key_value_heads": 8},
+    **{name: {"upsample_groups": 256} for name in _CODECS},
+    "t5_gemma_module": {"dropout_rate": 0.0},
     "t5gemma2_text": {"dropout_rate": 0.0},
+    "t5gemma2_decoder": {"dropout_rate": 0.0},
     "zamba2": {"use_mem_rope": True},
 }
 """Model type -> settings of its configuration."""
 
 
+FIXED: Mapping[str, Mapping[str, Any]] = {"llama4_vision_model": {"intermediate_size": 768, "image_size": 140}}
+"""Model type -> sizes of the small model that follow from its other sizes."""
+
 INPUTS: Mapping[str, Callable[[Any, int], Mapping[str, Any]]] = {
+    "blt_local_encoder": lambda config, length: {"num_patches": 1, "patch_ids": torch.zeros(1, length).long()},
+    "deepseek_ocr2_encoder": lambda config, length: {"num_patches": 1},
+    "dia_decoder": lambda config, length: {"input_ids": torch.ones(1, length, config.num_channels).long()},
+    "idefics": lambda config, length: {
+        "image_encoder_embeddings": torch.ones(1, 1, 2, config.vision_config.embed_dim),
+        "image_attention_mask": torch.ones(1, length, 1),
+    },
+    "moonshine_streaming": lambda config, length: {
+        "encoder_hidden_states": torch.ones(1, 2, config.encoder_config.hidden_size)
+    },
+    "muse_glimmer_assistant": lambda config, length: {
+        "context_hidden_states": torch.ones(1, 2, config.hidden_size * len(config.target_layer_ids))
+    },
+    "moshi_depth": lambda config, length: {"last_hidden_state": torch.ones(1, length, config.input_size)},
     "blt_local_decoder": lambda config, length: {"patch_embeds": torch.ones(1, length, config.hidden_size_global)},
     "voxtral_realtime_text": lambda config, length: {"t_cond": torch.ones(1, 1, config.hidden_size)},
 }
 """Model type -> function from its configuration and a number of tokens to further inputs of the model."""
+
+
+def llama4_grid(config: Any) -> torch.Tensor:
+    """Return the rows and columns of patches, counted from 1, and 0 for the class token at the end."""
+    side = torch.arange(1, config.image_size // config.patch_size + 1)
+    return torch.cat([torch.cartesian_prod(side, side), torch.zeros(1, 2).long()]).T[:, None]
+
+
+POSITIONS: Mapping[str, Callable[[Any], torch.Tensor]] = {"llama4_vision_model": llama4_grid}
+"""Model type -> function from its configuration to positions, where no rotary module of the model gets them."""
 
 
 class Row(NamedTuple):
@@ -104,7 +144,7 @@ def config_classes() -> Iterator[Any]:
 
     for path in sorted(Path(transformers.__file__).parent.glob("models/*/configuration_*.py")):
         modeling = path.with_name(path.name.replace("configuration_", "modeling_"))
-        if not modeling.exists() or not re.search("rotary|rope", modeling.read_text()):
+        if not modeling.exists() or not re.search("rotary|rope(?!r)", modeling.read_text()):
             continue
         module = importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
         for value in vars(module).values():
@@ -119,7 +159,7 @@ def configuration(config_class: Any, changes: Mapping[str, Any]) -> Any:
         config = config_class(**{"num_hidden_layers": LAYERS, **settings})
     except Exception:
         config = config_class(**settings)
-    return config_class.from_dict(small_config(config.to_dict()))
+    return config_class.from_dict(small_config(config.to_dict()) | FIXED.get(config_class.model_type, {}))
 
 
 def tiny_configuration(config_class: Any, changes: Mapping[str, Any]) -> Any:
@@ -159,7 +199,10 @@ def _compare(config_class: Any, build: Any, changes: Mapping[str, Any]) -> Row:
         return row("refused", error)
     try:
         inputs = INPUTS.get(config.model_type)
-        results = compare_model(text_model(config), schemes, inputs and partial(inputs, config))
+        positions = POSITIONS.get(config.model_type)
+        results = compare_model(
+            small_model(config), schemes, inputs and partial(inputs, config), positions and positions(config)
+        )
     except Exception as error:
         return row("not built", f"{type(error).__name__}: {error}")
     wrong = [f"block {one.block} {one.reason}" for one in results if one.reason]

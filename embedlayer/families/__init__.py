@@ -24,7 +24,7 @@ from embedlayer.families.records import (
     Names,
     RotaryPositions,
 )
-from embedlayer.families.rotary import ROTARY
+from embedlayer.families.rotary import REFUSED_ROTARY, ROTARY
 
 __all__ = [
     "CONFIG_KEYS",
@@ -36,6 +36,7 @@ __all__ = [
     "MULTIMODAL",
     "OWN_MODEL_TYPE",
     "REFUSED",
+    "REFUSED_ROTARY",
     "ROTARY",
     "SCALE_ATTRIBUTES",
     "SIZE_KEYS",

@@ -168,8 +168,9 @@ class RotaryPositions:
 
     Attributes:
         base: Base of the frequencies (theta) that transformers uses if a configuration states none.
-        fixed_base: Whether the family's code has no other base than `base`. The reader then accepts a configuration
-            without a base. For other families the reader refuses it, unless its caller passes a default.
+        fixed_base: Whether the family's code has no other base than `base`, or had none when its checkpoints were
+            published. The reader then accepts a configuration without a base. For other families the reader refuses it,
+            unless its caller passes a default.
         interleaved: Whether the channels (2i, 2i + 1) form a rotated pair, not (i, i + half).
         reads_layout: Whether the family's code reads `rope_interleave`; elsewhere another layout there is an error.
         reversed: Whether the family's code rotates by the negative angle.
@@ -189,12 +190,15 @@ class RotaryPositions:
         rotated_types: Layer types that are rotated; layers of other types have no positions. `None` for all types.
         labels: Pairs (layer type, its key in `rope_parameters`) where they differ; the type `""` stands for all others.
         aliases: Pairs (key in the configurations of this family, common key of the same meaning).
-        ignored_keys: Keys about positions that the family's code does not read.
+        ignored_keys: Keys about positions that the family's code does not read, and sizes of other parts of the model.
         defaults: Pairs (configuration key, transformers' default) of keys that a configuration may leave out.
         stated: Groups of keys of which a configuration must have one, because transformers has a default of its own.
             A null does not count, unless the key is `sliding_window`.
         axes: How pairs of channels are divided over several position axes: a key of `AXES` in
-            `embedlayer.positions.rotary_config`; `None` for positions on a single axis.
+            `embedlayer.positions.rotary_config`, or `"axial"` for `AxialAxes` (vision towers); `None` for positions on
+            a single axis.
+        num_axes: Number of axes of `AxialAxes`.
+        axial: Names of the options of `AxialAxes` that are set.
         sections: Sections of the axes if a configuration states no `mrope_section`; `None` for a single axis then.
         section_names: Other names of `mrope_section` in the configurations of this family.
         unrotated_queries: Factor on queries by position in layers without rotation. `"attn_scale"`: Llama 4's, from the
@@ -222,7 +226,9 @@ class RotaryPositions:
     ignored_keys: Names = ()
     defaults: tuple[tuple[str, int | float], ...] = ()
     stated: tuple[Names, ...] = ()
-    axes: Literal["chunked", "interleaved", "alternating", "channels"] | None = None
+    axes: Literal["chunked", "interleaved", "alternating", "channels", "axial"] | None = None
+    num_axes: int = 2
+    axial: Names = ()
     sections: tuple[int, ...] | None = None
     section_names: Names = ()
     unrotated_queries: Literal["attn_scale"] | tuple[float, int] | None = None

@@ -14,6 +14,8 @@ _TYPES = RotaryPositions()
 _PAIRS = RotaryPositions(interleaved=True)
 _CHUNKED = RotaryPositions(axes="chunked", former_rope_types=(("mrope", "default"),))
 _INTERLEAVED = RotaryPositions(axes="interleaved")
+_AXIAL = RotaryPositions(axes="axial", fixed_base=True, aliases=(("depth", "num_hidden_layers"),))
+_AXIAL_HEADS = replace(_AXIAL, aliases=(*_AXIAL.aliases, ("num_heads", "num_attention_heads")))
 _HYBRID = RotaryPositions(
     rotated_types=("attention", "full_attention", "sliding_attention"),
     aliases=(("layers_block_type", "layer_types"),),
@@ -39,7 +41,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *("mistral", "mixtral", "mllama_text_model", "modernbert", "modernbert-decoder", "moshi"),
             *("nomic_bert", "olmo", "olmo2", "olmoe", "phimoe", "pocket_tts", "qwen2", "qwen2_moe"),
             *("qwen3", "qwen3_moe", "qwen3_omni_moe_talker_code_predictor", "seed_oss", "solar_open", "starcoder2"),
-            *("step3p5", "ultrabert", "unlimited_ocr_text", "vaultgemma", "voxtral_realtime_text"),
+            *("step3p5", "t5_gemma_module", "ultrabert", "unlimited_ocr_text", "vaultgemma", "voxtral_realtime_text"),
             *("voxtral_realtime_encoder", "molmo2_text", "zaya", "hy_v4"),
         ),
     ),
@@ -73,7 +75,6 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         ),
         ("zamba2",),
     ),
-    (RotaryPositions(), ("t5gemma", "t5_gemma_module")),
     (
         RotaryPositions(fixed_base=True, rope_types=("default",), only_if=("position_embedding_type", "rotary")),
         ("esm",),
@@ -92,7 +93,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (RotaryPositions(unrotated_queries=(0.1, 2048)), ("beam",)),
     (
         RotaryPositions(without_positions="all"),
-        ("jamba", "kimi_linear", "glm5_next_text", "inkling_text", "inkling2_text"),
+        ("glm5_next_text", "inkling_text", "inkling2_text", "jamba", "kimi_linear", "moshi_depth"),
     ),
     (
         RotaryPositions(without_positions="all", aliases=(("layers_block_type", "layer_types"),)),
@@ -117,7 +118,38 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (RotaryPositions(or_alibi=True), ("falcon",)),
     (_PAIRS, ("cohere",)),
     (RotaryPositions(scales_full_attention_only=True), ("gemma3_text", "gemma3n_text", "olmo3")),
-    (RotaryPositions(scales_full_attention_only=True), ("t5gemma2_text",)),
+    (RotaryPositions(scales_full_attention_only=True), ("t5gemma2_text", "t5gemma2_decoder")),
+    # audio, time series, and the second stack of a model
+    (
+        _TYPES,
+        (
+            *("deepseek_ocr2_encoder", "lasr_encoder", "mimi", "mimi_encoder", "mimi_decoder"),
+            *("pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer_decoder"),
+            *("timesfm2_5"),
+            *("muse_glimmer_assistant", "dia_decoder", "idefics"),
+            *("nemotron3_diarization_audio",),
+        ),
+    ),
+    (
+        RotaryPositions(default_share=0.5),
+        (
+            *("dots3_note_audio_encoder", "glmasr_encoder", "nemotron3_5_transcribe_asr_audio"),
+            *("nemotron3_5_transcribe_word_timestamp",),
+        ),
+    ),
+    (_PAIRS, ("blt_local_encoder", "pe_audio_encoder")),
+    (
+        RotaryPositions(
+            interleaved=True,
+            default_share=0.9,
+            aliases=(
+                ("decoder_num_hidden_layers", "num_hidden_layers"),
+                ("decoder_num_attention_heads", "num_attention_heads"),
+            ),
+        ),
+        ("moonshine",),
+    ),
+    (RotaryPositions(interleaved=True, default_share=0.8), ("moonshine_streaming",)),
     # several axes
     (replace(_CHUNKED, sections=(16, 24, 24)), ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")),
     (replace(_CHUNKED, sections=(16, 24, 24)), ("qwen2_5_omni_talker", "paddleocr_vl_text")),
@@ -137,6 +169,49 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (
         RotaryPositions(interleaved=True, axes="alternating", sections=(22, 22, 20), rope_types=("default",)),
         ("ernie4_5_vl_moe_text",),
+    ),
+    # vision towers: rows and columns
+    (
+        _AXIAL_HEADS,
+        (
+            *(
+                "cohere_compass_vision",
+                "ernie4_5_vl_moe_vision",
+                "exaone4_5_vision",
+                "glm4v_vision",
+                "glm4v_moe_vision",
+            ),
+            *("glm5_next_vision", "glm_ocr_vision", "qwen2_5_omni_vision_encoder", "qwen2_5_vl_vision"),
+            *("qwen3_5_vision", "qwen3_5_moe_vision", "qwen3_omni_moe_vision_encoder", "qwen3_vl_vision"),
+            *("qwen3_vl_moe_vision", "qwen4_exp_vision"),
+        ),
+    ),
+    (replace(_AXIAL, rotated_types=_FULL), ("lfm3_vl_vision",)),
+    (
+        _AXIAL,
+        (
+            *("dots3_note_vision_encoder", "muse_glimmer_vision", "muse_spark_vision"),
+            *("paddleocr_vl_vision", "video_llama_3_vision"),
+        ),
+    ),
+    (
+        replace(
+            _AXIAL_HEADS,
+            ignored_keys=("hidden_size",),
+            aliases=(*_AXIAL_HEADS.aliases, ("embed_dim", "hidden_size")),
+        ),
+        ("qwen2_vl_vision",),
+    ),
+    (replace(_AXIAL, axial=("last_axis_first",)), ("step3p5_vision",)),
+    (replace(_AXIAL, axial=("alternating", "last_axis_first")), ("kimi_k25_vision",)),
+    (replace(_AXIAL, num_axes=3), ("minimax_m3_vl_vision",)),
+    (replace(_AXIAL, axial=("shared_frequencies",)), ("pixtral",)),
+    (replace(_AXIAL, axial=("pairs_within_axis",)), ("gemma4_vision",)),
+    (replace(_AXIAL, interleaved=True), ("sam3_vit_model",)),
+    (replace(_AXIAL, interleaved=True, axial=("last_axis_first",)), ("inkling2_vision",)),
+    (
+        replace(_AXIAL, interleaved=True, axial=("last_axis_first",), rope_types=("default",)),
+        ("llama4_vision_model",),
     ),
     # other scalings
     (_HUNYUAN, ("hunyuan_v1_dense", "hunyuan_v1_moe")),
@@ -166,15 +241,16 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
 )
 
 _BASES: tuple[tuple[float, Names], ...] = (
+    (100.0, ("gemma4_vision",)),
     (1000.0, ("nomic_bert",)),
-    (20_000.0, ("jina_embeddings_v3",)),
+    (20_000.0, ("jina_embeddings_v3", "pe_audio_encoder")),
     (100_000.0, ("helium",)),
     (150_000.0, ("gpt_oss", "openai_privacy_filter")),
     (160_000.0, ("gte",)),
     (
         500_000.0,
         (
-            *("bitnet", "blt_local_decoder", "blt_global_transformer", "cohere", "csm"),
+            *("bitnet", "blt_local_encoder", "blt_local_decoder", "blt_global_transformer", "cohere", "csm"),
             *("csm_depth_decoder_model", "ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text", "evolla", "flex_olmo"),
             *("llama4_text", "mllama_text_model", "olmo3", "paddleocr_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"),
         ),
@@ -182,7 +258,18 @@ _BASES: tuple[tuple[float, Names], ...] = (
     (
         1_000_000.0,
         (
-            *("cwm", "emu3_text_model", "lfm2", "lfm2_moe", "lfm3", "minimax", "mixtral", "phimoe", "solar_open"),
+            *(
+                "cwm",
+                "emu3_text_model",
+                "lfm2",
+                "lfm2_moe",
+                "lfm3",
+                "lfm3_vl_vision",
+                "minimax",
+                "mixtral",
+                "phimoe",
+                "solar_open",
+            ),
             *("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen2_5_omni_talker", "qwen3_omni_moe_text"),
         ),
     ),
@@ -198,16 +285,20 @@ _BASES: tuple[tuple[float, Names], ...] = (
 """Base of the frequencies if a configuration states none, where it is not 10000."""
 
 _HEAD_WIDTHS: tuple[tuple[int, Names], ...] = (
-    (64, ("gpt_oss", "muse_spark_text", "neomme", "openai_privacy_filter", "voxtral_realtime_encoder")),
+    (
+        64,
+        ("gemma4_vision", "gpt_oss", "muse_spark_text", "neomme", "openai_privacy_filter", "voxtral_realtime_encoder"),
+    ),
+    (80, ("timesfm2_5",)),
     (
         128,
         (
-            *("afmoe", "beam", "cohere2_moe", "cosmos3_edge_text", "cwm", "dia_encoder", "ernie4_5", "flint", "glm"),
+            *("afmoe", "beam", "cohere2_moe", "cosmos3_edge_text", "cwm", "dia_encoder", "dia_decoder", "flint", "glm"),
             *("glm4", "helium", "higgs_audio_v2", "hrm_text", "hy_v3", "kolibri1", "laguna", "lfm3", "llama4_text"),
             *("internlm3", "iquestcoder"),
             *("mellum", "minimax_m2", "minimax_m3_vl_text", "ministral3", "molmo2_text", "muse_glimmer_text"),
-            *("paddleocr_vl_text", "qwen2_5_omni_talker", "qwen3", "qwen3_omni_moe_talker_code_predictor"),
-            *("qwen3_vl_text", "seed_oss", "solar_open", "step3p5", "zaya"),
+            *("paddleocr_vl_text", "pe_audio_encoder", "qwen2_5_omni_talker", "qwen3", "qwen3_vl_text", "seed_oss"),
+            *("ernie4_5", "qwen3_omni_moe_talker_code_predictor", "solar_open", "step3p5", "zaya"),
         ),
     ),
     (192, ("mimo_v2_flash",)),
@@ -216,7 +307,7 @@ _HEAD_WIDTHS: tuple[tuple[int, Names], ...] = (
         (
             *("diffusion_gemma_text", "embedding_gemma2_text", "gemma", "gemma2", "gemma3_text", "gemma3n_text"),
             *("gemma4_text", "gemma4_unified_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
-            *("t5_gemma_module", "t5gemma", "t5gemma2_text", "vaultgemma"),
+            *("t5_gemma_module", "t5gemma", "t5gemma2_text", "t5gemma2_decoder", "vaultgemma"),
         ),
     ),
 )
@@ -228,11 +319,20 @@ _STATED: tuple[tuple[Names, Names], ...] = (
         (
             *("apertus", "beam", "cwm", "deepseek_v4", "diffusion_gemma_text", "dots3_note_text", "gpt_oss", "laguna"),
             *("embedding_gemma2_text", "gemma4_text", "gemma4_unified_text", "higgs_audio_v2", "lfm3", "mellum"),
-            *("mimo_v2_flash", "ministral3", "mistral4", "neomme", "openai_privacy_filter", "step3p5", "ultrabert"),
+            *(
+                "mimo_v2_flash",
+                "ministral3",
+                "mistral4",
+                "neomme",
+                "openai_privacy_filter",
+                "step3p5",
+                "t5_gemma_module",
+                "ultrabert",
+            ),
             *("zaya", "cohere_compass_text"),
         ),
     ),
-    (("rope_parameters", "rope_local_base_freq"), ("gemma3_text", "gemma3n_text", "t5gemma2_text")),
+    (("rope_parameters", "rope_local_base_freq"), ("gemma3_text", "gemma3n_text", "t5gemma2_text", "t5gemma2_decoder")),
     (("rope_parameters", "local_rope_theta"), ("modernbert", "modernbert-decoder")),
     (("rope_parameters", "rope_theta"), ("olmo3",)),
     (("sliding_window",), ("cohere2", "cohere2_moe", "exaone4", "exaone_moe", "kolibri1")),
@@ -258,6 +358,51 @@ _STATED: tuple[tuple[Names, Names], ...] = (
 
 _BASE = {name: base for base, names in _BASES for name in names}
 _WIDTH = {name: width for width, names in _HEAD_WIDTHS for name in names}
+
+_REFUSED: tuple[tuple[str, Names], ...] = (
+    (
+        "its angles are of coordinates or times in real numbers, not of whole positions",
+        ("dinov3_vit", "eomt_dinov3", "sapiens2", "musicflamingo", "esmfold2", "lightglue"),
+    ),
+    (
+        "only its memory attention rotates, which repeats the positions of a frame and leaves object pointers out",
+        ("sam2_video", "sam3_tracker_video", "edgetam_video"),
+    ),
+    (
+        "it rotates the input of the query and key projections, not queries and keys",
+        ("wav2vec2-bert", "wav2vec2-conformer", "seamless_m4t"),
+    ),
+    ("it rotates by the number of the head, not by the position of the token", ("neucodec", "xcodec2")),
+    ("it rotates only the first head of each block", ("qwen2_5_omni_dit",)),
+    ("it also rotates values", ("clvp_encoder",)),
+    ("it pairs interleaved channels, but their two angles differ, which is no rotation", ("vjepa2",)),
+    ("it rotates its class token by learned angles", ("mlcd_vision_model",)),
+    ("a tensor of the checkpoint multiplies its frequencies", ("mistral_large4_text",)),
+    ("it rotates all channels of a query before it divides them into heads", ("efficientloftr",)),
+    (
+        "transformers cannot build it without the package timm, so it was not compared",
+        ("pe_audio_video_encoder", "pe_video_encoder"),
+    ),
+    (
+        "it has no rotary positions",
+        (
+            *("chameleon_vqgan", "clvp_decoder", "cosmos3_edge_vision", "deepseek_ocr2_sam_vision_model", "emu3_vqgan"),
+            *("edgetam_video_mask_decoder", "edgetam_video_prompt_encoder", "gemma3n_audio", "gemma3n_vision"),
+            *("gemma4_audio", "gemma4_unified_audio", "gemma4_unified_vision", "glm_image_vision", "glm_image_vqmodel"),
+            *("granite_docling_vision", "hunyuan_vl_vision", "idefics_perciever", "idefics_vision"),
+            *("minicpmv4_7_vision", "mllama_vision_model", "molmo2_adapter", "molmo2_vision", "muse_spark_audio"),
+            *("moonshine_streaming_encoder", "nemotron_asr_streaming_encoder", "parakeet_encoder"),
+            *("phi4_multimodal_audio", "phi4_multimodal_vision", "pp_doclayout_v2", "qwen2_5_omni_audio_encoder"),
+            *("qwen2_5_omni_bigvgan", "qwen3_omni_moe_audio_encoder", "sam2_video_mask_decoder"),
+            *("sam2_video_prompt_encoder", "sam3_detr_decoder", "sam3_detr_encoder", "sam3_geometry_encoder"),
+            *("sam3_mask_decoder", "sam3_tracker_video_mask_decoder", "sam3_tracker_video_prompt_encoder"),
+            *("unlimited_ocr_sam_vision_model", "unlimited_ocr_vision_encoder"),
+        ),
+    ),
+)
+
+REFUSED_ROTARY: Mapping[str, str] = {name: reason for reason, names in _REFUSED for name in names}
+"""Model type -> why its rotary positions are not read, the end of a sentence."""
 
 ROTARY: Mapping[str, RotaryPositions] = {
     name: replace(

@@ -226,12 +226,13 @@ class AxialAxes(RotaryAxes):
     With n = `rotary_dim / num_axes` channels, pair j of each axis rotates by `position * base^(-2j / n)` radians.
 
     Args:
-        num_axes: Number of axes, A: 2 for rows and columns. Positions state them in the order of the shares.
+        num_axes: Number of axes, A: 2 for rows and columns, in this order.
         alternating: Whether the axes take turns, 0 1 0 1 ..., and not 0 0 ... 1 1 ... (Kimi K2.5).
-        shared_frequencies: Whether the axes share the frequencies of the whole head: axis a has those of the pairs a,
+        shared_frequencies: Whether the axes share the frequencies of the whole head: share a has those of the pairs a,
             a + A, a + 2A, ... (Pixtral).
         pairs_within_axis: Whether the rotated channels of an axis are adjacent: n channels of axis 0, then n of axis 1,
-            ... Otherwise pairs span the head, as without axes (Gemma 4's vision tower).
+            and so on. Otherwise pairs span the head, as without axes (Gemma 4's vision tower).
+        last_axis_first: Whether the shares are those of the axes in reverse order: columns, then rows (Kimi K2.5).
 
     Raises:
         SizeError: `num_axes` is below 2, or alternating axes have pairs within each axis. `index` and `frequencies`
@@ -245,6 +246,7 @@ class AxialAxes(RotaryAxes):
     alternating: bool = False
     shared_frequencies: bool = False
     pairs_within_axis: bool = False
+    last_axis_first: bool = False
     has_own_frequencies = True
 
     def __post_init__(self) -> None:
@@ -255,7 +257,8 @@ class AxialAxes(RotaryAxes):
 
     def index(self, rotary_dim: int) -> Int[Tensor, " half"]:
         """Return the axis of each pair."""
-        order = torch.arange(self.num_axes).unsqueeze(-1).expand(-1, self._pairs(rotary_dim))
+        shares = torch.arange(self.num_axes)
+        order = (shares.flip(0) if self.last_axis_first else shares).unsqueeze(-1).expand(-1, self._pairs(rotary_dim))
         return (order.T if self.alternating else order).flatten()
 
     def frequencies(self, rotary_dim: int, base: float) -> Float[Tensor, " half"]:

@@ -9,17 +9,19 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from math import isnan
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, MissingExtraError
-from embedlayer.families import CONFIG_KEYS
+from embedlayer.families import CONFIG_KEYS, RotaryPositions, rotary_facts
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.call_recording import FunctionCall, is_rotary, recorded_calls, rotated_tensors
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary import RotaryEmbedding, rotary_positions
+from embedlayer.positions.tower_inputs import FRAMES, TOWER_INPUTS, is_tower, stated_positions, tower_inputs
 
 ATTENTION = "embedlayer_compare_rotary"
 """Name of the attention function in transformers' registry that keeps queries and keys."""
@@ -99,7 +101,7 @@ def compare_rotary(
     if name not in CONFIG_MAPPING:
         raise CheckpointError(f"model_type {name!r} is not known to the installed transformers: update it.")
     try:
-        model = text_model(CONFIG_MAPPING[str(name)].from_dict(small_config(config)))
+        model = small_model(CONFIG_MAPPING[str(name)].from_dict(small_config(config)))
     except (ValueError, TypeError, AttributeError, RuntimeError, KeyError) as error:
         raise CheckpointError(f"transformers cannot build a small model of this configuration: {error}") from error
     return compare_model(model, schemes)
@@ -116,7 +118,18 @@ def small_config(config: JsonObject) -> JsonObject:
     for key, value in config.items():
         if key.endswith("token_id") and type(value) is int:
             small[key] = min(value, _SMALL["vocab_size"] - 1)
-    names = {key: next((name for name in CONFIG_KEYS[key] if name in config), key) for key in CONFIG_KEYS}
+    facts = rotary_facts(config.get("model_type")) or RotaryPositions()
+    names = {
+        key: next(
+            (
+                name
+                for name in (*(own for own, common in facts.aliases if common == key), *CONFIG_KEYS[key])
+                if name in config
+            ),
+            key,
+        )
+        for key in CONFIG_KEYS
+    }
     hidden, heads = config.get(names["hidden_size"]), config.get(names["num_attention_heads"])
     if type(hidden) is int and type(heads) is int and heads > 4 and hidden % heads == 0:
         groups = config.get("num_key_value_heads") or heads
@@ -126,10 +139,11 @@ def small_config(config: JsonObject) -> JsonObject:
     return small
 
 
-def text_model(config: Any) -> nn.Module:
-    """Build the model of transformers that takes token IDs or input vectors and has a configuration of this class.
+def small_model(config: Any) -> nn.Module:
+    """Build the model of transformers that has a configuration of this class.
 
-    Its attention is the one that keeps queries and keys, if its class can change the attention.
+    It takes token IDs or input vectors, or where no such class has this configuration, pixels or audio. Its attention
+    is the one that keeps queries and keys, if its class can change the attention.
 
     Args:
         config: Configuration object of transformers.
@@ -143,16 +157,40 @@ def text_model(config: Any) -> nn.Module:
 
     AttentionInterface.register(ATTENTION, _keep_queries_and_keys)
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, eager_mask)
-    module = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
-    found = []
+    try:
+        module = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
+    except ModuleNotFoundError:  # only a configuration, for the model of another family
+        from transformers import AutoModel
+
+        return _with_random_weights(AutoModel.from_config, config)
+    found, stacks = [], []
     for name, value in vars(module).items():
-        if inspect.isclass(value) and issubclass(value, PreTrainedModel) and value.config_class is type(config):
+        if (
+            inspect.isclass(value)
+            and issubclass(value, PreTrainedModel)
+            and issubclass(type(config), value.config_class or ())
+        ):
             inputs = inspect.signature(value.forward).parameters
-            if not name.endswith("PreTrainedModel") and {"input_ids", "inputs_embeds"} & {*inputs}:
-                found.append((not name.endswith("Model"), len(name), name, value))
+            reads_text = bool({"input_ids", "inputs_embeds"} & {*inputs})
+            if not name.endswith("PreTrainedModel") and (reads_text or {*TOWER_INPUTS} & {*inputs}):
+                other = value.config_class is not type(config)  # that of a former name
+                found.append((other, not reads_text, not name.endswith("Model"), len(name), name, value))
+        elif inspect.isclass(value) and issubclass(value, PreTrainedModel) and name.endswith(("Encoder", "Decoder")):
+            stacks.append((name.endswith("Decoder"), False, False, 0, name, value))
+    reads_ids = [each for each in stacks if "input_ids" in inspect.signature(each[-1].forward).parameters]
+    found = found or reads_ids  # a configuration that two stacks share
     if not found:
-        raise CheckpointError(f"{module.__name__} has no text model with a {type(config).__name__}.")
-    build: Callable[..., nn.Module] = min(found)[-1]._from_config
+        raise CheckpointError(f"{module.__name__} has no model with a {type(config).__name__} that can be observed.")
+    return _with_random_weights(min(found)[-1]._from_config, config)
+
+
+def _with_random_weights(build: Callable[..., nn.Module], config: Any) -> nn.Module:
+    """Build a model whose attention keeps queries and keys, with random weights.
+
+    Args:
+        build: Function from a configuration and the name of an attention function to the model.
+        config: Configuration object of transformers.
+    """
     torch.manual_seed(0)
     try:
         model = build(config, attn_implementation=ATTENTION)
@@ -163,7 +201,8 @@ def text_model(config: Any) -> nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:  # frozen ones are fixed sinusoids
-                parameter.normal_(std=0.2)
+                width = parameter[0].numel() if parameter.dim() > 2 else 1  # of a convolution, of which audio has many
+                parameter.normal_(std=min(0.2, width**-0.5))
     return model.eval()
 
 
@@ -195,13 +234,14 @@ class Observation:
     Functions of the modeling file that rotate are wrapped until the context is left, in the whole process.
 
     Args:
-        model: A model from `text_model`.
+        model: A model from `small_model`.
         inputs: Number of tokens -> further inputs of the model, by name; `None` for none.
     """
 
     def __init__(self, model: nn.Module, inputs: ExtraInputs | None = None) -> None:
         self.model = model
         self.inputs = inputs
+        self.tower: dict[str, Any] = {}
         self.recording = Recording([], [], [])
         self.accepts_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.by_ids = "input_ids" in inspect.signature(model.forward).parameters
@@ -242,9 +282,11 @@ class Observation:
             arguments["position_ids"] = positions
         if "use_cache" in inputs:
             arguments["use_cache"] = False
+        if "encoder_hidden_states" in inputs and "Decoder" in type(self.model).__name__:
+            arguments = self._encoder_states() | arguments
         if self.by_ids and (positions is not None or "inputs_embeds" not in inputs):
             try:
-                return self._forward(arguments | {"input_ids": torch.full((1, length), 3)})
+                return self._forward({"input_ids": torch.full((1, length), 3)} | arguments)
             except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
                 if "inputs_embeds" not in inputs or (
                     isinstance(positions, Tensor) and int(positions.max()) > max(SHORT)
@@ -252,9 +294,39 @@ class Observation:
                     raise
                 self.by_ids = False  # IDs of several codebooks, or of bytes
         config: Any = self.model.config
-        return self._forward(
-            arguments | {"inputs_embeds": torch.linspace(-1, 1, config.hidden_size).repeat(1, length, 1)}
-        )
+        width = getattr(config, "embedding_size", None) or config.hidden_size
+        return self._forward(arguments | {"inputs_embeds": torch.linspace(-1, 1, width).repeat(1, length, 1)})
+
+    def _encoder_states(self) -> dict[str, Any]:
+        """Return hidden states of two tokens of an encoder, fewer than the tokens of the decoder."""
+        config: Any = self.model.config
+        width = getattr(config, "cross_hidden_size", None) or config.hidden_size
+        return {"encoder_hidden_states": torch.ones(1, 2, width)}
+
+    def run_tower(self, positions: Sequence[int]) -> Recording:
+        """Run a tower with the same position for all tokens and return what it did.
+
+        Args:
+            positions: The position on each axis; empty for those that the tower counts itself.
+
+        Raises:
+            CheckpointError: No input was found on which the tower runs, or it has no rotary module that gets positions
+                on these axes.
+        """
+        failed: Exception | None = None
+        with stated_positions(self.model, positions) as seen:
+            stated = {} if self.inputs is None else dict(self.inputs(FRAMES))
+            for inputs in [self.tower] if self.tower else [each | stated for each in tower_inputs(self.model)]:
+                try:
+                    recording = self._forward(inputs)
+                except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+                    failed = error
+                    continue
+                if positions and set(seen) != {len(positions)}:
+                    raise CheckpointError(f"The rotary modules of {type(self.model).__name__} get no such positions.")
+                self.tower = inputs
+                return recording
+        raise CheckpointError(f"{type(self.model).__name__} runs on none of the inputs that were tried.") from failed
 
     def _forward(self, arguments: dict[str, Any]) -> Recording:
         """Run the model and return what it did."""
@@ -283,24 +355,35 @@ def _keep_queries_and_keys(
         attention_mask: Not used.
     """
     keys = key[..., : query.shape[-2], :]  # behind them may be compressed ones, whose positions are others
-    _KEPT.append(Call(getattr(module, "layer_idx", None), query.detach().clone(), keys.detach().clone()))
+    if keys.shape[-2] == query.shape[-2]:  # keys of an encoder are fewer
+        _KEPT.append(Call(getattr(module, "layer_idx", None), query.detach().clone(), keys.detach().clone()))
     return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
 
 def compare_model(
-    model: nn.Module, schemes: Sequence[Position], inputs: ExtraInputs | None = None
+    model: nn.Module,
+    schemes: Sequence[Position],
+    inputs: ExtraInputs | None = None,
+    positions: Tensor | None = None,
 ) -> list[BlockDifference]:
-    """Compare position schemes with those of a model from `text_model`, at the positions `SHORT` and `LONG`.
+    """Compare position schemes with those of a model from `small_model`, at the positions `SHORT` and `LONG`.
 
     Args:
         model: The model.
         schemes: Scheme of each block.
         inputs: Number of tokens -> inputs that the model needs beside tokens and positions; `None` for none.
+        positions: Positions of a tower whose rotary modules do not get any, `(A, 1, T)`: those that its code counts.
+            They are then the only ones that are compared.
 
     Raises:
         CheckpointError: Neither the model's attention nor its rotary functions can be observed.
     """
     several = next((one.axes.num_axes for one in schemes if isinstance(one, RotaryEmbedding) and one.axes), 1)
+    if positions is not None:
+        with Observation(model, inputs) as observed:
+            return _compare_functions(schemes, observed.run_tower(()).functions, positions)
+    if is_tower(model):
+        return _compare_tower(model, schemes, several, inputs)
     results = []
     with Observation(model, inputs) as observed:
         for number, positions in enumerate((SHORT, LONG)):
@@ -333,6 +416,54 @@ def _compare(observed: Observation, schemes: Sequence[Position], positions: Tens
         start = start._replace(
             calls=[Call(i, q[..., :1, :].expand_as(q), k[..., :1, :].expand_as(k)) for i, q, k in moved.calls]
         )
+    return _compare_recordings(schemes, start, moved, positions)
+
+
+def _compare_tower(
+    model: nn.Module, schemes: Sequence[Position], axes: int, inputs: ExtraInputs | None
+) -> list[BlockDifference]:
+    """Compare all blocks of a vision or audio tower, whose tokens all have the same position.
+
+    Args:
+        model: The tower.
+        schemes: Scheme of each block.
+        axes: Number of axes of the positions.
+        inputs: As in `compare_model`.
+
+    Raises:
+        CheckpointError: No input was found on which the tower runs, or it has no rotary module that gets positions.
+    """
+    results = []
+    with Observation(model, inputs) as observed:
+        start = observed.run_tower((0,) * axes)
+        for positions in (SHORT, LONG):
+            for place in range(1, len(positions)):
+                stated = tuple(positions[place - axis] for axis in range(axes))
+                moved = observed.run_tower(stated)
+                tokens = moved.calls[0].q.shape[-2] if moved.calls else 1
+                ids = torch.tensor(stated)[:, None, None].expand(-1, 1, tokens)
+                results.append(_compare_recordings(schemes, start, moved, ids if axes > 1 else ids[0]))
+    return [max((one[block] for one in results), key=_badness) for block in range(len(schemes))]
+
+
+def _compare_recordings(
+    schemes: Sequence[Position], start: Recording, moved: Recording, positions: Tensor
+) -> list[BlockDifference]:
+    """Compare all blocks in two recordings of the same input.
+
+    Args:
+        schemes: Scheme of each block.
+        start: Recording at position 0.
+        moved: Recording at `positions`.
+        positions: Position of each token, `(1, T)` or `(axes, 1, T)`.
+
+    Raises:
+        CheckpointError: There is not the same number of attention layers for each block.
+    """
+    start, moved = (
+        each._replace(calls=[call for call in each.calls if call.q.shape[-2] == positions.shape[-1]])
+        for each in (start, moved)
+    )  # without cross-attention of other tokens
     if not start.calls:
         return _compare_functions(schemes, moved.functions, positions)
     reasons = _scaling_reason(schemes, start.scalings)
@@ -340,7 +471,7 @@ def _compare(observed: Observation, schemes: Sequence[Position], positions: Tens
     changed: set[int] = set()  # blocks whose queries depend on the positions
     turned = False  # whether such queries have the lengths that they have at position 0
     for number, (before, after) in enumerate(zip(start.calls, moved.calls, strict=True)):
-        block = _block_of(number, before.layer, len(start.calls), len(schemes))
+        block = _block_of(number, before.layer, len(start.calls), schemes)
         if block is None and moved.functions:  # cross-attention between the blocks
             return _compare_functions(schemes, moved.functions, positions)
         if block is None:
@@ -373,18 +504,21 @@ def _width(schemes: Sequence[Position]) -> int:
     return next((scheme.head_dim for scheme in schemes if isinstance(scheme, RotaryEmbedding)), 0)
 
 
-def _block_of(number: int, layer: int | None, calls: int, blocks: int) -> int | None:
+def _block_of(number: int, layer: int | None, calls: int, schemes: Sequence[Position]) -> int | None:
     """Return the block of an attention call, or `None` if it cannot be told.
 
     Args:
         number: Number of the call in the forward pass.
         layer: Number that the attention layer states, or `None`.
         calls: Calls in the forward pass.
-        blocks: Number of blocks.
+        schemes: Scheme of each block.
     """
-    if calls % blocks == 0:
-        return number // (calls // blocks)
-    return layer if layer is not None and 0 <= layer < blocks else None
+    if calls % len(schemes) == 0:
+        return number // (calls // len(schemes))
+    rotated = [block for block, scheme in enumerate(schemes) if isinstance(scheme, RotaryEmbedding)]
+    if layer is None and calls == len(rotated):  # the others have no attention
+        return rotated[number]
+    return layer if layer is not None and 0 <= layer < len(schemes) else None
 
 
 def _is_permuted(queries: Tensor, functions: Sequence[tuple[Tensor, Tensor]]) -> bool:
@@ -485,8 +619,9 @@ def _angles(scheme: RotaryEmbedding, positions: Tensor) -> Tensor:
 
 
 def _relative(ours: Tensor, theirs: Tensor, bound: Tensor) -> float:
-    """Return the largest difference divided by `bound`, relative to the largest number."""
-    return float(((ours - theirs).abs() / bound).max() / theirs.abs().max().clamp_min(1e-30))
+    """Return the largest difference divided by `bound`, relative to the largest number; infinite without a number."""
+    value = float(((ours - theirs).abs() / bound).max() / theirs.abs().max().clamp_min(1e-30))
+    return float("inf") if isnan(value) else value
 
 
 def _compare_functions(

@@ -12,15 +12,17 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from embedlayer.errors import CheckpointError
-from embedlayer.families import ROTARY, RotaryPositions, rotary_facts, stated_size
+from embedlayer.families import REFUSED_ROTARY, ROTARY, RotaryPositions, rotary_facts, stated_size
 from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.query_scaling import LogQueryScaling, PowerQueryScaling, QueryScaling
 from embedlayer.positions.rotary_axes import (
     AlternatingAxes,
+    AxialAxes,
     ChannelAxes,
     ChunkedAxes,
     InterleavedAxes,
+    RotaryAxes,
     SectionedAxes,
 )
 from embedlayer.positions.rotary_scaling import (
@@ -120,7 +122,7 @@ class RopeType(NamedTuple):
     """A `rope_type` of transformers: its scaling class, and the configuration keys of its parameters.
 
     Attributes:
-        scaling: Class of the scaling; `None` for the default type, which has none.
+        scaling: Class of the scaling; `None` for a type that has none.
         required: Keys that must be present.
         optional: Keys that may be present.
     """
@@ -132,6 +134,7 @@ class RopeType(NamedTuple):
 
 ROPE_TYPES = {
     "default": RopeType(None),
+    "axial": RopeType(None),
     "linear": RopeType(LinearScaling, frozenset({"factor"})),
     "dynamic": RopeType(DynamicNTKScaling, frozenset({"factor"})),
     "yarn": RopeType(
@@ -157,7 +160,7 @@ AXES: dict[str, Callable[[Sequence[int]], SectionedAxes]] = {
     "alternating": AlternatingAxes,
     "channels": ChannelAxes,
 }
-"""`RotaryPositions.axes` -> class of the axes."""
+"""`RotaryPositions.axes` -> class of the axes that a configuration states sections of."""
 
 ROTARY_KEYS = {
     *("rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base", "rotary_embedding_base"),
@@ -230,7 +233,7 @@ def _read(
         return None
     kind = _rope_type(parameters, facts)
     allowed = COMMON_KEYS | ROPE_TYPES[kind].required | ROPE_TYPES[kind].optional | {*facts.other_parameters}
-    allowed |= {SECTIONS, *facts.section_names, "mrope_interleaved"} if facts.axes else set()
+    allowed |= {SECTIONS, *facts.section_names, "mrope_interleaved"} if facts.axes not in (None, "axial") else set()
     for key in parameters:
         if key not in allowed:
             raise CheckpointError(f"Rotary positions of type {kind!r} have no key {key!r}.{_hint(key, allowed)}")
@@ -238,6 +241,8 @@ def _read(
     share = _rotated_share(config, facts, parameters, width)
     layout = _layout(config, facts) if interleaved is None else interleaved
     rotary_dim = width if kind == "proportional" else int(width * share)
+    if facts.axes == "axial":  # an equal number of pairs for each axis
+        rotary_dim -= rotary_dim % (2 * facts.num_axes)
     arguments: dict[str, Any] = {
         "head_dim": width,
         "base": _base(config, facts, parameters, layer_type, default_base) if base is None else as_number(base, "base"),
@@ -274,14 +279,17 @@ def _facts(config: JsonObject, *, stated: bool) -> RotaryPositions:
         stated: Whether the caller stated what the settings of an unknown family would say.
 
     Raises:
-        CheckpointError: The `model_type` is missing or unknown and the caller stated nothing, or the configuration
-            holds several models.
+        CheckpointError: The `model_type` is missing or unknown and the caller stated nothing, or the rotary positions
+            of the family are not read, or the configuration holds several models.
     """
     name = config.get("model_type")
     facts = rotary_facts(name)
-    inner = [key for key in ("text_config", "llm_config", "thinker_config") if key in config]
+    if isinstance(name, str) and name in REFUSED_ROTARY:
+        raise CheckpointError(f"The rotary positions of model_type {name!r} are not read: {REFUSED_ROTARY[name]}.")
+    inner = _inner_models(config)
     if facts is None and inner and not config.keys() & ROTARY_KEYS:
-        raise CheckpointError(f"This configuration holds several models: pass config[{inner[0]!r}].")
+        choices = " or ".join(f"config[{key!r}]" for key in inner)
+        raise CheckpointError(f"This configuration holds several models: pass {choices}.")
     if facts is None and not stated:
         about = "has no model_type" if name is None else f"has the unknown model_type {name!r}"
         close = " or ".join(get_close_matches(str(name), ROTARY, n=2, cutoff=0.6))
@@ -291,6 +299,14 @@ def _facts(config: JsonObject, *, stated: bool) -> RotaryPositions:
             f"rotary_positions), and compare with the original: embedlayer.positions.compare_rotary(config, ...)."
         )
     return facts or RotaryPositions()
+
+
+def _inner_models(config: JsonObject) -> list[str]:
+    """Return the keys under which a configuration holds those of other models, language models first."""
+    language = ("text_config", "llm_config", "thinker_config")
+    types = {key: value.get("model_type") for key, value in config.items() if isinstance(value, Mapping)}
+    others = [key for key, name in types.items() if isinstance(name, str) and name in {**ROTARY, **REFUSED_ROTARY}]
+    return list(dict.fromkeys((*(key for key in language if key in config), *others)))
 
 
 def _common(config: JsonObject, facts: RotaryPositions) -> JsonObject:
@@ -303,7 +319,7 @@ def _common(config: JsonObject, facts: RotaryPositions) -> JsonObject:
     Raises:
         CheckpointError: Two names of the same key have different values, or a key is missing that must be stated.
     """
-    renamed = dict(config)
+    renamed = {key: value for key, value in config.items() if key not in facts.ignored_keys}
     for key, common in facts.aliases:
         value = renamed.pop(key, None)
         if value is not None:
@@ -315,7 +331,7 @@ def _common(config: JsonObject, facts: RotaryPositions) -> JsonObject:
                 f"{config.get('model_type')}: write it into the configuration."
             )
     defaults = {key: value for key, value in facts.defaults if key not in config}
-    own = {key: value for key, value in renamed.items() if value is not None and key not in facts.ignored_keys}
+    own = {key: value for key, value in renamed.items() if value is not None}
     return {**defaults, **own, "model_type": config.get("model_type")}
 
 
@@ -329,11 +345,14 @@ def _rope_type(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
     Raises:
         CheckpointError: The type is unknown.
     """
-    kind = _only_value({"rope_type": parameters.get("rope_type"), "type": parameters.get("type")}) or "default"
+    kind = _only_value({"rope_type": parameters.get("rope_type"), "type": parameters.get("type")})
+    kind = ("axial" if facts.axes == "axial" else "default") if kind is None else kind
     kind = dict((("su", "longrope"), *facts.former_rope_types)).get(kind, kind)
     if kind == "dynamic" and "ntk_alpha" in facts.rope_types and parameters.get("alpha"):
         kind = "ntk_alpha"
-    known = {key for key in ROPE_TYPES if key != "ntk_alpha" or key in facts.rope_types}
+    known = {key for key in ROPE_TYPES if key not in ("ntk_alpha", "axial") or key in facts.rope_types}
+    if facts.axes == "axial":
+        known = {"axial", *facts.rope_types}
     if kind not in known:
         raise CheckpointError(f"rope_type {kind!r} is not known here.{_hint(kind, known)}")
     return str(kind)
@@ -358,7 +377,7 @@ def _layout(config: JsonObject, facts: RotaryPositions) -> bool:
     )
 
 
-def _axes(facts: RotaryPositions, parameters: Mapping[str, Any], pairs: int) -> SectionedAxes | None:
+def _axes(facts: RotaryPositions, parameters: Mapping[str, Any], pairs: int) -> RotaryAxes | None:
     """Return how pairs are divided over several position axes; `None` for a single axis.
 
     With interleaved sections axis 0 has all pairs that the other sections leave, as in transformers.
@@ -373,6 +392,8 @@ def _axes(facts: RotaryPositions, parameters: Mapping[str, Any], pairs: int) -> 
     """
     if facts.axes is None:
         return None
+    if facts.axes == "axial":
+        return AxialAxes(facts.num_axes, **dict.fromkeys(facts.axial, True))
     stated = _only_value({name: parameters.get(name) for name in (SECTIONS, *facts.section_names)})
     sections = facts.sections if stated is None else stated
     if sections is None:

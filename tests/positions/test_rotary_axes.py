@@ -41,7 +41,7 @@ SCHEMES: dict[str, Position] = {
     "axial, within": RotaryEmbedding(
         HEAD + 2, rotary_dim=HEAD, trailing=True, axes=AxialAxes(3, pairs_within_axis=True)
     ),
-    "axial, shared": RotaryEmbedding(HEAD, axes=AxialAxes(3, shared_frequencies=True)),
+    "axial, shared": RotaryEmbedding(HEAD, axes=AxialAxes(3, shared_frequencies=True, last_axis_first=True)),
     "query scaling": RotaryEmbedding(HEAD, query_scaling=LogQueryScaling(0.5, 3, offset=1)),
     "reversed, trailing": RotaryEmbedding(HEAD, rotary_dim=16, trailing=True, reversed=True, interleaved=True),
     "alpha": RotaryEmbedding(HEAD, scaling=NTKAlphaScaling(1000.0)),
@@ -104,7 +104,7 @@ def test_sections_are_those_of_transformers(name, model, kind, sections, positio
         (AxialAxes(2), "qwen2_vl", "Qwen2VLVisionRotaryEmbedding"),
         (AxialAxes(2), "qwen2_5_vl", "Qwen2_5_VLVisionRotaryEmbedding"),
         (AxialAxes(2, shared_frequencies=True), "pixtral", "PixtralVisionRotaryEmbedding"),
-        (AxialAxes(2, alternating=True), "kimi_k25", "Kimi_K25VisionRotaryEmbedding"),
+        (AxialAxes(2, alternating=True, last_axis_first=True), "kimi_k25", "Kimi_K25VisionRotaryEmbedding"),
         (AxialAxes(3), "minimax_m3_vl", "MiniMaxM3VLVisionRotaryEmbedding"),
         (AxialAxes(2, pairs_within_axis=True), "gemma4", "Gemma4VisionRotaryEmbedding"),
     ],
@@ -112,7 +112,6 @@ def test_sections_are_those_of_transformers(name, model, kind, sections, positio
 def test_axial_tables_are_those_of_vision_towers(axes, model, kind) -> None:
     rotary, module = beside(model, kind, rope_type="axial")
     positions = MIXED[: axes.num_axes, 0]
-    seen = positions.flip(0) if model == "kimi_k25" else positions  # columns first
     x = heads(SCHEMES["plain"])[0][:1]
     rows = positions.T[None] if model == "gemma4" else positions.T
     cos, sin = (each.reshape(1, 1, 7, -1) for each in rotary(x, rows))
@@ -121,7 +120,7 @@ def test_axial_tables_are_those_of_vision_towers(axes, model, kind) -> None:
     else:
         halves = x.chunk(2, dim=-1)
         expected = x * cos + torch.cat([-halves[1], halves[0]], dim=-1) * sin
-    ours = RotaryEmbedding(HEAD, axes=axes).rotate(x, x, seen[:, None])[0]
+    ours = RotaryEmbedding(HEAD, axes=axes).rotate(x, x, positions[:, None])[0]
     torch.testing.assert_close(ours, expected, atol=2e-5, rtol=0)
 
 
