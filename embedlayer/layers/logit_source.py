@@ -211,8 +211,8 @@ class LogitSource:
         try:
             is_same = self.versions == [_version(each) for each in self.originals]
             is_same = is_same and all(
-                torch.allclose(old, _sample(now), rtol=0, atol=0, equal_nan=True)
-                for old, now in zip(self.samples, self.originals[1:], strict=True)
+                old.shape == now.shape and torch.allclose(old, now, rtol=0, atol=0, equal_nan=True)
+                for old, now in zip(self.samples, map(_sample, self.originals[1:]), strict=True)
             )
             if not is_same:
                 raise StaleRowsError(
