@@ -39,7 +39,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *("hy_v3", "hyperclovax", "jais2", "jina_embeddings_v3", "kyutai_speech_to_text", "laguna"),
             *("internlm3", "iquestcoder", "llama", "mellum", "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral"),
             *("mistral", "mixtral", "mllama_text_model", "modernbert", "modernbert-decoder", "moshi"),
-            *("nomic_bert", "olmo", "olmo2", "olmoe", "phimoe", "pocket_tts", "qwen2", "qwen2_moe"),
+            *("nomic_bert", "olmo", "olmo2", "olmoe", "pocket_tts", "qwen2", "qwen2_moe"),
             *("qwen3", "qwen3_moe", "qwen3_omni_moe_talker_code_predictor", "seed_oss", "solar_open", "starcoder2"),
             *("step3p5", "t5_gemma_module", "ultrabert", "unlimited_ocr_text", "vaultgemma", "voxtral_realtime_text"),
             *("voxtral_realtime_encoder", "molmo2_text", "zaya", "hy_v4"),
@@ -119,13 +119,15 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (_PAIRS, ("cohere",)),
     (RotaryPositions(scales_full_attention_only=True), ("gemma3_text", "gemma3n_text", "olmo3")),
     (RotaryPositions(scales_full_attention_only=True), ("t5gemma2_text", "t5gemma2_decoder")),
+    # its longrope keeps the short factors at every length in transformers, with two factors on cosines
+    (RotaryPositions(rope_types=("default",)), ("phimoe",)),
     # audio, time series, and the second stack of a model
     (
         _TYPES,
         (
             *("deepseek_ocr2_encoder", "lasr_encoder", "mimi", "mimi_encoder", "mimi_decoder"),
             *("pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer_decoder"),
-            *("timesfm2_5"),
+            "timesfm2_5",
             *("muse_glimmer_assistant", "dia_decoder", "idefics"),
             *("nemotron3_diarization_audio",),
         ),
@@ -370,6 +372,7 @@ _REFUSED: tuple[tuple[str, Names], ...] = (
         "it rotates the input of the query and key projections, not queries and keys",
         ("wav2vec2-bert", "wav2vec2-conformer", "seamless_m4t"),
     ),
+    ("its parts have configurations of their own: pass those of its encoder, decoder and patcher", ("blt",)),
     ("it rotates by the number of the head, not by the position of the token", ("neucodec", "xcodec2")),
     ("it rotates only the first head of each block", ("qwen2_5_omni_dit",)),
     ("it also rotates values", ("clvp_encoder",)),
@@ -393,7 +396,12 @@ _REFUSED: tuple[tuple[str, Names], ...] = (
             *("phi4_multimodal_audio", "phi4_multimodal_vision", "pp_doclayout_v2", "qwen2_5_omni_audio_encoder"),
             *("qwen2_5_omni_bigvgan", "qwen3_omni_moe_audio_encoder", "sam2_video_mask_decoder"),
             *("sam2_video_prompt_encoder", "sam3_detr_decoder", "sam3_detr_encoder", "sam3_geometry_encoder"),
-            *("sam3_mask_decoder", "sam3_tracker_video_mask_decoder", "sam3_tracker_video_prompt_encoder"),
+            *(
+                "sapiens2_head",
+                "sam3_mask_decoder",
+                "sam3_tracker_video_mask_decoder",
+                "sam3_tracker_video_prompt_encoder",
+            ),
             *("unlimited_ocr_sam_vision_model", "unlimited_ocr_vision_encoder"),
         ),
     ),
