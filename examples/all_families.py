@@ -3,6 +3,7 @@
     python examples/all_families.py                       # every type of every kind
     python examples/all_families.py llama bert --json -   # a few, as JSON lines
     python examples/all_families.py --write docs/families.md
+    python examples/all_families.py --varied masked       # other settings than the default ones
 
 A small random model of each type (`tiny_models`) is saved, its embedding layer is loaded, and both compute the same. A
 type is
@@ -11,7 +12,9 @@ type is
   difference is `max |ours - theirs| / max |theirs|`;
 - refused, if `embedlayer.load` or `embedlayer.patch` does not take it, or `load` reads the table alone;
 - wrong, if a comparison differs or a compulsory one could not be made;
-- not built, if transformers cannot build it from such a configuration.
+- not built, if transformers cannot build it from such a configuration. With `--varied`, also if it cannot run it.
+
+With `--varied`, models have other settings than the default ones (`varied_settings`), and training is not compared.
 
 Comparisons, in float32 except where it says float64:
 
@@ -45,7 +48,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -57,6 +60,7 @@ from tables import markdown_table, write_between_markers
 from tiny_models import KINDS, PARTS, CannotBuild, build, model_types, quiet
 from torch import Tensor, nn
 from transformers_probe import Block, Run, arranged, in_float64, main_stacks, observe
+from varied_settings import Variation, shorten, variations
 
 import embedlayer as el
 
@@ -93,6 +97,9 @@ SCALED_BIAS = ("falcon",)
 SECONDS = 60
 """Limit of processor time of one model type."""
 
+VARIED_TIMES = 8
+"""How many times that limit the variations of a type may take."""
+
 
 @dataclass
 class Row:
@@ -110,6 +117,7 @@ class Row:
         large: What read the logits, or the operations with tokens x V numbers.
         seconds: Processor time for the whole type.
         settings: Settings with which the model is built, as in `tiny_models.build`.
+        variation: Name of the variation of the settings; empty for the default ones.
     """
 
     model_type: str
@@ -123,6 +131,7 @@ class Row:
     large: str = ""
     seconds: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
+    variation: str = ""
 
 
 def accepts(model: nn.Module, name: str) -> bool:
@@ -140,11 +149,23 @@ def texts(config: Any) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def examine(model_type: str, kind: str, settings: Mapping[str, Any] | None = None) -> Row:
-    """Return the row of a model type, built with these settings."""
+def examine(
+    model_type: str, kind: str, settings: Mapping[str, Any] | None = None, *, variation: Variation | None = None
+) -> Row:
+    """Return the row of a model type.
+
+    Args:
+        model_type: Model type in transformers.
+        kind: A key of `tiny_models.KINDS`.
+        settings: Settings with which the model is built, as in `tiny_models.build`.
+        variation: Variation of the settings in their place; training is then not compared.
+    """
     row = Row(model_type, kind, settings=settings or {})
+    if variation is not None:
+        row.variation, row.settings = variation.name, variation.settings
+        row.allowed.append("patched loss")
     try:
-        _, model = build(model_type, kind, settings)
+        _, model = build(model_type, kind, row.settings)
     except CannotBuild as error:
         row.verdict, row.reason = "not built", str(error)
         return row
@@ -152,6 +173,8 @@ def examine(model_type: str, kind: str, settings: Mapping[str, Any] | None = Non
         warnings.simplefilter("ignore")
         try:
             model.save_pretrained(folder)
+            if variation is not None and variation.is_short:
+                shorten(Path(folder), model.config)
             layer = el.load(folder)
         except el.errors.EmbedLayerError as error:
             row.verdict, row.reason = "refused", str(error).replace(folder, "...")
@@ -160,9 +183,38 @@ def examine(model_type: str, kind: str, settings: Mapping[str, Any] | None = Non
                 row.verdict, row.reason = "refused", "the family is unknown, so load reads the table alone"
             else:
                 compare(row, part_of(row, model), layer)
-        compare_training(row, part_of(row, model))
+        if variation is None:
+            compare_training(row, part_of(row, model))
     judge(row)
     return row
+
+
+def examine_varied(model_type: str, kind: str) -> list[Row]:
+    """Return a row for each variation of a model type.
+
+    A type that is not built or refused with its default settings has one row, for these. Where settings that change
+    together do not give equal results, each one also has a row of its own.
+    """
+    default = guarded(examine, model_type, kind, variation=Variation("default settings", {}))
+    if default.verdict in ("not built", "refused"):
+        return [default]
+    rows: list[Row] = []
+    for variation in variations(model_type, kind):
+        row = guarded(examine, model_type, kind, variation=variation)
+        single = variation.single() if row.verdict != "equal" and not variation.is_short else []
+        parts = [guarded(examine, model_type, kind, variation=each) for each in single] if len(single) > 1 else []
+        rows += parts if any(part.verdict == row.verdict for part in parts) else [row, *parts]
+    return rows
+
+
+def guarded(function: Callable[..., Row], model_type: str, kind: str, *, variation: Variation | None = None) -> Row:
+    """Return the row of a function, or a row that says what it raised."""
+    try:
+        return function(model_type, kind, variation=variation)
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {str(error)[:300]} ({at.filename}:{at.lineno})"
+        return Row(model_type, kind, "crash", reason, variation="" if variation is None else variation.name)
 
 
 def part_of(row: Row, model: nn.Module) -> nn.Module:
@@ -171,8 +223,8 @@ def part_of(row: Row, model: nn.Module) -> nn.Module:
 
 
 def judge(row: Row) -> None:
-    """Set the verdict of a row whose comparisons are done, unless its type is refused."""
-    if row.verdict == "refused":
+    """Set the verdict of a row whose comparisons are done, unless its type is refused or cannot run."""
+    if row.verdict in ("refused", "not built"):
         return
     differing = [f"{name} {value:.1e}" for name, value in row.differences.items() if value > limit_of(name)]
     missing = [name for name in COMPULSORY if name not in row.differences and name not in row.allowed]
@@ -205,6 +257,9 @@ def compare(row: Row, model: nn.Module, layer: el.EmbeddingLayer) -> None:
             run = observe(model, {"input_ids": ids, **decoder, **options})
         except Exception as error:
             row.left_out[name] = f"transformers: {type(error).__name__}: {str(error)[:200]}"
+            if row.variation and name == "input":
+                row.verdict, row.reason = "not built", f"its forward fails: {row.left_out[name]}"
+                return
             continue
         stacks = main_stacks(model, run)
         if not stacks:
@@ -297,6 +352,11 @@ def compare_positions(row: Row, model: nn.Module, layer: el.EmbeddingLayer, run:
         run = observe(model, {"input_ids": ids, "position_ids": at.expand(2, -1), **decoder})
     blocks = run.stacks[stacks[-1]]
     row.differences["positions"] = rotation_difference(row, layer, blocks, at)
+    axes = {
+        scheme.axes.num_axes for scheme in schemes_of(layer) if isinstance(scheme, el.RotaryEmbedding) and scheme.axes
+    }
+    for count in axes if accepts(model, "position_ids") else ():
+        compare_axes(row, model, layer, stacks[-1], count)
     if not accepts(model, "position_ids"):
         if any(scheme.hook == "rotate" for scheme in schemes_of(layer)):
             row.left_out["long positions"] = "forward takes no position_ids"
@@ -323,6 +383,20 @@ def compare_positions(row: Row, model: nn.Module, layer: el.EmbeddingLayer, run:
                 scale = query_scale_difference(row, layer, short.stacks[stacks[-1]], long.stacks[stacks[-1]], at)
         if scale is not None:
             row.differences["query scale"] = max(scale, row.differences.get("query scale", 0.0))
+
+
+def compare_axes(row: Row, model: nn.Module, layer: el.EmbeddingLayer, stack: str, count: int) -> None:
+    """Compare the rotations of blocks with several position axes, at positions that differ by axis and text."""
+    ids, _ = texts(model.config)
+    tokens, text = torch.arange(TOKENS), torch.arange(len(ids))[:, None]
+    at = torch.stack([(tokens * (2 * axis + 1) + text) % (11 + axis) for axis in range(count)])
+    run = observe(model, {"input_ids": ids, "position_ids": at})
+    blocks = {
+        index: block
+        for index, block in run.stacks[stack].items()
+        if getattr(layer.position_of_block(index), "axes", None) is not None
+    }
+    row.differences[f"positions on {count} axes"] = rotation_difference(row, layer, blocks, at)
 
 
 def schemes_of(layer: el.EmbeddingLayer) -> list[el.Position]:
@@ -544,24 +618,27 @@ def bias_difference(ours: Tensor, theirs: Tensor) -> float:
 # Running all types
 
 
-def _child(model_type: str, kind: str, pipe: Any) -> None:
-    """Examine a type in a process of its own, and send its row."""
+def _child(model_type: str, kind: str, is_varied: bool, pipe: Any) -> None:
+    """Examine a type in a process of its own, and send its rows."""
     torch.set_num_threads(1)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + SECONDS, -1))
+    seconds = SECONDS * (VARIED_TIMES if is_varied else 1)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + seconds, -1))
     start = time.process_time()
-    try:
-        row = examine(model_type, kind)
-    except Exception as error:
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        row = Row(model_type, kind, "crash", f"{type(error).__name__}: {str(error)[:300]} ({at.filename}:{at.lineno})")
-    row.seconds = round(time.process_time() - start, 2)
-    pipe.send(row)
+    rows = examine_varied(model_type, kind) if is_varied else [guarded(examine, model_type, kind)]
+    rows[0].seconds = round(time.process_time() - start, 2)
+    pipe.send(rows)
     pipe.close()
     os._exit(0)
 
 
-def run(work: Sequence[tuple[str, str]], jobs: int = 2) -> Iterator[Row]:
-    """Yield the row of each `(model_type, kind)`, each examined in a forked process, in the order of `work`."""
+def run(work: Sequence[tuple[str, str]], jobs: int = 2, *, is_varied: bool = False) -> Iterator[Row]:
+    """Yield the rows of each `(model_type, kind)`, each examined in a forked process, in the order of `work`.
+
+    Args:
+        work: Model types and kinds.
+        jobs: Processes.
+        is_varied: Whether the variations of each type are examined, in place of its default settings.
+    """
     import transformers.modeling_utils
     import transformers.models.llama.modeling_llama  # noqa: F401 (imported once, before the forks)
 
@@ -572,21 +649,21 @@ def run(work: Sequence[tuple[str, str]], jobs: int = 2) -> Iterator[Row]:
         while waiting and len(running) < jobs:
             item = waiting.pop(0)
             receive, send = context.Pipe(duplex=False)
-            process = context.Process(target=_child, args=(*item, send), daemon=True)
+            process = context.Process(target=_child, args=(*item, is_varied, send), daemon=True)
             process.start()
             send.close()
             running.append((item, process, receive))
         item, process, receive = running.pop(0)
         try:
-            row = receive.recv()
+            rows = receive.recv()
         except EOFError:
             process.join()
             is_late = process.exitcode == -signal.SIGXCPU
-            reason = f"took more than {SECONDS} s" if is_late else f"the process ended with code {process.exitcode}"
-            row = Row(*item, "crash", reason)
+            reason = "took too much processor time" if is_late else f"the process ended with code {process.exitcode}"
+            rows = [Row(*item, "crash", reason)]
         process.kill()
         process.join()
-        yield row
+        yield from rows
 
 
 def shown(row: Row) -> str:
@@ -594,9 +671,11 @@ def shown(row: Row) -> str:
     numbers = ", ".join(f"{name} {value:.1e}" for name, value in row.differences.items())
     left = "".join(f" [{name} left out: {why}]" for name, why in row.left_out.items())
     kept = {True: "; trains without logits", False: f"; reads logits: {row.large}", None: ""}[row.without_logits]
-    return (
-        f"{row.kind:10s} {row.model_type:24s} {row.verdict:9s} {row.seconds:5.1f}s  {row.reason or numbers}{left}{kept}"
-    )
+    name = f"{row.kind:10s} {row.model_type:24s}"
+    if row.variation:
+        changes = f" {dict(row.settings)}" if row.verdict in ("wrong", "crash") else ""
+        return f"{name} {row.variation:30s} {row.verdict:9s}  {row.reason}{changes}{left if row.reason else ''}"
+    return f"{name} {row.verdict:9s} {row.seconds:5.1f}s  {row.reason or numbers}{left}{kept}"
 
 
 # The page
@@ -630,6 +709,14 @@ def page_text(rows: Sequence[Row]) -> str:
     return text
 
 
+def varied_text(rows: Sequence[Row]) -> str:
+    """Return the sentence of `docs/families.md` that counts the variations."""
+    verdicts = [row.verdict for row in rows]
+    counts = ", ".join(f"{verdicts.count(each):,} {each}" for each in ("equal", "refused", "wrong", "not built"))
+    types = len({(row.kind, row.model_type) for row in rows})
+    return f"Of {len(rows):,} variations of {types} model types: {counts}.\n"
+
+
 def page_row(row: Row, notes: dict[str, int]) -> dict[str, str]:
     """Return the row of a model type in a table of the page.
 
@@ -660,19 +747,23 @@ def largest(row: Row, *prefixes: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("types", nargs="*", metavar="TYPE", help="model types; all by default")
+    parser.add_argument("types", nargs="*", metavar="TYPE", help="model types or kinds; all by default")
+    parser.add_argument("--varied", action="store_true", help="other settings than the default ones, without training")
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="kinds of models; all by default")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--json", type=Path, help="file for the rows as JSON lines; - for standard output")
     parser.add_argument("--rows", type=Path, help="file that --json wrote: use its rows, and run nothing")
     parser.add_argument("--write", type=Path, help="page to write")
     options = parser.parse_args(argv)
-    kinds = options.kind or list(KINDS)
-    work = [(name, kind) for kind in kinds for name in model_types(kind) if not options.types or name in options.types]
+    kinds = options.kind or [name for name in options.types if name in KINDS] or list(KINDS)
+    names = [name for name in options.types if name not in KINDS]
+    work = [(name, kind) for kind in kinds for name in model_types(kind) if not names or name in names]
     start = time.monotonic()
     rows = []
     stored = None if options.rows is None else map(json.loads, options.rows.read_text().splitlines())
-    for row in run(work, options.jobs) if stored is None else (Row(**each) for each in stored):
+    for row in (
+        run(work, options.jobs, is_varied=options.varied) if stored is None else (Row(**each) for each in stored)
+    ):
         rows.append(row)
         print(json.dumps(asdict(row)) if str(options.json) == "-" else shown(row), flush=True)
     if options.json and str(options.json) != "-":
@@ -681,12 +772,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         own = [row for row in rows if row.kind == kind]
         verdicts = [row.verdict for row in own]
         counts = ", ".join(f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts))
-        print(f"{kind}: {len(own)} types: {counts}; {training_count(own)}", file=sys.stderr)
+        training = "" if options.varied else f"; {training_count(own)}"
+        what = "variations" if options.varied else "types"
+        print(f"{kind}: {len(own)} {what}: {counts}{training}", file=sys.stderr)
     print(
         f"{time.monotonic() - start:.0f} s, {sum(row.seconds for row in rows):.0f} s of them computing", file=sys.stderr
     )
     if options.write:
-        write_between_markers(options.write, "families", page_text(rows))
+        if options.varied:
+            write_between_markers(options.write, "varied", varied_text(rows))
+        else:
+            write_between_markers(options.write, "families", page_text(rows))
     if any(row.verdict in ("wrong", "crash") for row in rows):
         raise SystemExit(1)
 

@@ -69,6 +69,7 @@ _CLIP |= {"num_attention_heads": 4}
 
 _COMPASS_ROPE = {"rope_type": "default", "rope_theta": 50000.0, "mrope_section": [4, 2, 2]}
 _MROPE = {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [2, 3, 3]}
+_INTERLEAVED_MROPE = _MROPE | {"mrope_section": [4, 2, 2]}
 _HALF_MROPE = _MROPE | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [2, 5], "mamba_n_heads": 8, "mamba_d_head": 16},
@@ -157,6 +158,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "perception_lm": {"vision_config": _CLIP | {"model_args": {"embed_dim": 64}}},
     "prophetnet": {"num_hidden_layers": KEEP},
     **{name: {"rope_parameters": _MROPE} for name in ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")},
+    **{name: {"rope_parameters": _INTERLEAVED_MROPE} for name in ("qwen3_omni_moe_text", "qwen3_vl_moe_text")},
     "qwen4_exp_text": {
         "indexer_n_heads": 2,
         "indexer_kv_heads": 1,

@@ -116,6 +116,9 @@ def make(kind, path):
         write_json(path / "run.json", {"format_version": 1})
     elif kind == "empty":
         path.mkdir()
+    elif kind == "gguf":
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"GGUF\3" + bytes(40))
     elif kind != "nowhere":
         torch.save({"a": torch.ones(2)}, path)
 

@@ -95,10 +95,9 @@ LENGTH_KEYS = (
 )
 """Configuration keys of the number of positions of a stack."""
 
-BOUNDED_KEYS = (
-    *("hidden_size", *CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"]),
-    *("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim"),
-)
+SIZE_KEYS = ("hidden_size", *CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"])
+HEAD_WIDTH_KEYS = ("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim")
+"""Configuration keys of widths on which positions depend; in a family without positions they may be 0."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +130,8 @@ class LoadRecord:
         nonfinite_rows: `"table"` or `"head"` -> number of its rows with NaN or infinity; a key with 0 rows is left out.
         notes: Sentences about what was skipped or contradictory.
         other_tables: Sentences about tables that the model has beside the token table, and that were not read.
+        unread_copies: Names of tensors that are called like the token table and have its shape but other values, and
+            that were not read, such as `shared.weight` of a BART model whose tables are not tied.
         table_only: Whether only the token table was read, as the caller requested; the first note then says so.
     """
 
@@ -140,6 +141,7 @@ class LoadRecord:
     nonfinite_rows: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     other_tables: tuple[str, ...] = ()
+    unread_copies: tuple[str, ...] = ()
     table_only: bool = False
 
 
@@ -201,7 +203,7 @@ class Loader:
         self.config = self.whole_config = {**defaults, **aliases, **self.config}
         if self.family.sub_configs:
             self._use_config_of("encoder" if "encoder" in self.stacks else "decoder")
-        for key in BOUNDED_KEYS:
+        for key in (*SIZE_KEYS, *(() if self.family.position is None else HEAD_WIDTH_KEYS)):
             if self.config.get(key) is not None:
                 self._whole(key)
         for key, values in () if table_only else self.family.not_computed:
@@ -288,6 +290,7 @@ class Loader:
             nonfinite_rows=self.nonfinite,
             notes=tuple(self.notes),
             other_tables=tuple(self._other_tables()),
+            unread_copies=tuple(self._unread_copies()),
             table_only=self.table_only,
         )
 
@@ -297,6 +300,17 @@ class Loader:
             for name in self._find_matrices((table.name,)):
                 rows, width = self.checkpoint.info(name).shape
                 yield f"{name}, {rows:,} x {width:,}, is not read: {table.use}."
+
+    def _unread_copies(self) -> Iterator[str]:
+        """Yield the names of tensors that are called like the token table and have its shape, and were not read."""
+        table = self.names.get("table.weight")
+        if not table or self.family is UNKNOWN:
+            return
+        used = {name for names in self.names.values() for name in names}
+        shape = self.checkpoint.info(table[0]).shape
+        for name in self._find_matrices(self.family.table):
+            if name not in used and self.checkpoint.info(name).shape == shape:
+                yield name
 
     def read_arguments(self) -> dict[str, Any]:
         """Read the weights of the embedding layer into `tensors`, and return the arguments of `EmbeddingLayer`.
@@ -1193,14 +1207,19 @@ class Loader:
             )
 
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
-        """Read the rows of an untied head into `tensors[key]` and return them; `None` if there are no such rows.
+        """Read the rows of an untied head into `tensors[key]` and return them; `None` if it has no own rows.
 
         The configuration may say that the head is tied while the checkpoint stores rows for it. Rows that equal the
-        token table count as tied, and `names` lists them as a copy of the table. Other rows are read as an untied head,
-        with a sentence in `notes` unless the family always ties.
+        token table count as tied: the result is `None`, and `names` lists them as a copy of the table. Other rows are
+        read as an untied head, with a sentence in `notes` unless the family always ties.
+
+        Columns of `spec.columns` that are stored are appended to the rows, or to those of the table if the head is
+        tied. Rows beyond the number that the configuration states under `spec.rows` are cut off. A head that was
+        extended or cut has no entry in `names`, because it cannot be written back.
 
         Raises:
-            CheckpointError: The rows do not belong to the tokens of the table, or to hidden states of the model.
+            CheckpointError: A tensor is quantised, or has no floating point dtype and no dtype was requested; or the
+                number of rows in the configuration is not in its range.
         """
         tied_to = "decoder.table.weight" if "decoder.table.weight" in self.tensors else "table.weight"
         used = self.names.get(tied_to, ())
@@ -1336,12 +1355,14 @@ def text_config(config: JsonObject) -> JsonObject:
         return config if spec is None or spec.flat is None else {**config, "model_type": spec.flat}
     if spec is None:
         return {**text, "model_type": outer}
-    own = text.get("tie_word_embeddings")
     if spec.tied_by == "text":
         return text
-    tied = spec.tied_by == "model" and bool(config.get("tie_word_embeddings", spec.tied))
-    if spec.or_text and not tied:
-        family = family_of(text.get("model_type"))
-        default = family is not None and family.head is not None and family.head.tied is True
-        tied = bool(default if own is None else own)
+    family = family_of(text.get("model_type"))
+    own = text.get("tie_word_embeddings")
+    if own is None:
+        own = family is not None and family.head is not None and family.head.tied is True
+    stated = config.get("tie_word_embeddings")
+    if stated is None:
+        stated = own if spec.tied == "text" else spec.tied
+    tied = (spec.tied_by == "model" and bool(stated)) or (spec.or_text and bool(own))
     return {**text, "tie_word_embeddings": tied}

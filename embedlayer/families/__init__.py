@@ -11,8 +11,8 @@ from difflib import get_close_matches
 
 from embedlayer.families.causal import CAUSAL_FAMILIES, HUGGING_FACE_TENSORS, META_TENSORS, REFUSED_CAUSAL
 from embedlayer.families.encoder_decoder import ENCODER_DECODER_FAMILIES
-from embedlayer.families.masked import MASKED_FAMILIES
-from embedlayer.families.multimodal import MULTIMODAL
+from embedlayer.families.masked import MASKED_FAMILIES, REFUSED_MASKED
+from embedlayer.families.multimodal import MULTIMODAL, REFUSED_MULTIMODAL
 from embedlayer.families.records import (
     CONFIG_KEYS,
     META_LLAMA,
@@ -67,7 +67,7 @@ FAMILIES: tuple[Family, ...] = (
 )
 """The known families. The last two, model2vec and StaticEmbedding, are tables without a model."""
 
-REFUSED: Mapping[str, str] = REFUSED_CAUSAL
+REFUSED: Mapping[str, str] = {**REFUSED_CAUSAL, **REFUSED_MASKED, **REFUSED_MULTIMODAL}
 """Model type of a known model that `load` does not read -> the reason."""
 
 UNKNOWN = Family(
@@ -108,7 +108,7 @@ def nearest_model_types(model_type: str, count: int = 3) -> list[str]:
         'gpt2'
     """
     own = (META_LLAMA, STATIC_EMBEDDING)  # names that no configuration has
-    known = [name for family in FAMILIES for name in family.model_types if name not in own]
+    known = [*(name for family in FAMILIES for name in family.model_types if name not in own), *MULTIMODAL]
     starts = sorted((name for name in known if model_type.startswith(name)), key=len, reverse=True)
     alike = get_close_matches(model_type, known, count) or get_close_matches(model_type, known, 1, cutoff=0.0)
     return list(dict.fromkeys((*starts, *alike)))[:count]

@@ -17,7 +17,8 @@ from embedlayer.families.records import (
     SinusoidalPositions,
 )
 
-_TABLE = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+_TABLE = ("encoder.embed_tokens.weight", "shared.weight", "decoder.embed_tokens.weight")
+"""The encoder's own table first: in an untied model, `shared` is another one that no stack reads."""
 _DECODER_TABLE = ("decoder.embed_tokens.weight",)
 _BIAS = ("final_logits_bias",)
 _T5_ATTENTION = ("SelfAttention", "LocalSelfAttention", "TransientGlobalSelfAttention")
@@ -136,6 +137,7 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         head=HeadSpec(("lm_head.out_proj.weight",), softcap="final_logit_softcapping", tied=True),
         decoder_input=DecoderSpec(position="rotary", layers=("num_hidden_layers",)),
         sub_configs=("encoder", "decoder"),
+        defaults=(("final_logit_softcapping", 30.0),),
     ),
     _bart("", *("bart", "mbart", "mvp")),
     _bart("plbart", defaults=_SCALED),
@@ -200,7 +202,7 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
     Family(
         "prophetnet",
         ("prophetnet",),
-        table=("word_embeddings.weight",),
+        table=("encoder.word_embeddings.weight", "word_embeddings.weight"),
         position=LearnedPositions(("encoder.position_embeddings.weight",), offset="padding"),
         recipe=("position", "norm"),
         norm=NormSpec("encoder.embeddings_layer_norm", None, 1e-5),
@@ -229,7 +231,7 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
     Family(
         "",
         ("seamless_m4t", "seamless_m4t_v2"),
-        table=("shared.weight", "text_encoder.embed_tokens.weight", "text_decoder.embed_tokens.weight"),
+        table=("text_encoder.embed_tokens.weight", "shared.weight", "text_decoder.embed_tokens.weight"),
         scale=SQRT_DIM_IF_SCALE_EMBEDDING,
         position=SinusoidalPositions(),
         numbering="ids",

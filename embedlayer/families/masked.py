@@ -1,5 +1,6 @@
 """Records of encoders with a masked LM head."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -84,11 +85,13 @@ def _roberta(name: str, model_types: Names, **changes: Any) -> Family:
 
 
 _EPS = (("layer_norm_eps", 1e-5),)
+_GELU_NEW = (("hidden_act", "gelu_new"),)
 
 MASKED_FAMILIES: tuple[Family, ...] = (
     _bert("bert", ("bert", "squeezebert"), head=_BERT_HEAD),
     _bert("yoso", ("yoso",), position=_FROM_TWO, head=_BERT_HEAD),
-    _bert("nystromformer", ("nystromformer", "mra"), position=_FROM_TWO, head=_BERT_HEAD, defaults=_EPS),
+    _bert("nystromformer", ("nystromformer",), position=_FROM_TWO, head=_BERT_HEAD, defaults=_EPS + _GELU_NEW),
+    _bert("mra", ("mra",), position=_FROM_TWO, head=_BERT_HEAD, defaults=_EPS),
     _bert("layoutlm", ("layoutlm",), more_types=_PLANES, head=_BERT_HEAD),
     _bert(
         "tapas",
@@ -103,6 +106,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         recipe=_PROJECTED,
         projection=LinearSpec("embeddings.projection"),
         head=_BERT_HEAD,
+        defaults=_GELU_NEW,
     ),
     _bert(
         "mobilebert",
@@ -113,6 +117,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         trigrams="trigram_input",
         norm=NormSpec("embeddings.LayerNorm", None, 1e-5, affine_key=("normalization_type", "no_norm")),
         head=replace(_BERT_HEAD, columns=("predictions.dense.weight",)),
+        defaults=(("hidden_act", "relu"), ("normalization_type", "no_norm")),
     ),
     _bert(
         "deberta",
@@ -155,6 +160,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         recipe=("types", "norm"),
         norm=NormSpec(("embeddings.LayerNorm", "emb_ln")),
         head=_masked_head("predictions", "predictions.transform.dense", "predictions.transform.layer_norm"),
+        defaults=(("hidden_act", "silu"),),
     ),
     _bert(
         "gte",
@@ -218,6 +224,14 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         norm=NormSpec("embeddings.layer_norm", eps=1e-9),
         head=HeadSpec(bias=("lm_head.bias",), tied=True),
     ),
+    _bert(
+        "blip",
+        ("blip_text_model",),
+        table=("text_decoder.bert.embeddings.word_embeddings.weight",),
+        recipe=("position", "norm"),
+        types=(),
+        head=_BERT_HEAD,
+    ),
     _bert("megatron-bert", ("megatron-bert",), recipe=("types", "position"), norm=None, head=_BERT_HEAD),
     _bert(
         "bert-generation",
@@ -268,6 +282,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         types="table",
         norm=NormSpec("layer_norm_emb"),
         head=HeadSpec(("pred_layer.proj.weight",), bias=("pred_layer.proj.bias",), tied=True),
+        defaults=(("pad_token_id", 2),),
         not_computed=(("asm", (False,)),),
     ),
     _bert(
@@ -281,7 +296,13 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         head=HeadSpec(("lm_loss.weight",), bias=("lm_loss.bias",), tied=True),
     ),
     _bert("ernie", ("ernie",), more_types=((("embeddings.task_type_embeddings.weight",), 1.0),), head=_BERT_HEAD),
-    _bert("big_bird", ("big_bird",), scale=Factor("sqrt_dim", only_if=("rescale_embeddings",)), head=_BERT_HEAD),
+    _bert(
+        "big_bird",
+        ("big_bird",),
+        scale=Factor("sqrt_dim", only_if=("rescale_embeddings",)),
+        head=_BERT_HEAD,
+        defaults=_GELU_NEW,
+    ),
     _bert(
         "electra",
         ("electra", "convbert"),
@@ -326,5 +347,14 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         recipe=_PROJECTED,
         projection=LinearSpec("embedding_hidden_mapping_in"),
         head=_masked_head("predictions", "predictions.dense", "predictions.LayerNorm"),
+        defaults=_GELU_NEW,
     ),
 )
+"""Encoders with a masked LM head, grouped by what they compute beside BERT."""
+
+REFUSED_MASKED: Mapping[str, str] = {
+    "neomme": "its head multiplies by the transposed projection of its input, and blocks read a second token table",
+    "perceiver": "its blocks compute latent vectors, not one vector for each token",
+    **dict.fromkeys(("ultrabert", "ultravbert"), "its head has two projections, one after the other"),
+}
+"""Model type -> why it is not read, the middle of a sentence."""

@@ -8,7 +8,8 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
     (
         MultimodalSpec(),
         (
-            *("aria", "cosmos3_omni", "deepseek_ocr2", "emu3", "exaone4_5", "glm46v", "glmga", "idefics2"),
+            *("aria", "cosmos3_omni", "cosmos3_edge", "deepseek_ocr2", "emu3", "exaone4_5"),
+            *("glm46v", "glm5_next", "glmga", "idefics2"),
             *(
                 "idefics3",
                 "llava_next",
@@ -32,6 +33,7 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
     ),
     (MultimodalSpec(flat="persimmon"), ("fuyu",)),
     (MultimodalSpec(flat="dots3_note_text"), ("dots3_note",)),
+    (MultimodalSpec(or_text=True, flat="hunyuan_vl_text", tied=True), ("hunyuan_vl",)),
     (MultimodalSpec(or_text=True, flat="qwen2_vl_text"), ("qwen2_vl",)),
     (MultimodalSpec(or_text=True, flat="qwen2_5_vl_text"), ("qwen2_5_vl",)),
     (MultimodalSpec(or_text=True, flat="paddleocr_vl_text", tied=True), ("paddleocr_vl",)),
@@ -40,7 +42,7 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
         (
             *("aya_vision", "cohere2_vision", "deepseek_vl", "deepseek_vl_hybrid", "ernie4_5_vl_moe", "gemma3"),
             *("got_ocr2", "internvl", "janus", "kimi_k25", "lfm2_vl", "lfm3_vl", "lighton_ocr", "minicpm_ocr"),
-            *("mistral3", "moss_transcribe_diarize", "ovis2", "pp_chart2table"),
+            *("florence2", "mistral3", "moss_transcribe_diarize", "ovis2", "pp_chart2table"),
             *("glmasr", "granite_speech", "granite_speech_plus", "qwen3_asr"),
         ),
     ),
@@ -48,18 +50,41 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
         MultimodalSpec(tied=True, scales_logits=True),
         ("gemma3n", "gemma4", "gemma4_unified", "granite_docling", "hyperclovax_vision_v2", "paligemma"),
     ),
-    (MultimodalSpec(scales_logits=True), ("cohere_compass", "granite4_vision", "muse_glimmer")),
+    (MultimodalSpec(scales_logits=True), ("cohere_compass", "granite4_vision", "muse_glimmer", "muse_spark")),
     (MultimodalSpec(tied_by="text", scales_logits=True), ("blip-2", "instructblip", "instructblipvideo", "llama4")),
-    (MultimodalSpec(tied_by="text", tied=True, scales_logits=True), ("kosmos-2.5",)),
+    (MultimodalSpec(tied_by="text"), ("nemotron_h_omni",)),
+    (MultimodalSpec(tied="text"), ("perception_lm",)),
+    (MultimodalSpec(tied_by="text", tied=True, scales_logits=True), ("blip", "kosmos-2", "kosmos-2.5")),
     (
         MultimodalSpec(tied_by="none", scales_logits=True),
         ("inkling2", "inkling_mm_model", "mllama", "step3p7"),
     ),
     (
         MultimodalSpec(tied_by="none"),
-        ("audioflamingo3", "musicflamingo", "qwen2_audio", "vibevoice_asr", "voxtral"),
+        ("audioflamingo3", "musicflamingo", "nemo_speechlm", "qwen2_audio", "vibevoice_asr", "voxtral"),
     ),
 )
 
 MULTIMODAL: Mapping[str, MultimodalSpec] = {name: spec for spec, names in _SPECS for name in names}
 """Model type of a multimodal model -> how it uses the head of its language model."""
+
+REFUSED_MULTIMODAL: Mapping[str, str] = {
+    "chameleon": "its head sets the logits of all image tokens to the lowest number",
+    "diffusion_gemma": "each of its steps adds vectors to the input that the step before has computed",
+    **dict.fromkeys(
+        ("encoder-decoder", "vision-encoder-decoder"),
+        "it joins two models that have model types of their own, whose folders are read",
+    ),
+    "idefics": "its table and its head each have a second tensor for the tokens that were added",
+    "mistral_large4": "the factor of its queries is a learned function of the position",
+    "molmo2": "its checkpoints store the token table as two tensors, and its head has no rows for the second",
+    "pi0": "it predicts movements, not tokens",
+    **dict.fromkeys(
+        ("pix2struct", "pp_formulanet"),
+        "its text decoder is only run on an image, so its layer was not compared with transformers",
+    ),
+    "t5gemma2": "its table has a vector beside its rows, for the token at the end of an image",
+    "udop": "its encoder adds vectors for the place of each token on the page",
+    "voxtral_realtime": "a vector of the recorded sound is added to each token",
+}
+"""Model type of a multimodal model -> why it is not read, the middle of a sentence."""

@@ -481,7 +481,7 @@ class Family:
     sub_configs: Names = ()
     not_computed: tuple[tuple[str, tuple[object, ...]], ...] = ()
     decoder: Mapping[str, str] | None = None
-    defaults: tuple[tuple[str, int | float], ...] = ()
+    defaults: tuple[tuple[str, int | float | str], ...] = ()
     other_tables: tuple[OtherTable, ...] = ()
     notes: Names = ()
     tokenizer_rules: bool = False
@@ -496,7 +496,8 @@ class MultimodalSpec:
         tied_by: Configuration whose `tie_word_embeddings` decides whether the head is tied: that of the whole model
             (`"model"`) or `text_config` (`"text"`). `"none"`: the family's code never ties it.
         or_text: Whether a true `tie_word_embeddings` in `text_config` ties the head too.
-        tied: Whether the head is tied if that key is missing in the configuration of the whole model.
+        tied: Whether the head is tied if that key is missing in the configuration of the whole model. `"text"`: it is
+            if `text_config` says so.
         scales_logits: Whether the model applies the factor and the cap that the language model alone applies to its
             logits. If not, and the language model has one, its logits differ from those of the whole model.
         flat: `model_type` of the language model if older configurations have its keys beside those of the whole model,
@@ -505,6 +506,6 @@ class MultimodalSpec:
 
     tied_by: Literal["model", "text", "none"] = "model"
     or_text: bool = False
-    tied: bool = False
+    tied: bool | Literal["text"] = False
     scales_logits: bool = False
     flat: str | None = None

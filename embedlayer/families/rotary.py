@@ -41,7 +41,15 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *("mistral", "mixtral", "mllama_text_model", "modernbert", "modernbert-decoder", "moshi"),
             *("nomic_bert", "olmo", "olmo2", "olmoe", "pocket_tts", "qwen2", "qwen2_moe"),
             *("qwen3", "qwen3_moe", "qwen3_omni_moe_talker_code_predictor", "seed_oss", "solar_open", "starcoder2"),
-            *("step3p5", "t5_gemma_module", "ultrabert", "unlimited_ocr_text", "vaultgemma", "voxtral_realtime_text"),
+            *(
+                "step3p5",
+                "t5_gemma_module",
+                "t5gemma",
+                "ultrabert",
+                "unlimited_ocr_text",
+                "vaultgemma",
+                "voxtral_realtime_text",
+            ),
             *("voxtral_realtime_encoder", "molmo2_text", "zaya", "hy_v4"),
         ),
     ),
@@ -296,6 +304,7 @@ _HEAD_WIDTHS: tuple[tuple[int, Names], ...] = (
         (
             *("afmoe", "beam", "cohere2_moe", "cosmos3_edge_text", "cwm", "dia_encoder", "dia_decoder", "flint", "glm"),
             *("glm4", "helium", "higgs_audio_v2", "hrm_text", "hy_v3", "kolibri1", "laguna", "lfm3", "llama4_text"),
+            *("internlm3", "iquestcoder"),
             *("mellum", "minimax_m2", "minimax_m3_vl_text", "ministral3", "molmo2_text", "muse_glimmer_text"),
             *("paddleocr_vl_text", "pe_audio_encoder", "qwen2_5_omni_talker", "qwen3", "qwen3_vl_text", "seed_oss"),
             *("ernie4_5", "qwen3_omni_moe_talker_code_predictor", "solar_open", "step3p5", "zaya"),
@@ -307,7 +316,7 @@ _HEAD_WIDTHS: tuple[tuple[int, Names], ...] = (
         (
             *("diffusion_gemma_text", "embedding_gemma2_text", "gemma", "gemma2", "gemma3_text", "gemma3n_text"),
             *("gemma4_text", "gemma4_unified_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
-            *("t5gemma2_text", "t5gemma2_decoder", "vaultgemma"),
+            *("t5_gemma_module", "t5gemma", "t5gemma2_text", "t5gemma2_decoder", "vaultgemma"),
         ),
     ),
 )
@@ -339,7 +348,7 @@ _STATED: tuple[tuple[Names, Names], ...] = (
     (
         ("qk_rope_head_dim",),
         (
-            *("axk1", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"),
+            *("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"),
             *("dots3_note_text", "glm4_moe_lite", "glm_moe_dsa", "hy_v4", "longcat_flash", "minicpm3", "mistral4"),
             *("youtu",),
         ),

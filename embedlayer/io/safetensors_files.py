@@ -48,6 +48,8 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MAX_DIMENSIONS = 16
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PICKLE_STARTS = (b"PK", b"\x80")  # a zip file by torch.save, or a bare pickle
+_GGUF = "GGUF"
+"""First bytes of a GGUF file and, in small letters, the end of its name."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
 
     Raises:
         FileError: The file is missing or cannot be read.
-        CheckpointError: The file is a pickle, truncated, or not a safetensors file.
+        CheckpointError: The file is a pickle, a GGUF file, truncated, or not a safetensors file.
         RuntimeError: `framework` is `"pt"` and the file is larger than memory.
     """
     path = Path(path)
@@ -154,8 +156,11 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
     except SafetensorError as error:
         with path.open("rb") as opened:
-            if opened.read(2).startswith(_PICKLE_STARTS):
-                raise _pickle_error(path) from error
+            start = opened.read(len(_GGUF))
+        if start.startswith(_PICKLE_STARTS):
+            raise _pickle_error(path) from error
+        if start == _GGUF.encode():
+            raise _gguf_error(path) from error
         raise CheckpointError(
             f"{path} is not a whole safetensors file ({error}): it is damaged, cut short or another kind of file. "
             f"Copy it again or use an earlier checkpoint."
@@ -192,7 +197,7 @@ def load_tensors(path: Path | str, device: str = "cpu") -> tuple[dict[str, Tenso
 
     Raises:
         FileError: The file is missing or cannot be read.
-        CheckpointError: The file is a pickle, truncated, or not a safetensors file.
+        CheckpointError: The file is a pickle, a GGUF file, truncated, or not a safetensors file.
     """
     with open_safetensors(path, device) as file:
         return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
@@ -472,8 +477,8 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
 
     Raises:
         FileError: There is no safetensors file.
-        CheckpointError: The weights are pickles, the index is damaged or names files outside its folder, or there are
-            several files and no index.
+        CheckpointError: The weights are pickles or GGUF files, the index is damaged or names files outside its folder,
+            or there are several files and no index.
     """
     if file is not None:
         path = folder.find(file)
@@ -505,6 +510,9 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
     pickles = [path for path in files if path.suffix in _PICKLE_SUFFIXES]
     if pickles:
         raise _pickle_error(pickles[0])
+    others = [path for path in files if path.suffix == f".{_GGUF.lower()}"]
+    if others:
+        raise _gguf_error(others[0])
     raise FileError(f"{folder.name} holds no safetensors file.")
 
 
@@ -551,4 +559,18 @@ def _pickle_error(path: Path) -> CheckpointError:
         f'python -c "import sys, torch, safetensors.torch as s; t = torch.load(sys.argv[1], weights_only=True); '
         f"s.save_file({{k: v.contiguous().clone() for k, v in t.items()}}, sys.argv[2], {{'format': 'pt'}})\" "
         f"{path.name} {WEIGHTS}"
+    )
+
+
+def _gguf_error(path: Path) -> CheckpointError:
+    """Create, but do not raise, the error for a GGUF file, whose tables are quantised as a rule.
+
+    Its message has a command that converts the file to safetensors.
+    """
+    return CheckpointError(
+        f"{path} is a GGUF file (llama.cpp), whose tables are quantised as a rule: embedlayer reads safetensors only. "
+        f"Convert it once, with transformers and gguf, which dequantise it:\n"
+        f'python -c "import sys, transformers as t; '
+        f't.AutoModelForCausalLM.from_pretrained(sys.argv[1], gguf_file=sys.argv[2]).save_pretrained(sys.argv[3])" '
+        f"{path.parent} {path.name} converted"
     )

@@ -163,7 +163,10 @@ class DeferredLogits(Deferred):
         return self.computed
 
     def values(self) -> Tensor:
-        """Return the real logits without a place in the autograd graph; unread ones as before any write in place."""
+        """Return the real logits, detached; logits that were unread stay unread.
+
+        Logits that `looked` has returned contain all writes in place since then; others come from `original`.
+        """
         if self.computed is not None:
             return self.computed.detach()
         return self.original()
@@ -176,7 +179,10 @@ class DeferredLogits(Deferred):
             return self.step(self.parent.original())
 
     def kept(self, func: object, args: tuple[Any, ...]) -> "DeferredLogits | None":
-        """Return an alias of unread logits, which is unread too."""
+        """Return the result of an operator as unread logits if it only makes an alias of these; else `None`.
+
+        The result is also `None` if these logits, or those from which they follow, were read.
+        """
         if not self.is_unread or not _is_alias(func, args):
             return None
         return DeferredLogits(self.source, self.like, self.rows, self.shaping, self)
@@ -184,7 +190,10 @@ class DeferredLogits(Deferred):
     def followed(
         self, step: Step, like: Tensor, select: Step = lambda rows: rows, shaping: Shaping | None = None
     ) -> "DeferredLogits | None":
-        """Return deferred logits that follow from these, or `None` if their dtype is only computed by reading.
+        """Return deferred logits that follow from these, in the autograd graph behind them.
+
+        The result is `None`, so that the caller reads the real logits, unless `like` has the dtype of these logits,
+        float32, bfloat16 or float16.
 
         Args:
             step: Function that computes the new logits from the real ones.
@@ -231,7 +240,11 @@ class DeferredGradient(Deferred):
         return self.looked()
 
     def kept(self, func: object, args: tuple[Any, ...]) -> "DeferredGradient | None":
-        """Return autograd's copies of a gradient, and its sum with another deferred gradient of the same logits."""
+        """Return the result of an operator as a deferred gradient if it is an alias, a clone or a sum; else `None`.
+
+        Autograd makes aliases and clones of a gradient, and adds the gradients of logits that are used several times. A
+        sum stays deferred if both gradients are deferred and have the same dtype.
+        """
         if func is torch.ops.aten.clone.default or _is_alias(func, args):
             return DeferredGradient(self, self.leaf_gradients, self.looked)
         other = args[1] if func is torch.ops.aten.add.Tensor else None
@@ -303,7 +316,7 @@ class _Derived(torch.autograd.Function):
 
 
 class _Read(torch.autograd.Function):
-    """Return the real logits, a plain tensor, in the autograd graph behind the deferred ones."""
+    """Compute the real logits of deferred ones, as they were before any write in place; `backward` is the identity."""
 
     @staticmethod
     def forward(ctx: Any, deferred: DeferredLogits) -> Tensor:
@@ -361,7 +374,7 @@ def _gradient(step: Step, logits: DeferredLogits, grad: Tensor) -> Tensor:
 
 
 # Rules for functions that need no values. Each takes the function, unread logits, and all arguments of the function. It
-# returns `None` if the logits must be read.
+# returns `None` if the caller must read the logits and call the function on them.
 
 
 def _cross_entropy(
@@ -411,7 +424,11 @@ def _rearranged(
 def _indexed(
     func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> DeferredLogits | None:
-    """Return logits indexed in their leading dimensions, by integers, slices, masks or tensors of indices."""
+    """Return logits indexed in their leading dimensions, by integers, slices, masks or tensors of indices.
+
+    The last key may be `:` for the vocabulary. The result is `None` if another key reaches the vocabulary, or may reach
+    it behind `...`, or if a key is itself a deferred tensor.
+    """
     keys = args[1] if isinstance(args[1], tuple) else (args[1],)
     if any(isinstance(each, Deferred) for each in keys):
         return None
@@ -457,7 +474,7 @@ def _number(value: Any) -> float | None:
 def _multiplied(
     func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> DeferredLogits | None:
-    """Return logits times a number."""
+    """Return logits times a number; `None` if `_number` does not know the factor."""
     factor = None if kwargs else _number(args[1] if args[0] is logits else args[0])
     if factor is None:
         return None
@@ -468,7 +485,7 @@ def _multiplied(
 def _divided(
     func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> DeferredLogits | None:
-    """Return logits divided by a number."""
+    """Return logits divided by a number; `None` if `_number` does not know the divisor, or if it is 0."""
     divisor = None if kwargs else _number(args[1])
     if not divisor:
         return None

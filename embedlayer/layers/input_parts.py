@@ -129,7 +129,7 @@ class ShiftScale(Pretrained):
         return {"width": self.width, "scales": self.scale is not None}
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Return `(x + shift) * scale`."""
+        """Return `(x + shift) * scale`, or `x + shift` without a scale."""
         shifted = x + self.shift
         return shifted if self.scale is None else shifted * self.scale
 

@@ -183,8 +183,9 @@ class RotaryEmbedding(Position, ComputedBuffers):
             default_base: Base for a configuration that names none; `None` makes that an error.
 
         Returns:
-            A `RotaryEmbedding`, or a neutral `Position` where `rope_parameters[layer_type]` is null (NoPE).
-            `rotary_positions` also knows layers that have no positions for other reasons.
+            A `RotaryEmbedding`. A neutral `Position` where `rope_parameters[layer_type]` is null (NoPE), and for a
+            model without rotary positions: by its family (Jamba), or by its configuration (ESM, absolute positions).
+            `rotary_positions` also knows single blocks without positions.
 
         Raises:
             CheckpointError: A key is unknown, missing, of the wrong type, or contradicts another; or the family is
@@ -479,9 +480,10 @@ def rotary_positions(
 ) -> list[Position]:
     """Build the position scheme of each block of a transformers configuration; equal blocks share one object.
 
-    Blocks without positions (NoPE: SmolLM3, LLaMA 4, Cohere 2, EXAONE 4, a null in `rope_parameters`) and blocks
-    without attention have a neutral `Position`. Layer types with their own base or scaling (Gemma 3, ModernBERT) have
-    their own `RotaryEmbedding`.
+    Blocks without positions (NoPE: SmolLM3, Cohere 2, EXAONE 4, a null in `rope_parameters`) and blocks without
+    attention have a neutral `Position`. The unrotated blocks of LLaMA 4 have a `QueryScaledPosition`, or a neutral
+    `Position` if `attn_temperature_tuning` is off. Layer types with their own base or scaling (Gemma 3, ModernBERT)
+    have their own `RotaryEmbedding`.
 
     Args:
         config: The dictionary of a `config.json`.

@@ -150,6 +150,8 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
         names[key][0]: RowTensor(checkpoint.read(names[key][0]).view(rows.tensor.shape), rows.end)
         for key, rows in ends.items()
     }
+    for name in layer.load_record.unread_copies:
+        tensors[name], aliases[name] = RowTensor(checkpoint.read(name), "table"), name
     table, rows = next(iter(tensors.items()))
     num_rows = len(rows.tensor)
     if is_unknown:

@@ -332,6 +332,24 @@ def test_a_bias_that_is_stored_as_one_row_is_edited(tmp_path) -> None:
     assert same_files(tmp_path / "old", tmp_path / "back")
 
 
+@pytest.mark.parametrize("model_type", ["bart", "m2m_100", "prophetnet", "t5"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_table_of_an_encoder_decoder_is_edited(model_type, tied, tmp_path) -> None:
+    from tiny_models import build, quiet
+
+    with quiet():
+        config, model = build(model_type, "seq2seq", {"tie_word_embeddings": tied})
+        model.save_pretrained(tmp_path / "old")
+    kept = [token for token in range(config.vocab_size) if token != 97]
+    el.vocab.remove_tokens(tmp_path / "old", [97], out=tmp_path / "new")
+    with quiet():
+        edited = type(model).from_pretrained(tmp_path / "new").state_dict()
+    for name, tensor in model.state_dict().items():
+        rows = tensor[kept] if tensor.shape[:1] == (config.vocab_size,) else tensor
+        rows = rows[:, kept] if rows.shape[1:] == (config.vocab_size,) else rows
+        assert torch.equal(edited[name], rows), name
+
+
 def test_a_model_with_more_tables_by_token_is_not_edited(tmp_path) -> None:
     tensors = {
         "model.embed_tokens.weight": torch.randn(20, 4),
