@@ -298,8 +298,12 @@ class Observation:
                     raise
                 self.by_ids = False  # IDs of several codebooks, or of bytes
         config: Any = self.model.config
-        width = getattr(config, "embedding_size", None) or config.hidden_size
-        return self._forward(arguments | {"inputs_embeds": torch.linspace(-1, 1, width).repeat(1, length, 1)})
+        widths = (config.hidden_size, getattr(config, "embedding_size", None) or config.hidden_size)
+        vectors = [torch.linspace(-1, 1, width).repeat(1, length, 1) for width in widths]
+        try:
+            return self._forward(arguments | {"inputs_embeds": vectors[0]})
+        except RuntimeError:  # input vectors have the width of the table (RoFormer)
+            return self._forward(arguments | {"inputs_embeds": vectors[1]})
 
     def _encoder_states(self) -> dict[str, Any]:
         """Return hidden states of two tokens of an encoder, fewer than the tokens of the decoder."""
