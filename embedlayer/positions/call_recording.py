@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 _ROTARY = re.compile(r"rotary|rope|rotate_queries")
-_NOT_ROTARY = re.compile(r"parameters|index|rotate_half|init|update|compute_|get_|embeddings_and|standardize")
+_NOT_ROTARY = re.compile(r"parameters|index|rotate_half|vision|init|update|compute_|get_|embeddings_and|standardize")
 _ANGLES = {"cos", "sin", "freqs", "freqs_cis", "position_embeddings", "sinusoidal_pos", "rotary_pos_emb", "emb", "pos"}
 """Parameters of rotary functions that hold angles, not queries or keys."""
 

@@ -248,7 +248,7 @@ class Observation:
 
     def __enter__(self) -> "Observation":
         self._stack = ExitStack()
-        self._stack.enter_context(recorded_calls(self.model, is_rotary, self._keep_rotated))
+        self._stack.enter_context(recorded_calls(self.model, self._rotates, self._keep_rotated))
         for module in self.model.modules():
             if "Rot" in type(module).__name__:
                 self._stack.callback(module.register_forward_hook(self._keep_scaling).remove)
@@ -256,6 +256,10 @@ class Observation:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def _rotates(self, name: str) -> bool:
+        """Return whether a function of this name rotates; that of a vision tower only counts in a tower."""
+        return is_rotary(name.lower().replace("vision", "") if is_tower(self.model) else name)
 
     def _keep_rotated(self, call: FunctionCall) -> None:
         """Keep the tensors that a rotary function rotated."""
@@ -294,8 +298,12 @@ class Observation:
                     raise
                 self.by_ids = False  # IDs of several codebooks, or of bytes
         config: Any = self.model.config
-        width = getattr(config, "embedding_size", None) or config.hidden_size
-        return self._forward(arguments | {"inputs_embeds": torch.linspace(-1, 1, width).repeat(1, length, 1)})
+        widths = (config.hidden_size, getattr(config, "embedding_size", None) or config.hidden_size)
+        vectors = [torch.linspace(-1, 1, width).repeat(1, length, 1) for width in widths]
+        try:
+            return self._forward(arguments | {"inputs_embeds": vectors[0]})
+        except RuntimeError:  # input vectors have the width of the table (RoFormer)
+            return self._forward(arguments | {"inputs_embeds": vectors[1]})
 
     def _encoder_states(self) -> dict[str, Any]:
         """Return hidden states of two tokens of an encoder, fewer than the tokens of the decoder."""
@@ -386,13 +394,13 @@ def compare_model(
         return _compare_tower(model, schemes, several, inputs)
     results = []
     with Observation(model, inputs) as observed:
-        for number, positions in enumerate((SHORT, LONG)):
+        for number, chosen in enumerate((SHORT, LONG)):
             for axes in dict.fromkeys((1, several)):
-                ids = torch.tensor(positions)[None]
+                stated = torch.tensor(chosen)[None]
                 if axes > 1:  # another order of the same positions on each axis
-                    ids = torch.stack([ids.roll(axis, -1) for axis in range(axes)])
+                    stated = torch.stack([stated.roll(axis, -1) for axis in range(axes)])
                 try:
-                    results.append(_compare(observed, schemes, ids))
+                    results.append(_compare(observed, schemes, stated))
                 except (IndexError, RuntimeError):  # a table of positions of fixed length (GPT-J)
                     if number == 0:
                         raise
@@ -489,7 +497,8 @@ def _compare_recordings(
         reason = missing if isinstance(scheme, RotaryEmbedding) else ""
         differences.setdefault(block, BlockDifference(block, 0.0, reason))
     found = [differences[block] for block in range(len(schemes))]
-    if any(one.reason for one in found) and all(x.shape[-1] == _width(schemes) for x, _ in moved.functions):
+    whole = all(x.dim() == 4 and x.shape[-1] == _width(schemes) for x, _ in moved.functions)
+    if any(one.reason for one in found) and whole:
         rotated = [isinstance(scheme, RotaryEmbedding) for scheme in schemes]
         if rotated == [block in changed for block in range(len(schemes))] and len(moved.functions) == 2 * sum(rotated):
             # a norm behind the rotation hides it from attention (HunYuan); the functions see whole heads

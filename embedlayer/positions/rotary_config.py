@@ -232,6 +232,11 @@ def _read(
     if parameters is None:
         return None
     kind = _rope_type(parameters, facts)
+    if ROPE_TYPES[kind].scaling is not None and facts.rope_types and kind not in facts.rope_types:
+        raise CheckpointError(
+            f"The code of {config['model_type']} has no rope_type {kind!r} that is read here: "
+            f"{' or '.join(facts.rope_types)} are known."
+        )
     allowed = COMMON_KEYS | ROPE_TYPES[kind].required | ROPE_TYPES[kind].optional | {*facts.other_parameters}
     allowed |= {SECTIONS, *facts.section_names, "mrope_interleaved"} if facts.axes not in (None, "axial") else set()
     for key in parameters:
@@ -741,10 +746,6 @@ def _scaling(
     scaling, required, _ = ROPE_TYPES[kind]
     if scaling is None:
         return None
-    if facts.rope_types and kind not in facts.rope_types:
-        raise CheckpointError(
-            f"The code of {config['model_type']} has no rope_type {kind!r}: {' or '.join(facts.rope_types)} are known."
-        )
     own = ROPE_TYPES[kind].required | ROPE_TYPES[kind].optional
     arguments = {
         key: _argument(value, key)

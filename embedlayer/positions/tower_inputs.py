@@ -62,9 +62,11 @@ def tower_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
 
 
 def _first_weight(model: nn.Module) -> Tensor:
-    """Return the weight of the first linear or convolutional layer, which takes the input of the model."""
+    """Return the weight of the first linear or convolutional layer, that of patches first, which takes the input."""
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    return next((each.weight for each in model.modules() if isinstance(each, kinds)), torch.empty(1, 1))
+    layers = [(name, each) for name, each in model.named_modules() if isinstance(each, kinds)]
+    layers.sort(key=lambda layer: "patch_embed" not in layer[0])
+    return layers[0][1].weight if layers else torch.empty(1, 1)
 
 
 def _image_shapes(model: nn.Module) -> Iterator[tuple[tuple[int, ...], int, int]]:

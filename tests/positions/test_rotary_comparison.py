@@ -1,12 +1,19 @@
 """`compare_rotary`: position schemes that were read from a configuration, compared with the model of transformers."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from embedlayer import CheckpointError
-from embedlayer.positions import compare_rotary
-from embedlayer.positions.rotary_comparison import TOLERANCE, small_config
+from embedlayer import CheckpointError, RotaryEmbedding
+from embedlayer.positions import compare_rotary, rotary_positions
+from embedlayer.positions.rotary_comparison import (
+    TOLERANCE,
+    compare_model,
+    scheme_arguments,
+    small_config,
+    small_model,
+)
 
 transformers = pytest.importorskip("transformers")
 
@@ -33,6 +40,39 @@ def test_a_block_that_wrongly_rotates_or_does_not_is_named() -> None:
     first, second = compare_rotary(config, rotated=True)
     assert first.reason == ""
     assert "differs by" in second.reason
+
+
+@pytest.mark.parametrize(
+    ("tower", "axial", "layers"),
+    [
+        ("qwen2_vl_vision", "last_axis_first", "depth"),
+        ("kimi_k25_vision", "last_axis_first", "num_hidden_layers"),
+        ("minimax_m3_vl_vision", "last_axis_first", "num_hidden_layers"),
+        ("pixtral", "shared_frequencies", "num_hidden_layers"),
+        ("gemma4_vision", "pairs_within_axis", "num_hidden_layers"),
+        ("mimi_encoder", None, "num_hidden_layers"),
+        ("glmasr_encoder", None, "num_hidden_layers"),
+    ],
+)
+def test_a_tower_rotates_by_the_positions_that_its_rotary_module_gets(tower, axial, layers) -> None:
+    config = small_config(as_file(tower, **{layers: 2}))
+    assert [each.reason for each in compare_rotary(config)] == ["", ""]
+    schemes = rotary_positions(config, interleaved=True)
+    if axial is not None:  # the other order or frequencies
+        other = replace(schemes[0].axes, **{axial: not getattr(schemes[0].axes, axial)})
+        schemes = [RotaryEmbedding(**{**scheme_arguments(rotary_positions(config)[0]), "axes": other})] * 2
+    model = small_model(transformers.AutoConfig.for_model(**config))
+    assert all("differs by" in each.reason for each in compare_model(model, schemes))
+
+
+@pytest.mark.parametrize("family", ["internlm3", "t5gemma2_decoder", "moonshine"])
+def test_a_decoder_beside_an_encoder_or_without_a_modeling_file_is_compared(family) -> None:
+    config = as_file(family, **({"dropout_rate": 0.0} if family == "t5gemma2_decoder" else {}))
+    if family == "moonshine":
+        config |= {key: 4 for key in config if key.endswith("_heads")}
+    config |= {key: 2 for key in ("num_hidden_layers", "decoder_num_hidden_layers") if key in config}
+    config |= {"layer_types": config["layer_types"][-2:]} if "layer_types" in config else {}
+    assert [each.reason for each in compare_rotary(config)] == ["", ""]
 
 
 @pytest.mark.parametrize("model_type", ["novel", None])

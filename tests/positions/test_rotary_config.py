@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from embedlayer import CheckpointError, Position, RotaryEmbedding
+from embedlayer.families import REFUSED_ROTARY, ROTARY
 from embedlayer.positions import (
+    AxialAxes,
     DynamicNTKScaling,
     LinearScaling,
     Llama3Scaling,
@@ -283,6 +285,10 @@ def test_unknown_missing_and_contradicting_keys_are_refused_with_a_hint(config, 
     ("config", "message"),
     [
         ({"text_config": {}}, r"pass config\['text_config'\]"),
+        (
+            {"vision_config": {"model_type": "pixtral"}, "text_config": {}},
+            r"config\['text_config'\] or config.'vision",
+        ),
         ({"rope_theta": 1e4, "model_type": "llama"}, "neither head_dim nor hidden_size"),
         ({"rope_theta": 1e4}, "has no model_type.*State interleaved="),
         ({"rope_theta": 1e4, "model_type": "lama"}, "unknown model_type 'lama'.*Did you mean llama.*compare_rotary"),
@@ -291,6 +297,28 @@ def test_unknown_missing_and_contradicting_keys_are_refused_with_a_hint(config, 
 def test_a_configuration_of_another_shape_is_refused(config, message) -> None:
     with pytest.raises(CheckpointError, match=message):
         read_rotary(config)
+
+
+@pytest.mark.parametrize("model_type", REFUSED_ROTARY)
+def test_a_model_type_that_rotates_in_another_way_is_refused_with_the_reason(model_type) -> None:
+    assert model_type not in ROTARY
+    with pytest.raises(CheckpointError, match=f"'{model_type}' are not read: {REFUSED_ROTARY[model_type]}"):
+        read_rotary({"model_type": model_type, "rope_theta": 1e4, "head_dim": 64}, interleaved=False)
+
+
+AXIAL = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
+
+
+def test_the_heads_of_a_vision_tower_have_rows_and_columns() -> None:
+    first, second = rotary_positions({**AXIAL, "model_type": "paddleocr_vl_vision"})  # without rope_parameters
+    assert first is second
+    assert (first.head_dim, first.base, first.axes) == (32, 10_000.0, AxialAxes(2))
+    first, _ = rotary_positions({**AXIAL, "hidden_size": 160, "model_type": "minimax_m3_vl_vision"})
+    assert (first.head_dim, first.rotary_dim, first.axes) == (80, 78, AxialAxes(3))
+    with pytest.raises(CheckpointError, match="rope_type 'yarn' is not known here"):
+        rotary_positions({**AXIAL, "model_type": "pixtral", "rope_parameters": {"rope_type": "yarn"}})
+    with pytest.raises(CheckpointError, match="rope_type 'axial' is not known here"):
+        rotary_positions({**AXIAL, "model_type": "llama", "rope_parameters": {"rope_type": "axial"}})
 
 
 @pytest.mark.parametrize(
