@@ -133,6 +133,8 @@ def make(kind, path):
         ("pickle", "pytorch_model.bin", CheckpointError, "is a pickle"),
         ("pickle", "model.pt", CheckpointError, "is a pickle"),
         ("pickle", "notes.md", CheckpointError, "is a pickle"),
+        ("gguf", "model.gguf", CheckpointError, "is a GGUF file"),
+        ("gguf", "folder/model.gguf", CheckpointError, "is a GGUF file"),
         ("nowhere", "nowhere", FileError, "no folder or file"),
         ("nowhere", "nowhere.vec", FileError, "no folder or file .*nowhere.vec"),
     ],
@@ -140,4 +142,4 @@ def make(kind, path):
 def test_what_holds_no_table_is_refused_with_the_reason(tmp_path, kind, name, error, message) -> None:
     make(kind, tmp_path / name)
     with pytest.raises(error, match=message):
-        open_model(tmp_path / name)
+        open_model((tmp_path / name).parent if name.startswith("folder") else tmp_path / name)

@@ -143,7 +143,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         "deepseek_v4",
         table=("embed_tokens.weight", "embed.weight"),
         head=HeadSpec(("lm_head.weight", "head.weight")),
-        other_tables=(OtherTable("mlp.gate.tid2eid", "it states the experts of each token in blocks that hash"),),
+        other_tables=(OtherTable("gate.tid2eid", "it states the experts of each token in blocks that hash"),),
     ),
     Family("dbrx", ("dbrx",), table=("wte.weight",), position="rotary"),
     Family(

@@ -9,7 +9,7 @@ from tiny_models import build, quiet
 
 import embedlayer as el
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is no part of this layer")  # DeBERTa, ProphetNet
+pytestmark = pytest.mark.filterwarnings("ignore:.*no part of this layer")  # DeBERTa, ProphetNet
 
 ENCODER_DECODERS = ["bart", "blenderbot-small", "fsmt", "m2m_100", "marian", "pegasus", "prophetnet", "t5gemma", "umt5"]
 SINGLE_STACKS = ["deberta", "esm", "layoutlm", "mobilebert", "mpnet", "reformer", "roc_bert", "tapas", "xlm"]
@@ -181,3 +181,14 @@ def test_stored_sinusoids_are_read_and_missing_ones_computed(tmp_path, ids) -> N
     assert isinstance(stored.position, el.LearnedPositionalEmbedding)
     assert isinstance(computed.position, el.SinusoidalPositionalEmbedding)
     assert computed.input(ids).shape == stored.input(ids).shape
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kind"),
+    [("deberta", "masked"), ("xlnet", "causal"), ("funnel", "masked"), ("prophetnet", "seq2seq")],
+)
+def test_positions_that_depend_on_hidden_states_are_noted(tmp_path, model_type, kind) -> None:
+    saved(model_type, kind, tmp_path)
+    with pytest.warns(el.EmbedLayerWarning, match="hidden states"):
+        layer = el.load(tmp_path)
+    assert any("no part of this layer" in note for note in layer.load_record.notes)

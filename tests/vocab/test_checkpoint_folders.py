@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import quiet
+from tiny_models import build, quiet
 from vocab_models import close
 
 import embedlayer as el
@@ -361,3 +361,38 @@ def test_a_model_with_more_tables_by_token_is_not_edited(tmp_path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(el.CheckpointError, match="more tensors with rows for tokens"):
         el.vocab.remove_tokens(folder, [3], out=tmp_path / "new")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("model_type", "kind", "settings", "message"),
+    [
+        ("mllama", "image-text", {}, r"do not share a vocabulary \(table 139, head 131\)"),
+        ("moshi", "causal", {}, r"do not share a vocabulary \(table 132, head 131\)"),
+        ("inkling_text", "causal", {"unpadded_vocab_size": 120}, r"do not share a vocabulary \(table 131, head 120\)"),
+        ("ibert", "masked", {}, "more tensors with rows for tokens"),
+        ("deepseek_v4", "causal", {}, "more tensors with rows for tokens"),
+        ("inkling_text", "causal", {"unpadded_vocab_size": 131}, ""),
+        ("marian", "causal", {}, ""),
+        ("t5gemma", "seq2seq", {}, ""),
+        ("layoutlm", "masked", {}, ""),
+    ],
+)
+def test_tokens_are_added_in_all_sizes_of_a_configuration_or_refused(
+    tmp_path, model_type, kind, settings, message
+) -> None:
+    _, model = build(model_type, kind, settings)
+    with quiet():
+        model.save_pretrained(tmp_path / "old")
+        if message:
+            with pytest.raises(el.EmbedLayerError, match=message):
+                el.vocab.add_tokens(tmp_path / "old", 3, out=tmp_path / "new")
+            return
+        el.vocab.add_tokens(tmp_path / "old", 3, out=tmp_path / "new")
+        again = type(model).from_pretrained(tmp_path / "new")
+        layer = el.load(tmp_path / "new")
+        assert layer.head is not None
+        ids = torch.tensor([[5, 133, 40]])
+        inputs = {"decoder_input_ids": ids} if again.config.is_encoder_decoder else {}
+        assert again(input_ids=ids, **inputs).logits.shape[-1] == layer.table.vocab_size == 134
+    assert layer.head(torch.randn(1, 1, layer.input(ids).shape[-1])).shape[-1] == 134
