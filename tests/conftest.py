@@ -59,6 +59,14 @@ def quiet_machine() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def own_accelerator() -> Iterator[None]:
+    """Forget accelerate's precision after each test: it keeps the first one for the whole process."""
+    yield
+    if "accelerate.state" in sys.modules:
+        sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
+
+
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """Switch jaxtyping's checks off: for wrong input that must meet our own errors, and for torch.compile."""

@@ -342,7 +342,6 @@ def test_the_trainer_trains_and_evaluates_as_on_the_plain_model(options, reads, 
 
 def test_accelerate_prepares_a_patched_model() -> None:
     accelerate = pytest.importorskip("accelerate", reason="the interop group is not installed")
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
     patched = patch(built("soft cap"))
     report = reports(patched)
