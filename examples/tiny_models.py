@@ -365,7 +365,8 @@ def build(model_type: str, kind: str, settings: Mapping[str, Any] | None = None)
             raise CannotBuild(f"{type(error).__name__}: {error}".partition("\n")[0][:300]) from error
         if settings and settings.get("tie_word_embeddings") is False:
             head = model.get_output_embeddings()
-            head.weight = nn.Parameter(torch.empty_like(head.weight))
+            if head is not None:
+                head.weight = nn.Parameter(torch.empty_like(head.weight))
         randomise(model)
         for part in (model.config, model.config.get_text_config()):
             part.use_cache = False

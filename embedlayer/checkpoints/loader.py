@@ -234,7 +234,18 @@ class Loader:
         if family is None:
             return UNKNOWN
         outer = MULTIMODAL.get(str(self.checkpoint.config.get("model_type")))
-        if outer is None or outer.scales_logits or family.head is None:
+        if outer is None:
+            return family
+        if outer.table:
+            family = replace(family, table=outer.table)
+            whole = self.checkpoint.config.get("tie_word_embeddings", outer.tied)
+            text = self.checkpoint.config.get("text_config")
+            if isinstance(text, dict) and text.get("tie_word_embeddings", whole) != whole:
+                raise CheckpointError(
+                    f"{self.config_file}: tie_word_embeddings is {whole!r}, and in text_config it is another value. "
+                    f"Write the same value into both."
+                )
+        if outer.scales_logits or family.head is None:
             return family
         return replace(family, head=replace(family.head, logit_scale=None, softcap=None))
 

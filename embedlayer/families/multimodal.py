@@ -42,7 +42,7 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
         (
             *("aya_vision", "cohere2_vision", "deepseek_vl", "deepseek_vl_hybrid", "ernie4_5_vl_moe", "gemma3"),
             *("got_ocr2", "internvl", "janus", "kimi_k25", "lfm2_vl", "lfm3_vl", "lighton_ocr", "minicpm_ocr"),
-            *("florence2", "mistral3", "moss_transcribe_diarize", "ovis2", "pp_chart2table"),
+            *("mistral3", "moss_transcribe_diarize", "ovis2", "pp_chart2table"),
             *("glmasr", "granite_speech", "granite_speech_plus", "qwen3_asr"),
         ),
     ),
@@ -54,7 +54,15 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
     (MultimodalSpec(tied_by="text", scales_logits=True), ("blip-2", "instructblip", "instructblipvideo", "llama4")),
     (MultimodalSpec(tied_by="text"), ("nemotron_h_omni",)),
     (MultimodalSpec(tied="text"), ("perception_lm",)),
-    (MultimodalSpec(tied_by="text", tied=True, scales_logits=True), ("blip", "kosmos-2", "kosmos-2.5")),
+    (
+        MultimodalSpec(
+            tied=True,
+            table=("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+        ),
+        ("florence2",),
+    ),
+    (MultimodalSpec(tied_by="text", tied=True, scales_logits=True), ("kosmos-2.5",)),
+    (MultimodalSpec(or_text=True, tied=True, scales_logits=True), ("blip", "kosmos-2")),
     (
         MultimodalSpec(tied_by="none", scales_logits=True),
         ("inkling2", "inkling_mm_model", "mllama", "step3p7"),

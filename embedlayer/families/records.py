@@ -506,6 +506,8 @@ class MultimodalSpec:
             if `text_config` says so.
         scales_logits: Whether the model applies the factor and the cap that the language model alone applies to its
             logits. If not, and the language model has one, its logits differ from those of the whole model.
+        table: Names of the token table, the preferred one first, if the multimodal model looks tokens up by itself and
+            not by its language model's table. Empty for the names in the record of the language model.
         flat: `model_type` of the language model if older configurations have its keys beside those of the whole model,
             without `text_config`; `None` if there are no such configurations.
     """
@@ -514,4 +516,5 @@ class MultimodalSpec:
     or_text: bool = False
     tied: bool | Literal["text"] = False
     scales_logits: bool = False
+    table: Names = ()
     flat: str | None = None
