@@ -62,7 +62,7 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
         ("florence2",),
     ),
     (MultimodalSpec(tied_by="text", tied=True, scales_logits=True), ("kosmos-2.5",)),
-    (MultimodalSpec(or_text=True, tied=True, scales_logits=True), ("blip", "kosmos-2")),
+    (MultimodalSpec(tied_by="either", tied=True, scales_logits=True), ("blip", "kosmos-2")),
     (
         MultimodalSpec(tied_by="none", scales_logits=True),
         ("inkling2", "inkling_mm_model", "mllama", "step3p7"),
