@@ -72,6 +72,9 @@ TITLES = {
 }
 """Kind -> title of its table."""
 
+VERDICTS = ("equal", "refused", "wrong", "not built")
+"""Columns of the counts on the page."""
+
 LIMIT = 1e-6
 """Largest relative difference in float32 that counts as equal."""
 
@@ -701,14 +704,13 @@ def page_text(rows: Sequence[Row]) -> str:
     import transformers
 
     kinds = [kind for kind in KINDS if any(row.kind == kind for row in rows)]
-    verdicts = ("equal", "refused", "wrong", "not built")
     counts = []
     for kind in kinds:
         own = [row for row in rows if row.kind == kind]
         losses = [row.without_logits for row in own if row.without_logits is not None]
         counts.append(
             {"kind": kind, "model types": str(len(own))}
-            | {verdict: str(sum(row.verdict == verdict for row in own)) for verdict in verdicts}
+            | {verdict: str(sum(row.verdict == verdict for row in own)) for verdict in VERDICTS}
             | {
                 "compute a loss": str(len(losses)),
                 "without logits": str(sum(losses)),
@@ -725,11 +727,15 @@ def page_text(rows: Sequence[Row]) -> str:
 
 
 def varied_text(rows: Sequence[Row]) -> str:
-    """Return the sentence of `docs/families.md` that counts the variations."""
-    verdicts = [row.verdict for row in rows]
-    counts = ", ".join(f"{verdicts.count(each):,} {each}" for each in ("equal", "refused", "wrong", "not built"))
-    types = len({(row.kind, row.model_type) for row in rows})
-    return f"Of {len(rows):,} variations of {types} model types: {counts}.\n"
+    """Return the table of `docs/families.md` that counts the variations."""
+    counts = []
+    for kind in dict.fromkeys(row.kind for row in rows):
+        own = [row for row in rows if row.kind == kind]
+        counts.append(
+            {"kind": kind, "model types": str(len({row.model_type for row in own})), "variations": str(len(own))}
+            | {verdict: str(sum(row.verdict == verdict for row in own)) for verdict in VERDICTS}
+        )
+    return markdown_table(counts)
 
 
 def page_row(row: Row, notes: dict[str, int]) -> dict[str, str]:

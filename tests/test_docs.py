@@ -198,6 +198,7 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "rotary_families.py",
         "tiny_models.py",
         "transformers_probe.py",
+        "varied_settings.py",
         "gallery.py",  # run by test_gallery.py
     }
 
