@@ -48,7 +48,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -204,22 +204,22 @@ def examine_varied(model_type: str, kind: str) -> list[Row]:
     A type that is not built or refused with its default settings has one row, for these. Where settings that change
     together do not give equal results, each one also has a row of its own.
     """
-    default = guarded(examine, model_type, kind, variation=Variation("default settings", {}))
+    default = guarded(model_type, kind, variation=Variation("default settings", {}))
     if default.verdict in ("not built", "refused"):
         return [default]
     rows: list[Row] = []
     for variation in variations(model_type, kind):
-        row = guarded(examine, model_type, kind, variation=variation)
+        row = guarded(model_type, kind, variation=variation)
         single = [] if row.verdict == "equal" else variation.single()
-        parts = [guarded(examine, model_type, kind, variation=each) for each in single] if len(single) > 1 else []
+        parts = [guarded(model_type, kind, variation=each) for each in single] if len(single) > 1 else []
         rows += parts if any(part.verdict == row.verdict for part in parts) else [row, *parts]
     return [row for row in rows if row.verdict != "same"]
 
 
-def guarded(function: Callable[..., Row], model_type: str, kind: str, *, variation: Variation | None = None) -> Row:
-    """Return the row of a function, or a row that says what it raised."""
+def guarded(model_type: str, kind: str, *, variation: Variation | None = None) -> Row:
+    """Return the row of `examine`, or a row that says what it raised."""
     try:
-        return function(model_type, kind, variation=variation)
+        return examine(model_type, kind, variation=variation)
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__}: {str(error)[:300]} ({at.filename}:{at.lineno})"
@@ -642,7 +642,7 @@ def _child(model_type: str, kind: str, is_varied: bool, pipe: Any) -> None:
     seconds = SECONDS * (VARIED_TIMES if is_varied else 1)
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + seconds, -1))
     start = time.process_time()
-    rows = examine_varied(model_type, kind) if is_varied else [guarded(examine, model_type, kind)]
+    rows = examine_varied(model_type, kind) if is_varied else [guarded(model_type, kind)]
     rows[0].seconds = round(time.process_time() - start, 2)
     pipe.send(rows)
     pipe.close()

@@ -1377,6 +1377,6 @@ def text_config(config: JsonObject) -> JsonObject:
     stated = config.get("tie_word_embeddings")
     if stated is None:
         stated = own if spec.tied == "text" else spec.tied
-    tied = spec.tied_by in ("model", "either") and bool(stated)
-    tied = tied or ((spec.or_text or spec.tied_by == "either") and bool(own))
+    tied = spec.tied_by != "none" and bool(stated)
+    tied = tied or (spec.tied_by == "either" and bool(own))
     return {**text, "tie_word_embeddings": tied}

@@ -39,11 +39,11 @@ __all__ = [
     "REFUSED_ROTARY",
     "ROTARY",
     "SCALE_ATTRIBUTES",
-    "SIZE_KEYS",
     "STATIC_EMBEDDING",
     "TEXT_CONFIGS",
     "TRANSFORMERS_VERSION",
     "UNKNOWN",
+    "VOCAB_SIZE_KEYS",
     "Family",
     "RotaryPositions",
     "family_of",
@@ -73,7 +73,7 @@ FAMILIES: tuple[Family, ...] = (
 REFUSED: Mapping[str, str] = {**REFUSED_CAUSAL, **REFUSED_MASKED, **REFUSED_MULTIMODAL}
 """Model type of a known model that `load` does not read -> the reason."""
 
-SIZE_KEYS: Names = tuple(
+VOCAB_SIZE_KEYS: Names = tuple(
     dict.fromkeys(
         key
         for family in FAMILIES

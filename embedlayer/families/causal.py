@@ -99,6 +99,19 @@ def _gemma(name: str, *model_types: str, softcap: float | None = None, **changes
     return _llama(name, *model_types, **{"scale": SQRT_DIM_ROUNDED, "head": head, "defaults": default, **changes})
 
 
+_KOSMOS_2 = Family(
+    "kosmos-2",
+    ("kosmos_2_text_model",),
+    table=("embed_tokens.weight",),
+    width=("embed_dim",),
+    scale=SQRT_DIM_IF_SCALE_EMBEDDING,
+    position=SinusoidalPositions(),
+    numbering="ids",
+    recipe=("position",),
+    head=HeadSpec(tied=True),
+    defaults=(("scale_embedding", True),),
+)
+
 CAUSAL_FAMILIES: tuple[Family, ...] = (
     # LLaMA and the families that differ from it in the names of tensors or in the tying.
     _llama("llama", decoder=HUGGING_FACE_TENSORS),
@@ -439,30 +452,13 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         head=HeadSpec(tied=True),
         defaults=(("scale_embedding", True),),
     ),
-    Family(
-        "kosmos-2.5",
-        ("kosmos_2_5_text_model",),
-        table=("embed_tokens.weight",),
-        width=("embed_dim",),
-        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
-        position=SinusoidalPositions(),
-        numbering="ids",
+    _KOSMOS_2,
+    replace(
+        _KOSMOS_2,
+        name="kosmos-2.5",
+        model_types=("kosmos_2_5_text_model",),
         recipe=("types", "position"),
         types=("segment_emb.weight",),
-        head=HeadSpec(tied=True),
-        defaults=(("scale_embedding", True),),
-    ),
-    Family(
-        "kosmos-2",
-        ("kosmos_2_text_model",),
-        table=("embed_tokens.weight",),
-        width=("embed_dim",),
-        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
-        position=SinusoidalPositions(),
-        numbering="ids",
-        recipe=("position",),
-        head=HeadSpec(tied=True),
-        defaults=(("scale_embedding", True),),
     ),
     # A bias on attention.
     Family(

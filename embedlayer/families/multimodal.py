@@ -9,23 +9,14 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
         MultimodalSpec(),
         (
             *("aria", "cosmos3_omni", "cosmos3_edge", "deepseek_ocr2", "emu3", "exaone4_5"),
-            *("glm46v", "glm5_next", "glmga", "idefics2"),
-            *(
-                "idefics3",
-                "llava_next",
-                "minicpmv4_6",
-                "minicpmv4_7",
-                "modernvbert",
-                "qianfan_ocr",
-                "qwen2_5_omni_thinker",
-                "qwen3_5",
-            ),
+            *("glm46v", "glm5_next", "glmga", "idefics2", "idefics3", "llava_next", "minicpmv4_6", "minicpmv4_7"),
+            *("modernvbert", "qianfan_ocr", "qwen2_5_omni_thinker", "qwen3_5"),
             *("qwen3_5_moe", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "qwen4_exp", "smolvlm"),
             *("unlimited_ocr", "video_llava", "vipllava"),
         ),
     ),
     (
-        MultimodalSpec(or_text=True),
+        MultimodalSpec(tied_by="either"),
         (
             *("fast_vlm", "glm4v", "glm4v_moe", "glm_ocr", "llava", "llava_next_video", "llava_onevision"),
             *("minimax_m3_vl", "shieldgemma2", "video_llama_3"),
@@ -33,10 +24,10 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
     ),
     (MultimodalSpec(flat="persimmon"), ("fuyu",)),
     (MultimodalSpec(flat="dots3_note_text"), ("dots3_note",)),
-    (MultimodalSpec(or_text=True, flat="hunyuan_vl_text", tied=True), ("hunyuan_vl",)),
-    (MultimodalSpec(or_text=True, flat="qwen2_vl_text"), ("qwen2_vl",)),
-    (MultimodalSpec(or_text=True, flat="qwen2_5_vl_text"), ("qwen2_5_vl",)),
-    (MultimodalSpec(or_text=True, flat="paddleocr_vl_text", tied=True), ("paddleocr_vl",)),
+    (MultimodalSpec(tied_by="either", flat="hunyuan_vl_text", tied=True), ("hunyuan_vl",)),
+    (MultimodalSpec(tied_by="either", flat="qwen2_vl_text"), ("qwen2_vl",)),
+    (MultimodalSpec(tied_by="either", flat="qwen2_5_vl_text"), ("qwen2_5_vl",)),
+    (MultimodalSpec(tied_by="either", flat="paddleocr_vl_text", tied=True), ("paddleocr_vl",)),
     (
         MultimodalSpec(tied=True),
         (

@@ -502,7 +502,6 @@ class MultimodalSpec:
         tied_by: Configuration whose `tie_word_embeddings` decides whether the head is tied: that of the whole model
             (`"model"`) or `text_config` (`"text"`), or a true one of either (`"either"`). `"none"`: the code never
             ties it.
-        or_text: Whether a true `tie_word_embeddings` in `text_config` makes that of the whole model true.
         tied: Whether the head is tied if that key is missing in the configuration of the whole model. `"text"`: it is
             if `text_config` says so.
         scales_logits: Whether the model applies the factor and the cap that the language model alone applies to its
@@ -514,7 +513,6 @@ class MultimodalSpec:
     """
 
     tied_by: Literal["model", "text", "either", "none"] = "model"
-    or_text: bool = False
     tied: bool | Literal["text"] = False
     scales_logits: bool = False
     table: Names = ()

@@ -241,6 +241,7 @@ class Observation:
     def __init__(self, model: nn.Module, inputs: ExtraInputs | None = None) -> None:
         self.model = model
         self.inputs = inputs
+        self.is_tower = is_tower(model)
         self.tower: dict[str, Any] = {}
         self.recording = Recording([], [], [])
         self.accepts_positions = "position_ids" in inspect.signature(model.forward).parameters
@@ -259,7 +260,7 @@ class Observation:
 
     def _rotates(self, name: str) -> bool:
         """Return whether a function of this name rotates; that of a vision tower only counts in a tower."""
-        return is_rotary(name.lower().replace("vision", "") if is_tower(self.model) else name)
+        return is_rotary(name.lower().replace("vision", "") if self.is_tower else name)
 
     def _keep_rotated(self, call: FunctionCall) -> None:
         """Keep the tensors that a rotary function rotated."""

@@ -17,7 +17,7 @@ from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
-from embedlayer.families import SIZE_KEYS, TEXT_CONFIGS, family_of
+from embedlayer.families import TEXT_CONFIGS, VOCAB_SIZE_KEYS, family_of
 from embedlayer.io.files import JsonObject, read_json
 from embedlayer.pretrained import TOKENIZER
 from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
@@ -362,9 +362,9 @@ def _templates_to_remove(folder: Path, lost: Sequence[str], found: dict[str, Jso
 def _with_size(content: JsonObject, old: int, new: int) -> JsonObject:
     """Return a copy of a configuration in which the number of tokens is `new` if it was `old`.
 
-    It is stated under the keys in `SIZE_KEYS`, also in the nested configurations in `TEXT_CONFIGS`.
+    It is stated under the keys in `VOCAB_SIZE_KEYS`, also in the nested configurations in `TEXT_CONFIGS`.
     """
-    content = {key: new if key in SIZE_KEYS and value == old else value for key, value in content.items()}
+    content = {key: new if key in VOCAB_SIZE_KEYS and value == old else value for key, value in content.items()}
     nested = {key: content[key] for key in TEXT_CONFIGS if isinstance(content.get(key), dict)}
     return content | {key: _with_size(value, old, new) for key, value in nested.items()}
 

@@ -20,7 +20,7 @@ from embedlayer.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
 from embedlayer.data.tokenizer import fingerprint
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.errors import CheckpointError, SizeError, TokenIdError
-from embedlayer.families import SIZE_KEYS
+from embedlayer.families import VOCAB_SIZE_KEYS
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.output import OutputHead
 from embedlayer.tables.dense import TokenEmbedding
@@ -342,7 +342,7 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
     for name, patched in {**modules.tables, **modules.heads}.items():
         note(_join(name, "original"), patched.__dict__.get(REPLACED), "num_embeddings out_features padding_idx")
     for name, config in modules.configs.items():
-        sizes = [key for key in SIZE_KEYS if getattr(config, key, None) == modules.vocab_size]
+        sizes = [key for key in VOCAB_SIZE_KEYS if getattr(config, key, None) == modules.vocab_size]
         note(name, config, " ".join([*sizes, *(k for k in TOKEN_IDS if getattr(config, k, None) is not None)]))
     return found
 

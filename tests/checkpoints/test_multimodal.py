@@ -14,7 +14,11 @@ from embedlayer.families.records import MultimodalSpec
 V, D = 20, 8
 TEXT = {"vocab_size": V, "hidden_size": D, "num_attention_heads": 2, "num_hidden_layers": 1, "rope_theta": 1e4}
 TEXT |= {"pad_token_id": None, "head_dim": 4}
-STATED_BY_THE_MODEL = [name for name, spec in MULTIMODAL.items() if spec.tied_by == "model"]
+TIED_INSIDE = ("blip", "kosmos-2")
+"""Models whose language model also ties its own head, which their configuration does not show."""
+STATED_BY_THE_MODEL = [
+    name for name, spec in MULTIMODAL.items() if spec.tied_by in ("model", "either") and name not in TIED_INSIDE
+]
 
 
 def checkpoint(folder, config, *names):
