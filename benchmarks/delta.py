@@ -6,18 +6,15 @@ turns; memory in a process for each competitor, as what its first step, optimize
 is already there.
 """
 
-import gc
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.harness import Case, Row, run_apart, time_alternately
-from benchmarks.linear_cross_entropy import resident
+from benchmarks.harness import Case, Row, added_mib, run_apart, time_alternately
 from embedlayer.layers.output import OutputHead
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
@@ -106,12 +103,7 @@ def weight_of(setting: Setting) -> Tensor:
 def peak_added(setting: Setting, name: str) -> float:
     """Mebibytes that one step of a competitor adds to this process."""
     step_of(Setting("warm-up", 300, 16, 32, setting.both_ends), COMPETITORS[name](torch.zeros(300, 16)))()
-    run = step_of(setting, COMPETITORS[name](weight_of(setting)))
-    gc.collect()
-    before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    run()
-    return round((resident("VmHWM") - before) / 1024, 1)
+    return added_mib(step_of(setting, COMPETITORS[name](weight_of(setting))))
 
 
 def competitors() -> list[str]:

@@ -5,17 +5,15 @@ The floor is the three matrix products that no exact way can do without (logits,
 competitor, as what its peak adds to inputs that are already there. Liger's kernels run on a GPU only: no row.
 """
 
-import gc
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.harness import Case, Row, run_apart, time_alternately
+from benchmarks.harness import Case, Row, added_mib, run_apart, time_alternately
 from embedlayer.losses.cross_entropy import Impl
 from embedlayer.losses.linear_cross_entropy import linear_cross_entropy
 
@@ -116,16 +114,7 @@ def peak_added(setting: Setting, name: str) -> float:
     if "torch_compile" in name:  # the compiler's own memory is no cost of a step
         small = Setting("warm-up", 16, 32, setting.embed_dim, setting.dtype)
         step(losses()[name], *inputs(small))()
-    gc.collect()
-    before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    run()
-    return round((resident("VmHWM") - before) / 1024, 1)
-
-
-def resident(field: str) -> int:
-    lines: Iterable[str] = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(field)).split()[1])
+    return added_mib(run)
 
 
 def measure(place: int, setting: Setting) -> list[Row]:

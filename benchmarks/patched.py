@@ -4,17 +4,14 @@ The model is GPT-2 without blocks, so that a step is its last norm, its LM head 
 this process, in turns; memory in a process for each competitor, as what the peak of a step adds.
 """
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Case, Row, run_apart, time_alternately
-from benchmarks.linear_cross_entropy import resident
+from benchmarks.harness import Case, Row, added_mib, run_apart, time_alternately
 from embedlayer import patch
 
 MEMORY = """
@@ -70,12 +67,7 @@ def step(setting: Setting, name: str) -> Callable[[], object]:
 
 def peak_added(setting: Setting, name: str) -> float:
     """Mebibytes that the first step of a competitor adds to this process."""
-    run = step(setting, name)
-    gc.collect()
-    before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    run()
-    return round((resident("VmHWM") - before) / 1024, 1)
+    return added_mib(step(setting, name))
 
 
 def measure(place: int, setting: Setting) -> list[Row]:
