@@ -59,13 +59,14 @@ def run_apart(code: str, *arguments: str) -> dict[str, Value]:
 
     The code calls `benchmarks.harness.tell(...)` at its end.
     """
+    paths = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
         check=False,
         cwd=Path(__file__).parents[1],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )
     if done.returncode:
         raise RuntimeError(f"The measured process failed:\n{done.stderr}")

@@ -79,6 +79,13 @@ def test_the_source_tree_is_the_tree(monkeypatch) -> None:
     assert source_tree.PAGE.read_text() == source_tree.page(), "run: python docs/source_tree.py --write"
 
 
+def test_the_costs_of_head_outputs_are_the_results(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import head_outputs
+
+    assert head_outputs.PAGE.read_text() == head_outputs.page(), "run: python docs/head_outputs.py --write"
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
 
