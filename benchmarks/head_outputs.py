@@ -17,21 +17,21 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from embedlayer.losses.divergence_kinds import Divergence
 from torch import Tensor
 
 from benchmarks.harness import Case, Row, run_apart, time_alternately
+from embedlayer import token_log_probs
 from embedlayer.losses import (
     ForwardKL,
     JensenShannon,
     LinearLogits,
     ReverseKL,
     divergence,
-    token_log_probs,
     token_statistics,
 )
 from embedlayer.losses.chunk_size import tokens_per_chunk
 from embedlayer.losses.cross_entropy import Reduction
+from embedlayer.losses.divergence_kinds import Divergence
 
 MEMORY = """
 import sys
@@ -68,7 +68,7 @@ class Floor(NamedTuple):
     again: bool
     gradients: bool
 
-    def count(self) -> int:
+    def products(self) -> int:
         """Return the number of matrix products."""
         return self.heads * (1 + self.again) + 2 * self.gradients
 
@@ -327,7 +327,7 @@ def measure(place: int, setting: Setting, work: str) -> list[Row]:
     expected.clear()
     floor, (tokens, width), rows = FLOORS[work], x.hidden.shape, setting.vocab_size
     shapes = (tokens, rows), (tokens_per_chunk(tokens, rows, width, "cpu", 4), rows), (min(tokens, 512), 2048)
-    floors = {f"{floor.count()} products of {a} x {b}": products(floor, x, a, b) for a, b in shapes}
+    floors = {f"{floor.products()} products of {a} x {b}": products(floor, x, a, b) for a, b in shapes}
     times = time_alternately(runs | floors, rounds=setting.rounds, warmup=0)
     fastest = min(float(times[name]["time_ms"]) for name in floors)
     memory = {name: float(run_apart(MEMORY, work, name, str(place))["added_mib"]) for name in runs}
