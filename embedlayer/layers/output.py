@@ -201,11 +201,12 @@ class OutputHead(Pretrained, nn.Linear):
             CheckpointError: As in `table`; or PEFT wraps an untied head, whose rows then are not its logits.
         """
         table = self.table
+        if self._resolved() and self._adapted_table().adapters:
+            adapted: TokenTable = self.__dict__["adapted_rows"]
+            return adapted
         if table is None:
             require_unwrapped(self, self.__dict__.get("head_reference"))
-            return None
-        adapted = bool(self._resolved()) and bool(self._adapted_table().adapters)
-        return cast(TokenTable, self.__dict__["adapted_rows"]) if adapted else table
+        return table
 
     def _adapted_table(self) -> AdaptedTable:
         """Return the table that the references of `follow` find now, with the PEFT adapters on it.

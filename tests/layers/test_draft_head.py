@@ -46,8 +46,8 @@ HEADS = {
 
 def made(name: str) -> nn.Module:
     torch.manual_seed(0)
-    head = HEADS[name]().double()
-    for bias in [each for key, each in head.named_parameters() if key.endswith("bias")]:
+    head = HEADS[name]()
+    for bias in [each for key, each in owners(head).double().named_parameters() if key.endswith("bias")]:
         nn.init.normal_(bias)
     return head
 
@@ -196,7 +196,7 @@ def test_without_a_target_the_loss_and_its_gradients_are_zero(targets: torch.Ten
     assert all(not each.any() for each in gradients(loss, head, hidden))
 
 
-def test_ids_are_mapped_both_ways_and_bad_ones_are_refused() -> None:
+def test_ids_are_mapped_both_ways_and_bad_ones_are_refused(unchecked: None) -> None:
     draft = DraftHead(TABLES["dense"](), UNSORTED)
     assert draft.to_tokens(torch.arange(6).view(2, 3)).tolist() == [[48, 3, 0], [49, 20, 7]]
     assert draft.to_draft(torch.tensor(UNSORTED)).tolist() == list(range(6))
@@ -332,7 +332,6 @@ class Tied(nn.Module):
 
 PEFT_CHOICES = {
     "LoRA": {"target_modules": ["tokens"]},
-    "LoRA on both ends": {"target_modules": ["tokens", "out"], "ensure_weight_tying": True},
     "trainable tokens": {"target_modules": ["query"], "trainable_token_indices": {"tokens": [3, 20, 1]}},
     "a trained copy": {"target_modules": ["query"], "modules_to_save": ["tokens"]},
 }
@@ -360,6 +359,21 @@ def test_it_reads_the_rows_that_peft_adapts(unchecked: None, choice: str) -> Non
         close(one, other)
 
 
+def test_adapters_that_peft_puts_on_both_ends_are_read_once(unchecked: None) -> None:
+    peft = pytest.importorskip("peft", reason="the dev extra is not installed")
+    transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
+    sizes = {"hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=VOCAB_SIZE, tie_word_embeddings=True, **sizes)
+    model = el.patch(transformers.LlamaForCausalLM(config).double())
+    draft, hidden = DraftHead(model.lm_head, UNSORTED), batch()[0]
+    options = {"target_modules": ["embed_tokens"], "ensure_weight_tying": True, "init_lora_weights": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapted = peft.get_peft_model(model, peft.LoraConfig(r=3, **options)).base_model.model
+    assert adapted.lm_head is not draft.head
+    close(draft(hidden), adapted.lm_head(hidden)[..., UNSORTED])
+
+
 def test_an_untied_head_that_peft_wraps_is_refused_until_it_is_merged(unchecked: None) -> None:
     peft = pytest.importorskip("peft", reason="the dev extra is not installed")
     table = TABLES["dense, plain"]()
@@ -376,30 +390,23 @@ def test_an_untied_head_that_peft_wraps_is_refused_until_it_is_merged(unchecked:
 
 
 def sharded_results() -> list[list[torch.Tensor]]:
-    """Loss and gradients of a sharded table on this rank, and of the whole table on the batches of both ranks."""
-    import torch.distributed as dist
-
+    """Per kind, the loss of this rank and the gradient of its rows: of the sharded table, and of the whole one."""
     results = []
     for kind in ("dense", "factorised"):
         torch.manual_seed(0)
         whole = TABLES[kind]().double()
         table = shard_table(whole, init_device_mesh("cpu", (2,)))
         hidden, targets = batch()
-        mine = dist.get_rank()
-        loss = DraftHead(el.OutputHead(table), UNSORTED).loss(hidden[mine], targets[mine])
-        loss.backward()
-        rows = next(parameter for _, parameter in table.sharded_parameters())
-        theirs = F.cross_entropy(
-            whole.logits(hidden[mine])[..., UNSORTED], DraftHead(whole, UNSORTED).to_draft(targets)[mine]
-        )
-        each = [
-            F.cross_entropy(whole.logits(hidden[r])[..., UNSORTED], DraftHead(whole, UNSORTED).to_draft(targets)[r])
-            for r in range(2)
-        ]
-        name, expected = next((name, p) for name, p in whole.named_parameters() if p.shape[0] == VOCAB_SIZE)
-        (grad,) = torch.autograd.grad(sum(each) / 2, expected)
-        start, stop = table.partition.start, table.partition.stop
-        results += [[loss.detach(), theirs.detach()], [rows.grad, grad[start:stop]]]
+        places = DraftHead(whole, UNSORTED).to_draft(targets)
+        logits = whole.logits(hidden)[..., UNSORTED]
+        theirs = [F.cross_entropy(logits[rank], places[rank]) for rank in range(2)]
+        rows = next(parameter for parameter in whole.parameters() if len(parameter) == VOCAB_SIZE)
+        (expected,) = torch.autograd.grad(sum(theirs) / 2, rows)
+        rank, part = table.mesh.get_rank(), slice(table.partition.start, table.partition.stop)
+        ours = DraftHead(el.OutputHead(table), UNSORTED).loss(hidden[rank], targets[rank])
+        ours.backward()
+        gradient = next(parameter for _, parameter in table.sharded_parameters()).grad
+        results += [[ours.detach(), theirs[rank].detach()], [gradient, expected[part]]]
     return results
 
 
