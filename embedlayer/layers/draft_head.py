@@ -217,6 +217,32 @@ class DraftHead(ComputedBuffers):
         missing = self._draft_targets(tokens, options.get("ignore_index", _IGNORED))[1]
         return scores.masked_fill(missing, float("-inf"))
 
+    def untied(self) -> OutputHead:
+        """Return an untied `OutputHead` over the draft IDs, with a copy of the N rows and of the bias.
+
+        Use it to decode with fixed weights, where copying the rows at each step would cost as much as it saves; and as
+        the `lm_head` of an EAGLE-3 draft model, which trains rows of its own. Its token IDs are draft IDs. The
+        transform of a `PredictionHead` is not copied.
+
+        Raises:
+            SizeError: The other head or its table computes logits in its own way, which rows do not tell; or has
+                another number of tokens than when this head was built.
+        """
+        self._check_vocab_size()
+        table = self._table()
+        if not self._is_product(table):
+            raise SizeError(
+                "The head that this DraftHead reads overrides forward or logits: its rows do not tell them."
+            )
+        options = self._draft_options(self._logit_options())
+        bias = options.pop("bias", None)
+        with torch.no_grad():
+            rows = self._rows(table, self._device())
+            head = OutputHead(*reversed(rows.shape), bias=bias is not None, device="meta", **options)
+            head.weight = nn.Parameter(rows)
+            head.register_parameter("bias", None if bias is None else nn.Parameter(bias))
+        return head
+
     def extra_repr(self) -> str:
         """Return the sizes of both vocabularies for `print`: `"4 of 100 tokens"`."""
         return f"{self.draft_vocab_size} of {self.vocab_size} tokens"
@@ -265,31 +291,64 @@ class DraftHead(ComputedBuffers):
             SizeError: The head has another number of tokens than at construction.
             CheckpointError: PEFT has put a module on the head that a draft head cannot read.
         """
-        if self._current_vocab_size() != self.vocab_size:
-            raise SizeError(
-                f"The vocabulary had {self.vocab_size} tokens when this DraftHead was built, and has "
-                f"{self._current_vocab_size()} now: build it again with the new token IDs."
-            )
-        head, ids = self.head, self.token_tensor.to(hidden.device)
-        if isinstance(head, PredictionHead):
-            if not is_unchanged(head, **_PREDICTION_FORWARD):
-                return None
-            hidden, head = head.transform(hidden), head.output
-        table: TokenTable | None
-        if isinstance(head, OutputHead):
-            if not is_unchanged(head, **_OUTPUT_FORWARD):
-                return None
-            table = head.adapted_table
-        else:
-            table = head
-        check_width(hidden, head.in_features if isinstance(head, OutputHead) else head.embed_dim)
-        if table is None:
-            return hidden, cast(OutputHead, head).weight.index_select(0, ids)
-        if _computes_logits_by(table, "as_linear") and not table.row_sparse:
-            linear = table.as_linear(hidden)
+        self._check_vocab_size()
+        table = self._table()
+        if not self._is_product(table):
+            return None
+        states = self.head.transform(hidden) if isinstance(self.head, PredictionHead) else hidden
+        check_width(states, self._embed_dim())
+        if table is not None and not table.row_sparse and _computes_logits_by(table, "as_linear"):
+            linear = table.as_linear(states)
             if linear is not None:
-                return linear[0], linear[1].index_select(0, ids)
-        return (hidden, table.look_up(ids)) if _computes_logits_by(table, "look_up") else None
+                return linear[0], linear[1].index_select(0, self.token_tensor.to(hidden.device))
+        return states, self._rows(table, hidden.device)
+
+    def _rows(self, table: TokenTable | None, device: torch.device) -> Tensor:
+        """Return the rows of the draft vocabulary, `(N, D)`, as a new tensor.
+
+        Args:
+            table: Result of `_table`.
+            device: Device of the rows.
+        """
+        ids = self.token_tensor.to(device)
+        if table is not None:
+            return table.look_up(ids)
+        rows: Tensor = _output(self.head).weight.index_select(0, ids)
+        return rows
+
+    def _table(self) -> TokenTable | None:
+        """Return the table whose rows are read, with PEFT's adapters; `None` for an untied head.
+
+        Raises:
+            CheckpointError: PEFT has put a module on the head that a draft head cannot read.
+        """
+        return self.head if isinstance(self.head, TokenTable) else _output(self.head).adapted_table
+
+    def _is_product(self, table: TokenTable | None) -> bool:
+        """Return whether the logits are products with the rows: no method that computes them was overridden.
+
+        Args:
+            table: Result of `_table`.
+        """
+        head = self.head
+        if isinstance(head, PredictionHead) and not is_unchanged(head, **_PREDICTION_FORWARD):
+            return False
+        if not isinstance(head, TokenTable) and not is_unchanged(_output(head), **_OUTPUT_FORWARD):
+            return False
+        return table is None or _computes_logits_by(table, "look_up")
+
+    def _check_vocab_size(self) -> None:
+        """Check that the head has as many tokens as when this head was built, since an edit may have renumbered them.
+
+        Raises:
+            SizeError: It has another number of tokens.
+        """
+        size = self._current_vocab_size()
+        if size != self.vocab_size:
+            raise SizeError(
+                f"The vocabulary had {self.vocab_size} tokens when this DraftHead was built, and has {size} now: build "
+                f"it again with the new token IDs."
+            )
 
     def _selected_logits(self, options: LogitOptions, hidden: Tensor) -> Tensor:
         """Return the draft logits, selected from all logits of the head or table.
@@ -328,18 +387,21 @@ class DraftHead(ComputedBuffers):
         """Return the number of tokens that the head or table has now, V."""
         return self.head.vocab_size if isinstance(self.head, TokenTable) else _output(self.head).out_features
 
+    def _embed_dim(self) -> int:
+        """Return the width of the rows, D."""
+        return self.head.embed_dim if isinstance(self.head, TokenTable) else _output(self.head).in_features
+
     def _device(self) -> torch.device:
         """Return the device of the head's rows."""
-        if isinstance(self.head, TokenTable):
-            return self.head.device
-        table = _output(self.head).adapted_table
+        table = self._table()
         table = table.table if isinstance(table, AdaptedRows) else table
         device: torch.device = _output(self.head).weight.device if table is None else table.device
         return device
 
 
-def _output(head: OutputHead | PredictionHead) -> OutputHead:
-    """Return the part of a head that multiplies with the rows of the vocabulary."""
+def _output(head: OutputHead | PredictionHead | TokenTable) -> OutputHead:
+    """Return the part of a head that multiplies with the rows of the vocabulary; `head` must not be a table."""
+    assert not isinstance(head, TokenTable)
     return head.output if isinstance(head, PredictionHead) else head
 
 

@@ -96,6 +96,11 @@ def test_logits_losses_and_gradients_are_those_of_the_selected_columns(name: str
         expected = all_logits(head, hidden)[..., token_ids]  # its graph is used up
         for one, other in pairs:
             close(one, other)
+    untied = draft.untied()
+    states = head.transform(hidden) if isinstance(head, PredictionHead) else hidden
+    close(untied(states), expected)
+    shared = {each.untyped_storage().data_ptr() for each in owners(head).parameters()}
+    assert not shared & {each.untyped_storage().data_ptr() for each in untied.parameters()}
     scores = expected.log_softmax(-1).gather(-1, places.unsqueeze(-1)).squeeze(-1)
     close(draft.token_log_probs(hidden, targets), scores)
 
@@ -303,6 +308,8 @@ def test_a_head_or_table_with_logits_of_its_own_is_honoured() -> None:
         torch.testing.assert_close(draft(hidden), expected)
         theirs = F.cross_entropy(3 * expected.flatten(0, 1), draft.to_draft(targets).flatten())
         torch.testing.assert_close(draft.loss(hidden, targets, logit_scale=3.0), theirs)
+        with pytest.raises(el.SizeError, match="overrides forward or logits"):
+            draft.untied()
 
 
 def test_it_compiles_to_one_graph_and_runs_under_transforms(unchecked: None) -> None:
