@@ -238,7 +238,8 @@ class DraftHead(ComputedBuffers):
         bias = options.pop("bias", None)
         with torch.no_grad():
             rows = self._rows(table, self._device())
-            head = OutputHead(*reversed(rows.shape), bias=bias is not None, device="meta", **options)
+            options |= {"vocab_size": len(rows), "embed_dim": rows.shape[1], "bias": bias is not None}
+            head = OutputHead(**options, device="meta")
             head.weight = nn.Parameter(rows)
             head.register_parameter("bias", None if bias is None else nn.Parameter(bias))
         return head
