@@ -232,14 +232,14 @@ class DraftHead(ComputedBuffers):
         table = self._table()
         if not self._is_product(table):
             raise SizeError(
-                "The head that this DraftHead reads overrides forward or logits: its rows do not tell them."
+                "The head that this DraftHead reads overrides forward or logits: rows alone do not give its logits."
             )
-        options = self._draft_options(self._logit_options())
-        bias = options.pop("bias", None)
+        shaping = self._draft_options(self._logit_options())
+        bias = shaping.pop("bias", None)
         with torch.no_grad():
             rows = self._rows(table, self._device())
-            options |= {"vocab_size": len(rows), "embed_dim": rows.shape[1], "bias": bias is not None}
-            head = OutputHead(**options, device="meta")
+            options: dict[str, Any] = {**shaping, "vocab_size": len(rows), "embed_dim": rows.shape[1]}
+            head = OutputHead(bias=bias is not None, device="meta", **options)
             head.weight = nn.Parameter(rows)
             head.register_parameter("bias", None if bias is None else nn.Parameter(bias))
         return head

@@ -218,6 +218,15 @@ def test_ids_are_mapped_both_ways_and_bad_ones_are_refused(unchecked: None) -> N
         draft.loss(torch.randn(1, EMBED_DIM), torch.tensor([0]), outside="skip")
 
 
+def test_a_bad_target_that_an_accelerator_clamps_has_no_loss_and_is_reported_later() -> None:
+    draft, (hidden, _) = DraftHead(made("untied"), TOKENS), batch(3)
+    expected = draft.loss(hidden, OUTSIDE.masked_fill(OUTSIDE == 5, -100), reduction="sum")
+    draft.token_check.forward = draft.token_check.clamp_and_record
+    close(draft.loss(hidden, OUTSIDE.masked_fill(OUTSIDE == 5, VOCAB_SIZE + 9), reduction="sum"), expected)
+    with pytest.raises(el.TokenIdError, match="token id 59 at row 0, column 1"):
+        draft.token_check.check()
+
+
 @pytest.mark.parametrize(
     ("token_ids", "error", "message"),
     [
@@ -268,7 +277,10 @@ def test_casts_and_moves_keep_its_maps() -> None:
     assert model["draft"].to_tokens(torch.arange(6)).tolist() == UNSORTED
     model.bfloat16()
     assert model["draft"].to_draft(torch.tensor(UNSORTED)).tolist() == list(range(6))
-    assert model["draft"](torch.randn(2, EMBED_DIM, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    hidden = torch.randn(2, EMBED_DIM, dtype=torch.bfloat16)
+    assert model["draft"](hidden).dtype == torch.bfloat16
+    with torch.autocast("cpu"):
+        assert model.float()["draft"](hidden.float()).dtype == torch.bfloat16
 
 
 def test_a_vocabulary_of_another_size_is_refused_and_an_edit_of_the_model_too() -> None:
@@ -325,6 +337,9 @@ def test_it_compiles_to_one_graph_and_runs_under_transforms(unchecked: None) -> 
             torch.testing.assert_close(one, other)
     with pytest.raises(el.TokenIdError, match="token id 5 at row 0, column 1"):
         compiled(hidden, OUTSIDE, "error")
+    model = nn.Sequential(nn.Linear(EMBED_DIM, EMBED_DIM), draft)
+    exported = torch.export.export(model, (hidden.detach(),)).module()
+    torch.testing.assert_close(exported(hidden), model(hidden))
     (theirs,) = torch.autograd.grad(draft.loss(hidden, OUTSIDE), hidden)
     torch.testing.assert_close(torch.func.grad(lambda x: draft.loss(x, OUTSIDE))(hidden.detach()), theirs)
 
