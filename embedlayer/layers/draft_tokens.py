@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -67,7 +67,9 @@ def check_draft_tokens(token_ids: Iterable[int] | Int[Tensor, " N"], vocab_size:
     return tuple(found)
 
 
-def frequent_tokens(counts: TokenCorpus | Any, number: int, *, include: Iterable[int] = ()) -> tuple[int, ...]:
+def frequent_tokens(
+    counts: TokenCorpus | Tensor | npt.ArrayLike, number: int, *, include: Iterable[int] = ()
+) -> tuple[int, ...]:
     """Return the IDs of the most frequent tokens, in ascending order, as FR-Spec and EAGLE-3 choose a draft vocabulary.
 
     Of equally frequent tokens, those with the lowest IDs are chosen. So tokens that never occur fill the list, lowest
@@ -88,9 +90,9 @@ def frequent_tokens(counts: TokenCorpus | Any, number: int, *, include: Iterable
         >>> frequent_tokens([5, 0, 9, 7, 1], 3, include=[4])
         (2, 3, 4)
     """
-    found = counts.counts(counts.vocab_size) if isinstance(counts, TokenCorpus) else np.asarray(counts)
-    if found.ndim != 1 or found.dtype.kind not in "iuf":
-        raise ShapeError(f"counts must be one number for each token, (V,), not {found.dtype} of shape {found.shape}.")
+    found = torch.as_tensor(counts.counts(counts.vocab_size) if isinstance(counts, TokenCorpus) else counts)
+    if found.dim() != 1 or found.is_complex() or found.dtype == torch.bool:
+        raise ShapeError(f"counts must be a number for each token, (V,), not {found.dtype} of {tuple(found.shape)}.")
     always = {operator.index(token) for token in include}
     if outside := sorted(token for token in always if not 0 <= token < len(found)):
         raise TokenIdError(
@@ -102,7 +104,7 @@ def frequent_tokens(counts: TokenCorpus | Any, number: int, *, include: Iterable
             f"number is {number}: it must be at least 1 and at least the {len(always)} tokens of include, and at most "
             f"the {len(found)} tokens of the vocabulary."
         )
-    order = np.argsort(-(found.astype(np.int64) if found.dtype.kind == "u" else found), kind="stable")
+    order = found.sort(descending=True, stable=True).indices
     others = (token for token in order.tolist() if token not in always)
     return tuple(sorted(always | {token for token, _ in zip(others, range(number - len(always)), strict=False)}))
 

@@ -121,7 +121,7 @@ def test_the_most_frequent_tokens_are_those_that_speculators_chooses() -> None:
         ([1, 2], 3, [], el.SizeError, "number is 3"),
         ([1, 2, 3], 1, [0, 1], el.SizeError, "at least the 2 tokens of include"),
         ([1, 2], 1, [2], el.TokenIdError, "token id 2 of include"),
-        ([[1, 2]], 1, [], el.ShapeError, "one number for each token"),
+        ([[1, 2]], 1, [], el.ShapeError, "a number for each token"),
     ],
 )
 def test_a_choice_that_cannot_be_made_is_refused(counts, number, include, error, message) -> None:
