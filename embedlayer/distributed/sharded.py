@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -16,16 +16,8 @@ from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject
-from embedlayer.losses.chunked import chunked_cross_entropy
-from embedlayer.losses.cross_entropy import (
-    LogitOptions,
-    LossOptions,
-    check_options,
-    check_shapes,
-    fill_in_defaults,
-    finish_logits,
-    options_of_rows,
-)
+from embedlayer.losses.cross_entropy import Impl, LogitOptions, finish_logits, options_of_rows
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.factorized import FactorizedEmbedding
@@ -210,38 +202,29 @@ class ShardedTable(TokenTable):
         shape, stride = torch.Size((len(scores), self.vocab_size)), (self.vocab_size, 1)
         return DTensor.from_local(scores, self.mesh, [Shard(1)], run_check=False, shape=shape, stride=stride)
 
-    def loss(
-        self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
-    ) -> Float[Tensor, "*result"]:
-        """Compute `linear_cross_entropy` of this rank's hidden states and targets over the rows of all ranks, in nats.
+    def uncomputed_logits(
+        self, hidden: Float[Tensor, "*batch D"], *, impl: Impl = "auto", **options: Unpack[LogitOptions]
+    ) -> UncomputedLogits:
+        """Describe the logits of this rank's hidden states over the rows of all ranks, without computing them.
 
-        Every rank must call it. The loss is always computed in chunks of tokens, with its gradients, in the forward
-        pass. The backward pass computes the gradients again if the ranks multiply their losses by different numbers. Of
-        a quantised table all rows of this rank are decoded at once.
+        Every rank must call each loss, statistic or divergence of them, and `backward` through it. They are always
+        computed in chunks of tokens. The backward pass of a loss computes the gradients again if the ranks multiply
+        their losses by different numbers. Of a quantised table all rows of this rank are decoded at once.
 
         Args:
             hidden: Hidden states of the last block, `(..., D)`.
-            targets: Token IDs `(...)`, or `ignore_index`.
-            **options: See `LossOptions`; `impl` has no effect.
-
-        Returns:
-            The loss of this rank's tokens: a scalar, or `(...)` with `reduction="none"`.
+            impl: Has no effect.
+            **options: See `LogitOptions`.
 
         Raises:
-            TokenIdError: A target is neither a token nor `ignore_index`.
             ShapeError: Shapes or dtypes do not fit each other, or the rows were replaced.
         """
         check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
-        check_options(options)
         self._check_rows()
         linear = self.local.as_linear(hidden)
         states, rows = (hidden, self.local.rows(0, self.local.vocab_size)) if linear is None else linear
-        check_shapes(states, rows, targets)
-        partition = self.partition
-        options = {**options, **options_of_rows(options, partition.start, partition.stop)}
-        settings = fill_in_defaults(states, rows, {**options, "vocab_size": self.vocab_size})
-        return chunked_cross_entropy(states, rows, options["bias"], targets, settings, self.collectives, partition)
+        return LinearLogits.sharded(states, rows, options, self.collectives, self.partition)
 
     def extra_repr(self) -> str:
         """Return which rows this rank stores, for `print`: `"rows 0 to 49 of 100"`."""

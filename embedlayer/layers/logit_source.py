@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from embedlayer.errors import StaleRowsError
 from embedlayer.layers.peft import Adapter, LoraAdapter, adapt_products
-from embedlayer.losses.chunked import chunked_cross_entropy
-from embedlayer.losses.cross_entropy import LossOptions, fill_in_defaults, loss_dtype
-from embedlayer.losses.linear_cross_entropy import choose_impl, linear_cross_entropy
-from embedlayer.losses.row_blocks import cross_entropy_over_rows
+from embedlayer.losses.cross_entropy import LossOptions, loss_dtype, split_options
+from embedlayer.losses.linear_cross_entropy import choose_impl, cross_entropy_of
+from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 
 logger = logging.getLogger(__name__)
 
@@ -101,16 +100,15 @@ class HeadTensors(NamedTuple):
 
     def loss(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
         """Return the cross entropy; `options` contain the bias. Even few tokens never have all their logits at once."""
-        vocab_size = len(self.weight)
+        logit_options, others = split_options(options)
+        logits: UncomputedLogits
         if self.adapters:
-            rows_at_once = min(ROWS_AT_ONCE, math.ceil(vocab_size / 2))
-            return cross_entropy_over_rows(
-                hidden, self.raw_logits, targets, vocab_size=vocab_size, rows_at_once=rows_at_once, options=options
-            )
-        if choose_impl(hidden, targets, vocab_size, options) == "triton":
-            return linear_cross_entropy(hidden, self.weight, targets, **options)
-        settings = fill_in_defaults(hidden, self.weight, options)
-        return chunked_cross_entropy(hidden, self.weight, options.get("bias"), targets, settings, min_chunks=2)
+            rows_at_once = min(ROWS_AT_ONCE, math.ceil(len(self.weight) / 2))
+            logits = BlockLogits(hidden, self.raw_logits, len(self.weight), rows_at_once, **logit_options)
+        else:
+            logits = LinearLogits(hidden, self.weight, **logit_options)
+            logits.impl = "triton" if choose_impl(logits, targets, options) == "triton" else "chunked"
+        return cross_entropy_of(logits, targets, **others, min_chunks=2)
 
 
 class Shaping(NamedTuple):

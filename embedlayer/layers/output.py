@@ -3,7 +3,7 @@
 from typing import Any, Unpack, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, SizeError
@@ -21,16 +21,17 @@ from embedlayer.layers.peft import (
     resolve_table,
     weight_of,
 )
-from embedlayer.losses.cross_entropy import LogitOptions, LossOptions, ScoreOptions, finish_logits
-from embedlayer.losses.linear_cross_entropy import linear_cross_entropy
+from embedlayer.losses.cross_entropy import Impl, LogitOptions, finish_logits
+from embedlayer.losses.head_outputs import HeadOutputs
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.overrides import is_unchanged
 from embedlayer.pretrained import Pretrained
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.lookup import check_sizes
-from embedlayer.tables.table import TokenTable, check_width, loss_of_logits
+from embedlayer.tables.table import TokenTable, check_width, logits_of_function
 
 
-class OutputHead(Pretrained, nn.Linear):
+class OutputHead(Pretrained, HeadOutputs, nn.Linear):
     """LM head: one logit for each token, `finish_logits(hidden @ weight.T)`.
 
     With a table the head is tied: it refers to the table and has no rows itself. There is one parameter and one key in
@@ -362,45 +363,30 @@ class OutputHead(Pretrained, nn.Linear):
         tensors = HeadTensors(cast(Tensor, found.table.weight), self.bias, found.adapters)
         return defer_logits(self, hidden, tensors, report)
 
-    def loss(
-        self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
-    ) -> Float[Tensor, "*result"]:
-        """Return the cross entropy of `targets` under `softmax(head(hidden))`, in nats per token.
+    def uncomputed_logits(
+        self, hidden: Float[Tensor, "*batch D"], *, impl: Impl = "auto", **options: Unpack[LogitOptions]
+    ) -> UncomputedLogits:
+        """Describe the logits of `hidden` without computing them, as losses, statistics and divergences take them.
 
-        If `forward` is overridden or replaced, the loss is that of the logits it returns; the logit options of this
-        head, such as `softcap`, are then not applied again.
+        If `forward` is overridden or replaced, they are the logits it returns, and the options of this head, such as
+        `softcap`, are not applied again.
 
         Args:
             hidden: Output of the last block, after its final norm, `(..., D)`.
-            targets: Token IDs, or `ignore_index`, `(...)`.
-            **options: See `LossOptions`.
+            impl: Implementation of the cross entropy; see `ScoreOptions`.
+            **options: Options that replace those of this head, such as `temperature`; see `LogitOptions`.
 
-        Returns:
-            A scalar, or `(...)` with `reduction="none"`.
+        Raises:
+            ShapeError: `hidden` has another width than the rows.
         """
         if not is_unchanged(self, **_FORWARD):
-            return loss_of_logits(self.forward, hidden, targets, self.out_features, options)
+            return logits_of_function(self.forward, hidden, self.out_features, **options)
         table = self.table
         options = {**self.logit_options(), **options}
         if table is not None:
-            return table.loss(hidden, targets, **options)
+            return table.uncomputed_logits(hidden, impl=impl, **options)
         check_width(hidden, self.in_features)
-        return linear_cross_entropy(hidden, self.weight, targets, **options)
-
-    def token_log_probs(
-        self, hidden: Float[Tensor, "*batch D"], tokens: Int[Tensor, "*batch"], **options: Unpack[ScoreOptions]
-    ) -> Float[Tensor, "*batch"]:
-        """Return the log-probability of each token under `softmax(head(hidden))`, in nats, without storing all logits.
-
-        Args:
-            hidden: Output of the last block, after its final norm, `(..., D)`.
-            tokens: Token IDs, or `ignore_index`, whose result is 0, `(...)`.
-            **options: See `ScoreOptions`.
-
-        Returns:
-            Log-probabilities, `(...)`.
-        """
-        return -self.loss(hidden, tokens, **options, reduction="none")
+        return LinearLogits(hidden, self.weight, impl=impl, **options)
 
     def logit_options(self) -> LogitOptions:
         """Return this head's arguments for `finish_logits`: logit scale, bias, soft cap and padding.

@@ -5,13 +5,15 @@ from typing import TypeVar, Unpack
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.output import OutputHead
-from embedlayer.losses.cross_entropy import LossOptions
+from embedlayer.losses.cross_entropy import Impl, LogitOptions
+from embedlayer.losses.head_outputs import HeadOutputs
+from embedlayer.losses.uncomputed_logits import UncomputedLogits
 from embedlayer.pretrained import Described, build, check_saved, describe, is_description
 from embedlayer.tables.table import TokenTable
 
@@ -28,7 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 Part = TypeVar("Part", bound=nn.Module)
 
 
-class PredictionHead(nn.Module):
+class PredictionHead(HeadOutputs, nn.Module):
     """LM head with a transform: `logits = output(norm(activation(dense(hidden))))`.
 
     Args:
@@ -93,14 +95,14 @@ class PredictionHead(nn.Module):
         logits: Tensor = self.output(self.transform(hidden))
         return logits
 
-    def loss(
-        self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
-    ) -> Float[Tensor, "*result"]:
-        """Return the cross entropy of `targets` under `softmax(head(hidden))`, in nats per token.
+    def uncomputed_logits(
+        self, hidden: Float[Tensor, "*batch D"], *, impl: Impl = "auto", **options: Unpack[LogitOptions]
+    ) -> UncomputedLogits:
+        """Describe the logits of `hidden` without computing them; only the transform is computed.
 
-        Arguments, result and errors are those of `OutputHead.loss`.
+        Arguments and errors are those of `OutputHead.uncomputed_logits`.
         """
-        return self.output.loss(self.transform(hidden), targets, **options)
+        return self.output.uncomputed_logits(self.transform(hidden), impl=impl, **options)
 
     def extra_repr(self) -> str:
         """Return the activation for `print`, such as `activation=gelu`, or "" if there is none."""

@@ -1,4 +1,4 @@
-"""The loss of an output head: cross-entropy over the vocabulary without a tensor of all logits."""
+"""Losses, statistics and divergences of LM heads, over the whole vocabulary and without a tensor of all logits."""
 
 import lazy_loader
 

@@ -7,6 +7,8 @@ import math
 
 BUFFER_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 MAX_CHUNK_TOKENS = {"cpu": 512, "cuda": 8192}
+ROWS_OF_A_BLOCK = {"cpu": 2048, "cuda": 16384}
+"""Rows whose logits are computed and reduced before the next: on a CPU a block stays in the cache."""
 
 
 def tokens_per_chunk(tokens: int, vocab_size: int, embed_dim: int, device: str, itemsize: int) -> int:

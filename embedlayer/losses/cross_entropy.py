@@ -4,14 +4,14 @@
 `losses.triton_kernels` compute the same loss with less memory, and are tested against it.
 """
 
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, Unpack, get_args
+from typing import Any, Literal, NotRequired, TypedDict, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.errors import SizeError
 from embedlayer.index_checks import checked_copy, raise_if_outside
 from embedlayer.tracing import plain_operators_only
 
@@ -26,6 +26,8 @@ class LogitOptions(TypedDict):
         logit_scale: Factor of the raw logits; 1 by default.
         bias: Bias of each token `(V,)`, added after the scale; `None` by default.
         softcap: Replace each logit by `softcap * tanh(logit / softcap)` (Gemma 2). `None`, the default, is no soft cap.
+        temperature: Divisor of the logits, after the soft cap; 1 by default. A higher temperature makes the softmax
+            more even.
         padding_idx: Token whose logit is 0 and whose row gets no gradient; `None` by default.
         mask_padding: Whether that logit is -inf instead, so that padding is never predicted; `False` by default.
     """
@@ -33,6 +35,7 @@ class LogitOptions(TypedDict):
     logit_scale: NotRequired[float]
     bias: NotRequired[Float[Tensor, " V"] | None]
     softcap: NotRequired[float | None]
+    temperature: NotRequired[float]
     padding_idx: NotRequired[int | None]
     mask_padding: NotRequired[bool]
 
@@ -73,16 +76,18 @@ def finish_logits(
     logit_scale: float = 1.0,
     bias: Float[Tensor, " V"] | None = None,
     softcap: float | None = None,
+    temperature: float = 1.0,
     padding_idx: int | None = None,
     mask_padding: bool = False,
 ) -> Float[Tensor, "*batch V"]:
-    """Compute logits from raw logits `hidden @ weight.T`: scale, bias, soft cap and padding.
+    """Compute logits from raw logits `hidden @ weight.T`: scale, bias, soft cap, temperature and padding.
 
     Args:
         raw_logits: Products of hidden states and rows, `(..., V)`.
         logit_scale: See `LogitOptions`, as for the other arguments.
         bias: `(V,)` or `None`.
         softcap: Bound of the logits, or `None`.
+        temperature: Divisor of the logits, above 0.
         padding_idx: Token with a fixed logit, or `None`.
         mask_padding: Whether the fixed logit is -inf instead of 0.
 
@@ -98,10 +103,19 @@ def finish_logits(
         logits = logits + bias
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
+    if temperature != 1.0:
+        logits = logits / temperature
     if padding_idx is not None:
         column = torch.tensor([padding_idx], device=logits.device)
         logits = logits.index_fill(-1, column, float("-inf") if mask_padding else 0.0)
     return logits
+
+
+def split_options(options: ScoreOptions) -> tuple[LogitOptions, dict[str, Any]]:
+    """Return the `LogitOptions` among `options`, and the others."""
+    others: dict[str, Any] = dict(options)
+    chosen = {name: others.pop(name) for name in LogitOptions.__annotations__ if name in options}
+    return cast(LogitOptions, chosen), others
 
 
 def options_of_rows(options: LogitOptions, start: int, stop: int) -> LogitOptions:
@@ -115,35 +129,30 @@ def options_of_rows(options: LogitOptions, start: int, stop: int) -> LogitOption
         "logit_scale": options.get("logit_scale", 1.0),
         "bias": None if bias is None else bias[start:stop],
         "softcap": options.get("softcap"),
+        "temperature": options.get("temperature", 1.0),
         "padding_idx": padding_idx - start if padding_idx is not None and start <= padding_idx < stop else None,
         "mask_padding": options.get("mask_padding", False),
     }
 
 
 def cross_entropy(
-    raw_logits: Float[Tensor, "*batch V"],
+    logits: Float[Tensor, "*batch V"],
     targets: Int[Tensor, "*batch"],
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     reduction: Reduction = "mean",
-    vocab_size: int | None = None,
-    impl: Impl = "plain",
-    **logit_options: Unpack[LogitOptions],
 ) -> Float[Tensor, "*result"]:
-    """Compute the loss from raw logits: the definition of `linear_cross_entropy`, and its `impl="plain"`.
+    """Compute the loss from all logits: the definition of `linear_cross_entropy`, and its `impl="plain"`.
 
     Args:
-        raw_logits: Products `hidden @ weight.T`, `(..., V)`.
+        logits: Results of `finish_logits`, `(..., V)`.
         targets: Token IDs `(...)`, or `ignore_index`.
         ignore_index: See `LossOptions`, as for the other options.
         label_smoothing: Fraction of the target probability that is spread over all tokens.
         z_loss: Factor of `logsumexp(logits) ** 2`.
         reduction: `"mean"`, `"sum"` or `"none"`.
-        vocab_size: Ignored: the caller has removed spare rows.
-        impl: Ignored.
-        **logit_options: See `LogitOptions`.
 
     Returns:
         A scalar in nats, or `(...)` with `reduction="none"`.
@@ -152,8 +161,7 @@ def cross_entropy(
         TokenIdError: A target is neither a token nor `ignore_index` (on the CPU only).
     """
     kept = targets != ignore_index
-    targets = checked_targets(targets, raw_logits.shape[-1], ignore_index)
-    logits = finish_logits(raw_logits, **logit_options)
+    targets = checked_targets(targets, logits.shape[-1], ignore_index)
     logits = logits.to(loss_dtype(logits.dtype))
     losses = F.cross_entropy(
         logits.reshape(-1, logits.shape[-1]),
@@ -185,18 +193,30 @@ def reduce_losses(losses: Tensor, kept: Tensor, reduction: Reduction) -> Tensor:
     return losses.sum() if reduction == "sum" else losses.sum() / kept.sum().clamp(min=1)
 
 
-def checked_targets(targets: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
-    """Check on the CPU that each target is a token or `ignore_index`, and return the targets.
+def reduction_factors(kept: Tensor, reduction: Reduction, dtype: torch.dtype) -> Tensor:
+    """Return the factor of each token's loss with which `reduce_losses` sums them; 0 for tokens that do not count.
 
-    On an accelerator nothing is checked. Under `torch.func` transforms and in `torch.export` a target outside the
-    vocabulary is clamped to the first or last token.
+    Args:
+        kept: Mask of the tokens that count.
+        reduction: `"mean"`, or `"sum"` or `"none"` for a factor of 1.
+        dtype: Dtype of the losses.
+    """
+    factors = kept.to(dtype)
+    return factors / kept.sum().clamp(min=1) if reduction == "mean" else factors
+
+
+def checked_targets(targets: Tensor, vocab_size: int, ignore_index: int, *, everywhere: bool = False) -> Tensor:
+    """Check that each target is a token or `ignore_index`, and return the targets.
+
+    On an accelerator they are checked only with `everywhere`, as the check waits for the device. Under `torch.func`
+    transforms and in `torch.export` a target outside the vocabulary is clamped to the first or last token.
 
     Raises:
-        TokenIdError: On the CPU, a target is neither; the message names the first such target, its row and its column.
+        TokenIdError: A target is neither; the message names the first such target, its row and its column.
     """
     if plain_operators_only():
         return torch.where(targets == ignore_index, targets, targets.clamp(0, vocab_size - 1))
-    if targets.device.type != "cpu":
+    if targets.device.type != "cpu" and not everywhere:
         return targets
     if torch.compiler.is_compiling():
         kept = targets != ignore_index
@@ -205,35 +225,8 @@ def checked_targets(targets: Tensor, vocab_size: int, ignore_index: int) -> Tens
     return targets
 
 
-def check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
-    """Check that the shapes and dtypes of hidden states, rows and targets fit each other.
-
-    Args:
-        hidden: Must be `(..., D)`.
-        weight: Must be `(V, D)`, and of the dtype of `hidden` unless autocast is active.
-        targets: Must be `(...)`, int64 or int32.
-
-    Raises:
-        ShapeError: A shape or dtype does not fit; the message names what was found.
-    """
-    if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
-        raise ShapeError(
-            f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} do not fit: "
-            f"they must be (..., D) and (V, D) of one width D."
-        )
-    if targets.shape != hidden.shape[:-1] or targets.dtype not in (torch.int64, torch.int32):
-        raise ShapeError(
-            f"targets must be int64 or int32 of shape {tuple(hidden.shape[:-1])}, one for each hidden state, "
-            f"not {str(targets.dtype).removeprefix('torch.')} of shape {tuple(targets.shape)}."
-        )
-    if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
-        raise ShapeError(
-            f"hidden is {hidden.dtype} and weight {weight.dtype}: convert one of them, or use torch.autocast."
-        )
-
-
 def check_options(options: LossOptions) -> None:
-    """Check that `reduction` and `impl` have known values, and that no options exclude each other.
+    """Check that `reduction` has a known value, and that no options exclude each other.
 
     Raises:
         SizeError: A value is unknown, or `label_smoothing` is combined with a masked padding token.
@@ -242,46 +235,24 @@ def check_options(options: LossOptions) -> None:
         raise SizeError(
             "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
         )
-    if options.get("reduction", "mean") not in get_args(Reduction):
-        raise SizeError(f"reduction must be one of {', '.join(get_args(Reduction))}, not {options['reduction']!r}.")
-    if options.get("impl", "auto") not in get_args(Impl):
-        raise SizeError(f"impl must be one of {', '.join(get_args(Impl))}, not {options['impl']!r}.")
+    check_reduction(options.get("reduction", "mean"))
 
 
-class LossSettings(NamedTuple):
-    """Hold the options of a loss, `LossOptions`, with all defaults filled in, but without `bias` and `impl`.
+def check_reduction(reduction: Reduction) -> None:
+    """Check that `reduction` is one of the three.
 
-    Attributes:
-        vocab_size: Number of tokens, V.
-        compute: Dtype of the matrix products.
+    Raises:
+        SizeError: It is unknown.
     """
-
-    vocab_size: int
-    logit_scale: float = 1.0
-    softcap: float | None = None
-    padding_idx: int | None = None
-    mask_padding: bool = False
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    reduction: str = "mean"
-    compute: torch.dtype = torch.float32
+    if reduction not in get_args(Reduction):
+        raise SizeError(f"reduction must be one of {', '.join(get_args(Reduction))}, not {reduction!r}.")
 
 
-def fill_in_defaults(hidden: Tensor, weight: Tensor, options: LossOptions) -> LossSettings:
-    """Return the options with all defaults filled in, and with the dtype of the matrix products.
+def check_impl(impl: Impl) -> None:
+    """Check that `impl` names an implementation.
 
-    That dtype is the one of autocast if autocast is active and neither tensor is float64. Otherwise it is the common
-    dtype of `hidden` and `weight`.
-
-    Args:
-        hidden: Hidden states, `(..., D)`.
-        weight: One row per token; their number is the default of `vocab_size`.
-        options: The options that the caller passed.
+    Raises:
+        SizeError: It is unknown.
     """
-    device, vocab_size = hidden.device.type, options.get("vocab_size")
-    narrow = torch.is_autocast_enabled(device) and torch.float64 not in (hidden.dtype, weight.dtype)
-    known: dict[str, Any] = {name: value for name, value in options.items() if name in LossSettings._fields}
-    known["vocab_size"] = len(weight) if vocab_size is None else vocab_size
-    known["compute"] = torch.get_autocast_dtype(device) if narrow else torch.promote_types(hidden.dtype, weight.dtype)
-    return LossSettings(**known)
+    if impl not in get_args(Impl):
+        raise SizeError(f"impl must be one of {', '.join(get_args(Impl))}, not {impl!r}.")

@@ -1,33 +1,38 @@
 """The loss of an LM head: `cross_entropy(finish_logits(hidden @ weight.T), targets)`, in nats per token.
 
-Three implementations compute the same loss and the same gradients: plain PyTorch, chunks of tokens, and Triton. The
-last two never store the logits of all tokens, which are `tokens x V` numbers.
+Three implementations compute the same loss and the same gradients: plain PyTorch, a pass over blocks of logits, and
+Triton. The last two never store the logits of all tokens, which are `tokens x V` numbers.
 """
 
 import os
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Unpack
+from typing import Unpack, cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.errors import MissingExtraError
-from embedlayer.losses.chunked import chunked_cross_entropy
 from embedlayer.losses.cross_entropy import (
     Impl,
     LossOptions,
+    Reduction,
     ScoreOptions,
     check_options,
-    check_shapes,
+    checked_targets,
     cross_entropy,
-    fill_in_defaults,
+    loss_dtype,
+    reduce_losses,
+    reduction_factors,
+    split_options,
 )
+from embedlayer.losses.differentiable_totals import Request, compute_loss, compute_totals, refuse_transforms
+from embedlayer.losses.logit_statistics import LogitStatistics
+from embedlayer.losses.objective import TokenLoss, Totals
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
 from embedlayer.tracing import is_transformed, plain_operators_only
 
-# Options that the Triton kernels do not implement.
-NOT_IN_TRITON = ("label_smoothing", "z_loss")
 # Below this number of logits the plain definition is at least as fast, and differentiable any number of times.
 FEW_LOGITS = 2**16
 
@@ -72,19 +77,9 @@ def linear_cross_entropy(
     Reference: Wijmans et al., Cut your losses in large-vocabulary language models, 2024. Unlike the paper, this
     function leaves no small values of the softmax out of the gradient.
     """
-    check_shapes(hidden, weight, targets)
-    impl = choose_impl(hidden, targets, len(weight), options)
-    if plain_operators_only() or is_transformed(hidden, weight, options.get("bias")):
-        impl = "plain"
-    if impl == "plain":
-        rows = weight if options.get("vocab_size") is None else weight[: options["vocab_size"]]
-        return cross_entropy(F.linear(hidden, rows), targets, **options)
-    terms = fill_in_defaults(hidden, weight, options)
-    if impl == "triton":
-        from embedlayer.losses.triton_kernels import triton_cross_entropy
-
-        return triton_cross_entropy(hidden, weight, options.get("bias"), targets, terms)
-    return chunked_cross_entropy(hidden, weight, options.get("bias"), targets, terms)
+    logit_options, others = split_options(options)
+    given = {name: others.pop(name) for name in ("vocab_size", "impl") if name in others}
+    return cross_entropy_of(LinearLogits(hidden, weight, **given, **logit_options), targets, **others)
 
 
 def token_log_probs(
@@ -96,13 +91,14 @@ def token_log_probs(
     """Compute the log-probability of each token, `log_softmax(finish_logits(hidden @ weight.T))[token]`, in nats.
 
     Policy gradients, preference losses and distillation from samples use it. The result is differentiable and needs as
-    much memory as `linear_cross_entropy`. To use a temperature T, pass `logit_scale=1 / T`.
+    much memory as `linear_cross_entropy`. For entropies and other statistics of the same logits in the same pass, see
+    `token_statistics`.
 
     Args:
         hidden: Hidden states that predict the tokens, `(..., D)`.
         weight: One row per token, `(V, D)`.
         tokens: Token IDs `(...)`, or `ignore_index`, for example in a prompt: there the result is 0 without gradient.
-        **options: See `ScoreOptions`.
+        **options: See `ScoreOptions`; `temperature` divides the logits.
 
     Returns:
         Log-probabilities, `(...)`.
@@ -119,38 +115,178 @@ def token_log_probs(
     return -linear_cross_entropy(hidden, weight, tokens, **options, reduction="none")
 
 
-def choose_impl(hidden: Tensor, targets: Tensor, vocab_size: int, options: LossOptions) -> Impl:
-    """Check the options, and return the implementation of the loss that will run: never `"auto"`.
-
-    `"auto"` becomes `"plain"` for at most `FEW_LOGITS` logits, then `"triton"` on CUDA, else `"chunked"`. `"triton"`
-    becomes `"chunked"` for float64, in compiled graphs, and with options that the kernels do not have.
+def cross_entropy_of(
+    logits: UncomputedLogits,
+    targets: Int[Tensor, "*batch"],
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: Reduction = "mean",
+    min_chunks: int = 1,
+) -> Float[Tensor, "*result"]:
+    """Compute the cross entropy of the targets under the softmax of logits that are not computed yet, in nats.
 
     Args:
-        hidden: Hidden states, for their device and dtype.
-        targets: Target token IDs, for their number.
+        logits: The head and its hidden states.
+        targets: Token IDs `(...)`, or `ignore_index`.
+        ignore_index: See `LossOptions`, as for the next three.
+        label_smoothing: Fraction of the target probability that is spread over all tokens.
+        z_loss: Factor of `logsumexp(logits) ** 2`.
+        reduction: `"mean"`, `"sum"` or `"none"`.
+        min_chunks: Number of chunks into which the tokens are divided at least; with 2 or more chunks not even a small
+            batch has all its logits at once. A compiled graph ignores it.
+
+    Returns:
+        A scalar, or `(...)` with `reduction="none"`.
+
+    Raises:
+        TokenIdError: A target is neither a token nor `ignore_index`.
+        ShapeError: Targets and hidden states do not fit each other.
+        SizeError: An option has an unknown value, or two options exclude each other. Of sharded rows, a `torch.func`
+            transform is active.
+        MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
+    """
+    check_ids(logits.hidden, targets, "targets")
+    own: LossOptions = {
+        "ignore_index": ignore_index,
+        "label_smoothing": label_smoothing,
+        "z_loss": z_loss,
+        "reduction": reduction,
+    }
+    options = cast(LossOptions, {**logits.options, **own})
+    check_options(options)
+    impl = choose_impl(logits, targets, options)
+    if impl == "plain":
+        return cross_entropy(logits.logits(), targets, **split_options(options)[1])
+    if impl == "triton" and isinstance(logits, LinearLogits):
+        from embedlayer.losses.triton_kernels import triton_cross_entropy
+
+        losses = triton_cross_entropy(logits, targets, ignore_index)
+        return reduce_losses(losses, targets != ignore_index, reduction)
+    if isinstance(logits, LinearLogits) and torch.compiler.is_compiling() and not logits.is_sharded:
+        from embedlayer.losses.operators import cross_entropy_operator
+
+        return cross_entropy_operator(logits, targets, options)
+    kept = targets != ignore_index
+    if not isinstance(logits, LinearLogits) or reduction == "none":
+        totals = compute_totals(logits, target_request(logits, targets, options, min_chunks))
+        losses = CrossEntropy(logits.vocab_size, label_smoothing, z_loss).of(totals).view(targets.shape)
+        return reduce_losses(losses.where(kept, 0.0), kept, reduction)
+    factors = reduction_factors(kept, reduction, loss_dtype(logits.dtype))
+    return weighted_cross_entropy(logits, targets, factors, options, min_chunks)[0]
+
+
+def weighted_cross_entropy(
+    logits: UncomputedLogits, targets: Tensor, factors: Tensor, options: LossOptions, min_chunks: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Compute the sum of the token losses times a factor each, with the gradients in the same pass where possible.
+
+    Args:
+        logits: The head and its hidden states.
+        targets: Token IDs `(...)`, or `ignore_index`.
+        factors: Factor of the loss of each target, `(...)`, without gradient.
+        options: See `LossOptions`; `reduction` has no effect.
+        min_chunks: As in `cross_entropy_of`.
+
+    Returns:
+        The sum, a scalar, and the losses without their factors and without gradient, `(...)`.
+    """
+    loss = CrossEntropy(logits.vocab_size, options.get("label_smoothing", 0.0), options.get("z_loss", 0.0))
+    kept = targets != options.get("ignore_index", -100)
+    if choose_impl(logits, targets, options) != "chunked" or not isinstance(logits, LinearLogits):
+        losses = cross_entropy_of(logits, targets, **{**split_options(options)[1], "reduction": "none"})
+        return (losses * factors).sum(), losses.detach()
+    request = target_request(logits, targets, options, min_chunks)
+    factors = (kept * factors).flatten().to(loss_dtype(logits.dtype))
+    result, losses = compute_loss(logits, request, loss, factors)
+    return result, losses.view(targets.shape)
+
+
+def target_request(logits: UncomputedLogits, targets: Tensor, options: LossOptions, min_chunks: int = 1) -> Request:
+    """Check the targets, and return the request for the totals that their losses need.
+
+    Raises:
+        TokenIdError: A target is neither a token nor `ignore_index`.
+    """
+    ignore_index = options.get("ignore_index", -100)
+    kept = targets != ignore_index
+    targets = checked_targets(targets, logits.vocab_size, ignore_index, everywhere=isinstance(logits, LinearLogits))
+    objective = LogitStatistics(sum=bool(options.get("label_smoothing")))
+    ids = targets.long().masked_fill(~kept, 0).flatten().unsqueeze(1)
+    return Request(objective, ids=ids, kept=kept.flatten(), min_chunks=min_chunks)
+
+
+@dataclass(frozen=True)
+class CrossEntropy(TokenLoss):
+    """Cross entropy `lse - (1 - label_smoothing) z[target] - label_smoothing * mean of z + z_loss * lse²`.
+
+    Args:
         vocab_size: Number of tokens, V.
+        label_smoothing: See `LossOptions`.
+        z_loss: See `LossOptions`.
+    """
+
+    vocab_size: int
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+    def of(self, totals: Totals) -> Tensor:
+        """Return the loss of each token, from the totals of its logits z."""
+        losses = totals["lse"] - (1 - self.label_smoothing) * totals["selected"][0]
+        if self.label_smoothing:
+            losses = losses - self.label_smoothing / self.vocab_size * totals["sum"]
+        return losses + self.z_loss * totals["lse"].square() if self.z_loss else losses
+
+    def gradients(self, totals: Totals, factors: Tensor) -> Totals:
+        """Return the gradients by `lse`, `selected` and `sum`."""
+        by_lse = factors * (1 + 2 * self.z_loss * totals["lse"]) if self.z_loss else factors
+        found = {"lse": by_lse, "selected": -(1 - self.label_smoothing) * factors.unsqueeze(0)}
+        if self.label_smoothing:
+            found["sum"] = -self.label_smoothing / self.vocab_size * factors
+        return found
+
+
+def choose_impl(logits: UncomputedLogits, targets: Tensor, options: LossOptions) -> Impl:
+    """Return the implementation of the loss that will run: never `"auto"`.
+
+    `"auto"` becomes `"plain"` for at most `FEW_LOGITS` logits, then `"triton"` on CUDA, else `"chunked"`. `"triton"`
+    becomes `"chunked"` for float64, in compiled graphs, and with options that the kernels do not have. Under
+    `torch.func` transforms and in exports it is `"plain"`. Rows that are computed or sharded have `"chunked"` only.
+
+    Args:
+        logits: The head and its hidden states.
+        targets: Target token IDs, for their number.
         options: The options that the caller passed.
 
     Raises:
         MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
-        SizeError: An option has an unknown value, or two options exclude each other.
+        SizeError: The rows are sharded, and a `torch.func` transform is active.
     """
-    check_options(options)
-    requested = options.get("impl", "auto")
-    known = hidden.dtype != torch.float64 and not any(options.get(name) for name in NOT_IN_TRITON)
+    transformed = plain_operators_only() or is_transformed(logits.hidden, logits.options.get("bias"))
+    if isinstance(logits, LinearLogits) and logits.is_sharded:
+        refuse_transforms()
+        return "chunked"
+    if not isinstance(logits, LinearLogits):
+        return "plain" if transformed else "chunked"
+    device = logits.hidden.device
+    known = logits.hidden.dtype != torch.float64 and not options.get("label_smoothing") and not options.get("z_loss")
+    known = known and (options.get("softcap") is None or options.get("temperature", 1.0) == 1.0)
     known = known and not torch.compiler.is_compiling()  # the chunked loss is an operator that a graph can contain
-    if requested == "triton":
-        if not triton_runs(hidden.device):
-            raise MissingExtraError(
-                f"impl='triton' needs the package triton and a CUDA device, not {hidden.device.type!r}. "
-                f"pip install triton, or use impl='chunked', which runs everywhere."
-            )
-        return "triton" if known else "chunked"
-    if requested != "auto":
-        return requested
-    if targets.numel() * vocab_size <= FEW_LOGITS:
+    if logits.impl == "triton" and not triton_runs(device):
+        raise MissingExtraError(
+            f"impl='triton' needs the package triton and a CUDA device, not {device.type!r}. "
+            f"pip install triton, or use impl='chunked', which runs everywhere."
+        )
+    if transformed or is_transformed(logits.weight):
         return "plain"
-    return "triton" if known and hidden.device.type == "cuda" and triton_runs(hidden.device) else "chunked"
+    if logits.impl == "triton":
+        return "triton" if known else "chunked"
+    if logits.impl != "auto":
+        return logits.impl
+    if targets.numel() * logits.vocab_size <= FEW_LOGITS:
+        return "plain"
+    return "triton" if known and device.type == "cuda" and triton_runs(device) else "chunked"
 
 
 def triton_runs(device: torch.device) -> bool:

@@ -10,7 +10,7 @@ as `_numbers` returns them. `TRITON_INTERPRET=1`, set before Triton is imported,
 CPU, for tests.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from embedlayer.index_checks import raise_if_outside
-from embedlayer.losses.cross_entropy import LossSettings
+from embedlayer.losses.cross_entropy import options_of_rows
+from embedlayer.losses.uncomputed_logits import LinearLogits
 
 BLOCK = tl.constexpr(64)
 """Tokens, rows and columns of a block."""
@@ -169,37 +170,55 @@ def _backward_weight(hidden, weight, bias, targets, lse, factors, grad_weight, g
         tl.store(grad_bias + rows, bias_sums, mask=rows < num_rows)
 
 
-def triton_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: LossSettings
-) -> Tensor:
-    """Compute the loss of `linear_cross_entropy` by Triton kernels, on CUDA or in Triton's interpreter.
+class KernelSettings(NamedTuple):
+    """Hold the options of the logits that the kernels apply.
 
-    It is differentiable once in `hidden`, `weight` and `bias`. `label_smoothing` and `z_loss` must be 0.
+    Attributes:
+        logit_scale: Factor of the products.
+        softcap: Bound of the logits, or `None`.
+        padding_idx: Token with a fixed logit, or `None`.
+        mask_padding: Whether that logit is -inf instead of 0.
+    """
+
+    logit_scale: float
+    softcap: float | None
+    padding_idx: int | None
+    mask_padding: bool
+
+
+def triton_cross_entropy(logits: LinearLogits, targets: Tensor, ignore_index: int) -> Tensor:
+    """Compute the cross entropy of each target by Triton kernels, on CUDA or in Triton's interpreter.
+
+    It is differentiable once in hidden states, rows and bias. A temperature is folded into scale and bias, so it must
+    be 1 with a soft cap.
 
     Args:
-        hidden: Hidden states, `(..., D)`.
-        weight: One row per token; rows after the first `settings.vocab_size` are not used.
-        bias: Bias of the tokens, `(V,)`, or `None`.
+        logits: The head and its hidden states.
         targets: Token IDs `(...)`, or `ignore_index`.
-        settings: The options and the dtype of the matrix products.
+        ignore_index: Target value whose loss is 0.
 
     Returns:
-        A scalar in nats, or `(...)` with `reduction="none"`.
+        Losses in nats, `(...)`.
 
     Raises:
         TokenIdError: A target is neither a token nor `ignore_index`.
     """
-    raise_if_outside(targets, settings.vocab_size, "token id", ignore=settings.ignore_index)
-    kept = targets != settings.ignore_index
+    raise_if_outside(targets, logits.vocab_size, "token id", ignore=ignore_index)
+    options = options_of_rows(logits.options, 0, logits.vocab_size)
+    temperature, bias = options["temperature"], options["bias"]
+    settings = KernelSettings(
+        options["logit_scale"] / temperature, options["softcap"], options["padding_idx"], options["mask_padding"]
+    )
+    kept = targets != ignore_index
     places = kept.flatten().nonzero().squeeze(1)
-    hidden_ND = hidden.reshape(-1, hidden.shape[-1]).index_select(0, places).to(settings.compute)
-    rows_VD = (weight if len(weight) == settings.vocab_size else weight[: settings.vocab_size]).to(settings.compute)
+    hidden = logits.hidden
+    hidden_ND = hidden.reshape(-1, hidden.shape[-1]).index_select(0, places).to(logits.dtype)
+    rows_VD = logits.weight if len(logits.weight) == logits.vocab_size else logits.rows
     targets_N = targets.flatten().index_select(0, places).long()
-    losses_N: Tensor = _Triton.apply(hidden_ND, rows_VD, bias, targets_N, settings)  # type: ignore[no-untyped-call]
-    if settings.reduction == "none":
-        losses_N = losses_N.new_zeros(kept.numel()).index_copy(0, places, losses_N)
-        return losses_N.view(targets.shape)
-    return losses_N.sum() if settings.reduction == "sum" else losses_N.sum() / max(len(losses_N), 1)
+    bias = bias if bias is None or temperature == 1.0 else bias / temperature
+    losses_N: Tensor = _Triton.apply(hidden_ND, rows_VD.to(logits.dtype), bias, targets_N, settings)  # type: ignore[no-untyped-call]
+    losses_N = losses_N.new_zeros(kept.numel()).index_copy(0, places, losses_N)
+    return losses_N.view(targets.shape)
 
 
 class _Triton(torch.autograd.Function):
@@ -207,7 +226,7 @@ class _Triton(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: LossSettings
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: KernelSettings
     ) -> Tensor:
         hidden, weight = hidden.contiguous(), weight.contiguous()
         tokens, rows_each = len(hidden), triton.cdiv(triton.cdiv(len(weight), SHARES), BLOCK.value) * BLOCK.value
@@ -246,7 +265,7 @@ class _Triton(torch.autograd.Function):
         )
 
 
-def _numbers(hidden: Tensor, weight: Tensor, settings: LossSettings) -> tuple[int | float | None, ...]:
+def _numbers(hidden: Tensor, weight: Tensor, settings: KernelSettings) -> tuple[int | float | None, ...]:
     """Return the argument `numbers` of all kernels, a tuple that Triton compiles `None` in as a constant.
 
     Its entries are number of tokens, number of rows, width, logit scale, soft cap or `None`, padding row or -1, and the

@@ -5,31 +5,31 @@ of an LM head. Every storage format is a `TokenTable`. Tying is not a flag: both
 """
 
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Unpack, cast
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import ShapeError
-from embedlayer.losses.cross_entropy import LogitOptions, LossOptions, ScoreOptions, finish_logits
-from embedlayer.losses.linear_cross_entropy import linear_cross_entropy
-from embedlayer.losses.row_blocks import cross_entropy_over_rows
+from embedlayer.losses.cross_entropy import Impl, LogitOptions, finish_logits
+from embedlayer.losses.head_outputs import HeadOutputs
+from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 from embedlayer.overrides import is_current
 from embedlayer.tables.lookup import LookupTable
 
 ROWS_AT_ONCE = 8192
 
 
-class TokenTable(LookupTable, ABC):
+class TokenTable(LookupTable, HeadOutputs, ABC):
     """Abstract: a table that is read in two directions, by token ID at the input and against all rows at the output.
 
     `table(ids)` looks vectors up (see `LookupTable`). `logits(hidden)` and `loss(hidden, targets)` multiply a hidden
     state by all rows, so the table can also be the weight of an LM head. A subclass implements `look_up` and `rows`;
-    `logits`, `loss` and `token_log_probs` follow from these.
+    `logits`, `loss` and the other methods of `HeadOutputs` follow from these.
 
     The rows of a `row_sparse=True` table learn from look-ups only. If they are trained, the backward pass of `logits`
     or `loss` raises `ShapeError`, because it would give a gradient to every row.
@@ -41,8 +41,8 @@ class TokenTable(LookupTable, ABC):
         For the result `(x, matrix)`, `x @ matrix.T` equals `hidden @ rows.T`. The shapes are `(..., K)` and
         `(num_rows, K)`, where K is the width of the stored rows: D, or R in a `FactorizedEmbedding` of rank R.
 
-        Tables that store a matrix override this method, and `logits`, `loss` and `token_log_probs` use the two tensors.
-        For `None` those methods call `raw_logits`, which reads the rows block by block.
+        Tables that store a matrix override this method, and `logits`, `loss` and the like use the two tensors. For
+        `None` those methods call `raw_logits`, which reads the rows block by block.
 
         Args:
             hidden: Output of the last block, `(..., D)`.
@@ -87,52 +87,29 @@ class TokenTable(LookupTable, ABC):
         options.setdefault("padding_idx", self.padding_idx)
         return finish_logits(self.raw_logits(hidden), **options)
 
-    def loss(
-        self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
-    ) -> Float[Tensor, "*result"]:
-        """Return the cross entropy of `targets` under `softmax(logits(hidden))`, in nats, without all logits in memory.
+    def uncomputed_logits(
+        self, hidden: Float[Tensor, "*batch D"], *, impl: Impl = "auto", **options: Unpack[LogitOptions]
+    ) -> UncomputedLogits:
+        """Describe `logits(hidden)` without computing them, as losses, statistics and divergences take them.
 
-        Logits are computed and dropped in chunks. In a subclass that overrides only `logits`, the loss is computed from
-        the logits which that override returns.
+        In a subclass that overrides only `logits`, they are the logits which that override returns.
 
         Args:
             hidden: Output of the last block, `(..., D)`.
-            targets: Token IDs, `(...)`; positions with `ignore_index` (-100 by default) do not count.
-            **options: See `LossOptions`.
-
-        Returns:
-            The mean over the counted targets, a scalar. With `reduction="sum"` the sum; with `"none"` one loss for each
-            target, `(...)`.
+            impl: Implementation of the cross entropy; see `ScoreOptions`. It has an effect on stored rows only.
+            **options: See `LogitOptions`.
 
         Raises:
             ShapeError: `hidden` has another width than the rows.
         """
         check_width(hidden, self.embed_dim)
-        if not is_current(type(self), "loss", "logits"):
-            given: dict[str, Any] = dict(options)
-            shaping = {name: given.pop(name) for name in LogitOptions.__annotations__ if name in options}
-            return loss_of_logits(partial(self.logits, **shaping), hidden, targets, self.vocab_size, given)
+        if not is_current(type(self), "uncomputed_logits", "logits"):
+            return logits_of_function(partial(self.logits, **options), hidden, self.vocab_size)
         options.setdefault("padding_idx", self.padding_idx)
         linear = self._linear(hidden) if is_current(type(self), "as_linear", "raw_logits") else None
         if linear is not None:
-            options["vocab_size"] = self.vocab_size
-            return linear_cross_entropy(*linear, targets, **options)
-        return cross_entropy_over_rows(
-            hidden, self.raw_logits, targets, vocab_size=self.vocab_size, rows_at_once=ROWS_AT_ONCE, options=options
-        )
-
-    def token_log_probs(
-        self, hidden: Float[Tensor, "*batch D"], tokens: Int[Tensor, "*batch"], **options: Unpack[ScoreOptions]
-    ) -> Float[Tensor, "*batch"]:
-        """Return the log-probability of each token of `tokens` under `softmax(logits(hidden))`, in nats, `(...)`.
-
-        Args:
-            hidden: Output of the last block, `(..., D)`.
-            tokens: Token whose probability is returned, for each position, `(...)`. Where it is `ignore_index` the
-                result is 0.
-            **options: See `ScoreOptions`.
-        """
-        return -self.loss(hidden, tokens, **options, reduction="none")
+            return LinearLogits(*linear, vocab_size=self.vocab_size, impl=impl, **options)
+        return BlockLogits(hidden, self.raw_logits, self.vocab_size, ROWS_AT_ONCE, **options)
 
     def _linear(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return `as_linear(hidden)`, or `None` where its matrix may not be what `rows` returns.
@@ -142,27 +119,20 @@ class TokenTable(LookupTable, ABC):
         return self.as_linear(hidden) if is_current(type(self), "as_linear", "rows") else None
 
 
-def loss_of_logits(
-    logits: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, vocab_size: int, options: Mapping[str, Any]
-) -> Tensor:
-    """Return the cross entropy of `targets` under `softmax(logits(hidden))`, in nats, for any function `logits`.
+def logits_of_function(
+    logits: Callable[[Tensor], Tensor], hidden: Tensor, vocab_size: int, **options: Unpack[LogitOptions]
+) -> UncomputedLogits:
+    """Describe the logits that any function computes, without computing them.
 
     Args:
         logits: Function from hidden states `(N, D)` to all logits `(N, V)`. It is called on a chunk of tokens at a
             time, and again in the backward pass.
         hidden: Hidden states, `(..., D)`.
-        targets: Token IDs `(...)`, or `ignore_index`.
         vocab_size: Number of logits, V.
-        options: See `LossOptions`. Options of `LogitOptions` are applied to the result of `logits`, so leave out those
-            that `logits` applies itself.
+        **options: What is applied to the result of `logits`. Leave out what it applies itself.
     """
-    return cross_entropy_over_rows(
-        hidden,
-        lambda part, start, stop: logits(part)[..., start:stop],
-        targets,
-        vocab_size=vocab_size,
-        rows_at_once=vocab_size,
-        options=cast(LossOptions, options),
+    return BlockLogits(
+        hidden, lambda part, start, stop: logits(part)[..., start:stop], vocab_size, vocab_size, **options
     )
 
 

@@ -7,8 +7,8 @@ from comparison import assert_no_worse
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from embedlayer import ShapeError, SizeError, TokenIdError, linear_cross_entropy, token_log_probs
-from embedlayer.losses import chunk_size
-from embedlayer.losses import chunked as module
+from embedlayer.losses import chunk_size, operators
+from embedlayer.losses.vocabulary_pass import VocabularyPass
 
 OPTIONS = {
     "nothing": {},
@@ -33,7 +33,7 @@ OPTIONS = {
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 3)
-    monkeypatch.setattr(module, "ROWS_AT_ONCE", 6)
+    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 6)
 
 
 def make(options, dtype=torch.float64, tokens=(2, 4), vocab=23, width=5):
@@ -177,8 +177,9 @@ def test_only_the_requested_gradients_are_computed(monkeypatch, needed) -> None:
     for place, leaf in enumerate((hidden, weight)):
         leaf.requires_grad_(place == needed)
     seen = []
-    sweep = module._all_chunks
-    monkeypatch.setattr(module, "_all_chunks", lambda *parts: seen.append(sweep(*parts)) or seen[-1])
+    compute = VocabularyPass.losses_and_gradients
+    recorded = lambda *parts: seen.append(compute(*parts)) or seen[-1]  # noqa: E731
+    monkeypatch.setattr(VocabularyPass, "losses_and_gradients", recorded)
     loss = linear_cross_entropy(hidden, weight, targets, impl="chunked")
     assert [part is not None for part in seen[0][1]] == [needed == 0, needed == 1, False]
     assert loss.requires_grad == (needed is not None)
@@ -191,9 +192,9 @@ def test_ignored_targets_are_dropped_before_any_work(monkeypatch) -> None:
     hidden, weight, targets, _ = make({}, tokens=(50,))
     targets[7:] = -100
     seen = []
-    sweep = module._all_chunks
-    counted = lambda inputs, *rest: seen.append(len(inputs.hidden)) or sweep(inputs, *rest)  # noqa: E731
-    monkeypatch.setattr(module, "_all_chunks", counted)
+    compute = VocabularyPass.losses_and_gradients
+    counted = lambda self, *rest: seen.extend(self.counts) or compute(self, *rest)  # noqa: E731
+    monkeypatch.setattr(VocabularyPass, "losses_and_gradients", counted)
     linear_cross_entropy(hidden, weight, targets, impl="chunked")
     assert seen == [6]
 
@@ -241,10 +242,10 @@ def test_it_compiles_to_one_graph(unchecked: None, backend, reduction) -> None:
 def test_the_operator_keeps_torchs_rules() -> None:
     hidden, weight, targets, _ = make({}, torch.float32, (4,), 9, 3)
     for reduction in ("mean", "none"):
-        terms = module.LossSettings(9, 1.0, None, None, False, -100, 0.0, 0.0, reduction, torch.float32)
+        terms = operators.LossSettings(9, 1.0, None, 1.0, None, False, -100, 0.0, 0.0, reduction, torch.float32)
         inputs = (hidden, weight, None, targets, None, *terms, True, True, False)
         torch.library.opcheck(
-            module._operator, inputs, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
+            operators._operator, inputs, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
         )
 
 

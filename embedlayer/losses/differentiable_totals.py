@@ -1,0 +1,318 @@
+"""Totals per token of a pass over the vocabulary, for autograd, whatever computes the logits.
+
+Rows that are stored as a matrix use `VocabularyPass`, whose gradients are written by hand. For other tables the blocks
+are checkpointed: the backward pass computes each again, and every tensor that it depends on gets its gradient. Under
+`torch.func` transforms and in exported graphs all logits are computed at once.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from embedlayer.errors import SizeError
+from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
+from embedlayer.losses.objective import LogitBlock, Objective, TokenLoss, Totals
+from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
+from embedlayer.losses.vocabulary_pass import Gradients, RequestedGradients, VocabularyPass, check_pair
+from embedlayer.tracing import is_transformed, plain_operators_only
+
+
+class Request(NamedTuple):
+    """Say what a pass computes, for which tokens.
+
+    Attributes:
+        objective: What is computed per token.
+        teacher: The second head of a divergence, or `None`.
+        ids: Token IDs whose logits are requested, `(N, K)`, or `None`.
+        kept: Mask `(N,)` of the tokens that are computed; `None` for all.
+        min_chunks: Number of chunks into which the tokens are divided at least.
+    """
+
+    objective: Objective
+    teacher: UncomputedLogits | None = None
+    ids: Tensor | None = None
+    kept: Tensor | None = None
+    min_chunks: int = 1
+
+    def vocabulary_pass(self, student: LinearLogits) -> VocabularyPass:
+        """Return the pass that computes this request for a head whose rows are a matrix."""
+        return VocabularyPass(
+            student,
+            self.objective,
+            teacher=self.teacher,
+            ids=self.ids,
+            kept=self.kept,
+            min_chunks=self.min_chunks,
+        )
+
+
+def compute_totals(student: UncomputedLogits, request: Request, *, plain: bool = False) -> Totals:
+    """Compute totals per token, differentiable by everything that the student's logits depend on.
+
+    Args:
+        student: The head and its hidden states, N in all.
+        request: What to compute.
+        plain: Whether to compute all logits at once.
+
+    Returns:
+        Tensors `(N,)` or `(K, N)` by name; 0 for tokens that are not kept.
+
+    Raises:
+        ShapeError: Student and teacher do not fit each other.
+        SizeError: The rows are sharded, and a `torch.func` transform is active or second derivatives are requested.
+    """
+    if request.teacher is not None:
+        check_pair(student, request.teacher)
+    if isinstance(student, LinearLogits) and student.is_sharded:
+        refuse_transforms()
+    elif plain or plain_operators_only() or is_transformed(student.hidden, student.options.get("bias")):
+        return plain_totals(student, request)
+    if isinstance(student, LinearLogits):
+        job = _Job(student, request)
+        names: list[str] = []
+        found = _LinearTotals.apply(student.hidden, student.weight, job.local_bias(), job, names)  # type: ignore[no-untyped-call]
+        return dict(zip(names, found, strict=True))
+    assert isinstance(student, BlockLogits)
+    return _block_totals(student, request)
+
+
+def plain_totals(student: UncomputedLogits, request: Request) -> Totals:
+    """Compute totals per token from all logits at once, in plain PyTorch: the definition of `compute_totals`."""
+    teacher = None
+    if request.teacher is not None:
+        with torch.no_grad():
+            teacher = request.teacher.logits().flatten(0, -2).T
+    ids = None if request.ids is None else request.ids.T
+    block = LogitBlock(student.logits().reshape(-1, student.vocab_size).T, teacher, ids, 0, True)
+    totals: Totals = {}
+    for _ in range(request.objective.sweeps):
+        totals = {**totals, **request.objective.terms(block, totals)}
+    return totals if request.kept is None else _masked(totals, request.kept)
+
+
+def _masked(totals: Totals, kept: Tensor) -> Totals:
+    """Return the totals with 0 for tokens that are not kept."""
+    return {name: value.where(kept, torch.zeros_like(value)) for name, value in totals.items()}
+
+
+def refuse_transforms() -> None:
+    """Raise `SizeError` if a `torch.func` transform is active: the ranks of a sharded table cannot follow it."""
+    if plain_operators_only():
+        raise SizeError(
+            "The loss of a sharded table is computed by all ranks together and cannot be transformed by torch.func: "
+            "differentiate it with backward() or torch.autograd.grad."
+        )
+
+
+def compute_loss(student: LinearLogits, request: Request, loss: TokenLoss, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute `sum(factors * losses)`, with its gradients in the same pass, for a head whose rows are a matrix.
+
+    Args:
+        student: The head and its hidden states, N in all.
+        request: What to compute per token.
+        loss: TokenLosses of tokens as a function of their totals.
+        factors: Factor of the loss of each token, `(N,)`, without gradient; 0 for tokens that are not kept.
+
+    Returns:
+        The sum, a scalar, and the losses of all tokens, `(N,)`, without gradient.
+
+    Raises:
+        SizeError: The rows are sharded, and a `torch.func` transform is active.
+    """
+    if student.is_sharded:
+        refuse_transforms()
+    job = _Job(student, request)
+    result, losses = _LinearLoss.apply(student.hidden, student.weight, job.local_bias(), factors, job, loss)  # type: ignore[no-untyped-call]
+    return result, losses
+
+
+class _Job:
+    """Hold a request for a head whose rows are a matrix, without the tensors that autograd saves.
+
+    Args:
+        student: The head and its hidden states.
+        request: What to compute.
+    """
+
+    def __init__(self, student: LinearLogits, request: Request) -> None:
+        self.student = student
+        self.request = request
+        self.requested = RequestedGradients.of(student.hidden, student.weight, student.bias)
+
+    def local_bias(self) -> Tensor | None:
+        """Return the bias of the rows of this rank, or `None`."""
+        bias, partition = self.student.bias, self.student.partition
+        return bias if bias is None or not self.student.is_sharded else bias[partition.start : partition.stop]
+
+    def save(self, ctx: Any, *others: Tensor) -> None:
+        """Save the student's tensors and others in `ctx`, and keep no reference to them here."""
+        student = self.student
+        ctx.save_for_backward(student.hidden, student.weight, student.bias, *others)
+        nothing = student.hidden.new_empty(0)
+        ctx.job, self.student = self, student.with_tensors(nothing, nothing, None)
+
+    def restored(self, ctx: Any) -> tuple[LinearLogits, tuple[Tensor, ...]]:
+        """Return the student with its saved tensors, and the other saved tensors."""
+        hidden, weight, bias, *others = ctx.saved_tensors
+        return self.student.with_tensors(hidden, weight, bias), tuple(others)
+
+    def differentiable(self, student: LinearLogits, value: Callable[[Totals], list[Tensor]], grads: Any) -> Gradients:
+        """Compute gradients by the plain definition, so that they can be differentiated again or batched.
+
+        Args:
+            student: The head with its saved tensors.
+            value: Function from totals to the outputs that have gradients.
+            grads: These gradients.
+
+        Raises:
+            SizeError: The rows are sharded.
+        """
+        if student.is_sharded:
+            raise SizeError("The loss of a sharded table has no second derivatives: leave out create_graph=True.")
+        create_graph = torch.is_grad_enabled()
+        with torch.enable_grad():
+            outputs = value(plain_totals(student, self.request))
+        parts = (student.hidden, student.weight, student.bias)
+        wanted = [part for part, need in zip(parts, self.requested, strict=True) if part is not None and need]
+        found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=create_graph))
+        return tuple(next(found) if need else None for need in self.requested)  # type: ignore[return-value]
+
+    def like_inputs(self, gradients: Gradients, student: LinearLogits) -> Gradients:
+        """Convert gradients to the dtypes of the inputs."""
+        parts = (student.hidden, student.weight, student.bias)
+        return tuple(  # type: ignore[return-value]
+            None if grad is None or part is None else grad.to(part.dtype)
+            for grad, part in zip(gradients, parts, strict=True)
+        )
+
+
+class _LinearTotals(torch.autograd.Function):
+    """Compute totals; `backward` computes each block of logits again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: _Job, names: list[str]
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        with torch.autocast(hidden.device.type, enabled=False):
+            totals = job.request.vocabulary_pass(job.student).totals()
+        names.extend(totals)
+        ctx.names = list(totals)
+        constants = job.request.objective.constants
+        ctx.mark_non_differentiable(*(value for name, value in totals.items() if name in constants))
+        job.save(ctx, *totals.values())
+        return tuple(totals.values())
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        job: _Job = ctx.job
+        student, saved = job.restored(ctx)
+        totals = dict(zip(ctx.names, saved, strict=True))
+        grads = {name: x for name, x in zip(ctx.names, grad_outputs, strict=True) if x is not None}
+        grads = {name: x for name, x in grads.items() if name not in job.request.objective.constants}
+        if torch.is_grad_enabled() or is_transformed(*grads.values()):
+            found = job.differentiable(student, lambda all_of: [all_of[name] for name in grads], list(grads.values()))
+        else:
+            with torch.autocast(student.hidden.device.type, enabled=False):
+                found = job.request.vocabulary_pass(student).gradients(totals, grads, job.requested)
+            found = job.like_inputs(found, student)
+        return (*found, None, None)
+
+
+class _LinearLoss(torch.autograd.Function):
+    """Compute `sum(factors * losses)` with its gradients; `backward` multiplies them in place by `grad_output`.
+
+    A second `backward` of the same graph computes them again, as does one where the ranks have different `grad_output`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, factors: Tensor, job: _Job, loss: TokenLoss
+    ) -> tuple[Tensor, Tensor]:
+        with torch.autocast(hidden.device.type, enabled=False):
+            losses, gradients = job.request.vocabulary_pass(job.student).losses_and_gradients(
+                loss, factors if any(job.requested) or job.student.is_sharded else None, job.requested
+            )
+        ctx.gradients, ctx.loss = gradients, loss
+        ctx.mark_non_differentiable(losses)
+        job.save(ctx, factors)
+        return (losses * factors).sum(), losses
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        job: _Job = ctx.job
+        student, (factors,) = job.restored(ctx)
+        if torch.is_grad_enabled() or is_transformed(grad_output):
+            found = job.differentiable(student, lambda totals: [(ctx.loss.of(totals) * factors).sum()], [grad_output])
+        elif ctx.gradients is None or not student.collectives.all_equal(grad_output):
+            with torch.autocast(student.hidden.device.type, enabled=False):
+                again = job.request.vocabulary_pass(student)
+                _, found = again.losses_and_gradients(ctx.loss, factors * grad_output, job.requested)
+            found = job.like_inputs(found, student)
+        else:
+            found, ctx.gradients = ctx.gradients, None
+            if grad_output.device.type != "cpu" or grad_output.item() != 1:
+                found = tuple(None if grad is None else grad.mul_(grad_output) for grad in found)  # type: ignore[assignment]
+            found = job.like_inputs(found, student)
+        return (*found, None, None, None)
+
+
+def _block_totals(student: BlockLogits, request: Request) -> Totals:
+    """Compute totals from checkpointed blocks of logits."""
+    hidden = student.hidden.reshape(-1, student.hidden.shape[-1])
+    teacher = None if request.teacher is None else request.teacher.hidden.detach().flatten(0, -2)
+    ids, kept, tokens = request.ids, None, len(hidden)
+    is_static = torch.compiler.is_compiling()  # a graph cannot drop tokens: they are computed and masked
+    if request.kept is not None and not is_static and not bool(request.kept.all()):
+        kept = request.kept.nonzero().squeeze(1)
+        hidden, ids = hidden[kept], None if ids is None else ids[kept]
+        teacher = None if teacher is None else teacher[kept]
+    step = MAX_CHUNK_TOKENS["cuda" if hidden.device.type == "cuda" else "cpu"]
+    found = []
+    for start in range(0, max(len(hidden), 1), step):
+        here = slice(start, start + step)
+        chunk = (hidden[here], None if teacher is None else teacher[here], None if ids is None else ids[here].T)
+        totals: Totals = {}
+        for _ in range(request.objective.sweeps):
+            totals = {**totals, **_sweep(student, request, chunk, totals)}
+        found.append(totals)
+    joined = {name: torch.cat([each[name] for each in found], dim=-1) for name in found[0]}
+    if is_static and request.kept is not None:
+        return _masked(joined, request.kept)
+    if kept is None:
+        return joined
+    return {
+        name: value.new_zeros(*value.shape[:-1], tokens).index_copy(-1, kept, value) for name, value in joined.items()
+    }
+
+
+def _sweep(
+    student: BlockLogits, request: Request, chunk: tuple[Tensor, Tensor | None, Tensor | None], previous: Totals
+) -> Totals:
+    """Compute the totals of one sweep over all blocks of rows for a chunk of tokens.
+
+    Args:
+        student: Computes logits of any hidden states.
+        request: What to compute.
+        chunk: Hidden states of the student and of the teacher, and requested IDs `(K, C)`.
+        previous: Totals of the earlier sweeps.
+    """
+    hidden, teacher_hidden, ids = chunk
+
+    def terms(hidden: Tensor, start: int, stop: int) -> Totals:
+        z, t = student.block(hidden, start, stop).T, None
+        if request.teacher is not None and teacher_hidden is not None:
+            with torch.no_grad():
+                t = request.teacher.block(teacher_hidden, start, stop).T
+        return request.objective.terms(LogitBlock(z, t, ids, start, True), previous)
+
+    size = student.rows_at_once
+    blocks = [(start, min(start + size, student.vocab_size)) for start in range(0, student.vocab_size, size)]
+    if torch.is_grad_enabled():
+        parts = [checkpoint(terms, hidden, *block, use_reentrant=False) for block in blocks]
+    else:
+        parts = [terms(hidden, *block) for block in blocks]
+    return request.objective.merge(parts)

@@ -1,0 +1,221 @@
+"""Divergences between the distributions of two heads over one vocabulary, as objectives of a pass over their logits.
+
+With logits s of the student and t of the teacher, `q = softmax(s)` and `p = softmax(t)`. The teacher is a constant.
+"""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from embedlayer.errors import SizeError
+from embedlayer.losses.objective import (
+    LogitBlock,
+    Objective,
+    TokenLoss,
+    Totals,
+    log_softmax_,
+    merge_softmax,
+    softmax_,
+    softmax_totals,
+)
+
+TEACHER = "_teacher"
+"""Suffix of the totals of the teacher's logits."""
+
+
+class Divergence(Objective, TokenLoss):
+    """Abstract: a divergence between teacher p and student q; `ForwardKL`, `ReverseKL` or `JensenShannon`."""
+
+    @abstractmethod
+    def of_log_probs(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return the divergence from the log-probabilities of some tokens, `(..., K)`, summed over these: `(...)`.
+
+        Over all tokens of a vocabulary this is the definition of the divergence.
+        """
+
+
+@dataclass(frozen=True)
+class ForwardKL(Divergence):
+    """Kullback-Leibler divergence from teacher to student, `KL(p || q) = sum of p (log p - log q)`.
+
+    It is the divergence of distillation (Hinton et al., 2015): the student covers all that the teacher gives weight.
+    """
+
+    def terms(self, block: LogitBlock, previous: Totals) -> Totals:
+        """Return both softmaxes, and the mean of t - s under p, over the rows of the block."""
+        s, t = _pair(block)
+        teacher, p = softmax_totals(t, TEACHER)
+        return {**softmax_totals(s)[0], **teacher, "mean": p.mean(t - s, skip_zeros=block.may_be_infinite)}
+
+    def merge(self, parts: list[Totals]) -> Totals:
+        """Combine the totals of blocks; the mean is weighted by the teacher's probabilities."""
+        return _merge(parts, TEACHER)
+
+    def of(self, totals: Totals) -> Tensor:
+        """Return `mean of (t - s) under p - lse(t) + lse(s)`."""
+        return totals["mean"] - totals["lse_teacher"] + totals["lse"]
+
+    def gradients(self, totals: Totals, factors: Tensor) -> Totals:
+        """Return the gradients by `mean` and `lse`."""
+        return {"mean": factors, "lse": factors}
+
+    def of_log_probs(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return `sum of p (log p - log q)`."""
+        return F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
+
+    def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
+        """Replace s by `g_lse q - g_mean p`."""
+        s, t = _pair(block)
+        softmax_(s, totals, factor=grads["lse"])
+        s.sub_(softmax_(t, totals, TEACHER, factor=grads["mean"]))
+
+
+@dataclass(frozen=True)
+class ReverseKL(Divergence):
+    """Kullback-Leibler divergence from student to teacher, `KL(q || p) = sum of q (log q - log p)`.
+
+    It is the divergence of on-policy distillation (MiniLLM): the student keeps to what the teacher finds likely.
+    """
+
+    def terms(self, block: LogitBlock, previous: Totals) -> Totals:
+        """Return both softmaxes, and the mean of s - t under q, over the rows of the block."""
+        s, t = _pair(block)
+        student, q = softmax_totals(s)
+        return {**student, **softmax_totals(t, TEACHER)[0], "mean": q.mean(s - t, skip_zeros=block.may_be_infinite)}
+
+    def merge(self, parts: list[Totals]) -> Totals:
+        """Combine the totals of blocks; the mean is weighted by the student's probabilities."""
+        return _merge(parts, "")
+
+    def of(self, totals: Totals) -> Tensor:
+        """Return `mean of (s - t) under q - lse(s) + lse(t)`."""
+        return totals["mean"] - totals["lse"] + totals["lse_teacher"]
+
+    def gradients(self, totals: Totals, factors: Tensor) -> Totals:
+        """Return the gradients by `mean` and `lse`."""
+        return {"mean": factors, "lse": -factors}
+
+    def of_log_probs(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return `sum of q (log q - log p)`."""
+        return F.kl_div(teacher, student, reduction="none", log_target=True).sum(-1)
+
+    def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
+        """Replace s by `q (g_lse + g_mean (1 + s - t - mean))`."""
+        s, t = _pair(block)
+        factor = torch.sub(s, t, out=t)
+        if block.may_be_infinite:
+            factor.masked_fill_(s == -torch.inf, 0.0)
+        factor.mul_(grads["mean"]).add_(grads["lse"] + grads["mean"] * (1 - totals["mean"]))
+        softmax_(s, totals).mul_(factor)
+
+
+@dataclass(frozen=True)
+class JensenShannon(Divergence):
+    """Generalised Jensen-Shannon divergence, `beta KL(p || m) + (1 - beta) KL(q || m)`.
+
+    The mixture m is `beta p + (1 - beta) q`.
+
+    Args:
+        beta: Weight of the teacher in the mixture, above 0 and below 1.
+
+    Raises:
+        SizeError: `beta` is not between 0 and 1. TRL takes 0 for `ForwardKL` and 1 for `ReverseKL`.
+
+    Reference: Agarwal et al., On-policy distillation of language models, 2024, equation 1; `generalized_jsd_loss` of
+    TRL.
+    """
+
+    beta: float = 0.5
+    sweeps = 2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta < 1:
+            raise SizeError(
+                f"beta of the Jensen-Shannon divergence must be between 0 and 1, not {self.beta}: "
+                f"at the ends use ForwardKL() (0) or ReverseKL() (1)."
+            )
+
+    def terms(self, block: LogitBlock, previous: Totals) -> Totals:
+        """Return both softmaxes in the first sweep; then the parts of both divergences over the rows of the block."""
+        s, t = _pair(block)
+        if not previous:
+            return {**softmax_totals(s)[0], **softmax_totals(t, TEACHER)[0]}
+        log_q, log_p = s - previous["lse"], t - previous["lse_teacher"]
+        if not block.may_be_infinite:
+            ratio = self._log_ratio(log_q, log_p)
+            from_student, from_teacher = log_q.exp() * ratio, log_p.exp() * (ratio + (log_p - log_q))
+            return {"student": from_student.sum(0), "teacher": from_teacher.sum(0)}
+        no_q, no_p = log_q == -torch.inf, log_p == -torch.inf
+        q, p = log_q.exp(), log_p.exp()
+        log_q, log_p = log_q.masked_fill(no_q, 0.0), log_p.masked_fill(no_p, 0.0)
+        ratio = self._log_ratio(log_q, log_p)
+        from_student = q * ratio.masked_fill(no_p, -math.log1p(-self.beta))
+        from_teacher = p * (ratio + (log_p - log_q)).masked_fill(no_q, -math.log(self.beta))
+        return {"student": from_student.sum(0), "teacher": from_teacher.sum(0)}
+
+    def merge(self, parts: list[Totals]) -> Totals:
+        """Combine the totals of blocks, all of the first sweep or all of the second."""
+        if len(parts) == 1:
+            return parts[0]
+        if "lse" in parts[0]:
+            return {**merge_softmax(parts)[0], **merge_softmax(parts, TEACHER)[0]}
+        return {name: torch.stack([part[name] for part in parts]).sum(0) for name in ("student", "teacher")}
+
+    def of(self, totals: Totals) -> Tensor:
+        """Return `beta KL(p || m) + (1 - beta) KL(q || m)`."""
+        return self.beta * totals["teacher"] + (1 - self.beta) * totals["student"]
+
+    def gradients(self, totals: Totals, factors: Tensor) -> Totals:
+        """Return the gradient by `student`, from which `dlogits_` computes all of the divergence's."""
+        return {"student": (1 - self.beta) * factors}
+
+    def of_log_probs(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return `sum of beta p (log p - log m) + (1 - beta) q (log q - log m)`."""
+        mixture = torch.logaddexp(student + math.log(1 - self.beta), teacher + math.log(self.beta))
+        from_teacher = F.kl_div(mixture, teacher, reduction="none", log_target=True).sum(-1)
+        from_student = F.kl_div(mixture, student, reduction="none", log_target=True).sum(-1)
+        return self.beta * from_teacher + (1 - self.beta) * from_student
+
+    def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
+        """Replace s by `g (1 - beta) q (log q - log m - KL(q || m))`, where g is the gradient of the divergence."""
+        s, t = _pair(block)
+        log_softmax_(s, totals)
+        log_softmax_(t, totals, TEACHER)
+        if block.may_be_infinite:
+            no_q, no_p = s == -torch.inf, t == -torch.inf
+            ratio = self._log_ratio(s.masked_fill(no_q, 0.0), t.masked_fill(no_p, 0.0))
+            ratio.masked_fill_(no_p, -math.log1p(-self.beta))
+        else:
+            ratio = self._log_ratio(s, t)
+        s.exp_().mul_(ratio.sub_(totals["student"]).mul_(grads["student"]))
+
+    def _log_ratio(self, log_q: Tensor, log_p: Tensor) -> Tensor:
+        """Return `log q - log m = -log(1 - beta + beta p / q)` from finite log-probabilities, as a new tensor."""
+        logit = math.log(self.beta) - math.log1p(-self.beta)
+        return -F.softplus(log_p - log_q + logit, threshold=40.0) - math.log1p(-self.beta)
+
+
+def _pair(block: LogitBlock) -> tuple[Tensor, Tensor]:
+    """Return the logits of student and teacher."""
+    assert block.teacher is not None
+    return block.student, block.teacher
+
+
+def _merge(parts: list[Totals], weights: str) -> Totals:
+    """Combine two softmaxes and a mean over blocks.
+
+    Args:
+        parts: Totals of the blocks.
+        weights: Suffix of the softmax whose probabilities weight the mean.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    student, shares = merge_softmax(parts)
+    teacher, shares_of_teacher = merge_softmax(parts, TEACHER)
+    shares = shares_of_teacher if weights == TEACHER else shares
+    weighted = [part["mean"] * share for part, share in zip(parts, shares, strict=True)]
+    return {**student, **teacher, "mean": torch.stack(weighted).sum(0)}

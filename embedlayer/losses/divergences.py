@@ -1,0 +1,121 @@
+"""Divergence between a student's and a teacher's distribution over one vocabulary, without the logits of either."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embedlayer.errors import ShapeError, SizeError
+from embedlayer.index_checks import raise_if_outside
+from embedlayer.losses.cross_entropy import Reduction, check_reduction, loss_dtype, reduce_losses, reduction_factors
+from embedlayer.losses.differentiable_totals import Request, compute_loss, compute_totals
+from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
+from embedlayer.losses.linear_cross_entropy import FEW_LOGITS
+from embedlayer.losses.logit_statistics import LogitStatistics
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
+from embedlayer.tracing import is_transformed, plain_operators_only
+
+
+class TopKTargets(NamedTuple):
+    """Hold a teacher's K most likely tokens and their log-probabilities, as servers and caches store them.
+
+    Attributes:
+        ids: Token IDs, `(..., K)`.
+        log_probs: Their log-probabilities under the teacher in nats, `(..., K)`. They may sum to less than 1.
+    """
+
+    ids: Int[Tensor, "*batch K"]
+    log_probs: Float[Tensor, "*batch K"]
+
+
+def divergence(
+    student: UncomputedLogits,
+    teacher: UncomputedLogits | TopKTargets,
+    kind: Divergence | None = None,
+    *,
+    labels: Int[Tensor, "*batch"] | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Float[Tensor, "*result"]:
+    """Compute the divergence between the distributions of two heads at each position, in nats.
+
+    The heads may have different widths, formats, temperatures and soft caps, and must have one vocabulary. Gradients
+    reach the student's hidden states and rows; the teacher is a constant. With `TopKTargets` the sum is over the
+    teacher's K tokens: `sum over k of p_k (log p_k - log q_k)` for `ForwardKL`.
+
+    Args:
+        student: `head.uncomputed_logits(hidden)` of the head that is trained, or `LinearLogits`.
+        teacher: The same of the other head, or a teacher's most likely tokens.
+        kind: `ForwardKL()`, the default, `ReverseKL()` or `JensenShannon(beta)`.
+        labels: Token IDs `(...)`; positions with `ignore_index` do not count. `None` if all count.
+        ignore_index: Label of a position that does not count.
+        reduction: `"mean"` over the counted positions (0 if there are none), `"sum"`, or `"none"`.
+
+    Returns:
+        A scalar, or `(...)` with `reduction="none"`, where the divergence is 0 at positions that do not count.
+
+    Raises:
+        ShapeError: The vocabularies, or the batches of hidden states, IDs and labels, have different sizes.
+        SizeError: `reduction` is unknown, or K is 0 or above V. Of sharded rows, the teacher is sharded in another way.
+        TokenIdError: A teacher's token is outside the vocabulary.
+
+    Example:
+        >>> student = LinearLogits(torch.randn(2, 5, 8), torch.randn(100, 8), temperature=2.0)
+        >>> teacher = LinearLogits(torch.randn(2, 5, 32), torch.randn(100, 32), temperature=2.0)
+        >>> divergence(student, teacher, ForwardKL()).shape
+        torch.Size([])
+
+    Reference: `generalized_jsd_loss` of TRL, whose `batchmean` is this function's mean over the counted positions.
+    """
+    kind = ForwardKL() if kind is None else kind
+    check_reduction(reduction)
+    shape = student.hidden.shape[:-1]
+    kept = torch.ones(shape, dtype=torch.bool, device=student.hidden.device)
+    if labels is not None:
+        check_ids(student.hidden, labels, "labels")
+        kept = labels != ignore_index
+    mask = None if labels is None else kept.flatten()
+    if isinstance(teacher, TopKTargets):
+        request = Request(LogitStatistics(), ids=_checked_ids(student, teacher, kept), kept=mask)
+        totals = compute_totals(student, request, plain=_is_plain(student))
+        own = (totals["selected"] - totals["lse"]).T
+        losses = kind.of_log_probs(own, teacher.log_probs.detach().flatten(0, -2).to(own.dtype))
+        return reduce_losses(torch.where(kept, losses.view(shape), 0.0), kept, reduction)
+    request = Request(kind, teacher=teacher, kept=mask)
+    plain = _is_plain(student) or plain_operators_only() or is_transformed(student.hidden)
+    if reduction == "none" or plain or not isinstance(student, LinearLogits):
+        losses = kind.of(compute_totals(student, request, plain=plain)).view(shape)
+        return reduce_losses(torch.where(kept, losses, 0.0), kept, reduction)
+    factors = reduction_factors(kept, reduction, loss_dtype(student.dtype))
+    return compute_loss(student, request, kind, factors.flatten())[0]
+
+
+def _checked_ids(student: UncomputedLogits, teacher: TopKTargets, kept: Tensor) -> Tensor:
+    """Check a teacher's tokens, and return their IDs as `(N, K)`; positions that do not count have ID 0.
+
+    Raises:
+        ShapeError: IDs and log-probabilities are not `(..., K)` for the student's hidden states `(..., D)`.
+        SizeError: K is 0 or above V.
+        TokenIdError: An ID is outside the vocabulary.
+    """
+    ids, shape = teacher.ids, student.hidden.shape[:-1]
+    if ids.shape != teacher.log_probs.shape or ids.shape[:-1] != shape or ids.dim() != len(shape) + 1:
+        raise ShapeError(
+            f"A teacher's IDs are {tuple(ids.shape)} and its log-probabilities {tuple(teacher.log_probs.shape)}: both "
+            f"must be {(*shape, 'K')}, K for each hidden state."
+        )
+    if not 1 <= ids.shape[-1] <= student.vocab_size:
+        raise SizeError(f"A teacher has {ids.shape[-1]} tokens per position; pass 1 to {student.vocab_size}.")
+    ids = ids.long().masked_fill(~kept.unsqueeze(-1), 0)
+    if not plain_operators_only() and not torch.compiler.is_compiling():
+        raise_if_outside(ids, student.vocab_size, "token id")
+    return ids.flatten(0, -2)
+
+
+def _is_plain(logits: UncomputedLogits) -> bool:
+    """Return whether all logits are computed at once: on request, for few of them, and in compiled graphs."""
+    if not isinstance(logits, LinearLogits) or logits.is_sharded:
+        return torch.compiler.is_compiling()
+    few = logits.hidden.shape[:-1].numel() * logits.vocab_size <= FEW_LOGITS
+    return logits.impl == "plain" or (logits.impl == "auto" and few) or torch.compiler.is_compiling()

@@ -1,0 +1,168 @@
+"""What a pass over the vocabulary computes for each token, from blocks of its logits.
+
+An `Objective` computes a few numbers per token from the logits of a block of rows, `terms`, and combines those of
+several blocks, `merge`. Blocks may be consecutive rows of one process, or the rows of several ranks. `terms` and
+`merge` are plain PyTorch and differentiable. `dlogits_` writes the same gradient over the logits of a block.
+
+A block is `(R, C)`: R rows of the vocabulary by C tokens, vocabulary first.
+"""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Totals = dict[str, Tensor]
+"""Numbers per token by name: `(C,)` or `(K, C)` for C tokens of a chunk, `(N,)` or `(K, N)` for all."""
+
+
+class LogitBlock(NamedTuple):
+    """Hold the logits of C tokens over some rows of the vocabulary.
+
+    Attributes:
+        student: Logits of the head that is trained, `(R, C)`.
+        teacher: Logits of the second head of a divergence, `(R, C)`, or `None`.
+        ids: Token IDs whose logits are requested, `(K, C)`, or `None`.
+        start: ID of the first row.
+        may_be_infinite: Whether a logit may be -inf.
+    """
+
+    student: Tensor
+    teacher: Tensor | None
+    ids: Tensor | None
+    start: int
+    may_be_infinite: bool
+
+    def local_ids(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `ids` as indices into the rows of this block, 0 for others, and a mask of those inside."""
+        is_inside = (ids >= self.start) & (ids < self.start + len(self.student))
+        return torch.where(is_inside, ids - self.start, 0), is_inside
+
+
+class Objective(ABC):
+    """Abstract: numbers per token that are computed from its logits in one or more sweeps over the vocabulary.
+
+    Attributes:
+        sweeps: How often all blocks are visited; a later sweep knows the totals of the earlier ones.
+        constants: Names of totals without gradient.
+    """
+
+    sweeps: int = 1
+    constants: frozenset[str] = frozenset({"top", "sums", "top_teacher", "sums_teacher", "lse_teacher", "top_ids"})
+
+    @abstractmethod
+    def terms(self, block: LogitBlock, previous: Totals) -> Totals:
+        """Return the totals of the block alone: plain PyTorch, differentiable.
+
+        Args:
+            block: Logits, which are not changed.
+            previous: Merged totals of the earlier sweeps; empty in the first.
+        """
+
+    @abstractmethod
+    def merge(self, parts: list[Totals]) -> Totals:
+        """Combine the totals of blocks with different rows, all of one sweep."""
+
+    @abstractmethod
+    def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
+        """Replace `block.student` by the gradient with respect to it; `block.teacher` may be overwritten.
+
+        Args:
+            block: Logits.
+            totals: Totals over the whole vocabulary, of all sweeps.
+            grads: Gradients of the differentiable totals that have one.
+        """
+
+
+class TokenLoss(ABC):
+    """Abstract: the loss of a token as a function of its totals, with its gradient written by hand."""
+
+    @abstractmethod
+    def of(self, totals: Totals) -> Tensor:
+        """Return the loss of each token, `(C,)`; plain PyTorch, differentiable."""
+
+    @abstractmethod
+    def gradients(self, totals: Totals, factors: Tensor) -> Totals:
+        """Return the gradients of `sum(factors * of(totals))` with respect to the totals that have one."""
+
+
+class Exponentials(NamedTuple):
+    """Hold `exp(logits - top)` of the rows of a block, `(R, C)`, and their sums, `(C,)`; the softmax is their ratio."""
+
+    powers: Tensor
+    sums: Tensor
+
+    def mean(self, values: Tensor, *, skip_zeros: bool) -> Tensor:
+        """Return the mean of values `(R, C)` under the softmax, `(C,)`.
+
+        Args:
+            values: One for each logit.
+            skip_zeros: Whether a probability of 0 counts as 0 also where its value is infinite.
+        """
+        values = values.masked_fill(self.powers == 0, 0.0) if skip_zeros else values
+        return (self.powers * values).sum(0) / self.sums
+
+
+def softmax_totals(logits: Tensor, suffix: str = "") -> tuple[Totals, Exponentials]:
+    """Return the totals of a softmax over the rows, and the exponentials that it was computed from.
+
+    `lse = top + log(sums)`, where `top` is the maximum and `sums` the sum of `exp(logits - top)`. The last two are
+    kept without gradient, since a softmax from them is more accurate than one from `lse`. For logits of -inf only,
+    `lse` is -inf, `top` 0 and `sums` 1.
+
+    Args:
+        logits: Logits, `(R, C)`.
+        suffix: End of the names of the totals.
+    """
+    top = logits.detach().amax(0)
+    top = top.where(top > -torch.inf, 0.0)  # NaN is kept out too, and comes back with the sum
+    powers = (logits - top).exp_()
+    sums = powers.sum(0)
+    is_empty = sums == 0
+    sums = sums.masked_fill(is_empty, 1.0)
+    lse = (top + sums.log()).masked_fill(is_empty, -torch.inf)
+    return {f"lse{suffix}": lse, f"top{suffix}": top, f"sums{suffix}": sums.detach()}, Exponentials(powers, sums)
+
+
+def merge_softmax(parts: list[Totals], suffix: str = "") -> tuple[Totals, list[Tensor]]:
+    """Combine the totals of a softmax over several blocks, and return the share of each block's probabilities.
+
+    Args:
+        parts: Totals of the blocks.
+        suffix: End of the names of the totals.
+    """
+    lse, shares = merge_lse([part[f"lse{suffix}"] for part in parts])
+    tops = torch.stack([part[f"top{suffix}"] for part in parts])
+    is_empty = torch.stack([part[f"lse{suffix}"] for part in parts]).detach() == -torch.inf
+    top = tops.masked_fill(is_empty, -torch.inf).amax(0)
+    top = top.where(top > -torch.inf, 0.0)
+    sums = torch.stack([part[f"sums{suffix}"] for part in parts]) * (tops - top).exp()
+    sums = sums.masked_fill(is_empty, 0.0).sum(0)
+    return {f"lse{suffix}": lse, f"top{suffix}": top, f"sums{suffix}": sums.masked_fill(sums == 0, 1.0)}, shares
+
+
+def merge_lse(parts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Return logsumexp over all blocks, `(C,)`, from that of each, and the share of each block's exponentials."""
+    stacked = torch.stack(parts)
+    lse = stacked.logsumexp(0)
+    shares = (stacked - lse.where(lse > -torch.inf, 0.0)).exp()
+    return lse, list(shares)
+
+
+def softmax_(logits: Tensor, totals: Totals, suffix: str = "", factor: Tensor | None = None) -> Tensor:
+    """Replace logits in place by their softmax over the whole vocabulary, times a factor per token.
+
+    Args:
+        logits: Logits of a block, `(R, C)`.
+        totals: Totals over the whole vocabulary.
+        suffix: End of the names of the totals.
+        factor: Factor of each token, `(C,)`, or `None` for 1.
+    """
+    scale = 1 / totals[f"sums{suffix}"] if factor is None else factor / totals[f"sums{suffix}"]
+    return logits.sub_(totals[f"top{suffix}"]).exp_().mul_(scale)
+
+
+def log_softmax_(logits: Tensor, totals: Totals, suffix: str = "") -> Tensor:
+    """Replace logits in place by their log-softmax over the whole vocabulary; arguments as in `softmax_`."""
+    return logits.sub_(totals[f"top{suffix}"]).sub_(totals[f"sums{suffix}"].log())

@@ -1,0 +1,136 @@
+"""Log-probabilities, entropies and other statistics of the logits of an LM head, all from one pass over the rows."""
+
+from typing import Literal, NamedTuple, Unpack, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from embedlayer.errors import SizeError
+from embedlayer.losses.cross_entropy import ScoreOptions, checked_targets, split_options
+from embedlayer.losses.differentiable_totals import Request, compute_totals
+from embedlayer.losses.largest import check_top_k
+from embedlayer.losses.linear_cross_entropy import FEW_LOGITS
+from embedlayer.losses.logit_statistics import LogitStatistics
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
+
+Statistic = Literal["log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax"]
+
+
+class TokenStatistics(NamedTuple):
+    """Hold statistics of the logits z of each position, with p = softmax(z); `None` for those that were not requested.
+
+    All but `is_argmax` and `top_ids` are differentiable. Where the token is ignored all are 0, `False`, or for
+    `top_ids` -1.
+
+    Attributes:
+        log_probs: `log p[token]` in nats, `(...)`.
+        entropy: `-sum of p log p` in nats, `(...)`.
+        logsumexp: `log sum of exp(z)`, `(...)`.
+        sum_squared_probs: `sum of p²`, `(...)`: the probability that two samples are the same token.
+        is_argmax: Whether the token has the largest logit; of equal logits the lowest ID counts, `(...)`.
+        top_logits: The K largest logits, largest first, `(..., K)`.
+        top_ids: Their token IDs; of equal logits the lowest ID comes first, `(..., K)`.
+    """
+
+    log_probs: Float[Tensor, "*batch"] | None = None
+    entropy: Float[Tensor, "*batch"] | None = None
+    logsumexp: Float[Tensor, "*batch"] | None = None
+    sum_squared_probs: Float[Tensor, "*batch"] | None = None
+    is_argmax: Bool[Tensor, "*batch"] | None = None
+    top_logits: Float[Tensor, "*batch K"] | None = None
+    top_ids: Int[Tensor, "*batch K"] | None = None
+
+
+def token_statistics(
+    hidden: Float[Tensor, "*batch D"],
+    weight: Float[Tensor, "V D"],
+    tokens: Int[Tensor, "*batch"] | None = None,
+    *,
+    statistics: tuple[Statistic, ...] = ("log_probs", "entropy"),
+    top_k: int = 0,
+    **options: Unpack[ScoreOptions],
+) -> TokenStatistics:
+    """Compute statistics of the logits `finish_logits(hidden @ weight.T)` in one pass, without all logits in memory.
+
+    Args:
+        hidden: Hidden states, `(..., D)`.
+        weight: One row per token, `(V, D)`.
+        tokens: Token IDs `(...)`, or `ignore_index` for positions to leave out. `log_probs` and `is_argmax` need them;
+            `None` for all positions.
+        statistics: Names of the fields of `TokenStatistics` to compute.
+        top_k: K of `top_logits` and `top_ids`; 0 for neither.
+        **options: See `ScoreOptions`.
+
+    Returns:
+        The statistics, in float32 or, for float64 input, in float64.
+
+    Raises:
+        SizeError: A statistic is unknown or needs tokens, or `top_k` is below 0 or above V.
+        TokenIdError: A token is outside the table; the other errors are those of `linear_cross_entropy`.
+
+    Example:
+        >>> hidden, table, tokens = torch.randn(2, 5, 8), torch.randn(100, 8), torch.randint(0, 100, (2, 5))
+        >>> found = token_statistics(hidden, table, tokens, top_k=3)
+        >>> found.log_probs.shape, found.entropy.shape, found.top_ids.shape
+        (torch.Size([2, 5]), torch.Size([2, 5]), torch.Size([2, 5, 3]))
+    """
+    logit_options, others = split_options(options)
+    ignore_index = others.pop("ignore_index", -100)
+    logits = LinearLogits(hidden, weight, **others, **logit_options)
+    return token_statistics_of(logits, tokens, statistics=statistics, top_k=top_k, ignore_index=ignore_index)
+
+
+def token_statistics_of(
+    logits: UncomputedLogits,
+    tokens: Int[Tensor, "*batch"] | None = None,
+    *,
+    statistics: tuple[Statistic, ...] = ("log_probs", "entropy"),
+    top_k: int = 0,
+    ignore_index: int = -100,
+) -> TokenStatistics:
+    """Compute `token_statistics` of logits that are not computed yet; arguments and errors are the same."""
+    wanted = set(statistics)
+    if not wanted <= set(get_args(Statistic)):
+        unknown = ", ".join(sorted(map(repr, wanted - set(get_args(Statistic)))))
+        raise SizeError(f"statistics must be among {', '.join(get_args(Statistic))}, not {unknown}.")
+    if tokens is None and wanted & {"log_probs", "is_argmax"}:
+        raise SizeError("log_probs and is_argmax are statistics of tokens: pass tokens, or leave them out.")
+    if top_k:
+        check_top_k(top_k, logits.vocab_size)
+    shape = logits.hidden.shape[:-1]
+    kept, ids = torch.ones(shape, dtype=torch.bool, device=logits.hidden.device), None
+    if tokens is not None:
+        check_ids(logits.hidden, tokens, "tokens")
+        kept = tokens != ignore_index
+        tokens = checked_targets(tokens, logits.vocab_size, ignore_index, everywhere=isinstance(logits, LinearLogits))
+        tokens = tokens.long().masked_fill(~kept, 0)
+        ids = tokens.flatten().unsqueeze(1) if "log_probs" in wanted else None
+    best = max(top_k, 1) if "is_argmax" in wanted else top_k
+    objective = LogitStatistics(
+        mean="entropy" in wanted, lse_double="sum_squared_probs" in wanted, top_k=best, sum=False
+    )
+    request = Request(objective, ids=ids, kept=None if tokens is None else kept.flatten())
+    totals = {
+        name: value.unflatten(-1, shape) if shape else value.squeeze(-1)
+        for name, value in compute_totals(logits, request, plain=_is_plain(logits)).items()
+    }
+    lse = totals["lse"]
+    top = totals["top_ids"].movedim(0, -1) if best else None
+    return TokenStatistics(
+        log_probs=totals["selected"][0] - lse if ids is not None else None,
+        entropy=lse - totals["mean"] if "entropy" in wanted else None,
+        logsumexp=lse if "logsumexp" in wanted else None,
+        sum_squared_probs=(totals["lse_double"] - 2 * lse).exp() * kept if "sum_squared_probs" in wanted else None,
+        is_argmax=(top[..., 0] == tokens) & kept if top is not None and "is_argmax" in wanted else None,
+        top_logits=totals["top_logits"].movedim(0, -1)[..., :top_k] if top_k else None,
+        top_ids=top[..., :top_k].where(kept.unsqueeze(-1), -1) if top is not None and top_k else None,
+    )
+
+
+def _is_plain(logits: UncomputedLogits) -> bool:
+    """Return whether all logits are computed at once: on request, for few of them, and in compiled graphs."""
+    if not isinstance(logits, LinearLogits) or logits.is_sharded:
+        return torch.compiler.is_compiling()
+    few = logits.hidden.shape[:-1].numel() * logits.vocab_size <= FEW_LOGITS
+    return logits.impl == "plain" or (logits.impl == "auto" and few) or torch.compiler.is_compiling()

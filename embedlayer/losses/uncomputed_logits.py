@@ -1,0 +1,275 @@
+"""The logits of hidden states under an LM head, described by what they are computed from, and not computed yet.
+
+`logits = finish_logits(hidden @ rows.T)` are `tokens x V` numbers, which losses, statistics and divergences compute in
+blocks. They all take an `UncomputedLogits`: `LinearLogits` for rows that are stored as a matrix, and `BlockLogits` for
+a function that computes the raw logits of some rows, as tables of another format have it.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from typing import Unpack
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from embedlayer.collectives import SINGLE_PROCESS, Collectives, RowPartition
+from embedlayer.errors import ShapeError, SizeError
+from embedlayer.losses.cross_entropy import Impl, LogitOptions, check_impl, finish_logits, loss_dtype, options_of_rows
+
+RawLogits = Callable[[Tensor, int, int], Tensor]
+"""Function from `(hidden, start, stop)` to the raw logits `hidden @ rows[start:stop].T`."""
+
+
+class UncomputedLogits(ABC):
+    """Abstract: the logits of hidden states over a vocabulary, `(..., V)`, which are not computed yet.
+
+    Args:
+        hidden: Hidden states, `(..., D)`.
+        vocab_size: Number of tokens, V.
+        options: What `finish_logits` does to raw logits; see `LogitOptions`.
+
+    Raises:
+        SizeError: The temperature is not above 0.
+    """
+
+    def __init__(self, hidden: Tensor, vocab_size: int, options: LogitOptions) -> None:
+        temperature = options.get("temperature", 1.0)
+        if not (temperature > 0 and math.isfinite(temperature)):
+            raise SizeError(f"temperature must be a number above 0, not {temperature}.")
+        self.hidden = hidden
+        self.vocab_size = vocab_size
+        self.options = options
+        device = hidden.device.type
+        self.autocast_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+    @abstractmethod
+    def block(self, hidden: Tensor, start: int, stop: int) -> Float[Tensor, "*batch N"]:
+        """Return the logits of other hidden states of the same width over the tokens `start` to `stop - 1`.
+
+        They are finished, and have the dtype of the losses: float32, or float64 for float64 inputs.
+        """
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of the raw logits."""
+
+    @property
+    def may_be_infinite(self) -> bool:
+        """Return whether a logit may be -inf, as that of a masked padding token or of a token with such a bias."""
+        masked = self.options.get("mask_padding", False) and self.options.get("padding_idx") is not None
+        return masked or self.options.get("bias") is not None
+
+    def logits(self) -> Float[Tensor, "*batch V"]:
+        """Compute all logits at once, `(..., V)`, differentiable any number of times: the plain definition."""
+        return self.block(self.hidden, 0, self.vocab_size)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        """Return a context with the autocast state in which the object was created, as the backward pass has another.
+
+        Without it, and where autocast is off now too, nothing is changed.
+        """
+        device, dtype = self.hidden.device.type, self.autocast_dtype
+        if dtype is None and not torch.is_autocast_enabled(device):
+            return nullcontext()
+        return torch.autocast(device, dtype, enabled=dtype is not None)
+
+    def _finished(self, raw_logits: Tensor, start: int, stop: int) -> Tensor:
+        """Return raw logits of the tokens `start` to `stop - 1` after `finish_logits`, in the dtype of the losses."""
+        logits = finish_logits(raw_logits, **options_of_rows(self.options, start, stop))
+        return logits.to(loss_dtype(logits.dtype))
+
+
+class LinearLogits(UncomputedLogits):
+    """Logits of rows that are stored as a matrix: `finish_logits(hidden @ weight.T)`.
+
+    Args:
+        hidden: Hidden states, `(..., D)`.
+        weight: One row per token, `(V, D)`; further rows are spare.
+        vocab_size: Number of tokens, V; `None` for all rows.
+        impl: Implementation of the cross entropy; see `ScoreOptions`.
+        **options: See `LogitOptions`.
+
+    Raises:
+        ShapeError: Shapes or dtypes do not fit each other.
+        SizeError: The temperature is not above 0, or `impl` is unknown.
+
+    Example:
+        >>> logits = LinearLogits(torch.randn(2, 5, 8), torch.randn(100, 8), temperature=2.0)
+        >>> logits.logits().shape
+        torch.Size([2, 5, 100])
+    """
+
+    collectives: Collectives = SINGLE_PROCESS
+    """The ranks over which the rows are sharded."""
+
+    def __init__(
+        self,
+        hidden: Float[Tensor, "*batch D"],
+        weight: Float[Tensor, "N D"],
+        *,
+        vocab_size: int | None = None,
+        impl: Impl = "auto",
+        **options: Unpack[LogitOptions],
+    ) -> None:
+        check_fit(hidden, weight)
+        check_impl(impl)
+        super().__init__(hidden, len(weight) if vocab_size is None else vocab_size, options)
+        self.weight = weight
+        self.impl = impl
+        self._partition: RowPartition | None = None
+
+    @classmethod
+    def sharded(
+        cls,
+        hidden: Tensor,
+        weight: Tensor,
+        options: LogitOptions,
+        collectives: Collectives,
+        partition: RowPartition,
+    ) -> "LinearLogits":
+        """Describe the logits of this rank's hidden states over the rows of all ranks.
+
+        Args:
+            hidden: Hidden states of this rank, `(..., D)`.
+            weight: The rows that this rank stores.
+            options: Options for the logits of all tokens.
+            collectives: The ranks.
+            partition: Which rows this rank stores.
+        """
+        logits = cls(hidden, weight, vocab_size=partition.num_rows, impl="chunked", **options)
+        logits.collectives, logits._partition = collectives, partition
+        return logits
+
+    def with_tensors(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> "LinearLogits":
+        """Return the same logits with other tensors of the same shapes.
+
+        Args:
+            hidden: Hidden states, `(..., D)`.
+            weight: Rows, spare rows included.
+            bias: Bias of all tokens, `(V,)`, or `None`.
+        """
+        logits = copy(self)
+        logits.hidden, logits.weight, logits.options = hidden, weight, {**self.options, "bias": bias}
+        return logits
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Return the bias of all tokens, `(V,)`, or `None`."""
+        return self.options.get("bias")
+
+    @property
+    def partition(self) -> RowPartition:
+        """Return which rows this rank stores."""
+        return RowPartition(self.vocab_size) if self._partition is None else self._partition
+
+    @property
+    def is_sharded(self) -> bool:
+        """Return whether other ranks store rows too."""
+        return self._partition is not None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of the matrix products: that of autocast if it is active, else the dtype of the inputs."""
+        if self.autocast_dtype is not None and torch.float64 not in (self.hidden.dtype, self.weight.dtype):
+            return self.autocast_dtype
+        return torch.promote_types(self.hidden.dtype, self.weight.dtype)
+
+    @property
+    def rows(self) -> Tensor:
+        """Return the rows of this rank's tokens, without spare rows."""
+        return self.weight[: len(self.partition)]
+
+    def block(self, hidden: Tensor, start: int, stop: int) -> Float[Tensor, "*batch N"]:
+        """Return the logits of other hidden states of the same width over the tokens `start` to `stop - 1`.
+
+        Raises:
+            SizeError: The rows are sharded.
+        """
+        if self.is_sharded:
+            raise SizeError("The logits of a sharded table are computed by all ranks together: call table.logits.")
+        with self._autocast():
+            return self._finished(F.linear(hidden, self.weight[start:stop]), start, stop)
+
+
+class BlockLogits(UncomputedLogits):
+    """Logits whose raw values a function computes for a block of rows, such as those of quantised rows.
+
+    Args:
+        hidden: Hidden states, `(..., D)`.
+        raw_logits: Function whose result `raw_logits(hidden, start, stop)` is `hidden @ rows[start:stop].T`. Every
+            tensor that it depends on gets its gradient.
+        vocab_size: Number of tokens, V.
+        rows_at_once: Number of rows in a block.
+        **options: See `LogitOptions`.
+
+    Raises:
+        SizeError: The temperature is not above 0.
+    """
+
+    def __init__(
+        self,
+        hidden: Float[Tensor, "*batch D"],
+        raw_logits: RawLogits,
+        vocab_size: int,
+        rows_at_once: int,
+        **options: Unpack[LogitOptions],
+    ) -> None:
+        super().__init__(hidden, vocab_size, options)
+        self.raw_logits = raw_logits
+        self.rows_at_once = rows_at_once
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of the hidden states, or that of autocast if it is active."""
+        return self.hidden.dtype if self.autocast_dtype is None else self.autocast_dtype
+
+    @property
+    def may_be_infinite(self) -> bool:
+        """Return `True`: the function may compute any logit."""
+        return True
+
+    def block(self, hidden: Tensor, start: int, stop: int) -> Float[Tensor, "*batch N"]:
+        """Return the logits of other hidden states of the same width over the tokens `start` to `stop - 1`."""
+        with self._autocast():
+            return self._finished(self.raw_logits(hidden, start, stop), start, stop)
+
+
+def check_fit(hidden: Tensor, weight: Tensor) -> None:
+    """Check that hidden states and rows have one width and one dtype; under autocast dtypes may differ.
+
+    Raises:
+        ShapeError: A shape or dtype does not fit; the message names what was found.
+    """
+    if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
+        raise ShapeError(
+            f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} do not fit: "
+            f"they must be (..., D) and (V, D) of one width D."
+        )
+    if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
+        raise ShapeError(
+            f"hidden is {hidden.dtype} and weight {weight.dtype}: convert one of them, or use torch.autocast."
+        )
+
+
+def check_ids(hidden: Tensor, ids: Tensor, name: str) -> None:
+    """Check that there is one int32 or int64 token ID for each hidden state.
+
+    Args:
+        hidden: Hidden states, `(..., D)`.
+        ids: Token IDs, which must be `(...)`.
+        name: Name of the argument, for the message.
+
+    Raises:
+        ShapeError: The shape or dtype is another.
+    """
+    if ids.shape != hidden.shape[:-1] or ids.dtype not in (torch.int64, torch.int32):
+        raise ShapeError(
+            f"{name} must be int64 or int32 of shape {tuple(hidden.shape[:-1])}, one for each hidden state, "
+            f"not {str(ids.dtype).removeprefix('torch.')} of shape {tuple(ids.shape)}."
+        )

@@ -1,0 +1,477 @@
+"""One pass over the vocabulary: everything that losses need, from blocks of logits of some tokens over some rows.
+
+All logits at once are `tokens x V` numbers, and their gradients as many again. But the loss of a token and its
+gradients need its own logits alone, and their logsumexp. So a pass takes a chunk of tokens after another, and in each a
+block of rows after another: product, `Objective.terms`, and, once the totals are merged, `Objective.dlogits_` and the
+products of its result with rows and hidden states, which are the gradients.
+
+Where the gradient of every loss is known beforehand, as that of a mean, all blocks of a chunk are kept in one buffer
+until their gradients are computed, in the forward pass: three products. Otherwise the forward pass keeps the totals
+alone, and the backward pass computes each block again: four products. For two heads these are four and six.
+
+Blocks are `(R, C)`, vocabulary first: `weight @ hidden.T` is 1.4x faster on a CPU than `hidden @ weight.T`, and a
+padding row is one block of memory. Suffixes name the dimensions: N tokens, C tokens of a chunk, V rows, R rows of a
+block, D columns, K requested IDs.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from embedlayer.collectives import Collectives, RowPartition
+from embedlayer.errors import ShapeError, SizeError
+from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, tokens_per_chunk
+from embedlayer.losses.cross_entropy import loss_dtype, options_of_rows
+from embedlayer.losses.objective import LogitBlock, Objective, TokenLoss, Totals
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Gradients by hidden states, rows and bias; `None` if not requested."""
+
+
+class RequestedGradients(NamedTuple):
+    """Record for which of the three differentiable inputs of a head a gradient must be computed."""
+
+    hidden: bool
+    weight: bool
+    bias: bool
+
+    @classmethod
+    def of(cls, *tensors: Tensor | None) -> "RequestedGradients":
+        """Return which of hidden states, weight and bias autograd needs a gradient of."""
+        return cls(*(torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors))
+
+
+NO_GRADIENTS = RequestedGradients(hidden=False, weight=False, bias=False)
+
+
+class _Head:
+    """One head of a pass, with its hidden states and this rank's rows in the dtype of the products.
+
+    Args:
+        logits: The head and its hidden states.
+        partition: Which rows this rank computes.
+        kept: Index of the tokens that are computed, `(N,)`, or `None` for all.
+        dtype: Dtype of the logits.
+    """
+
+    def __init__(
+        self, logits: UncomputedLogits, partition: RowPartition, kept: Tensor | None, dtype: torch.dtype
+    ) -> None:
+        self.logits = logits
+        self.partition = partition
+        options = options_of_rows(logits.options, partition.start, partition.stop)
+        temperature, self.softcap = options["temperature"], options["softcap"]
+        self.padding_idx, self.mask_padding = options["padding_idx"], options["mask_padding"]
+        self.divisor = temperature if self.softcap is None else 1.0
+        self.bound = None if self.softcap is None else self.softcap / temperature
+        self.scale = options["logit_scale"] / self.divisor
+        hidden_ND = logits.hidden.detach().reshape(-1, logits.hidden.shape[-1])
+        self.hidden_ND = hidden_ND if kept is None else hidden_ND.index_select(0, kept)
+        self.rows_VD: Tensor | None = None
+        self.bias: Tensor | None = None
+        if isinstance(logits, LinearLogits):
+            weight = logits.weight.detach()
+            rows = weight[: len(partition)] if logits.is_sharded else weight[partition.start : partition.stop]
+            self.rows_VD = rows.to(logits.dtype)
+            self.hidden_ND = self.hidden_ND.to(logits.dtype)
+            self.hidden_ND = self.hidden_ND * self.scale if self.scale != 1 else self.hidden_ND
+            if options["bias"] is not None:
+                bias = options["bias"].detach().to(dtype)
+                self.bias = bias / self.divisor if self.divisor != 1 else bias
+
+    def fill(self, out_RC: Tensor, x_CD: Tensor, start: int) -> None:
+        """Write the finished logits of a chunk over the rows from `start` on, of this rank's rows, to `out_RC`."""
+        stop = start + len(out_RC)
+        if self.rows_VD is None:
+            first = self.partition.start
+            out_RC.copy_(self.logits.block(x_CD, first + start, first + stop).detach().T)
+            return
+        rows = self.rows_VD[start:stop]
+        if rows.dtype == out_RC.dtype:
+            torch.mm(rows, x_CD.T, out=out_RC)
+        else:
+            out_RC.copy_(rows @ x_CD.T)
+        if self.bias is not None:
+            out_RC.add_(self.bias[start:stop].unsqueeze(1))
+        if self.softcap is not None and self.bound is not None:
+            out_RC.div_(self.softcap).tanh_().mul_(self.bound)
+        if self.padding_idx is not None and start <= self.padding_idx < stop:
+            out_RC[self.padding_idx - start] = -math.inf if self.mask_padding else 0
+
+    def softcap_grad(self, logits_RC: Tensor) -> Tensor | None:
+        """Return the derivative of soft cap and temperature at finished logits, or `None` without a soft cap."""
+        if self.softcap is None or self.bound is None:
+            return None
+        return (logits_RC / self.bound).square_().neg_().add_(1).mul_(self.bound / self.softcap)
+
+    def unfinish_(self, dlogits_RC: Tensor, softcap_grad_RC: Tensor | None, start: int) -> None:
+        """Convert gradients of finished logits, in place, to those of the products of `hidden_ND` and the rows."""
+        if softcap_grad_RC is not None:
+            dlogits_RC.mul_(softcap_grad_RC)
+        if self.padding_idx is not None and start <= self.padding_idx < start + len(dlogits_RC):
+            dlogits_RC[self.padding_idx - start] = 0
+
+
+@dataclass
+class _GradientSums:
+    """Sum the gradients of the student's rows and bias over chunks of tokens, and of its hidden states over blocks.
+
+    Attributes:
+        rows_VD: The rows, in the dtype of the products.
+        hidden: Gradients of the hidden states of this rank, `(N, D)`; `None` if not requested.
+        weight: Gradient of the rows; `None` if not requested.
+        bias: Gradient of the bias; `None` if not requested.
+        of_chunk: Gradients of the hidden states of the chunk, of all ranks.
+    """
+
+    rows_VD: Tensor
+    hidden: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+    of_chunk: Tensor | None = None
+
+    def add(self, dlogits_RC: Tensor, x_CD: Tensor, start: int, *, first: bool) -> None:
+        """Add the gradients of one block.
+
+        Args:
+            dlogits_RC: Gradient of the loss by the products of rows and hidden states.
+            x_CD: Hidden states of the chunk.
+            start: First row of the block.
+            first: Whether this is the first chunk, whose gradient overwrites the uninitialised `weight`.
+        """
+        stop = start + len(dlogits_RC)
+        if self.bias is not None:
+            self.bias[start:stop] += dlogits_RC.sum(1)
+        narrow_RC = dlogits_RC.to(x_CD.dtype)
+        if self.weight is not None:
+            _accumulate(self.weight[start:stop], narrow_RC, x_CD, overwrite=first)
+        if self.hidden is not None:
+            if self.of_chunk is None:
+                self.of_chunk = dlogits_RC.new_empty(x_CD.shape)
+            _accumulate(self.of_chunk, narrow_RC.T, self.rows_VD[start:stop], overwrite=start == 0)
+
+
+def _accumulate(total: Tensor, a: Tensor, b: Tensor, *, overwrite: bool) -> None:
+    """Compute `total += a @ b`, or `total = a @ b`; the product has the dtype of `a`, which may be narrower."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b, beta=0 if overwrite else 1)
+    elif overwrite:
+        total.copy_(a @ b)
+    else:
+        total.add_(a @ b)
+
+
+class _Chunk(NamedTuple):
+    """Hold the tokens of all ranks that one chunk of a pass computes.
+
+    Attributes:
+        here: Slice of this rank's tokens.
+        sizes: Number of tokens of each rank in this chunk.
+        hidden: Hidden states for each head, `(C, D)`.
+        ids: Requested token IDs `(K, C)`, or `None`.
+    """
+
+    here: slice
+    sizes: list[int]
+    hidden: list[Tensor]
+    ids: Tensor | None
+
+
+class VocabularyPass:
+    """Compute totals per token, and their gradients, over chunks of tokens and blocks of rows; all without autograd.
+
+    With rows that are sharded over ranks, each rank passes its own tokens. For each chunk a rank gathers the hidden
+    states of all ranks, and computes the logits of its own rows. The totals of all ranks are then merged as those of
+    blocks are. All ranks must call the same methods.
+
+    Args:
+        student: The head that may be trained, with its hidden states.
+        objective: What is computed per token.
+        teacher: The second head of a divergence, or `None`.
+        ids: Token IDs whose logits are requested, `(N, K)`; they count from the first row of the whole vocabulary.
+        kept: Mask `(N,)` of the tokens that are computed; `None` for all.
+        min_chunks: Number of chunks into which the tokens are divided at least.
+
+    Raises:
+        ShapeError: Student and teacher have different numbers of tokens or of rows.
+        SizeError: The teacher is sharded in another way than the student.
+    """
+
+    def __init__(
+        self,
+        student: LinearLogits,
+        objective: Objective,
+        *,
+        teacher: UncomputedLogits | None = None,
+        ids: Tensor | None = None,
+        kept: Tensor | None = None,
+        min_chunks: int = 1,
+    ) -> None:
+        self.student = student
+        self.objective = objective
+        self.ranks: Collectives = student.collectives
+        self.partition = student.partition
+        self.dtype = loss_dtype(student.dtype)
+        self.min_chunks = min_chunks
+        self.tokens = student.hidden.shape[:-1].numel()
+        self.kept = None if kept is None or bool(kept.all()) else kept.nonzero().squeeze(1)
+        self.ids = ids if ids is None or self.kept is None else ids[self.kept]
+        self.may_be_infinite = student.may_be_infinite or (teacher is not None and teacher.may_be_infinite)
+        sources = [student] if teacher is None else [student, teacher]
+        if teacher is not None:
+            check_pair(student, teacher)
+        self.heads = [_Head(each, self.partition, self.kept, self.dtype) for each in sources]
+        sizes = torch.tensor([len(self.heads[0].hidden_ND)], device=self.ranks.device)
+        self.counts: list[int] = self.ranks.all_gather(sizes, [1] * self.ranks.size).tolist()
+
+    def totals(self) -> Totals:
+        """Return the totals of this rank's tokens, `(N,)` or `(K, N)`; 0 for tokens that are not kept."""
+        buffers = self._buffers(ROWS_OF_A_BLOCK[self._device])
+        found: list[Totals] = []
+        for chunk in self._chunks(self._recomputed_chunk_tokens()):
+            totals: Totals = {}
+            for _ in range(self.objective.sweeps):
+                parts = [self.objective.terms(block, totals) for block in self._blocks(chunk, buffers)]
+                totals = {**totals, **self._merged(parts)}
+            found.append({name: self._own(value, chunk) for name, value in totals.items()})
+        found = found or [self._totals_of_nothing()]
+        joined = {name: torch.cat([each[name] for each in found], dim=-1) for name in found[0]}
+        return {name: self._scattered(value) for name, value in joined.items()}
+
+    def _totals_of_nothing(self) -> Totals:
+        """Return empty totals, for a batch without tokens on any rank."""
+        nothing = self._like.new_zeros(self.student.vocab_size, 0)
+        block = LogitBlock(nothing, nothing, None if self.ids is None else self.ids.T, 0, may_be_infinite=False)
+        totals: Totals = {}
+        for _ in range(self.objective.sweeps):
+            totals = {**totals, **self.objective.terms(block, totals)}
+        return totals
+
+    def gradients(self, totals: Totals, grads: Totals, requested: RequestedGradients) -> Gradients:
+        """Return the gradients of the student's hidden states, rows and bias; each block of logits is computed again.
+
+        Args:
+            totals: Result of `totals`.
+            grads: Gradients of those totals that have one.
+            requested: Which gradients to compute.
+        """
+        requested = self._requested_by_all(requested)
+        sums, buffers = self._sums(requested), self._buffers(ROWS_OF_A_BLOCK[self._device])
+        totals, grads = ({name: self._compact(x) for name, x in each.items()} for each in (totals, grads))
+        for number, chunk in enumerate(self._chunks(self._recomputed_chunk_tokens())):
+            totals_C, grads_C = (
+                {name: self._gathered(x.movedim(-1, 0)[chunk.here], chunk).movedim(0, -1) for name, x in each.items()}
+                for each in (totals, grads)
+            )
+            for block in self._blocks(chunk, buffers):
+                self._add_gradients(sums, block, chunk, totals_C, grads_C, first=number == 0)
+            self._finish_chunk(sums, chunk)
+        return self._finished(sums)
+
+    def losses_and_gradients(
+        self, loss: TokenLoss, factors: Tensor | None, requested: RequestedGradients
+    ) -> tuple[Tensor, Gradients]:
+        """Return the loss of each of this rank's tokens, and the gradients of `sum(factors * losses)`, from one pass.
+
+        Args:
+            loss: Loss of a token as a function of its totals.
+            factors: Factor of each token's loss, `(N,)`; `None` to compute no gradients.
+            requested: Which gradients to compute.
+
+        Returns:
+            Losses `(N,)`, 0 for tokens that are not kept, and the gradients.
+        """
+        requested = self._requested_by_all(NO_GRADIENTS if factors is None else requested)
+        if factors is None or not any(requested):
+            return loss.of(self.totals()), (None, None, None)
+        factors_N = self._compact(factors)
+        step = self._kept_chunk_tokens()
+        rows, size = len(self.partition), ROWS_OF_A_BLOCK[self._device]
+        sums = self._sums(requested)
+        whole = [self._like.new_empty(rows * step * self.ranks.size) for _ in self.heads]
+        found = []
+        for number, chunk in enumerate(self._chunks(step)):
+            tokens = sum(chunk.sizes)
+            views = [buffer[: rows * tokens].view(rows, tokens) for buffer in whole]
+            for head, x_CD, view in zip(self.heads, chunk.hidden, views, strict=True):
+                at_once = size if head.rows_VD is None else rows
+                for start in range(0, rows, at_once):
+                    head.fill(view[start : start + at_once], x_CD, start)
+            blocks = [
+                self._block([view[start : start + size] for view in views], chunk, start)
+                for start in range(0, rows, size)
+            ]
+            totals: Totals = {}
+            for _ in range(self.objective.sweeps):
+                totals = {**totals, **self._merged([self.objective.terms(block, totals) for block in blocks])}
+            factors_C = self._gathered(factors_N[chunk.here], chunk)
+            grads_C = loss.gradients(totals, factors_C)
+            found.append(loss.of(totals).split(chunk.sizes)[self.ranks.rank])
+            for block in blocks:
+                self._add_gradients(sums, block, chunk, totals, grads_C, first=number == 0)
+            self._finish_chunk(sums, chunk)
+        losses_N = torch.cat(found) if found else self._like.new_zeros(0)
+        return self._scattered(losses_N), self._finished(sums)
+
+    @property
+    def _device(self) -> str:
+        """Return the key of this device in the tables of block sizes."""
+        return "cuda" if self._like.device.type == "cuda" else "cpu"
+
+    @property
+    def _like(self) -> Tensor:
+        """Return an empty tensor of the device and dtype of the logits."""
+        return self.student.hidden.new_empty(0, dtype=self.dtype)
+
+    def _recomputed_chunk_tokens(self) -> int:
+        """Return the number of tokens of each rank in a chunk whose blocks are not kept."""
+        most = min(MAX_CHUNK_TOKENS[self._device] // len(self.counts), math.ceil(max(self.counts) / self.min_chunks))
+        return max(most, 1)
+
+    def _kept_chunk_tokens(self) -> int:
+        """Return the number of tokens of each rank in a chunk whose blocks are all kept."""
+        ranks, rows = len(self.counts), math.ceil(self.student.vocab_size / len(self.counts)) * len(self.heads)
+        width, itemsize = self.heads[0].hidden_ND.shape[1], self.dtype.itemsize
+        size = math.ceil(tokens_per_chunk(sum(self.counts), rows, width, self._device, itemsize) / ranks)
+        return max(min(size, math.ceil(max(self.counts) / self.min_chunks)), 1)
+
+    def _chunks(self, step: int) -> Iterator[_Chunk]:
+        """Yield the chunks of the tokens of all ranks, with at most `step` tokens of each rank."""
+        for start in range(0, max(self.counts), step):
+            sizes = [min(max(count - start, 0), step) for count in self.counts]
+            here = slice(start, start + step)
+            chunk = _Chunk(here, sizes, [], None)
+            hidden = [self._gathered(head.hidden_ND[here], chunk) for head in self.heads]
+            ids = None if self.ids is None else self._gathered(self.ids[here], chunk).T
+            yield chunk._replace(hidden=hidden, ids=ids)
+
+    def _gathered(self, rows: Tensor, chunk: _Chunk) -> Tensor:
+        """All-gather: concatenate the rows of all ranks for the tokens of the chunk."""
+        return self.ranks.all_gather(rows.contiguous(), chunk.sizes)
+
+    def _own(self, value: Tensor, chunk: _Chunk) -> Tensor:
+        """Return the part of totals of the chunk, along their last dimension, that belongs to this rank's tokens."""
+        parts: tuple[Tensor, ...] = value.split(chunk.sizes, dim=-1)
+        return parts[self.ranks.rank]
+
+    def _buffers(self, rows: int) -> list[Tensor]:
+        """Allocate a buffer for a block of logits of each head."""
+        numbers = min(rows, len(self.partition)) * self._recomputed_chunk_tokens() * len(self.counts)
+        return [self._like.new_empty(numbers) for _ in self.heads]
+
+    def _blocks(self, chunk: _Chunk, buffers: list[Tensor]) -> Iterator[LogitBlock]:
+        """Compute the logits of the chunk over one block of this rank's rows after another, in the same memory."""
+        tokens, size = sum(chunk.sizes), ROWS_OF_A_BLOCK[self._device]
+        for start in range(0, len(self.partition), size):
+            rows = min(size, len(self.partition) - start)
+            views = [buffer[: rows * tokens].view(rows, tokens) for buffer in buffers]
+            for head, x_CD, view in zip(self.heads, chunk.hidden, views, strict=True):
+                head.fill(view, x_CD, start)
+            yield self._block(views, chunk, start)
+
+    def _block(self, views: list[Tensor], chunk: _Chunk, start: int) -> LogitBlock:
+        """Return a block whose first row is the row `start` of this rank."""
+        teacher = views[1] if len(views) == 2 else None
+        return LogitBlock(views[0], teacher, chunk.ids, self.partition.start + start, self.may_be_infinite)
+
+    def _merged(self, parts: list[Totals]) -> Totals:
+        """Merge the totals of this rank's blocks, then those of all ranks."""
+        own = self.objective.merge(parts)
+        if self.ranks.size == 1:
+            return own
+        everyones = {name: self.ranks.all_gather(x.unsqueeze(0).contiguous()) for name, x in own.items()}
+        ranks = range(self.ranks.size)
+        return self.objective.merge([{name: x[rank] for name, x in everyones.items()} for rank in ranks])
+
+    def _add_gradients(
+        self, sums: _GradientSums, block: LogitBlock, chunk: _Chunk, totals: Totals, grads: Totals, *, first: bool
+    ) -> None:
+        """Add the gradients of a block to `sums`; its logits are overwritten."""
+        head, start = self.heads[0], block.start - self.partition.start
+        softcap_grad_RC = head.softcap_grad(block.student)
+        self.objective.dlogits_(block, totals, grads)
+        head.unfinish_(block.student, softcap_grad_RC, start)
+        sums.add(block.student, chunk.hidden[0], start, first=first)
+
+    def _requested_by_all(self, requested: RequestedGradients) -> RequestedGradients:
+        """Request gradients of the hidden states if any rank does: they need the rows of all ranks."""
+        return requested._replace(hidden=self.ranks.any(requested.hidden)) if self.ranks.size > 1 else requested
+
+    def _sums(self, requested: RequestedGradients) -> _GradientSums:
+        """Allocate the gradients that are requested."""
+        head, like = self.heads[0], self._like
+        rows_VD = head.rows_VD
+        assert rows_VD is not None
+        weight = like.new_empty(self.student.weight.shape) if requested.weight else None
+        if weight is not None:  # the first chunk overwrites the rows of tokens
+            weight[len(rows_VD) if max(self.counts) else 0 :] = 0
+        return _GradientSums(
+            rows_VD,
+            like.new_empty(head.hidden_ND.shape) if requested.hidden else None,
+            weight,
+            like.new_zeros(len(rows_VD)) if requested.bias else None,
+        )
+
+    def _finish_chunk(self, sums: _GradientSums, chunk: _Chunk) -> None:
+        """Reduce-scatter: sum the gradients of the chunk's hidden states over all ranks, and store this rank's."""
+        if sums.hidden is not None and sums.of_chunk is not None:
+            sums.hidden[chunk.here] = self.ranks.reduce_scatter(sums.of_chunk, chunk.sizes)
+            sums.of_chunk = None
+
+    def _finished(self, sums: _GradientSums) -> Gradients:
+        """Return the summed gradients, in the shapes of the inputs."""
+        head, hidden = self.heads[0], sums.hidden
+        if hidden is not None:
+            hidden = hidden.mul_(head.scale) if head.scale != 1 else hidden
+            hidden = hidden if self.kept is None else _scatter_kept(hidden, self.kept, self.tokens)
+            hidden = hidden.view(self.student.hidden.shape)
+        bias = sums.bias
+        if bias is not None and head.divisor != 1:
+            bias.div_(head.divisor)
+        return hidden, sums.weight, bias
+
+    def _compact(self, value: Tensor) -> Tensor:
+        """Return the entries of the kept tokens along the last dimension."""
+        return value if self.kept is None else value.index_select(-1, self.kept)
+
+    def _scattered(self, value: Tensor) -> Tensor:
+        """Return totals of the kept tokens with 0 for the others, along the last dimension."""
+        if self.kept is None:
+            return value
+        return _scatter_kept(value.movedim(-1, 0), self.kept, self.tokens).movedim(0, -1)
+
+
+def check_pair(student: UncomputedLogits, teacher: UncomputedLogits) -> None:
+    """Check that two heads have the same vocabulary and tokens, and rows on the same ranks.
+
+    Raises:
+        ShapeError: The vocabularies or the batches have different sizes.
+        SizeError: The teacher's rows are sharded and the student's are not, or in another way.
+    """
+    if student.vocab_size != teacher.vocab_size:
+        raise ShapeError(
+            f"The student has {student.vocab_size} tokens and the teacher {teacher.vocab_size}: a divergence needs one "
+            f"vocabulary. Leave out spare rows with vocab_size=, or map one vocabulary to the other first."
+        )
+    if student.hidden.shape[:-1] != teacher.hidden.shape[:-1]:
+        raise ShapeError(
+            f"The hidden states of the student are {tuple(student.hidden.shape)} and those of the teacher "
+            f"{tuple(teacher.hidden.shape)}: pass one of each for every token."
+        )
+    if isinstance(teacher, LinearLogits) and teacher.is_sharded:
+        same = isinstance(student, LinearLogits) and student.is_sharded and student.partition == teacher.partition
+        if not same:
+            raise SizeError(
+                "The teacher's rows are sharded and the student's are not, or in another way: shard both over the same "
+                "ranks, or only the student."
+            )
+
+
+def _scatter_kept(values: Tensor, kept: Tensor, tokens: int) -> Tensor:
+    """Return a tensor with one entry per token: `values` at the indices `kept`, and 0 at all others."""
+    return values.new_zeros(tokens, *values.shape[1:]).index_copy_(0, kept, values)
