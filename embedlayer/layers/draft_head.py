@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Literal, TypeVar, Unpack, cast, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 import torch.nn.functional as F
@@ -16,20 +16,27 @@ from embedlayer.layers.draft_tokens import check_draft_tokens
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import AdaptedRows
 from embedlayer.layers.prediction_head import PredictionHead
-from embedlayer.losses.cross_entropy import LogitOptions, LossOptions, ScoreOptions, finish_logits
-from embedlayer.losses.linear_cross_entropy import linear_cross_entropy
+from embedlayer.losses.cross_entropy import (
+    Impl,
+    LogitOptions,
+    LossOptions,
+    ScoreOptions,
+    finish_logits,
+    split_options,
+)
+from embedlayer.losses.linear_cross_entropy import cross_entropy_of
+from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.overrides import is_current, is_unchanged
 from embedlayer.tables.dense import as_table
 from embedlayer.tables.lookup import LookupTable
-from embedlayer.tables.table import TokenTable, check_width, loss_of_logits
+from embedlayer.tables.table import TokenTable, check_width, logits_of_function
 from embedlayer.tracing import plain_operators_only
 
 Outside = Literal["ignore", "count", "error"]
 """What a loss does with a target that is not in the draft vocabulary; see `DraftHead.loss`."""
 
 _IGNORED = -100
-
-Options = TypeVar("Options", LogitOptions, LossOptions)
 
 
 class DraftHead(ComputedBuffers):
@@ -198,7 +205,8 @@ class DraftHead(ComputedBuffers):
         if is_mean:
             options["reduction"] = "sum"
         options["ignore_index"] = _IGNORED
-        result = self._loss_of_drafts(hidden, drafts, options)
+        logits, others = self._uncomputed(hidden, options)
+        result = cross_entropy_of(logits, drafts, **others)
         return result / (targets != ignore_index).sum().clamp(min=1) if is_mean else result
 
     def token_log_probs(
@@ -216,6 +224,71 @@ class DraftHead(ComputedBuffers):
         scores = -self.loss(hidden, tokens, **options, reduction="none")
         missing = self._draft_targets(tokens, options.get("ignore_index", _IGNORED))[1]
         return scores.masked_fill(missing, float("-inf"))
+
+    def token_statistics(
+        self,
+        hidden: Float[Tensor, "*batch D"],
+        tokens: Int[Tensor, "*batch"] | None = None,
+        *,
+        statistics: tuple[Statistic, ...] = ("log_probs", "entropy"),
+        top_k: int = 0,
+        **options: Unpack[ScoreOptions],
+    ) -> TokenStatistics:
+        """Return statistics of `softmax(draft_head(hidden))`, all from one pass; see `TokenStatistics`.
+
+        `top_ids` are token IDs of the full vocabulary. Of equal logits, the lowest draft ID comes first. For a token
+        outside the draft vocabulary `log_probs` is -inf without gradient, and `is_argmax` is `False`.
+
+        Args:
+            hidden: Output of the last block, after its final norm, `(..., D)`.
+            tokens: Token IDs of the full vocabulary, or `ignore_index` for positions to leave out, `(...)`; `None` for
+                all positions.
+            statistics: Names of the fields of `TokenStatistics` to compute.
+            top_k: K of `top_logits` and `top_ids`, at most N; 0 for neither.
+            **options: See `ScoreOptions`, and `loss`.
+
+        Raises:
+            SizeError: A statistic is unknown or needs tokens, or `top_k` is below 0 or above N.
+            TokenIdError: On the CPU, a token is neither a token of the full vocabulary nor `ignore_index`.
+        """
+        drafts, missing = None, None
+        if tokens is not None:
+            drafts, missing = self._draft_targets(tokens, options.get("ignore_index", _IGNORED))
+            drafts = drafts.masked_fill(missing, 0)
+        options["ignore_index"] = _IGNORED
+        logits, others = self._uncomputed(hidden, options)
+        found = token_statistics_of(logits, drafts, statistics=statistics, top_k=top_k, **others)
+        if found.top_ids is not None:
+            ids = self.to_tokens(found.top_ids.clamp(min=0))
+            found = found._replace(top_ids=ids.where(found.top_ids >= 0, -1))
+        if missing is not None and found.log_probs is not None:
+            found = found._replace(log_probs=found.log_probs.masked_fill(missing, float("-inf")))
+        if missing is not None and found.is_argmax is not None:
+            found = found._replace(is_argmax=found.is_argmax & ~missing)
+        return found
+
+    def uncomputed_logits(
+        self, hidden: Float[Tensor, "*batch D"], *, impl: Impl = "auto", **options: Unpack[LogitOptions]
+    ) -> UncomputedLogits:
+        """Describe the logits of the draft vocabulary without computing them, as `divergence` takes them.
+
+        EAGLE-3 trains its draft model on the divergence from the target model's distribution over the draft vocabulary.
+        That is the distribution of `DraftHead(target_head, token_ids)`.
+
+        Args:
+            hidden: Output of the last block, after its final norm, `(..., D)`.
+            impl: Implementation of the cross entropy; see `ScoreOptions`.
+            **options: Options that replace those of the head, such as `temperature`; `bias` and `padding_idx` are those
+                of the full vocabulary.
+
+        Raises:
+            ShapeError: `hidden` has another width than the rows.
+            SizeError: The other head has another number of tokens than when this head was built.
+        """
+        found = self._operands(hidden)
+        if found is None:
+            return logits_of_function(partial(self._selected_logits, options), hidden, self.draft_vocab_size)
+        return LinearLogits(*found, impl=impl, **self._draft_options({**self._logit_options(), **options}))
 
     def untied(self) -> OutputHead:
         """Return an untied `OutputHead` over the draft IDs, with a copy of the N rows and of the bias.
@@ -248,24 +321,11 @@ class DraftHead(ComputedBuffers):
         """Return the sizes of both vocabularies for `print`: `"4 of 100 tokens"`."""
         return f"{self.draft_vocab_size} of {self.vocab_size} tokens"
 
-    def _loss_of_drafts(self, hidden: Tensor, drafts: Tensor, options: LossOptions) -> Tensor:
-        """Return the loss of targets that are draft IDs, or -100, which is ignored.
-
-        Args:
-            hidden: Hidden states, `(..., D)`.
-            drafts: Targets, `(...)`.
-            options: Options of the caller; they replace those of the head.
-        """
-        options.pop("vocab_size", None)
-        found = self._operands(hidden)
-        if found is None:
-            rest: dict[str, Any] = dict(options)
-            shaping = cast(
-                LogitOptions, {name: rest.pop(name) for name in LogitOptions.__annotations__ if name in rest}
-            )
-            return loss_of_logits(partial(self._selected_logits, shaping), hidden, drafts, self.draft_vocab_size, rest)
-        merged = cast(LossOptions, {**self._logit_options(), **options})
-        return linear_cross_entropy(*found, drafts, **self._draft_options(merged))
+    def _uncomputed(self, hidden: Tensor, options: ScoreOptions) -> tuple[UncomputedLogits, dict[str, Any]]:
+        """Return the draft logits to compute, and the options that apply to the result; `vocab_size` is dropped."""
+        logit_options, others = split_options(options)
+        others.pop("vocab_size", None)
+        return self.uncomputed_logits(hidden, impl=others.pop("impl", "auto"), **logit_options), others
 
     def _draft_targets(self, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
         """Return the draft ID of each target, or -100 where there is none, and a mask of targets outside the draft.
@@ -369,8 +429,8 @@ class DraftHead(ComputedBuffers):
             return {"padding_idx": self.head.padding_idx}
         return _output(self.head).logit_options()
 
-    def _draft_options(self, options: Options) -> Options:
-        """Return a copy of logit or loss options in terms of draft IDs: the bias, and the padding token."""
+    def _draft_options(self, options: LogitOptions) -> LogitOptions:
+        """Return a copy of logit options in terms of draft IDs: the bias, and the padding token."""
         changed = options.copy()
         bias, padding_idx = options.get("bias"), options.get("padding_idx")
         if bias is not None:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import embedlayer as el
 from embedlayer.distributed.sharded import shard_table
 from embedlayer.layers import DraftHead, PredictionHead, eagle_tensors
+from embedlayer.losses import divergence
 
 TOKENS = [0, 3, 7, 20, 48, 49]
 UNSORTED = [48, 3, 0, 49, 20, 7]
@@ -94,6 +95,46 @@ def test_logits_losses_and_gradients_are_those_of_the_selected_columns(name: str
     assert not shared & {each.untyped_storage().data_ptr() for each in untied.parameters()}
     scores = expected.log_softmax(-1).gather(-1, places.unsqueeze(-1)).squeeze(-1)
     close(draft.token_log_probs(hidden, targets), scores)
+
+
+@pytest.mark.parametrize(
+    "name", ["tied to dense", "tied to delta over int8", "the table, factorised", "with a transform"]
+)
+def test_statistics_are_those_of_the_selected_columns_in_token_ids(name: str) -> None:
+    head, (hidden, _) = made(name), batch(3)
+    draft = DraftHead(head, UNSORTED)
+    log_probs = (all_logits(head, hidden)[..., UNSORTED] / 0.7).log_softmax(-1)
+    names = ("log_probs", "entropy", "is_argmax", "sum_squared_probs")
+    found = draft.token_statistics(hidden, OUTSIDE, statistics=names, top_k=2, temperature=0.7)
+    kept = OUTSIDE != -100
+    close(found.log_probs, draft.token_log_probs(hidden, OUTSIDE, temperature=0.7))
+    close(found.entropy, (-(log_probs.exp() * log_probs).sum(-1)).where(kept, 0.0))
+    close(found.sum_squared_probs, log_probs.exp().square().sum(-1).where(kept, 0.0))
+    best = torch.tensor(UNSORTED)[log_probs.topk(2).indices]
+    assert torch.equal(found.top_ids, best.where(kept.unsqueeze(-1), -1))
+    assert torch.equal(found.is_argmax, best[..., 0] == OUTSIDE)
+    parameters = [hidden, *(each for each in owners(head).parameters() if each.requires_grad)]
+    theirs = (-(log_probs.exp() * log_probs).sum(-1)).where(kept, 0.0).sum() + log_probs[0, 0, UNSORTED.index(3)]
+    ours = found.entropy.sum() + found.log_probs[0, 0]
+    for one, other in zip(*(torch.autograd.grad(each, parameters) for each in (ours, theirs)), strict=True):
+        close(one, other)
+    assert draft.token_statistics(hidden, statistics=("entropy",)).entropy.isfinite().all()
+
+
+def test_a_divergence_from_the_target_model_has_the_gradients_of_eagle_3s_training() -> None:
+    """The loop body of `eagle/traineagle3/cnets.py`, with the distribution of a target model as the teacher."""
+    target, student, (hidden, _) = made("untied"), made("the table, dense"), batch(3)
+    t2d, states = eagle_tensors(TOKENS, VOCAB_SIZE)["t2d"], torch.randn(2, 3, EMBED_DIM, dtype=torch.float64)
+    target_head = target(states)
+    position_mask = t2d[target_head.argmax(-1)][..., None].int()
+    target_p = target_head[..., t2d].softmax(2).detach()
+    out_logp = student.logits(hidden)[..., t2d].log_softmax(2)
+    theirs = -torch.sum(position_mask * target_p * out_logp, 2).mean()
+    labels = target_head.argmax(-1).masked_fill(position_mask[..., 0] == 0, -100)
+    logits = [DraftHead(head, TOKENS).uncomputed_logits(x) for head, x in ((student, hidden), (target, states))]
+    ours = divergence(*logits, labels=labels, reduction="sum") / labels.numel()
+    for one, other in zip(gradients(ours, student, hidden), gradients(theirs, student, hidden), strict=True):
+        close(one, other)
 
 
 def test_options_of_a_call_are_those_of_the_full_vocabulary() -> None:
