@@ -427,7 +427,8 @@ class VocabularyPass:
         size, mine = self.ranks.size, chunk.sizes[self.ranks.rank]
         packed = _Packed(own)
         received = [self.ranks.all_to_all(rows, chunk.sizes, [mine] * size) for rows in packed.rows]
-        of_ranks = [packed.unpacked([rows.view(size, mine, rows.shape[1])[rank] for rows in received]) for rank in range(size)]
+        by_rank = [rows.view(size, mine, rows.shape[1]) for rows in received]
+        of_ranks = [packed.unpacked([rows[rank] for rows in by_rank]) for rank in range(size)]
         merged = _Packed(self.objective.merge(of_ranks))
         return merged.unpacked([self.ranks.all_gather(rows, chunk.sizes) for rows in merged.rows])
 
