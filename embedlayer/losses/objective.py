@@ -49,7 +49,7 @@ class Objective(ABC):
     """
 
     sweeps: int = 1
-    constants: frozenset[str] = frozenset({"top", "sums", "top_teacher", "sums_teacher", "lse_teacher", "top_ids"})
+    constants: frozenset[str] = frozenset({"top", "sums", "top_teacher", "sums_teacher", "log_sum_teacher", "top_ids"})
 
     @abstractmethod
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
@@ -107,22 +107,25 @@ class Exponentials(NamedTuple):
 def softmax_totals(logits: Tensor, suffix: str = "") -> tuple[Totals, Exponentials]:
     """Return the totals of a softmax over the rows, and the exponentials that it was computed from.
 
-    `lse = top + log(sums)`, where `top` is the maximum and `sums` the sum of `exp(logits - top)`. The last two are
-    kept without gradient, since a softmax from them is more accurate than one from `lse`. For logits of -inf only,
-    `lse` and `top` are -inf, and `sums` is 0.
+    `top` is the maximum, `sums` the sum of `exp(logits - top)`, and `log_sum` its logarithm, so that logsumexp is
+    `top + log_sum`. Only `log_sum` has a gradient, that of logsumexp. A softmax, and a difference from a logit, are
+    more accurate from these than from their sum. For logits of -inf only, `top` and `log_sum` are -inf, and `sums` 0.
 
     Args:
         logits: Logits, `(R, C)`.
         suffix: End of the names of the totals.
     """
-    top = _finite(logits.detach().amax(0))
+    top = finite_top(logits.detach().amax(0))
     powers = (logits - top).exp_()
     sums = powers.sum(0)
     is_empty = sums == 0
     nonzero = sums.masked_fill(is_empty, 1.0)
-    lse = (top + nonzero.log()).masked_fill(is_empty, -torch.inf)
-    constants = {f"top{suffix}": top.masked_fill(is_empty, -torch.inf), f"sums{suffix}": sums.detach()}
-    return {f"lse{suffix}": lse, **constants}, Exponentials(powers, nonzero)
+    totals = {
+        f"log_sum{suffix}": nonzero.log().masked_fill(is_empty, -torch.inf),
+        f"top{suffix}": top.masked_fill(is_empty, -torch.inf),
+        f"sums{suffix}": sums.detach(),
+    }
+    return totals, Exponentials(powers, nonzero)
 
 
 def merge_softmax(parts: list[Totals], suffix: str = "") -> tuple[Totals, list[Tensor]]:
@@ -132,23 +135,24 @@ def merge_softmax(parts: list[Totals], suffix: str = "") -> tuple[Totals, list[T
         parts: Totals of the blocks.
         suffix: End of the names of the totals.
     """
-    lse, shares = merge_lse([part[f"lse{suffix}"] for part in parts])
     tops = torch.stack([part[f"top{suffix}"] for part in parts])
     top = tops.amax(0)
-    sums = torch.stack([part[f"sums{suffix}"] for part in parts]) * (tops - _finite(top)).exp()
-    return {f"lse{suffix}": lse, f"top{suffix}": top, f"sums{suffix}": sums.sum(0)}, shares
+    shifts = tops - finite_top(top)
+    log_sums = shifts + torch.stack([part[f"log_sum{suffix}"] for part in parts])
+    log_sum = log_sums.logsumexp(0)
+    sums = (torch.stack([part[f"sums{suffix}"] for part in parts]) * shifts.exp()).sum(0)
+    shares = (log_sums - finite_top(log_sum)).exp()
+    return {f"log_sum{suffix}": log_sum, f"top{suffix}": top, f"sums{suffix}": sums}, list(shares)
 
 
-def merge_lse(parts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Return logsumexp over all blocks, `(C,)`, from that of each, and the share of each block's exponentials."""
-    stacked = torch.stack(parts)
-    lse = stacked.logsumexp(0)
-    return lse, list((stacked - _finite(lse)).exp())
+def logsumexp(totals: Totals) -> Tensor:
+    """Return logsumexp of the logits of each token."""
+    return totals["top"] + totals["log_sum"]
 
 
-def lse_of(totals: Totals, suffix: str = "") -> Tensor:
-    """Return `lse`, without gradient, from `top` and `sums`; the names end in `suffix`."""
-    return totals[f"top{suffix}"] + totals[f"sums{suffix}"].log()
+def log_probs(totals: Totals, selected: Tensor) -> Tensor:
+    """Return the log-probabilities of logits of the same tokens, `(C,)` or `(K, C)`."""
+    return selected - totals["top"] - totals["log_sum"]
 
 
 def softmax_(logits: Tensor, totals: Totals, suffix: str = "", factor: Tensor | None = None) -> Tensor:
@@ -162,14 +166,14 @@ def softmax_(logits: Tensor, totals: Totals, suffix: str = "", factor: Tensor | 
     """
     sums = totals[f"sums{suffix}"]
     scale = (1.0 if factor is None else factor) / sums.masked_fill(sums == 0, 1.0)
-    return logits.sub_(_finite(totals[f"top{suffix}"])).exp_().mul_(scale)
+    return logits.sub_(finite_top(totals[f"top{suffix}"])).exp_().mul_(scale)
 
 
 def log_softmax_(logits: Tensor, totals: Totals, suffix: str = "") -> Tensor:
     """Replace logits in place by their log-softmax over the whole vocabulary; arguments as in `softmax_`."""
-    return logits.sub_(_finite(totals[f"top{suffix}"])).sub_(totals[f"sums{suffix}"].log())
+    return logits.sub_(finite_top(totals[f"top{suffix}"])).sub_(totals[f"sums{suffix}"].log())
 
 
-def _finite(top: Tensor) -> Tensor:
+def finite_top(top: Tensor) -> Tensor:
     """Return 0 for -inf and NaN, else the number: a maximum that can be subtracted. NaN comes back with the sum."""
     return top.where(top > -torch.inf, 0.0)

@@ -7,7 +7,7 @@ from torch import Tensor
 from embedlayer.losses.cross_entropy import LossOptions, checked_targets
 from embedlayer.losses.differentiable_totals import Request
 from embedlayer.losses.logit_statistics import LogitStatistics
-from embedlayer.losses.objective import TokenLoss, Totals
+from embedlayer.losses.objective import TokenLoss, Totals, log_probs, logsumexp
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 
 
@@ -27,15 +27,16 @@ class CrossEntropy(TokenLoss):
 
     def of(self, totals: Totals) -> Tensor:
         """Return the loss of each token, from the totals of its logits z."""
-        losses = totals["lse"] - (1 - self.label_smoothing) * totals["selected"][0]
+        losses = -log_probs(totals, totals["selected"])[0]
         if self.label_smoothing:
-            losses = losses - self.label_smoothing / self.vocab_size * totals["sum"]
-        return losses + self.z_loss * totals["lse"].square() if self.z_loss else losses
+            mean = totals["sum"] / self.vocab_size
+            losses = losses + self.label_smoothing * (totals["selected"][0] - mean)
+        return losses + self.z_loss * logsumexp(totals).square() if self.z_loss else losses
 
     def gradients(self, totals: Totals, factors: Tensor) -> Totals:
-        """Return the gradients by `lse`, `selected` and `sum`."""
-        by_lse = factors * (1 + 2 * self.z_loss * totals["lse"]) if self.z_loss else factors
-        found = {"lse": by_lse, "selected": -(1 - self.label_smoothing) * factors.unsqueeze(0)}
+        """Return the gradients by `log_sum`, `selected` and `sum`."""
+        by_log_sum = factors * (1 + 2 * self.z_loss * logsumexp(totals)) if self.z_loss else factors
+        found = {"log_sum": by_log_sum, "selected": -(1 - self.label_smoothing) * factors.unsqueeze(0)}
         if self.label_smoothing:
             found["sum"] = -self.label_smoothing / self.vocab_size * factors
         return found

@@ -26,7 +26,7 @@ from embedlayer.collectives import Collectives, RowPartition
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, tokens_per_chunk
 from embedlayer.losses.cross_entropy import loss_dtype, options_of_rows
-from embedlayer.losses.objective import LogitBlock, Objective, TokenLoss, Totals, lse_of
+from embedlayer.losses.objective import LogitBlock, Objective, TokenLoss, Totals
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -183,16 +183,17 @@ class _Chunk(NamedTuple):
 
 
 class _Packed:
-    """Totals of a chunk as one tensor for each dtype, `(C, S)`, to send them to other ranks; `lse` is left out.
+    """Totals of a chunk as one tensor for each dtype, `(C, S)`, to send them to other ranks.
+
+    `log_sum` is left out, as it follows from `sums`.
 
     Args:
         totals: Totals, `(C,)` or `(K, C)`.
     """
 
     def __init__(self, totals: Totals) -> None:
-        self.like = {name: value for name, value in totals.items() if not name.startswith("lse")}
-        self.suffixes = [name.removeprefix("lse") for name in totals if f"top{name.removeprefix('lse')}" in totals]
-        self.like |= {name: totals[name] for name in totals if name.startswith("lse") and name[3:] not in self.suffixes}
+        self.like = {name: value for name, value in totals.items() if not name.startswith("log_sum")}
+        self.suffixes = [name.removeprefix("log_sum") for name in totals if name.startswith("log_sum")]
         self.dtypes = list(dict.fromkeys(value.dtype for value in self.like.values()))
         self.rows = [
             torch.cat([_as_rows(value) for value in self.like.values() if value.dtype == dtype], dim=1)
@@ -208,7 +209,7 @@ class _Packed:
             for name, part in zip(names, rows_of_dtype.split(widths, dim=1), strict=True):
                 totals[name] = part.T if self.like[name].dim() == 2 else part.squeeze(1)
         for suffix in self.suffixes:
-            totals[f"lse{suffix}"] = lse_of(totals, suffix)
+            totals[f"log_sum{suffix}"] = totals[f"sums{suffix}"].log()
         return totals
 
 
