@@ -109,20 +109,20 @@ def softmax_totals(logits: Tensor, suffix: str = "") -> tuple[Totals, Exponentia
 
     `lse = top + log(sums)`, where `top` is the maximum and `sums` the sum of `exp(logits - top)`. The last two are
     kept without gradient, since a softmax from them is more accurate than one from `lse`. For logits of -inf only,
-    `lse` is -inf, `top` 0 and `sums` 1.
+    `lse` and `top` are -inf, and `sums` is 0.
 
     Args:
         logits: Logits, `(R, C)`.
         suffix: End of the names of the totals.
     """
-    top = logits.detach().amax(0)
-    top = top.where(top > -torch.inf, 0.0)  # NaN is kept out too, and comes back with the sum
+    top = _finite(logits.detach().amax(0))
     powers = (logits - top).exp_()
     sums = powers.sum(0)
     is_empty = sums == 0
-    sums = sums.masked_fill(is_empty, 1.0)
-    lse = (top + sums.log()).masked_fill(is_empty, -torch.inf)
-    return {f"lse{suffix}": lse, f"top{suffix}": top, f"sums{suffix}": sums.detach()}, Exponentials(powers, sums)
+    nonzero = sums.masked_fill(is_empty, 1.0)
+    lse = (top + nonzero.log()).masked_fill(is_empty, -torch.inf)
+    constants = {f"top{suffix}": top.masked_fill(is_empty, -torch.inf), f"sums{suffix}": sums.detach()}
+    return {f"lse{suffix}": lse, **constants}, Exponentials(powers, nonzero)
 
 
 def merge_softmax(parts: list[Totals], suffix: str = "") -> tuple[Totals, list[Tensor]]:
@@ -134,20 +134,21 @@ def merge_softmax(parts: list[Totals], suffix: str = "") -> tuple[Totals, list[T
     """
     lse, shares = merge_lse([part[f"lse{suffix}"] for part in parts])
     tops = torch.stack([part[f"top{suffix}"] for part in parts])
-    is_empty = torch.stack([part[f"lse{suffix}"] for part in parts]).detach() == -torch.inf
-    top = tops.masked_fill(is_empty, -torch.inf).amax(0)
-    top = top.where(top > -torch.inf, 0.0)
-    sums = torch.stack([part[f"sums{suffix}"] for part in parts]) * (tops - top).exp()
-    sums = sums.masked_fill(is_empty, 0.0).sum(0)
-    return {f"lse{suffix}": lse, f"top{suffix}": top, f"sums{suffix}": sums.masked_fill(sums == 0, 1.0)}, shares
+    top = tops.amax(0)
+    sums = torch.stack([part[f"sums{suffix}"] for part in parts]) * (tops - _finite(top)).exp()
+    return {f"lse{suffix}": lse, f"top{suffix}": top, f"sums{suffix}": sums.sum(0)}, shares
 
 
 def merge_lse(parts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Return logsumexp over all blocks, `(C,)`, from that of each, and the share of each block's exponentials."""
     stacked = torch.stack(parts)
     lse = stacked.logsumexp(0)
-    shares = (stacked - lse.where(lse > -torch.inf, 0.0)).exp()
-    return lse, list(shares)
+    return lse, list((stacked - _finite(lse)).exp())
+
+
+def lse_of(totals: Totals, suffix: str = "") -> Tensor:
+    """Return `lse`, without gradient, from `top` and `sums`; the names end in `suffix`."""
+    return totals[f"top{suffix}"] + totals[f"sums{suffix}"].log()
 
 
 def softmax_(logits: Tensor, totals: Totals, suffix: str = "", factor: Tensor | None = None) -> Tensor:
@@ -159,10 +160,16 @@ def softmax_(logits: Tensor, totals: Totals, suffix: str = "", factor: Tensor | 
         suffix: End of the names of the totals.
         factor: Factor of each token, `(C,)`, or `None` for 1.
     """
-    scale = 1 / totals[f"sums{suffix}"] if factor is None else factor / totals[f"sums{suffix}"]
-    return logits.sub_(totals[f"top{suffix}"]).exp_().mul_(scale)
+    sums = totals[f"sums{suffix}"]
+    scale = (1.0 if factor is None else factor) / sums.masked_fill(sums == 0, 1.0)
+    return logits.sub_(_finite(totals[f"top{suffix}"])).exp_().mul_(scale)
 
 
 def log_softmax_(logits: Tensor, totals: Totals, suffix: str = "") -> Tensor:
     """Replace logits in place by their log-softmax over the whole vocabulary; arguments as in `softmax_`."""
-    return logits.sub_(totals[f"top{suffix}"]).sub_(totals[f"sums{suffix}"].log())
+    return logits.sub_(_finite(totals[f"top{suffix}"])).sub_(totals[f"sums{suffix}"].log())
+
+
+def _finite(top: Tensor) -> Tensor:
+    """Return 0 for -inf and NaN, else the number: a maximum that can be subtracted. NaN comes back with the sum."""
+    return top.where(top > -torch.inf, 0.0)
