@@ -15,7 +15,7 @@ SIZES = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidd
 VALUES = {
     "temperature": [1e-20, 1e-3, 0.5, 1.0, 3.0, 1e20],
     "top_k": [None, 1, 2, 12, 39, 40, 1000],
-    "top_p": [None, 1e-6, 0.25, 0.5, 0.9, 1.0],
+    "top_p": [None, 1e-9, 0.25, 0.5, 0.9, 1.0],
     "min_p": [None, 0.0, 1e-3, 0.1, 0.5, 1.0],
     "repetition_penalty": [None, 1.0, 0.3, 1.2, 50.0],
 }
