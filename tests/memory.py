@@ -38,3 +38,22 @@ def storage_of(thing: object) -> torch.UntypedStorage | None:
     """The memory behind a dense tensor, if there is any."""
     dense = isinstance(thing, Tensor) and thing.layout == torch.strided and not thing.is_meta
     return thing.untyped_storage() if dense else None
+
+
+class Shapes(TorchDispatchMode):
+    """Record the number of elements of all storages that operators allocate, with the operator's name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numels: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, Tensor):
+                self.numels.append((func.__name__, tensor.untyped_storage().nbytes() // tensor.itemsize))
+        return out
+
+    def largest(self, size: int) -> set[str]:
+        """Names of the operators that allocated at least `size` elements."""
+        return {name for name, numel in self.numels if numel >= size}

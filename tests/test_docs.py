@@ -106,7 +106,13 @@ def test_every_module_has_its_test_file() -> None:
         "layers/logit_source.py": "layers/test_deferred_logits.py",
         "tracing.py": "laws/test_transforms.py",
         "losses/cross_entropy.py": "losses/test_linear_cross_entropy.py",
-        "losses/row_blocks.py": "losses/test_linear_cross_entropy.py",
+        "losses/operators.py": "losses/test_vocabulary_pass.py",
+        **{
+            f"losses/{name}.py": "laws/test_head_outputs.py"
+            for name in ("differentiable_totals", "head_outputs", "logit_statistics", "objective", "token_loss")
+        },
+        "losses/divergence_kinds.py": "losses/test_divergences.py",
+        "losses/uncomputed_logits.py": "losses/test_statistics.py",
         "vocab/special_tokens.py": "laws/test_transformers_folder.py",
         "vocab/token_selection.py": "vocab/test_edit.py",
         "vocab/token_usage.py": "laws/test_trim.py",

@@ -26,6 +26,16 @@ SEEDS = 1_000_000
     type=float,
     help=f"Sample from the most likely tokens with this total probability.  [default: {TOP_P}]",
 )
+@click.option(
+    "--min-p",
+    type=float,
+    help="Sample from the tokens of at least this fraction of the largest probability.  [default: all]",
+)
+@click.option(
+    "--repetition-penalty",
+    type=float,
+    help="Divide positive logits of tokens in the text by this number, multiply negative ones.  [default: 1]",
+)
 @click.option("--greedy", is_flag=True, help="Take the most likely token each time instead of sampling.")
 @click.option(
     "--seed", type=int, help="Seed of sampling; the same seed repeats a text.  [default: a new one each time]"
@@ -40,6 +50,8 @@ def generate(
     temperature: float | None,
     top_k: int | None,
     top_p: float | None,
+    min_p: float | None,
+    repetition_penalty: float | None,
     greedy: bool,
     seed: int | None,
     tokenizer_from: Path | None,
@@ -55,10 +67,13 @@ def generate(
 
     from embedlayer.cli.pipeline import chosen_device
     from embedlayer.models.generate import next_tokens
+    from embedlayer.models.sampling import SamplingOptions
     from embedlayer.sources import open_model
 
-    if greedy and (temperature, top_k, top_p, seed) != (None,) * 4:
-        raise click.UsageError("--greedy samples nothing: leave --temperature, --top-k, --top-p and --seed out.")
+    if greedy and (temperature, top_k, top_p, min_p, seed) != (None,) * 5:
+        raise click.UsageError(
+            "--greedy samples nothing: leave --temperature, --top-k, --top-p, --min-p and --seed out."
+        )
     temperature = 0.0 if greedy else TEMPERATURE if temperature is None else temperature
     top_p = TOP_P if top_p is None else top_p
     seed = torch.Generator().seed() % SEEDS if seed is None else seed
@@ -68,15 +83,15 @@ def generate(
     reach = model.position.max_seq_len
     if tokens is None:
         tokens = TOKENS if reach is None else max(0, min(TOKENS, reach + 1 - len(ids)))
+    penalty: SamplingOptions = {"repetition_penalty": repetition_penalty}
+    sampling: SamplingOptions = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, **penalty}
     torch.manual_seed(seed)
     following = next_tokens(
         model,
         torch.tensor([ids], device=next(model.parameters()).device),
         max_new_tokens=tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
         stop_id=stops,
+        **sampling,
     )
     new: list[int] = []
     shown = ""
@@ -91,8 +106,8 @@ def generate(
     whole = tokenizer.decode([*ids, *new])
     stopped = bool(new) and new[-1] in stops
     if as_json:
-        chosen = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed} if temperature else {}
         result = {"text": whole, "ids": ids + new, "new_tokens": len(new), "stopped": stopped}
+        chosen = {**sampling, "seed": seed} if temperature else penalty
         click.echo(json.dumps({**result, "greedy": not temperature, **chosen}))
         return
     if not whole.startswith(shown):  # the decoder changed text that is on the screen: print all of it again
@@ -100,9 +115,13 @@ def generate(
         shown = ""
     click.echo(whole[len(shown) :])
     end = ", where the model ended the text" if stopped else ""
+    options = ", ".join(
+        f"{name.replace('_', '-')} {value:g}"
+        for name, value in (sampling if temperature else penalty).items()
+        if value is not None
+    )
     if temperature:
-        top = "" if top_k is None else f"top-k {top_k}, "
-        how = f"sampled at temperature {temperature:g}, {top}top-p {top_p:g}; --seed {seed} gives the same text again"
+        how = f"sampled at {options}; --seed {seed} gives the same text again"
     else:
-        how = "the most likely token each time (--greedy)"
+        how = ", ".join(filter(None, ("the most likely token each time (--greedy)", options)))
     click.echo(f"\n{source} added {len(new):,} tokens to the {len(ids):,} of the prompt{end}: {how}.", err=True)

@@ -8,7 +8,8 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from embedlayer.pretrained import Pretrained
 
 METHODS = (
-    *("look_up", "rows", "raw_logits", "logits", "loss", "token_log_probs"),  # of tables and heads
+    *("look_up", "rows", "raw_logits", "logits", "uncomputed_logits"),  # of tables and heads
+    *("loss", "token_log_probs", "token_statistics", "multi_token_loss"),  # of tables and heads
     *("vectors", "bias"),  # of positions
     *("input", "hidden", "transform"),  # of layers, decoders and heads with a transform before the product
 )

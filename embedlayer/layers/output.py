@@ -17,6 +17,7 @@ from embedlayer.layers.peft import (
     ChildReference,
     head_applies_adapters,
     require_same_adapters,
+    require_unwrapped,
     resolve_table,
     weight_of,
 )
@@ -189,6 +190,24 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             adapted: TokenTable = self.__dict__["adapted_rows"]
             return adapted
         return None if own is None and isinstance(table, TokenEmbedding) else table
+
+    @property
+    def adapted_table(self) -> TokenTable | None:
+        """Return the table with PEFT's adapters, for code that reads rows of the head and does not call the head.
+
+        Unlike `table`, the result has the adapters also if PEFT wraps this head and adds them to its logits itself.
+        `None` for an untied head.
+
+        Raises:
+            CheckpointError: As in `table`; or PEFT wraps an untied head, whose rows then are not its logits.
+        """
+        table = self.table
+        if self._resolved() and self._adapted_table().adapters:
+            adapted: TokenTable = self.__dict__["adapted_rows"]
+            return adapted
+        if table is None:
+            require_unwrapped(self, self.__dict__.get("head_reference"))
+        return table
 
     def _adapted_table(self) -> AdaptedTable:
         """Return the table that the references of `follow` find now, with the PEFT adapters on it.

@@ -194,6 +194,27 @@ def head_applies_adapters(head: nn.Linear, reference: ChildReference, adapters: 
     )
 
 
+def require_unwrapped(head: nn.Linear, reference: ChildReference | None) -> None:
+    """Check that no active module of PEFT wraps an untied head, so that its rows are those of its logits.
+
+    Args:
+        head: The untied head.
+        reference: Parent and name of the head, or `None` if they are not known; then nothing is checked.
+
+    Raises:
+        CheckpointError: PEFT has put an adapter or a trained copy on the head.
+    """
+    wrapper: Any = None if reference is None else reference.module
+    if wrapper is None or wrapper is head or not hasattr(wrapper, "active_adapters"):
+        return
+    if not wrapper.disable_adapters and not getattr(wrapper, "merged", False):
+        raise CheckpointError(
+            f"PEFT has put {type(wrapper).__module__}.{type(wrapper).__name__} on the untied head {head!r}, and the "
+            f"rows of the head alone do not give its logits: call merge_and_unload() first, or leave the head out of "
+            f"PEFT's configuration."
+        )
+
+
 def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
     """Return rows of a table with an adapter applied, as a new tensor.
 
@@ -207,6 +228,22 @@ def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
         return rows + (adapter.a[:, start:stop].T @ adapter.b.T * adapter.scaling).to(rows.dtype)
     index, values = _trained_between(adapter, start, stop)
     return rows.index_copy(0, index, values.to(rows.dtype))
+
+
+def adapt_vectors(adapter: Adapter, vectors: Tensor, ids: Tensor) -> Tensor:
+    """Return looked-up rows with an adapter applied, as a new tensor.
+
+    Args:
+        adapter: LoRA or trained tokens of the whole table.
+        vectors: Rows of the unadapted table, `(..., D)`.
+        ids: Their token IDs, `(...)`.
+    """
+    if isinstance(adapter, LoraAdapter):
+        return vectors + (F.embedding(ids, adapter.a.T) @ adapter.b.T * adapter.scaling).to(vectors.dtype)
+    tokens, order = torch.tensor(adapter.token_ids, dtype=torch.long, device=ids.device).sort()
+    places = torch.searchsorted(tokens, ids.long().contiguous()).clamp(max=len(tokens) - 1)
+    trained = F.embedding(order[places], adapter.values).to(vectors.dtype)
+    return torch.where((tokens[places] == ids).unsqueeze(-1), trained, vectors)
 
 
 def adapt_products(adapter: Adapter, products: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
@@ -274,8 +311,11 @@ class AdaptedRows(TokenTable):
         return self.table.embed_dim
 
     def look_up(self, ids: Ids) -> Vectors:
-        """Return the rows of `ids` with adapters applied, `(...)` to `(..., D)`. It computes all rows of the table."""
-        return F.embedding(ids, self.rows(0, self.num_rows))
+        """Return the rows of `ids` with adapters applied, `(...)` to `(..., D)`. No other row is computed."""
+        vectors = self.table.look_up(ids)
+        for adapter in self.adapted_table().adapters:
+            vectors = adapt_vectors(adapter, vectors, ids)
+        return vectors
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Return rows `start` to `stop - 1` with adapters applied."""

@@ -213,6 +213,8 @@ class _LinearTotals(torch.autograd.Function):
         totals = dict(zip(ctx.names, saved, strict=True))
         grads = {name: x for name, x in zip(ctx.names, grad_outputs, strict=True) if x is not None}
         grads = {name: x for name, x in grads.items() if name not in job.request.objective.constants}
+        if not grads:
+            return None, None, None, None, None
         if torch.is_grad_enabled() or is_transformed(*grads.values()):
             found = job.differentiable(student, lambda all_of: [all_of[name] for name in grads], list(grads.values()))
         else:

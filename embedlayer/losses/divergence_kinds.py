@@ -17,6 +17,7 @@ from embedlayer.losses.objective import (
     Objective,
     TokenLoss,
     Totals,
+    finite_top,
     log_softmax_,
     merge_softmax,
     softmax_,
@@ -56,21 +57,21 @@ class ForwardKL(Divergence):
         return _merge(parts, TEACHER)
 
     def of(self, totals: Totals) -> Tensor:
-        """Return `mean of (t - s) under p - lse(t) + lse(s)`."""
-        return totals["mean"] - totals["lse_teacher"] + totals["lse"]
+        """Return `mean of (t - s) under p - logsumexp(t) + logsumexp(s)`."""
+        return totals["mean"] - _logsumexp_difference(totals)
 
     def gradients(self, totals: Totals, factors: Tensor) -> Totals:
-        """Return the gradients by `mean` and `lse`."""
-        return {"mean": factors, "lse": factors}
+        """Return the gradients by `mean` and `log_sum`."""
+        return {"mean": factors, "log_sum": factors}
 
     def of_log_probs(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return `sum of p (log p - log q)`."""
         return F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
 
     def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
-        """Replace s by `g_lse q - g_mean p`."""
+        """Replace s by `g q - g_mean p`, where g is the gradient of `log_sum`."""
         s, t = _pair(block)
-        softmax_(s, totals, factor=grads["lse"])
+        softmax_(s, totals, factor=grads["log_sum"])
         s.sub_(softmax_(t, totals, TEACHER, factor=grads["mean"]))
 
 
@@ -92,24 +93,24 @@ class ReverseKL(Divergence):
         return _merge(parts, "")
 
     def of(self, totals: Totals) -> Tensor:
-        """Return `mean of (s - t) under q - lse(s) + lse(t)`."""
-        return totals["mean"] - totals["lse"] + totals["lse_teacher"]
+        """Return `mean of (s - t) under q - logsumexp(s) + logsumexp(t)`."""
+        return totals["mean"] + _logsumexp_difference(totals)
 
     def gradients(self, totals: Totals, factors: Tensor) -> Totals:
-        """Return the gradients by `mean` and `lse`."""
-        return {"mean": factors, "lse": -factors}
+        """Return the gradients by `mean` and `log_sum`."""
+        return {"mean": factors, "log_sum": -factors}
 
     def of_log_probs(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return `sum of q (log q - log p)`."""
         return F.kl_div(teacher, student, reduction="none", log_target=True).sum(-1)
 
     def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
-        """Replace s by `q (g_lse + g_mean (1 + s - t - mean))`."""
+        """Replace s by `q (g + g_mean (1 + s - t - mean))`, where g is the gradient of `log_sum`."""
         s, t = _pair(block)
         factor = torch.sub(s, t, out=t)
         if block.may_be_infinite:
             factor.masked_fill_(s == -torch.inf, 0.0)
-        factor.mul_(grads["mean"]).add_(grads["lse"] + grads["mean"] * (1 - totals["mean"]))
+        factor.mul_(grads["mean"]).add_(grads["log_sum"] + grads["mean"] * (1 - totals["mean"]))
         softmax_(s, totals).mul_(factor)
 
 
@@ -144,7 +145,8 @@ class JensenShannon(Divergence):
         s, t = _pair(block)
         if not previous:
             return {**softmax_totals(s)[0], **softmax_totals(t, TEACHER)[0]}
-        log_q, log_p = s - previous["lse"], t - previous["lse_teacher"]
+        log_q = s - finite_top(previous["top"]) - previous["log_sum"]
+        log_p = t - finite_top(previous[f"top{TEACHER}"]) - previous[f"log_sum{TEACHER}"]
         if not block.may_be_infinite:
             ratio = self._log_ratio(log_q, log_p)
             from_student, from_teacher = log_q.exp() * ratio, log_p.exp() * (ratio + (log_p - log_q))
@@ -161,7 +163,7 @@ class JensenShannon(Divergence):
         """Combine the totals of blocks, all of the first sweep or all of the second."""
         if len(parts) == 1:
             return parts[0]
-        if "lse" in parts[0]:
+        if "log_sum" in parts[0]:
             return {**merge_softmax(parts)[0], **merge_softmax(parts, TEACHER)[0]}
         return {name: torch.stack([part[name] for part in parts]).sum(0) for name in ("student", "teacher")}
 
@@ -203,6 +205,11 @@ def _pair(block: LogitBlock) -> tuple[Tensor, Tensor]:
     """Return the logits of student and teacher."""
     assert block.teacher is not None
     return block.student, block.teacher
+
+
+def _logsumexp_difference(totals: Totals) -> Tensor:
+    """Return logsumexp of the teacher's logits minus that of the student's, `(C,)`."""
+    return (totals[f"top{TEACHER}"] - totals["top"]) + (totals[f"log_sum{TEACHER}"] - totals["log_sum"])
 
 
 def _merge(parts: list[Totals], weights: str) -> Totals:

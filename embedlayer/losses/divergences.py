@@ -13,6 +13,7 @@ from embedlayer.losses.differentiable_totals import Request, compute_loss, compu
 from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
 from embedlayer.losses.linear_cross_entropy import FEW_LOGITS
 from embedlayer.losses.logit_statistics import LogitStatistics
+from embedlayer.losses.objective import log_probs
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
 from embedlayer.tracing import is_transformed, plain_operators_only
 
@@ -79,7 +80,7 @@ def divergence(
     if isinstance(teacher, TopKTargets):
         request = Request(LogitStatistics(), ids=_checked_ids(student, teacher, kept), kept=mask)
         totals = compute_totals(student, request, plain=_is_plain(student))
-        own = (totals["selected"] - totals["lse"]).T
+        own = log_probs(totals, totals["selected"]).T
         losses = kind.of_log_probs(own, teacher.log_probs.detach().flatten(0, -2).to(own.dtype))
         return reduce_losses(torch.where(kept, losses.view(shape), 0.0), kept, reduction)
     request = Request(kind, teacher=teacher, kept=mask)

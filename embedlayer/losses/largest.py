@@ -5,6 +5,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from embedlayer.errors import SizeError
+from embedlayer.tracing import plain_operators_only
 
 SPARE_CANDIDATES = 16
 """How many more than K logits are looked at, so that equal logits at the K-th place seldom need a sort of all."""
@@ -41,7 +42,7 @@ def top_k(logits: Float[Tensor, "*batch V"], k: int) -> tuple[Float[Tensor, "*ba
     """
     size = logits.shape[-1]
     check_top_k(k, size)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or plain_operators_only():
         return _first(*logits.sort(dim=-1, descending=True, stable=True), k)
     values, ids = logits.topk(min(k + SPARE_CANDIDATES, size), dim=-1)
     best, best_ids = ordered_top_k(values, ids, k)

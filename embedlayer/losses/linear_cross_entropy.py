@@ -5,7 +5,6 @@ Triton. The last two never store the logits of all tokens, which are `tokens x V
 """
 
 import os
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Unpack, cast
 
@@ -20,16 +19,15 @@ from embedlayer.losses.cross_entropy import (
     Reduction,
     ScoreOptions,
     check_options,
-    checked_targets,
     cross_entropy,
     loss_dtype,
     reduce_losses,
     reduction_factors,
     split_options,
 )
-from embedlayer.losses.differentiable_totals import Request, compute_loss, compute_totals, refuse_transforms
-from embedlayer.losses.logit_statistics import LogitStatistics
-from embedlayer.losses.objective import TokenLoss, Totals
+from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, refuse_transforms
+from embedlayer.losses.operators import cross_entropy_operator
+from embedlayer.losses.token_loss import CrossEntropy, target_request
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
 from embedlayer.tracing import is_transformed, plain_operators_only
 
@@ -165,8 +163,6 @@ def cross_entropy_of(
         losses = triton_cross_entropy(logits, targets, ignore_index)
         return reduce_losses(losses, targets != ignore_index, reduction)
     if isinstance(logits, LinearLogits) and torch.compiler.is_compiling() and not logits.is_sharded:
-        from embedlayer.losses.operators import cross_entropy_operator
-
         return cross_entropy_operator(logits, targets, options)
     kept = targets != ignore_index
     if not isinstance(logits, LinearLogits) or reduction == "none":
@@ -201,50 +197,6 @@ def weighted_cross_entropy(
     factors = (kept * factors).flatten().to(loss_dtype(logits.dtype))
     result, losses = compute_loss(logits, request, loss, factors)
     return result, losses.view(targets.shape)
-
-
-def target_request(logits: UncomputedLogits, targets: Tensor, options: LossOptions, min_chunks: int = 1) -> Request:
-    """Check the targets, and return the request for the totals that their losses need.
-
-    Raises:
-        TokenIdError: A target is neither a token nor `ignore_index`.
-    """
-    ignore_index = options.get("ignore_index", -100)
-    kept = targets != ignore_index
-    targets = checked_targets(targets, logits.vocab_size, ignore_index, everywhere=isinstance(logits, LinearLogits))
-    objective = LogitStatistics(sum=bool(options.get("label_smoothing")))
-    ids = targets.long().masked_fill(~kept, 0).flatten().unsqueeze(1)
-    return Request(objective, ids=ids, kept=kept.flatten(), min_chunks=min_chunks)
-
-
-@dataclass(frozen=True)
-class CrossEntropy(TokenLoss):
-    """Cross entropy `lse - (1 - label_smoothing) z[target] - label_smoothing * mean of z + z_loss * lse²`.
-
-    Args:
-        vocab_size: Number of tokens, V.
-        label_smoothing: See `LossOptions`.
-        z_loss: See `LossOptions`.
-    """
-
-    vocab_size: int
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-
-    def of(self, totals: Totals) -> Tensor:
-        """Return the loss of each token, from the totals of its logits z."""
-        losses = totals["lse"] - (1 - self.label_smoothing) * totals["selected"][0]
-        if self.label_smoothing:
-            losses = losses - self.label_smoothing / self.vocab_size * totals["sum"]
-        return losses + self.z_loss * totals["lse"].square() if self.z_loss else losses
-
-    def gradients(self, totals: Totals, factors: Tensor) -> Totals:
-        """Return the gradients by `lse`, `selected` and `sum`."""
-        by_lse = factors * (1 + 2 * self.z_loss * totals["lse"]) if self.z_loss else factors
-        found = {"lse": by_lse, "selected": -(1 - self.label_smoothing) * factors.unsqueeze(0)}
-        if self.label_smoothing:
-            found["sum"] = -self.label_smoothing / self.vocab_size * factors
-        return found
 
 
 def choose_impl(logits: UncomputedLogits, targets: Tensor, options: LossOptions) -> Impl:

@@ -49,7 +49,7 @@ class Objective(ABC):
     """
 
     sweeps: int = 1
-    constants: frozenset[str] = frozenset({"top", "sums", "top_teacher", "sums_teacher", "lse_teacher", "top_ids"})
+    constants: frozenset[str] = frozenset({"top", "sums", "top_teacher", "sums_teacher", "log_sum_teacher", "top_ids"})
 
     @abstractmethod
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
@@ -107,22 +107,25 @@ class Exponentials(NamedTuple):
 def softmax_totals(logits: Tensor, suffix: str = "") -> tuple[Totals, Exponentials]:
     """Return the totals of a softmax over the rows, and the exponentials that it was computed from.
 
-    `lse = top + log(sums)`, where `top` is the maximum and `sums` the sum of `exp(logits - top)`. The last two are
-    kept without gradient, since a softmax from them is more accurate than one from `lse`. For logits of -inf only,
-    `lse` is -inf, `top` 0 and `sums` 1.
+    `top` is the maximum, `sums` the sum of `exp(logits - top)`, and `log_sum` its logarithm, so that logsumexp is
+    `top + log_sum`. Only `log_sum` has a gradient, that of logsumexp. A softmax, and a difference from a logit, are
+    more accurate from these than from their sum. For logits of -inf only, `top` and `log_sum` are -inf, and `sums` 0.
 
     Args:
         logits: Logits, `(R, C)`.
         suffix: End of the names of the totals.
     """
-    top = logits.detach().amax(0)
-    top = top.where(top > -torch.inf, 0.0)  # NaN is kept out too, and comes back with the sum
+    top = finite_top(logits.detach().amax(0))
     powers = (logits - top).exp_()
     sums = powers.sum(0)
     is_empty = sums == 0
-    sums = sums.masked_fill(is_empty, 1.0)
-    lse = (top + sums.log()).masked_fill(is_empty, -torch.inf)
-    return {f"lse{suffix}": lse, f"top{suffix}": top, f"sums{suffix}": sums.detach()}, Exponentials(powers, sums)
+    nonzero = sums.masked_fill(is_empty, 1.0)
+    totals = {
+        f"log_sum{suffix}": nonzero.log().masked_fill(is_empty, -torch.inf),
+        f"top{suffix}": top.masked_fill(is_empty, -torch.inf),
+        f"sums{suffix}": sums.detach(),
+    }
+    return totals, Exponentials(powers, nonzero)
 
 
 def merge_softmax(parts: list[Totals], suffix: str = "") -> tuple[Totals, list[Tensor]]:
@@ -132,22 +135,24 @@ def merge_softmax(parts: list[Totals], suffix: str = "") -> tuple[Totals, list[T
         parts: Totals of the blocks.
         suffix: End of the names of the totals.
     """
-    lse, shares = merge_lse([part[f"lse{suffix}"] for part in parts])
     tops = torch.stack([part[f"top{suffix}"] for part in parts])
-    is_empty = torch.stack([part[f"lse{suffix}"] for part in parts]).detach() == -torch.inf
-    top = tops.masked_fill(is_empty, -torch.inf).amax(0)
-    top = top.where(top > -torch.inf, 0.0)
-    sums = torch.stack([part[f"sums{suffix}"] for part in parts]) * (tops - top).exp()
-    sums = sums.masked_fill(is_empty, 0.0).sum(0)
-    return {f"lse{suffix}": lse, f"top{suffix}": top, f"sums{suffix}": sums.masked_fill(sums == 0, 1.0)}, shares
+    top = tops.amax(0)
+    shifts = tops - finite_top(top)
+    log_sums = shifts + torch.stack([part[f"log_sum{suffix}"] for part in parts])
+    log_sum = log_sums.logsumexp(0)
+    sums = (torch.stack([part[f"sums{suffix}"] for part in parts]) * shifts.exp()).sum(0)
+    shares = (log_sums - finite_top(log_sum)).exp()
+    return {f"log_sum{suffix}": log_sum, f"top{suffix}": top, f"sums{suffix}": sums}, list(shares)
 
 
-def merge_lse(parts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Return logsumexp over all blocks, `(C,)`, from that of each, and the share of each block's exponentials."""
-    stacked = torch.stack(parts)
-    lse = stacked.logsumexp(0)
-    shares = (stacked - lse.where(lse > -torch.inf, 0.0)).exp()
-    return lse, list(shares)
+def logsumexp(totals: Totals) -> Tensor:
+    """Return logsumexp of the logits of each token."""
+    return totals["top"] + totals["log_sum"]
+
+
+def log_probs(totals: Totals, selected: Tensor) -> Tensor:
+    """Return the log-probabilities of logits of the same tokens, `(C,)` or `(K, C)`."""
+    return selected - totals["top"] - totals["log_sum"]
 
 
 def softmax_(logits: Tensor, totals: Totals, suffix: str = "", factor: Tensor | None = None) -> Tensor:
@@ -159,10 +164,16 @@ def softmax_(logits: Tensor, totals: Totals, suffix: str = "", factor: Tensor | 
         suffix: End of the names of the totals.
         factor: Factor of each token, `(C,)`, or `None` for 1.
     """
-    scale = 1 / totals[f"sums{suffix}"] if factor is None else factor / totals[f"sums{suffix}"]
-    return logits.sub_(totals[f"top{suffix}"]).exp_().mul_(scale)
+    sums = totals[f"sums{suffix}"]
+    scale = (1.0 if factor is None else factor) / sums.masked_fill(sums == 0, 1.0)
+    return logits.sub_(finite_top(totals[f"top{suffix}"])).exp_().mul_(scale)
 
 
 def log_softmax_(logits: Tensor, totals: Totals, suffix: str = "") -> Tensor:
     """Replace logits in place by their log-softmax over the whole vocabulary; arguments as in `softmax_`."""
-    return logits.sub_(totals[f"top{suffix}"]).sub_(totals[f"sums{suffix}"].log())
+    return logits.sub_(finite_top(totals[f"top{suffix}"])).sub_(totals[f"sums{suffix}"].log())
+
+
+def finite_top(top: Tensor) -> Tensor:
+    """Return 0 for -inf and NaN, else the number: a maximum that can be subtracted. NaN comes back with the sum."""
+    return top.where(top > -torch.inf, 0.0)

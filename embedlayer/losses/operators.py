@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.losses.cross_entropy import LossOptions, loss_dtype, reduction_factors
-from embedlayer.losses.linear_cross_entropy import CrossEntropy, target_request
+from embedlayer.losses.token_loss import CrossEntropy, target_request
 from embedlayer.losses.uncomputed_logits import LinearLogits
 from embedlayer.losses.vocabulary_pass import RequestedGradients
 

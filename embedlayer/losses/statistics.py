@@ -12,6 +12,7 @@ from embedlayer.losses.differentiable_totals import Request, compute_totals
 from embedlayer.losses.largest import check_top_k
 from embedlayer.losses.linear_cross_entropy import FEW_LOGITS
 from embedlayer.losses.logit_statistics import LogitStatistics
+from embedlayer.losses.objective import log_probs, logsumexp
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
 
 Statistic = Literal["log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax"]
@@ -107,21 +108,20 @@ def token_statistics_of(
         tokens = tokens.long().masked_fill(~kept, 0)
         ids = tokens.flatten().unsqueeze(1) if "log_probs" in wanted else None
     best = max(top_k, 1) if "is_argmax" in wanted else top_k
-    objective = LogitStatistics(
-        mean="entropy" in wanted, lse_double="sum_squared_probs" in wanted, top_k=best, sum=False
-    )
+    objective = LogitStatistics(mean="entropy" in wanted, squares="sum_squared_probs" in wanted, top_k=best)
     request = Request(objective, ids=ids, kept=None if tokens is None else kept.flatten())
     totals = {
         name: value.unflatten(-1, shape) if shape else value.squeeze(-1)
         for name, value in compute_totals(logits, request, plain=_is_plain(logits)).items()
     }
-    lse = totals["lse"]
     top = totals["top_ids"].movedim(0, -1) if best else None
     return TokenStatistics(
-        log_probs=totals["selected"][0] - lse if ids is not None else None,
-        entropy=lse - totals["mean"] if "entropy" in wanted else None,
-        logsumexp=lse if "logsumexp" in wanted else None,
-        sum_squared_probs=(totals["lse_double"] - 2 * lse).exp() * kept if "sum_squared_probs" in wanted else None,
+        log_probs=log_probs(totals, totals["selected"])[0] if ids is not None else None,
+        entropy=totals["log_sum"] - totals["mean"] if "entropy" in wanted else None,
+        logsumexp=logsumexp(totals) if "logsumexp" in wanted else None,
+        sum_squared_probs=(totals["log_squares"] - 2 * totals["log_sum"]).exp() * kept
+        if "sum_squared_probs" in wanted
+        else None,
         is_argmax=(top[..., 0] == tokens) & kept if top is not None and "is_argmax" in wanted else None,
         top_logits=totals["top_logits"].movedim(0, -1)[..., :top_k] if top_k else None,
         top_ids=top[..., :top_k].where(kept.unsqueeze(-1), -1) if top is not None and top_k else None,

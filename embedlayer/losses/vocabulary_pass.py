@@ -182,6 +182,42 @@ class _Chunk(NamedTuple):
     ids: Tensor | None
 
 
+class _Packed:
+    """Totals of a chunk as one tensor for each dtype, `(C, S)`, to send them to other ranks.
+
+    `log_sum` is left out, as it follows from `sums`.
+
+    Args:
+        totals: Totals, `(C,)` or `(K, C)`.
+    """
+
+    def __init__(self, totals: Totals) -> None:
+        self.like = {name: value for name, value in totals.items() if not name.startswith("log_sum")}
+        self.suffixes = [name.removeprefix("log_sum") for name in totals if name.startswith("log_sum")]
+        self.dtypes = list(dict.fromkeys(value.dtype for value in self.like.values()))
+        self.rows = [
+            torch.cat([_as_rows(value) for value in self.like.values() if value.dtype == dtype], dim=1)
+            for dtype in self.dtypes
+        ]
+
+    def unpacked(self, rows: list[Tensor]) -> Totals:
+        """Return totals of the same names from other rows, `(C', S)` for each dtype."""
+        totals: Totals = {}
+        for dtype, rows_of_dtype in zip(self.dtypes, rows, strict=True):
+            names = [name for name, value in self.like.items() if value.dtype == dtype]
+            widths = [_as_rows(self.like[name]).shape[1] for name in names]
+            for name, part in zip(names, rows_of_dtype.split(widths, dim=1), strict=True):
+                totals[name] = part.T if self.like[name].dim() == 2 else part.squeeze(1)
+        for suffix in self.suffixes:
+            totals[f"log_sum{suffix}"] = totals[f"sums{suffix}"].log()
+        return totals
+
+
+def _as_rows(value: Tensor) -> Tensor:
+    """Return totals `(C,)` or `(K, C)` as `(C, 1)` or `(C, K)`."""
+    return value.T if value.dim() == 2 else value.unsqueeze(1)
+
+
 class VocabularyPass:
     """Compute totals per token, and their gradients, over chunks of tokens and blocks of rows; all without autograd.
 
@@ -237,7 +273,7 @@ class VocabularyPass:
             totals: Totals = {}
             for _ in range(self.objective.sweeps):
                 parts = [self.objective.terms(block, totals) for block in self._blocks(chunk, buffers)]
-                totals = {**totals, **self._merged(parts)}
+                totals = {**totals, **self._merged(parts, chunk)}
             found.append({name: self._own(value, chunk) for name, value in totals.items()})
         found = found or [self._totals_of_nothing()]
         joined = {name: torch.cat([each[name] for each in found], dim=-1) for name in found[0]}
@@ -308,7 +344,8 @@ class VocabularyPass:
             ]
             totals: Totals = {}
             for _ in range(self.objective.sweeps):
-                totals = {**totals, **self._merged([self.objective.terms(block, totals) for block in blocks])}
+                parts = [self.objective.terms(block, totals) for block in blocks]
+                totals = {**totals, **self._merged(parts, chunk)}
             factors_C = self._gathered(factors_N[chunk.here], chunk)
             grads_C = loss.gradients(totals, factors_C)
             found.append(loss.of(totals).split(chunk.sizes)[self.ranks.rank])
@@ -379,14 +416,22 @@ class VocabularyPass:
         teacher = views[1] if len(views) == 2 else None
         return LogitBlock(views[0], teacher, chunk.ids, self.partition.start + start, self.may_be_infinite)
 
-    def _merged(self, parts: list[Totals]) -> Totals:
-        """Merge the totals of this rank's blocks, then those of all ranks."""
+    def _merged(self, parts: list[Totals], chunk: _Chunk) -> Totals:
+        """Merge the totals of this rank's blocks, then those of all ranks.
+
+        Each rank merges the totals of its own tokens, and sends the result to the others. This is as much as an
+        all-reduce sends.
+        """
         own = self.objective.merge(parts)
         if self.ranks.size == 1:
             return own
-        everyones = {name: self.ranks.all_gather(x.unsqueeze(0).contiguous()) for name, x in own.items()}
-        ranks = range(self.ranks.size)
-        return self.objective.merge([{name: x[rank] for name, x in everyones.items()} for rank in ranks])
+        size, mine = self.ranks.size, chunk.sizes[self.ranks.rank]
+        packed = _Packed(own)
+        received = [self.ranks.all_to_all(rows, chunk.sizes, [mine] * size) for rows in packed.rows]
+        by_rank = [rows.view(size, mine, rows.shape[1]) for rows in received]
+        of_ranks = [packed.unpacked([rows[rank] for rows in by_rank]) for rank in range(size)]
+        merged = _Packed(self.objective.merge(of_ranks))
+        return merged.unpacked([self.ranks.all_gather(rows, chunk.sizes) for rows in merged.rows])
 
     def _add_gradients(
         self, sums: _GradientSums, block: LogitBlock, chunk: _Chunk, totals: Totals, grads: Totals, *, first: bool

@@ -19,9 +19,10 @@ from embedlayer.checkpoints.patch import REPLACED
 from embedlayer.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
 from embedlayer.data.tokenizer import fingerprint
 from embedlayer.distributed.sharded import ShardedTable
-from embedlayer.errors import CheckpointError, SizeError, TokenIdError
+from embedlayer.errors import CheckpointError, SizeError, TokenIdError, VocabularyError
 from embedlayer.families import VOCAB_SIZE_KEYS
 from embedlayer.io.files import JsonObject
+from embedlayer.layers.draft_head import DraftHead
 from embedlayer.layers.output import OutputHead
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
@@ -120,8 +121,14 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     Raises:
         SizeError: The module has no table and no head, the tables and heads have different numbers of tokens, or the
             rows of a table cannot be moved.
+        VocabularyError: The module contains a `DraftHead`.
     """
     modules = dict(module.named_modules())
+    if drafts := [name or "the module" for name, part in modules.items() if isinstance(part, DraftHead)]:
+        raise VocabularyError(
+            f"{drafts[0]} is a DraftHead, whose token IDs are those before the edit: remove it from the model, and "
+            f"build it again after the edit with the new token IDs."
+        )
     layers = {name: part for name, part in modules.items() if isinstance(part, EmbeddingLayer)}
     skipped = {id(part) for layer in layers.values() if layer.types is not None for part in layer.types.modules()}
     skipped |= {id(child) for part in modules.values() if isinstance(part, TokenTable) for child in part.children()}

@@ -60,6 +60,31 @@ def test_it_samples_by_default_and_says_with_which_seed_the_text_comes_again(fol
     assert (result["greedy"], result["temperature"], result["top_p"], result["seed"]) == (False, 0.8, 0.95, int(seed))
 
 
+def test_min_p_and_repetition_penalty_are_those_of_the_function_and_are_named_in_the_last_sentence(
+    folder, capsys
+) -> None:
+    asked = ["generate", folder, "Once", "--tokens", 20, "--min-p", 0.1, "--repetition-penalty", 1.3, "--seed", 4]
+    options = {"temperature": 0.8, "top_k": None, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.3}
+    assert run(*asked, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    model, prompt = DecoderLM.from_pretrained(folder), torch.tensor(result["ids"][:4])
+    torch.manual_seed(4)
+    assert result["ids"] == generate(model, prompt, max_new_tokens=20, stop_id=256, **options).tolist()
+    assert {name: result[name] for name in options} == options
+    assert run(*asked) == 0
+    how = (
+        "sampled at temperature 0.8, top-p 0.95, min-p 0.1, repetition-penalty 1.3; --seed 4 gives the same text again"
+    )
+    assert how in capsys.readouterr().err
+    greedy = ["generate", folder, "Once", "--tokens", 20, "--greedy", "--repetition-penalty", 1.3]
+    assert run(*greedy, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    expected = generate(model, prompt, max_new_tokens=20, stop_id=256, repetition_penalty=1.3)
+    assert result["ids"] == expected.tolist()
+    assert run(*greedy) == 0
+    assert "the most likely token each time (--greedy), repetition-penalty 1.3." in capsys.readouterr().err
+
+
 def test_a_seed_fixes_what_is_drawn_and_no_text_starts_at_the_end_of_another(folder, capsys) -> None:
     said = []
     for seed in (1, 1, 2):
@@ -127,6 +152,9 @@ def test_stories260k_says_its_story(shared_data, capsys) -> None:
         (["{tmp}/nowhere.safetensors", "hello"], 1, "nowhere.safetensors does not exist"),
         (["{run}", "hello", "--temperature", "-1"], 2, "temperature must be 0 or a positive number"),
         (["{run}", "hello", "--top-p", "1.5"], 2, "top_p must be above 0 and at most 1, not 1.5"),
+        (["{run}", "hello", "--min-p", "-1"], 2, "min_p must be from 0 to 1, not -1.0"),
+        (["{run}", "hello", "--repetition-penalty", "0"], 2, "repetition_penalty must be a positive number, not 0.0"),
+        (["{run}", "hello", "--greedy", "--min-p", "0.1"], 2, "--greedy samples nothing"),
         (["{run}", "hello", "--greedy", "--seed", "1"], 2, "--greedy samples nothing"),
         (["{run}", "hello", "--tokens", "-1"], 2, "max_new_tokens must be at least 0"),
         (["{run}", "hello", "--tokenizer", "{tmp}/none.json"], 1, "none.json"),

@@ -8,7 +8,6 @@ from decoders import small
 from kinds import POSITIONS
 
 from embedlayer import OutputHead, PositionError, ShapeError, SizeError, TokenIdError, generate
-from embedlayer.models.generate import sample_tokens, sampling_probabilities
 
 
 def read_anew(model, ids, count):
@@ -50,6 +49,18 @@ def test_it_stops_after_the_stop_token_and_fills_up_what_ended_before() -> None:
     assert torch.equal(generate(model, ids, max_new_tokens=0), ids)
 
 
+@pytest.mark.parametrize("options", [{"repetition_penalty": 1.5}, {"repetition_penalty": 1.1, "temperature": 1e-6}])
+def test_the_end_of_a_text_changes_no_other_text_of_its_batch(options) -> None:
+    model = small(head=OutputHead(vocab_size=50, embed_dim=24, init_std=1.0))
+    ids = torch.randint(1, 50, (3, 4))
+    alone = [generate(model, row, max_new_tokens=12, **options) for row in ids]
+    others = torch.stack(alone[1:])
+    end, stop = next((i, token) for i, token in enumerate(alone[0].tolist()) if i > 4 and token not in others[:, 4:])
+    together = generate(model, ids, max_new_tokens=12, stop_id=stop, **options)
+    assert together[0].tolist() == [*alone[0][:end].tolist(), *[stop] * (16 - end)]
+    assert torch.equal(together[1:], others)
+
+
 def test_a_seed_fixes_what_is_drawn() -> None:
     model = small()
     ids = torch.randint(1, 50, (2, 3))
@@ -61,38 +72,6 @@ def test_a_seed_fixes_what_is_drawn() -> None:
     assert torch.equal(
         generate(model, ids, max_new_tokens=8, temperature=9.0, top_k=1), generate(model, ids, max_new_tokens=8)
     )
-
-
-def test_tokens_are_drawn_by_their_probabilities() -> None:
-    logits = torch.tensor([1.0, 3.0, 2.0, -math.inf]).expand(20_000, 4)
-    for temperature, top_k, kept in ((1.0, None, 4), (0.5, None, 4), (1.0, 2, 2)):
-        cut = logits[0].clone()
-        cut[cut < cut.sort(descending=True).values[kept - 1]] = -math.inf
-        shares = sample_tokens(logits, temperature=temperature, top_k=top_k).bincount(minlength=4) / 20_000
-        assert torch.allclose(shares, (cut / temperature).softmax(-1), atol=0.015)
-
-
-@pytest.mark.parametrize("top_k", [None, 1, 12])
-@pytest.mark.parametrize("top_p", [None, 1e-6, 0.3, 0.9, 1.0])
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_the_tokens_sampled_from_and_their_probabilities_are_those_of_transformers(temperature, top_k, top_p) -> None:
-    warpers = pytest.importorskip("transformers.generation.logits_process", reason="the dev extra is not installed")
-    logits = 3 * torch.randn(5, 50)
-    theirs = warpers.TemperatureLogitsWarper(temperature)(None, logits)
-    theirs = theirs if top_k is None else warpers.TopKLogitsWarper(top_k)(None, theirs)
-    theirs = theirs if top_p is None else warpers.TopPLogitsWarper(top_p)(None, theirs)
-    ours, tokens = sampling_probabilities(logits, temperature=temperature, top_k=top_k, top_p=top_p)
-    spread = torch.zeros_like(logits).scatter_(-1, tokens, ours)
-    assert torch.equal(spread > 0, theirs > -math.inf)
-    torch.testing.assert_close(spread, theirs.softmax(-1))
-
-
-def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
-    logits = torch.tensor([[0.5, 0.2, 0.2, 0.1]]).log()
-    for top_p, kept in ((0.3, 1), (0.6, 2), (0.95, 4)):
-        assert int(sampling_probabilities(logits, temperature=1.0, top_p=top_p)[0].count_nonzero()) == kept
-        drawn = sample_tokens(logits.expand(2000, 4), temperature=1.0, top_p=top_p)
-        assert drawn.unique().tolist() == list(range(kept))
 
 
 def test_dropout_is_off_and_the_mode_comes_back() -> None:
@@ -111,12 +90,24 @@ def test_dropout_is_off_and_the_mode_comes_back() -> None:
         ({"temperature": 1.0, "top_k": 0}, "top_k must be at least 1, not 0"),
         ({"temperature": 1.0, "top_p": 0.0}, "top_p must be above 0 and at most 1, not 0.0"),
         ({"temperature": 1.0, "top_p": 1.1}, "top_p must be above 0 and at most 1, not 1.1"),
+        ({"min_p": -0.1}, "min_p must be from 0 to 1, not -0.1"),
+        ({"min_p": 1.1}, "min_p must be from 0 to 1, not 1.1"),
+        ({"min_p": math.nan}, "min_p must be from 0 to 1, not nan"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be a positive number, not 0.0"),
+        ({"repetition_penalty": -1.0}, "repetition_penalty must be a positive number, not -1.0"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty must be a positive number, not inf"),
+        ({"repetition_penalty": math.nan}, "repetition_penalty must be a positive number, not nan"),
         ({"max_new_tokens": -1}, "max_new_tokens must be at least 0, not -1"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message) -> None:
     with pytest.raises(SizeError, match=message):
         generate(small(), torch.tensor([1]), **{"max_new_tokens": 2, **options})
+
+
+def test_unknown_options_are_refused_before_a_token_is_computed() -> None:
+    with pytest.raises(TypeError, match="typical_p"):
+        generate(small(), torch.tensor([1]), max_new_tokens=0, typical_p=0.5)
 
 
 def test_bad_beginnings_are_refused() -> None:

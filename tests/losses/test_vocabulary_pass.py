@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from comparison import assert_no_worse
-from torch.utils._python_dispatch import TorchDispatchMode
+from memory import Shapes
 
 from embedlayer import ShapeError, SizeError, TokenIdError, linear_cross_entropy, token_log_probs
 from embedlayer.losses import chunk_size, operators
@@ -136,24 +136,6 @@ def test_no_target_that_counts_is_loss_zero_and_gradients_zero(impl, tokens, red
     assert loss.shape == ((tokens,) if reduction == "none" else ())
     assert hidden.grad.eq(0).all()
     assert weight.grad.eq(0).all()
-
-
-class Shapes(TorchDispatchMode):
-    """Record the sizes of all storages that operators allocate."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numels = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, tuple | list) else [out]:
-            if isinstance(tensor, torch.Tensor):
-                self.numels.append((func.__name__, tensor.untyped_storage().nbytes() // tensor.itemsize))
-        return out
-
-    def largest(self, size):
-        return {name for name, numel in self.numels if numel >= size}
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

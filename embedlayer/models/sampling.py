@@ -1,0 +1,142 @@
+"""Choose the next token from logits: greedy decoding, or sampling as transformers' `generate` does it."""
+
+import math
+from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embedlayer.errors import SizeError
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Options of `generate` and `next_tokens` that choose a token from logits.
+
+    They act in the order of transformers' `generate`: repetition penalty, temperature, top-k, top-p, min-p.
+
+    Attributes:
+        temperature: 0, the default, selects the most likely token; above 0, higher is more random.
+        top_k: Sample from the K most likely tokens, and from all that are as likely as the last of these; `None` for
+            all.
+        top_p: Sample from the most likely tokens that together reach this probability (nucleus sampling); `None` for
+            all.
+        min_p: Sample from the tokens of at least this fraction of the probability of the most likely one; `None` for
+            all.
+        repetition_penalty: Divide the positive logits of tokens that are in the text by this number, and multiply the
+            negative ones. Above 1 makes repetition less likely, below 1 more. It also acts at temperature 0; `None`
+            for 1.
+        generator: Random number generator; `None` for torch's own, which `torch.manual_seed` seeds.
+    """
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    generator: torch.Generator | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """Choose one token per text from its logits. The attributes are those of `SamplingOptions`.
+
+    Raises:
+        SizeError: An option is out of its range.
+
+    Reference: transformers/generation/logits_process.py, and `_get_logits_processor` in generation/utils.py for the
+        order. There, greedy decoding is `do_sample=False` instead of temperature 0, and `top_k` is 50 if not passed.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise SizeError(f"temperature must be 0 or a positive number, not {self.temperature}.")
+        if self.top_k is not None and self.top_k < 1:
+            raise SizeError(f"top_k must be at least 1, not {self.top_k}.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise SizeError(f"top_p must be above 0 and at most 1, not {self.top_p}.")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise SizeError(f"min_p must be from 0 to 1, not {self.min_p}.")
+        if self.repetition_penalty is not None and not 0 < self.repetition_penalty < math.inf:
+            raise SizeError(f"repetition_penalty must be a positive number, not {self.repetition_penalty}.")
+
+    def next_tokens(self, logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"]) -> Int[Tensor, " B"]:
+        """Return one token ID per row: the largest of `processed_logits` at temperature 0, else a random sample.
+
+        Args:
+            logits: Logits of the next token of each text.
+            ids: All tokens of each text so far.
+        """
+        processed = self.processed_logits(logits, ids)
+        if self.temperature == 0:
+            return processed.argmax(dim=-1)
+        return processed.softmax(dim=-1).multinomial(1, generator=self.generator).squeeze(-1)
+
+    def processed_logits(self, logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"]) -> Float[Tensor, "B V"]:
+        """Return the float32 logits whose softmax is sampled from; they are -inf for tokens that are excluded.
+
+        At temperature 0, only the repetition penalty is applied. The arguments are those of `next_tokens`.
+        """
+        logits = logits.float()
+        if self.repetition_penalty is not None:
+            logits = _penalize_repetition(logits, ids, self.repetition_penalty)
+        if self.temperature == 0:
+            return logits
+        logits = logits / min(max(self.temperature, 1e-30), 1e30)  # beyond, float32 gives infinities and NaN
+        if self.top_k is not None:
+            logits = _keep_top_k(logits, self.top_k)
+        if self.top_p is not None and self.top_p < 1:
+            logits = _keep_top_p(logits, self.top_p)
+        if self.min_p is not None:
+            logits = _keep_min_p(logits, self.min_p)
+        return logits
+
+
+def _penalize_repetition(logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"], penalty: float) -> Float[Tensor, "B V"]:
+    """Divide the positive logits of the tokens in `ids` by `penalty`, and multiply the negative ones, once per token.
+
+    Reference: Keskar et al., CTRL, 2019, section 4.1; transformers' RepetitionPenaltyLogitsProcessor.
+    """
+    ids = ids.long()
+    seen = logits.gather(-1, ids)
+    return logits.scatter(-1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))
+
+
+def _keep_top_k(logits: Float[Tensor, "B V"], k: int) -> Float[Tensor, "B V"]:
+    """Set the logits below the K-th largest to -inf; all that equal it stay. K above V changes nothing.
+
+    Reference: Fan et al., Hierarchical Neural Story Generation, 2018; transformers' TopKLogitsWarper.
+    """
+    kth = logits.topk(min(k, logits.shape[-1]), dim=-1).values[:, -1:]
+    return logits.masked_fill(logits < kth, -math.inf)
+
+
+def _keep_top_p(logits: Float[Tensor, "B V"], p: float) -> Float[Tensor, "B V"]:
+    """Set the logits of the least likely tokens to -inf while these have a total probability of at most `1 - p`.
+
+    The most likely token stays. Of equal logits at the limit, those stay that `torch.sort` sorts last, as in
+    transformers.
+
+    Reference: Holtzman et al., The Curious Case of Neural Text Degeneration, 2020; transformers' TopPLogitsWarper.
+    """
+    ascending, order = logits.sort(dim=-1)
+    excluded = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - p
+    excluded[:, -1] = False
+    return logits.masked_fill(excluded.scatter(-1, order, excluded), -math.inf)
+
+
+def _keep_min_p(logits: Float[Tensor, "B V"], p: float) -> Float[Tensor, "B V"]:
+    """Set the logits of tokens to -inf that are less likely than `p` times the most likely one.
+
+    Reference: Nguyen et al., Min-p Sampling, 2024; transformers' MinPLogitsWarper.
+    """
+    probabilities = logits.softmax(dim=-1)
+    return logits.masked_fill(probabilities < p * probabilities.amax(dim=-1, keepdim=True), -math.inf)

@@ -1,0 +1,127 @@
+"""Statistics, divergences and losses of several depths over sharded rows are those of one process."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+
+from embedlayer import FactorizedEmbedding, OutputHead, QuantizedEmbedding, SizeError, TokenEmbedding
+from embedlayer.distributed.sharded import shard_table
+from embedlayer.losses import ForwardKL, JensenShannon, LinearLogits, ReverseKL, TopKTargets, chunk_size, divergence
+
+V, D, T = 23, 6, 7
+STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax")
+KINDS = (ForwardKL(), ReverseKL(), JensenShannon(0.3))
+TABLES = ("dense", "factorised", "int8")
+
+
+def whole(kind: str):
+    torch.manual_seed(0)
+    if kind == "factorised":
+        return FactorizedEmbedding(V, D, 3, padding_idx=2, init_std=0.5, dtype=torch.float64)
+    table = TokenEmbedding(V, D, padding_idx=2, init_std=0.5, dtype=torch.float64)
+    return table if kind == "dense" else QuantizedEmbedding.from_table(table, 8)
+
+
+def batches(ranks: int, width: int = D) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Hidden states and tokens of each rank; the batches have different sizes."""
+    generator = torch.Generator().manual_seed(1 + width)
+    found = []
+    for rank in range(ranks):
+        tokens = torch.randint(0, V, (2, T - rank), generator=generator)
+        tokens[0, 1] = -100
+        found.append((torch.randn(2, T - rank, width, generator=generator, dtype=torch.float64), tokens))
+    return found
+
+
+def outputs(table, hidden, tokens, teacher, teacher_hidden) -> list[torch.Tensor]:
+    """Return every output of the head of a table, as tensors whose sums are differentiated one by one."""
+    head = OutputHead(table, softcap=3.0)
+    statistics = head.token_statistics(hidden, tokens, statistics=STATISTICS, top_k=19, temperature=0.7)
+    found = [value for value in statistics if value is not None]
+    logits = head.uncomputed_logits(hidden)
+    for kind in KINDS:
+        for other in teacher:
+            other_logits = other.uncomputed_logits(teacher_hidden, temperature=1.5)
+            for reduction in ("mean", "none"):
+                found.append(divergence(logits, other_logits, kind, labels=tokens, reduction=reduction))
+    ids = torch.arange(4).expand(*tokens.shape, 4)
+    found.append(divergence(logits, TopKTargets(ids, torch.zeros(ids.shape).double().log_softmax(-1)), labels=tokens))
+    found.append(head.multi_token_loss([hidden, hidden.flip(0)], tokens, weights=[1.0, 0.5]).loss)
+    return found
+
+
+def sharded_outputs():
+    chunk_size.MAX_CHUNK_TOKENS["cpu"], chunk_size.ROWS_OF_A_BLOCK["cpu"] = 8, 3
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (ranks,))
+    results = []
+    for kind in TABLES:
+        table, teacher = shard_table(whole(kind), mesh), TokenEmbedding(V, 4, init_std=0.5, dtype=torch.float64)
+        hidden, tokens = batches(ranks)[rank]
+        hidden.requires_grad_()
+        found = outputs(table, hidden, tokens, [teacher, shard_table(teacher, mesh)], batches(ranks, 4)[rank][0])
+        gradients = []
+        for value in found:
+            if value.requires_grad:
+                weights = [part for _, part in table.sharded_parameters() if part.requires_grad]
+                grads = torch.autograd.grad(value.sum(), [hidden, *weights], retain_graph=True)
+                gradients.append(list(grads))
+        results.append([[value.detach() for value in found], gradients])
+        unsharded = LinearLogits(hidden, torch.randn(V, D, dtype=torch.float64))
+        with pytest.raises(SizeError, match="shard both over the same ranks"):
+            divergence(unsharded, table.uncomputed_logits(hidden))
+    return results
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_they_equal_those_of_one_process_with_their_gradients(ranks) -> None:
+    results = on_ranks(ranks, sharded_outputs)
+    for number, kind in enumerate(TABLES):
+        table, teacher = whole(kind), TokenEmbedding(V, 4, init_std=0.5, dtype=torch.float64)
+        pairs = [(hidden.requires_grad_(), tokens) for hidden, tokens in batches(ranks)]
+        others = [hidden for hidden, _ in batches(ranks, 4)]
+        expected = [
+            outputs(table, hidden, tokens, [teacher, teacher], other)
+            for (hidden, tokens), other in zip(pairs, others, strict=True)
+        ]
+        for rank in range(ranks):
+            for ours, plain in zip(results[rank][number][0], expected[rank], strict=True):
+                torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
+        differentiable = [place for place, value in enumerate(expected[0]) if value.requires_grad]
+        weights = [part for part in (getattr(table, "inner", table)).parameters() if part.requires_grad]
+        for index, place in enumerate(differentiable):
+            total = sum(each[place].sum() for each in expected)
+            grads = torch.autograd.grad(total, [*(hidden for hidden, _ in pairs), *weights], retain_graph=True)
+            found = [results[rank][number][1][index] for rank in range(ranks)]
+            for rank in range(ranks):
+                torch.testing.assert_close(found[rank][0], grads[rank], rtol=1e-10, atol=1e-10)
+            if weights:  # means over the ranks, as DistributedDataParallel computes them
+                rows = torch.cat([each[1] for each in found])
+                torch.testing.assert_close(rows * ranks, grads[-1][: len(rows)], rtol=1e-10, atol=1e-10)
+
+
+def equal_logits():
+    """Return the top tokens of integer rows, many of which are equal, so that products are exact."""
+    chunk_size.MAX_CHUNK_TOKENS["cpu"], chunk_size.ROWS_OF_A_BLOCK["cpu"] = 8, 3
+    hidden, rows = integers()
+    table = TokenEmbedding.from_pretrained(rows)
+    if dist.is_initialized():
+        table = shard_table(table, init_device_mesh("cpu", (dist.get_world_size(),)))
+    found = table.token_statistics(hidden, hidden[:, 0].abs().long(), statistics=("is_argmax",), top_k=13)
+    return [found.top_logits, found.top_ids, found.is_argmax]
+
+
+def integers() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return tuple(torch.randint(-1, 2, (size, 2), generator=generator).float() for size in (9, V))
+
+
+def test_of_equal_logits_on_several_ranks_the_lowest_id_comes_first() -> None:
+    hidden, rows = integers()
+    values, ids = (hidden @ rows.T).sort(dim=-1, descending=True, stable=True)
+    for found in on_ranks(3, equal_logits):
+        assert torch.equal(found[0], values[:, :13])
+        assert torch.equal(found[1], ids[:, :13])
+        assert torch.equal(found[2], ids[:, 0] == hidden[:, 0].abs().long())

@@ -1,0 +1,205 @@
+"""Every output of every head equals the plain formulation on all logits, with its gradients, and stores none of them.
+
+The oracle is `log_softmax` of `head(hidden)` in float64. Chunks and blocks are made small, so that each batch has
+several of both.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import UsesHead
+from kinds import EMBED_DIM, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
+from memory import Shapes
+from torch import Tensor, nn
+
+import embedlayer as el
+from embedlayer.layers.prediction_head import PredictionHead
+from embedlayer.losses import ForwardKL, JensenShannon, LinearLogits, ReverseKL, TopKTargets, chunk_size, divergence
+from embedlayer.tables import table as table_module
+
+STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax")
+KINDS = {"forward": ForwardKL(), "reverse": ReverseKL(), "Jensen-Shannon": JensenShannon(0.3)}
+
+
+def tied(name: str) -> UsesHead:
+    table = TABLES[name]()
+    return UsesHead(el.OutputHead(table, bias=name == "int8", softcap=3.0 if name == "delta" else None), table)
+
+
+def with_transform() -> UsesHead:
+    table = TABLES["dense"]()
+    dense = nn.Linear(EMBED_DIM, EMBED_DIM)
+    return UsesHead(PredictionHead(el.OutputHead(table), dense=dense, activation="gelu"), table)
+
+
+class Overridden(el.OutputHead):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden).sin() * 3
+
+
+HEADS: dict[str, Callable[[], UsesHead]] = {
+    **{name: lambda table=table: tied(table) for name, table in TIED_HEADS.items()},
+    **{name: lambda make=make: UsesHead(make()) for name, make in UNTIED_HEADS.items()},
+    "with a transform": with_transform,
+    "overridden": lambda: UsesHead(Overridden(EMBED_DIM, VOCAB_SIZE)),
+}
+every_head = pytest.mark.parametrize("name", HEADS)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 4)
+    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 16)
+    monkeypatch.setattr(table_module, "ROWS_AT_ONCE", 16)
+
+
+def batch(tokens: int = 11) -> tuple[Tensor, Tensor]:
+    hidden = torch.randn(tokens, EMBED_DIM, dtype=torch.float64, requires_grad=True)
+    ids = torch.randint(1, VOCAB_SIZE, (tokens,))
+    ids[2] = -100
+    return hidden, ids
+
+
+def assert_same(ours: Tensor, plain: Tensor, leaves: list[Tensor]) -> None:
+    torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
+    grad_output = torch.randn_like(plain)
+    found = torch.autograd.grad(ours, leaves, grad_output, retain_graph=True, allow_unused=True)
+    expected = torch.autograd.grad(plain, leaves, grad_output, retain_graph=True, allow_unused=True)
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def leaves_of(module: nn.Module, *others: Tensor) -> list[Tensor]:
+    return [*others, *(parameter for parameter in module.parameters() if parameter.requires_grad)]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@every_head
+def test_statistics_are_those_of_log_softmax(name, temperature) -> None:
+    module = HEADS[name]().double()
+    hidden, tokens = batch()
+    found = module.head.token_statistics(
+        hidden, tokens, statistics=STATISTICS, top_k=5, temperature=temperature, impl="chunked"
+    )
+    logits = module.head(hidden) / temperature
+    kept, log_p = tokens != -100, F.log_softmax(logits, dim=-1)
+    top, top_ids = logits.sort(dim=-1, descending=True, stable=True)
+    expected = {
+        "log_probs": log_p.gather(-1, tokens.clamp(min=0).unsqueeze(-1)).squeeze(-1) * kept,
+        "entropy": -(log_p.exp() * log_p).sum(-1) * kept,
+        "logsumexp": logits.logsumexp(-1) * kept,
+        "sum_squared_probs": log_p.exp().square().sum(-1) * kept,
+        "top_logits": top[:, :5] * kept.unsqueeze(-1),
+    }
+    for field, plain in expected.items():
+        assert_same(getattr(found, field), plain, leaves_of(module, hidden))
+    assert torch.equal(found.top_ids, top_ids[:, :5].where(kept.unsqueeze(-1), -1))
+    assert torch.equal(found.is_argmax, (logits.argmax(-1) == tokens) & kept)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("kind", KINDS)
+@every_head
+def test_divergences_are_those_of_two_log_softmaxes(name, kind, reduction) -> None:
+    module = HEADS[name]().double()
+    hidden, labels = batch()
+    teacher = nn.Linear(7, VOCAB_SIZE, dtype=torch.float64)
+    teacher_hidden = torch.randn(len(hidden), 7, dtype=torch.float64)
+    student = module.head.uncomputed_logits(hidden, temperature=0.8, impl="chunked")
+    other = LinearLogits(teacher_hidden, teacher.weight, bias=teacher.bias, temperature=1.5)
+    ours = divergence(student, other, KINDS[kind], labels=labels, reduction=reduction)
+    log_q = F.log_softmax(module.head(hidden) / 0.8, dim=-1)
+    log_p = F.log_softmax(teacher(teacher_hidden) / 1.5, dim=-1).detach()
+    q, p = log_q.exp(), log_p.exp()
+    if kind == "Jensen-Shannon":
+        log_m = (0.3 * p + 0.7 * q).log()
+        each = (0.3 * p * (log_p - log_m) + 0.7 * q * (log_q - log_m)).sum(-1)
+    else:
+        each = (p * (log_p - log_q) if kind == "forward" else q * (log_q - log_p)).sum(-1)
+    each = each * (labels != -100)
+    assert_same(ours, each.sum() / (labels != -100).sum() if reduction == "mean" else each, leaves_of(module, hidden))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@every_head
+def test_a_head_of_any_format_can_be_the_teacher(name, kind) -> None:
+    module = HEADS[name]().double()
+    hidden, teacher_hidden = (batch()[0] for _ in range(2))
+    weight = torch.randn(VOCAB_SIZE, EMBED_DIM, dtype=torch.float64, requires_grad=True)
+    teacher = module.head.uncomputed_logits(teacher_hidden, temperature=1.5)
+    ours = divergence(LinearLogits(hidden, weight, impl="chunked"), teacher, KINDS[kind])
+    log_p = F.log_softmax(module.head(teacher_hidden) / 1.5, dim=-1).detach()
+    plain = KINDS[kind].of_log_probs(F.log_softmax(hidden @ weight.T, dim=-1), log_p).mean()
+    assert_same(ours, plain, [hidden, weight])
+    wanted = leaves_of(module, teacher_hidden)
+    assert all(grad is None for grad in torch.autograd.grad(ours, wanted, allow_unused=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@every_head
+def test_a_teacher_of_k_tokens_counts_these_alone(name, kind) -> None:
+    module = HEADS[name]().double()
+    hidden, labels = batch()
+    ids = torch.stack([torch.randperm(VOCAB_SIZE)[:4] for _ in hidden])
+    log_probs = F.log_softmax(torch.randn(len(hidden), 5, dtype=torch.float64), dim=-1)[:, :4]
+    student = module.head.uncomputed_logits(hidden, impl="chunked")
+    ours = divergence(student, TopKTargets(ids, log_probs), KINDS[kind], labels=labels)
+    own = F.log_softmax(module.head(hidden), dim=-1).gather(-1, ids)
+    each = KINDS[kind].of_log_probs(own, log_probs) * (labels != -100)
+    assert_same(ours, each.sum() / (labels != -100).sum(), leaves_of(module, hidden))
+
+
+@every_head
+def test_several_depths_are_the_weighted_sum_of_their_losses(name) -> None:
+    module = HEADS[name]().double()
+    hidden = [torch.randn(2, 6, EMBED_DIM, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    labels = torch.randint(1, VOCAB_SIZE, (2, 6))
+    labels[0, 4] = -100
+    ours = module.head.multi_token_loss(hidden, labels, weights=[1.0, 0.3, 0.2], impl="chunked")
+    each = [
+        F.cross_entropy(module.head(states[:, : 5 - depth]).flatten(0, 1), labels[:, 1 + depth :].flatten())
+        for depth, states in enumerate(hidden)
+    ]
+    torch.testing.assert_close(ours.losses, torch.stack(each).detach(), rtol=1e-10, atol=1e-10)
+    assert_same(ours.loss, each[0] + 0.3 * each[1] + 0.2 * each[2], leaves_of(module, *hidden))
+
+
+@every_head
+def test_no_output_stores_numbers_for_each_token_and_each_row(monkeypatch, name) -> None:
+    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 48)
+    module = HEADS[name]()
+    tokens = 144
+    hidden = torch.randn(tokens, EMBED_DIM, requires_grad=True)
+    ids = torch.randint(1, VOCAB_SIZE, (tokens,))
+    teacher = LinearLogits(torch.randn(tokens, 4), torch.randn(VOCAB_SIZE, 4))
+    with Shapes() as shapes:
+        statistics = module.head.token_statistics(hidden, ids, statistics=STATISTICS, top_k=2, impl="chunked")
+        sum(value.sum() for value in statistics if value is not None and value.requires_grad).backward()
+        module.head.loss(hidden, ids, impl="chunked").backward()
+        for kind in KINDS.values():
+            divergence(module.head.uncomputed_logits(hidden, impl="chunked"), teacher, kind).backward()
+    assert not shapes.largest(tokens * VOCAB_SIZE)
+
+
+@every_head
+def test_when_nothing_counts_all_is_zero(name) -> None:
+    module = HEADS[name]()
+    for tokens in (0, 3):
+        hidden = torch.randn(tokens, EMBED_DIM, requires_grad=True)
+        labels = torch.full((tokens,), -100)
+        teacher = LinearLogits(torch.randn(tokens, 4), torch.randn(VOCAB_SIZE, 4))
+        found = module.head.token_statistics(hidden, labels, statistics=STATISTICS, top_k=3, impl="chunked")
+        student = module.head.uncomputed_logits(hidden, impl="chunked")
+        losses = [divergence(student, teacher, kind, labels=labels) for kind in KINDS.values()]
+        losses += [module.head.loss(hidden, labels, impl="chunked")]
+        total = sum(losses) + sum(value.sum() for value in found if value is not None and value.requires_grad)
+        assert all(loss == 0 for loss in losses)
+        assert all(value.eq(0).all() for value in found[:4] if value is not None)
+        assert total == 0
+        total.backward()
+        assert hidden.grad is None or hidden.grad.eq(0).all()
+        assert all(p.grad is None or p.grad.eq(0).all() for p in module.parameters())

@@ -1,0 +1,150 @@
+"""Divergences of two heads: beside TRL, edges and bad input; values and gradients of all heads are in `tests/laws`."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from embedlayer import ShapeError, SizeError, TokenIdError
+from embedlayer.losses import (
+    BlockLogits,
+    ForwardKL,
+    JensenShannon,
+    LinearLogits,
+    ReverseKL,
+    TopKTargets,
+    chunk_size,
+    divergence,
+)
+
+KINDS = {"forward": ForwardKL(), "reverse": ReverseKL(), "Jensen-Shannon": JensenShannon(0.3)}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 3)
+    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 8)
+
+
+def pair(dtype=torch.float64, tokens=(2, 4), vocab=23):
+    hidden = torch.randn(*tokens, 5, dtype=dtype, requires_grad=True)
+    weight = torch.randn(vocab, 5, dtype=dtype, requires_grad=True)
+    return hidden, weight, torch.randn(*tokens, 7, dtype=dtype), torch.randn(vocab, 7, dtype=dtype)
+
+
+@pytest.mark.parametrize(("kind", "beta"), [(ForwardKL(), 0.0), (ReverseKL(), 1.0), (JensenShannon(0.3), 0.3)])
+def test_it_is_the_loss_of_trl(kind, beta) -> None:
+    trainer = pytest.importorskip("trl.experimental.gkd.gkd_trainer")
+    hidden, weight, teacher_hidden, teacher_weight = pair()
+    labels = torch.randint(0, 23, (2, 4))
+    labels[1, :2] = -100
+    theirs = trainer.GKDTrainer.generalized_jsd_loss(
+        hidden @ weight.T, teacher_hidden @ teacher_weight.T, labels, beta, temperature=0.9
+    )
+    student = LinearLogits(hidden, weight, temperature=0.9, impl="chunked")
+    ours = divergence(student, LinearLogits(teacher_hidden, teacher_weight, temperature=0.9), kind, labels=labels)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)  # TRL stores beta in float32
+    both = [torch.autograd.grad(each, (hidden, weight)) for each in (ours, theirs)]
+    torch.testing.assert_close(*both, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("impl", ["plain", "chunked", "blocks"])
+def test_tokens_that_both_heads_exclude_do_not_count(kind, impl) -> None:
+    hidden, weight, teacher_hidden, teacher_weight = pair()
+    options = {"bias": torch.zeros(23, dtype=torch.float64).index_fill(0, torch.arange(8, 17), -torch.inf)}
+    if impl == "blocks":
+        student = BlockLogits(hidden, lambda x, start, stop: x @ weight[start:stop].T, 23, 8, **options)
+    else:
+        student = LinearLogits(hidden, weight, impl=impl, **options)
+    ours = divergence(student, LinearLogits(teacher_hidden, teacher_weight, **options), KINDS[kind])
+    kept = torch.cat([torch.arange(8), torch.arange(17, 23)])
+    log_q = F.log_softmax(hidden @ weight[kept].T, dim=-1)
+    log_p = F.log_softmax(teacher_hidden @ teacher_weight[kept].T, dim=-1)
+    plain = KINDS[kind].of_log_probs(log_q, log_p).mean()
+    torch.testing.assert_close(ours, plain)
+    both = [torch.autograd.grad(each, (hidden, weight)) for each in (ours, plain)]
+    torch.testing.assert_close(*both)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_that_one_head_excludes(kind) -> None:
+    """The forward divergence is infinite where the student excludes it, the reverse one where the teacher does."""
+    hidden, weight, teacher_hidden, teacher_weight = pair()
+    excluded = {"bias": torch.zeros(23, dtype=torch.float64).index_fill(0, torch.tensor([9]), -torch.inf)}
+    for one, other, infinite in (({}, excluded, "reverse"), (excluded, {}, "forward")):
+        for impl in ("plain", "chunked"):
+            student = LinearLogits(hidden, weight, impl=impl, **one)
+            found = divergence(student, LinearLogits(teacher_hidden, teacher_weight, **other), KINDS[kind])
+            assert found.isinf() if kind == infinite else found.isfinite()
+            if kind != infinite:
+                assert all(grad.isfinite().all() for grad in torch.autograd.grad(found, (hidden, weight)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_equal_heads_have_divergence_zero_and_no_gradient(kind) -> None:
+    hidden, weight, *_ = pair()
+    logits = LinearLogits(hidden, weight, impl="chunked")
+    found = divergence(logits, logits, KINDS[kind])
+    torch.testing.assert_close(found, torch.zeros_like(found))
+    grads = torch.autograd.grad(found, (hidden, weight))
+    torch.testing.assert_close(grads, tuple(map(torch.zeros_like, grads)))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_derivatives_are_right_twice(kind, reduction) -> None:
+    hidden, weight, teacher_hidden, teacher_weight = pair(tokens=(4,), vocab=17)
+    teacher = LinearLogits(teacher_hidden, teacher_weight)
+
+    def value(hidden, weight):
+        return divergence(LinearLogits(hidden, weight, impl="chunked"), teacher, KINDS[kind], reduction=reduction)
+
+    assert torch.autograd.gradcheck(value, (hidden, weight), fast_mode=True)
+    assert torch.autograd.gradgradcheck(value, (hidden, weight), fast_mode=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_transformed_and_compiled(unchecked: None, kind) -> None:
+    hidden, weight, teacher_hidden, teacher_weight = pair()
+
+    def value(hidden, teacher_hidden):
+        return divergence(LinearLogits(hidden, weight), LinearLogits(teacher_hidden, teacher_weight), KINDS[kind])
+
+    each = torch.stack([value(*both) for both in zip(hidden, teacher_hidden, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(value)(hidden, teacher_hidden), each)
+    compiled = torch.compile(value, fullgraph=True, backend="aot_eager")(hidden, teacher_hidden)
+    torch.testing.assert_close(compiled, value(hidden, teacher_hidden))
+
+
+def test_a_teacher_in_another_precision_and_with_gradients_is_a_constant() -> None:
+    hidden, weight, teacher_hidden, teacher_weight = pair(torch.float32)
+    teacher_weight = teacher_weight.bfloat16().requires_grad_()
+    teacher = LinearLogits(teacher_hidden.bfloat16(), teacher_weight)
+    for impl in ("plain", "chunked"):
+        divergence(LinearLogits(hidden, weight, impl=impl), teacher).backward()
+    assert teacher_weight.grad is None
+    assert weight.grad is not None
+
+
+def test_what_does_not_fit_is_refused(unchecked: None) -> None:
+    hidden, weight, teacher_hidden, teacher_weight = pair()
+    student, teacher = LinearLogits(hidden, weight), LinearLogits(teacher_hidden, teacher_weight)
+    with pytest.raises(ShapeError, match="The student has 23 tokens and the teacher 20: a divergence needs one voc"):
+        divergence(student, LinearLogits(teacher_hidden, teacher_weight[:20]))
+    with pytest.raises(ShapeError, match="pass one of each for every token"):
+        divergence(student, LinearLogits(teacher_hidden[:1], teacher_weight))
+    with pytest.raises(SizeError, match="reduction must be one of mean, sum, none, not 'batchmean'"):
+        divergence(student, teacher, reduction="batchmean")
+    with pytest.raises(ShapeError, match=r"labels must be int64 or int32 of shape \(2, 4\)"):
+        divergence(student, teacher, labels=torch.zeros(8, dtype=torch.long))
+    for beta in (0, 1, -0.5):
+        with pytest.raises(SizeError, match="beta of the Jensen-Shannon divergence must be between 0 and 1"):
+            JensenShannon(beta)
+    ids = torch.zeros(2, 4, 3, dtype=torch.long)
+    with pytest.raises(ShapeError, match=r"both must be \(2, 4, 'K'\)"):
+        divergence(student, TopKTargets(ids, torch.zeros(2, 4, 2)))
+    with pytest.raises(SizeError, match="A teacher has 0 tokens per position; pass 1 to 23"):
+        divergence(student, TopKTargets(ids[..., :0], torch.zeros(2, 4, 0)))
+    ids[1, 2, 1] = 23
+    with pytest.raises(TokenIdError, match="token id 23 at row"):
+        divergence(student, TopKTargets(ids, torch.zeros(2, 4, 3)))

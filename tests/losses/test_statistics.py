@@ -1,0 +1,199 @@
+"""Statistics of tokens: edges, dtypes, derivatives, compiled graphs and bad input; values are in `tests/laws`."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from comparison import assert_no_worse
+
+import embedlayer as el
+from embedlayer import ShapeError, SizeError, TokenIdError, token_log_probs
+from embedlayer.losses import LinearLogits, chunk_size, finish_logits, token_statistics
+from embedlayer.losses.statistics import token_statistics_of
+from embedlayer.tables.table import logits_of_function
+
+ALL = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax")
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 3)
+    monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 8)
+
+
+@pytest.fixture
+def sizes():
+    hidden = torch.randn(2, 4, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(23, 5, dtype=torch.float64, requires_grad=True)
+    return hidden, weight, torch.randint(0, 23, (2, 4))
+
+
+def test_a_temperature_divides_the_logits_after_the_soft_cap(sizes) -> None:
+    hidden, weight, tokens = sizes
+    for impl in ("plain", "chunked"):
+        ours = token_log_probs(hidden, weight, tokens, softcap=2.0, temperature=0.5, impl=impl)
+        plain = F.log_softmax(2 * torch.tanh(hidden @ weight.T / 2) / 0.5, dim=-1)
+        torch.testing.assert_close(ours, plain.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_temperature_that_is_not_above_zero_is_refused(sizes, temperature) -> None:
+    hidden, weight, tokens = sizes
+    head = el.OutputHead(5, 23).double()
+    for call in (
+        lambda: token_statistics(hidden, weight, tokens, temperature=temperature),
+        lambda: token_log_probs(hidden, weight, tokens, temperature=temperature),
+        lambda: head.loss(hidden, tokens, temperature=temperature),
+    ):
+        with pytest.raises(SizeError, match="temperature must be a number above 0, not"):
+            call()
+
+
+@pytest.mark.parametrize("impl", ["plain", "chunked"])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (2, 3)])
+def test_any_shape_of_a_batch(impl, shape) -> None:
+    hidden, weight = torch.randn(*shape, 5), torch.randn(23, 5)
+    tokens = torch.randint(0, 23, shape)
+    found = token_statistics(hidden, weight, tokens, statistics=ALL, top_k=4, impl=impl)
+    assert all(value.shape == shape for value in found[:5])
+    assert found.top_logits.shape == found.top_ids.shape == (*shape, 4)
+
+
+@pytest.mark.parametrize("impl", ["plain", "chunked"])
+def test_logits_of_minus_infinity_have_probability_zero(sizes, impl) -> None:
+    hidden, weight, _ = sizes
+    bias = torch.zeros(23, dtype=torch.float64)
+    bias[8:16] = -torch.inf  # a whole block, and a part of another
+    bias[3] = -torch.inf
+    found = token_statistics(hidden, weight, statistics=("entropy", "logsumexp", "sum_squared_probs"), top_k=16,
+                             bias=bias, impl=impl)  # fmt: skip
+    log_p = F.log_softmax((hidden @ weight.T + bias)[..., bias == 0], dim=-1)
+    expected = -(log_p.exp() * log_p).sum(-1)
+    torch.testing.assert_close(found.entropy, expected)
+    torch.testing.assert_close(found.sum_squared_probs, log_p.exp().square().sum(-1))
+    assert found.top_logits[..., 14:].eq(-torch.inf).all()
+    assert found.top_ids[..., 14:].eq(torch.tensor([3, 8])).all()
+    for ours, plain in (
+        (found.entropy, expected),
+        (found.logsumexp, (hidden @ weight.T)[..., bias == 0].logsumexp(-1)),
+    ):
+        both = [torch.autograd.grad(each.sum(), (hidden, weight), retain_graph=True) for each in (ours, plain)]
+        torch.testing.assert_close(*both)
+
+
+@pytest.mark.parametrize("impl", ["plain", "chunked"])
+def test_when_all_logits_are_minus_infinity_so_is_logsumexp(impl) -> None:
+    hidden, weight = torch.randn(3, 5), torch.randn(23, 5)
+    found = token_statistics(hidden, weight, statistics=("logsumexp",), bias=torch.full((23,), -torch.inf), impl=impl)
+    assert found.logsumexp.eq(-torch.inf).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_it_is_no_worse_than_plain_in_lower_precision(dtype) -> None:
+    hidden, weight = torch.randn(40, 31).to(dtype), torch.randn(257, 31).to(dtype)
+    tokens = torch.randint(0, 257, (40,))
+
+    def results(hidden, weight, impl):
+        leaves = [each.clone().requires_grad_() for each in (hidden, weight)]
+        found = token_statistics(*leaves, tokens, statistics=ALL, impl=impl)[:3]
+        return *found, *torch.autograd.grad(sum(each.sum() for each in found), leaves)
+
+    exact = results(hidden.double(), weight.double(), "plain")
+    plain, ours = (results(hidden, weight, impl) for impl in ("plain", "chunked"))
+    for fast, slow, right in zip(ours, plain, exact, strict=True):
+        assert fast.dtype == slow.dtype
+        assert_no_worse(fast, slow, right, slack=4 * torch.finfo(dtype).eps * right.abs().max().item())
+
+
+def test_under_autocast_it_behaves_as_plain_does() -> None:
+    hidden, weight = torch.randn(9, 5, requires_grad=True), torch.randn(23, 5, requires_grad=True)
+    tokens, result = torch.randint(0, 23, (9,)), {}
+    for impl in ("plain", "chunked"):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = token_statistics(hidden, weight, tokens, impl=impl)
+        result[impl] = found.log_probs, found.entropy, *torch.autograd.grad(sum(found[:2]).sum(), (hidden, weight))
+    for ours, plain in zip(result["chunked"], result["plain"], strict=True):
+        assert ours.dtype == plain.dtype == torch.float32
+        torch.testing.assert_close(ours, plain, rtol=2e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("of_function", [False, True])
+def test_derivatives_are_right_twice(sizes, of_function) -> None:
+    hidden, weight, tokens = sizes
+
+    def value(hidden, weight):
+        logits = LinearLogits(hidden, weight, impl="chunked")
+        if of_function:
+            logits = logits_of_function(lambda x: x @ weight.T, hidden, 23)
+        found = token_statistics_of(logits, tokens[0], statistics=ALL, top_k=2)
+        return found.log_probs, found.entropy, found.sum_squared_probs, found.top_logits
+
+    leaves = (hidden[0].detach().requires_grad_(), weight)
+    assert torch.autograd.gradcheck(value, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(value, leaves, fast_mode=True)
+
+
+def test_it_is_transformed_by_torch_func(sizes) -> None:
+    hidden, weight, tokens = (each.detach() for each in sizes)
+    plain = token_statistics(hidden, weight, tokens, impl="plain")
+    value = lambda h, t: token_statistics(h, weight, t, impl="chunked")[:2]  # noqa: E731
+    batched = torch.func.vmap(value)(hidden, tokens)
+    torch.testing.assert_close(batched, plain[:2])
+
+
+def test_it_compiles_to_one_graph(unchecked: None, sizes) -> None:
+    hidden, weight, tokens = sizes
+    value = lambda h, w: token_statistics(h, w, tokens, statistics=ALL, top_k=3)[:3]  # noqa: E731
+    compiled = torch.compile(value, fullgraph=True, backend="aot_eager")(hidden, weight)
+    expected = value(hidden, weight)
+    torch.testing.assert_close(compiled, expected)
+    grads = [torch.autograd.grad(sum(x.sum() for x in each), (hidden, weight)) for each in (compiled, expected)]
+    torch.testing.assert_close(*grads)
+
+
+def test_a_second_backward_and_a_change_of_the_weights(sizes) -> None:
+    hidden, weight, tokens = sizes
+    entropy = token_statistics(hidden, weight, tokens, impl="chunked").entropy.sum()
+    first = torch.autograd.grad(entropy, (hidden, weight), retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(entropy, (hidden, weight), retain_graph=True), first)
+    with torch.no_grad():
+        weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        entropy.backward()
+
+
+def test_what_does_not_fit_is_refused(unchecked: None, sizes) -> None:
+    hidden, weight, tokens = sizes
+    with pytest.raises(SizeError, match="statistics must be among log_probs, entropy.* not 'perplexity'"):
+        token_statistics(hidden, weight, tokens, statistics=("perplexity",))
+    with pytest.raises(SizeError, match="log_probs and is_argmax are statistics of tokens: pass tokens"):
+        token_statistics(hidden, weight)
+    for k in (-1, 24):
+        with pytest.raises(SizeError, match=f"top_k must be from 1 to the 23 tokens of the vocabulary, not {k}"):
+            token_statistics(hidden, weight, tokens, top_k=k)
+    with pytest.raises(ShapeError, match=r"tokens must be int64 or int32 of shape \(2, 4\)"):
+        token_statistics(hidden, weight, tokens[0])
+    with pytest.raises(ShapeError, match="do not fit"):
+        token_statistics(hidden[..., :4], weight, tokens)
+    tokens[1, 2] = 23
+    with pytest.raises(TokenIdError, match="token id 23 at row 1, column 2 is outside this table of 23 rows"):
+        token_statistics(hidden, weight, tokens)
+    with pytest.raises(SizeError, match="This head has 23 tokens, not vocab_size=20"):
+        el.OutputHead(5, 23).double().loss(hidden, tokens.clamp(max=5), vocab_size=20)
+
+
+def test_spare_rows_are_no_tokens(sizes) -> None:
+    hidden, weight, _ = sizes
+    found = token_statistics(hidden, weight, statistics=("entropy",), top_k=20, vocab_size=20, impl="chunked")
+    expected = token_statistics(hidden, weight[:20], statistics=("entropy",), top_k=20, impl="plain")
+    torch.testing.assert_close(found.entropy, expected.entropy)
+    assert torch.equal(found.top_ids, expected.top_ids)
+    grads = [torch.autograd.grad(each.entropy.sum(), weight)[0] for each in (found, expected)]
+    torch.testing.assert_close(*grads)
+
+
+def test_logits_are_those_of_finish_logits(sizes) -> None:
+    hidden, weight, _ = sizes
+    options = {"logit_scale": 0.5, "softcap": 2.0, "temperature": 0.7, "padding_idx": 3}
+    torch.testing.assert_close(
+        LinearLogits(hidden, weight, **options).logits(), finish_logits(hidden @ weight.T, **options)
+    )
