@@ -341,6 +341,7 @@ def measure(place: int, setting: Setting, work: str) -> list[Row]:
             "tokens": tokens,
             "vocab_size": rows,
             "embed_dim": width,
+            "dtype": "float32",
             **spread,
             "times_products": round(time_ms / fastest, 2),
             "times_plain": round(time_ms / float(times["plain PyTorch"]["time_ms"]), 2),

@@ -20,7 +20,8 @@ def latest() -> dict[str, dict[str, dict[str, dict[str, str]]]]:
     found: dict[str, dict[str, dict[str, dict[str, str]]]] = {}
     with RESULTS.open(newline="") as file:
         for row in csv.DictReader(file):
-            title = f"{row['model']}: {int(row['tokens']):,} tokens, {int(row['vocab_size']):,} x {row['embed_dim']}"
+            sizes = f"{int(row['tokens']):,} tokens, {int(row['vocab_size']):,} x {row['embed_dim']}"
+            title = f"{row['model']}: {sizes}, {row['dtype']}, {row['threads']} threads"
             found.setdefault(title, {}).setdefault(row["work"], {})[row["competitor"]] = row
     for works in found.values():
         for rows in works.values():
