@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.harness import Case, Row, added_mib, run_apart, time_alternately
+from benchmarks.harness import Case, Row, added_mib, added_mib_apart, time_alternately
 from embedlayer.layers.output import OutputHead
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
@@ -132,7 +132,7 @@ def measure(place: int, setting: Setting) -> list[Row]:
             "dtype": "float32",
             **spread,
             "times_ours": round(float(spread["time_ms"]) / base, 2),
-            "added_mib": run_apart(MEMORY, name, str(place))["added_mib"],
+            "added_mib": added_mib_apart(MEMORY, name, str(place)),
         }
         for name, spread in times.items()
     ]

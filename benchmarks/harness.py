@@ -24,6 +24,8 @@ Value = str | int | float | bool
 Row = dict[str, Value]
 
 RESULTS = Path(__file__).parent / "results"
+RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
+"""glibc then returns freed blocks to the system at once, so that a peak is memory in use, and repeats itself."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def time_alternately(
     return {name: spread(times) for name, times in samples.items()}
 
 
-def run_apart(code: str, *arguments: str) -> dict[str, Value]:
+def run_apart(code: str, *arguments: str, environment: Mapping[str, str] | None = None) -> dict[str, Value]:
     """Run Python code in a fresh process and give the JSON object that it prints last, with `peak_mib` measured there.
 
     The code calls `benchmarks.harness.tell(...)` at its end.
@@ -66,12 +68,17 @@ def run_apart(code: str, *arguments: str) -> dict[str, Value]:
         text=True,
         check=False,
         cwd=Path(__file__).parents[1],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        env={**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )
     if done.returncode:
         raise RuntimeError(f"The measured process failed:\n{done.stderr}")
     told: dict[str, Value] = json.loads(done.stdout.splitlines()[-1])
     return told
+
+
+def added_mib_apart(code: str, *arguments: str) -> float:
+    """Run Python code that tells `added_mib` in a fresh process, and give that number."""
+    return float(run_apart(code, *arguments, environment=RETURN_MEMORY)["added_mib"])
 
 
 def added_mib(run: Callable[[], object]) -> float:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.harness import Case, Row, run_apart, time_alternately
+from benchmarks.harness import Case, Row, added_mib_apart, time_alternately
 from embedlayer import token_log_probs
 from embedlayer.losses import (
     ForwardKL,
@@ -330,7 +330,7 @@ def measure(place: int, setting: Setting, work: str) -> list[Row]:
     floors = {f"{floor.products()} products of {a} x {b}": products(floor, x, a, b) for a, b in shapes}
     times = time_alternately(runs | floors, rounds=setting.rounds, warmup=0)
     fastest = min(float(times[name]["time_ms"]) for name in floors)
-    memory = {name: float(run_apart(MEMORY, work, name, str(place))["added_mib"]) for name in runs}
+    memory = {name: added_mib_apart(MEMORY, work, name, str(place)) for name in runs}
     rows_of_table: list[Row] = []
     for name, spread in times.items():
         time_ms = float(spread["time_ms"])

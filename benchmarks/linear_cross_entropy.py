@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.harness import Case, Row, added_mib, run_apart, time_alternately
+from benchmarks.harness import Case, Row, added_mib, added_mib_apart, time_alternately
 from embedlayer.losses.cross_entropy import Impl
 from embedlayer.losses.linear_cross_entropy import linear_cross_entropy
 
@@ -136,7 +136,7 @@ def measure(place: int, setting: Setting) -> list[Row]:
             "dtype": str(setting.dtype).removeprefix("torch."),
             **spread,
             "times_plain": round(float(spread["time_ms"]) / base, 2),
-            "peak_mib": float(run_apart(MEMORY, name, str(place))["added_mib"]),
+            "peak_mib": added_mib_apart(MEMORY, name, str(place)),
         }
         for name, spread in times.items()
     ]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Case, Row, added_mib, run_apart, time_alternately
+from benchmarks.harness import Case, Row, added_mib, added_mib_apart, time_alternately
 from embedlayer import patch
 
 MEMORY = """
@@ -83,7 +83,7 @@ def measure(place: int, setting: Setting) -> list[Row]:
             "dtype": str(setting.dtype).removeprefix("torch."),
             **spread,
             "times_plain": round(float(spread["time_ms"]) / base, 2),
-            "peak_mib": float(run_apart(MEMORY, name, str(place))["added_mib"]),
+            "peak_mib": added_mib_apart(MEMORY, name, str(place)),
         }
         for name, spread in times.items()
     ]
