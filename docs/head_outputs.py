@@ -21,7 +21,7 @@ def latest() -> dict[str, dict[str, dict[str, dict[str, str]]]]:
     with RESULTS.open(newline="") as file:
         for row in csv.DictReader(file):
             sizes = f"{int(row['tokens']):,} tokens, {int(row['vocab_size']):,} x {row['embed_dim']}"
-            title = f"{row['model']}: {sizes}, {row['dtype']}, {row['threads']} threads"
+            title = f"{row['model']}: {sizes}, {row['dtype']}, threads: {row['threads']}"
             found.setdefault(title, {}).setdefault(row["work"], {})[row["competitor"]] = row
     for works in found.values():
         for rows in works.values():
@@ -35,7 +35,7 @@ def table(works: dict[str, dict[str, dict[str, str]]]) -> str:
     """Return one table: a row for each work, with times, memory, and our share of products and of plain PyTorch."""
     names = list(dict.fromkeys(name for rows in works.values() for name in rows if name != "products alone"))
     names.sort(key=lambda name: name != OURS)
-    head = ["with gradients", "products alone", OURS, "times products", "times plain", "memory of plain", *names[1:]]
+    head = ["result", "products alone", OURS, "times products", "times plain", "memory of plain", *names[1:]]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for work, rows in works.items():
         ours, floor = rows[OURS], rows["products alone"]
