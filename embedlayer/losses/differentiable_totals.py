@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from embedlayer.errors import SizeError
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
-from embedlayer.losses.objective import LogitBlock, Objective, TokenLoss, Totals
+from embedlayer.losses.objective import LogitBlock, Objective, TokenLoss, Totals, Workspace
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 from embedlayer.losses.vocabulary_pass import Gradients, RequestedGradients, VocabularyPass, check_pair
 from embedlayer.tracing import is_transformed, plain_operators_only
@@ -86,7 +86,7 @@ def plain_totals(student: UncomputedLogits, request: Request) -> Totals:
         with torch.no_grad():
             teacher = request.teacher.logits().flatten(0, -2).T
     ids = None if request.ids is None else request.ids.T
-    block = LogitBlock(student.logits().reshape(-1, student.vocab_size).T, teacher, ids, 0, True)
+    block = LogitBlock(student.logits().reshape(-1, student.vocab_size).T, teacher, ids, 0, True, Workspace())
     totals: Totals = {}
     for _ in range(request.objective.sweeps):
         totals = {**totals, **request.objective.terms(block, totals)}
@@ -309,7 +309,7 @@ def _sweep(
         if request.teacher is not None and teacher_hidden is not None:
             with torch.no_grad():
                 t = request.teacher.block(teacher_hidden, start, stop).T
-        return request.objective.terms(LogitBlock(z, t, ids, start, True), previous)
+        return request.objective.terms(LogitBlock(z, t, ids, start, True, Workspace()), previous)
 
     size = student.rows_at_once
     blocks = [(start, min(start + size, student.vocab_size)) for start in range(0, student.vocab_size, size)]

@@ -49,8 +49,8 @@ class ForwardKL(Divergence):
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
         """Return both softmaxes, and the mean of t - s under p, over the rows of the block."""
         s, t = _pair(block)
-        teacher, p = softmax_totals(t, TEACHER)
-        return {**softmax_totals(s)[0], **teacher, "mean": p.mean(t - s, skip_zeros=block.may_be_infinite)}
+        teacher, p = softmax_totals(block, t, TEACHER)
+        return {**softmax_totals(block, s)[0], **teacher, "mean": p.mean(block.work.subtract(t, s, slot=2), block)}
 
     def merge(self, parts: list[Totals]) -> Totals:
         """Combine the totals of blocks; the mean is weighted by the teacher's probabilities."""
@@ -85,8 +85,12 @@ class ReverseKL(Divergence):
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
         """Return both softmaxes, and the mean of s - t under q, over the rows of the block."""
         s, t = _pair(block)
-        student, q = softmax_totals(s)
-        return {**student, **softmax_totals(t, TEACHER)[0], "mean": q.mean(s - t, skip_zeros=block.may_be_infinite)}
+        student, q = softmax_totals(block, s)
+        return {
+            **student,
+            **softmax_totals(block, t, TEACHER)[0],
+            "mean": q.mean(block.work.subtract(s, t, slot=2), block),
+        }
 
     def merge(self, parts: list[Totals]) -> Totals:
         """Combine the totals of blocks; the mean is weighted by the student's probabilities."""
@@ -144,20 +148,17 @@ class JensenShannon(Divergence):
         """Return both softmaxes in the first sweep; then the parts of both divergences over the rows of the block."""
         s, t = _pair(block)
         if not previous:
-            return {**softmax_totals(s)[0], **softmax_totals(t, TEACHER)[0]}
-        log_q = s - finite_top(previous["top"]) - previous["log_sum"]
-        log_p = t - finite_top(previous[f"top{TEACHER}"]) - previous[f"log_sum{TEACHER}"]
-        if not block.may_be_infinite:
-            ratio = self._log_ratio(log_q, log_p)
-            from_student, from_teacher = log_q.exp() * ratio, log_p.exp() * (ratio + (log_p - log_q))
-            return {"student": from_student.sum(0), "teacher": from_teacher.sum(0)}
-        no_q, no_p = log_q == -torch.inf, log_p == -torch.inf
-        q, p = log_q.exp(), log_p.exp()
-        log_q, log_p = log_q.masked_fill(no_q, 0.0), log_p.masked_fill(no_p, 0.0)
-        ratio = self._log_ratio(log_q, log_p)
-        from_student = q * ratio.masked_fill(no_p, -math.log1p(-self.beta))
-        from_teacher = p * (ratio + (log_p - log_q)).masked_fill(no_q, -math.log(self.beta))
-        return {"student": from_student.sum(0), "teacher": from_teacher.sum(0)}
+            return {**softmax_totals(block, s)[0], **softmax_totals(block, t, TEACHER)[0]}
+        work = block.work
+        log_q = work.subtract(s, finite_top(previous["top"]) + previous["log_sum"], slot=0)
+        log_p = work.subtract(t, finite_top(previous[f"top{TEACHER}"]) + previous[f"log_sum{TEACHER}"], slot=1)
+        log_m = self._log_mixture(block, log_q, log_p)
+        above_q, above_p = work.subtract(log_q, log_m, slot=3), work.subtract(log_p, log_m, slot=2)
+        if block.may_be_infinite:  # a probability of 0 counts as 0
+            above_q = above_q.masked_fill(log_q == -torch.inf, 0.0)
+            above_p = above_p.masked_fill(log_p == -torch.inf, 0.0)
+        from_student = work.multiply(work.exp(log_q), above_q).sum(0)
+        return {"student": from_student, "teacher": work.multiply(work.exp(log_p), above_p).sum(0)}
 
     def merge(self, parts: list[Totals]) -> Totals:
         """Combine the totals of blocks, all of the first sweep or all of the second."""
@@ -187,18 +188,19 @@ class JensenShannon(Divergence):
         s, t = _pair(block)
         log_softmax_(s, totals)
         log_softmax_(t, totals, TEACHER)
+        above = block.work.subtract(s, self._log_mixture(block, s, t), slot=3)
         if block.may_be_infinite:
-            no_q, no_p = s == -torch.inf, t == -torch.inf
-            ratio = self._log_ratio(s.masked_fill(no_q, 0.0), t.masked_fill(no_p, 0.0))
-            ratio.masked_fill_(no_p, -math.log1p(-self.beta))
-        else:
-            ratio = self._log_ratio(s, t)
-        s.exp_().mul_(ratio.sub_(totals["student"]).mul_(grads["student"]))
+            above.masked_fill_(s == -torch.inf, 0.0)
+        s.exp_().mul_(above.sub_(totals["student"]).mul_(grads["student"]))
 
-    def _log_ratio(self, log_q: Tensor, log_p: Tensor) -> Tensor:
-        """Return `log q - log m = -log(1 - beta + beta p / q)` from finite log-probabilities, as a new tensor."""
-        logit = math.log(self.beta) - math.log1p(-self.beta)
-        return -F.softplus(log_p - log_q + logit, threshold=40.0) - math.log1p(-self.beta)
+    def _log_mixture(self, block: LogitBlock, log_q: Tensor, log_p: Tensor) -> Tensor:
+        """Return `log m` from the log-probabilities of both heads; it uses the last two slots of the workspace."""
+        q = block.work.add(log_q, math.log1p(-self.beta), slot=2)
+        p = block.work.add(log_p, math.log(self.beta), slot=3)
+        if block.may_be_infinite:  # the gradient of logaddexp at -inf twice would be NaN
+            neither = (log_q == -torch.inf) & (log_p == -torch.inf)
+            q, p = q.masked_fill(neither, 0.0), p.masked_fill(neither, 0.0)
+        return block.work.logaddexp(q, p, slot=2)
 
 
 def _pair(block: LogitBlock) -> tuple[Tensor, Tensor]:

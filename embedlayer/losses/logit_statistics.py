@@ -41,16 +41,16 @@ class LogitStatistics(Objective):
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
         """Return the statistics over the rows of the block; `selected` is 0 where the ID is another row."""
         z = block.student
-        found, exponentials = softmax_totals(z)
+        found, exponentials = softmax_totals(block, z)
         if block.ids is not None:
             local, is_inside = block.local_ids(block.ids)
             found["selected"] = z.gather(0, local).where(is_inside, 0.0)
         if self.sum:
             found["sum"] = z.sum(0)
         if self.mean:
-            found["mean"] = exponentials.mean(z - found["top"], skip_zeros=block.may_be_infinite)
+            found["mean"] = exponentials.mean(block.work.subtract(z, found["top"], slot=2), block)
         if self.squares:
-            found["log_squares"] = exponentials.powers.square().sum(0).log()
+            found["log_squares"] = block.work.multiply(exponentials.powers, exponentials.powers).sum(0).log()
         if self.top_k:
             values, ids = top_k(z.T, min(self.top_k, len(z)))
             missing = self.top_k - values.shape[1]  # a block of fewer rows is filled up with IDs that lose every tie
@@ -88,10 +88,10 @@ class LogitStatistics(Objective):
         z, factor = block.student, grads.get("log_sum")
         squares = None
         if "log_squares" in grads:
-            shifted = z - totals["top"]
+            shifted = block.work.subtract(z, totals["top"], slot=0)
             squares = shifted.mul_(2).sub_(totals["log_squares"]).exp_().mul_(2 * grads["log_squares"])
         if "mean" in grads:
-            shifted = z - totals["top"]
+            shifted = block.work.subtract(z, totals["top"], slot=1)
             if block.may_be_infinite:
                 shifted.masked_fill_(z == -torch.inf, 0.0)  # a probability of 0 times -inf would be NaN
             offset = grads["mean"] * (1 - totals["mean"]) + (0 if factor is None else factor)

@@ -17,6 +17,46 @@ Totals = dict[str, Tensor]
 """Numbers per token by name: `(C,)` or `(K, C)` for C tokens of a chunk, `(N,)` or `(K, N)` for all."""
 
 
+class Workspace:
+    """Memory for intermediate results of the size of a block, or none: then each result is a new tensor.
+
+    Fresh memory of this size costs page faults at every block. Under autograd results must not be overwritten, so the
+    workspace is empty there.
+
+    Args:
+        buffers: One-dimensional tensors, each at least as large as a block.
+    """
+
+    SLOTS = 4
+
+    def __init__(self, buffers: tuple[Tensor, ...] = ()) -> None:
+        self.buffers = buffers
+
+    def _slot(self, slot: int, like: Tensor) -> Tensor | None:
+        """Return a view of a buffer in the shape of `like`, or `None` if there are no buffers."""
+        return self.buffers[slot][: like.numel()].view(like.shape) if self.buffers else None
+
+    def subtract(self, a: Tensor, b: Tensor, slot: int) -> Tensor:
+        """Return `a - b` in the memory of a slot."""
+        return torch.sub(a, b, out=self._slot(slot, a))
+
+    def add(self, a: Tensor, number: float, slot: int) -> Tensor:
+        """Return `a + number` in the memory of a slot."""
+        return torch.add(a, number, out=self._slot(slot, a))
+
+    def logaddexp(self, a: Tensor, b: Tensor, slot: int) -> Tensor:
+        """Return `log(exp(a) + exp(b))` in the memory of a slot, which may be that of `a` or `b`."""
+        return torch.logaddexp(a, b, out=self._slot(slot, a))
+
+    def exp(self, a: Tensor) -> Tensor:
+        """Return `exp(a)`, in the memory of `a` if results may be overwritten."""
+        return a.exp_() if self.buffers else a.exp()
+
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return `a * b`, in the memory of `a` if results may be overwritten."""
+        return a.mul_(b) if self.buffers else a * b
+
+
 class LogitBlock(NamedTuple):
     """Hold the logits of C tokens over some rows of the vocabulary.
 
@@ -26,6 +66,7 @@ class LogitBlock(NamedTuple):
         ids: Token IDs whose logits are requested, `(K, C)`, or `None`.
         start: ID of the first row.
         may_be_infinite: Whether a logit may be -inf.
+        work: Memory for intermediate results.
     """
 
     student: Tensor
@@ -33,6 +74,7 @@ class LogitBlock(NamedTuple):
     ids: Tensor | None
     start: int
     may_be_infinite: bool
+    work: Workspace
 
     def local_ids(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return `ids` as indices into the rows of this block, 0 for others, and a mask of those inside."""
@@ -93,18 +135,21 @@ class Exponentials(NamedTuple):
     powers: Tensor
     sums: Tensor
 
-    def mean(self, values: Tensor, *, skip_zeros: bool) -> Tensor:
+    def mean(self, values: Tensor, block: LogitBlock) -> Tensor:
         """Return the mean of values `(R, C)` under the softmax, `(C,)`.
 
+        Where a logit may be -inf, a probability of 0 counts as 0 also if its value is infinite.
+
         Args:
-            values: One for each logit.
-            skip_zeros: Whether a probability of 0 counts as 0 also where its value is infinite.
+            values: One for each logit; overwritten if the block has a workspace.
+            block: The block.
         """
-        values = values.masked_fill(self.powers == 0, 0.0) if skip_zeros else values
-        return (self.powers * values).sum(0) / self.sums
+        if block.may_be_infinite:
+            values = values.masked_fill(self.powers == 0, 0.0)
+        return block.work.multiply(values, self.powers).sum(0) / self.sums
 
 
-def softmax_totals(logits: Tensor, suffix: str = "") -> tuple[Totals, Exponentials]:
+def softmax_totals(block: LogitBlock, logits: Tensor, suffix: str = "") -> tuple[Totals, Exponentials]:
     """Return the totals of a softmax over the rows, and the exponentials that it was computed from.
 
     `top` is the maximum, `sums` the sum of `exp(logits - top)`, and `log_sum` its logarithm, so that logsumexp is
@@ -112,11 +157,13 @@ def softmax_totals(logits: Tensor, suffix: str = "") -> tuple[Totals, Exponentia
     more accurate from these than from their sum. For logits of -inf only, `top` and `log_sum` are -inf, and `sums` 0.
 
     Args:
-        logits: Logits, `(R, C)`.
-        suffix: End of the names of the totals.
+        block: The block, for its workspace. The exponentials of the student use its first slot, those of the teacher
+            the second.
+        logits: Logits of student or teacher, `(R, C)`.
+        suffix: End of the names of the totals; empty for the student.
     """
     top = finite_top(logits.detach().amax(0))
-    powers = (logits - top).exp_()
+    powers = block.work.subtract(logits, top, slot=1 if suffix else 0).exp_()
     sums = powers.sum(0)
     is_empty = sums == 0
     nonzero = sums.masked_fill(is_empty, 1.0)

@@ -26,7 +26,7 @@ from embedlayer.collectives import Collectives, RowPartition
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, tokens_per_chunk
 from embedlayer.losses.cross_entropy import loss_dtype, options_of_rows
-from embedlayer.losses.objective import LogitBlock, Objective, TokenLoss, Totals
+from embedlayer.losses.objective import LogitBlock, Objective, TokenLoss, Totals, Workspace
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -103,11 +103,17 @@ class _Head:
         if self.padding_idx is not None and start <= self.padding_idx < stop:
             out_RC[self.padding_idx - start] = -math.inf if self.mask_padding else 0
 
-    def softcap_grad(self, logits_RC: Tensor) -> Tensor | None:
-        """Return the derivative of soft cap and temperature at finished logits, or `None` without a soft cap."""
+    def softcap_grad(self, logits_RC: Tensor, buffer: Tensor) -> Tensor | None:
+        """Return the derivative of soft cap and temperature at finished logits, or `None` without a soft cap.
+
+        Args:
+            logits_RC: Finished logits.
+            buffer: Memory of the result.
+        """
         if self.softcap is None or self.bound is None:
             return None
-        return (logits_RC / self.bound).square_().neg_().add_(1).mul_(self.bound / self.softcap)
+        out = torch.div(logits_RC, self.bound, out=buffer[: logits_RC.numel()].view(logits_RC.shape))
+        return out.square_().neg_().add_(1).mul_(self.bound / self.softcap)
 
     def unfinish_(self, dlogits_RC: Tensor, softcap_grad_RC: Tensor | None, start: int) -> None:
         """Convert gradients of finished logits, in place, to those of the products of `hidden_ND` and the rows."""
@@ -267,7 +273,7 @@ class VocabularyPass:
 
     def totals(self) -> Totals:
         """Return the totals of this rank's tokens, `(N,)` or `(K, N)`; 0 for tokens that are not kept."""
-        buffers = self._buffers(ROWS_OF_A_BLOCK[self._device])
+        buffers = self._buffers(self._recomputed_chunk_tokens())
         found: list[Totals] = []
         for chunk in self._chunks(self._recomputed_chunk_tokens()):
             totals: Totals = {}
@@ -282,7 +288,8 @@ class VocabularyPass:
     def _totals_of_nothing(self) -> Totals:
         """Return empty totals, for a batch without tokens on any rank."""
         nothing = self._like.new_zeros(self.student.vocab_size, 0)
-        block = LogitBlock(nothing, nothing, None if self.ids is None else self.ids.T, 0, may_be_infinite=False)
+        ids = None if self.ids is None else self.ids.T
+        block = LogitBlock(nothing, nothing, ids, 0, may_be_infinite=False, work=Workspace())
         totals: Totals = {}
         for _ in range(self.objective.sweeps):
             totals = {**totals, **self.objective.terms(block, totals)}
@@ -297,7 +304,7 @@ class VocabularyPass:
             requested: Which gradients to compute.
         """
         requested = self._requested_by_all(requested)
-        sums, buffers = self._sums(requested), self._buffers(ROWS_OF_A_BLOCK[self._device])
+        sums, buffers = self._sums(requested), self._buffers(self._recomputed_chunk_tokens())
         totals, grads = ({name: self._compact(x) for name, x in each.items()} for each in (totals, grads))
         for number, chunk in enumerate(self._chunks(self._recomputed_chunk_tokens())):
             totals_C, grads_C = (
@@ -329,15 +336,15 @@ class VocabularyPass:
         step = self._kept_chunk_tokens()
         rows, size = len(self.partition), ROWS_OF_A_BLOCK[self._device]
         sums = self._sums(requested)
+        self._buffers(step)
         whole = [self._like.new_empty(rows * step * self.ranks.size) for _ in self.heads]
         found = []
         for number, chunk in enumerate(self._chunks(step)):
             tokens = sum(chunk.sizes)
             views = [buffer[: rows * tokens].view(rows, tokens) for buffer in whole]
             for head, x_CD, view in zip(self.heads, chunk.hidden, views, strict=True):
-                at_once = size if head.rows_VD is None else rows
-                for start in range(0, rows, at_once):
-                    head.fill(view[start : start + at_once], x_CD, start)
+                for start in range(0, rows, size):
+                    head.fill(view[start : start + size], x_CD, start)
             blocks = [
                 self._block([view[start : start + size] for view in views], chunk, start)
                 for start in range(0, rows, size)
@@ -396,9 +403,15 @@ class VocabularyPass:
         parts: tuple[Tensor, ...] = value.split(chunk.sizes, dim=-1)
         return parts[self.ranks.rank]
 
-    def _buffers(self, rows: int) -> list[Tensor]:
-        """Allocate a buffer for a block of logits of each head."""
-        numbers = min(rows, len(self.partition)) * self._recomputed_chunk_tokens() * len(self.counts)
+    def _buffers(self, tokens: int) -> list[Tensor]:
+        """Allocate a buffer for a block of logits of each head, and the workspace.
+
+        Args:
+            tokens: Number of tokens of each rank in a chunk.
+        """
+        numbers = min(ROWS_OF_A_BLOCK[self._device], len(self.partition)) * tokens * len(self.counts)
+        self.work = Workspace(tuple(self._like.new_empty(numbers) for _ in range(Workspace.SLOTS)))
+        self.buffer = self._like.new_empty(numbers if self.heads[0].softcap is not None else 0)
         return [self._like.new_empty(numbers) for _ in self.heads]
 
     def _blocks(self, chunk: _Chunk, buffers: list[Tensor]) -> Iterator[LogitBlock]:
@@ -414,7 +427,7 @@ class VocabularyPass:
     def _block(self, views: list[Tensor], chunk: _Chunk, start: int) -> LogitBlock:
         """Return a block whose first row is the row `start` of this rank."""
         teacher = views[1] if len(views) == 2 else None
-        return LogitBlock(views[0], teacher, chunk.ids, self.partition.start + start, self.may_be_infinite)
+        return LogitBlock(views[0], teacher, chunk.ids, self.partition.start + start, self.may_be_infinite, self.work)
 
     def _merged(self, parts: list[Totals], chunk: _Chunk) -> Totals:
         """Merge the totals of this rank's blocks, then those of all ranks.
@@ -438,7 +451,7 @@ class VocabularyPass:
     ) -> None:
         """Add the gradients of a block to `sums`; its logits are overwritten."""
         head, start = self.heads[0], block.start - self.partition.start
-        softcap_grad_RC = head.softcap_grad(block.student)
+        softcap_grad_RC = head.softcap_grad(block.student, self.buffer)
         self.objective.dlogits_(block, totals, grads)
         head.unfinish_(block.student, softcap_grad_RC, start)
         sums.add(block.student, chunk.hidden[0], start, first=first)
