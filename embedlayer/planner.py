@@ -29,7 +29,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from embedlayer.errors import SizeError
-from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, tokens_per_chunk
+from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, tokens_per_chunk
 
 DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}
 """Bits of one stored number, by the name of its type."""
@@ -287,8 +287,8 @@ class EmbeddingPlan:
 
         - Without training: the logits of all tokens; of a sharded table, of one chunk of tokens.
         - Plain loss: the softmax of the logits and two gradients of it, in fp32.
-        - Chunked loss: one chunk of logits in fp32. 16-bit weights add that chunk in 16 bits, and a temporary fp32
-          copy of the head's gradient.
+        - Chunked loss: one chunk of logits in fp32, and as much again for a block of its rows. 16-bit weights add
+          that block in 16 bits, and a temporary fp32 copy of the head's gradient.
         - Head tied to delta rows: four fp32 blocks of logits, of some tokens by some rows.
         """
         if not self.trained and self.vocab_parallel_size == 1:
@@ -299,7 +299,8 @@ class EmbeddingPlan:
         if not self.loss_in_chunks:
             return 3 * self.tokens * self._rows * 4
         size, chunk = self._number_bytes, self._rows * self._chunk_tokens
-        return chunk * 4 if size == 4 else chunk * (4 + size) + self._head_gradient * 4
+        chunk = chunk * 4 + self._block_numbers * 4
+        return chunk if size == 4 else chunk + self._block_numbers * size + self._head_gradient * 4
 
     @property
     def loss_in_chunks(self) -> bool:
@@ -453,6 +454,11 @@ class EmbeddingPlan:
         ranks = self.vocab_parallel_size
         length = tokens_per_chunk(self.tokens * ranks, self._rows, self._head_width, self.device, 4)
         return min(-(-length // ranks), self.tokens) * ranks
+
+    @property
+    def _block_numbers(self) -> int:
+        """Return the number of logits in one block of rows of a chunk of the loss."""
+        return min(ROWS_OF_A_BLOCK[self.device], self._rows) * self._chunk_tokens
 
     @property
     def _head_gradient(self) -> int:

@@ -49,13 +49,29 @@ class Request(NamedTuple):
         )
 
 
-def compute_totals(student: UncomputedLogits, request: Request, *, plain: bool = False) -> Totals:
+def is_plain(logits: UncomputedLogits) -> bool:
+    """Return whether all logits are computed at once, in plain PyTorch.
+
+    Those of stored rows are on request (`impl="plain"`), if there are few of them, and in compiled graphs. All are
+    under `torch.func` transforms and in exports.
+
+    Raises:
+        SizeError: The rows are sharded, and a `torch.func` transform is active.
+    """
+    if isinstance(logits, LinearLogits) and logits.is_sharded:
+        refuse_transforms()
+        return False
+    if plain_operators_only() or is_transformed(*logits.tensors):
+        return True
+    return isinstance(logits, LinearLogits) and (logits.prefers_plain or torch.compiler.is_compiling())
+
+
+def compute_totals(student: UncomputedLogits, request: Request) -> Totals:
     """Compute totals per token, differentiable by everything that the student's logits depend on.
 
     Args:
         student: The head and its hidden states, N in all.
         request: What to compute.
-        plain: Whether to compute all logits at once.
 
     Returns:
         Tensors `(N,)` or `(K, N)` by name; 0 for tokens that are not kept.
@@ -66,9 +82,7 @@ def compute_totals(student: UncomputedLogits, request: Request, *, plain: bool =
     """
     if request.teacher is not None:
         check_pair(student, request.teacher)
-    if isinstance(student, LinearLogits) and student.is_sharded:
-        refuse_transforms()
-    elif plain or plain_operators_only() or is_transformed(student.hidden, student.options.get("bias")):
+    if is_plain(student):
         return plain_totals(student, request)
     if isinstance(student, LinearLogits):
         job = _Job(student, request)

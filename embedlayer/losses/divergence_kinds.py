@@ -49,8 +49,9 @@ class ForwardKL(Divergence):
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
         """Return both softmaxes, and the mean of t - s under p, over the rows of the block."""
         s, t = _pair(block)
+        student = softmax_totals(block, s)[0]
         teacher, p = softmax_totals(block, t, TEACHER)
-        return {**softmax_totals(block, s)[0], **teacher, "mean": p.mean(block.work.subtract(t, s, slot=2), block)}
+        return {**student, **teacher, "mean": p.mean(block.work.subtract(t, s, slot=0), block)}
 
     def merge(self, parts: list[Totals]) -> Totals:
         """Combine the totals of blocks; the mean is weighted by the teacher's probabilities."""
@@ -85,12 +86,9 @@ class ReverseKL(Divergence):
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
         """Return both softmaxes, and the mean of s - t under q, over the rows of the block."""
         s, t = _pair(block)
+        teacher = softmax_totals(block, t, TEACHER)[0]
         student, q = softmax_totals(block, s)
-        return {
-            **student,
-            **softmax_totals(block, t, TEACHER)[0],
-            "mean": q.mean(block.work.subtract(s, t, slot=2), block),
-        }
+        return {**student, **teacher, "mean": q.mean(block.work.subtract(s, t, slot=1), block)}
 
     def merge(self, parts: list[Totals]) -> Totals:
         """Combine the totals of blocks; the mean is weighted by the student's probabilities."""
@@ -136,6 +134,7 @@ class JensenShannon(Divergence):
 
     beta: float = 0.5
     sweeps = 2
+    slots = 4
 
     def __post_init__(self) -> None:
         if not 0 < self.beta < 1:

@@ -9,13 +9,12 @@ from torch import Tensor
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import raise_if_outside
 from embedlayer.losses.cross_entropy import Reduction, check_reduction, loss_dtype, reduce_losses, reduction_factors
-from embedlayer.losses.differentiable_totals import Request, compute_loss, compute_totals
+from embedlayer.losses.differentiable_totals import Request, compute_loss, compute_totals, is_plain
 from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
-from embedlayer.losses.linear_cross_entropy import FEW_LOGITS
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import log_probs
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
-from embedlayer.tracing import is_transformed, plain_operators_only
+from embedlayer.tracing import plain_operators_only
 
 
 class TopKTargets(NamedTuple):
@@ -79,14 +78,13 @@ def divergence(
     mask = None if labels is None else kept.flatten()
     if isinstance(teacher, TopKTargets):
         request = Request(LogitStatistics(), ids=_checked_ids(student, teacher, kept), kept=mask)
-        totals = compute_totals(student, request, plain=_is_plain(student))
+        totals = compute_totals(student, request)
         own = log_probs(totals, totals["selected"]).T
         losses = kind.of_log_probs(own, teacher.log_probs.detach().flatten(0, -2).to(own.dtype))
         return reduce_losses(torch.where(kept, losses.view(shape), 0.0), kept, reduction)
     request = Request(kind, teacher=teacher, kept=mask)
-    plain = _is_plain(student) or plain_operators_only() or is_transformed(student.hidden)
-    if reduction == "none" or plain or not isinstance(student, LinearLogits):
-        losses = kind.of(compute_totals(student, request, plain=plain)).view(shape)
+    if reduction == "none" or is_plain(student) or not isinstance(student, LinearLogits):
+        losses = kind.of(compute_totals(student, request)).view(shape)
         return reduce_losses(torch.where(kept, losses, 0.0), kept, reduction)
     factors = reduction_factors(kept, reduction, loss_dtype(student.dtype))
     return compute_loss(student, request, kind, factors.flatten())[0]
@@ -112,11 +110,3 @@ def _checked_ids(student: UncomputedLogits, teacher: TopKTargets, kept: Tensor) 
     if not plain_operators_only() and not torch.compiler.is_compiling():
         raise_if_outside(ids, student.vocab_size, "token id")
     return ids.flatten(0, -2)
-
-
-def _is_plain(logits: UncomputedLogits) -> bool:
-    """Return whether all logits are computed at once: on request, for few of them, and in compiled graphs."""
-    if not isinstance(logits, LinearLogits) or logits.is_sharded:
-        return torch.compiler.is_compiling()
-    few = logits.hidden.shape[:-1].numel() * logits.vocab_size <= FEW_LOGITS
-    return logits.impl == "plain" or (logits.impl == "auto" and few) or torch.compiler.is_compiling()

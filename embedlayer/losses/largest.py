@@ -7,6 +7,8 @@ from torch import Tensor
 from embedlayer.errors import SizeError
 from embedlayer.tracing import plain_operators_only
 
+GROUP = 16
+"""Number of neighbouring logits whose maximum is looked at first."""
 SPARE_CANDIDATES = 16
 """How many more than K logits are looked at, so that equal logits at the K-th place seldom need a sort of all."""
 
@@ -42,8 +44,13 @@ def top_k(logits: Float[Tensor, "*batch V"], k: int) -> tuple[Float[Tensor, "*ba
     """
     size = logits.shape[-1]
     check_top_k(k, size)
+    if k == 1:  # of equal maxima, torch returns the first
+        values, ids = logits.max(dim=-1, keepdim=True)
+        return values, ids
     if torch.compiler.is_compiling() or plain_operators_only():
         return _first(*logits.sort(dim=-1, descending=True, stable=True), k)
+    if size >= 4 * GROUP * k:
+        return _by_groups(logits, k)
     values, ids = logits.topk(min(k + SPARE_CANDIDATES, size), dim=-1)
     best, best_ids = ordered_top_k(values, ids, k)
     if values.shape[-1] < size:
@@ -53,6 +60,21 @@ def top_k(logits: Float[Tensor, "*batch V"], k: int) -> tuple[Float[Tensor, "*ba
             best, best_ids = best.clone(), best_ids.clone()
             best[unresolved], best_ids[unresolved] = exact
     return best, best_ids
+
+
+def _by_groups(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the K largest logits and their indices, by way of the K groups of `GROUP` logits with the largest maxima.
+
+    A logit of another group is smaller than K maxima, or equal to some and behind them. So it is not among the K.
+    """
+    groups = logits.shape[-1] // GROUP
+    _, chosen = top_k(logits[..., : groups * GROUP].detach().unflatten(-1, (groups, GROUP)).amax(-1), k)
+    members = torch.arange(GROUP, device=logits.device)
+    ids = (chosen.sort(dim=-1).values.unsqueeze(-1) * GROUP + members).flatten(-2)
+    rest = torch.arange(groups * GROUP, logits.shape[-1], device=logits.device)
+    ids = torch.cat([ids, rest.expand(*ids.shape[:-1], -1)], dim=-1)
+    values, places = top_k(logits.gather(-1, ids), k)
+    return values, ids.gather(-1, places)
 
 
 def ordered_top_k(

@@ -25,14 +25,11 @@ from embedlayer.losses.cross_entropy import (
     reduction_factors,
     split_options,
 )
-from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, refuse_transforms
+from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, is_plain
 from embedlayer.losses.operators import cross_entropy_operator
 from embedlayer.losses.token_loss import CrossEntropy, target_request
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
 from embedlayer.tracing import is_transformed, plain_operators_only
-
-# Below this number of logits the plain definition is at least as fast, and differentiable any number of times.
-FEW_LOGITS = 2**16
 
 
 def linear_cross_entropy(
@@ -202,7 +199,7 @@ def weighted_cross_entropy(
 def choose_impl(logits: UncomputedLogits, targets: Tensor, options: LossOptions) -> Impl:
     """Return the implementation of the loss that will run: never `"auto"`.
 
-    `"auto"` becomes `"plain"` for at most `FEW_LOGITS` logits, then `"triton"` on CUDA, else `"chunked"`. `"triton"`
+    `"auto"` becomes `"plain"` for few logits, then `"triton"` on CUDA, else `"chunked"`. `"triton"`
     becomes `"chunked"` for float64, in compiled graphs, and with options that the kernels do not have. Under
     `torch.func` transforms and in exports it is `"plain"`. Rows that are computed or sharded have `"chunked"` only.
 
@@ -215,30 +212,22 @@ def choose_impl(logits: UncomputedLogits, targets: Tensor, options: LossOptions)
         MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
         SizeError: The rows are sharded, and a `torch.func` transform is active.
     """
-    transformed = plain_operators_only() or is_transformed(logits.hidden, logits.options.get("bias"))
-    if isinstance(logits, LinearLogits) and logits.is_sharded:
-        refuse_transforms()
-        return "chunked"
-    if not isinstance(logits, LinearLogits):
-        return "plain" if transformed else "chunked"
+    if not isinstance(logits, LinearLogits) or logits.is_sharded:
+        return "plain" if is_plain(logits) else "chunked"
     device = logits.hidden.device
-    known = logits.hidden.dtype != torch.float64 and not options.get("label_smoothing") and not options.get("z_loss")
-    known = known and (options.get("softcap") is None or options.get("temperature", 1.0) == 1.0)
-    known = known and not torch.compiler.is_compiling()  # the chunked loss is an operator that a graph can contain
     if logits.impl == "triton" and not triton_runs(device):
         raise MissingExtraError(
             f"impl='triton' needs the package triton and a CUDA device, not {device.type!r}. "
             f"pip install triton, or use impl='chunked', which runs everywhere."
         )
-    if transformed or is_transformed(logits.weight):
+    if plain_operators_only() or is_transformed(*logits.tensors) or logits.prefers_plain:
         return "plain"
-    if logits.impl == "triton":
-        return "triton" if known else "chunked"
-    if logits.impl != "auto":
-        return logits.impl
-    if targets.numel() * logits.vocab_size <= FEW_LOGITS:
-        return "plain"
-    return "triton" if known and device.type == "cuda" and triton_runs(device) else "chunked"
+    is_graph = torch.compiler.is_compiling()  # it can contain the chunked loss
+    known = logits.hidden.dtype != torch.float64 and not options.get("label_smoothing") and not options.get("z_loss")
+    known = known and (options.get("softcap") is None or options.get("temperature", 1.0) == 1.0)
+    if is_graph or logits.impl == "chunked" or not known:
+        return "chunked"
+    return "triton" if logits.impl == "triton" or (device.type == "cuda" and triton_runs(device)) else "chunked"
 
 
 def triton_runs(device: torch.device) -> bool:

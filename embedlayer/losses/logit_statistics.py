@@ -37,6 +37,7 @@ class LogitStatistics(Objective):
         self.mean = mean
         self.squares = squares
         self.top_k = top_k
+        self.slots = 2 if mean else 1
 
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
         """Return the statistics over the rows of the block; `selected` is 0 where the ID is another row."""
@@ -48,7 +49,7 @@ class LogitStatistics(Objective):
         if self.sum:
             found["sum"] = z.sum(0)
         if self.mean:
-            found["mean"] = exponentials.mean(block.work.subtract(z, found["top"], slot=2), block)
+            found["mean"] = exponentials.mean(block.work.subtract(z, found["top"], slot=1), block)
         if self.squares:
             found["log_squares"] = block.work.multiply(exponentials.powers, exponentials.powers).sum(0).log()
         if self.top_k:

@@ -51,7 +51,7 @@ def multi_token_inputs(
 ) -> MultiTokenInputs:
     """Shift the labels for each depth, and join all depths; arguments and errors are those of `multi_token_loss`."""
     weights = [1.0] * len(hidden_states) if weights is None else list(weights)
-    if not hidden_states or len(weights) != len(hidden_states):
+    if len(weights) != len(hidden_states) or not weights:
         raise SizeError(f"{len(hidden_states)} depths and {len(weights)} weights: pass one weight for each depth.")
     hidden, targets, factors, counts = [], [], [], []
     for depth, (states, weight) in enumerate(zip(hidden_states, weights, strict=True)):

@@ -27,8 +27,6 @@ class Workspace:
         buffers: One-dimensional tensors, each at least as large as a block.
     """
 
-    SLOTS = 4
-
     def __init__(self, buffers: tuple[Tensor, ...] = ()) -> None:
         self.buffers = buffers
 
@@ -87,10 +85,12 @@ class Objective(ABC):
 
     Attributes:
         sweeps: How often all blocks are visited; a later sweep knows the totals of the earlier ones.
+        slots: Number of intermediate results of the size of a block that exist at once.
         constants: Names of totals without gradient.
     """
 
     sweeps: int = 1
+    slots: int = 2
     constants: frozenset[str] = frozenset({"top", "sums", "top_teacher", "sums_teacher", "log_sum_teacher", "top_ids"})
 
     @abstractmethod

@@ -10,7 +10,6 @@ from embedlayer.errors import SizeError
 from embedlayer.losses.cross_entropy import ScoreOptions, checked_targets, split_options
 from embedlayer.losses.differentiable_totals import Request, compute_totals
 from embedlayer.losses.largest import check_top_k
-from embedlayer.losses.linear_cross_entropy import FEW_LOGITS
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import log_probs, logsumexp
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
@@ -112,7 +111,7 @@ def token_statistics_of(
     request = Request(objective, ids=ids, kept=None if tokens is None else kept.flatten())
     totals = {
         name: value.unflatten(-1, shape) if shape else value.squeeze(-1)
-        for name, value in compute_totals(logits, request, plain=_is_plain(logits)).items()
+        for name, value in compute_totals(logits, request).items()
     }
     top = totals["top_ids"].movedim(0, -1) if best else None
     return TokenStatistics(
@@ -126,11 +125,3 @@ def token_statistics_of(
         top_logits=totals["top_logits"].movedim(0, -1)[..., :top_k] if top_k else None,
         top_ids=top[..., :top_k].where(kept.unsqueeze(-1), -1) if top is not None and top_k else None,
     )
-
-
-def _is_plain(logits: UncomputedLogits) -> bool:
-    """Return whether all logits are computed at once: on request, for few of them, and in compiled graphs."""
-    if not isinstance(logits, LinearLogits) or logits.is_sharded:
-        return torch.compiler.is_compiling()
-    few = logits.hidden.shape[:-1].numel() * logits.vocab_size <= FEW_LOGITS
-    return logits.impl == "plain" or (logits.impl == "auto" and few) or torch.compiler.is_compiling()

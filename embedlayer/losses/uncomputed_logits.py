@@ -21,6 +21,9 @@ from embedlayer.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.losses.cross_entropy import Impl, LogitOptions, check_impl, finish_logits, loss_dtype, options_of_rows
 
+FEW_LOGITS = 2**16
+"""Up to this number of logits the plain definition is at least as fast, and differentiable any number of times."""
+
 RawLogits = Callable[[Tensor, int, int], Tensor]
 """Function from `(hidden, start, stop)` to the raw logits `hidden @ rows[start:stop].T`."""
 
@@ -58,6 +61,11 @@ class UncomputedLogits(ABC):
     @abstractmethod
     def dtype(self) -> torch.dtype:
         """Return the dtype of the raw logits."""
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Return the tensors that the logits are computed from, as far as they are known."""
+        return self.hidden, self.options.get("bias")
 
     @property
     def may_be_infinite(self) -> bool:
@@ -162,6 +170,17 @@ class LinearLogits(UncomputedLogits):
     def bias(self) -> Tensor | None:
         """Return the bias of all tokens, `(V,)`, or `None`."""
         return self.options.get("bias")
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Return hidden states, rows and bias."""
+        return self.hidden, self.weight, self.bias
+
+    @property
+    def prefers_plain(self) -> bool:
+        """Return whether all logits are to be computed at once: on request, or by default if there are few."""
+        few = self.hidden.shape[:-1].numel() * self.vocab_size <= FEW_LOGITS
+        return self.impl == "plain" or (self.impl == "auto" and few)
 
     @property
     def partition(self) -> RowPartition:

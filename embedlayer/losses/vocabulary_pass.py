@@ -410,7 +410,7 @@ class VocabularyPass:
             tokens: Number of tokens of each rank in a chunk.
         """
         numbers = min(ROWS_OF_A_BLOCK[self._device], len(self.partition)) * tokens * len(self.counts)
-        self.work = Workspace(tuple(self._like.new_empty(numbers) for _ in range(Workspace.SLOTS)))
+        self.work = Workspace(tuple(self._like.new_empty(numbers) for _ in range(self.objective.slots)))
         self.buffer = self._like.new_empty(numbers if self.heads[0].softcap is not None else 0)
         return [self._like.new_empty(numbers) for _ in self.heads]
 
