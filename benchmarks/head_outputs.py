@@ -95,7 +95,7 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("gpt2", sequences=8, length=256, vocab_size=50257, embed_dim=768),
+    Setting("gpt2", sequences=4, length=256, vocab_size=50257, embed_dim=768),
     Setting("llama-3-8b, width / 16", sequences=2, length=256, vocab_size=128256, embed_dim=256, rounds=3),
 )
 

@@ -9,8 +9,6 @@ from embedlayer.tracing import plain_operators_only
 
 GROUP = 16
 """Number of neighbouring logits whose maximum is looked at first."""
-SPARE_CANDIDATES = 16
-"""How many more than K logits are looked at, so that equal logits at the K-th place seldom need a sort of all."""
 
 
 def check_top_k(k: int, vocab_size: int) -> None:
@@ -49,32 +47,52 @@ def top_k(logits: Float[Tensor, "*batch V"], k: int) -> tuple[Float[Tensor, "*ba
         return values, ids
     if torch.compiler.is_compiling() or plain_operators_only():
         return _first(*logits.sort(dim=-1, descending=True, stable=True), k)
-    if size >= 4 * GROUP * k:
-        return _by_groups(logits, k)
-    values, ids = logits.topk(min(k + SPARE_CANDIDATES, size), dim=-1)
-    best, best_ids = ordered_top_k(values, ids, k)
-    if values.shape[-1] < size:
-        unresolved = values[..., k - 1] == values[..., -1]  # equal logits may be left among the others
-        if bool(unresolved.any()):
-            exact = _first(*logits[unresolved].sort(dim=-1, descending=True, stable=True), k)
-            best, best_ids = best.clone(), best_ids.clone()
-            best[unresolved], best_ids[unresolved] = exact
-    return best, best_ids
+    ids = _ids_of_largest(logits.detach(), k)
+    values, order = logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(-1, order)
 
 
-def _by_groups(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the K largest logits and their indices, by way of the K groups of `GROUP` logits with the largest maxima.
+def _ids_of_largest(logits: Tensor, k: int) -> Tensor:
+    """Return the indices of the K largest logits in ascending order, `(..., K)`; of equal logits those come first.
 
-    A logit of another group is smaller than K maxima, or equal to some and behind them. So it is not among the K.
+    Of many logits only the K groups of `GROUP` neighbours with the largest maxima are looked at. A logit of another
+    group is smaller than K maxima, or equal to some and behind them. So it is not among the K.
     """
+    size = logits.shape[-1]
+    if size >= 4 * GROUP * k:
+        ids = _members(_ids_of_largest(_maxima(logits), k), size)
+        return ids.gather(-1, _ids_of_largest(logits.gather(-1, ids), k))
+    values, ids = logits.topk(min(k + 1, size), dim=-1)
+    if size > k:
+        is_open = values[..., k - 1] == values[..., k]  # equal logits are left among the others
+        ids = ids[..., :k]
+        if bool(is_open.any()):
+            ids = ids.clone()
+            ids[is_open] = logits[is_open].sort(dim=-1, descending=True, stable=True).indices[..., :k]
+    return ids.sort(dim=-1).values
+
+
+def _maxima(logits: Tensor) -> Tensor:
+    """Return the maximum of each whole group, `(..., V // GROUP)`; groups are consecutive."""
     groups = logits.shape[-1] // GROUP
-    _, chosen = top_k(logits[..., : groups * GROUP].detach().unflatten(-1, (groups, GROUP)).amax(-1), k)
-    members = torch.arange(GROUP, device=logits.device)
-    ids = (chosen.sort(dim=-1).values.unsqueeze(-1) * GROUP + members).flatten(-2)
-    rest = torch.arange(groups * GROUP, logits.shape[-1], device=logits.device)
-    ids = torch.cat([ids, rest.expand(*ids.shape[:-1], -1)], dim=-1)
-    values, places = top_k(logits.gather(-1, ids), k)
-    return values, ids.gather(-1, places)
+    whole = logits[..., : groups * GROUP]
+    if whole.stride(-1) == 1:
+        maxima: Tensor = whole.unflatten(-1, (groups, GROUP)).amax(-1)  # type: ignore[no-untyped-call]
+    else:  # as blocks of logits are stored
+        maxima = whole.movedim(-1, 0).unflatten(0, (groups, GROUP)).amax(1).movedim(0, -1)  # type: ignore[no-untyped-call]
+    return maxima
+
+
+def _members(groups: Tensor, size: int) -> Tensor:
+    """Return the indices of all logits in some groups, and of those in no whole group, in ascending order.
+
+    Args:
+        groups: Indices of the groups in ascending order, `(..., K)`.
+        size: Number of all logits, V.
+    """
+    ids = (groups.unsqueeze(-1) * GROUP + torch.arange(GROUP, device=groups.device)).flatten(-2)
+    rest = torch.arange(size // GROUP * GROUP, size, device=groups.device)
+    return torch.cat([ids, rest.expand(*ids.shape[:-1], -1)], dim=-1)
 
 
 def ordered_top_k(
