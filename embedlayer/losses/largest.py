@@ -77,9 +77,9 @@ def _maxima(logits: Tensor) -> Tensor:
     groups = logits.shape[-1] // GROUP
     whole = logits[..., : groups * GROUP]
     if whole.stride(-1) == 1:
-        maxima: Tensor = whole.unflatten(-1, (groups, GROUP)).amax(-1)  # type: ignore[no-untyped-call]
+        maxima: Tensor = whole.unflatten(-1, (groups, GROUP)).amax(-1)
     else:  # as blocks of logits are stored
-        maxima = whole.movedim(-1, 0).unflatten(0, (groups, GROUP)).amax(1).movedim(0, -1)  # type: ignore[no-untyped-call]
+        maxima = whole.movedim(-1, 0).unflatten(0, (groups, GROUP)).amax(1).movedim(0, -1)
     return maxima
 
 

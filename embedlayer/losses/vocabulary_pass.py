@@ -269,13 +269,16 @@ class VocabularyPass:
             check_pair(student, teacher)
         self.heads = [_Head(each, self.partition, self.kept, self.dtype) for each in sources]
         sizes = torch.tensor([len(self.heads[0].hidden_ND)], device=self.ranks.device)
+        self.work, self.softcap_buffer = Workspace(), self._like
         self.counts: list[int] = self.ranks.all_gather(sizes, [1] * self.ranks.size).tolist()
 
     def totals(self) -> Totals:
         """Return the totals of this rank's tokens, `(N,)` or `(K, N)`; 0 for tokens that are not kept."""
-        buffers = self._buffers(self._recomputed_chunk_tokens())
+        step = self._recomputed_chunk_tokens()
+        self._allocate(step)
+        buffers = [self._like.new_empty(self._block_numbers(step)) for _ in self.heads]
         found: list[Totals] = []
-        for chunk in self._chunks(self._recomputed_chunk_tokens()):
+        for chunk in self._chunks(step):
             totals: Totals = {}
             for _ in range(self.objective.sweeps):
                 parts = [self.objective.terms(block, totals) for block in self._blocks(chunk, buffers)]
@@ -304,9 +307,11 @@ class VocabularyPass:
             requested: Which gradients to compute.
         """
         requested = self._requested_by_all(requested)
-        sums, buffers = self._sums(requested), self._buffers(self._recomputed_chunk_tokens())
+        step = self._recomputed_chunk_tokens()
+        self._allocate(step)
+        sums, buffers = self._sums(requested), [self._like.new_empty(self._block_numbers(step)) for _ in self.heads]
         totals, grads = ({name: self._compact(x) for name, x in each.items()} for each in (totals, grads))
-        for number, chunk in enumerate(self._chunks(self._recomputed_chunk_tokens())):
+        for number, chunk in enumerate(self._chunks(step)):
             totals_C, grads_C = (
                 {name: self._gathered(x.movedim(-1, 0)[chunk.here], chunk).movedim(0, -1) for name, x in each.items()}
                 for each in (totals, grads)
@@ -330,13 +335,13 @@ class VocabularyPass:
             Losses `(N,)`, 0 for tokens that are not kept, and the gradients.
         """
         requested = self._requested_by_all(NO_GRADIENTS if factors is None else requested)
-        if factors is None or not any(requested):
+        if factors is None or not self._any_rank(any(requested)):
             return loss.of(self.totals()), (None, None, None)
         factors_N = self._compact(factors)
         step = self._kept_chunk_tokens()
         rows, size = len(self.partition), ROWS_OF_A_BLOCK[self._device]
         sums = self._sums(requested)
-        self._buffers(step)
+        self._allocate(step)
         whole = [self._like.new_empty(rows * step * self.ranks.size) for _ in self.heads]
         found = []
         for number, chunk in enumerate(self._chunks(step)):
@@ -403,19 +408,23 @@ class VocabularyPass:
         parts: tuple[Tensor, ...] = value.split(chunk.sizes, dim=-1)
         return parts[self.ranks.rank]
 
-    def _buffers(self, tokens: int) -> list[Tensor]:
-        """Allocate a buffer for a block of logits of each head, and the workspace.
-
-        Args:
-            tokens: Number of tokens of each rank in a chunk.
-        """
-        numbers = min(ROWS_OF_A_BLOCK[self._device], len(self.partition)) * tokens * len(self.counts)
+    def _allocate(self, tokens: int) -> None:
+        """Allocate the workspace for blocks of chunks of at most `tokens` tokens of each rank."""
+        numbers = self._block_numbers(tokens)
         self.work = Workspace(tuple(self._like.new_empty(numbers) for _ in range(self.objective.slots)))
-        self.buffer = self._like.new_empty(numbers if self.heads[0].softcap is not None else 0)
-        return [self._like.new_empty(numbers) for _ in self.heads]
+        self.softcap_buffer = self._like.new_empty(numbers if self.heads[0].softcap is not None else 0)
+
+    def _block_numbers(self, tokens: int) -> int:
+        """Return the number of logits in a block, for chunks of at most `tokens` tokens of each rank."""
+        return min(ROWS_OF_A_BLOCK[self._device], len(self.partition)) * tokens * len(self.counts)
 
     def _blocks(self, chunk: _Chunk, buffers: list[Tensor]) -> Iterator[LogitBlock]:
-        """Compute the logits of the chunk over one block of this rank's rows after another, in the same memory."""
+        """Compute the logits of the chunk over one block of this rank's rows after another, in the same memory.
+
+        Args:
+            chunk: The tokens.
+            buffers: Memory of a block of logits, for each head.
+        """
         tokens, size = sum(chunk.sizes), ROWS_OF_A_BLOCK[self._device]
         for start in range(0, len(self.partition), size):
             rows = min(size, len(self.partition) - start)
@@ -451,14 +460,18 @@ class VocabularyPass:
     ) -> None:
         """Add the gradients of a block to `sums`; its logits are overwritten."""
         head, start = self.heads[0], block.start - self.partition.start
-        softcap_grad_RC = head.softcap_grad(block.student, self.buffer)
+        softcap_grad_RC = head.softcap_grad(block.student, self.softcap_buffer)
         self.objective.dlogits_(block, totals, grads)
         head.unfinish_(block.student, softcap_grad_RC, start)
         sums.add(block.student, chunk.hidden[0], start, first=first)
 
     def _requested_by_all(self, requested: RequestedGradients) -> RequestedGradients:
         """Request gradients of the hidden states if any rank does: they need the rows of all ranks."""
-        return requested._replace(hidden=self.ranks.any(requested.hidden)) if self.ranks.size > 1 else requested
+        return requested._replace(hidden=self._any_rank(requested.hidden))
+
+    def _any_rank(self, flag: bool) -> bool:
+        """Return whether `flag` is true on any rank; a single process does not communicate."""
+        return self.ranks.any(flag) if self.ranks.size > 1 else flag
 
     def _sums(self, requested: RequestedGradients) -> _GradientSums:
         """Allocate the gradients that are requested."""
