@@ -6,6 +6,7 @@ are checkpointed: the backward pass computes each again, and every tensor that i
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -101,9 +102,7 @@ def plain_totals(student: UncomputedLogits, request: Request) -> Totals:
             teacher = request.teacher.logits().flatten(0, -2).T
     ids = None if request.ids is None else request.ids.T
     block = LogitBlock(student.logits().reshape(-1, student.vocab_size).T, teacher, ids, 0, True, Workspace())
-    totals: Totals = {}
-    for _ in range(request.objective.sweeps):
-        totals = {**totals, **request.objective.terms(block, totals)}
+    totals = request.objective.in_sweeps(partial(request.objective.terms, block))
     return totals if request.kept is None else _masked(totals, request.kept)
 
 
@@ -127,7 +126,7 @@ def compute_loss(student: LinearLogits, request: Request, loss: TokenLoss, facto
     Args:
         student: The head and its hidden states, N in all.
         request: What to compute per token.
-        loss: TokenLosses of tokens as a function of their totals.
+        loss: Loss of a token as a function of its totals.
         factors: Factor of the loss of each token, `(N,)`, without gradient; 0 for tokens that are not kept.
 
     Returns:
@@ -291,10 +290,7 @@ def _block_totals(student: BlockLogits, request: Request) -> Totals:
     for start in range(0, max(len(hidden), 1), step):
         here = slice(start, start + step)
         chunk = (hidden[here], None if teacher is None else teacher[here], None if ids is None else ids[here].T)
-        totals: Totals = {}
-        for _ in range(request.objective.sweeps):
-            totals = {**totals, **_sweep(student, request, chunk, totals)}
-        found.append(totals)
+        found.append(request.objective.in_sweeps(partial(_sweep, student, request, chunk)))
     joined = {name: torch.cat([each[name] for each in found], dim=-1) for name in found[0]}
     if is_static and request.kept is not None:
         return _masked(joined, request.kept)

@@ -8,6 +8,7 @@ A block is `(R, C)`: R rows of the vocabulary by C tokens, vocabulary first.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -105,6 +106,17 @@ class Objective(ABC):
     @abstractmethod
     def merge(self, parts: list[Totals]) -> Totals:
         """Combine the totals of blocks with different rows, all of one sweep."""
+
+    def in_sweeps(self, sweep: Callable[[Totals], Totals]) -> Totals:
+        """Return the totals of all sweeps.
+
+        Args:
+            sweep: Function from the totals of the earlier sweeps to those of the next, over the whole vocabulary.
+        """
+        totals: Totals = {}
+        for _ in range(self.sweeps):
+            totals = {**totals, **sweep(totals)}
+        return totals
 
     @abstractmethod
     def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:

@@ -15,8 +15,9 @@ block, D columns, K requested IDs.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -279,10 +280,7 @@ class VocabularyPass:
         buffers = [self._like.new_empty(self._block_numbers(step)) for _ in self.heads]
         found: list[Totals] = []
         for chunk in self._chunks(step):
-            totals: Totals = {}
-            for _ in range(self.objective.sweeps):
-                parts = [self.objective.terms(block, totals) for block in self._blocks(chunk, buffers)]
-                totals = {**totals, **self._merged(parts, chunk)}
+            totals = self.objective.in_sweeps(partial(self._recomputed_sweep, buffers, chunk))
             found.append({name: self._own(value, chunk) for name, value in totals.items()})
         found = found or [self._totals_of_nothing()]
         joined = {name: torch.cat([each[name] for each in found], dim=-1) for name in found[0]}
@@ -293,10 +291,7 @@ class VocabularyPass:
         nothing = self._like.new_zeros(self.student.vocab_size, 0)
         ids = None if self.ids is None else self.ids.T
         block = LogitBlock(nothing, nothing, ids, 0, may_be_infinite=False, work=Workspace())
-        totals: Totals = {}
-        for _ in range(self.objective.sweeps):
-            totals = {**totals, **self.objective.terms(block, totals)}
-        return totals
+        return self.objective.in_sweeps(partial(self.objective.terms, block))
 
     def gradients(self, totals: Totals, grads: Totals, requested: RequestedGradients) -> Gradients:
         """Return the gradients of the student's hidden states, rows and bias; each block of logits is computed again.
@@ -354,10 +349,7 @@ class VocabularyPass:
                 self._block([view[start : start + size] for view in views], chunk, start)
                 for start in range(0, rows, size)
             ]
-            totals: Totals = {}
-            for _ in range(self.objective.sweeps):
-                parts = [self.objective.terms(block, totals) for block in blocks]
-                totals = {**totals, **self._merged(parts, chunk)}
+            totals = self.objective.in_sweeps(partial(self._sweep, blocks, chunk))
             factors_C = self._gathered(factors_N[chunk.here], chunk)
             grads_C = loss.gradients(totals, factors_C)
             found.append(loss.of(totals).split(chunk.sizes)[self.ranks.rank])
@@ -438,13 +430,17 @@ class VocabularyPass:
         teacher = views[1] if len(views) == 2 else None
         return LogitBlock(views[0], teacher, chunk.ids, self.partition.start + start, self.may_be_infinite, self.work)
 
-    def _merged(self, parts: list[Totals], chunk: _Chunk) -> Totals:
-        """Merge the totals of this rank's blocks, then those of all ranks.
+    def _recomputed_sweep(self, buffers: list[Tensor], chunk: _Chunk, earlier: Totals) -> Totals:
+        """Return the totals of one sweep whose blocks of logits share the memory of `buffers`."""
+        return self._sweep(self._blocks(chunk, buffers), chunk, earlier)
+
+    def _sweep(self, blocks: Iterable[LogitBlock], chunk: _Chunk, earlier: Totals) -> Totals:
+        """Return the totals of one sweep over this rank's blocks, merged with those of all ranks.
 
         Each rank merges the totals of its own tokens, and sends the result to the others. This is as much as an
         all-reduce sends.
         """
-        own = self.objective.merge(parts)
+        own = self.objective.merge([self.objective.terms(block, earlier) for block in blocks])
         if self.ranks.size == 1:
             return own
         size, mine = self.ranks.size, chunk.sizes[self.ranks.rank]
