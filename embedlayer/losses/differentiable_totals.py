@@ -7,7 +7,7 @@ are checkpointed: the backward pass computes each again, and every tensor that i
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,39 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from embedlayer.errors import SizeError
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
-from embedlayer.losses.objective import LogitBlock, Objective, TokenLoss, Totals, Workspace
+from embedlayer.losses.objective import LogitBlock, TokenLoss, Totals, Workspace
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
-from embedlayer.losses.vocabulary_pass import Gradients, RequestedGradients, VocabularyPass, check_pair
+from embedlayer.losses.vocabulary_pass import Gradients, Request, RequestedGradients, VocabularyPass, check_pair
 from embedlayer.tracing import is_transformed, plain_operators_only
-
-
-class Request(NamedTuple):
-    """Say what a pass computes, for which tokens.
-
-    Attributes:
-        objective: What is computed per token.
-        teacher: The second head of a divergence, or `None`.
-        ids: Token IDs whose logits are requested, `(N, K)`, or `None`.
-        kept: Mask `(N,)` of the tokens that are computed; `None` for all.
-        min_chunks: Number of chunks into which the tokens are divided at least.
-    """
-
-    objective: Objective
-    teacher: UncomputedLogits | None = None
-    ids: Tensor | None = None
-    kept: Tensor | None = None
-    min_chunks: int = 1
-
-    def vocabulary_pass(self, student: LinearLogits) -> VocabularyPass:
-        """Return the pass that computes this request for a head whose rows are a matrix."""
-        return VocabularyPass(
-            student,
-            self.objective,
-            teacher=self.teacher,
-            ids=self.ids,
-            kept=self.kept,
-            min_chunks=self.min_chunks,
-        )
 
 
 def is_plain(logits: UncomputedLogits) -> bool:
@@ -211,7 +182,7 @@ class _LinearTotals(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         with torch.autocast(hidden.device.type, enabled=False):
-            totals = job.request.vocabulary_pass(job.student).totals()
+            totals = VocabularyPass(job.student, job.request).totals()
         names.extend(totals)
         ctx.names = list(totals)
         constants = job.request.objective.constants
@@ -232,7 +203,7 @@ class _LinearTotals(torch.autograd.Function):
             found = job.differentiable(student, lambda all_of: [all_of[name] for name in grads], list(grads.values()))
         else:
             with torch.autocast(student.hidden.device.type, enabled=False):
-                found = job.request.vocabulary_pass(student).gradients(totals, grads, job.requested)
+                found = VocabularyPass(student, job.request).gradients(totals, grads, job.requested)
             found = job.like_inputs(found, student)
         return (*found, None, None)
 
@@ -248,7 +219,7 @@ class _LinearLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, factors: Tensor, job: _Job, loss: TokenLoss
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(hidden.device.type, enabled=False):
-            losses, gradients = job.request.vocabulary_pass(job.student).losses_and_gradients(
+            losses, gradients = VocabularyPass(job.student, job.request).losses_and_gradients(
                 loss, factors if any(job.requested) or job.student.is_sharded else None, job.requested
             )
         ctx.gradients, ctx.loss = gradients, loss
@@ -264,7 +235,7 @@ class _LinearLoss(torch.autograd.Function):
             found = job.differentiable(student, lambda totals: [(ctx.loss.of(totals) * factors).sum()], [grad_output])
         elif ctx.gradients is None or not student.collectives.all_equal(grad_output):
             with torch.autocast(student.hidden.device.type, enabled=False):
-                again = job.request.vocabulary_pass(student)
+                again = VocabularyPass(student, job.request)
                 _, found = again.losses_and_gradients(ctx.loss, factors * grad_output, job.requested)
             found = job.like_inputs(found, student)
         else:

@@ -9,11 +9,12 @@ from torch import Tensor
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import raise_if_outside
 from embedlayer.losses.cross_entropy import Reduction, check_reduction, loss_dtype, reduce_losses, reduction_factors
-from embedlayer.losses.differentiable_totals import Request, compute_loss, compute_totals, is_plain
+from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, is_plain
 from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import log_probs
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
+from embedlayer.losses.vocabulary_pass import Request
 from embedlayer.tracing import plain_operators_only
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from embedlayer.losses.cross_entropy import LossOptions, loss_dtype, reduction_factors
 from embedlayer.losses.token_loss import CrossEntropy, target_request
 from embedlayer.losses.uncomputed_logits import LinearLogits
-from embedlayer.losses.vocabulary_pass import RequestedGradients
+from embedlayer.losses.vocabulary_pass import RequestedGradients, VocabularyPass
 
 
 class LossSettings(NamedTuple):
@@ -90,7 +90,7 @@ def _operator(
     factors = reduction_factors(kept, options["reduction"], loss_dtype(settings.compute))
     weights = None if per_token and grad_output is None else factors * (1 if grad_output is None else grad_output)
     loss = CrossEntropy(settings.vocab_size, settings.label_smoothing, settings.z_loss)
-    vocabulary_pass = target_request(logits, targets, options).vocabulary_pass(logits)
+    vocabulary_pass = VocabularyPass(logits, target_request(logits, targets, options))
     losses, gradients = vocabulary_pass.losses_and_gradients(
         loss, None if weights is None else weights.flatten(), requested
     )

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from embedlayer.errors import SizeError
 from embedlayer.losses.cross_entropy import ScoreOptions, checked_targets, split_options
-from embedlayer.losses.differentiable_totals import Request, compute_totals
+from embedlayer.losses.differentiable_totals import compute_totals
 from embedlayer.losses.largest import check_top_k
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import log_probs, logsumexp
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
+from embedlayer.losses.vocabulary_pass import Request
 
 Statistic = Literal["log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax"]
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from embedlayer.losses.cross_entropy import LossOptions, checked_targets
-from embedlayer.losses.differentiable_totals import Request
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import TokenLoss, Totals, log_probs, logsumexp
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+from embedlayer.losses.vocabulary_pass import Request
 
 
 @dataclass(frozen=True)

@@ -225,6 +225,24 @@ def _as_rows(value: Tensor) -> Tensor:
     return value.T if value.dim() == 2 else value.unsqueeze(1)
 
 
+class Request(NamedTuple):
+    """Say what a pass computes, for which tokens.
+
+    Attributes:
+        objective: What is computed per token.
+        teacher: The second head of a divergence, or `None`.
+        ids: Token IDs whose logits are requested, `(N, K)`, or `None`. They count from the first row of all ranks.
+        kept: Mask `(N,)` of the tokens that are computed; `None` for all.
+        min_chunks: Number of chunks into which the tokens are divided at least.
+    """
+
+    objective: Objective
+    teacher: UncomputedLogits | None = None
+    ids: Tensor | None = None
+    kept: Tensor | None = None
+    min_chunks: int = 1
+
+
 class VocabularyPass:
     """Compute totals per token, and their gradients, over chunks of tokens and blocks of rows; all without autograd.
 
@@ -234,33 +252,19 @@ class VocabularyPass:
 
     Args:
         student: The head that may be trained, with its hidden states.
-        objective: What is computed per token.
-        teacher: The second head of a divergence, or `None`.
-        ids: Token IDs whose logits are requested, `(N, K)`; they count from the first row of the whole vocabulary.
-        kept: Mask `(N,)` of the tokens that are computed; `None` for all.
-        min_chunks: Number of chunks into which the tokens are divided at least.
+        request: What is computed, for which tokens.
 
     Raises:
         ShapeError: Student and teacher have different numbers of tokens or of rows.
         SizeError: The teacher is sharded in another way than the student.
     """
 
-    def __init__(
-        self,
-        student: LinearLogits,
-        objective: Objective,
-        *,
-        teacher: UncomputedLogits | None = None,
-        ids: Tensor | None = None,
-        kept: Tensor | None = None,
-        min_chunks: int = 1,
-    ) -> None:
+    def __init__(self, student: LinearLogits, request: Request) -> None:
+        self.objective, teacher, ids, kept, self.min_chunks = request
         self.student = student
-        self.objective = objective
         self.ranks: Collectives = student.collectives
         self.partition = student.partition
         self.dtype = loss_dtype(student.dtype)
-        self.min_chunks = min_chunks
         self.tokens = student.hidden.shape[:-1].numel()
         self.kept = None if kept is None or bool(kept.all()) else kept.nonzero().squeeze(1)
         self.ids = ids if ids is None or self.kept is None else ids[self.kept]
