@@ -40,7 +40,7 @@ $(VENV)/pyvenv.cfg:
 
 $(VENV)/.installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) ..."
-	@$(PIP) --editable '.[plots]'
+	@$(PIP) --editable '.[fast,plots]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

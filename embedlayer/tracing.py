@@ -58,3 +58,12 @@ def fusible(*tensors: Tensor | None) -> bool:
         tensor([0., 0., 0.])
     """
     return not torch.compiler.is_compiling() and not is_transformed(*tensors)
+
+
+def is_dispatch_mode_active() -> bool:
+    """Return whether a `TorchDispatchMode` is active, such as `FakeTensorMode` or a counter of operators.
+
+    It sees every operator. Code that computes without operators would go unnoticed, and fake tensors have no memory.
+    """
+    active: int = torch._C._len_torch_dispatch_stack()
+    return active > 0

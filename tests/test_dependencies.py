@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "embedlayer"
 
 TIERS = [
     ["errors", "shapes", "tracing", "overrides", "short_repr", "formatting", "initialization", "kinds", "io"],
-    ["index_checks", "computed_buffers", "collectives", "families"],
+    ["index_checks", "computed_buffers", "collectives", "families", "kernels"],
     ["data", "losses"],
     ["pretrained"],
     ["positions", "tables"],

@@ -1,7 +1,8 @@
 """Rotation of channel pairs by position angles: the definition `apply_rotary`, and a version that is fast on a CPU.
 
-As one expression over all heads, four products and two sums go through memory ten times. The fast version rotates a few
-heads at a time, which stay in the CPU cache; interleaved pairs are read as complex numbers, with one product each.
+As one expression over all heads, four products and two sums go through memory ten times. A compiled kernel rotates
+half-split pairs in one pass. Without it the fast version rotates a few heads at a time, which stay in the CPU cache.
+Interleaved pairs are read as complex numbers, with one product each.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from embedlayer.kernels.kernel import Kernel, kernels_apply
 from embedlayer.tracing import fusible
+
+ROTATE_HALF_SPLIT = Kernel("rotary", "rotate_half_split")
 
 BLOCK_NUMEL = 1 << 19
 """Elements rotated at a time: few enough for the CPU cache, enough to keep all threads busy."""
@@ -138,10 +142,12 @@ def fused_apply_rotary(
 ) -> Float[Tensor, "*batch T K"]:
     """Compute `apply_rotary(x, cos, sin)`, faster on a CPU in eager mode.
 
-    There it rotates a few heads at a time, which stay in the CPU cache. In all other cases it calls `apply_rotary`.
+    There it rotates in one pass, or a few heads at a time, which stay in the CPU cache. In all other cases it calls
+    `apply_rotary`.
     """
-    fits = x.dtype == cos.dtype and x.dim() in (3, 4) and cos.dim() <= x.dim() and x.numel() > 0
-    fits = fits and x.device.type == "cpu" and not (interleaved and x.shape[-1] % 2)
+    fits = x.dim() in (3, 4) and cos.dim() <= x.dim() and x.numel() > 0 and x.device.type == "cpu"
+    if x.dtype != cos.dtype or (interleaved and x.shape[-1] % 2):  # only the kernel converts numbers as it goes
+        fits = fits and not interleaved and kernels_apply(x, cos, sin)
     if not fits or not fusible(x, cos, sin):
         return apply_rotary(x, cos, sin, interleaved=interleaved)
     result: Tensor = _ApplyRotary.apply(x, cos, sin, interleaved)  # type: ignore[no-untyped-call]
@@ -161,6 +167,10 @@ class _ApplyRotary(torch.autograd.Function):
         if interleaved and 2 * cos.shape[-1] == x.shape[-1]:
             return torch.view_as_real(_as_complex(x) * torch.complex(cos, sin)).flatten(-2)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        if not interleaved and kernels_apply(x, cos, sin) and _rotate_half_split(x, cos, sin, out):
+            return out
+        if x.dtype != cos.dtype:
+            return apply_rotary(x, cos, sin)
         rotary_dim, half = 2 * cos.shape[-1], cos.shape[-1]
         if rotary_dim < x.shape[-1]:
             out[..., rotary_dim:] = x[..., rotary_dim:]
@@ -177,6 +187,36 @@ class _ApplyRotary(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         return fused_apply_rotary(grad, cos, -sin, interleaved=ctx.interleaved), None, None, None
+
+
+def _rotate_half_split(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> bool:
+    """Write `x` with rotated half-split pairs to `out` by the compiled kernel, and return whether it could be compiled.
+
+    Args:
+        x: Queries or keys, `(B, H, T, K)` or `(H, T, K)`.
+        cos: Cosines, `(T, half)`, or with dimensions of size 1 or B and 1 before it.
+        sin: Sines, likewise.
+        out: Contiguous tensor of the shape of `x`; it is overwritten.
+    """
+    x, cos, sin = (each if each.stride(-1) == 1 else each.contiguous() for each in (x, cos, sin))
+    heads, tokens, width = x.shape[-3:]
+    angles = [each.expand(*x.shape[:-3], 1, tokens, each.shape[-1]) for each in (cos, sin)]
+    if angles[0].stride() != angles[1].stride():
+        angles = [each.contiguous() for each in angles]
+    of_x, of_angles = ((0,) * (4 - x.dim()) + each.stride() for each in (x, angles[0]))
+    return ROTATE_HALF_SPLIT.run(
+        x.numel() // width,
+        *(_memory(x), of_x[:3]),
+        *(_memory(angles[0]), _memory(angles[1]), (of_angles[0], of_angles[2])),
+        *(out.view(-1, width), (heads, tokens, cos.shape[-1])),
+        block=max(1, BLOCK_NUMEL // (8 * width)),
+    )
+
+
+def _memory(x: Tensor) -> Tensor:
+    """Return the memory of `x`, from its first number to its last, as a one-dimensional tensor."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.detach().as_strided((last + 1,), (1,))
 
 
 def _rotate_interleaved(x: Tensor, rotation: Tensor, out: Tensor) -> None:

@@ -1,0 +1,224 @@
+"""Run compiled CPU kernels, and fall back to torch operators where they cannot be compiled.
+
+A kernel is a function of `embedlayer.kernels` that numba compiles, `f(start, stop, *arguments)`. It computes the items
+`start` to `stop - 1` of an operation, such as rows or tokens. No item depends on another one, so the result depends
+neither on the blocks into which the items are divided nor on the number of threads.
+
+Blocks are computed by the calling thread and by helper threads, as many in all as `torch.get_num_threads()`. A thread
+claims one block after another. The calling thread waits for claimed blocks only, so helpers that get no time on a busy
+machine cost nothing. These are Python threads, because kernels release the global interpreter lock: unlike numba's own
+threading layers they survive a fork and take concurrent calls.
+"""
+
+import logging
+import math
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import import_module
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from embedlayer.tracing import fusible, is_dispatch_mode_active
+
+Argument = Tensor | int | float | bool | tuple[int, ...]
+Work = Callable[[int, int], object]
+
+OLDEST_NUMBA = (0, 61)
+
+FAILURES = (ImportError, OSError, RuntimeError, EOFError, pickle.UnpicklingError)
+"""What is raised if numba is missing or too old, cannot write its cache, or reads a damaged one."""
+
+FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16})
+"""Floating-point dtypes of kernels. NumPy has no bfloat16: its bits are passed as uint16."""
+
+log = logging.getLogger("embedlayer")
+
+
+class _Availability(threading.local):
+    """Whether kernels may run in this thread; `kernels_disabled` changes it."""
+
+    enabled = True
+
+
+class _Failure:
+    """The reason why no kernel of this process can be compiled, once one could not; logged when it is set."""
+
+    reason: str | None = None
+
+    def set(self, reason: str) -> None:
+        """Record the reason, and log it the first time."""
+        if self.reason is None:
+            self.reason = reason
+            log.warning("Compiled CPU kernels are off, torch operators are used instead: %s", reason)
+
+
+_availability, _failure, _compiling = _Availability(), _Failure(), threading.RLock()
+
+
+class Kernel:
+    """A compiled function of a module of `embedlayer.kernels`, which is imported and compiled at the first run.
+
+    numba compiles it once for each combination of dtypes, and stores the result on disk: in `__pycache__` beside the
+    module, or in the user's cache folder if that cannot be written, or in `NUMBA_CACHE_DIR`.
+
+    Args:
+        module: Name of the module in `embedlayer.kernels`.
+        name: Name of the function `f(start, stop, *arguments)`.
+    """
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module = module
+        self.name = name
+        self._function: Callable[..., None] | None = None
+        self._compiled: set[tuple[object, ...]] = set()
+        self._errors: tuple[type[Exception], ...] = FAILURES
+
+    def run(self, items: int, *arguments: Argument, block: int) -> bool:
+        """Compute the items `0` to `items - 1`, and return whether the kernel could be compiled.
+
+        If it could not, nothing was computed, and the caller uses torch operators instead. Call it only with tensors
+        for which `kernels_apply` returns `True`.
+
+        Args:
+            items: Number of items.
+            *arguments: Arguments of the function after `start` and `stop`. Tensors must be contiguous and are passed
+                as NumPy arrays over the same memory, bfloat16 as uint16.
+            block: Number of items that a thread claims at once: enough for about 0.1 ms.
+        """
+        arrays = [_as_array(each) if isinstance(each, Tensor) else each for each in arguments]
+        function = self._compiled_for(arrays)
+        if function is None:
+            return False
+        _divide(lambda start, stop: function(start, stop, *arrays), items, block)
+        return True
+
+    def _compiled_for(self, arrays: list[Any]) -> Callable[..., None] | None:
+        """Return the function after compiling it for these types, or `None` if that failed now or earlier."""
+        if _failure.reason is not None:
+            return None
+        types = tuple((each.dtype, each.ndim) if isinstance(each, np.ndarray) else type(each) for each in arrays)
+        if types in self._compiled:
+            return self._function
+        with _compiling:
+            try:
+                if self._function is None:
+                    self._errors = (*FAILURES, _require_numba())
+                    self._function = getattr(import_module(f"embedlayer.kernels.{self.module}"), self.name)
+                start = time.perf_counter()
+                self._function(0, 0, *arrays)  # an empty range: compiles and computes nothing
+                log.debug("kernel %s.%s ready in %.3f s", self.module, self.name, time.perf_counter() - start)
+            except self._errors as error:
+                _failure.set(f"{type(error).__name__}: {error}".splitlines()[0])
+                return None
+            self._compiled.add(types)
+        return self._function
+
+
+def kernels_apply(*tensors: Tensor | None) -> bool:
+    """Return whether kernels may compute with `tensors`; `None` is skipped.
+
+    They must be ordinary tensors on the CPU, in eager mode, outside `torch.func` transforms, and with no dispatch mode
+    that expects to see every operator. Kernels must be possible on this machine as well, as far as is known.
+    """
+    return (
+        _failure.reason is None
+        and _availability.enabled
+        and all(x is None or _is_ordinary(x) for x in tensors)
+        and fusible(*tensors)
+        and not is_dispatch_mode_active()
+    )
+
+
+@contextmanager
+def kernels_disabled() -> Iterator[None]:
+    """Use torch operators instead of compiled kernels inside a `with` block, in this thread."""
+    before, _availability.enabled = _availability.enabled, False
+    try:
+        yield
+    finally:
+        _availability.enabled = before
+
+
+def _is_ordinary(x: Tensor) -> bool:
+    """Return whether `x` is a tensor whose numbers NumPy can read: of no subclass, on the CPU, strided."""
+    plain = type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.layout is torch.strided
+    return plain and (x.dtype in FLOATS or not (x.dtype.is_floating_point or x.dtype.is_complex))
+
+
+def _as_array(x: Tensor) -> np.ndarray[Any, Any]:
+    """Return a NumPy array over the memory of a contiguous tensor; bfloat16 as uint16."""
+    x = x.detach()
+    assert x.is_contiguous()
+    array: np.ndarray[Any, Any] = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+    return array
+
+
+def _require_numba() -> type[Exception]:
+    """Check that numba is installed and new enough, and return the class of its errors.
+
+    Raises:
+        ImportError: It is not; the message names the install line.
+    """
+    try:
+        import numba
+        from numba.core.errors import NumbaError
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError)
+        reason = "numba is not installed" if missing else f"numba cannot be imported ({error})"
+        raise ImportError(f"{reason}. For the kernels: pip install 'embedlayer[fast]'") from error
+    found = tuple(int(part) for part in numba.__version__.split(".")[:2])
+    if found < OLDEST_NUMBA:
+        oldest = ".".join(map(str, OLDEST_NUMBA))
+        raise ImportError(f"numba {numba.__version__} is older than {oldest}: pip install -U 'embedlayer[fast]'")
+    compilation_error: type[Exception] = NumbaError
+    return compilation_error
+
+
+def _divide(work: Work, items: int, block: int) -> None:
+    """Call `work(start, stop)` for consecutive blocks that cover `0 .. items - 1`, in several threads.
+
+    Args:
+        work: Function that releases the global interpreter lock.
+        items: Number of items.
+        block: Items in a block.
+    """
+    blocks = math.ceil(items / block)
+    helpers = min(torch.get_num_threads(), blocks) - 1
+    if helpers < 1:
+        work(0, items)
+        return
+    turns = count()
+
+    def claim() -> None:
+        while (turn := next(turns)) < blocks:
+            work(turn * block, min((turn + 1) * block, items))
+
+    started: list[Future[None]] = []
+    with suppress(RuntimeError):  # no thread can be started while the interpreter exits
+        started.extend(_helper_threads().submit(claim) for _ in range(helpers))
+    try:
+        claim()
+    finally:
+        for future in started:
+            if not future.cancel():
+                future.result()
+
+
+@cache
+def _helper_threads() -> ThreadPoolExecutor:
+    """Return the helper threads of this process."""
+    return ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="embedlayer-kernel")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_helper_threads.cache_clear)  # a forked process has no threads but the caller

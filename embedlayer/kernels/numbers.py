@@ -1,0 +1,99 @@
+"""Numbers in kernels: bfloat16 as uint16, conversion of scalars, and an exponential that is computed for many at once.
+
+numba widens integers in expressions to 64 bits, so each is converted back before its bits are read as a number.
+
+numba notices a change of a kernel's own file and compiles it again, but no change of this one: after one, delete
+`embedlayer/kernels/__pycache__`.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.extending import overload
+
+kernel = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+"""Decorator of a kernel. Products and sums may be contracted; infinities and NaN keep their meaning."""
+
+
+def widen(x: Any) -> Any:
+    """Return a stored number as the number to compute with: float32 for the bits of a bfloat16, else `x` itself."""
+    raise NotImplementedError
+
+
+@overload(widen)
+def _widen(x):
+    if x == types.uint16:
+        return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
+    return lambda x: x
+
+
+def narrow(number: Any, like: Any) -> Any:
+    """Return a computed number as it is stored in an array with an element `like`: the inverse of `widen`.
+
+    For uint16, float32 is rounded to bfloat16: to the nearest, ties to even; NaN stays NaN.
+    """
+    raise NotImplementedError
+
+
+@overload(narrow)
+def _narrow(number, like):
+    if like == types.uint16:
+
+        def round_to_bfloat16(number, like):
+            bits = np.float32(number).view(np.uint32)
+            rounded = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
+            kept = rounded if number == number else np.uint32(bits | np.uint32(0x400000))
+            return np.uint16(kept >> np.uint32(16))
+
+        return round_to_bfloat16
+    if like == types.float32:
+        return lambda number, like: np.float32(number)
+    return lambda number, like: np.float64(number)
+
+
+def as_computed(number: Any, like: Any) -> Any:
+    """Return a scalar argument in the type that is computed with for arrays with an element `like`.
+
+    Without it the float64 of a Python float would widen all float32 arithmetic.
+    """
+    raise NotImplementedError
+
+
+@overload(as_computed)
+def _as_computed(number, like):
+    if like == types.float64:
+        return lambda number, like: np.float64(number)
+    return lambda number, like: np.float32(number)
+
+
+def exp(x: Any) -> Any:
+    """Return e to the power of `x`, for `x` up to 0; float32 is computed without a call, within 1 ulp.
+
+    Below -87.3 the float32 result is 0. NaN stays NaN.
+    """
+    raise NotImplementedError
+
+
+@overload(exp)
+def _exp(x):
+    if x != types.float32:
+        return lambda x: math.exp(x)
+
+    def exp_float32(x):
+        power = np.rint(x * np.float32(1.44269504))
+        r = x - power * np.float32(0.693359375)
+        r = r - power * np.float32(-2.12194440e-4)
+        y = np.float32(1.9875691500e-4)
+        y = y * r + np.float32(1.3981999507e-3)
+        y = y * r + np.float32(8.3334519073e-3)
+        y = y * r + np.float32(4.1665795894e-2)
+        y = y * r + np.float32(1.6666665459e-1)
+        y = y * r + np.float32(5.0000001201e-1)
+        y = (y * (r * r) + r) + np.float32(1)
+        scale = np.int32((np.int32(max(power, np.float32(-126))) + np.int32(127)) << np.int32(23))
+        result = y * scale.view(np.float32)
+        return np.float32(0) if x < np.float32(-87.33) else result
+
+    return exp_float32
