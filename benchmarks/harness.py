@@ -14,9 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -96,8 +97,28 @@ def tell(**facts: Value) -> None:
     print(json.dumps({**facts, "peak_mib": round(kib / 1024, 1)}))
 
 
-def report(name: str, title: str, rows: list[Row], *, save: bool) -> None:
-    """Print the table and the line of JSON; with `save`, append the rows to the case's CSV."""
+@contextmanager
+def busy_processes(number: int) -> Iterator[None]:
+    """Keep the machine busy inside a `with` block: start processes that do nothing but loop."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def report(name: str, title: str, rows: list[Row], *, save: bool, busy: int = 0) -> None:
+    """Print the table and the line of JSON; with `save`, append the rows to the case's CSV.
+
+    Args:
+        name: Name of the case.
+        title: Title of the table.
+        rows: What was measured.
+        save: Whether to append the rows to the CSV.
+        busy: Number of looping processes that ran beside the measurement.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -112,7 +133,7 @@ def report(name: str, title: str, rows: list[Row], *, save: bool) -> None:
     console.print(table)
     if same:
         console.print("In all rows: " + ", ".join(f"{column} {_shown(rows[0][column])}" for column in same))
-    surroundings = environment()
+    surroundings = {"busy_processes": busy, **environment()}
     if save:
         _append(RESULTS / f"{name}.csv", [{**row, **surroundings} for row in rows])
     print(json.dumps({"case": name, "rows": rows, **surroundings}), flush=True)
@@ -121,6 +142,11 @@ def report(name: str, title: str, rows: list[Row], *, save: bool) -> None:
 def environment() -> Row:
     """What a reader must know to judge a number."""
     import torch
+
+    try:
+        numba = version("numba")
+    except PackageNotFoundError:
+        numba = ""
 
     return {
         "date": datetime.now(UTC).date().isoformat(),
@@ -131,6 +157,8 @@ def environment() -> Row:
         "torch": torch.__version__,
         "numpy": version("numpy"),
         "tokenizers": version("tokenizers"),
+        "numba": numba,
+        "wait_policy": os.environ.get("OMP_WAIT_POLICY", ""),
     }
 
 
