@@ -97,3 +97,15 @@ def _exp(x):
         return np.float32(0) if x < np.float32(-87.33) else result
 
     return exp_float32
+
+
+def empty_computed(count: int, like: Any) -> Any:
+    """Allocate `count` numbers of the type that is computed with for arrays with an element `like`."""
+    raise NotImplementedError
+
+
+@overload(empty_computed)
+def _empty_computed(count, like):
+    if like == types.float64:
+        return lambda count, like: np.empty(count, np.float64)
+    return lambda count, like: np.empty(count, np.float32)
