@@ -21,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
@@ -137,6 +138,16 @@ def kernels_apply(*tensors: Tensor | None) -> bool:
         and fusible(*tensors)
         and not is_dispatch_mode_active()
     )
+
+
+@torch.compiler.assume_constant_result
+def kernels_in_graphs() -> bool:
+    """Return whether a graph of `torch.compile` should contain custom operators that run kernels.
+
+    It is decided when the graph is traced: numba is installed, and no kernel has failed. Inductor's own code is faster
+    than the torch operators to which a custom operator falls back.
+    """
+    return find_spec("numba") is not None and _failure.reason is None and _availability.enabled
 
 
 @contextmanager
