@@ -40,3 +40,25 @@ def rotate_half_split(
         place = sequence * x_strides[0] + head * x_strides[1] + token * x_strides[2]
         for i in range(2 * half, out.shape[1]):
             out[n, i] = x[place + i]
+
+
+@kernel
+def rotate_interleaved(
+    start: int, stop: int, x: Any, x_strides: Any, cos: Any, sin: Any, angle_strides: Any, out: Any, sizes: Any
+) -> None:
+    """Rotate the interleaved pairs of the vectors `start` to `stop - 1`; arguments as in `rotate_half_split`."""
+    heads, tokens, half = sizes
+    for n in range(start, stop):
+        sequence, head, token = n // (heads * tokens), n // tokens % heads, n % tokens
+        place = sequence * x_strides[0] + head * x_strides[1] + token * x_strides[2]
+        pairs = x[place : place + 2 * half]
+        place = sequence * angle_strides[0] + token * angle_strides[1]
+        c, s = cos[place : place + half], sin[place : place + half]
+        to = out[n, : 2 * half]
+        for i in range(half):
+            first, second = widen(pairs[2 * i]), widen(pairs[2 * i + 1])
+            to[2 * i] = narrow(multiply_add(-second, s[i], first * c[i]), pairs[0])
+            to[2 * i + 1] = narrow(multiply_add(first, s[i], second * c[i]), pairs[0])
+        place = sequence * x_strides[0] + head * x_strides[1] + token * x_strides[2]
+        for i in range(2 * half, out.shape[1]):
+            out[n, i] = x[place + i]
