@@ -36,7 +36,7 @@ def test_the_result_depends_neither_on_blocks_nor_on_threads(threads, block, mon
     x, cos, sin = rotation()
     with kernels_disabled():
         expected = apply_rotary(x, cos, sin)
-    monkeypatch.setattr("embedlayer.positions.rotation.BLOCK_NUMEL", 8 * 16 * block)
+    monkeypatch.setattr("embedlayer.positions.rotation.CLAIMED_NUMEL", 16 * block)
     torch.set_num_threads(threads)
     found = fused_apply_rotary(x, cos, sin)
     assert kernels._failure.reason is None
