@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from embedlayer.kernels.numbers import as_computed, empty_computed, kernel, narrow, widen
 
@@ -21,6 +22,9 @@ MOST_DIVISIONS = 1 << 16
 
 TINY = 1.2e-38
 HUGE = 3e38
+
+reordering = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
+"""Decorator of functions whose sums may be computed in any order, which is the same at every call."""
 
 
 @kernel
@@ -85,34 +89,7 @@ def pending_rows(start: int, stop: int, ids: Any, value_steps: Any, step: int, r
     found[0] = count
 
 
-@kernel
-def skipped_terms(
-    place: int, count: int, lines: Any, factors: Any, fading: Any, spreading: Any, nodes: Any, weights: Any
-) -> None:
-    """Fill in the first terms `w_j / (s + e_j)` of the steps that a row skipped; see `lazy_adam`.
-
-    Args:
-        place: Column of `lines` of the last step that the row's values include.
-        count: Number of terms.
-        lines: Record of the steps.
-        factors: Weight-decay factor of each step.
-        fading: `(beta1 / sqrt(beta2)) ** j` for the last j down to 1.
-        spreading: `beta2 ** (-j / 2)` for the last j down to 1.
-        nodes: Result, `e_j`.
-        weights: Result, `w_j`, without the decay of steps after the last term.
-    """
-    last, decay = len(fading), 1.0
-    for j in range(count, 0, -1):
-        weights[j - 1] = lines[0, place + j] * decay
-        decay *= factors[place + j]
-    fading, spreading = fading[last - count :], spreading[last - count :]
-    rates, epsilons = weights[:count], lines[1, place + 1 : place + 1 + count]
-    for j in range(count):
-        rates[j] *= fading[count - 1 - j]
-        nodes[j] = epsilons[j] * spreading[count - 1 - j]
-
-
-@kernel
+@reordering
 def two_nodes(count: int, nodes: Any, weights: Any, centre: float, places: Any) -> Any:
     """Compute the Gauss rule of two nodes in `u = centre / (node + centre)`, and bounds of its relative error.
 
@@ -166,7 +143,7 @@ def apply_pending(
     value_steps: Any,
     moment_steps: Any,
     lines: Any,
-    factors: Any,
+    masses: Any,
     fading: Any,
     spreading: Any,
     sizes: Any,
@@ -186,11 +163,11 @@ def apply_pending(
         value_steps: Last step that each row's values include; set to the last step.
         moment_steps: Last step that each row's moments include.
         lines: Record of the steps.
-        factors: Weight-decay factor of each step.
-        fading: `(beta1 / sqrt(beta2)) ** j` for the last j down to 1.
-        spreading: `beta2 ** (-j / 2)` for the last j down to 1.
+        masses: `lines[0]`, divided by the product of the weight-decay factors of all steps up to each.
+        fading: `(beta1 / sqrt(beta2)) ** j` for j from 1.
+        spreading: `beta2 ** (-j / 2)` for j from 1.
         sizes: Step before the record, number of recorded steps, number of terms that are not negligible, and whether
-            the number of terms may be limited by it.
+            the decay is weak; otherwise rows are left out.
         rates: `beta1`, `beta2` and the tolerance.
         weight: Table, `(V, D)`.
         exp_avg: First moments.
@@ -198,7 +175,7 @@ def apply_pending(
         decay_moments: Whether to decay the moments up to the last step as well.
         missed: Set to 1 for rows that this kernel cannot update, which stay unchanged.
     """
-    before, size, reach, limited = sizes
+    before, size, reach, weak = sizes
     beta1, beta2, tolerance = rates
     step, ratio, width = before + size, beta1 / math.sqrt(beta2), weight.shape[1]
     longest = min(reach, MOST_TERMS)
@@ -214,13 +191,16 @@ def apply_pending(
         if at < step:
             place, lag = at - before, at - at_moments
             terms = step - at
-            if terms > reach and limited:
+            if terms > reach:
                 terms = reach
-            if terms > longest:
+            if terms > longest or not weak:
                 missed[place_of_row] = 1
                 continue
-            skipped_terms(place, terms, lines, factors, fading, spreading, nodes, weights)
-            left = math.exp(lines[2, size] - lines[2, place + terms])
+            rate, epsilon = masses[place + 1 : place + 1 + terms], lines[1, place + 1 : place + 1 + terms]
+            for j in range(terms):
+                weights[j] = rate[j] * fading[j]
+                nodes[j] = epsilon[j] * spreading[j]
+            left = math.exp(lines[2, size])
             spread, scale = 1.0, left
             if lag > 0:
                 spread, scale = beta2 ** (-0.5 * lag), left * ratio**lag

@@ -43,6 +43,9 @@ NEGLIGIBLE = 1e-14
 STRONG_DECAY = math.log1p(-0.02)
 """Logarithm of the weight-decay factor of a step below which no step is left out and no sums are stored."""
 
+STRONGEST_DECAY = -600.0
+"""Logarithm of the weight decay of all steps together below which kernels apply no updates, because of overflow."""
+
 TINY = 1e-300
 """Replacement for 0 in divisions."""
 
@@ -120,13 +123,13 @@ class StepHistory:
         self.betas = betas
         self.size = 0
         self._lines = np.zeros((3, 64))  # a column of zeros for step `start`, then the columns of `lines`
-        self._factors = np.ones(64)  # weight-decay factor of the step of each column
+        self._masses = np.zeros(64)  # row 0 of `_lines`, divided by the weight decay of all steps up to each
         self._sums = np.zeros((SUMS, 0))  # `sums_of` the terms of each t0, with decay(t0, i) for decay(i, n)
         self._summed = 0  # steps that these sums include
         self._weak_decay = True
         self._ratio = ratio = betas.beta1 / math.sqrt(betas.beta2)
         self._reach = max(1, math.ceil(math.log(NEGLIGIBLE) / math.log(ratio))) if ratio else 1
-        j = np.arange(self._reach, 0, -1)
+        j = np.arange(1, self._reach + 1)
         self._fading, self._spreading = ratio**j, betas.beta2 ** (-0.5 * j)
 
     @property
@@ -148,10 +151,9 @@ class StepHistory:
         self.size = lines.shape[1]
         self._lines = np.pad(lines, ((0, 0), (1, 64)))
         self._sums, self._summed = np.zeros((SUMS, 0)), 0
-        changes = np.diff(self._lines[2, : self.size + 1])
-        self._weak_decay = bool((changes >= STRONG_DECAY).all())
-        self._factors = np.ones(self._lines.shape[1])
-        np.exp(changes, out=self._factors[1 : self.size + 1])
+        self._weak_decay = bool((np.diff(self._lines[2, : self.size + 1]) >= STRONG_DECAY).all())
+        with np.errstate(over="ignore"):  # then no kernel uses it
+            self._masses = self._lines[0] * np.exp(-self._lines[2])
 
     def record(self, lr: float, weight_decay: float) -> int:
         """Record the next optimizer step, and return its number; the first one is `start + 1`.
@@ -166,7 +168,7 @@ class StepHistory:
         check_rates(lr, weight_decay)
         if self.size + 1 == self._lines.shape[1]:
             self._lines = np.concatenate([self._lines, np.zeros_like(self._lines)], axis=1)
-            self._factors = np.concatenate([self._factors, np.ones_like(self._factors)])
+            self._masses = np.concatenate([self._masses, np.zeros_like(self._masses)])
         beta1, beta2, eps = self.betas
         t = self.step + 1
         root = math.sqrt(-math.expm1(t * math.log(beta2)))
@@ -174,7 +176,7 @@ class StepHistory:
         logs = self._lines[2, self.size] + log_decay
         self.size += 1
         self._lines[:, self.size] = (lr * root / (1 - beta1**t), eps * root, logs)
-        self._factors[self.size] = math.exp(log_decay)
+        self._masses[self.size] = self._lines[0, self.size] * math.exp(min(-logs, -STRONGEST_DECAY))
         self._weak_decay = self._weak_decay and log_decay >= STRONG_DECAY
         return t
 
@@ -204,11 +206,11 @@ class StepHistory:
             last: Column of `_lines` of the step. The sums include all steps before.
         """
         low = max(0, last - self._reach)
-        recent = slice(low - last, None)  # steps whose terms are not negligible
+        recent = slice(last - low - 1, None, -1)  # steps whose terms are not negligible, the earliest one first
         rate, node, log_decay = self._lines[:, last]
         nodes, weights = node * self._spreading[recent], rate * self._fading[recent]
         weights *= np.exp(self._lines[2, low:last] - log_decay)
-        first = self._lines[1, low + 1 : last + 1] * self._spreading[-1]
+        first = self._lines[1, low + 1 : last + 1] * self._spreading[0]
         self._sums[:, low:last] += sums_of(first, nodes, weights)
 
     def kernel_arguments(self, tolerance: float) -> tuple[KernelArgument, ...]:
@@ -220,8 +222,9 @@ class StepHistory:
         Returns:
             Its arguments from `lines` to `rates`.
         """
-        arrays = (self._lines, self._factors, self._fading, self._spreading)
-        sizes = (self.start, self.size, self._terms(tolerance), int(self._weak_decay))
+        arrays = (self._lines, self._masses, self._fading, self._spreading)
+        weak = self._weak_decay and self._lines[2, self.size] > STRONGEST_DECAY
+        sizes = (self.start, self.size, self._terms(tolerance), int(weak))
         return *map(torch.from_numpy, arrays), sizes, (*map(float, self.betas[:2]), tolerance)
 
     def _terms(self, tolerance: float) -> int:
