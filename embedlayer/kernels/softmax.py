@@ -201,3 +201,29 @@ def _sum(numbers: Any) -> Any:
             left[c] += right[c]
         size = half
     return numbers[0] if len(numbers) else numbers.dtype.type(0)
+
+
+@kernel
+def add_bfloat16(start: int, stop: int, total: Any, residual: Any, addend: Any, last: bool) -> None:
+    """Add the rows `start` to `stop - 1` of `addend` to sums of which `total` and `residual` are the halves.
+
+    Args:
+        start: First row.
+        stop: Last row + 1.
+        total: High 16 bits, `(R, D)`.
+        residual: Low 16 bits, `(R, D)`.
+        addend: Numbers in bfloat16, `(R, D)`.
+        last: Whether to round the sums to `total`.
+    """
+    for r in range(start, stop):
+        high, low, more = total[r], residual[r], addend[r]
+        if last:
+            for c in range(len(high)):
+                bits = np.uint32(np.uint32(np.uint32(high[c]) << np.uint32(16)) | np.uint32(low[c]))
+                high[c] = narrow(bits.view(np.float32) + widen(more[c]), high[c])
+        else:
+            for c in range(len(high)):
+                bits = np.uint32(np.uint32(np.uint32(high[c]) << np.uint32(16)) | np.uint32(low[c]))
+                bits = np.float32(bits.view(np.float32) + widen(more[c])).view(np.uint32)
+                high[c] = np.uint16(bits >> np.uint32(16))
+                low[c] = np.uint16(bits & np.uint32(0xFFFF))

@@ -15,6 +15,8 @@ from embedlayer.losses.objective import BlockGradient, BlockTerms, LogitBlock, T
 STATISTICS = Kernel("softmax", "statistics")
 STATISTICS_GRADIENT = Kernel("softmax", "statistics_gradient")
 
+ADD_BFLOAT16 = Kernel("softmax", "add_bfloat16")
+
 PART = 256
 """Rows whose totals are summed on their own; the same number as in `embedlayer.kernels.softmax`."""
 
@@ -64,7 +66,7 @@ def statistics_of_blocks(ids: Tensor | None, names: list[str]) -> BlockTerms:
 
 
 def gradient_of_statistics(requested: list[tuple[Tensor, Tensor]], totals: Totals, grads: Totals) -> BlockGradient:
-    """Return a kernel that computes the gradient by the logits of the blocks of a chunk; see `LogitStatistics.dlogits_`.
+    """Return a kernel that computes the gradient by the logits of each block; see `LogitStatistics.dlogits_`.
 
     Args:
         requested: Token IDs `(K, C)`, with the gradient by the logit of each.
@@ -90,6 +92,26 @@ def gradient_of_statistics(requested: list[tuple[Tensor, Tensor]], totals: Total
         return STATISTICS_GRADIENT.run(rows, *inputs, block=max(1, BLOCK_NUMEL // max(tokens, 1)))
 
     return gradient
+
+
+def add_bfloat16_(total: Tensor, residual: Tensor, addend: Tensor, *, last: bool) -> None:
+    """Add a tensor to float32 sums, whose high 16 bits are bfloat16 numbers, and whose low 16 bits are a residual.
+
+    Args:
+        total: High 16 bits of the sums, bfloat16, `(R, D)`; overwritten.
+        residual: Low 16 bits, uint16, `(R, D)`; overwritten.
+        addend: What is added, bfloat16, `(R, D)`.
+        last: Whether this is the last addition: then `total` is rounded to the nearest, and `residual` is not needed.
+    """
+    if ADD_BFLOAT16.run(len(total), total, residual, addend, last, block=max(1, BLOCK_NUMEL // total.shape[1])):
+        return
+    bits = (total.view(torch.int16).int() << 16) | residual.int()
+    wide = bits.view(torch.float32) + addend
+    if last:
+        total.copy_(wide)
+    else:
+        total.view(torch.int16).copy_(wide.view(torch.int32) >> 16)
+        residual.copy_(wide.view(torch.int32))
 
 
 def _bias(block: LogitBlock, head: int) -> Tensor:

@@ -27,6 +27,7 @@ from embedlayer.collectives import Collectives, RowPartition
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.kernels.kernel import kernels_apply
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, tokens_per_chunk
+from embedlayer.losses.compiled_blocks import add_bfloat16_
 from embedlayer.losses.cross_entropy import loss_dtype, options_of_rows
 from embedlayer.losses.objective import (
     BlockGradient,
@@ -163,34 +164,48 @@ class _GradientSums:
     Attributes:
         rows_VD: The rows, in the dtype of the products.
         hidden: Gradients of the hidden states of this rank, `(N, D)`; `None` if not requested.
-        weight: Gradient of the rows; `None` if not requested.
+        weight: Gradient of the rows; `None` if not requested. In bfloat16 only where the sum is rounded once.
+        residual: Low 16 bits of the sums whose high 16 bits are `weight`, `(V, D)`, or `None`.
         bias: Gradient of the bias; `None` if not requested.
+        chunks: Number of chunks.
         of_chunk: Gradients of the hidden states of the chunk, of all ranks.
     """
 
     rows_VD: Tensor
     hidden: Tensor | None
     weight: Tensor | None
+    residual: Tensor | None
     bias: Tensor | None
+    chunks: int
     of_chunk: Tensor | None = None
 
-    def add(self, dlogits_RC: Tensor, x_CD: Tensor, start: int, *, first: bool) -> None:
-        """Add the gradients of one block to those of rows and hidden states.
+    def add_to_rows(self, dlogits_RC: Tensor, x_CD: Tensor, start: int, *, chunk: int) -> None:
+        """Add the gradients of a block to those of its rows.
 
         Args:
             dlogits_RC: Gradient of the loss by the products of rows and hidden states.
             x_CD: Hidden states of the chunk.
             start: First row of the block.
-            first: Whether this is the first chunk, whose gradient overwrites the uninitialised `weight`.
+            chunk: Number of the chunk; the gradient of the first one overwrites the uninitialised `weight`.
         """
-        stop = start + len(dlogits_RC)
-        narrow_RC = dlogits_RC.to(x_CD.dtype)
-        if self.weight is not None:
-            _accumulate(self.weight[start:stop], narrow_RC, x_CD, overwrite=first)
-        if self.hidden is not None:
-            if self.of_chunk is None:
-                self.of_chunk = self.hidden.new_empty(x_CD.shape)
-            _accumulate(self.of_chunk, narrow_RC.T, self.rows_VD[start:stop], overwrite=start == 0)
+        if self.weight is None:
+            return
+        here, narrow_RC = slice(start, start + len(dlogits_RC)), dlogits_RC.to(x_CD.dtype)
+        if self.residual is None:
+            _accumulate(self.weight[here], narrow_RC, x_CD, overwrite=chunk == 0)
+        elif chunk == 0:
+            torch.mm(narrow_RC, x_CD, out=self.weight[here])
+        else:
+            add_bfloat16_(self.weight[here], self.residual[here], narrow_RC @ x_CD, last=chunk == self.chunks - 1)
+
+    def add_to_hidden(self, dlogits_RC: Tensor, x_CD: Tensor, start: int) -> None:
+        """Add the gradients of one block, or of all rows, to those of the hidden states of the chunk."""
+        if self.hidden is None:
+            return
+        if self.of_chunk is None:
+            self.of_chunk = self.hidden.new_empty(x_CD.shape)
+        rows_RD = self.rows_VD[start : start + len(dlogits_RC)]
+        _accumulate(self.of_chunk, dlogits_RC.to(x_CD.dtype).T, rows_RD, overwrite=start == 0)
 
 
 def _accumulate(total: Tensor, a: Tensor, b: Tensor, *, overwrite: bool) -> None:
@@ -340,7 +355,7 @@ class VocabularyPass:
         requested = self._requested_by_all(requested)
         step = self._recomputed_chunk_tokens()
         self._allocate(step)
-        sums, buffers = self._sums(requested), self._buffers(self._block_numbers(step))
+        sums, buffers = self._sums(requested, step), self._buffers(self._block_numbers(step))
         totals, grads = ({name: self._compact(x) for name, x in each.items()} for each in (totals, grads))
         for number, chunk in enumerate(self._chunks(step)):
             totals_C, grads_C = (
@@ -350,7 +365,9 @@ class VocabularyPass:
             compiled = self._compiled_dlogits(chunk, totals_C, grads_C)
             for block in self._blocks(chunk, buffers):
                 self._dlogits_(sums, block, totals_C, grads_C, compiled)
-                sums.add(block.student, chunk.hidden[0], block.start - self.partition.start, first=number == 0)
+                start = block.start - self.partition.start
+                sums.add_to_rows(block.student, chunk.hidden[0], start, chunk=number)
+                sums.add_to_hidden(block.student, chunk.hidden[0], start)
             self._finish_chunk(sums, chunk)
         return self._finished(sums)
 
@@ -373,7 +390,7 @@ class VocabularyPass:
         factors_N = self._compact(factors)
         step = self._kept_chunk_tokens()
         rows, size = len(self.partition), ROWS_OF_A_BLOCK[self._device]
-        sums = self._sums(requested)
+        sums = self._sums(requested, step)
         self._allocate(step)
         whole = self._buffers(rows * step * self.ranks.size)
         found = []
@@ -391,7 +408,8 @@ class VocabularyPass:
             compiled = self._compiled_dlogits(chunk, totals, grads_C)
             for block in blocks:
                 self._dlogits_(sums, block, totals, grads_C, compiled)
-                sums.add(block.student, chunk.hidden[0], block.start - self.partition.start, first=number == 0)
+                sums.add_to_rows(block.student, chunk.hidden[0], block.start - self.partition.start, chunk=number)
+            sums.add_to_hidden(views[0], chunk.hidden[0], 0)
             self._finish_chunk(sums, chunk)
         losses_N = torch.cat(found) if found else self._like.new_zeros(0)
         return self._scattered(losses_N), self._finished(sums)
@@ -552,19 +570,31 @@ class VocabularyPass:
         """Return whether `flag` is true on any rank; a single process does not communicate."""
         return self.ranks.any(flag) if self.ranks.size > 1 else flag
 
-    def _sums(self, requested: RequestedGradients) -> _GradientSums:
-        """Allocate the gradients that are requested."""
+    def _sums(self, requested: RequestedGradients, step: int) -> _GradientSums:
+        """Allocate the gradients that are requested, for chunks of at most `step` tokens of each rank.
+
+        Those of rows in bfloat16 have this dtype where no sum is rounded more than once: for one chunk, or with a
+        residual that a kernel adds to. Otherwise they have the dtype of the loss.
+        """
+        chunks = math.ceil(max(self.counts) / step)
         head, like = self.heads[0], self._like
         rows_VD = head.rows_VD
         assert rows_VD is not None
-        weight = like.new_empty(self.student.weight.shape) if requested.weight else None
+        is_narrow = rows_VD.dtype == self.student.weight.dtype == torch.bfloat16 and (chunks < 2 or self.compiled)
+        weight = residual = None
+        if requested.weight:
+            weight = like.new_empty(self.student.weight.shape, dtype=torch.bfloat16 if is_narrow else None)
+            if is_narrow and chunks > 1:
+                residual = torch.zeros_like(weight, dtype=torch.uint16)
         if weight is not None:  # the first chunk overwrites the rows of tokens
             weight[len(rows_VD) if max(self.counts) else 0 :] = 0
         return _GradientSums(
             rows_VD,
             like.new_empty(head.hidden_ND.shape) if requested.hidden else None,
             weight,
+            residual,
             like.new_zeros(len(rows_VD)) if requested.bias else None,
+            chunks,
         )
 
     def _finish_chunk(self, sums: _GradientSums, chunk: _Chunk) -> None:
