@@ -487,10 +487,11 @@ class VocabularyPass:
 
     def _block(self, views: list[Tensor], chunk: _Chunk, start: int) -> LogitBlock:
         """Return a block whose first row is the row `start` of this rank."""
-        teacher, biases = None, (self.heads[0].bias_of(start, start + len(views[0])), None)
+        teacher, first, stop = None, self.partition.start + start, start + len(views[0])
+        bias, teacher_bias = self.heads[0].bias_of(start, stop), None
         if len(views) == 2:
-            teacher, biases = views[1], (biases[0], self.heads[1].bias_of(start, start + len(views[0])))
-        first = self.partition.start + start
+            teacher, teacher_bias = views[1], self.heads[1].bias_of(start, stop)
+        biases = (bias, teacher_bias)
         return LogitBlock(views[0], teacher, chunk.ids, first, self.may_be_infinite, self.work, biases)
 
     def _fill(self, block: LogitBlock, chunk: _Chunk) -> None:
