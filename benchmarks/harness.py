@@ -133,9 +133,9 @@ def report(name: str, title: str, rows: list[Row], *, save: bool, busy: int = 0)
     console.print(table)
     if same:
         console.print("In all rows: " + ", ".join(f"{column} {_shown(rows[0][column])}" for column in same))
-    surroundings = {"busy_processes": busy, **environment()}
+    surroundings = {"busy_processes": busy, "run": datetime.now(UTC).isoformat(timespec="seconds"), **environment()}
     if save:
-        _append(RESULTS / f"{name}.csv", [{**row, **surroundings} for row in rows])
+        _append(RESULTS / f"{name}.csv", [{**surroundings, **row} for row in rows])
     print(json.dumps({"case": name, "rows": rows, **surroundings}), flush=True)
 
 

@@ -1,7 +1,8 @@
 """Rotary positions as a model calls them: angles of a forward pass once, then queries and keys of all blocks.
 
 transformers does the same with `LlamaRotaryEmbedding` and `apply_rotary_pos_emb`. Without `prepare`, angles are
-computed in every block. Both are timed for reading a text and for one step of cached decoding.
+computed in every block. They are timed for a single block of a large model, with all threads; and with one thread for
+reading a text and for one step of cached decoding.
 """
 
 from collections.abc import Callable
@@ -25,8 +26,13 @@ class Setting:
     heads: int = 32
     kv_heads: int = 8
     head_dim: int = 64
+    dtype: torch.dtype = torch.float32
 
 
+WHOLE_CALLS = (
+    Setting("whole call", tokens=1024, calls=1, blocks=1, kv_heads=32, head_dim=128),
+    Setting("whole call", tokens=1024, calls=1, blocks=1, kv_heads=32, head_dim=128, dtype=torch.bfloat16),
+)
 SETTINGS = (
     Setting("reading a text", tokens=512, calls=1),
     Setting("one step of cached decoding", tokens=1, start=700, calls=50),
@@ -43,7 +49,7 @@ def measure(setting: Setting) -> list[Row]:
     )
     theirs, ours = LlamaRotaryEmbedding(config), RotaryEmbedding(width)
     torch.manual_seed(0)
-    q, k = (torch.randn(1, setting.tokens, n, width).transpose(1, 2) for n in (heads, kv_heads))
+    q, k = (torch.randn(1, setting.tokens, n, width).to(setting.dtype).transpose(1, 2) for n in (heads, kv_heads))
     positions = torch.arange(setting.start, setting.start + setting.tokens)
 
     def transformers() -> torch.Tensor:
@@ -77,17 +83,20 @@ def measure(setting: Setting) -> list[Row]:
         "embedlayer, angles in each block": unprepared,
         "transformers": transformers,
     }
-    assert torch.allclose(embedlayer(), transformers(), atol=1e-3)  # their angles are rounded to float32
+    atol = 1e-3 if setting.dtype == torch.float32 else 0.1  # their angles are rounded to the dtype of the queries
+    assert torch.allclose(embedlayer(), transformers(), atol=atol)
     quietly = {name: quiet(run) for name, run in competitors.items()}
     times = time_alternately(quietly, rounds=15, warmup=2)
     ours_ms = float(times["embedlayer"]["time_ms"])
-    sizes = f"{setting.blocks} blocks, q (1, {heads}, {setting.tokens}, {width}), {kv_heads} key heads"
+    blocks = "1 block" if setting.blocks == 1 else f"{setting.blocks} blocks"
+    sizes = f"{blocks}, q (1, {heads}, {setting.tokens}, {width}), {kv_heads} key heads"
     return [
         {
             "what": setting.what,
             "competitor": name,
             "setting": sizes,
-            "dtype": "float32",
+            "threads": torch.get_num_threads(),
+            "dtype": str(setting.dtype).removeprefix("torch."),
             **{unit: round(float(time) / setting.calls, 3) for unit, time in spread.items()},
             "times_ours": round(float(spread["time_ms"]) / ours_ms, 2),
         }
@@ -96,8 +105,12 @@ def measure(setting: Setting) -> list[Row]:
 
 
 def run() -> list[Row]:
+    rows = [row for setting in WHOLE_CALLS for row in measure(setting)]
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # operations are small: with more threads, waiting for them is what is timed
-    return [row for setting in SETTINGS for row in measure(setting)]
+    rows += [row for setting in SETTINGS for row in measure(setting)]
+    torch.set_num_threads(threads)
+    return rows
 
 
 CASE = Case("Rotary positions of a whole model: angles, and queries and keys of all blocks", run)

@@ -17,11 +17,11 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import count
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -139,6 +139,16 @@ def kernels_apply(*tensors: Tensor | None) -> bool:
     )
 
 
+@torch.compiler.assume_constant_result
+def kernels_in_graphs() -> bool:
+    """Return whether a graph of `torch.compile` should contain custom operators that run kernels.
+
+    It is decided when the graph is traced: numba is installed, and no kernel has failed. Inductor's own code is faster
+    than the torch operators to which a custom operator falls back.
+    """
+    return find_spec("numba") is not None and _failure.reason is None and _availability.enabled
+
+
 @contextmanager
 def kernels_disabled() -> Iterator[None]:
     """Use torch operators instead of compiled kernels inside a `with` block, in this thread."""
@@ -200,25 +210,58 @@ def _divide(work: Work, items: int, block: int) -> None:
     turns = count()
 
     def claim() -> None:
+        """Compute one block after another, until all are claimed."""
         while (turn := next(turns)) < blocks:
             work(turn * block, min((turn + 1) * block, items))
 
-    started: list[Future[None]] = []
-    with suppress(RuntimeError):  # no thread can be started while the interpreter exits
-        started.extend(_helper_threads().submit(claim) for _ in range(helpers))
+    offered = _helpers.offer(claim, helpers)
     try:
         claim()
     finally:
-        for future in started:
-            if not future.cancel():
-                future.result()
+        for lock in offered:
+            lock.acquire()  # waits for a helper that has begun; one that has not can no longer begin
 
 
-@cache
-def _helper_threads() -> ThreadPoolExecutor:
-    """Return the helper threads of this process."""
-    return ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="embedlayer-kernel")
+class _Helpers:
+    """Threads of this process that wait for work. `ThreadPoolExecutor` takes twice as long to hand it over."""
 
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin without threads, as in a forked process, which has the forking thread only."""
+        self.jobs: SimpleQueue[tuple[threading.Lock, Callable[[], None]]] = SimpleQueue()
+        self.started = 0
+
+    def offer(self, job: Callable[[], None], helpers: int) -> list[threading.Lock]:
+        """Offer a job to several threads, and return a lock for each, which a thread holds while it works.
+
+        Args:
+            job: What each thread does.
+            helpers: Number of threads; missing ones are started.
+        """
+        with suppress(RuntimeError):  # no thread can be started while the interpreter exits
+            while self.started < helpers:
+                threading.Thread(target=self._work, name="embedlayer-kernel", daemon=True).start()
+                self.started += 1
+        locks = [threading.Lock() for _ in range(helpers)]
+        for lock in locks:
+            self.jobs.put((lock, job))
+        return locks
+
+    def _work(self) -> None:
+        """Do jobs forever, except those whose lock the caller has taken back."""
+        while True:
+            lock, job = self.jobs.get()
+            if lock.acquire(blocking=False):
+                try:
+                    job()
+                finally:
+                    lock.release()
+            del lock, job  # the next wait must not keep tensors alive
+
+
+_helpers = _Helpers()
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_helper_threads.cache_clear)  # a forked process has no threads but the caller
+    os.register_at_fork(after_in_child=_helpers.forget)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numba import njit, types
-from numba.extending import overload
+from numba.extending import intrinsic, overload
 
 kernel = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 """Decorator of a kernel. Products and sums may be contracted; infinities and NaN keep their meaning."""
@@ -66,6 +66,24 @@ def _as_computed(number, like):
     if like == types.float64:
         return lambda number, like: np.float64(number)
     return lambda number, like: np.float32(number)
+
+
+def multiply_add(a: Any, b: Any, c: Any) -> Any:
+    """Return `a * b + c` with one rounding, as torch's `addcmul` computes it, for numbers of one type."""
+    raise NotImplementedError
+
+
+def _fma(context, a, b, c):
+    """Emit LLVM's instruction for `a * b + c`."""
+    return a(a, b, c), lambda context, builder, signature, arguments: builder.fma(*arguments)
+
+
+_emit_fma: Any = intrinsic(_fma)
+
+
+@overload(multiply_add)
+def _multiply_add(a, b, c):
+    return lambda a, b, c: _emit_fma(a, b, c)
 
 
 def exp(x: Any) -> Any:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from embedlayer.positions import rotation as module
+from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.rotation import apply_rotary, fused_apply_rotary
 
 
@@ -71,3 +72,58 @@ def test_the_second_derivative_is_zero_and_can_be_asked_for(interleaved) -> None
     )
     (through,) = torch.autograd.grad(first, upstream, torch.ones_like(first))
     assert torch.allclose(through, apply_rotary(torch.ones_like(x), cos, sin, interleaved=interleaved), atol=1e-6)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("angle_dtype", [torch.float32, None])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_kernel_is_as_exact_as_the_definition(monkeypatch, dtype, angle_dtype, interleaved) -> None:
+    monkeypatch.setattr(module, "CLAIMED_NUMEL", 30)
+    cos, sin = (each.to(angle_dtype or dtype) for each in angles(2, 1, 33, 12))
+    x = torch.randn(2, 33, 5, 26).to(dtype).transpose(1, 2)
+    exact = apply_rotary(x.double(), cos.double(), sin.double(), interleaved=interleaved)
+    found = fused_apply_rotary(x, cos, sin, interleaved=interleaved)
+    assert found.dtype == dtype
+    own_error = (apply_rotary(x, cos, sin, interleaved=interleaved).double() - exact).abs().max()
+    assert (found.double() - exact).abs().max() <= max(own_error, 1e-12)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_result_does_not_depend_on_the_size_of_the_call(interleaved) -> None:
+    position = RotaryEmbedding(128, interleaved=interleaved)
+    x = torch.randn(1, 3, 2000, 128)
+    prepared = position.prepare(torch.arange(2000))
+    assert x.numel() > module.BLOCK_NUMEL
+    large = position.rotate(x, x, prepared)[0]
+    first = position.rotate(x[..., :7, :], x[..., :7, :], torch.arange(7))[0]
+    assert torch.equal(large[..., :7, :], first)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_compiled_graph_of_large_queries_has_one_operator_for_them(unchecked, interleaved) -> None:
+    position, positions = RotaryEmbedding(64, interleaved=interleaved), torch.arange(600)
+    q = torch.randn(1, 16, 600, 64, requires_grad=True)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    compiled = torch.compile(position.rotate, fullgraph=True, backend=backend)
+    found, _ = compiled(q, q, positions)
+    assert [graph.count("embedlayer.apply_rotary.default") for graph in graphs] == [2]
+    expected, _ = position.rotate(q, q, positions)
+    assert torch.allclose(found, expected, atol=1e-6)
+    upstream = torch.randn_like(q)
+    (ours,) = torch.autograd.grad(found, q, upstream)
+    (plain,) = torch.autograd.grad(expected, q, upstream)
+    assert torch.allclose(ours, plain, atol=1e-6)
+
+
+def test_the_operator_fulfils_torchs_rules() -> None:
+    cos, sin = angles(1, 5, 4)
+    x = torch.randn(2, 3, 5, 8, requires_grad=True)
+    torch.library.opcheck(module.rotate_in_graph, (x, cos, sin, False))

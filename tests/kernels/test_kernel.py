@@ -1,0 +1,204 @@
+"""Kernels: the same numbers however the work is divided, and torch operators where a kernel cannot be compiled."""
+
+import logging
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from embedlayer.kernels import kernel as kernels
+from embedlayer.kernels.kernel import Kernel, kernels_apply, kernels_disabled
+from embedlayer.positions.rotary import RotaryEmbedding
+from embedlayer.positions.rotation import apply_rotary, fused_apply_rotary
+
+numba = pytest.importorskip("numba")
+
+
+def rotation(tokens: int = 257) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return queries and angles of an odd size."""
+    return torch.randn(2, 3, tokens, 16), *RotaryEmbedding(16).cos_sin(torch.arange(tokens))
+
+
+@pytest.fixture
+def other_failure(monkeypatch) -> kernels._Failure:
+    """A record of failures of its own, so that a test's failure does not switch off the kernels of other tests."""
+    failure = kernels._Failure()
+    monkeypatch.setattr(kernels, "_failure", failure)
+    return failure
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("threads", [1, 2, 7])
+@pytest.mark.parametrize("block", [1, 100, 10_000])
+def test_the_result_depends_neither_on_blocks_nor_on_threads(threads, block, monkeypatch) -> None:
+    x, cos, sin = rotation()
+    with kernels_disabled():
+        expected = apply_rotary(x, cos, sin)
+    monkeypatch.setattr("embedlayer.positions.rotation.CLAIMED_NUMEL", 16 * block)
+    torch.set_num_threads(threads)
+    found = fused_apply_rotary(x, cos, sin)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_concurrent_calls_do_not_disturb_each_other() -> None:
+    torch.set_num_threads(2)
+    inputs = [rotation() for _ in range(6)]
+    expected = [apply_rotary(*each) for each in inputs]
+    found: list[torch.Tensor | None] = [None] * 6
+
+    def compute(number: int) -> None:
+        for _ in range(20):
+            x, cos, sin = inputs[number]
+            x = x.clone().requires_grad_()
+            result = fused_apply_rotary(x, cos, sin)
+            result.backward(result.detach())  # the rotation back
+            torch.testing.assert_close(x.grad, x.detach(), rtol=1e-5, atol=1e-5)
+            found[number] = result.detach()
+
+    threads = [threading.Thread(target=compute, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(result, wanted, rtol=1e-6, atol=1e-6)
+
+
+PROCESSES = """
+import atexit
+import multiprocessing
+import torch
+from embedlayer.kernels import kernel as kernels
+from embedlayer.positions.rotation import BLOCK_NUMEL, apply_rotary, fused_apply_rotary
+
+torch.manual_seed(0)
+x, cos, sin = torch.randn(4, 8, 600, 64), torch.randn(600, 32), torch.randn(600, 32)
+assert x.numel() > BLOCK_NUMEL
+
+def error():
+    torch.set_num_threads(2)
+    found = fused_apply_rotary(x, cos, sin)
+    torch.set_num_threads(1)  # GNU OpenMP, which torch's operators use, does not survive a fork
+    difference = (found - expected).abs().max().item()
+    assert kernels._failure.reason is None
+    return difference
+
+def in_a_child(queue):
+    queue.put(error())
+
+torch.set_num_threads(1)
+expected = apply_rotary(x, cos, sin)
+if __name__ == "__main__":
+    found = [error()]
+    for method in ("fork", "forkserver"):
+        context = multiprocessing.get_context(method)
+        queue = context.SimpleQueue()
+        children = [context.Process(target=in_a_child, args=(queue,)) for _ in range(2)]
+        for child in children:
+            child.start()
+        found += [queue.get() for _ in children]
+        for child in children:
+            child.join()
+            assert child.exitcode == 0
+    assert max(found) < 1e-5, found
+    atexit.register(lambda: print("at exit", error() < 1e-5, len(found)))
+"""
+
+
+def test_kernels_survive_fork_and_forkserver_and_the_end_of_the_interpreter(tmp_path) -> None:
+    script = tmp_path / "processes.py"
+    script.write_text(PROCESSES)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.split() == ["at", "exit", "True", "5"], done.stderr
+
+
+FALLBACKS = {
+    "missing": (
+        "sys.modules['numba'] = None",
+        "numba is not installed. For the kernels: pip install 'embedlayer[fast]'",
+    ),
+    "too old": ("import numba; numba.__version__ = '0.9.1'", "numba 0.9.1 is older than"),
+    "unwritable cache": (
+        """
+        from numba.core.caching import _CacheLocator
+        def refuse(self): raise OSError("read-only")
+        _CacheLocator.ensure_cache_path = refuse
+        """,
+        "cannot cache function",
+    ),
+    "damaged cache": (
+        """
+        import pickle
+        from numba.core.caching import IndexDataCacheFile
+        def refuse(self): raise pickle.UnpicklingError("invalid load key")
+        IndexDataCacheFile._load_index = refuse
+        """,
+        "invalid load key",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FALLBACKS)
+def test_torch_operators_are_used_after_one_line_in_the_log_where_kernels_cannot_be_had(case) -> None:
+    preparation, reason = FALLBACKS[case]
+    script = """
+        import torch
+        from embedlayer.positions.rotation import apply_rotary, fused_apply_rotary
+        x, cos, sin = torch.randn(1, 8, 600, 64), torch.randn(600, 32), torch.randn(600, 32)
+        for _ in range(3):
+            torch.testing.assert_close(fused_apply_rotary(x, cos, sin), apply_rotary(x, cos, sin))
+            mixed = fused_apply_rotary(x.bfloat16(), cos, sin)
+            torch.testing.assert_close(mixed, apply_rotary(x.bfloat16(), cos, sin))
+    """
+    code = "import sys\n" + textwrap.dedent(preparation).strip() + textwrap.dedent(script)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Compiled CPU kernels are off, torch operators are used instead: ")
+    assert reason in line
+
+
+def test_a_kernel_that_cannot_be_compiled_computes_nothing(other_failure, caplog) -> None:
+    broken = Kernel("rotary", "rotate_half_split")
+    broken._errors = (*kernels.FAILURES, numba.core.errors.NumbaError)
+    broken._function = numba.njit(lambda start, stop, x: x.no_such_attribute)
+    with caplog.at_level(logging.WARNING, "embedlayer"):
+        assert not broken.run(3, torch.zeros(3), block=1)
+        assert not broken.run(3, torch.zeros(3), block=1)
+    assert other_failure.reason is not None
+    assert len(caplog.records) == 1
+    assert not kernels_apply(torch.zeros(3))
+    x, cos, sin = rotation()
+    torch.testing.assert_close(fused_apply_rotary(x, cos, sin), apply_rotary(x, cos, sin))
+
+
+def test_kernels_apply_to_ordinary_tensors_on_the_cpu_only() -> None:
+    x = torch.zeros(4)
+    assert kernels_apply(x, x.bfloat16(), x.double(), x.int(), x.bool(), torch.nn.Parameter(x), None)
+    assert not kernels_apply(x, x.half())
+    assert not kernels_apply(x.to("meta"))
+    assert not kernels_apply(x.to_sparse())
+    assert not kernels_apply(x.as_subclass(type("Own", (torch.Tensor,), {})))
+    with FakeTensorMode() as mode:
+        assert not kernels_apply(x)
+        assert not kernels_apply(mode.from_tensor(torch.zeros(3)))
+    with kernels_disabled():
+        assert not kernels_apply(x)
+    assert not torch.func.vmap(lambda x: x + kernels_apply(x))(x).any()
+    assert kernels_apply(x)
+
+
+def test_kernels_are_disabled_in_one_thread_only() -> None:
+    found = []
+    with kernels_disabled():
+        thread = threading.Thread(target=lambda: found.append(kernels_apply(torch.zeros(2))))
+        thread.start()
+        thread.join()
+    assert found == [True]
