@@ -29,6 +29,8 @@ jaxtyping.install_import_hook(
     "beartype.beartype",
 )
 
+from embedlayer.kernels import kernel  # noqa: E402  # after the hook
+
 # The same examples in every run, however busy the machine: a failure is a change of ours.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
@@ -40,6 +42,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell star
 logging.getLogger("torch.__trace").propagate = True
 
 SHARED = ROOT.parent / "shared" / "data"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option under which tests run as on a machine without the extra `fast`."""
+    parser.addoption("--without-numba", action="store_true", help="Run as where numba is not installed.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make `import numba` fail in the test processes under `--without-numba`."""
+    if config.getoption("--without-numba"):
+        sys.modules["numba"] = None  # type: ignore[assignment]
 
 
 def pytest_collection_finish() -> None:
@@ -77,6 +90,25 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", False)
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()  # what one test compiled counts towards the next one's limit
+
+
+@pytest.fixture
+def kernels() -> Iterator[None]:
+    """For tests of compiled kernels: skip without numba, and fail if one could not be compiled."""
+    pytest.importorskip("numba")
+    yield
+    assert kernel._failure.reason is None
+
+
+@pytest.fixture(params=["kernels", "torch operators"])
+def both_paths(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run a test with compiled kernels, and again with torch operators."""
+    if request.param == "kernels":
+        request.getfixturevalue("kernels")
+        yield
+    else:
+        with kernel.kernels_disabled():
+            yield
 
 
 @pytest.fixture(scope="session")

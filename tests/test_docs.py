@@ -11,6 +11,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -135,12 +136,21 @@ def test_the_numbers_on_a_page_are_rows_of_the_results(page) -> None:
         wanted = dict(condition.strip().split("=") for condition in conditions.split(";"))
         with (ROOT / "benchmarks" / "results" / file).open() as handle:
             found = [r for r in csv.DictReader(handle) if all(r[key] == value for key, value in wanted.items())]
-        times = {f"{float(r['time_ms']):.3g}" for r in found if r["time_ms"]}  # a peer may not be installed
+        by_competitor: dict[str, list[float]] = {}
+        for r in found:
+            if r["time_ms"] and r.get("busy_processes") in (None, "", "0"):  # a peer may not be installed
+                by_competitor.setdefault(r["competitor"], []).append(float(r["time_ms"]))
+        times = {f"{median(runs):.3g}" for runs in by_competitor.values()}
         for cell in (theirs, ours):
             number = float(cell.removesuffix(" ms").replace(",", ""))
             assert f"{number:.3g}" in times, f"{cell} of {line} is not in {file}"
             checked += 1
     assert checked
+
+
+def test_the_tables_about_kernels_are_those_of_the_results() -> None:
+    module = runpy.run_path(str(ROOT / "docs" / "kernels.py"))
+    assert (ROOT / "docs" / "kernels.md").read_text() == module["page"](), "run python docs/kernels.py --write"
 
 
 def test_the_commands_of_the_readme_are_there() -> None:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from embedlayer.errors import SizeError
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
-from embedlayer.losses.objective import LogitBlock, TokenLoss, Totals, Workspace
+from embedlayer.losses.objective import LogitBlock, TokenLoss, Totals, Workspace, stacked
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 from embedlayer.losses.vocabulary_pass import Gradients, Request, RequestedGradients, VocabularyPass, check_pair
 from embedlayer.tracing import is_transformed, plain_operators_only
@@ -298,4 +298,4 @@ def _sweep(
         parts = [checkpoint(terms, hidden, *block, use_reentrant=False) for block in blocks]
     else:
         parts = [terms(hidden, *block) for block in blocks]
-    return request.objective.merge(parts)
+    return request.objective.merge(stacked(parts))

@@ -20,6 +20,7 @@ from embedlayer.losses.objective import (
     finite_top,
     log_softmax_,
     merge_softmax,
+    only_part,
     softmax_,
     softmax_totals,
 )
@@ -53,7 +54,7 @@ class ForwardKL(Divergence):
         teacher, p = softmax_totals(block, t, TEACHER)
         return {**student, **teacher, "mean": p.mean(block.work.subtract(t, s, slot=0), block)}
 
-    def merge(self, parts: list[Totals]) -> Totals:
+    def merge(self, parts: Totals) -> Totals:
         """Combine the totals of blocks; the mean is weighted by the teacher's probabilities."""
         return _merge(parts, TEACHER)
 
@@ -90,7 +91,7 @@ class ReverseKL(Divergence):
         student, q = softmax_totals(block, s)
         return {**student, **teacher, "mean": q.mean(block.work.subtract(s, t, slot=1), block)}
 
-    def merge(self, parts: list[Totals]) -> Totals:
+    def merge(self, parts: Totals) -> Totals:
         """Combine the totals of blocks; the mean is weighted by the student's probabilities."""
         return _merge(parts, "")
 
@@ -159,13 +160,14 @@ class JensenShannon(Divergence):
         from_student = work.multiply(work.exp(log_q), above_q).sum(0)
         return {"student": from_student, "teacher": work.multiply(work.exp(log_p), above_p).sum(0)}
 
-    def merge(self, parts: list[Totals]) -> Totals:
+    def merge(self, parts: Totals) -> Totals:
         """Combine the totals of blocks, all of the first sweep or all of the second."""
-        if len(parts) == 1:
-            return parts[0]
-        if "log_sum" in parts[0]:
+        only = only_part(parts)
+        if only is not None:
+            return only
+        if "log_sum" in parts:
             return {**merge_softmax(parts)[0], **merge_softmax(parts, TEACHER)[0]}
-        return {name: torch.stack([part[name] for part in parts]).sum(0) for name in ("student", "teacher")}
+        return {name: parts[name].sum(0) for name in ("student", "teacher")}
 
     def of(self, totals: Totals) -> Tensor:
         """Return `beta KL(p || m) + (1 - beta) KL(q || m)`."""
@@ -213,17 +215,17 @@ def _logsumexp_difference(totals: Totals) -> Tensor:
     return (totals[f"top{TEACHER}"] - totals["top"]) + (totals[f"log_sum{TEACHER}"] - totals["log_sum"])
 
 
-def _merge(parts: list[Totals], weights: str) -> Totals:
+def _merge(parts: Totals, weights: str) -> Totals:
     """Combine two softmaxes and a mean over blocks.
 
     Args:
         parts: Totals of the blocks.
         weights: Suffix of the softmax whose probabilities weight the mean.
     """
-    if len(parts) == 1:
-        return parts[0]
+    only = only_part(parts)
+    if only is not None:
+        return only
     student, shares = merge_softmax(parts)
     teacher, shares_of_teacher = merge_softmax(parts, TEACHER)
     shares = shares_of_teacher if weights == TEACHER else shares
-    weighted = [part["mean"] * share for part, share in zip(parts, shares, strict=True)]
-    return {**student, **teacher, "mean": torch.stack(weighted).sum(0)}
+    return {**student, **teacher, "mean": (parts["mean"] * shares).sum(0)}

@@ -2,9 +2,21 @@
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from embedlayer.losses.compiled_blocks import gradient_of_statistics, statistics_of_blocks
 from embedlayer.losses.largest import ordered_top_k, top_k
-from embedlayer.losses.objective import LogitBlock, Objective, Totals, merge_softmax, softmax_, softmax_totals
+from embedlayer.losses.objective import (
+    BlockGradient,
+    BlockTerms,
+    LogitBlock,
+    Objective,
+    Totals,
+    merge_softmax,
+    only_part,
+    softmax_,
+    softmax_totals,
+)
 
 NO_ID = 2**52
 """Larger than every token ID; a float64 can hold it."""
@@ -38,6 +50,7 @@ class LogitStatistics(Objective):
         self.squares = squares
         self.top_k = top_k
         self.slots = 2 if mean else 1
+        self.has_kernels = not top_k
 
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
         """Return the statistics over the rows of the block; `selected` is 0 where the ID is another row."""
@@ -59,26 +72,36 @@ class LogitStatistics(Objective):
             found["top_ids"] = F.pad(ids + block.start, (0, missing), value=NO_ID).T
         return found
 
-    def merge(self, parts: list[Totals]) -> Totals:
+    def merge(self, parts: Totals) -> Totals:
         """Combine the statistics of several blocks."""
-        if len(parts) == 1:
-            return parts[0]
+        only = only_part(parts)
+        if only is not None:
+            return only
         found, shares = merge_softmax(parts)
-        shifts = [part["top"].where(part["top"] > -torch.inf, found["top"]) - found["top"] for part in parts]
+        shifts = parts["top"].where(parts["top"] > -torch.inf, found["top"]) - found["top"]
         for name in ("selected", "sum"):
-            if name in parts[0]:
-                found[name] = torch.stack([part[name] for part in parts]).sum(0)
+            if name in parts:
+                found[name] = parts[name].sum(0)
         if self.mean:
-            each = zip(parts, shifts, shares, strict=True)
-            found["mean"] = torch.stack([(part["mean"] + shift) * share for part, shift, share in each]).sum(0)
+            found["mean"] = ((parts["mean"] + shifts) * shares).sum(0)
         if self.squares:
-            each_log = [part["log_squares"] + 2 * shift for part, shift in zip(parts, shifts, strict=True)]
-            found["log_squares"] = torch.stack(each_log).logsumexp(0)
+            found["log_squares"] = (parts["log_squares"] + 2 * shifts).logsumexp(0)
         if self.top_k:
-            values, ids = (torch.cat([part[name] for part in parts]).T for name in ("top_logits", "top_ids"))
+            values, ids = (parts[name].flatten(0, 1).T for name in ("top_logits", "top_ids"))
             values, ids = ordered_top_k(values, ids, self.top_k)
             found["top_logits"], found["top_ids"] = values.T, ids.T
         return found
+
+    def compiled_terms(self, ids: Tensor | None, previous: Totals) -> BlockTerms | None:
+        """Return a kernel that computes the statistics; there is none for the largest logits."""
+        names = ["sum"] * self.sum + ["mean"] * self.mean + ["log_squares"] * self.squares
+        return statistics_of_blocks(ids, names)
+
+    def compiled_dlogits(self, ids: Tensor | None, totals: Totals, grads: Totals) -> BlockGradient | None:
+        """Return a kernel that computes the gradient, from the same formula as `dlogits_`."""
+        found = [(ids, grads.get("selected")), (totals.get("top_ids"), grads.get("top_logits"))]
+        requested = [(i, g) for i, g in found if i is not None and g is not None]
+        return gradient_of_statistics(requested, totals, grads)
 
     def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
         """Replace the logits by the gradient `p (g + g_mean (1 + z - top - mean)) + 2 g_squares p₂ + g_sum + g_ids`.

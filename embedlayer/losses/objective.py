@@ -5,6 +5,9 @@ several blocks, `merge`. Blocks may be consecutive rows of one process, or the r
 `merge` are plain PyTorch and differentiable. `dlogits_` writes the same gradient over the logits of a block.
 
 A block is `(R, C)`: R rows of the vocabulary by C tokens, vocabulary first.
+
+An objective may also have compiled kernels that compute the same as `terms` and `dlogits_` in one pass over a block.
+They read logits as the matrix product wrote them: without the bias, and in bfloat16 if that is its dtype.
 """
 
 from abc import ABC, abstractmethod
@@ -66,6 +69,7 @@ class LogitBlock(NamedTuple):
         start: ID of the first row.
         may_be_infinite: Whether a logit may be -inf.
         work: Memory for intermediate results.
+        biases: Bias of each row that the logits of student and teacher do not contain yet, `(R,)`, or `None`.
     """
 
     student: Tensor
@@ -74,6 +78,18 @@ class LogitBlock(NamedTuple):
     start: int
     may_be_infinite: bool
     work: Workspace
+    biases: tuple[Tensor | None, Tensor | None] = (None, None)
+
+    def finished(self, dtype: torch.dtype) -> "LogitBlock":
+        """Return the block with the biases added, in the dtype of the loss; it is a copy only where needed."""
+        if self.biases == (None, None) and self.student.dtype == dtype == getattr(self.teacher, "dtype", dtype):
+            return self
+        student, teacher = (
+            None if z is None else z.to(dtype) if bias is None else z.to(dtype) + bias.unsqueeze(1)
+            for z, bias in zip((self.student, self.teacher), self.biases, strict=True)
+        )
+        assert student is not None
+        return self._replace(student=student, teacher=teacher, biases=(None, None))
 
     def local_ids(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return `ids` as indices into the rows of this block, 0 for others, and a mask of those inside."""
@@ -81,17 +97,32 @@ class LogitBlock(NamedTuple):
         return torch.where(is_inside, ids - self.start, 0), is_inside
 
 
+BlockTerms = Callable[[LogitBlock], Totals | None]
+"""Kernel that computes the totals of parts of a block, with the parts in front: `(P, C)` or `(P, K, C)`.
+
+The totals of a name may have another P than those of another name. The result is `None` if there is no kernel.
+"""
+
+BlockGradient = Callable[[LogitBlock, Tensor | None], bool]
+"""Kernel that replaces `block.student` by the gradient, and returns whether it did.
+
+The second argument is the gradient of the bias of the block's rows, to which the kernel adds, or `None`.
+"""
+
+
 class Objective(ABC):
     """Abstract: numbers per token that are computed from its logits in one or more sweeps over the vocabulary.
 
     Attributes:
         sweeps: How often all blocks are visited; a later sweep knows the totals of the earlier ones.
-        slots: Number of intermediate results of the size of a block that exist at once.
+        slots: Number of intermediate results of the size of a block that exist at once without kernels.
+        has_kernels: Whether compiled kernels compute the totals and the gradients.
         constants: Names of totals without gradient.
     """
 
     sweeps: int = 1
     slots: int = 2
+    has_kernels: bool = False
     constants: frozenset[str] = frozenset({"top", "sums", "top_teacher", "sums_teacher", "log_sum_teacher", "top_ids"})
 
     @abstractmethod
@@ -104,8 +135,12 @@ class Objective(ABC):
         """
 
     @abstractmethod
-    def merge(self, parts: list[Totals]) -> Totals:
-        """Combine the totals of blocks with different rows, all of one sweep."""
+    def merge(self, parts: Totals) -> Totals:
+        """Combine the totals of blocks with different rows, all of one sweep.
+
+        Args:
+            parts: Totals as `stacked` returns them, or `BlockTerms`.
+        """
 
     def in_sweeps(self, sweep: Callable[[Totals], Totals]) -> Totals:
         """Return the totals of all sweeps.
@@ -117,6 +152,25 @@ class Objective(ABC):
         for _ in range(self.sweeps):
             totals = {**totals, **sweep(totals)}
         return totals
+
+    def compiled_terms(self, ids: Tensor | None, previous: Totals) -> BlockTerms | None:
+        """Return a kernel that computes `terms` of the blocks of a chunk, or `None` if there is none.
+
+        Args:
+            ids: Requested IDs, `(K, C)`, or `None`.
+            previous: As in `terms`.
+        """
+        return None
+
+    def compiled_dlogits(self, ids: Tensor | None, totals: Totals, grads: Totals) -> BlockGradient | None:
+        """Return a kernel that does what `dlogits_` does to the blocks of a chunk, or `None` if there is none.
+
+        Args:
+            ids: Requested IDs, `(K, C)`, or `None`.
+            totals: As in `dlogits_`.
+            grads: As in `dlogits_`.
+        """
+        return None
 
     @abstractmethod
     def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
@@ -187,21 +241,36 @@ def softmax_totals(block: LogitBlock, logits: Tensor, suffix: str = "") -> tuple
     return totals, Exponentials(powers, nonzero)
 
 
-def merge_softmax(parts: list[Totals], suffix: str = "") -> tuple[Totals, list[Tensor]]:
-    """Combine the totals of a softmax over several blocks, and return the share of each block's probabilities.
+def stacked(parts: list[Totals]) -> Totals:
+    """Stack the totals of several blocks: each is `(P, C)` or `(P, K, C)` for P blocks."""
+    return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+
+
+def joined(parts: list[Totals]) -> Totals:
+    """Concatenate totals that are stacked already."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def only_part(parts: Totals) -> Totals | None:
+    """Return the totals without their first dimension if there is one part only, else `None`."""
+    return {name: x[0] for name, x in parts.items()} if all(len(x) == 1 for x in parts.values()) else None
+
+
+def merge_softmax(parts: Totals, suffix: str = "") -> tuple[Totals, Tensor]:
+    """Combine the totals of a softmax over P blocks, and return the share of each one's probabilities, `(P, C)`.
 
     Args:
         parts: Totals of the blocks.
         suffix: End of the names of the totals.
     """
-    tops = torch.stack([part[f"top{suffix}"] for part in parts])
+    tops = parts[f"top{suffix}"]
     top = tops.amax(0)
     shifts = tops - finite_top(top)
-    log_sums = shifts + torch.stack([part[f"log_sum{suffix}"] for part in parts])
+    log_sums = shifts + parts[f"log_sum{suffix}"]
     log_sum = log_sums.logsumexp(0)
-    sums = (torch.stack([part[f"sums{suffix}"] for part in parts]) * shifts.exp()).sum(0)
+    sums = (parts[f"sums{suffix}"] * shifts.exp()).sum(0)
     shares = (log_sums - finite_top(log_sum)).exp()
-    return {f"log_sum{suffix}": log_sum, f"top{suffix}": top, f"sums{suffix}": sums}, list(shares)
+    return {f"log_sum{suffix}": log_sum, f"top{suffix}": top, f"sums{suffix}": sums}, shares
 
 
 def logsumexp(totals: Totals) -> Tensor:

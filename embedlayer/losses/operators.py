@@ -96,7 +96,15 @@ def _operator(
     )
     losses = losses.view(targets.shape)
     result = losses * kept if per_token else (losses * factors).sum()
-    return (result, *(result.new_empty(0) if gradient is None else gradient for gradient in gradients))
+    dtypes = _gradient_dtypes(weight, settings)
+    found = zip(gradients, dtypes, strict=True)
+    return (result, *(result.new_empty(0, dtype=dtype) if x is None else x.to(dtype) for x, dtype in found))
+
+
+def _gradient_dtypes(weight: Tensor, settings: LossSettings) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+    """Return the dtypes of the gradients: bfloat16 for rows that have it, otherwise that of the loss."""
+    dtype = loss_dtype(settings.compute)
+    return dtype, torch.bfloat16 if weight.dtype == settings.compute == torch.bfloat16 else dtype, dtype
 
 
 def _unpacked(rest: tuple[Any, ...]) -> tuple[LossSettings, RequestedGradients]:
@@ -114,8 +122,10 @@ def _(
     is_computed = grad_output is not None or not per_token
     bias_like = weight.new_empty(settings.vocab_size)
     gradients = (
-        hidden.new_empty(like.shape if need and is_computed else (0,), dtype=dtype)
-        for like, need in zip((hidden, weight, bias_like), requested, strict=True)
+        hidden.new_empty(like.shape if need and is_computed else (0,), dtype=like_dtype)
+        for like, need, like_dtype in zip(
+            (hidden, weight, bias_like), requested, _gradient_dtypes(weight, settings), strict=True
+        )
     )
     return (hidden.new_empty(targets.shape if per_token else (), dtype=dtype), *gradients)
 

@@ -25,9 +25,21 @@ from torch import Tensor
 
 from embedlayer.collectives import Collectives, RowPartition
 from embedlayer.errors import ShapeError, SizeError
+from embedlayer.kernels.kernel import kernels_apply
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, tokens_per_chunk
+from embedlayer.losses.compiled_blocks import add_bfloat16_
 from embedlayer.losses.cross_entropy import loss_dtype, options_of_rows
-from embedlayer.losses.objective import LogitBlock, Objective, TokenLoss, Totals, Workspace
+from embedlayer.losses.objective import (
+    BlockGradient,
+    BlockTerms,
+    LogitBlock,
+    Objective,
+    TokenLoss,
+    Totals,
+    Workspace,
+    joined,
+    stacked,
+)
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -57,11 +69,18 @@ class _Head:
         logits: The head and its hidden states.
         partition: Which rows this rank computes.
         kept: Index of the tokens that are computed, `(N,)`, or `None` for all.
-        dtype: Dtype of the logits.
+        dtype: Dtype of the loss.
+        compiled: Whether compiled kernels read the logits: these may lack the bias, and be bfloat16.
     """
 
     def __init__(
-        self, logits: UncomputedLogits, partition: RowPartition, kept: Tensor | None, dtype: torch.dtype
+        self,
+        logits: UncomputedLogits,
+        partition: RowPartition,
+        kept: Tensor | None,
+        dtype: torch.dtype,
+        *,
+        compiled: bool,
     ) -> None:
         self.logits = logits
         self.partition = partition
@@ -84,9 +103,23 @@ class _Head:
             if options["bias"] is not None:
                 bias = options["bias"].detach().to(dtype)
                 self.bias = bias / self.divisor if self.divisor != 1 else bias
+        is_raw = compiled and self.rows_VD is not None and self.softcap is None
+        self.dtype = torch.bfloat16 if is_raw and logits.dtype == torch.bfloat16 else dtype
+        self.unadded_bias: Tensor | None = None
+        if is_raw and self.bias is not None:
+            self.unadded_bias, self.bias = self.bias.contiguous(), None
+            if self.padding_idx is not None:
+                self.unadded_bias = self.unadded_bias.index_fill(0, torch.tensor([self.padding_idx]), 0.0)
+
+    def bias_of(self, start: int, stop: int) -> Tensor | None:
+        """Return the bias of some of this rank's rows that `fill` did not add, or `None`."""
+        return None if self.unadded_bias is None else self.unadded_bias[start:stop]
 
     def fill(self, out_RC: Tensor, x_CD: Tensor, start: int) -> None:
-        """Write the finished logits of a chunk over the rows from `start` on, of this rank's rows, to `out_RC`."""
+        """Write the logits of a chunk over the rows from `start` on, of this rank's rows, to `out_RC`.
+
+        They are finished except for `unadded_bias`.
+        """
         stop = start + len(out_RC)
         if self.rows_VD is None:
             first = self.partition.start
@@ -131,36 +164,48 @@ class _GradientSums:
     Attributes:
         rows_VD: The rows, in the dtype of the products.
         hidden: Gradients of the hidden states of this rank, `(N, D)`; `None` if not requested.
-        weight: Gradient of the rows; `None` if not requested.
+        weight: Gradient of the rows; `None` if not requested. In bfloat16 only where the sum is rounded once.
+        residual: Low 16 bits of the sums whose high 16 bits are `weight`, `(V, D)`, or `None`.
         bias: Gradient of the bias; `None` if not requested.
+        chunks: Number of chunks.
         of_chunk: Gradients of the hidden states of the chunk, of all ranks.
     """
 
     rows_VD: Tensor
     hidden: Tensor | None
     weight: Tensor | None
+    residual: Tensor | None
     bias: Tensor | None
+    chunks: int
     of_chunk: Tensor | None = None
 
-    def add(self, dlogits_RC: Tensor, x_CD: Tensor, start: int, *, first: bool) -> None:
-        """Add the gradients of one block.
+    def add_to_rows(self, dlogits_RC: Tensor, x_CD: Tensor, start: int, *, chunk: int) -> None:
+        """Add the gradients of a block to those of its rows.
 
         Args:
             dlogits_RC: Gradient of the loss by the products of rows and hidden states.
             x_CD: Hidden states of the chunk.
             start: First row of the block.
-            first: Whether this is the first chunk, whose gradient overwrites the uninitialised `weight`.
+            chunk: Number of the chunk; the gradient of the first one overwrites the uninitialised `weight`.
         """
-        stop = start + len(dlogits_RC)
-        if self.bias is not None:
-            self.bias[start:stop] += dlogits_RC.sum(1)
-        narrow_RC = dlogits_RC.to(x_CD.dtype)
-        if self.weight is not None:
-            _accumulate(self.weight[start:stop], narrow_RC, x_CD, overwrite=first)
-        if self.hidden is not None:
-            if self.of_chunk is None:
-                self.of_chunk = dlogits_RC.new_empty(x_CD.shape)
-            _accumulate(self.of_chunk, narrow_RC.T, self.rows_VD[start:stop], overwrite=start == 0)
+        if self.weight is None:
+            return
+        here, narrow_RC = slice(start, start + len(dlogits_RC)), dlogits_RC.to(x_CD.dtype)
+        if self.residual is None:
+            _accumulate(self.weight[here], narrow_RC, x_CD, overwrite=chunk == 0)
+        elif chunk == 0:
+            torch.mm(narrow_RC, x_CD, out=self.weight[here])
+        else:
+            add_bfloat16_(self.weight[here], self.residual[here], narrow_RC @ x_CD, last=chunk == self.chunks - 1)
+
+    def add_to_hidden(self, dlogits_RC: Tensor, x_CD: Tensor, start: int) -> None:
+        """Add the gradients of one block, or of all rows, to those of the hidden states of the chunk."""
+        if self.hidden is None:
+            return
+        if self.of_chunk is None:
+            self.of_chunk = self.hidden.new_empty(x_CD.shape)
+        rows_RD = self.rows_VD[start : start + len(dlogits_RC)]
+        _accumulate(self.of_chunk, dlogits_RC.to(x_CD.dtype).T, rows_RD, overwrite=start == 0)
 
 
 def _accumulate(total: Tensor, a: Tensor, b: Tensor, *, overwrite: bool) -> None:
@@ -272,7 +317,9 @@ class VocabularyPass:
         sources = [student] if teacher is None else [student, teacher]
         if teacher is not None:
             check_pair(student, teacher)
-        self.heads = [_Head(each, self.partition, self.kept, self.dtype) for each in sources]
+        tensors = [x for each in sources for x in each.tensors]
+        self.compiled = self.objective.has_kernels and kernels_apply(*tensors)
+        self.heads = [_Head(each, self.partition, self.kept, self.dtype, compiled=self.compiled) for each in sources]
         sizes = torch.tensor([len(self.heads[0].hidden_ND)], device=self.ranks.device)
         self.work, self.softcap_buffer = Workspace(), self._like
         self.counts: list[int] = self.ranks.all_gather(sizes, [1] * self.ranks.size).tolist()
@@ -281,7 +328,7 @@ class VocabularyPass:
         """Return the totals of this rank's tokens, `(N,)` or `(K, N)`; 0 for tokens that are not kept."""
         step = self._recomputed_chunk_tokens()
         self._allocate(step)
-        buffers = [self._like.new_empty(self._block_numbers(step)) for _ in self.heads]
+        buffers = self._buffers(self._block_numbers(step))
         found: list[Totals] = []
         for chunk in self._chunks(step):
             totals = self.objective.in_sweeps(partial(self._recomputed_sweep, buffers, chunk))
@@ -308,15 +355,19 @@ class VocabularyPass:
         requested = self._requested_by_all(requested)
         step = self._recomputed_chunk_tokens()
         self._allocate(step)
-        sums, buffers = self._sums(requested), [self._like.new_empty(self._block_numbers(step)) for _ in self.heads]
+        sums, buffers = self._sums(requested, step), self._buffers(self._block_numbers(step))
         totals, grads = ({name: self._compact(x) for name, x in each.items()} for each in (totals, grads))
         for number, chunk in enumerate(self._chunks(step)):
             totals_C, grads_C = (
                 {name: self._gathered(x.movedim(-1, 0)[chunk.here], chunk).movedim(0, -1) for name, x in each.items()}
                 for each in (totals, grads)
             )
+            compiled = self._compiled_dlogits(chunk, totals_C, grads_C)
             for block in self._blocks(chunk, buffers):
-                self._add_gradients(sums, block, chunk, totals_C, grads_C, first=number == 0)
+                self._dlogits_(sums, block, totals_C, grads_C, compiled)
+                start = block.start - self.partition.start
+                sums.add_to_rows(block.student, chunk.hidden[0], start, chunk=number)
+                sums.add_to_hidden(block.student, chunk.hidden[0], start)
             self._finish_chunk(sums, chunk)
         return self._finished(sums)
 
@@ -339,26 +390,26 @@ class VocabularyPass:
         factors_N = self._compact(factors)
         step = self._kept_chunk_tokens()
         rows, size = len(self.partition), ROWS_OF_A_BLOCK[self._device]
-        sums = self._sums(requested)
+        sums = self._sums(requested, step)
         self._allocate(step)
-        whole = [self._like.new_empty(rows * step * self.ranks.size) for _ in self.heads]
+        whole = self._buffers(rows * step * self.ranks.size)
         found = []
         for number, chunk in enumerate(self._chunks(step)):
             tokens = sum(chunk.sizes)
             views = [buffer[: rows * tokens].view(rows, tokens) for buffer in whole]
-            for head, x_CD, view in zip(self.heads, chunk.hidden, views, strict=True):
-                for start in range(0, rows, size):
-                    head.fill(view[start : start + size], x_CD, start)
             blocks = [
                 self._block([view[start : start + size] for view in views], chunk, start)
                 for start in range(0, rows, size)
             ]
-            totals = self.objective.in_sweeps(partial(self._sweep, blocks, chunk))
+            totals = self.objective.in_sweeps(partial(self._kept_sweep, blocks, chunk))
             factors_C = self._gathered(factors_N[chunk.here], chunk)
             grads_C = loss.gradients(totals, factors_C)
             found.append(loss.of(totals).split(chunk.sizes)[self.ranks.rank])
+            compiled = self._compiled_dlogits(chunk, totals, grads_C)
             for block in blocks:
-                self._add_gradients(sums, block, chunk, totals, grads_C, first=number == 0)
+                self._dlogits_(sums, block, totals, grads_C, compiled)
+                sums.add_to_rows(block.student, chunk.hidden[0], block.start - self.partition.start, chunk=number)
+            sums.add_to_hidden(views[0], chunk.hidden[0], 0)
             self._finish_chunk(sums, chunk)
         losses_N = torch.cat(found) if found else self._like.new_zeros(0)
         return self._scattered(losses_N), self._finished(sums)
@@ -381,7 +432,7 @@ class VocabularyPass:
     def _kept_chunk_tokens(self) -> int:
         """Return the number of tokens of each rank in a chunk whose blocks are all kept."""
         ranks, rows = len(self.counts), math.ceil(self.student.vocab_size / len(self.counts)) * len(self.heads)
-        width, itemsize = self.heads[0].hidden_ND.shape[1], self.dtype.itemsize
+        width, itemsize = self.heads[0].hidden_ND.shape[1], max(head.dtype.itemsize for head in self.heads)
         size = math.ceil(tokens_per_chunk(sum(self.counts), rows, width, self._device, itemsize) / ranks)
         return max(min(size, math.ceil(max(self.counts) / self.min_chunks)), 1)
 
@@ -407,8 +458,13 @@ class VocabularyPass:
     def _allocate(self, tokens: int) -> None:
         """Allocate the workspace for blocks of chunks of at most `tokens` tokens of each rank."""
         numbers = self._block_numbers(tokens)
-        self.work = Workspace(tuple(self._like.new_empty(numbers) for _ in range(self.objective.slots)))
+        slots = 0 if self.compiled else self.objective.slots
+        self.work = Workspace(tuple(self._like.new_empty(numbers) for _ in range(slots)))
         self.softcap_buffer = self._like.new_empty(numbers if self.heads[0].softcap is not None else 0)
+
+    def _buffers(self, numbers: int) -> list[Tensor]:
+        """Allocate memory for a number of logits of each head."""
+        return [self._like.new_empty(numbers, dtype=head.dtype) for head in self.heads]
 
     def _block_numbers(self, tokens: int) -> int:
         """Return the number of logits in a block, for chunks of at most `tokens` tokens of each rank."""
@@ -425,18 +481,39 @@ class VocabularyPass:
         for start in range(0, len(self.partition), size):
             rows = min(size, len(self.partition) - start)
             views = [buffer[: rows * tokens].view(rows, tokens) for buffer in buffers]
-            for head, x_CD, view in zip(self.heads, chunk.hidden, views, strict=True):
-                head.fill(view, x_CD, start)
-            yield self._block(views, chunk, start)
+            block = self._block(views, chunk, start)
+            self._fill(block, chunk)
+            yield block
 
     def _block(self, views: list[Tensor], chunk: _Chunk, start: int) -> LogitBlock:
         """Return a block whose first row is the row `start` of this rank."""
-        teacher = views[1] if len(views) == 2 else None
-        return LogitBlock(views[0], teacher, chunk.ids, self.partition.start + start, self.may_be_infinite, self.work)
+        teacher, first, stop = None, self.partition.start + start, start + len(views[0])
+        bias, teacher_bias = self.heads[0].bias_of(start, stop), None
+        if len(views) == 2:
+            teacher, teacher_bias = views[1], self.heads[1].bias_of(start, stop)
+        biases = (bias, teacher_bias)
+        return LogitBlock(views[0], teacher, chunk.ids, first, self.may_be_infinite, self.work, biases)
+
+    def _fill(self, block: LogitBlock, chunk: _Chunk) -> None:
+        """Compute the logits of a block."""
+        start = block.start - self.partition.start
+        for head, x_CD, view in zip(self.heads, chunk.hidden, (block.student, block.teacher), strict=False):
+            assert view is not None
+            head.fill(view, x_CD, start)
 
     def _recomputed_sweep(self, buffers: list[Tensor], chunk: _Chunk, earlier: Totals) -> Totals:
         """Return the totals of one sweep whose blocks of logits share the memory of `buffers`."""
         return self._sweep(self._blocks(chunk, buffers), chunk, earlier)
+
+    def _kept_sweep(self, blocks: list[LogitBlock], chunk: _Chunk, earlier: Totals) -> Totals:
+        """Return the totals of one sweep over blocks that have memory of their own; the first sweep fills them."""
+
+        def filled() -> Iterator[LogitBlock]:
+            for block in blocks:
+                self._fill(block, chunk)
+                yield block
+
+        return self._sweep(blocks if earlier else filled(), chunk, earlier)
 
     def _sweep(self, blocks: Iterable[LogitBlock], chunk: _Chunk, earlier: Totals) -> Totals:
         """Return the totals of one sweep over this rank's blocks, merged with those of all ranks.
@@ -444,7 +521,8 @@ class VocabularyPass:
         Each rank merges the totals of its own tokens, and sends the result to the others. This is as much as an
         all-reduce sends.
         """
-        own = self.objective.merge([self.objective.terms(block, earlier) for block in blocks])
+        compiled = self.objective.compiled_terms(chunk.ids, earlier) if self.compiled else None
+        own = self.objective.merge(joined([self._terms(block, earlier, compiled) for block in blocks]))
         if self.ranks.size == 1:
             return own
         size, mine = self.ranks.size, chunk.sizes[self.ranks.rank]
@@ -452,18 +530,38 @@ class VocabularyPass:
         received = [self.ranks.all_to_all(rows, chunk.sizes, [mine] * size) for rows in packed.rows]
         by_rank = [rows.view(size, mine, rows.shape[1]) for rows in received]
         of_ranks = [packed.unpacked([rows[rank] for rows in by_rank]) for rank in range(size)]
-        merged = _Packed(self.objective.merge(of_ranks))
+        merged = _Packed(self.objective.merge(stacked(of_ranks)))
         return merged.unpacked([self.ranks.all_gather(rows, chunk.sizes) for rows in merged.rows])
 
-    def _add_gradients(
-        self, sums: _GradientSums, block: LogitBlock, chunk: _Chunk, totals: Totals, grads: Totals, *, first: bool
+    def _terms(self, block: LogitBlock, earlier: Totals, compiled: BlockTerms | None) -> Totals:
+        """Return the totals of parts of a block, by a kernel if there is one."""
+        found = None if compiled is None else compiled(block)
+        return stacked([self.objective.terms(block.finished(self.dtype), earlier)]) if found is None else found
+
+    def _compiled_dlogits(self, chunk: _Chunk, totals: Totals, grads: Totals) -> BlockGradient | None:
+        """Return a kernel that computes the gradients by the logits of a chunk, or `None`."""
+        return self.objective.compiled_dlogits(chunk.ids, totals, grads) if self.compiled else None
+
+    def _dlogits_(
+        self, sums: _GradientSums, block: LogitBlock, totals: Totals, grads: Totals, compiled: BlockGradient | None
     ) -> None:
-        """Add the gradients of a block to `sums`; its logits are overwritten."""
+        """Replace the logits of a block by the gradient of the products, and add the gradient of the bias to `sums`."""
         head, start = self.heads[0], block.start - self.partition.start
+        bias = None if sums.bias is None else sums.bias[start : start + len(block.student)]
         softcap_grad_RC = head.softcap_grad(block.student, self.softcap_buffer)
-        self.objective.dlogits_(block, totals, grads)
-        head.unfinish_(block.student, softcap_grad_RC, start)
-        sums.add(block.student, chunk.hidden[0], start, first=first)
+        in_kernel = bias if softcap_grad_RC is None else None
+        if compiled is not None and compiled(block, in_kernel):
+            head.unfinish_(block.student, softcap_grad_RC, start)
+            if bias is not None and in_kernel is None:
+                bias += block.student.sum(1)
+            return
+        finished = block.finished(self.dtype)
+        self.objective.dlogits_(finished, totals, grads)
+        head.unfinish_(finished.student, softcap_grad_RC, start)
+        if bias is not None:
+            bias += finished.student.sum(1)
+        if finished.student is not block.student:
+            block.student.copy_(finished.student)
 
     def _requested_by_all(self, requested: RequestedGradients) -> RequestedGradients:
         """Request gradients of the hidden states if any rank does: they need the rows of all ranks."""
@@ -473,19 +571,31 @@ class VocabularyPass:
         """Return whether `flag` is true on any rank; a single process does not communicate."""
         return self.ranks.any(flag) if self.ranks.size > 1 else flag
 
-    def _sums(self, requested: RequestedGradients) -> _GradientSums:
-        """Allocate the gradients that are requested."""
+    def _sums(self, requested: RequestedGradients, step: int) -> _GradientSums:
+        """Allocate the gradients that are requested, for chunks of at most `step` tokens of each rank.
+
+        Those of rows in bfloat16 have this dtype where no sum is rounded more than once: for one chunk, or with a
+        residual that a kernel adds to. Otherwise they have the dtype of the loss.
+        """
+        chunks = math.ceil(max(self.counts) / step)
         head, like = self.heads[0], self._like
         rows_VD = head.rows_VD
         assert rows_VD is not None
-        weight = like.new_empty(self.student.weight.shape) if requested.weight else None
+        is_narrow = rows_VD.dtype == self.student.weight.dtype == torch.bfloat16 and (chunks < 2 or self.compiled)
+        weight = residual = None
+        if requested.weight:
+            weight = like.new_empty(self.student.weight.shape, dtype=torch.bfloat16 if is_narrow else None)
+            if is_narrow and chunks > 1:
+                residual = torch.zeros_like(weight, dtype=torch.uint16)
         if weight is not None:  # the first chunk overwrites the rows of tokens
             weight[len(rows_VD) if max(self.counts) else 0 :] = 0
         return _GradientSums(
             rows_VD,
             like.new_empty(head.hidden_ND.shape) if requested.hidden else None,
             weight,
+            residual,
             like.new_zeros(len(rows_VD)) if requested.bias else None,
+            chunks,
         )
 
     def _finish_chunk(self, sums: _GradientSums, chunk: _Chunk) -> None:
@@ -504,6 +614,8 @@ class VocabularyPass:
         bias = sums.bias
         if bias is not None and head.divisor != 1:
             bias.div_(head.divisor)
+        if bias is not None and head.padding_idx is not None:
+            bias[head.padding_idx] = 0
         return hidden, sums.weight, bias
 
     def _compact(self, value: Tensor) -> Tensor:

@@ -3,7 +3,10 @@
 import math
 
 import numpy as np
+import pytest
 import torch
+
+pytest.importorskip("numba")
 
 from embedlayer.kernels.numbers import exp, kernel, narrow, widen
 

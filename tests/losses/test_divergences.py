@@ -47,6 +47,7 @@ def test_it_is_the_loss_of_trl(kind, beta) -> None:
     torch.testing.assert_close(*both, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("impl", ["plain", "chunked", "blocks"])
 def test_tokens_that_both_heads_exclude_do_not_count(kind, impl) -> None:
@@ -66,6 +67,7 @@ def test_tokens_that_both_heads_exclude_do_not_count(kind, impl) -> None:
     torch.testing.assert_close(*both)
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_token_that_one_head_excludes(kind) -> None:
     """The forward divergence is infinite where the student excludes it, the reverse one where the teacher does."""
@@ -80,6 +82,7 @@ def test_a_token_that_one_head_excludes(kind) -> None:
                 assert all(grad.isfinite().all() for grad in torch.autograd.grad(found, (hidden, weight)))
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_equal_heads_have_divergence_zero_and_no_gradient(kind) -> None:
     hidden, weight, *_ = pair()
@@ -116,6 +119,7 @@ def test_it_is_transformed_and_compiled(unchecked: None, kind) -> None:
     torch.testing.assert_close(compiled, value(hidden, teacher_hidden))
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_a_teacher_in_another_precision_and_with_gradients_is_a_constant() -> None:
     hidden, weight, teacher_hidden, teacher_weight = pair(torch.float32)
     teacher_weight = teacher_weight.bfloat16().requires_grad_()

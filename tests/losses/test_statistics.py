@@ -58,6 +58,7 @@ def test_any_shape_of_a_batch(impl, shape) -> None:
     assert found.top_logits.shape == found.top_ids.shape == (*shape, 4)
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("impl", ["plain", "chunked"])
 def test_logits_of_minus_infinity_have_probability_zero(sizes, impl) -> None:
     hidden, weight, _ = sizes
@@ -80,6 +81,7 @@ def test_logits_of_minus_infinity_have_probability_zero(sizes, impl) -> None:
         torch.testing.assert_close(*both)
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("impl", ["plain", "chunked"])
 def test_when_all_logits_are_minus_infinity_so_is_logsumexp(impl) -> None:
     hidden, weight = torch.randn(3, 5), torch.randn(23, 5)
@@ -87,6 +89,7 @@ def test_when_all_logits_are_minus_infinity_so_is_logsumexp(impl) -> None:
     assert found.logsumexp.eq(-torch.inf).all()
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_it_is_no_worse_than_plain_in_lower_precision(dtype) -> None:
     hidden, weight = torch.randn(40, 31).to(dtype), torch.randn(257, 31).to(dtype)
@@ -104,6 +107,7 @@ def test_it_is_no_worse_than_plain_in_lower_precision(dtype) -> None:
         assert_no_worse(fast, slow, right, slack=4 * torch.finfo(dtype).eps * right.abs().max().item())
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_under_autocast_it_behaves_as_plain_does() -> None:
     hidden, weight = torch.randn(9, 5, requires_grad=True), torch.randn(23, 5, requires_grad=True)
     tokens, result = torch.randint(0, 23, (9,)), {}

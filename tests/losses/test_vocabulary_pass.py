@@ -54,6 +54,7 @@ def leaves(hidden, weight, options):
     return [leaf for leaf in (hidden, weight, options.get("bias")) if leaf is not None]
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_values_and_gradients_equal_the_plain_definition(options, reduction) -> None:
@@ -83,6 +84,7 @@ def test_gradients_and_their_gradients_are_right_in_float64(options, reduction) 
     assert torch.autograd.gradgradcheck(loss, leaves(hidden, weight, options), fast_mode=True)
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (7, 33, 5), (130, 257, 31)])
 def test_it_is_no_worse_than_plain_in_lower_precision(dtype, sizes) -> None:
@@ -103,6 +105,7 @@ def test_it_is_no_worse_than_plain_in_lower_precision(dtype, sizes) -> None:
         assert_no_worse(fast, slow, right, slack=2 * torch.finfo(dtype).eps * right.abs().max().item())
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_a_small_gradient_in_float16_survives_until_a_grad_scaler_has_raised_it() -> None:
     hidden, weight, targets, _ = make({}, torch.float16, (512,), 40, 8)
     (linear_cross_entropy(hidden, weight, targets, impl="chunked") * 2.0**14).backward()
@@ -112,6 +115,7 @@ def test_a_small_gradient_in_float16_survives_until_a_grad_scaler_has_raised_it(
     torch.testing.assert_close(hidden.grad.double(), exact[0].grad, rtol=1e-2, atol=0.1)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_under_autocast_it_behaves_as_plain_does() -> None:
     hidden, weight, targets, _ = make({}, torch.float32, (40,), 60, 16)
     result = {}
@@ -193,6 +197,7 @@ def test_a_view_of_a_larger_table_and_a_hidden_state_of_another_layout_are_taken
     assert result[1][1][25:].eq(0).all()
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_large_logits_neither_overflow_nor_lose_the_loss() -> None:
     hidden, weight, targets, _ = make({"logit_scale": 1e4}, torch.float32, (6,), 40, 8)
     exact = linear_cross_entropy(hidden.double(), weight.double(), targets, logit_scale=1e4, impl="plain")

@@ -1,0 +1,125 @@
+"""Compiled kernels over blocks of logits, as `LogitStatistics` and the divergences use them.
+
+Each function prepares what the kernel needs once for a chunk of tokens, and returns a function of a block.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from embedlayer.kernels.kernel import Kernel
+from embedlayer.losses.objective import BlockGradient, BlockTerms, LogitBlock, Totals, finite_top
+
+STATISTICS = Kernel("softmax", "statistics")
+STATISTICS_GRADIENT = Kernel("softmax", "statistics_gradient")
+
+ADD_BFLOAT16 = Kernel("softmax", "add_bfloat16")
+
+PART = 256
+"""Rows whose totals are summed on their own; the same number as in `embedlayer.kernels.softmax`."""
+
+BLOCK_NUMEL = 1 << 17
+"""Logits that a thread claims at once."""
+
+
+class _Requests(NamedTuple):
+    """Hold requested logits, sorted by row.
+
+    Attributes:
+        rows: Token IDs, which are rows of the vocabulary, `(M,)`.
+        places: Place of each request in the flattened IDs `(K, C)`; modulo C it is the token, `(M,)`.
+    """
+
+    rows: Tensor
+    places: Tensor
+
+    @classmethod
+    def of(cls, ids: list[Tensor]) -> "_Requests":
+        """Return the requests of some IDs, each `(K, C)`."""
+        return cls(*torch.cat([torch.empty(0, dtype=torch.long), *(each.flatten() for each in ids)]).sort(stable=True))
+
+
+def statistics_of_blocks(ids: Tensor | None, names: list[str]) -> BlockTerms:
+    """Return a kernel that computes statistics of the blocks of a chunk; see `LogitStatistics.terms`.
+
+    Args:
+        ids: Requested IDs, `(K, C)`, or `None`.
+        names: Which of `sum`, `mean` and `log_squares` to compute.
+    """
+    requests = _Requests.of([] if ids is None else [ids])
+
+    def terms(block: LogitBlock) -> Totals | None:
+        (rows, tokens), dtype = block.student.shape, _sum_dtype(block.student)
+        found = torch.empty(math.ceil(rows / PART), 6, tokens, dtype=dtype)
+        selected = torch.zeros((0, tokens) if ids is None else ids.shape, dtype=dtype)
+        inputs = block.student, _bias(block, 0), block.start, *requests
+        step = max(1, BLOCK_NUMEL // (PART * max(tokens, 1)))
+        if not STATISTICS.run(len(found), *inputs, selected.view(-1), found, bool(names), block=step):
+            return None
+        totals = dict(zip(("top", "log_sum", "sums", "sum", "mean", "log_squares"), found.unbind(1), strict=True))
+        kept = {name: totals[name] for name in ("top", "log_sum", "sums", *names)}
+        return kept if ids is None else {**kept, "selected": selected.unsqueeze(0)}
+
+    return terms
+
+
+def gradient_of_statistics(requested: list[tuple[Tensor, Tensor]], totals: Totals, grads: Totals) -> BlockGradient:
+    """Return a kernel that computes the gradient by the logits of each block; see `LogitStatistics.dlogits_`.
+
+    Args:
+        requested: Token IDs `(K, C)`, with the gradient by the logit of each.
+        totals: Totals over the whole vocabulary.
+        grads: Gradients of the other totals that have one.
+    """
+    requests = _Requests.of([ids for ids, _ in requested])
+    by_request = torch.cat([totals["top"].new_empty(0), *(grad.flatten() for _, grad in requested)])[requests.places]
+    zeros = torch.zeros_like(totals["top"])
+    share = 1 / totals["sums"].masked_fill(totals["sums"] == 0, 1.0)
+    by_log_sum, by_mean = grads.get("log_sum", zeros), grads.get("mean", zeros)
+    f0, f1, f2 = by_log_sum * share, zeros, zeros
+    if "mean" in grads:
+        f0, f1 = f0 + by_mean * (1 - totals["mean"]) * share, by_mean * share
+    if "log_squares" in grads:
+        f2 = 2 * grads["log_squares"] * (-totals["log_squares"]).exp()
+    factors = torch.stack([finite_top(totals["top"]), f0, f1, f2, grads.get("sum", zeros)])
+
+    def gradient(block: LogitBlock, bias_grad: Tensor | None) -> bool:
+        rows, tokens = block.student.shape
+        to_bias = factors.new_empty(0) if bias_grad is None else bias_grad
+        inputs = block.student, _bias(block, 0), block.start, *requests, by_request, factors, to_bias
+        return STATISTICS_GRADIENT.run(rows, *inputs, block=max(1, BLOCK_NUMEL // max(tokens, 1)))
+
+    return gradient
+
+
+def add_bfloat16_(total: Tensor, residual: Tensor, addend: Tensor, *, last: bool) -> None:
+    """Add a tensor to float32 sums, whose high 16 bits are bfloat16 numbers, and whose low 16 bits are a residual.
+
+    Args:
+        total: High 16 bits of the sums, bfloat16, `(R, D)`; overwritten.
+        residual: Low 16 bits, uint16, `(R, D)`; overwritten.
+        addend: What is added, bfloat16, `(R, D)`.
+        last: Whether this is the last addition: then `total` is rounded to the nearest, and `residual` is not needed.
+    """
+    if ADD_BFLOAT16.run(len(total), total, residual, addend, last, block=max(1, BLOCK_NUMEL // total.shape[1])):
+        return
+    bits = (total.view(torch.int16).int() << 16) | residual.int()
+    wide = bits.view(torch.float32) + addend
+    if last:
+        total.copy_(wide)
+    else:
+        total.view(torch.int16).copy_(wide.view(torch.int32) >> 16)
+        residual.copy_(wide.view(torch.int32))
+
+
+def _bias(block: LogitBlock, head: int) -> Tensor:
+    """Return the bias that the logits of a head do not contain yet, or a tensor without numbers."""
+    bias = block.biases[head]
+    return torch.empty(0, dtype=_sum_dtype(block.student)) if bias is None else bias
+
+
+def _sum_dtype(logits: Tensor) -> torch.dtype:
+    """Return the dtype of sums over logits."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
