@@ -61,7 +61,7 @@ def segments_of_equal_ids(
     while largest >> bits:
         bits += 1
     passes = (bits + 10) // 11
-    width = (bits + passes - 1) // max(passes, 1)
+    width = (bits + max(passes, 1) - 1) // max(passes, 1)
     ends, mask = np.empty(1 << width, np.int64), (1 << width) - 1
     for turn in range(passes):
         shift, total = turn * width, 0
