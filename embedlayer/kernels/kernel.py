@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from embedlayer.tracing import fusible, is_dispatch_mode_active
 
-Argument = Tensor | int | float | bool | tuple[int, ...]
+Argument = Tensor | int | float | bool | tuple[int, ...] | tuple[float, ...]
 Work = Callable[[int, int], object]
 
 OLDEST_NUMBA = (0, 61)
