@@ -152,7 +152,13 @@ def kernels_in_graphs() -> bool:
 
 @contextmanager
 def kernels_disabled() -> Iterator[None]:
-    """Use torch operators instead of compiled kernels inside a `with` block, in this thread."""
+    """Use torch operators instead of compiled kernels inside a `with` block, in this thread.
+
+    Example:
+        >>> x = torch.randn(1, 32, 1024, 64)
+        >>> with kernels_disabled():
+        ...     q, k = RotaryEmbedding(64).rotate(x, x, torch.arange(1024))
+    """
     before, _availability.enabled = _availability.enabled, False
     try:
         yield

@@ -12,10 +12,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from embedlayer.kernels.numbers import exp, kernel, narrow, widen
-
-PART = 256
-"""Rows whose totals are summed on their own: rounding errors grow with the number of terms of a sum."""
+from embedlayer.kernels.numbers import as_computed, exp, kernel, log, narrow, widen
 
 TILE = 256
 """Tokens whose logits are read at a time."""
@@ -23,8 +20,8 @@ TILE = 256
 ROWS = 16
 """Rows read at a time: with `TILE` tokens they stay in the first level of the cache."""
 
-FORWARD, REVERSE, JENSEN_SHANNON = 0, 1, 2
-"""Kinds of divergence."""
+FORWARD, REVERSE = 1, 2
+"""Divergences of which `divergence` and `divergence_gradient` compute the mean of a difference of logits."""
 
 inlined = njit(inline="always")
 
@@ -75,14 +72,15 @@ def _read(z: Any, bias: Any, first: Any, count: Any, left: Any, values: Any, top
 
 @kernel
 def statistics(
-    start: int, stop: int, z: Any, bias: Any, first_id: int, rows: Any, places: Any, selected: Any, found: Any,
-    extended: bool,
+    start: int, stop: int, part_rows: int, z: Any, bias: Any, first_id: int, rows: Any, places: Any, selected: Any,
+    found: Any, extended: bool,
 ) -> None:  # fmt: skip
-    """Compute statistics over `PART` rows each, for the parts `start` to `stop - 1` of a block.
+    """Compute statistics over a few rows each, for the parts `start` to `stop - 1` of a block.
 
     Args:
         start: First part.
         stop: Last part + 1.
+        part_rows: Rows of a part.
         z: Logits, `(R, C)`.
         bias: Bias of each row that the logits do not contain yet, `(R,)` or `(0,)`.
         first_id: ID of the first row.
@@ -99,7 +97,7 @@ def statistics(
     base, factor = np.empty(TILE, found.dtype), np.empty(TILE, found.dtype)
     one, two, three = np.empty(TILE, found.dtype), np.empty(TILE, found.dtype), np.empty(TILE, found.dtype)
     for part in range(start, stop):
-        begin, end = part * PART, min((part + 1) * PART, z.shape[0])
+        begin, end = part * part_rows, min((part + 1) * part_rows, z.shape[0])
         top, log_sum, sums = found[part, 0], found[part, 1], found[part, 2]
         total, mean, squares = found[part, 3], found[part, 4], found[part, 5]
         top[:] = -np.inf
@@ -156,7 +154,7 @@ def statistics_gradient(
 ) -> None:  # fmt: skip
     """Replace the logits of the rows `start` to `stop - 1` by gradients.
 
-    They are `e (f₀ + f₁ x + f₂ e) + f₃` for `x = z - top` and `e = exp(x)`, plus the gradients of requests.
+    They are `e f₀ (f₁ + f₂ x) + e² f₃ + f₄` for `x = z - top` and `e = exp(x)`, plus the gradients of requests.
 
     Args:
         start: First row.
@@ -167,12 +165,12 @@ def statistics_gradient(
         rows: IDs of the requests.
         places: Place of each request; modulo C it is the token.
         by_request: Gradient of each request.
-        factors: `top`, f₀, f₁, f₂ and f₃, `(5, C)`.
+        factors: `top`, and f₀ to f₄, `(6, C)`.
         bias_grad: Gradients of the bias, to which the sum of each row is added; `(R,)` or `(0,)`.
     """
     tokens = z.shape[1]
     out = np.empty(tokens, factors.dtype)
-    top, f0, f1, f2, f3 = factors[0], factors[1], factors[2], factors[3], factors[4]
+    top, f0, f1, f2, f3, f4 = factors[0], factors[1], factors[2], factors[3], factors[4], factors[5]
     place = _first_request(rows, first_id + start)
     for r in range(start, stop):
         row = z[r]
@@ -180,7 +178,8 @@ def statistics_gradient(
         for c in range(tokens):
             x = widen(row[c]) + b - top[c]
             e = exp(x)
-            out[c] = e * (f0[c] + f1[c] * max(x, factors.dtype.type(-1000)) + f2[c] * e) + f3[c]
+            slope = f1[c] + f2[c] * max(x, factors.dtype.type(-1000))
+            out[c] = e * f0[c] * slope + (e * e * f3[c] + f4[c])
         while place < len(rows) and rows[place] == first_id + r:
             out[places[place] % tokens] += by_request[place]
             place += 1
@@ -201,6 +200,170 @@ def _sum(numbers: Any) -> Any:
             left[c] += right[c]
         size = half
     return numbers[0] if len(numbers) else numbers.dtype.type(0)
+
+
+@kernel
+def divergence(
+    start: int, stop: int, part_rows: int, s: Any, t: Any, s_bias: Any, t_bias: Any, found: Any, kind: int
+) -> None:
+    """Compute the softmaxes of two heads over a few rows each, for the parts `start` to `stop - 1` of a block.
+
+    Args:
+        start: First part.
+        stop: Last part + 1.
+        part_rows: Rows of a part.
+        s: Logits of the student, `(R, C)`.
+        t: Logits of the teacher, `(R, C)`.
+        s_bias: Bias of each row of the student that the logits do not contain yet, `(R,)` or `(0,)`.
+        t_bias: The same of the teacher.
+        found: Result, `(parts, 7, C)`: maximum, log of the sum of exponentials, and that sum, of student and teacher;
+            mean of a difference.
+        kind: `FORWARD` for the mean of t - s under the teacher's softmax, `REVERSE` for that of s - t under the
+            student's, otherwise 0.
+    """
+    tokens = s.shape[1]
+    zero = found.dtype.type(0)
+    of_s, of_t = np.empty((ROWS, TILE), found.dtype), np.empty((ROWS, TILE), found.dtype)
+    s_base, t_base = np.empty(TILE, found.dtype), np.empty(TILE, found.dtype)
+    s_factor, t_factor = np.empty(TILE, found.dtype), np.empty(TILE, found.dtype)
+    one, two, three = np.empty(TILE, found.dtype), np.empty(TILE, found.dtype), np.empty(TILE, found.dtype)
+    for part in range(start, stop):
+        begin, end = part * part_rows, min((part + 1) * part_rows, s.shape[0])
+        totals = found[part]
+        totals[:] = zero
+        totals[0], totals[3] = -np.inf, -np.inf
+        for left in range(0, tokens, TILE):
+            s_base[:] = zero
+            t_base[:] = zero
+            for first in range(begin, end, ROWS):
+                count = min(ROWS, end - first)
+                size = _read(s, s_bias, first, count, left, of_s, totals[0], s_base, s_factor)
+                _read(t, t_bias, first, count, left, of_t, totals[3], t_base, t_factor)
+                a, b, d = one[:size], two[:size], three[:size]
+                a[:] = zero
+                b[:] = zero
+                d[:] = zero
+                below_s, below_t = s_base[:size], t_base[:size]
+                for i in range(count):
+                    x, y = of_s[i, :size], of_t[i, :size]
+                    for c in range(size):
+                        q, p = exp(x[c] - below_s[c]), exp(y[c] - below_t[c])
+                        a[c] += q
+                        b[c] += p
+                        weight = p if kind == FORWARD else q
+                        d[c] += zero if weight == zero or kind == 0 else weight * (y[c] - x[c])
+                to_s, to_t = totals[2, left : left + size], totals[5, left : left + size]
+                to_mean, by_s, by_t = totals[6, left : left + size], s_factor[:size], t_factor[:size]
+                for c in range(size):
+                    to_s[c] = to_s[c] * by_s[c] + a[c]
+                    to_t[c] = to_t[c] * by_t[c] + b[c]
+                    to_mean[c] = to_mean[c] * (by_t[c] if kind == FORWARD else by_s[c]) + d[c]
+        for c in range(tokens):
+            totals[1, c], totals[4, c] = np.log(totals[2, c]), np.log(totals[5, c])
+            share = totals[5, c] if kind == FORWARD else -totals[2, c]
+            totals[6, c] = totals[6, c] / share if share != zero else zero
+
+
+@kernel
+def jensen_shannon(
+    start: int,
+    stop: int,
+    part_rows: int,
+    s: Any,
+    t: Any,
+    s_bias: Any,
+    t_bias: Any,
+    levels: Any,
+    found: Any,
+    beta: float,
+) -> None:
+    """Compute the two divergences from the mixture over a few rows each, for the parts `start` to `stop - 1`.
+
+    Args:
+        start: First part.
+        stop: Last part + 1.
+        part_rows: Rows of a part.
+        s: As in `divergence`, as for the next three.
+        t: Logits of the teacher.
+        s_bias: Bias of the student.
+        t_bias: Bias of the teacher.
+        levels: Maximum, and log of the sum of exponentials, of student and teacher, `(4, C)`.
+        found: Result, `(parts, 2, C)`: sum of q (log q - log m), and sum of p (log p - log m).
+        beta: Weight of the teacher in the mixture m.
+    """
+    tokens = s.shape[1]
+    zero, weight = found.dtype.type(0), as_computed(beta, found[0, 0, 0])
+    s_top, s_log, t_top, t_log = levels[0], levels[1], levels[2], levels[3]
+    for part in range(start, stop):
+        to_s, to_t = found[part, 0], found[part, 1]
+        to_s[:] = zero
+        to_t[:] = zero
+        for r in range(part * part_rows, min((part + 1) * part_rows, s.shape[0])):
+            b = s_bias[r] if len(s_bias) else zero
+            d = t_bias[r] if len(t_bias) else zero
+            x, y = s[r], t[r]
+            for c in range(tokens):
+                log_q = widen(x[c]) + b - s_top[c] - s_log[c]
+                log_p = widen(y[c]) + d - t_top[c] - t_log[c]
+                q, p = exp(log_q), exp(log_p)
+                log_m = log(max((found.dtype.type(1) - weight) * q + weight * p, found.dtype.type(1.2e-38)))
+                to_s[c] += zero if q == zero else q * (log_q - log_m)
+                to_t[c] += zero if p == zero else p * (log_p - log_m)
+
+
+@kernel
+def divergence_gradient(
+    start: int, stop: int, s: Any, t: Any, s_bias: Any, t_bias: Any, factors: Any, s_bias_grad: Any, kind: int,
+    beta: float,
+) -> None:  # fmt: skip
+    """Replace the logits of the student in the rows `start` to `stop - 1` by gradients.
+
+    With x and y the logits minus the first and second row of factors, and f₀ to f₃ the others, these are
+
+    - `exp(x) f₀ + exp(y) f₁` for `FORWARD`,
+    - `exp(x) f₂ (f₀ + f₁ (s - t))` for `REVERSE`,
+    - `exp(log q) f₀ (log q - log m + f₁)` otherwise, with `log q = x - f₂`, `log p = y - f₃` and the mixture m.
+
+    Args:
+        start: First row.
+        stop: Last row + 1.
+        s: As in `divergence`, as for the next three; overwritten.
+        t: Logits of the teacher.
+        s_bias: Bias of the student.
+        t_bias: Bias of the teacher.
+        factors: Numbers of each token, `(6, C)`.
+        s_bias_grad: Gradients of the bias, to which the sum of each row is added; `(R,)` or `(0,)`.
+        kind: `FORWARD`, `REVERSE`, or 0 for Jensen-Shannon.
+        beta: Weight of the teacher in the mixture.
+    """
+    tokens = s.shape[1]
+    zero, weight = factors.dtype.type(0), as_computed(beta, factors[0, 0])
+    out = np.empty(tokens, factors.dtype)
+    s_top, t_top, f0, f1, f2, f3 = factors[0], factors[1], factors[2], factors[3], factors[4], factors[5]
+    for r in range(start, stop):
+        b = s_bias[r] if len(s_bias) else zero
+        d = t_bias[r] if len(t_bias) else zero
+        x, y = s[r], t[r]
+        if kind == FORWARD:
+            for c in range(tokens):
+                q, p = exp(widen(x[c]) + b - s_top[c]), exp(widen(y[c]) + d - t_top[c])
+                out[c] = q * f0[c] + p * f1[c]
+        elif kind == REVERSE:
+            for c in range(tokens):
+                one, other = widen(x[c]) + b, widen(y[c]) + d
+                q = exp(one - s_top[c])
+                out[c] = zero if q == zero else q * f2[c] * (f0[c] + f1[c] * (one - other))
+        else:
+            for c in range(tokens):
+                log_q = widen(x[c]) + b - s_top[c] - f2[c]
+                log_p = widen(y[c]) + d - t_top[c] - f3[c]
+                q, p = exp(log_q), exp(log_p)
+                log_m = log(max((factors.dtype.type(1) - weight) * q + weight * p, factors.dtype.type(1.2e-38)))
+                out[c] = zero if q == zero else q * f0[c] * (log_q - log_m + f1[c])
+        for c in range(tokens):
+            x[c] = narrow(out[c], x[c])
+        if len(s_bias_grad):
+            s_bias_grad[r] += _sum(out)
 
 
 @kernel

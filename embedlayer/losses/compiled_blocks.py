@@ -4,6 +4,7 @@ Each function prepares what the kernel needs once for a chunk of tokens, and ret
 """
 
 import math
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
@@ -15,10 +16,13 @@ from embedlayer.losses.objective import BlockGradient, BlockTerms, LogitBlock, T
 STATISTICS = Kernel("softmax", "statistics")
 STATISTICS_GRADIENT = Kernel("softmax", "statistics_gradient")
 
+DIVERGENCE = Kernel("softmax", "divergence")
+JENSEN_SHANNON = Kernel("softmax", "jensen_shannon")
+DIVERGENCE_GRADIENT = Kernel("softmax", "divergence_gradient")
 ADD_BFLOAT16 = Kernel("softmax", "add_bfloat16")
 
 PART = 256
-"""Rows whose totals are summed on their own; the same number as in `embedlayer.kernels.softmax`."""
+"""Rows whose totals are summed on their own: rounding errors grow with the number of terms of a sum."""
 
 BLOCK_NUMEL = 1 << 17
 """Logits that a thread claims at once."""
@@ -51,12 +55,11 @@ def statistics_of_blocks(ids: Tensor | None, names: list[str]) -> BlockTerms:
     requests = _Requests.of([] if ids is None else [ids])
 
     def terms(block: LogitBlock) -> Totals | None:
-        (rows, tokens), dtype = block.student.shape, _sum_dtype(block.student)
-        found = torch.empty(math.ceil(rows / PART), 6, tokens, dtype=dtype)
+        tokens, dtype = block.student.shape[1], _sum_dtype(block.student)
+        found = _found(block, 6)
         selected = torch.zeros((0, tokens) if ids is None else ids.shape, dtype=dtype)
         inputs = block.student, _bias(block, 0), block.start, *requests
-        step = max(1, BLOCK_NUMEL // (PART * max(tokens, 1)))
-        if not STATISTICS.run(len(found), *inputs, selected.view(-1), found, bool(names), block=step):
+        if not STATISTICS.run(len(found), PART, *inputs, selected.view(-1), found, bool(names), block=_parts(tokens)):
             return None
         totals = dict(zip(("top", "log_sum", "sums", "sum", "mean", "log_squares"), found.unbind(1), strict=True))
         kept = {name: totals[name] for name in ("top", "log_sum", "sums", *names)}
@@ -78,20 +81,110 @@ def gradient_of_statistics(requested: list[tuple[Tensor, Tensor]], totals: Total
     zeros = torch.zeros_like(totals["top"])
     share = 1 / totals["sums"].masked_fill(totals["sums"] == 0, 1.0)
     by_log_sum, by_mean = grads.get("log_sum", zeros), grads.get("mean", zeros)
-    f0, f1, f2 = by_log_sum * share, zeros, zeros
+    offset, squares = by_log_sum, zeros
     if "mean" in grads:
-        f0, f1 = f0 + by_mean * (1 - totals["mean"]) * share, by_mean * share
+        offset = offset + by_mean * (1 - totals["mean"])
     if "log_squares" in grads:
-        f2 = 2 * grads["log_squares"] * (-totals["log_squares"]).exp()
-    factors = torch.stack([finite_top(totals["top"]), f0, f1, f2, grads.get("sum", zeros)])
+        squares = 2 * grads["log_squares"] * (-totals["log_squares"]).exp()
+    factors = torch.stack([finite_top(totals["top"]), share, offset, by_mean, squares, grads.get("sum", zeros)])
 
     def gradient(block: LogitBlock, bias_grad: Tensor | None) -> bool:
         rows, tokens = block.student.shape
         to_bias = factors.new_empty(0) if bias_grad is None else bias_grad
         inputs = block.student, _bias(block, 0), block.start, *requests, by_request, factors, to_bias
-        return STATISTICS_GRADIENT.run(rows, *inputs, block=max(1, BLOCK_NUMEL // max(tokens, 1)))
+        return STATISTICS_GRADIENT.run(rows, *inputs, block=_rows(tokens))
 
     return gradient
+
+
+class DivergenceKind(IntEnum):
+    """Divergences by the number that kernels know them by."""
+
+    JENSEN_SHANNON = 0
+    FORWARD = 1
+    REVERSE = 2
+
+
+SOFTMAXES = ("top", "log_sum", "sums", "top_teacher", "log_sum_teacher", "sums_teacher")
+"""Totals of the softmaxes of two heads, in the order of the kernel."""
+
+
+def divergence_of_blocks(kind: DivergenceKind) -> BlockTerms:
+    """Return a kernel that computes both softmaxes of the blocks of a chunk, and for a KL divergence its mean."""
+
+    def terms(block: LogitBlock) -> Totals | None:
+        found = _found(block, 7)
+        if not DIVERGENCE.run(len(found), PART, *_pair(block), found, int(kind), block=_parts(found.shape[2])):
+            return None
+        names = (*SOFTMAXES, "mean") if kind else SOFTMAXES
+        return dict(zip(names, found.unbind(1), strict=False))
+
+    return terms
+
+
+def mixture_divergences_of_blocks(previous: Totals, beta: float) -> BlockTerms:
+    """Return a kernel that computes the second sweep of `JensenShannon` over the blocks of a chunk.
+
+    Args:
+        previous: Totals of the first sweep.
+        beta: Weight of the teacher in the mixture.
+    """
+    names = ("top", "log_sum", "top_teacher", "log_sum_teacher")
+    levels = torch.stack([finite_top(previous[name]) if name[0] == "t" else previous[name] for name in names])
+
+    def terms(block: LogitBlock) -> Totals | None:
+        found = _found(block, 2)
+        if not JENSEN_SHANNON.run(len(found), PART, *_pair(block), levels, found, beta, block=_parts(found.shape[2])):
+            return None
+        return dict(zip(("student", "teacher"), found.unbind(1), strict=True))
+
+    return terms
+
+
+def gradient_of_divergence(
+    kind: DivergenceKind, totals: Totals, factors: tuple[Tensor, ...], beta: float = 0.0
+) -> BlockGradient:
+    """Return a kernel that computes the gradient by the student's logits of each block.
+
+    Args:
+        kind: Which divergence.
+        totals: Totals over the whole vocabulary.
+        factors: f₀ to f₃ of `embedlayer.kernels.softmax.divergence_gradient`, `(C,)`; unused ones are left out.
+        beta: Weight of the teacher in the mixture of Jensen-Shannon.
+    """
+    tops = finite_top(totals["top"]), finite_top(totals["top_teacher"])
+    numbers = torch.stack([*tops, *factors, *(torch.zeros_like(tops[0]),) * (4 - len(factors))])
+
+    def gradient(block: LogitBlock, bias_grad: Tensor | None) -> bool:
+        rows, tokens = block.student.shape
+        to_bias = numbers.new_empty(0) if bias_grad is None else bias_grad
+        return DIVERGENCE_GRADIENT.run(
+            rows, *_pair(block), numbers, to_bias, int(kind), float(beta), block=_rows(tokens)
+        )
+
+    return gradient
+
+
+def _pair(block: LogitBlock) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the logits of student and teacher, and the biases that these do not contain yet."""
+    assert block.teacher is not None
+    return block.student, block.teacher, _bias(block, 0), _bias(block, 1)
+
+
+def _found(block: LogitBlock, numbers: int) -> Tensor:
+    """Allocate the results of the parts of a block, `(P, numbers, C)`."""
+    rows, tokens = block.student.shape
+    return torch.empty(math.ceil(rows / PART), numbers, tokens, dtype=_sum_dtype(block.student))
+
+
+def _parts(tokens: int) -> int:
+    """Return the number of parts that a thread claims at once."""
+    return max(1, BLOCK_NUMEL // (PART * max(tokens, 1)))
+
+
+def _rows(tokens: int) -> int:
+    """Return the number of rows that a thread claims at once."""
+    return max(1, BLOCK_NUMEL // max(tokens, 1))
 
 
 def add_bfloat16_(total: Tensor, residual: Tensor, addend: Tensor, *, last: bool) -> None:

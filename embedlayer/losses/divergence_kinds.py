@@ -12,7 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from embedlayer.errors import SizeError
+from embedlayer.losses.compiled_blocks import (
+    DivergenceKind,
+    divergence_of_blocks,
+    gradient_of_divergence,
+    mixture_divergences_of_blocks,
+)
 from embedlayer.losses.objective import (
+    BlockGradient,
+    BlockTerms,
     LogitBlock,
     Objective,
     TokenLoss,
@@ -31,6 +39,8 @@ TEACHER = "_teacher"
 
 class Divergence(Objective, TokenLoss):
     """Abstract: a divergence between teacher p and student q; `ForwardKL`, `ReverseKL` or `JensenShannon`."""
+
+    has_kernels = True
 
     @abstractmethod
     def of_log_probs(self, student: Tensor, teacher: Tensor) -> Tensor:
@@ -70,6 +80,15 @@ class ForwardKL(Divergence):
         """Return `sum of p (log p - log q)`."""
         return F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
 
+    def compiled_terms(self, ids: Tensor | None, previous: Totals) -> BlockTerms:
+        """Return a kernel that computes both softmaxes and the mean."""
+        return divergence_of_blocks(DivergenceKind.FORWARD)
+
+    def compiled_dlogits(self, ids: Tensor | None, totals: Totals, grads: Totals) -> BlockGradient:
+        """Return a kernel that computes the gradient, from the same formula as `dlogits_`."""
+        factors = grads["log_sum"] / _nonzero(totals["sums"]), -grads["mean"] / _nonzero(totals[f"sums{TEACHER}"])
+        return gradient_of_divergence(DivergenceKind.FORWARD, totals, factors)
+
     def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
         """Replace s by `g q - g_mean p`, where g is the gradient of `log_sum`."""
         s, t = _pair(block)
@@ -106,6 +125,15 @@ class ReverseKL(Divergence):
     def of_log_probs(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return `sum of q (log q - log p)`."""
         return F.kl_div(teacher, student, reduction="none", log_target=True).sum(-1)
+
+    def compiled_terms(self, ids: Tensor | None, previous: Totals) -> BlockTerms:
+        """Return a kernel that computes both softmaxes and the mean."""
+        return divergence_of_blocks(DivergenceKind.REVERSE)
+
+    def compiled_dlogits(self, ids: Tensor | None, totals: Totals, grads: Totals) -> BlockGradient:
+        """Return a kernel that computes the gradient, from the same formula as `dlogits_`."""
+        offset, share = grads["log_sum"] + grads["mean"] * (1 - totals["mean"]), 1 / _nonzero(totals["sums"])
+        return gradient_of_divergence(DivergenceKind.REVERSE, totals, (offset, grads["mean"], share))
 
     def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
         """Replace s by `q (g + g_mean (1 + s - t - mean))`, where g is the gradient of `log_sum`."""
@@ -184,6 +212,17 @@ class JensenShannon(Divergence):
         from_student = F.kl_div(mixture, student, reduction="none", log_target=True).sum(-1)
         return self.beta * from_teacher + (1 - self.beta) * from_student
 
+    def compiled_terms(self, ids: Tensor | None, previous: Totals) -> BlockTerms:
+        """Return a kernel that computes the totals of a sweep."""
+        if not previous:
+            return divergence_of_blocks(DivergenceKind.JENSEN_SHANNON)
+        return mixture_divergences_of_blocks(previous, self.beta)
+
+    def compiled_dlogits(self, ids: Tensor | None, totals: Totals, grads: Totals) -> BlockGradient:
+        """Return a kernel that computes the gradient, from the same formula as `dlogits_`."""
+        factors = grads["student"], -totals["student"], totals["sums"].log(), totals[f"sums{TEACHER}"].log()
+        return gradient_of_divergence(DivergenceKind.JENSEN_SHANNON, totals, factors, self.beta)
+
     def dlogits_(self, block: LogitBlock, totals: Totals, grads: Totals) -> None:
         """Replace s by `g (1 - beta) q (log q - log m - KL(q || m))`, where g is the gradient of the divergence."""
         s, t = _pair(block)
@@ -208,6 +247,11 @@ def _pair(block: LogitBlock) -> tuple[Tensor, Tensor]:
     """Return the logits of student and teacher."""
     assert block.teacher is not None
     return block.student, block.teacher
+
+
+def _nonzero(sums: Tensor) -> Tensor:
+    """Return sums of exponentials, with 1 for 0, where all numerators are 0."""
+    return sums.masked_fill(sums == 0, 1.0)
 
 
 def _logsumexp_difference(totals: Totals) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.losses.compiled_blocks import add_bfloat16_
+from embedlayer.losses.divergence_kinds import ForwardKL, JensenShannon, ReverseKL
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import LogitBlock, Objective, Totals, Workspace, joined, stacked
 
@@ -15,6 +16,9 @@ pytestmark = pytest.mark.usefixtures("kernels")
 OBJECTIVES: dict[str, Objective] = {
     "statistics": LogitStatistics(),
     "all statistics": LogitStatistics(sum=True, mean=True, squares=True),
+    "forward KL": ForwardKL(),
+    "reverse KL": ReverseKL(),
+    "Jensen-Shannon": JensenShannon(0.3),
 }
 SIZES = [(1, 1), (5, 3), (259, 17), (700, 300)]
 every_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
