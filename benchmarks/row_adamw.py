@@ -23,17 +23,27 @@ from embedlayer.tables.lazy_adam import Betas, StepHistory
 
 TOKENS = 2048
 AGE = 10_000
-BETAS = (0.9, 0.999)
 FRESH_BATCHES = 64
 WARMUP = 2
 
 
 OURS, DENSE, SPARSE = "embedlayer RowAdamW", "nn.Embedding, AdamW(fused)", "nn.Embedding(sparse), SparseAdam"
-CURRENT, OTHER_BETAS, YOUNG = (
-    f"{OURS}({what})" for what in ("apply_pending_every=1", "betas=(0.9, 0.95)", "steps < 50")
-)
-PEERS = (OURS, DENSE, SPARSE, CURRENT)
-HARDER = (OURS, OTHER_BETAS, YOUNG)
+LATER, YOUNG = "later steps", "first 50 steps"
+BETAS, LOW_BETAS = (0.9, 0.999), (0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class Competitor:
+    """An optimizer, and the part of a run in which it is measured."""
+
+    name: str
+    what: str = LATER
+    betas: tuple[float, float] = BETAS
+    apply_pending_every: int | None = None
+
+
+PEERS = (Competitor(OURS), Competitor(DENSE), Competitor(SPARSE), Competitor(OURS, betas=LOW_BETAS))
+CURRENT = Competitor(f"{OURS}(apply_pending_every=1)", apply_pending_every=1)
 
 
 @dataclass(frozen=True)
@@ -43,19 +53,17 @@ class Setting:
     model: str
     vocab_size: int
     embed_dim: int
-    competitors: tuple[str, ...] = PEERS
+    competitors: tuple[Competitor, ...] = PEERS
     rounds: int = 9
     tokens_of: int | None = None
     """Draw the batches as from a vocabulary of this size, so that tables of different sizes see the same ones."""
 
 
 SETTINGS = (
-    Setting("GPT-2", 50_257, 768),
-    Setting("GPT-2", 50_257, 768, HARDER, rounds=25),
-    Setting("Llama 3.2 1B", 128_256, 2048, rounds=7),
-    Setting("Llama 3.2 1B", 128_256, 2048, HARDER, rounds=25),
-    Setting("V alone", 32_000, 256, (OURS,), rounds=25, tokens_of=32_000),
-    Setting("V alone", 512_000, 256, (OURS,), rounds=25, tokens_of=32_000),
+    Setting("GPT-2", 50_257, 768, (*PEERS, Competitor(OURS, YOUNG), CURRENT), rounds=15),
+    Setting("Llama 3.2 1B", 128_256, 2048),
+    Setting("V alone", 32_000, 256, (Competitor(OURS),), rounds=25, tokens_of=32_000),
+    Setting("V alone", 512_000, 256, (Competitor(OURS),), rounds=25, tokens_of=32_000),
 )
 
 
@@ -65,12 +73,11 @@ def zipf(vocab_size: int) -> Tensor:
     return chances / chances.sum()
 
 
-def aged(
-    setting: Setting, *, betas: tuple[float, float] = BETAS, apply_pending_every: int | None = None
-) -> tuple[TokenEmbedding, RowAdamW]:
+def aged(setting: Setting, competitor: Competitor) -> tuple[TokenEmbedding, RowAdamW]:
     """A table and its optimizer after `AGE` steps: moments of random gradients, rows as far behind as they would be."""
     table = TokenEmbedding(setting.vocab_size, setting.embed_dim, row_sparse=True)
-    optimizer = RowAdamW(table.parameters(), lr=1e-3, betas=betas, apply_pending_every=apply_pending_every)
+    betas, every = competitor.betas, competitor.apply_pending_every
+    optimizer = RowAdamW(table.parameters(), lr=1e-3, betas=betas, apply_pending_every=every)
     step_of(table, optimizer, [torch.zeros(1, dtype=torch.long)])()
     state = optimizer.state[table.weight]
     state["step"].fill_(AGE)
@@ -105,45 +112,45 @@ def step_of(table: nn.Embedding, optimizer: torch.optim.Optimizer, batches: list
     return step
 
 
-def competitor(name: str, setting: Setting, batches: list[Tensor]) -> Callable[[], None]:
+def steps_of(competitor: Competitor, setting: Setting, batches: list[Tensor]) -> Callable[[], None]:
     """One step of a competitor on the next batch."""
     sizes = (setting.vocab_size, setting.embed_dim)
-    if name == DENSE:
+    if competitor.name == DENSE:
         dense = nn.Embedding(*sizes)
-        return step_of(dense, torch.optim.AdamW(dense.parameters(), betas=BETAS, fused=True), batches)
-    if name == SPARSE:
+        return step_of(dense, torch.optim.AdamW(dense.parameters(), betas=competitor.betas, fused=True), batches)
+    if competitor.name == SPARSE:
         sparse = nn.Embedding(*sizes, sparse=True)
-        return step_of(sparse, torch.optim.SparseAdam(sparse.parameters(), betas=BETAS), batches)
-    if name == YOUNG:  # its rows have moments only from the first batch on that contains them
-        table = TokenEmbedding(*sizes, row_sparse=True)
-        step = step_of(table, RowAdamW(table.parameters(), lr=1e-3), batches)
-        for _ in range(49 - setting.rounds - WARMUP):
-            step()
-        return step
-    options = {CURRENT: {"apply_pending_every": 1}, OTHER_BETAS: {"betas": (0.9, 0.95)}}
-    return step_of(*aged(setting, **options.get(name, {})), batches)
+        return step_of(sparse, torch.optim.SparseAdam(sparse.parameters(), betas=competitor.betas), batches)
+    if competitor.what == LATER:
+        return step_of(*aged(setting, competitor), batches)
+    table = TokenEmbedding(*sizes, row_sparse=True)
+    step = step_of(table, RowAdamW(table.parameters(), lr=1e-3, betas=competitor.betas), batches)
+    for _ in range(50 - setting.rounds - WARMUP):  # so that the last one measured is step 50
+        step()
+    return step
 
 
 def measure(setting: Setting) -> list[Row]:
     torch.manual_seed(0)
     chances = zipf(setting.tokens_of or setting.vocab_size)
     batches = list(torch.multinomial(chances, FRESH_BATCHES * TOKENS, replacement=True).split(TOKENS))
-    competitors = {name: competitor(name, setting, batches) for name in setting.competitors}
-    times = time_alternately(competitors, rounds=setting.rounds, warmup=WARMUP)
-    fastest = float(times[OURS]["time_ms"])
+    steps = {str(each): steps_of(each, setting, batches) for each in setting.competitors}
+    times = time_alternately(steps, rounds=setting.rounds, warmup=WARMUP)
+    fastest = float(times[str(Competitor(OURS))]["time_ms"])
     return [
         {
-            "competitor": name,
+            "competitor": each.name,
+            "what": each.what,
             "model": setting.model,
             "vocab_size": setting.vocab_size,
             "embed_dim": setting.embed_dim,
-            "betas": " ".join(map(str, (0.9, 0.95) if name == OTHER_BETAS else BETAS)),
+            "betas": " ".join(map(str, each.betas)),
             "tokens": TOKENS,
             "dtype": "float32",
-            **spread,
-            "times_ours": round(float(spread["time_ms"]) / fastest, 2),
+            **times[str(each)],
+            "times_ours": round(float(times[str(each)]["time_ms"]) / fastest, 2),
         }
-        for name, spread in times.items()
+        for each in setting.competitors
     ]
 
 

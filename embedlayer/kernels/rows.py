@@ -55,7 +55,7 @@ def segments_of_equal_ids(
             return
         if key != drop:
             keys[kept], places[kept] = key, n
-            largest = max(largest, key)
+            largest = key if key > largest else largest
             kept += 1
     bits = 0
     while largest >> bits:
