@@ -100,6 +100,17 @@ def kernels() -> Iterator[None]:
     assert kernel._failure.reason is None
 
 
+@pytest.fixture(params=["kernels", "torch operators"])
+def both_paths(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run a test with compiled kernels, and again with torch operators."""
+    if request.param == "kernels":
+        request.getfixturevalue("kernels")
+        yield
+    else:
+        with kernel.kernels_disabled():
+            yield
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Real texts, tokenizers and models that stand beside the checkout; skips where they do not."""

@@ -112,7 +112,9 @@ def test_every_module_has_its_test_file() -> None:
             f"losses/{name}.py": "laws/test_head_outputs.py"
             for name in ("differentiable_totals", "head_outputs", "logit_statistics", "objective", "token_loss")
         },
+        "losses/compiled_blocks.py": "kernels/test_softmax.py",
         "losses/divergence_kinds.py": "losses/test_divergences.py",
+        "kernels/rotary.py": "positions/test_rotation.py",
         "losses/uncomputed_logits.py": "losses/test_statistics.py",
         "vocab/special_tokens.py": "laws/test_transformers_folder.py",
         "vocab/token_selection.py": "vocab/test_edit.py",

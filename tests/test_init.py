@@ -24,8 +24,8 @@ TOP_LEVEL = """
 """.split()
 
 SUBPACKAGES = (
-    "analysis checkpoints compress data distributed layers losses models optim planner plots positions scratch sources "
-    "tables training vocab"
+    "analysis checkpoints compress data distributed kernels layers losses models optim planner plots positions scratch "
+    "sources tables training vocab"
 ).split()
 
 

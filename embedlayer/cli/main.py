@@ -57,6 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
     Raises:
         SystemExit: Always, except in a worker of torchrun; see `_exit`.
     """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded; see docs/kernels.md
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", EmbedLayerWarning)
     try:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from embedlayer.tracing import fusible, is_dispatch_mode_active
 
-Argument = Tensor | int | float | bool | tuple[int, ...]
+Argument = Tensor | int | float | bool | tuple[int, ...] | tuple[float, ...]
 Work = Callable[[int, int], object]
 
 OLDEST_NUMBA = (0, 61)
@@ -151,7 +151,13 @@ def kernels_in_graphs() -> bool:
 
 @contextmanager
 def kernels_disabled() -> Iterator[None]:
-    """Use torch operators instead of compiled kernels inside a `with` block, in this thread."""
+    """Use torch operators instead of compiled kernels inside a `with` block, in this thread.
+
+    Example:
+        >>> x = torch.randn(1, 32, 1024, 64)
+        >>> with kernels_disabled():
+        ...     q, k = RotaryEmbedding(64).rotate(x, x, torch.arange(1024))
+    """
     before, _availability.enabled = _availability.enabled, False
     try:
         yield

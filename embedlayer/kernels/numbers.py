@@ -117,6 +117,18 @@ def _exp(x):
     return exp_float32
 
 
+def empty_computed(count: int, like: Any) -> Any:
+    """Allocate `count` numbers of the type that is computed with for arrays with an element `like`."""
+    raise NotImplementedError
+
+
+@overload(empty_computed)
+def _empty_computed(count, like):
+    if like == types.float64:
+        return lambda count, like: np.empty(count, np.float64)
+    return lambda count, like: np.empty(count, np.float32)
+
+
 def log(x: Any) -> Any:
     """Return the natural logarithm of `x`; a float32 above 1.2e-38 is computed without a call, within 1 ulp or 6e-8.
 

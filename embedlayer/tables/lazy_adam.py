@@ -24,10 +24,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.errors import SizeError
+from embedlayer.kernels.kernel import Argument as KernelArgument
 
 NODES = (4, 8, 12, 16)
 """Numbers of Gauss nodes, tried in turn where two are not accurate; after the last the sum is computed term by term."""
@@ -40,6 +42,9 @@ NEGLIGIBLE = 1e-14
 
 STRONG_DECAY = math.log1p(-0.02)
 """Logarithm of the weight-decay factor of a step below which no step is left out and no sums are stored."""
+
+STRONGEST_DECAY = -600.0
+"""Logarithm of the weight decay of all steps together below which kernels apply no updates, because of overflow."""
 
 TINY = 1e-300
 """Replacement for 0 in divisions."""
@@ -118,11 +123,13 @@ class StepHistory:
         self.betas = betas
         self.size = 0
         self._lines = np.zeros((3, 64))  # a column of zeros for step `start`, then the columns of `lines`
-        self._sums = np.zeros((SUMS, 64))  # `sums_of` the terms of each t0, with decay(t0, i) for decay(i, n)
+        self._masses = np.zeros(64)  # row 0 of `_lines`, divided by the weight decay of all steps up to each
+        self._sums = np.zeros((SUMS, 0))  # `sums_of` the terms of each t0, with decay(t0, i) for decay(i, n)
+        self._summed = 0  # steps that these sums include
         self._weak_decay = True
         self._ratio = ratio = betas.beta1 / math.sqrt(betas.beta2)
         self._reach = max(1, math.ceil(math.log(NEGLIGIBLE) / math.log(ratio))) if ratio else 1
-        j = np.arange(self._reach, 0, -1)
+        j = np.arange(1, self._reach + 1)
         self._fading, self._spreading = ratio**j, betas.beta2 ** (-0.5 * j)
 
     @property
@@ -143,14 +150,10 @@ class StepHistory:
         """Restore a record that `lines` returned, for the same `start` and `betas`. It replaces the present record."""
         self.size = lines.shape[1]
         self._lines = np.pad(lines, ((0, 0), (1, 64)))
-        self._sums = np.zeros((SUMS, self._lines.shape[1]))
-        logs = self._lines[2]
-        self._weak_decay = bool((np.diff(logs[: self.size + 1]) >= STRONG_DECAY).all())
-        for low in range(0, self.size if self._weak_decay else 0, 1024):
-            at = np.arange(low, min(low + 1024, self.size))
-            nodes, weights, places = self._undecayed_terms(self.start + at, 100 * NEGLIGIBLE)
-            weights *= np.exp(logs[at][:, None] - logs[places])
-            self._sums[:, at] = sums_of(nodes[:, :1], nodes, weights).sum(2)
+        self._sums, self._summed = np.zeros((SUMS, 0)), 0
+        self._weak_decay = bool((np.diff(self._lines[2, : self.size + 1]) >= STRONG_DECAY).all())
+        with np.errstate(over="ignore"):  # then no kernel uses it
+            self._masses = self._lines[0] * np.exp(-self._lines[2])
 
     def record(self, lr: float, weight_decay: float) -> int:
         """Record the next optimizer step, and return its number; the first one is `start + 1`.
@@ -162,11 +165,10 @@ class StepHistory:
         Raises:
             SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
         """
-        if lr < 0 or not lr * weight_decay < 1:
-            raise SizeError(f"lr {lr:g} must be at least 0, and lr * weight_decay {lr * weight_decay:g} below 1.")
+        check_rates(lr, weight_decay)
         if self.size + 1 == self._lines.shape[1]:
             self._lines = np.concatenate([self._lines, np.zeros_like(self._lines)], axis=1)
-            self._sums = np.concatenate([self._sums, np.zeros_like(self._sums)], axis=1)
+            self._masses = np.concatenate([self._masses, np.zeros_like(self._masses)])
         beta1, beta2, eps = self.betas
         t = self.step + 1
         root = math.sqrt(-math.expm1(t * math.log(beta2)))
@@ -174,24 +176,60 @@ class StepHistory:
         logs = self._lines[2, self.size] + log_decay
         self.size += 1
         self._lines[:, self.size] = (lr * root / (1 - beta1**t), eps * root, logs)
-        self._weak_decay &= log_decay >= STRONG_DECAY
-        if self._weak_decay:
-            self._add_term()
+        self._masses[self.size] = self._lines[0, self.size] * math.exp(min(-logs, -STRONGEST_DECAY))
+        self._weak_decay = self._weak_decay and log_decay >= STRONG_DECAY
         return t
 
-    def _add_term(self) -> None:
-        """Add the effect of the step recorded last to the stored sums of every earlier step that it still concerns.
+    def _update_sums(self) -> None:
+        """Bring the stored sums up to date with the recorded steps.
 
         These sums, one column for each step after which a row may have been updated last, save `skipped_steps` from
         summing.
         """
-        low = max(0, self.size - self._reach)
-        recent = slice(low - self.size, None)  # steps whose terms are not negligible
-        rate, node, log_decay = self._lines[:, self.size]
+        if self._sums.shape[1] < self._lines.shape[1]:
+            self._sums = np.pad(self._sums, ((0, 0), (0, self._lines.shape[1] - self._sums.shape[1])))
+        if self.size - self._summed <= 1024:
+            for last in range(self._summed + 1, self.size + 1):
+                self._add_term(last)
+        else:
+            low = max(0, self._summed - self._reach)
+            for at in np.split(np.arange(low, self.size), range(1024, self.size - low, 1024)):
+                nodes, weights, places = self._undecayed_terms(self.start + at, 100 * NEGLIGIBLE)
+                weights *= np.exp(self._lines[2][at][:, None] - self._lines[2][places])
+                self._sums[:, at] = sums_of(nodes[:, :1], nodes, weights).sum(2)
+        self._summed = self.size
+
+    def _add_term(self, last: int) -> None:
+        """Add the effect of a step to the stored sums of every earlier step that it still concerns.
+
+        Args:
+            last: Column of `_lines` of the step. The sums include all steps before.
+        """
+        low = max(0, last - self._reach)
+        recent = slice(last - low - 1, None, -1)  # steps whose terms are not negligible, the earliest one first
+        rate, node, log_decay = self._lines[:, last]
         nodes, weights = node * self._spreading[recent], rate * self._fading[recent]
-        weights *= np.exp(self._lines[2, low : self.size] - log_decay)
-        first = self._lines[1, low + 1 : self.size + 1] * self._spreading[-1]
-        self._sums[:, low : self.size] += sums_of(first, nodes, weights)
+        weights *= np.exp(self._lines[2, low:last] - log_decay)
+        first = self._lines[1, low + 1 : last + 1] * self._spreading[0]
+        self._sums[:, low:last] += sums_of(first, nodes, weights)
+
+    def kernel_arguments(self, tolerance: float) -> tuple[KernelArgument, ...]:
+        """Return what the kernel `embedlayer.kernels.rows.apply_pending` needs from the record.
+
+        Args:
+            tolerance: Largest relative error of the sum in `SkippedSteps`, for any second moments.
+
+        Returns:
+            Its arguments from `lines` to `rates`.
+        """
+        arrays = (self._lines, self._masses, self._fading, self._spreading)
+        weak = self._weak_decay and self._lines[2, self.size] > STRONGEST_DECAY
+        sizes = (self.start, self.size, self._terms(tolerance), int(weak))
+        return *map(torch.from_numpy, arrays), sizes, (*map(float, self.betas[:2]), tolerance)
+
+    def _terms(self, tolerance: float) -> int:
+        """Return the number of terms of a sum that are not negligible at this tolerance, with weak decay."""
+        return math.ceil(self._reach * math.log(tolerance / 100) / math.log(NEGLIGIBLE))
 
     def decay(self, at: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
         """Return for each step in `at` the product of the weight-decay factors of all later steps, `(G,)`.
@@ -215,9 +253,11 @@ class StepHistory:
         """
         if not self.size:
             return SkippedSteps(np.ones(len(at)), np.ones((1, len(at))), np.zeros((1, len(at))))
+        if self._weak_decay:
+            self._update_sums()
         decay, places = self.decay(at), at - self.start
         first = self._lines[1][np.minimum(places + 1, self.size)] / math.sqrt(self.betas.beta2)
-        sums = self._sums.take(places, axis=1)
+        sums = self._sums.take(places, axis=1) if self._weak_decay else np.zeros((SUMS, len(at)))
         nodes, weights = two_nodes(first, sums)
         missed = error_at_samples(first, nodes, weights, sums[4:]) > tolerance if self._weak_decay else at < self.step
         weights *= decay
@@ -285,7 +325,7 @@ class StepHistory:
         lags = self.step - at
         most = int(lags.max())
         if self._weak_decay:
-            most = min(most, math.ceil(self._reach * math.log(tolerance / 100) / math.log(NEGLIGIBLE)))
+            most = min(most, self._terms(tolerance))
         j = np.arange(1, max(1, most) + 1)
         places = np.minimum(at[:, None] - self.start + j, self.size)
         weights = self._lines[0][places] * self._ratio**j
@@ -424,6 +464,16 @@ def error_at_samples(
     found = (weights / (nodes + samples)).sum(1)
     worst: Float[np.ndarray, " G"] = (np.abs(found - exact) / np.maximum(exact, TINY)).max(0)
     return worst
+
+
+def check_rates(lr: float, weight_decay: float) -> None:
+    """Check that a step makes every row without gradient smaller.
+
+    Raises:
+        SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
+    """
+    if lr < 0 or not lr * weight_decay < 1:
+        raise SizeError(f"lr {lr:g} must be at least 0, and lr * weight_decay {lr * weight_decay:g} below 1.")
 
 
 def check_betas(betas: Betas) -> None:

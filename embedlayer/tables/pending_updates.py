@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import ShapeError, StaleRowsError
 from embedlayer.io.files import JsonObject
+from embedlayer.kernels.kernel import Kernel, kernels_apply
 from embedlayer.tables.lazy_adam import Betas, StepHistory
 from embedlayer.tables.row_arithmetic import (
     apply_skipped_steps_,
@@ -29,7 +30,15 @@ from embedlayer.tables.row_arithmetic import (
     rows_at_once,
     square_root,
 )
-from embedlayer.tables.sparse_gradient import call_plain, coalesced, require_row_sparse, with_torch_functions
+from embedlayer.tables.sparse_gradient import (
+    NUMBERS_IN_BLOCK,
+    call_plain,
+    coalesced,
+    require_row_sparse,
+    with_torch_functions,
+)
+
+PENDING_ROWS, APPLY_PENDING = Kernel("rows", "pending_rows"), Kernel("rows", "apply_pending")
 
 ROWS_AT_ONCE = 4096
 
@@ -222,6 +231,8 @@ class PendingUpdates:
         if not self.has_pending:
             return
         ids = ids.flatten()
+        if self._apply_in_one_pass(weight, self._pending_rows(weight, ids)):
+            return
         pending = self.value_steps.index_select(0, ids) < self.step
         if not pending.any():
             return
@@ -236,6 +247,72 @@ class PendingUpdates:
         values = self._update_rows(weight, rows, cache=learns)
         if learns:
             self.cached = CachedRows(rows, values, self._versions(weight))
+
+    def update_rows(self, weight: Tensor, rows: Tensor) -> bool:
+        """Apply the pending updates of rows by a kernel, and return `False` without effect if none applies.
+
+        The moments are as stored: they must still decay up to the last step.
+
+        Args:
+            weight: The weight that this object watches.
+            rows: Distinct row numbers, `(U,)`.
+
+        Raises:
+            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
+        """
+        self.check_for_writes(weight)
+        return self._apply_in_one_pass(weight, self._pending_rows(weight, rows))
+
+    def _pending_rows(self, weight: Tensor, ids: Tensor) -> Tensor | None:
+        """Return the distinct rows among `ids` with pending updates; `None` if no kernel applies or an ID is outside.
+
+        Args:
+            weight: The weight that this object watches.
+            ids: Row numbers, `(N,)`, which may repeat.
+        """
+        if not self._kernels_apply(weight, ids):
+            return None
+        rows, found = torch.empty(len(ids), dtype=torch.long), torch.zeros(1, dtype=torch.long)
+        if not PENDING_ROWS.run(1, ids.contiguous(), self.value_steps, self.step, rows, found, block=1):
+            return None
+        count = int(found)
+        return rows[:count] if count >= 0 else None
+
+    def _kernels_apply(self, weight: Tensor, *others: Tensor) -> bool:
+        """Return whether kernels may compute with the weight, its moments, and `others`."""
+        tensors = (raw_weight(weight), self.exp_avg, self.exp_avg_sq, self.value_steps)
+        return all(each.is_contiguous() for each in tensors) and kernels_apply(*tensors, *others)
+
+    def _apply_in_one_pass(self, weight: Tensor, rows: Tensor | None, *, moments: bool = False) -> bool:
+        """Apply the pending updates of distinct rows by a kernel, and return `False` without effect if none applies.
+
+        Args:
+            weight: The weight that this object watches.
+            rows: Row numbers, `(U,)`; `None` if no kernel applies.
+            moments: Whether to decay the moments of these rows up to the last step as well.
+        """
+        if rows is None:
+            return False
+        if not len(rows):
+            return True
+        assert self.history is not None
+        self.cached = None
+        table, missed = raw_weight(weight), torch.zeros(len(rows), dtype=torch.uint8)
+        tables = (table, self.exp_avg, self.exp_avg_sq)
+        steps = (self.value_steps, self.moment_steps)
+        arguments = self.history.kernel_arguments(tolerance_of(table))
+        block = max(1, NUMBERS_IN_BLOCK // max(1, table.shape[1]))
+        if not APPLY_PENDING.run(len(rows), rows, *steps, *arguments, *tables, moments, missed, block=block):
+            return False
+        torch.autograd.graph.increment_version(tables if moments else weight)
+        self.version = weight._version
+        left = rows[missed.bool()] if missed.any() else rows[:0]
+        if len(left):
+            for chunk in chunk_slices(left, ROWS_AT_ONCE):
+                self._update_rows(weight, left[chunk])
+            if moments:
+                self._decay_moments(left)
+        return True
 
     def row_values(self, weight: Tensor, rows: Tensor) -> list[Tensor]:
         """Return values, first moments and second moments of rows for an optimizer step, `(U, D)` each.
@@ -279,6 +356,23 @@ class PendingUpdates:
         self.value_steps.index_fill_(0, rows, now)
         self.moment_steps.index_fill_(0, rows, now)
         return self._moment_decays(now - moment_steps)
+
+    def record_step(self, weight: Tensor, lr: float, weight_decay: float) -> None:
+        """Record a step that a kernel made on rows that `update_rows` had brought up to date, in place.
+
+        Inside a `pending_updates_applied` block the pending updates of all other rows are applied too.
+
+        Args:
+            weight: The weight that this object watches.
+            lr: Learning rate of the step.
+            weight_decay: Weight decay of the step.
+        """
+        assert self.history is not None
+        torch.autograd.graph.increment_version((weight, self.exp_avg, self.exp_avg_sq))
+        self.history.record(lr, weight_decay)
+        self.version, self.cached = weight._version, None
+        if self.eager_blocks:
+            self.apply_all(weight)
 
     def end_step(self, weight: Tensor, rows: Tensor, values: list[Tensor]) -> None:
         """Write the new values and moments of `rows` that the optimizer computed, in place.
@@ -356,13 +450,15 @@ class PendingUpdates:
             return
         self.check_size(weight, self.exp_avg)
         stop = len(weight) if stop is None else min(stop, len(weight))
-        for low in range(start, stop, ROWS_AT_ONCE):
-            high = min(low + ROWS_AT_ONCE, stop)
-            pending = (self.value_steps[low:high] < self.step).nonzero().squeeze(1) + low
-            if len(pending):
-                self._update_rows(weight, pending)
-            if moments:
-                self._decay_moments(low, high)
+        everything = torch.arange(start, stop) if self._kernels_apply(weight) else None
+        if not self._apply_in_one_pass(weight, everything, moments=moments):
+            for low in range(start, stop, ROWS_AT_ONCE):
+                high = min(low + ROWS_AT_ONCE, stop)
+                pending = (self.value_steps[low:high] < self.step).nonzero().squeeze(1) + low
+                if len(pending):
+                    self._update_rows(weight, pending)
+                if moments:
+                    self._decay_moments(torch.arange(low, high, device=self.moment_steps.device))
         if start == 0 and stop == len(weight):
             self.applied_step = self.step
 
@@ -448,7 +544,7 @@ class PendingUpdates:
         parameter, weight = weight, raw_weight(weight)
         value_steps = self.value_steps.index_select(0, rows).cpu().numpy().astype(np.int64)
         lag = value_steps - self.moment_steps.index_select(0, rows).cpu().numpy()
-        skipped = history.skipped_steps(value_steps, tolerance=1e-12 if weight.dtype == torch.float64 else 1e-7)
+        skipped = history.skipped_steps(value_steps, tolerance=tolerance_of(weight))
         nodes, weights = skipped.nodes, skipped.weights
         if lag.any():  # a reader updated the values; the moments are of an earlier step
             beta1, beta2, _ = history.betas
@@ -476,18 +572,22 @@ class PendingUpdates:
         return buffers
 
     @torch.no_grad()
-    def _decay_moments(self, low: int, high: int) -> None:
-        """Decay both moments of rows `low` to `high - 1` in place, for steps without gradient up to the last one."""
+    def _decay_moments(self, rows: Tensor) -> None:
+        """Decay both moments of distinct rows in place, for steps without gradient up to the last one."""
         assert self.history is not None
-        steps = self.moment_steps[low:high]
-        rows = ((steps < self.step) & (steps > 0)).nonzero().squeeze(1)
-        decays = self._moment_decays(self.step - steps[rows])
-        rows = rows + low
+        steps = self.moment_steps.index_select(0, rows)
+        behind = (steps < self.step) & (steps > 0)
+        rows, decays = rows[behind], self._moment_decays(self.step - steps[behind])
         for chunk in chunk_slices(rows, rows_at_once(self.exp_avg)):
             for moments, decay in zip((self.exp_avg, self.exp_avg_sq), decays, strict=True):
                 decayed = moments.index_select(0, rows[chunk]) * decay[chunk]
                 moments.index_copy_(0, rows[chunk], decayed.to(moments.dtype))
         self.moment_steps.index_fill_(0, rows, self.step)
+
+
+def tolerance_of(weight: Tensor) -> float:
+    """Return the largest relative error of the sum over skipped steps, for a table of this dtype."""
+    return 1e-12 if weight.dtype == torch.float64 else 1e-7
 
 
 class RowSparseParameter(nn.Parameter):

@@ -4,13 +4,19 @@ Torch implements few of the functions that `torch.nn.utils` and `GradScaler` cal
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embedlayer.errors import ShapeError
+from embedlayer.kernels.kernel import Kernel, kernels_apply
+
+SUM_SEGMENTS = Kernel("rows", "sum_segments")
+
+NUMBERS_IN_BLOCK = 1 << 16
+"""Numbers in the rows that a thread of a kernel claims at once."""
 
 Number = float | Tensor
 
@@ -69,6 +75,62 @@ def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) ->
     return rows if hasattr(parameter, "shard_group") else with_torch_functions(rows)
 
 
+class Segments(NamedTuple):
+    """The places of equal IDs in a batch of N IDs, of which U are distinct.
+
+    Attributes:
+        rows: Distinct IDs in ascending order, `(U,)`.
+        order: Places in the batch, sorted by ID and then by place, `(N,)`.
+        offsets: Start of each ID's places in `order`, and the end of the last, `(U + 1,)`.
+    """
+
+    rows: Tensor
+    order: Tensor
+    offsets: Tensor
+
+
+def segments_of_equal_ids(ids: Tensor, *, drop: int | None = None) -> Segments:
+    """Return the distinct IDs of a batch, and the places in the batch where each of them is.
+
+    A backward pass of its own sums gradients of equal rows with it: `sum_segments(grad, segments_of_equal_ids(ids))`.
+
+    Args:
+        ids: IDs, `(N,)`, at least 0 and in any order.
+        drop: ID to leave out, such as that of the padding row, or `None`.
+
+    Returns:
+        Int64 tensors. `drop` and its places are left out.
+
+    Example:
+        >>> segments_of_equal_ids(torch.tensor([7, 3, 7, 0]), drop=0)
+        Segments(rows=tensor([3, 7]), order=tensor([1, 0, 2]), offsets=tensor([0, 1, 3]))
+    """
+    ids, order = torch.sort(ids.long(), stable=True)
+    if drop is not None:
+        kept_ids = ids != drop
+        ids, order = ids[kept_ids], order[kept_ids]
+    rows, counts = torch.unique_consecutive(ids, return_counts=True)
+    return Segments(rows, order, F.pad(counts.cumsum(0), (1, 0)))
+
+
+def sum_segments(values: Tensor, segments: Segments) -> Tensor:
+    """Return the sum of the vectors of each segment, `(U, D)`, in new memory.
+
+    Vectors are added in the order of the batch, so the result does not depend on threads.
+
+    Args:
+        values: Vectors, `(N, D)`.
+        segments: Places in `values` that belong together.
+    """
+    rows, order, offsets = segments
+    if kernels_apply(values, order) and values.is_floating_point() and values.dim() == 2:
+        out = values.new_empty((len(rows), values.shape[1]))
+        block = max(1, NUMBERS_IN_BLOCK // max(1, values.shape[1]))
+        if SUM_SEGMENTS.run(len(rows), values.contiguous(), order, offsets, out, block=block):
+            return out
+    return F.embedding_bag(order, values, offsets[:-1], mode="sum")
+
+
 def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
     """Return a gradient as a coalesced sparse COO tensor: each row once, in ascending order.
 
@@ -85,9 +147,9 @@ def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
         rows, values = grad._indices()[0], grad._values()
         # not `is_coalesced()`: autograd forgets that flag when it stores a gradient
         if not (rows[1:] > rows[:-1]).all():
-            ids, order = torch.sort(rows, stable=True)
-            rows, counts = torch.unique_consecutive(ids, return_counts=True)
-            values = F.embedding_bag(order, values, counts.cumsum(0) - counts, mode="sum")
+            segments = segments_of_equal_ids(rows, drop=drop)
+            rows, values = segments.rows, sum_segments(values, segments)
+            drop = None
     if drop is not None:
         kept = rows != drop
         if not kept.all():

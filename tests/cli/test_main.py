@@ -20,6 +20,16 @@ def test_help_lists_every_command_and_loads_no_torch() -> None:
     assert result.stdout.endswith("\nFalse\n")
 
 
+@pytest.mark.parametrize("own", [None, "ACTIVE"])
+def test_threads_of_torch_wait_without_using_the_processor_unless_the_user_chose(own) -> None:
+    code = "import atexit, os; atexit.register(lambda: print(os.environ['OMP_WAIT_POLICY']))\n"
+    code += "from embedlayer.cli.main import main; main(['--version'])"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": own} if own else {}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert result.stdout.splitlines()[-1] == (own or "PASSIVE")
+
+
 def test_a_worker_of_torchrun_exits_without_finalising_the_interpreter() -> None:
     code = "import atexit; atexit.register(print, 'finalised')\n"
     code += "from embedlayer.cli.main import main; main(['plan', '--vocab-size', '0'])"

@@ -1,0 +1,311 @@
+"""Kernels on rows of a table: sums of gradients, pending updates and AdamW's step, in one pass each.
+
+`embedlayer.tables.sparse_gradient`, `embedlayer.tables.pending_updates` and `embedlayer.optim.row_adamw` define them.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from embedlayer.kernels.numbers import as_computed, empty_computed, kernel, narrow, widen
+
+CENTRES = (1.0, 30.0, 300.0, 1000.0)
+"""Values of `s / e_1` at which rules of two nodes are exact, tried in turn."""
+
+MOST_TERMS = 4096
+"""Terms of a row's sum up to which a kernel computes its rule."""
+
+MOST_DIVISIONS = 1 << 16
+"""Terms that are computed one by one for the numbers of a row to which its rule does not apply; else another path."""
+
+TINY = 1.2e-38
+HUGE = 3e38
+
+reordering = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
+"""Decorator of functions whose sums may be computed in any order, which is the same at every call."""
+
+
+@kernel
+def sum_segments(start: int, stop: int, values: Any, order: Any, offsets: Any, out: Any) -> None:
+    """Sum the vectors of each segment, one after another in the order of `order`.
+
+    Args:
+        start: First segment.
+        stop: Last segment + 1.
+        values: Vectors, `(N, D)`.
+        order: Places in `values`, segment by segment.
+        offsets: Start of each segment in `order`, and the end of the last.
+        out: Sums, `(U, D)`.
+    """
+    width = values.shape[1]
+    total = empty_computed(width, values[0, 0])
+    for segment in range(start, stop):
+        first, end = offsets[segment], offsets[segment + 1]
+        summed, values_of = out[segment], values[order[first]]
+        if end - first == 1:
+            for i in range(width):
+                summed[i] = values_of[i]
+            continue
+        for i in range(width):
+            total[i] = widen(values_of[i])
+        for n in range(first + 1, end):
+            values_of = values[order[n]]
+            for i in range(width):
+                total[i] += widen(values_of[i])
+        for i in range(width):
+            summed[i] = narrow(total[i], values_of[i])
+
+
+@kernel
+def pending_rows(start: int, stop: int, ids: Any, value_steps: Any, step: int, rows: Any, found: Any) -> None:
+    """List the distinct rows of a look-up that have pending updates, in the order of the batch; one item.
+
+    Args:
+        start: 0.
+        stop: 1, or 0 for nothing.
+        ids: Row numbers, which may repeat.
+        value_steps: Last step that each row's values include.
+        step: Last step of the optimizer.
+        rows: Result; as long as `ids`.
+        found: Number of rows found, or -1 where an ID is outside the table.
+    """
+    if stop <= start:
+        return
+    for n in range(len(ids)):
+        if ids[n] < 0 or ids[n] >= len(value_steps):
+            found[0] = -1
+            return
+    count = 0
+    for n in range(len(ids)):
+        at = value_steps[ids[n]]
+        if 0 <= at < step:
+            rows[count] = ids[n]
+            value_steps[ids[n]] = -1 - at  # a mark for repetitions, which the next loop removes
+            count += 1
+    for n in range(count):
+        value_steps[rows[n]] = -1 - value_steps[rows[n]]
+    found[0] = count
+
+
+@reordering
+def two_nodes(count: int, nodes: Any, weights: Any, centre: float, places: Any) -> Any:
+    """Compute the Gauss rule of two nodes in `u = centre / (node + centre)`, and bounds of its relative error.
+
+    Args:
+        count: Number of terms.
+        nodes: Nodes of the sum.
+        weights: Its weights.
+        centre: Value of s at which the rule is exact.
+        places: Memory for `count` numbers.
+
+    Returns:
+        Both nodes, both weights, the bound for `s >= centre`, and the bound for `0 <= s < centre`, which is valid
+        where `centre` is at most the first node. `lazy_adam` derives the bounds.
+    """
+    for j in range(count):
+        places[j] = centre / (nodes[j] + centre)
+    start = places[0]
+    total = first = second = third = 0.0
+    for j in range(count):
+        off = places[j] - start
+        term = weights[j]
+        total += term
+        term *= off
+        first += term
+        term *= off
+        second += term
+        third += term * off
+    total = max(total, 1e-300)
+    mean, second, third = first / total, second / total, third / total
+    variance = max(second - mean * mean, 1e-15 * second + 1e-300)
+    skew = (third - mean * (3 * second - 2 * mean * mean)) / (2 * variance)
+    half = math.sqrt(variance + skew * skew)
+    part = 0.5 * (1 + skew / half)
+    low = min(max(mean + skew - half + start, 1e-9), start)
+    high = min(max(mean + skew + half + start, 1e-9), start)
+    missed = 0.0
+    for j in range(count):
+        product = (places[j] - low) * (places[j] - high)
+        missed += weights[j] * product * product * (nodes[j] + centre)
+    missed /= centre * max(total * (mean + start), 1e-300)
+    above = missed * 4 / (27 * low * low * high)
+    below = missed / ((1 - low) * (1 - high)) ** 2
+    return centre / low - centre, centre / high - centre, total * part, total * (1 - part), above, below
+
+
+@kernel
+def apply_pending(
+    start: int,
+    stop: int,
+    rows: Any,
+    value_steps: Any,
+    moment_steps: Any,
+    lines: Any,
+    masses: Any,
+    fading: Any,
+    spreading: Any,
+    sizes: Any,
+    rates: Any,
+    weight: Any,
+    exp_avg: Any,
+    exp_avg_sq: Any,
+    decay_moments: bool,
+    missed: Any,
+) -> None:
+    """Apply the pending updates of distinct rows in place; `StepHistory.skipped_steps` describes the rule.
+
+    Args:
+        start: First place in `rows`.
+        stop: Last place + 1.
+        rows: Row numbers.
+        value_steps: Last step that each row's values include; set to the last step.
+        moment_steps: Last step that each row's moments include.
+        lines: Record of the steps.
+        masses: `lines[0]`, divided by the product of the weight-decay factors of all steps up to each.
+        fading: `(beta1 / sqrt(beta2)) ** j` for j from 1.
+        spreading: `beta2 ** (-j / 2)` for j from 1.
+        sizes: Step before the record, number of recorded steps, number of terms that are not negligible, and whether
+            the decay is weak; otherwise rows are left out.
+        rates: `beta1`, `beta2` and the tolerance.
+        weight: Table, `(V, D)`.
+        exp_avg: First moments.
+        exp_avg_sq: Second moments.
+        decay_moments: Whether to decay the moments up to the last step as well.
+        missed: Set to 1 for rows that this kernel cannot update, which stay unchanged.
+    """
+    before, size, reach, weak = sizes
+    beta1, beta2, tolerance = rates
+    step, ratio, width = before + size, beta1 / math.sqrt(beta2), weight.shape[1]
+    longest = min(reach, MOST_TERMS)
+    nodes, weights, scratch = np.empty(longest), np.empty(longest), np.empty(longest)
+    like = exp_avg[0, 0]
+    roots, sums, values = empty_computed(width, like), empty_computed(width, like), empty_computed(width, like)
+    where = np.empty(width, np.int64)
+    as_computed(1.0, like)
+    for place_of_row in range(start, stop):
+        row = rows[place_of_row]
+        at, at_moments = value_steps[row], moment_steps[row]
+        p, m, v = weight[row], exp_avg[row], exp_avg_sq[row]
+        if at < step:
+            place, lag = at - before, at - at_moments
+            terms = step - at
+            if terms > reach:
+                terms = reach
+            if terms > longest or not weak:
+                missed[place_of_row] = 1
+                continue
+            rate, epsilon = masses[place + 1 : place + 1 + terms], lines[1, place + 1 : place + 1 + terms]
+            for j in range(terms):
+                weights[j] = rate[j] * fading[j]
+                nodes[j] = epsilon[j] * spreading[j]
+            left = math.exp(lines[2, size])
+            spread, scale = 1.0, left
+            if lag > 0:
+                spread, scale = beta2 ** (-0.5 * lag), left * ratio**lag
+            node1 = node2 = 1.0
+            weight1 = weight2 = limit = 0.0
+            if terms <= 2:
+                node1, weight1 = nodes[0], weights[0]
+                if terms == 2:
+                    node2, weight2 = nodes[1], weights[1]
+            else:
+                limit = np.inf
+                for centre in CENTRES:
+                    threshold = centre * nodes[0]
+                    rule = two_nodes(terms, nodes, weights, threshold, scratch)
+                    node1, node2, weight1, weight2, above, below = rule
+                    if above <= tolerance:
+                        limit = threshold
+                        if centre == 1.0 and below <= tolerance:
+                            limit = 0.0
+                        break
+            if scale == 0:
+                spread, limit = 1.0, 0.0
+            least = as_computed(min(max((limit * spread) ** 2, TINY), HUGE), like)
+            few = 0
+            if limit > 0:
+                for i in range(width):
+                    few += widen(v[i]) < least and widen(m[i]) != 0
+                if few * terms > MOST_DIVISIONS:
+                    missed[place_of_row] = 1
+                    continue
+                if few:
+                    few = 0
+                    for i in range(width):
+                        if widen(v[i]) < least and widen(m[i]) != 0:
+                            where[few], roots[few] = i, math.sqrt(widen(v[i]))
+                            few += 1
+                    sums[:few] = 0
+                    for j in range(terms):
+                        node, mass = as_computed(nodes[j] * spread, like), as_computed(weights[j] * scale, like)
+                        for k in range(few):
+                            sums[k] += mass / (roots[k] + node)
+                    for k in range(few):
+                        values[k] = widen(p[where[k]])
+            decay = as_computed(math.exp(lines[2, size] - lines[2, place]), like)
+            n1, n2 = as_computed(node1 * spread, like), as_computed(node2 * spread, like)
+            w1, w2 = as_computed(weight1 * scale, like), as_computed(weight2 * scale, like)
+            for i in range(width):
+                root = math.sqrt(widen(v[i]))
+                total = w1 / (root + n1) + w2 / (root + n2)
+                p[i] = narrow(widen(p[i]) * decay - widen(m[i]) * total, p[i])
+            for k in range(few):
+                i = where[k]
+                p[i] = narrow(values[k] * decay - widen(m[i]) * sums[k], p[i])
+            value_steps[row] = step
+        if decay_moments and 0 < at_moments < step:
+            fade1 = as_computed(beta1 ** (step - at_moments), like)
+            fade2 = as_computed(beta2 ** (step - at_moments), like)
+            for i in range(width):
+                m[i] = narrow(widen(m[i]) * fade1, m[i])
+                v[i] = narrow(widen(v[i]) * fade2, v[i])
+            moment_steps[row] = step
+
+
+@kernel
+def adamw_step(
+    start: int,
+    stop: int,
+    rows: Any,
+    gradients: Any,
+    value_steps: Any,
+    moment_steps: Any,
+    step: int,
+    rates: Any,
+    weight: Any,
+    exp_avg: Any,
+    exp_avg_sq: Any,
+) -> None:
+    """Make AdamW's step on rows with a gradient, in place.
+
+    Args:
+        start: First place in `rows`.
+        stop: Last place + 1.
+        rows: Distinct row numbers, `(U,)`.
+        gradients: Their gradients, `(U, D)`.
+        value_steps: Last step that each row's values include; set to `step`.
+        moment_steps: Last step that each row's moments include; set to `step`.
+        step: Number of this step.
+        rates: `beta1`, `beta2`, the factor of weight decay, the addend of the root, and the factor of the update.
+        weight: Table, `(V, D)`, up to date with the step before.
+        exp_avg: First moments.
+        exp_avg_sq: Second moments.
+    """
+    beta1, beta2, factor, addend, update = rates
+    like = exp_avg[0, 0]
+    add1, add2 = as_computed(1 - beta1, like), as_computed(1 - beta2, like)
+    left, eps, rate = as_computed(factor, like), as_computed(addend, like), as_computed(update, like)
+    for n in range(start, stop):
+        row = rows[n]
+        p, m, v, g = weight[row], exp_avg[row], exp_avg_sq[row], gradients[n]
+        fade1 = as_computed(beta1 ** (step - moment_steps[row]), like)
+        fade2 = as_computed(beta2 ** (step - moment_steps[row]), like)
+        for i in range(len(p)):
+            slope = widen(g[i])
+            first = widen(m[i]) * fade1 + slope * add1
+            second = widen(v[i]) * fade2 + slope * slope * add2
+            p[i] = narrow(widen(p[i]) * left - rate * first / (math.sqrt(second) + eps), p[i])
+            m[i], v[i] = narrow(first, m[i]), narrow(second, v[i])
+        value_steps[row] = moment_steps[row] = step
