@@ -203,6 +203,60 @@ def _sum(numbers: Any) -> Any:
 
 
 @kernel
+def largest(
+    start: int, stop: int, lanes: int, z: Any, bias: Any, first_id: int, seen: int, thresholds: Any, values: Any,
+    ids: Any,
+) -> None:  # fmt: skip
+    """Update the K largest logits of the tokens in the tiles `start` to `stop - 1` with the rows of a block.
+
+    Few rows at a time are compared with the smallest of the K by their maximum alone.
+
+    Args:
+        start: First tile.
+        stop: Last tile + 1.
+        lanes: Tokens of a tile.
+        z: Logits, `(R, C)`.
+        bias: Bias of each row that the logits do not contain yet, `(R,)` or `(0,)`.
+        first_id: ID of the first row. IDs of later blocks are larger.
+        seen: Number of rows of earlier blocks.
+        thresholds: Smallest of the K logits, `(C,)`; -inf while there are fewer.
+        values: The logits, largest first, `(C, K)`; of equal ones that with the lowest ID is first. NaN is largest.
+        ids: Their IDs, `(C, K)`.
+    """
+    kept = values.shape[1]
+    zero = thresholds.dtype.type(0)
+    high = np.empty(lanes, thresholds.dtype)
+    for tile in range(start, stop):
+        left = tile * lanes
+        size = min(lanes, z.shape[1] - left)
+        for first in range(0, z.shape[0], ROWS):
+            count = min(ROWS, z.shape[0] - first)
+            high[:] = -np.inf
+            for i in range(count):
+                row, b = z[first + i, left : left + size], bias[first + i] if len(bias) else zero
+                for c in range(size):
+                    x, most = widen(row[c]) + b, high[c]
+                    high[c] = most if most >= x or most != most else x
+            for c in range(size):
+                if high[c] <= thresholds[left + c] and seen + first >= kept:
+                    continue
+                best, best_ids = values[left + c], ids[left + c]
+                for i in range(count):
+                    x = widen(z[first + i, left + c]) + (bias[first + i] if len(bias) else zero)
+                    place = min(seen + first + i, kept)
+                    if place == kept:
+                        last = best[kept - 1]
+                        if not (x > last or (x != x and last == last)):
+                            continue
+                        place -= 1
+                    while place > 0 and (x > best[place - 1] or (x != x and best[place - 1] == best[place - 1])):
+                        best[place], best_ids[place] = best[place - 1], best_ids[place - 1]
+                        place -= 1
+                    best[place], best_ids[place] = x, first_id + first + i
+                thresholds[left + c] = best[kept - 1]
+
+
+@kernel
 def divergence(
     start: int, stop: int, part_rows: int, s: Any, t: Any, s_bias: Any, t_bias: Any, found: Any, kind: int
 ) -> None:

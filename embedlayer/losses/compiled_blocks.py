@@ -16,6 +16,7 @@ from embedlayer.losses.objective import BlockGradient, BlockTerms, LogitBlock, T
 STATISTICS = Kernel("softmax", "statistics")
 STATISTICS_GRADIENT = Kernel("softmax", "statistics_gradient")
 
+LARGEST = Kernel("softmax", "largest")
 DIVERGENCE = Kernel("softmax", "divergence")
 JENSEN_SHANNON = Kernel("softmax", "jensen_shannon")
 DIVERGENCE_GRADIENT = Kernel("softmax", "divergence_gradient")
@@ -23,6 +24,12 @@ ADD_BFLOAT16 = Kernel("softmax", "add_bfloat16")
 
 PART = 256
 """Rows whose totals are summed on their own: rounding errors grow with the number of terms of a sum."""
+
+LANES = 64
+"""Tokens whose largest logits a thread looks for at a time."""
+
+NO_ID = 2**52
+"""Larger than every token ID; a float64 can hold it."""
 
 BLOCK_NUMEL = 1 << 17
 """Logits that a thread claims at once."""
@@ -66,6 +73,34 @@ def statistics_of_blocks(ids: Tensor | None, names: list[str]) -> BlockTerms:
         return kept if ids is None else {**kept, "selected": selected.unsqueeze(0)}
 
     return terms
+
+
+def with_largest(terms: BlockTerms, k: int) -> BlockTerms:
+    """Return a kernel that also looks for the K largest logits; the totals of the last block contain them.
+
+    Args:
+        terms: Kernel that computes the other totals of blocks.
+        k: Number of logits.
+    """
+    state: list[Tensor] = []
+    seen = 0
+
+    def with_top_k(block: LogitBlock) -> Totals | None:
+        nonlocal seen
+        z, dtype = block.student, _sum_dtype(block.student)
+        rows, tokens = z.shape
+        if not state:
+            thresholds, values = (torch.full(shape, -torch.inf, dtype=dtype) for shape in ((tokens,), (tokens, k)))
+            state.extend((thresholds, values, torch.full((tokens, k), NO_ID)))
+        found = terms(block)
+        tiles = math.ceil(tokens / LANES)
+        if found is None or not LARGEST.run(tiles, LANES, z, _bias(block, 0), block.start, seen, *state, block=1):
+            return None
+        seen += rows
+        shown = slice(1 if block.is_last else 0)
+        return {**found, "top_logits": state[1].T[None][shown], "top_ids": state[2].T[None][shown]}
+
+    return with_top_k
 
 
 def gradient_of_statistics(requested: list[tuple[Tensor, Tensor]], totals: Totals, grads: Totals) -> BlockGradient:

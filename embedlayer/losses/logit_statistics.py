@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from embedlayer.losses.compiled_blocks import gradient_of_statistics, statistics_of_blocks
+from embedlayer.losses.compiled_blocks import NO_ID, gradient_of_statistics, statistics_of_blocks, with_largest
 from embedlayer.losses.largest import ordered_top_k, top_k
 from embedlayer.losses.objective import (
     BlockGradient,
@@ -17,9 +17,6 @@ from embedlayer.losses.objective import (
     softmax_,
     softmax_totals,
 )
-
-NO_ID = 2**52
-"""Larger than every token ID; a float64 can hold it."""
 
 
 class LogitStatistics(Objective):
@@ -44,13 +41,14 @@ class LogitStatistics(Objective):
         top_k: K of `top_logits` and `top_ids`; 0 for none.
     """
 
+    has_kernels = True
+
     def __init__(self, *, sum: bool = False, mean: bool = False, squares: bool = False, top_k: int = 0) -> None:
         self.sum = sum
         self.mean = mean
         self.squares = squares
         self.top_k = top_k
         self.slots = 2 if mean else 1
-        self.has_kernels = not top_k
 
     def terms(self, block: LogitBlock, previous: Totals) -> Totals:
         """Return the statistics over the rows of the block; `selected` is 0 where the ID is another row."""
@@ -93,9 +91,10 @@ class LogitStatistics(Objective):
         return found
 
     def compiled_terms(self, ids: Tensor | None, previous: Totals) -> BlockTerms | None:
-        """Return a kernel that computes the statistics; there is none for the largest logits."""
+        """Return a kernel that computes the statistics."""
         names = ["sum"] * self.sum + ["mean"] * self.mean + ["log_squares"] * self.squares
-        return statistics_of_blocks(ids, names)
+        terms = statistics_of_blocks(ids, names)
+        return with_largest(terms, self.top_k) if self.top_k else terms
 
     def compiled_dlogits(self, ids: Tensor | None, totals: Totals, grads: Totals) -> BlockGradient | None:
         """Return a kernel that computes the gradient, from the same formula as `dlogits_`."""

@@ -69,6 +69,7 @@ class LogitBlock(NamedTuple):
         start: ID of the first row.
         may_be_infinite: Whether a logit may be -inf.
         work: Memory for intermediate results.
+        is_last: Whether no block of later rows follows.
         biases: Bias of each row that the logits of student and teacher do not contain yet, `(R,)`, or `None`.
     """
 
@@ -78,6 +79,7 @@ class LogitBlock(NamedTuple):
     start: int
     may_be_infinite: bool
     work: Workspace
+    is_last: bool = True
     biases: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def finished(self, dtype: torch.dtype) -> "LogitBlock":
@@ -100,7 +102,8 @@ class LogitBlock(NamedTuple):
 BlockTerms = Callable[[LogitBlock], Totals | None]
 """Kernel that computes the totals of parts of a block, with the parts in front: `(P, C)` or `(P, K, C)`.
 
-The totals of a name may have another P than those of another name. The result is `None` if there is no kernel.
+It is called for one block of a chunk after another, in the order of their rows. The totals of a name may have another P
+than those of another name. The result is `None` if there is no kernel.
 """
 
 BlockGradient = Callable[[LogitBlock, Tensor | None], bool]

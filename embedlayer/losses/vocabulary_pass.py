@@ -492,7 +492,8 @@ class VocabularyPass:
         if len(views) == 2:
             teacher, teacher_bias = views[1], self.heads[1].bias_of(start, stop)
         biases = (bias, teacher_bias)
-        return LogitBlock(views[0], teacher, chunk.ids, first, self.may_be_infinite, self.work, biases)
+        is_last = stop == len(self.partition)
+        return LogitBlock(views[0], teacher, chunk.ids, first, self.may_be_infinite, self.work, is_last, biases)
 
     def _fill(self, block: LogitBlock, chunk: _Chunk) -> None:
         """Compute the logits of a block."""

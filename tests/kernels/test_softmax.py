@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 OBJECTIVES: dict[str, Objective] = {
     "statistics": LogitStatistics(),
     "all statistics": LogitStatistics(sum=True, mean=True, squares=True),
+    "largest logits": LogitStatistics(top_k=3),
     "forward KL": ForwardKL(),
     "reverse KL": ReverseKL(),
     "Jensen-Shannon": JensenShannon(0.3),
@@ -96,7 +97,7 @@ def test_float64_equals_the_definition(objective, size, has_bias) -> None:
 
 
 @every_objective
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [(3, 1), *SIZES[1:]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lower_precision_is_no_worse_than_the_definition(objective, size, dtype) -> None:
     block = a_block(*size, dtype)
@@ -173,7 +174,10 @@ def test_blocks_of_rows_merge_to_the_totals_of_all(objective) -> None:
             assert block.teacher is not None
             part = kernel(
                 block._replace(
-                    student=block.student[rows], teacher=block.teacher[rows], start=block.start + int(rows.start)
+                    student=block.student[rows],
+                    teacher=block.teacher[rows],
+                    start=block.start + rows.start,
+                    is_last=rows.stop == 600,
                 )
             )
             assert part is not None
@@ -181,6 +185,27 @@ def test_blocks_of_rows_merge_to_the_totals_of_all(objective) -> None:
         return objective.merge(joined(parts))
 
     torch.testing.assert_close(objective.in_sweeps(sweep), compiled_totals(objective, block), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("k", [1, 4, 40])
+def test_of_equal_logits_those_with_the_lowest_ids_are_the_largest(k) -> None:
+    logits = torch.randint(-2, 3, (50, 130)).float()
+    logits[3:, 5] = -math.inf
+    logits[[7, 8, 30], 6] = math.nan
+    objective = LogitStatistics(top_k=k)
+    kernel = objective.compiled_terms(None, {})
+    assert kernel is not None
+    parts = []
+    for start in (0, 20, 45):
+        z = logits[start : start + (20 if start == 0 else 25 if start == 20 else 5)].contiguous()
+        block = LogitBlock(z, None, None, start, may_be_infinite=True, work=Workspace(), is_last=start == 45)
+        part = kernel(block)
+        assert part is not None
+        parts.append(part)
+    found = objective.merge(joined(parts))
+    values, ids = logits.sort(dim=0, descending=True, stable=True)
+    torch.testing.assert_close(found["top_logits"], values[:k], rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found["top_ids"], ids[:k])
 
 
 @pytest.mark.parametrize("path", ["kernel", "torch operators"])
