@@ -348,7 +348,7 @@ def _addend_gradient(ctx: Any, grad: Tensor) -> Tensor | None:
     each = tokens // max(1, len(vectors))
     places = torch.arange(len(vectors))
     order = torch.arange(tokens).view(each, len(vectors)).T.reshape(-1)
-    segments = Segments(places, order, torch.arange(0, tokens + 1, max(1, each)))
+    segments = Segments(places, order, torch.arange(len(vectors) + 1) * each)
     return out if _sum_masked(ctx, grad, segments, places, 1.0, vectors) else None
 
 
