@@ -32,6 +32,7 @@ from embedlayer.tables.row_arithmetic import (
 )
 from embedlayer.tables.sparse_gradient import (
     NUMBERS_IN_BLOCK,
+    RowSparseGradient,
     call_plain,
     coalesced,
     require_row_sparse,
@@ -124,6 +125,8 @@ class PendingUpdates:
             Raises:
                 ShapeError: The gradient is dense.
             """
+            if isinstance(grad, RowSparseGradient) and grad.finished:
+                return grad
             result = coalesced(require_row_sparse(grad), drop=self.padding_idx)
             if result._values().data_ptr() == grad._values().data_ptr():
                 result = result.clone()  # clipping works in place, and the caller may still use these numbers
