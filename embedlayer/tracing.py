@@ -77,3 +77,9 @@ def has_more_than(x: Tensor, numel: int) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # 0.3 s, which only graphs need
 
     return statically_known_true(x.numel() > numel)
+
+
+def is_function_mode_active() -> bool:
+    """Return whether a `TorchFunctionMode` is active, such as a default device. It sees every torch function."""
+    active: int = torch._C._len_torch_function_stack()
+    return active > 0

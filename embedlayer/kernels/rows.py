@@ -45,7 +45,8 @@ def segments_of_equal_ids(
     """
     if stop <= start:
         return
-    kept, largest = 0, np.int64(0)
+    kept = 0
+    largest: Any = 0
     keys, others = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
     places, next_places = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
     for n in range(len(ids)):
@@ -116,6 +117,23 @@ def sum_segments(start: int, stop: int, values: Any, order: Any, offsets: Any, o
                 total[i] += widen(values_of[i])
         for i in range(width):
             summed[i] = narrow(total[i], values_of[i])
+
+
+@kernel
+def gather_rows(start: int, stop: int, table: Any, rows: Any, out: Any) -> None:
+    """Copy rows of a table: `out[n] = table[rows[n]]` for `start` to `stop - 1`.
+
+    Args:
+        start: First place in `rows`.
+        stop: Last place + 1.
+        table: Table, `(V, D)`.
+        rows: Row numbers from 0 to V - 1, which may repeat, `(N,)`.
+        out: Result, `(N, D)`.
+    """
+    for n in range(start, stop):
+        source, target = table[rows[n]], out[n]
+        for i in range(len(source)):
+            target[i] = source[i]
 
 
 @kernel

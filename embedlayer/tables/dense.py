@@ -21,6 +21,7 @@ from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
 from embedlayer.tables.pending_updates import (
     PendingUpdates,
+    look_up_rows,
     pending_updates_of,
     with_updates_applied,
 )
@@ -225,7 +226,9 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
             self._refuse_pending_updates()
         elif self.row_sparse and torch.compiler.is_compiling():  # in eager mode RowSparseParameter applies updates
             ids = with_updates_applied(ids, self._handle, True)
-        if not transformed:
+        if sparse and not torch.compiler.is_compiling():
+            vectors = look_up_rows(ids, self.weight)
+        elif not transformed:
             vectors = F.embedding(ids, self.weight, padding_idx, sparse=sparse)
         else:  # under vmap torch's F.embedding has no gradient of an empty batch
             vectors = self.weight[ids]

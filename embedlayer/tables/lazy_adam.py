@@ -16,6 +16,24 @@ every `t0` that it still concerns, so with the usual betas no sum is computed wh
 
 All of this is NumPy: the arrays are small, and threads would only wait for each other.
 
+Compiled kernels (`embedlayer.kernels.rows.apply_pending`) compute the sums of a row when it is read. They know its
+second moments, so a rule needs to be right only from some s on. For a centre c, let `u = c / (e + c)`, which maps all
+nodes to 0..1, and `x = (s - c) / c`. A term is `1 / (s + e) = u / (c (1 + x u))`, which is linear in u at `s = c`, so
+every Gauss rule is exact there. For the rule of two nodes `u1 > u2`, with `q(u) = (u - u1) (u - u2)` and the sum over
+`w_j` written as an integral, the relative error is
+
+    |x|^3 * int q^2 / (1 + x u) / ((1 + x u1)^2 (1 + x u2)^2 * int u / (1 + x u))
+
+For `s >= c`, `1 + x u >= x u` above and `1 + x u <= 1 + x` below bound it by
+
+    x^2 (1 + x) / ((1 + x u1)^2 (1 + x u2)^2) * Q / U  <=  4 Q / (27 u2^2 u1 U),    Q = int q^2 / u,  U = int u
+
+because `(1 + x) u1 <= 1 + x u1` and the maximum of `x^2 / (1 + x u2)^3` is `4 / (27 u2^2)`. For `0 <= s < c` and
+`c <= e_1` all u are at most 1/2, and `-1 <= x < 0` gives the bound `Q / ((1 - u1)^2 (1 - u2)^2 U)`. The error falls
+fast as c grows. A kernel tries `c = e_1`, whose rule serves all s where both bounds are within the tolerance, and then
+larger centres. The few numbers of a row whose s is below the centre get the exact sum, term by term. Rows with many of
+them are left to `skipped_steps`.
+
 Reference: Golub and Meurant, Matrices, Moments and Quadrature, 2010, chapters 3 and 4 (Lanczos and Gauss rules).
 """
 

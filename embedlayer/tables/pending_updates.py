@@ -32,16 +32,21 @@ from embedlayer.tables.row_arithmetic import (
 )
 from embedlayer.tables.sparse_gradient import (
     NUMBERS_IN_BLOCK,
+    RowSparseGradient,
     call_plain,
     coalesced,
     require_row_sparse,
     with_torch_functions,
 )
+from embedlayer.tracing import is_function_mode_active
 
 PENDING_ROWS, APPLY_PENDING = Kernel("rows", "pending_rows"), Kernel("rows", "apply_pending")
-ADAMW_STEP = Kernel("rows", "adamw_step")
+ADAMW_STEP, GATHER_ROWS = Kernel("rows", "adamw_step"), Kernel("rows", "gather_rows")
 
 ROWS_AT_ONCE = 4096
+
+SMALL_NUMEL = 1 << 17
+"""Numbers of a look-up below which torch's operator is faster than a kernel."""
 
 _handles = count()
 _by_handle: WeakValueDictionary[int, "PendingUpdates"] = WeakValueDictionary()  # operators take numbers and tensors
@@ -120,6 +125,8 @@ class PendingUpdates:
             Raises:
                 ShapeError: The gradient is dense.
             """
+            if isinstance(grad, RowSparseGradient) and grad.finished:
+                return grad
             result = coalesced(require_row_sparse(grad), drop=self.padding_idx)
             if result._values().data_ptr() == grad._values().data_ptr():
                 result = result.clone()  # clipping works in place, and the caller may still use these numbers
@@ -636,6 +643,47 @@ class RowSparseParameter(nn.Parameter):
                 elif not weight.pending_updates.ignored:
                     weight.pending_updates.apply_all(weight)
         return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]  # Dynamo traces it
+
+
+def look_up_rows(ids: Tensor, weight: Tensor) -> Tensor:
+    """Return `F.embedding(ids, weight, sparse=True)` for the weight of a row-sparse table, by a kernel if one applies.
+
+    Pending updates of the rows are applied first. Torch's operator waits for all of its threads, which takes long on a
+    busy machine.
+
+    Args:
+        ids: Row numbers of any shape, `(...)`. On a CPU they have been checked.
+        weight: Weight of the table, `(V, D)`.
+    """
+    pending = pending_updates_of(weight)
+    numbers = ids.numel() * weight.shape[1]
+    if type(weight) is RowSparseParameter and pending is not None and numbers >= SMALL_NUMEL:
+        plain = raw_weight(weight)
+        if plain.is_contiguous() and kernels_apply(plain, ids) and not is_function_mode_active():
+            pending.apply_to_ids(weight, ids)
+            vectors: Tensor = _LookUpRows.apply(weight, ids)  # type: ignore[no-untyped-call]
+            return vectors
+    return F.embedding(ids, weight, sparse=True)
+
+
+class _LookUpRows(torch.autograd.Function):
+    """Look up rows by a kernel, with the backward pass of `F.embedding`; see `look_up_rows`."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, ids: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.rows = len(weight)
+        plain = raw_weight(weight)
+        vectors = plain.new_empty((*ids.shape, weight.shape[1]))
+        block, flat = max(1, NUMBERS_IN_BLOCK // weight.shape[1]), ids.flatten()
+        if not GATHER_ROWS.run(len(flat), plain, flat, vectors.view(len(flat), -1), block=block):
+            torch.index_select(plain, 0, flat, out=vectors.view(len(flat), -1))
+        return vectors
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (ids,) = ctx.saved_tensors
+        return torch.ops.aten.embedding_sparse_backward(grad, ids, ctx.rows, -1, False), None
 
 
 _ATTRIBUTES = """shape dtype device layout ndim itemsize nbytes requires_grad is_leaf grad grad_fn _version _base

@@ -33,8 +33,14 @@ class RowSparseGradient(Tensor):
     the dense gradient: a row that is absent is zero, adds nothing to a norm and stays zero. Every other function is
     torch's own for sparse tensors, or raises torch's own error.
 
+    Attributes:
+        finished: Whether rows are distinct and in ascending order, without the padding row, and nothing else refers to
+            the memory; set by `finished_gradient` for a gradient on its way to its parameter.
+
     Reference: https://docs.pytorch.org/docs/stable/notes/extending.html, "Subclassing torch.Tensor".
     """
+
+    finished = False
 
     @classmethod
     def __torch_function__(
@@ -138,6 +144,22 @@ def sum_segments(values: Tensor, segments: Segments) -> Tensor:
         if SUM_SEGMENTS.run(len(rows), values.contiguous(), order, offsets, out, block=block):
             return out
     return F.embedding_bag(order, values, offsets[:-1], mode="sum")
+
+
+def finished_gradient(rows: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a sparse COO gradient that the hook of a row-sparse weight takes as it is, without a copy.
+
+    A backward pass that coalesces by itself returns it, for example with `segments_of_equal_ids` and `sum_segments`.
+
+    Args:
+        rows: Distinct rows in ascending order, without the padding row, `(U,)`.
+        values: Their gradients in memory that nothing else refers to, `(U, D)`.
+        shape: Shape of the weight, `(V, D)`.
+    """
+    grad = torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, is_coalesced=True, check_invariants=False)
+    finished = with_torch_functions(grad)
+    finished.finished = True
+    return finished
 
 
 def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:

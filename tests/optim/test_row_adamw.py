@@ -74,6 +74,7 @@ def warm_up_and_cosine(t: int, steps: int = 1000, peak: float = 3e-3) -> float:
     return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * (t - 100) / (steps - 100))))
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-7])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95)])
 def test_after_a_thousand_steps_it_is_where_dense_adamw_is(betas, scale) -> None:
@@ -93,6 +94,7 @@ def test_after_a_thousand_steps_it_is_where_dense_adamw_is(betas, scale) -> None
         assert (ours_32 - exact).abs().max() <= 1.5 * (dense_32 - exact).abs().max()
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95)])
 def test_in_bfloat16_it_is_no_further_off_than_dense_adamw(betas) -> None:
     results = []
@@ -125,6 +127,7 @@ def test_any_gaps_and_any_learning_rates_give_the_dense_result(rates, gap, decay
     assert_same(sides[0][0], sides[1][0], 1e-11)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_only_the_rows_of_the_batch_are_written_and_reading_brings_the_others_up_to_date() -> None:
     (row, optimizer), (dense, reference) = pair()
     for table, its in ((row, optimizer), (dense, reference)):
@@ -144,6 +147,7 @@ def test_only_the_rows_of_the_batch_are_written_and_reading_brings_the_others_up
     assert torch.allclose(row.weight, dense.weight, atol=1e-14, rtol=0)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_a_validation_between_steps_changes_nothing() -> None:
     (row, optimizer), (dense, reference) = pair()
     for t in range(0, 200, 20):
@@ -154,6 +158,7 @@ def test_a_validation_between_steps_changes_nothing() -> None:
     assert_same(row, dense)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_accumulated_gradients_a_table_used_twice_and_clipping_give_the_dense_result() -> None:
     (row, optimizer), (dense, reference) = pair()
     for t in range(30):
@@ -184,6 +189,7 @@ def test_the_clipped_norm_is_taken_over_dense_and_sparse_gradients_together() ->
         clip_grad_norm_(row.parameters(), 1.0, error_if_nonfinite=True)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_several_tables_groups_and_dense_parameters_in_one_optimizer() -> None:
     def build(row_sparse):
         torch.manual_seed(3)
@@ -211,6 +217,7 @@ def test_several_tables_groups_and_dense_parameters_in_one_optimizer() -> None:
     assert torch.allclose(sides[0][1].weight, sides[1][1].weight, atol=1e-13, rtol=0)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_betas_and_eps_may_change_on_the_way() -> None:
     (row, optimizer), (dense, reference) = pair()
     for part, betas in enumerate([(0.9, 0.999), (0.8, 0.99), (0.8, 0.95)]):
@@ -220,6 +227,7 @@ def test_betas_and_eps_may_change_on_the_way() -> None:
     assert_same(row, dense)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_the_state_goes_to_dense_adamw_and_back() -> None:
     (row, optimizer), (dense, reference) = pair()
     train(row, optimizer, 50)
@@ -317,6 +325,7 @@ def test_options_that_no_row_can_be_caught_up_with_are_refused(options, message)
         RowAdamW(table_of(row_sparse=True).parameters(), **options)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_a_dense_gradient_that_somebody_assigned_gives_the_dense_result() -> None:
     (row, optimizer), (dense, reference) = pair()
     for table, its in ((row, optimizer), (dense, reference)):
@@ -378,6 +387,7 @@ def test_the_state_of_another_size_is_refused() -> None:
         RowAdamW(smaller.parameters()).load_state_dict(optimizer.state_dict())
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_two_optimizers_in_turn_end_where_two_dense_ones_do() -> None:
     row, dense = table_of(row_sparse=True), table_of(row_sparse=False)
     for table, kind in ((row, RowAdamW), (dense, torch.optim.AdamW)):

@@ -10,6 +10,8 @@ from embedlayer import OutputHead, RowAdamW, SizeError, TokenEmbedding, clip_gra
 from embedlayer.tables.pending_updates import raw_weight
 from embedlayer.tables.sparse_gradient import coalesced
 
+pytestmark = pytest.mark.usefixtures("both_paths")
+
 
 def with_pending(**options) -> tuple[TokenEmbedding, RowAdamW]:
     """Build a table whose rows 5 to 9 have pending updates."""
