@@ -430,8 +430,8 @@ class VocabularyPass:
         return max(most, 1)
 
     def _kept_chunk_tokens(self) -> int:
-        """Return the number of tokens of each rank in a chunk whose blocks are all kept."""
-        ranks, rows = len(self.counts), math.ceil(self.student.vocab_size / len(self.counts)) * len(self.heads)
+        """Return the number of tokens of each rank in a chunk whose blocks are all kept: one buffer for each head."""
+        ranks, rows = len(self.counts), math.ceil(self.student.vocab_size / len(self.counts))
         width, itemsize = self.heads[0].hidden_ND.shape[1], max(head.dtype.itemsize for head in self.heads)
         size = math.ceil(tokens_per_chunk(sum(self.counts), rows, width, self._device, itemsize) / ranks)
         return max(min(size, math.ceil(max(self.counts) / self.min_chunks)), 1)
