@@ -26,11 +26,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embedlayer.tracing import fusible, is_dispatch_mode_active
 
-Argument = Tensor | int | float | bool | tuple[int, ...] | tuple[float, ...]
+Argument = Tensor | NDArray[Any] | int | float | bool | tuple[int, ...] | tuple[float, ...]
 Work = Callable[[int, int], object]
 
 OLDEST_NUMBA = (0, 61)

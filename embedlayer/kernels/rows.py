@@ -28,6 +28,66 @@ reordering = njit(cache=True, nogil=True, error_model="numpy", fastmath={"contra
 
 
 @kernel
+def segments_of_equal_ids(
+    start: int, stop: int, ids: Any, drop: int, rows: Any, order: Any, offsets: Any, found: Any
+) -> None:
+    """Sort IDs by a stable radix sort, and list the distinct ones with the places of each; one item.
+
+    Args:
+        start: 0.
+        stop: 1, or 0 for nothing.
+        ids: IDs, `(N,)`.
+        drop: ID to leave out; -1 for none.
+        rows: Distinct IDs in ascending order; memory for N.
+        order: Places of the IDs, sorted by ID and then by place; memory for N.
+        offsets: Start of each ID's places in `order`, and the end of the last; memory for N + 1.
+        found: Number of distinct IDs, or -1 where an ID is negative; and number of places.
+    """
+    if stop <= start:
+        return
+    kept, largest = 0, 0
+    keys, others = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+    places, next_places = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+    for n in range(len(ids)):
+        key = np.int64(ids[n])
+        if key < 0:
+            found[0] = -1
+            return
+        if key != drop:
+            keys[kept], places[kept] = key, n
+            largest = key if key > largest else largest
+            kept += 1
+    bits = 0
+    while largest >> bits:
+        bits += 1
+    passes = (bits + 10) // 11
+    width = (bits + max(passes, 1) - 1) // max(passes, 1)
+    ends, mask = np.empty(1 << width, np.int64), (1 << width) - 1
+    for turn in range(passes):
+        shift, total = turn * width, 0
+        ends[:] = 0
+        for n in range(kept):
+            ends[(keys[n] >> shift) & mask] += 1
+        for digit in range(len(ends)):
+            total += ends[digit]
+            ends[digit] = total - ends[digit]
+        for n in range(kept):
+            digit = (keys[n] >> shift) & mask
+            others[ends[digit]], next_places[ends[digit]] = keys[n], places[n]
+            ends[digit] += 1
+        keys, others = others, keys
+        places, next_places = next_places, places
+    distinct = 0
+    for n in range(kept):
+        order[n] = places[n]
+        if n == 0 or keys[n] != keys[n - 1]:
+            rows[distinct], offsets[distinct] = keys[n], n
+            distinct += 1
+    offsets[distinct] = kept
+    found[0], found[1] = distinct, kept
+
+
+@kernel
 def sum_segments(start: int, stop: int, values: Any, order: Any, offsets: Any, out: Any) -> None:
     """Sum the vectors of each segment, one after another in the order of `order`.
 
@@ -277,6 +337,7 @@ def adamw_step(
     weight: Any,
     exp_avg: Any,
     exp_avg_sq: Any,
+    missed: Any,
 ) -> None:
     """Make AdamW's step on rows with a gradient, in place.
 
@@ -289,9 +350,10 @@ def adamw_step(
         moment_steps: Last step that each row's moments include; set to `step`.
         step: Number of this step.
         rates: `beta1`, `beta2`, the factor of weight decay, the addend of the root, and the factor of the update.
-        weight: Table, `(V, D)`, up to date with the step before.
+        weight: Table, `(V, D)`.
         exp_avg: First moments.
         exp_avg_sq: Second moments.
+        missed: Set to 1 for rows with pending updates, which stay unchanged; else to 0.
     """
     beta1, beta2, factor, addend, update = rates
     like = exp_avg[0, 0]
@@ -299,6 +361,9 @@ def adamw_step(
     left, eps, rate = as_computed(factor, like), as_computed(addend, like), as_computed(update, like)
     for n in range(start, stop):
         row = rows[n]
+        missed[n] = value_steps[row] != step - 1
+        if missed[n]:
+            continue
         p, m, v, g = weight[row], exp_avg[row], exp_avg_sq[row], gradients[n]
         fade1 = as_computed(beta1 ** (step - moment_steps[row]), like)
         fade2 = as_computed(beta2 ** (step - moment_steps[row]), like)

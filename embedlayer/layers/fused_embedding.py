@@ -1,24 +1,38 @@
-"""Scale, position addition and dropout of looked-up vectors in one pass over memory.
+"""Look-up, scale, position addition and dropout of an input embedding in one pass over memory.
 
-As separate operations, `dropout(scale * x + positions)` reads and writes all vectors four times, and dropout spends
-most of its time on drawing one random number for each element. Here each block of vectors fits the CPU cache and is
-scaled, added to and masked in place. Dropout draws 16 random bits for each element, so its probability is rounded to a
-multiple of 1/65536. The mask is not stored: the backward pass draws it again from the saved state of the generator.
+As separate operations, `dropout(scale * rows[ids] + positions)` reads and writes all vectors five times, and dropout
+spends most of its time on drawing random numbers one after another. Here a compiled kernel gathers, scales, adds and
+masks one vector at a time. Without kernels, torch operators do the same with blocks of vectors that fit the CPU cache.
+
+Dropout draws 16 random bits for each element, so its probability is rounded to a multiple of 1/65536. The bits are a
+function of a seed and of the element's place (`random_words`), and the seed is drawn from torch's default generator. So
+the mask is not stored: the backward pass computes it again. It is the same with and without kernels, but not that of
+`torch.nn.functional.dropout`.
 """
 
-import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from embedlayer.kernels.kernel import Kernel, kernels_apply
+from embedlayer.tables.lookup import StoredRows
+from embedlayer.tables.pending_updates import raw_weight
+from embedlayer.tables.sparse_gradient import Segments, segments_of_equal_ids, with_torch_functions
 from embedlayer.tracing import fusible
 
+GATHER_SCALE_ADD_DROP = Kernel("input", "gather_scale_add_drop")
+SUM_MASKED_SEGMENTS = Kernel("input", "sum_masked_segments")
+
+CLAIMED_NUMEL = 1 << 15
+"""Elements that a thread of a kernel claims at once."""
+
 BLOCK_NUMEL = 1 << 20
-"""Elements in a block: few enough for the CPU cache, enough to keep all threads busy."""
+"""Elements in a block of torch operators: few enough for the CPU cache, enough to keep all threads busy."""
 
 
 def scale_add_drop(
@@ -41,8 +55,7 @@ def scale_add_drop(
         A tensor of the shape of `x`. Without dropout it differs from `plain_scale_add_drop` by one rounding at most,
         because multiplication and addition are one operation.
     """
-    fits = x.dim() in (2, 3) and (addend is None or addend.dim() <= x.dim()) and not isinstance(scale, Tensor)
-    if x.device.type != "cpu" or not fits or not fusible(x, addend):
+    if x.device.type != "cpu" or isinstance(scale, Tensor) or not _fits(x.shape, addend) or not fusible(x, addend):
         return plain_scale_add_drop(x, scale, addend, dropout)
     if scale is None and addend is None and dropout == 0:
         return x
@@ -52,31 +65,39 @@ def scale_add_drop(
     return result
 
 
-def gather_scale_add(
-    ids: Int[Tensor, "*batch T"],
-    rows: Float[Tensor, "N D"],
+def gather_scale_add_drop(
+    stored: StoredRows,
     scale: float | Tensor | None,
-    addend: Float[Tensor, "*rows T D"],
+    addend: Float[Tensor, "*rows T D"] | None,
+    dropout: float,
 ) -> Float[Tensor, "*batch T D"]:
-    """Compute `scale * rows[ids] + addend` without gradients; on a CPU in eager mode in one pass over the result.
+    """Compute `dropout(scale * weight[ids] + addend)` with the IDs and the weight of `stored`.
+
+    On a CPU in eager mode this is one pass over the result. Elsewhere `plain_scale_add_drop` computes it.
 
     Args:
-        ids: Token IDs, already checked to be in `0 .. N - 1`.
-        rows: The rows of the table, `(N, D)`.
+        stored: Checked token IDs `(T,)` or `(B, T)`, and the weight.
         scale: Factor, or `None` for 1.
-        addend: One vector for each position.
+        addend: One vector for each position, or `None`.
+        dropout: As in `scale_add_drop`.
 
     Returns:
-        A new tensor, `(..., T, D)`.
+        A new tensor, `(..., T, D)`. The gradient of the weight is sparse if `stored.sparse`; its rows are then distinct
+        and in ascending order.
     """
-    fits = ids.dim() in (1, 2) and addend.dim() <= ids.dim() + 1
-    if isinstance(scale, Tensor) or not fits or ids.device.type != "cpu" or not fusible(rows, addend):
-        return plain_scale_add_drop(F.embedding(ids, rows), scale, addend, 0.0)
-    result = rows.new_empty((*ids.shape, rows.shape[-1]))
-    columns, addend = ids.unsqueeze(-1), addend.to(rows.dtype)
-    for target, block_ids, block_addend in _blocks(result, columns, addend):
-        torch.index_select(rows, 0, block_ids.squeeze(-1), out=target)
-        _scale_add_(target, block_addend, 1.0 if scale is None else scale)
+    ids, weight, padding_idx, sparse = stored
+    rows = raw_weight(weight)
+    if isinstance(scale, Tensor) or not _fits((*ids.shape, rows.shape[1]), addend) or not fusible(rows, addend):
+        return plain_scale_add_drop(F.embedding(ids, weight, padding_idx, sparse=sparse), scale, addend, dropout)
+    result: Tensor = _GatherScaleAddDrop.apply(  # type: ignore[no-untyped-call]
+        weight,
+        None if addend is None else addend.to(rows.dtype),
+        ids,
+        1.0 if scale is None else scale,
+        dropout,
+        padding_idx,
+        sparse,
+    )
     return result
 
 
@@ -95,102 +116,277 @@ def plain_scale_add_drop(
     return F.dropout(x, dropout) if dropout else x
 
 
-class _DropoutMask:
-    """Draw dropout masks of zeros and ones, one block at a time, in reused buffers.
+GOLDEN, FIRST, SECOND = (each - (1 << 64) for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+"""Constants of SplitMix64, as signed numbers."""
+
+
+def random_words(seed: int, start: int, count: int) -> Int[Tensor, " N"]:
+    """Return the random numbers `start` to `start + count - 1` of the SplitMix64 generator with a seed.
+
+    Each number can be computed without those before it, so neither blocks nor threads change a mask.
 
     Args:
-        dropout: Probability of a 0, rounded to a multiple of 1/65536.
-        like: Tensor that is masked in blocks. Masks have its dtype, and buffers the size of its largest block.
-        state: State of a CPU generator to draw from; `None` to draw from the default generator.
+        seed: A signed 64-bit number.
+        start: First number.
+        count: How many numbers.
+
+    Returns:
+        64 random bits each, int64, `(count,)`.
+
+    Reference: Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014.
+    """
+    word = torch.arange(start, start + count).mul_(GOLDEN).add_(seed)
+    for shift, factor in ((30, FIRST), (27, SECOND)):
+        word.bitwise_xor_((word >> shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(factor)  # a shift keeps the sign
+    return word.bitwise_xor_((word >> 31).bitwise_and_((1 << 33) - 1))
+
+
+class _Dropout(NamedTuple):
+    """Describe the dropout of one forward pass.
 
     Attributes:
-        growth: Factor of the elements that are kept, `1 / (1 - dropout)`; 0 if `dropout` is 1.
+        seed: Seed of the mask, a signed 64-bit number.
+        threshold: Probability of a 0 in the mask, times 65536.
+        growth: Factor of the elements that are kept, `1 / (1 - dropout)`; 0 if all are dropped.
     """
 
-    def __init__(self, dropout: float, like: Tensor, state: Tensor | None = None) -> None:
-        size = max((block.numel() for (block,) in _blocks(like)), default=0)
-        self.threshold = round(dropout * (1 << 16))
-        kept = (1 << 16) - self.threshold
-        self.growth = (1 << 16) / kept if kept else 0.0
-        self.generator = None if state is None else torch.Generator().set_state(state)
-        self.bits = torch.empty(math.ceil(size / 4), dtype=torch.int64)
-        self.ones = torch.empty(size, dtype=like.dtype, device=like.device)
+    seed: int
+    threshold: int
+    growth: float
 
-    def draw(self, values: Tensor) -> Tensor:
-        """Draw a mask of the shape of `values`, and return it; it is overwritten by the next call."""
-        count = values.numel()
-        words = self.bits[: math.ceil(count / 4)].random_(-(1 << 63), None, generator=self.generator)
-        ones = self.ones[:count]
-        torch.ge(words.view(torch.int16)[:count], self.threshold - (1 << 15), out=ones)
-        return ones.view_as(values)
+    @classmethod
+    def drawn(cls, probability: float) -> "_Dropout":
+        """Return dropout with a seed from torch's default generator; without drawing if the probability is 0."""
+        threshold = round(probability * (1 << 16))
+        if not threshold:
+            return cls(0, 0, 1.0)
+        kept = (1 << 16) - threshold
+        seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(1 << 63), None))
+        return cls(seed, threshold, (1 << 16) / kept if kept else 0.0)
+
+    def mask(self, first: int, tokens: int, like: Tensor) -> Tensor:
+        """Compute zeros and ones for the tokens from `first` on, `(tokens, D)`, in the dtype of `like`.
+
+        Each token begins with a new word of four elements.
+
+        Args:
+            first: First token.
+            tokens: How many tokens.
+            like: Vectors of width D that are masked.
+        """
+        width = like.shape[-1]
+        words = -(-width // 4)
+        bits = random_words(self.seed, first * words, tokens * words).view(torch.int16).view(tokens, -1)[:, :width]
+        return (bits >= self.threshold - (1 << 15)).to(like.dtype)
 
 
 class _ScaleAddDrop(torch.autograd.Function):
-    """Autograd function that overwrites `x` with `dropout(scale * x + addend)`.
-
-    It saves the state of the default generator instead of the dropout mask.
-    """
+    """Overwrite `x` with `dropout(scale * x + addend)`; see `scale_add_drop`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, addend: Tensor | None, scale: float, dropout: float) -> Tensor:
-        ctx.scale, ctx.dropout = scale, dropout
+        ctx.scale, ctx.dropout = scale, _Dropout.drawn(dropout)
         ctx.addend_shape = None if addend is None else addend.shape
-        ctx.state = torch.get_rng_state() if dropout and any(ctx.needs_input_grad[:2]) else None
         ctx.mark_dirty(x)
-        if not dropout:
-            return _scale_add_(x, addend, scale)
-        mask = _DropoutMask(dropout, x)
-        grown = None if addend is None else addend * mask.growth
-        for values, block_addend in _blocks(x, grown):
-            _scale_add_(values, block_addend, scale * mask.growth).mul_(mask.draw(values))
+        _compute(x, None, x, scale, addend, ctx.dropout)
         return x
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        needs_x, needs_addend = ctx.needs_input_grad[:2]
-        if ctx.dropout and not torch.is_grad_enabled() and fusible(grad):
-            return _masked_gradients(ctx, grad)
-        if ctx.dropout:  # create_graph=True or batched gradients: use operations that can be differentiated again
-            ones = torch.empty(grad.shape, dtype=grad.dtype)
-            mask = _DropoutMask(ctx.dropout, ones, ctx.state)
-            for (block,) in _blocks(ones):
-                block.copy_(mask.draw(block))
-            grad = grad * (ones * mask.growth)
-        grad_addend = grad.sum_to_size(ctx.addend_shape) if needs_addend else None
-        return grad * ctx.scale if needs_x else None, grad_addend, None, None
+        grown = _masked(grad, ctx.dropout)
+        grad_addend = grown.sum_to_size(ctx.addend_shape) if ctx.needs_input_grad[1] else None
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = grown if ctx.scale == 1 else grown * ctx.scale
+        return grad_x, grad_addend, None, None
 
 
-def _scale_add_(x: Tensor, addend: Tensor | None, scale: float) -> Tensor:
-    """Overwrite `x` with `scale * x + addend`, and return `x`; `None` as `addend` adds nothing."""
-    return x.mul_(scale) if addend is None else torch.add(addend, x, alpha=scale, out=x)
+class _GatherScaleAddDrop(torch.autograd.Function):
+    """Compute `dropout(scale * weight[ids] + addend)`; see `gather_scale_add_drop`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        addend: Tensor | None,
+        ids: Tensor,
+        scale: float,
+        dropout: float,
+        padding_idx: int | None,
+        sparse: bool,
+    ) -> Tensor:
+        ids = ids.long().contiguous()
+        ctx.save_for_backward(ids)
+        ctx.shape, ctx.addend_shape = weight.shape, None if addend is None else addend.shape
+        ctx.scale, ctx.padding_idx, ctx.sparse = scale, padding_idx, sparse
+        ctx.dropout = _Dropout.drawn(dropout)
+        rows = raw_weight(weight)
+        out = rows.new_empty((*ids.shape, rows.shape[-1]))
+        _compute(rows, ids, out, scale, addend, ctx.dropout)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (ids,) = ctx.saved_tensors
+        grad_weight = grad_addend = None
+        if not torch.is_grad_enabled() and kernels_apply(grad):
+            grad = grad.contiguous()
+            if ctx.needs_input_grad[0]:
+                grad_weight = _table_gradient(ctx, ids, grad)
+            if ctx.needs_input_grad[1]:
+                grad_addend = _addend_gradient(ctx, grad)
+        if (grad_weight is None) == ctx.needs_input_grad[0] or (grad_addend is None) == ctx.needs_input_grad[1]:
+            grown = _masked(grad, ctx.dropout)
+            padding_idx = -1 if ctx.padding_idx is None else ctx.padding_idx
+            if ctx.needs_input_grad[0]:
+                grad_weight = torch.ops.aten.embedding_backward(
+                    grown * ctx.scale, ids, ctx.shape[0], padding_idx, False, ctx.sparse
+                )
+            if ctx.needs_input_grad[1]:
+                grad_addend = grown.sum_to_size(ctx.addend_shape)
+        return grad_weight, grad_addend, None, None, None, None, None
 
 
-def _masked_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Compute what `_ScaleAddDrop.backward` returns, in one pass over `grad`, with the dropout mask drawn again.
+def _fits(shape: tuple[int, ...], addend: Tensor | None) -> bool:
+    """Return whether vectors `(B, T, D)` or `(T, D)` of this shape can take `addend` in one pass.
+
+    This is so if one vector is added for each token, or for each position of all sequences.
+    """
+    if len(shape) not in (2, 3):
+        return False
+    return addend is None or tuple(addend.shape) in (tuple(shape), tuple(shape[-2:]), (1, *shape[-2:]))
+
+
+def _compute(
+    rows: Tensor, ids: Tensor | None, out: Tensor, scale: float, addend: Tensor | None, dropout: _Dropout
+) -> None:
+    """Write `dropout(scale * rows[ids] + addend)` to `out`.
 
     Args:
-        ctx: Context of `_ScaleAddDrop`.
-        grad: Gradient of the result.
+        rows: Rows to gather, `(N, D)`.
+        ids: Row of each token, `(B, T)` or `(T,)`; `None` for the rows in order, `rows` then has the shape of `out`.
+        out: Contiguous result, `(B, T, D)` or `(T, D)`, which may be `rows`.
+        scale: Factor on rows.
+        addend: Vectors of the same dtype to add; `_fits` returns `True` for it.
+        dropout: Dropout of this pass.
+    """
+    width = out.shape[-1]
+    if kernels_apply(rows, ids, out, addend) and out.is_contiguous():
+        places = torch.arange(out.numel() // max(width, 1)) if ids is None else ids.view(-1)
+        added = out.new_empty((0, width)) if addend is None else addend.detach().contiguous().view(-1, width)
+        gathered = rows.detach().contiguous().view(-1, width)
+        if GATHER_SCALE_ADD_DROP.run(
+            *(len(places), gathered, places, float(scale), added, dropout[:2], dropout.growth, out.view(-1, width)),
+            block=max(1, CLAIMED_NUMEL // max(1, width)),
+        ):
+            return
+    factor, grown = scale * dropout.growth, addend
+    if addend is not None and dropout.threshold:
+        grown = addend * dropout.growth
+    source = rows if ids is None else ids.unsqueeze(-1)
+    for first, (target, of_source, block_addend) in _blocks(out, source, grown):
+        if ids is not None:
+            torch.index_select(rows, 0, of_source.squeeze(-1), out=target)
+        elif target.data_ptr() != of_source.data_ptr():
+            target.copy_(of_source)
+        if block_addend is not None:
+            torch.add(block_addend, target, alpha=factor, out=target)
+        elif factor != 1:
+            target.mul_(factor)
+        if dropout.threshold:
+            target.mul_(dropout.mask(first, len(target), target))
+
+
+def _masked(grad: Tensor, dropout: _Dropout) -> Tensor:
+    """Return `grad` times the dropout mask and the factor of kept elements; differentiable where that is needed."""
+    if not dropout.threshold:
+        return grad
+    if not torch.is_grad_enabled() and fusible(grad):
+        out = torch.empty_like(grad, memory_format=torch.contiguous_format)
+        _compute(grad, None, out, 1.0, None, dropout)
+        return out
+    tokens, width = grad.shape[:-1].numel(), grad.shape[-1]
+    ones = dropout.mask(0, tokens, torch.empty(0, width, dtype=grad.dtype)).view(grad.shape)
+    return grad * (ones * dropout.growth)
+
+
+def _table_gradient(ctx: Any, ids: Tensor, grad: Tensor) -> Tensor | None:
+    """Return the gradient of the weight, each row once; `None` if the kernel cannot run.
+
+    Memory of a dense gradient that no row is written to stays untouched, so it costs no time.
+
+    Args:
+        ctx: Context of `_GatherScaleAddDrop`.
+        ids: Token IDs.
+        grad: Gradient of the result, contiguous.
+    """
+    segments = segments_of_equal_ids(ids.view(-1), drop=ctx.padding_idx)
+    rows = len(segments.rows)
+    if not ctx.sparse:
+        dense = _untouched_zeros(ctx.shape, grad.dtype)
+        return dense if _sum_masked(ctx, grad, segments, segments.rows, ctx.scale, dense) else None
+    values = grad.new_empty((rows, grad.shape[-1]))
+    if not _sum_masked(ctx, grad, segments, torch.arange(rows), ctx.scale, values):
+        return None
+    return with_torch_functions(
+        torch.sparse_coo_tensor(
+            segments.rows.unsqueeze(0), values, ctx.shape, is_coalesced=True, check_invariants=False
+        )
+    )
+
+
+def _addend_gradient(ctx: Any, grad: Tensor) -> Tensor | None:
+    """Return the gradient of the addend, the sum over all sequences; `None` if the kernel cannot run.
+
+    Args:
+        ctx: Context of `_GatherScaleAddDrop`.
+        grad: Gradient of the result, contiguous.
+    """
+    out = grad.new_empty(ctx.addend_shape)
+    tokens = grad.shape[:-1].numel()
+    vectors = out.view(-1, grad.shape[-1])
+    each = tokens // max(1, len(vectors))
+    places = torch.arange(len(vectors))
+    order = torch.arange(tokens).view(each, len(vectors)).T.reshape(-1)
+    segments = Segments(places, order, torch.arange(len(vectors) + 1) * each)
+    return out if _sum_masked(ctx, grad, segments, places, 1.0, vectors) else None
+
+
+def _sum_masked(ctx: Any, grad: Tensor, segments: Segments, places: Tensor, scale: float, out: Tensor) -> bool:
+    """Write the sum of the masked gradients of each segment times `scale` to `out[places]`, in one pass over `grad`.
+
+    Args:
+        ctx: Context of `_GatherScaleAddDrop`.
+        grad: Gradient of the result, contiguous.
+        segments: Tokens that belong together.
+        places: Row of `out` for each segment.
+        scale: Factor.
+        out: Sums, `(U, D)`; other rows stay unchanged.
 
     Returns:
-        The gradients of `x` and `addend`, each `None` if it is not needed, and `None` for the other two arguments.
+        Whether the kernel could be compiled.
     """
-    mask = _DropoutMask(ctx.dropout, grad, ctx.state)
-    grad_x = torch.empty_like(grad, memory_format=torch.contiguous_format)
-    grad_addend = grad.new_zeros(ctx.addend_shape) if ctx.needs_input_grad[1] else None
-    for values, target, block_addend in _blocks(grad, grad_x, grad_addend):
-        torch.mul(values, mask.draw(values).mul_(mask.growth), out=target)
-        if block_addend is not None:
-            block_addend.add_(target)
-        if ctx.scale != 1:
-            target.mul_(ctx.scale)
-    return grad_x if ctx.needs_input_grad[0] else None, grad_addend, None, None
+    _, order, offsets = segments
+    return SUM_MASKED_SEGMENTS.run(
+        *(len(places), grad.view(-1, grad.shape[-1]), order, offsets, places, scale * ctx.dropout.growth),
+        *(ctx.dropout[:2], out),
+        block=max(1, CLAIMED_NUMEL * len(places) // max(1, grad.numel())),
+    )
 
 
-def _blocks(x: Tensor, *others: Tensor | None) -> Iterator[list[Any]]:
-    """Divide the tokens of `x` into blocks, and yield the views of each block in `x` and in the other tensors.
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros whose memory the system provides at the first write; NumPy requests large pages for it."""
+    if dtype == torch.bfloat16:
+        return _untouched_zeros(shape, torch.int16).view(dtype)
+    return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
+
+
+def _blocks(x: Tensor, *others: Tensor | None) -> Iterator[tuple[int, list[Any]]]:
+    """Divide the tokens of `x` into blocks, and yield the first token and the views of each block.
 
     A block of `x` has at most `BLOCK_NUMEL` elements, but at least one token, and never spans two sequences.
+
+    The views are those in `x` and in the other tensors. Tokens are counted over all sequences.
 
     Args:
         x: Vectors, `(B, T, D)` or `(T, D)`.
@@ -202,4 +398,5 @@ def _blocks(x: Tensor, *others: Tensor | None) -> Iterator[list[Any]]:
     for sequence in range(batch[0] if batch else 1):
         of_sequence = [y[sequence % len(y)] if y is not None and y.dim() == 3 else y for y in (x, *others)]
         for start in range(0, length, tokens):
-            yield [None if y is None else y[start : start + tokens] for y in of_sequence]
+            block = [None if y is None else y[start : start + tokens] for y in of_sequence]
+            yield sequence * length + start, block

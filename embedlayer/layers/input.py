@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import as_ids
 from embedlayer.io.files import JsonObject
-from embedlayer.layers.fused_embedding import gather_scale_add, scale_add_drop
+from embedlayer.kernels.kernel import kernels_apply
+from embedlayer.layers.fused_embedding import gather_scale_add_drop, scale_add_drop
 from embedlayer.layers.steps import TABLE_METHODS, TokenBatch, TracedStep, input_steps, run_steps, trace_steps
 from embedlayer.overrides import has_hooks, is_current, is_unchanged
 from embedlayer.positions.alibi import AlibiBias
@@ -24,7 +25,8 @@ from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import Pretrained, describe
 from embedlayer.shapes import IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_lookup_table
-from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.lookup import LookupTable, StoredRows
+from embedlayer.tables.pending_updates import raw_weight
 
 PositionName = Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "alibi", "relative", "none"]
 
@@ -504,15 +506,26 @@ def _fused(
         positions: Position of each token; `None` for `0 .. T - 1`.
         dropout: Probability of setting an element to 0.
     """
-    if not isinstance(position, AdditivePosition):
-        return scale_add_drop(table.look_up(ids), table.factor, None, dropout)
     addend = None
-    if positions is None and _has_current_stored(position, "vectors"):
-        addend = position.stored(ids.shape[-1])
-    if addend is None:
-        addend = position.vectors(positions_of(ids) if positions is None else positions)
-    if not dropout and not torch.is_grad_enabled() and _has_current_stored(table, "look_up"):
-        found = table.stored(ids)
-        if found is not None:
-            return gather_scale_add(*found, table.factor, addend)
+    if isinstance(position, AdditivePosition):
+        if positions is None and _has_current_stored(position, "vectors"):
+            addend = position.stored(ids.shape[-1])
+        if addend is None:
+            addend = position.vectors(positions_of(ids) if positions is None else positions)
+    stored = _gatherable(ids, table)
+    if stored is not None:
+        return gather_scale_add_drop(stored, table.factor, addend, dropout)
     return scale_add_drop(table.look_up(ids), table.factor, addend, dropout)
+
+
+def _gatherable(ids: Int[Tensor, "*batch T"], table: LookupTable) -> StoredRows | None:
+    """Return `table.stored(ids)` if gathering from it replaces `table.look_up(ids)` and is faster, else `None`.
+
+    Without gradients it always is; with gradients a compiled kernel is needed.
+    """
+    if not _has_current_stored(table, "look_up") or (torch.is_grad_enabled() and not kernels_apply(ids)):
+        return None
+    stored = table.stored(ids)
+    if stored is None or (torch.is_grad_enabled() and not kernels_apply(raw_weight(stored.weight))):
+        return None
+    return stored

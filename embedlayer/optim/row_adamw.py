@@ -15,13 +15,10 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
-from embedlayer.kernels.kernel import Kernel, kernels_apply
-from embedlayer.tables.lazy_adam import Betas, check_betas, check_rates
-from embedlayer.tables.pending_updates import PendingUpdates, raw_weight
+from embedlayer.tables.lazy_adam import Betas, check_betas
+from embedlayer.tables.pending_updates import PendingUpdates
 from embedlayer.tables.row_arithmetic import chunk_slices, empty_rows, rows_at_once, square_root
-from embedlayer.tables.sparse_gradient import NUMBERS_IN_BLOCK, row_gradient
-
-ADAMW_STEP = Kernel("rows", "adamw_step")
+from embedlayer.tables.sparse_gradient import row_gradient
 
 State = dict[str, Any]
 
@@ -283,16 +280,14 @@ class RowAdamW(torch.optim.Optimizer):
         rows, gradients = grad._indices()[0], grad._values()
         state = self.moments(parameter)
         pending.attach(parameter, int(state["step"]), (state["exp_avg"], state["exp_avg_sq"]), betas_of(group))
-        if not self._step_in_one_pass(parameter, rows, gradients, group):
+        if not pending.step_in_one_pass(parameter, rows, gradients, float(group["lr"]), float(group["weight_decay"])):
             self._step_by_operators(parameter, rows, gradients, group)
         if self.apply_pending_every is not None and pending.step % self.apply_pending_every == 0:
             pending.apply_all(parameter)
         state["step"] += 1
 
-    def _step_in_one_pass(self, parameter: Any, rows: Tensor, gradients: Tensor, group: dict[str, Any]) -> bool:
-        """Make a step on rows of a table by a kernel, and return `False` if none applies.
-
-        Then values, moments and the number of the step are unchanged, but updates may have been applied.
+    def _step_by_operators(self, parameter: Any, rows: Tensor, gradients: Tensor, group: dict[str, Any]) -> None:
+        """Make a step on the rows of a table that have a gradient, by torch operators.
 
         Args:
             parameter: Weight of the table.
@@ -300,27 +295,6 @@ class RowAdamW(torch.optim.Optimizer):
             gradients: Their gradients, `(U, D)`.
             group: Parameter group with the options.
         """
-        pending: PendingUpdates = parameter.pending_updates
-        lr, weight_decay, (beta1, beta2, eps) = float(group["lr"]), group["weight_decay"], betas_of(group)
-        check_rates(lr, weight_decay)
-        if gradients.dtype != parameter.dtype or not kernels_apply(gradients):
-            return False
-        if not pending.update_rows(parameter, rows):
-            return False
-        now = pending.step + 1
-        root_correction = math.sqrt(1 - beta2**now)
-        update = lr * root_correction / (1 - beta1**now)
-        rates = (beta1, beta2, 1 - lr * weight_decay, eps * root_correction, update)
-        steps, block = (pending.value_steps, pending.moment_steps), max(1, NUMBERS_IN_BLOCK // parameter.shape[1])
-        tables = (raw_weight(parameter), pending.exp_avg, pending.exp_avg_sq)
-        numbers = gradients.contiguous()
-        if not ADAMW_STEP.run(len(rows), rows.contiguous(), numbers, *steps, now, rates, *tables, block=block):
-            return False
-        pending.record_step(parameter, lr, weight_decay)
-        return True
-
-    def _step_by_operators(self, parameter: Any, rows: Tensor, gradients: Tensor, group: dict[str, Any]) -> None:
-        """Make a step on rows of a table by torch operators; the arguments are those of `_step_in_one_pass`."""
         pending: PendingUpdates = parameter.pending_updates
         values = pending.row_values(parameter, rows)
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]

@@ -18,11 +18,10 @@ from embedlayer.index_checks import IndexCheck
 from embedlayer.initialization import init_normal_, init_normal_rows_, zero_rows_
 from embedlayer.io.files import JsonObject
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.lookup import LookupTable, check_sizes
+from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
 from embedlayer.tables.pending_updates import (
     PendingUpdates,
     pending_updates_of,
-    raw_weight,
     with_updates_applied,
 )
 from embedlayer.tables.sparse_gradient import call_plain
@@ -234,15 +233,14 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
                 vectors = torch.where((ids == padding_idx).unsqueeze(-1), vectors.detach(), vectors)
         return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
 
-    def stored(self, ids: Ids) -> tuple[Tensor, Tensor] | None:
-        """Return `(ids, weight)` from which a fused kernel can gather the vectors as `weight[ids]`, without `scale`.
+    def stored(self, ids: Ids) -> StoredRows | None:
+        """Return checked IDs and the weight, from which a fused kernel can gather the vectors, without `scale`.
 
-        The IDs are checked, and pending updates of their rows (row-sparse tables) are applied before the return. The
-        weight of a row-sparse table is returned as a plain tensor without gradient.
+        Pending updates of the rows (row-sparse tables) are applied before the return.
 
         Returns:
-            Two tensors, `(...)` and `(num_rows, D)`. `None` on an accelerator, where the check of the IDs ends after
-            the look-up and a fused kernel could not wait for it.
+            IDs and weight. `None` on an accelerator, where the check of the IDs ends after the look-up and a fused
+            kernel could not wait for it.
 
         Raises:
             TokenIdError: As in `look_up`.
@@ -251,11 +249,9 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         if ids.device.type != "cpu":
             return None
         ids, _ = self._current_check()(ids)
-        if not self.row_sparse:
-            return ids, self.weight
-        if pending := pending_updates_of(self.weight):
+        if self.row_sparse and (pending := pending_updates_of(self.weight)):
             pending.apply_to_ids(self.weight, ids)
-        return ids, raw_weight(self.weight)
+        return StoredRows(ids, self.weight, self.padding_idx, self.row_sparse)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Return rows `start` to `stop - 1` of the weight, `(stop - start, D)`, as a view and without `scale`.

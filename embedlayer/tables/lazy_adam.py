@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -225,7 +224,7 @@ class StepHistory:
         arrays = (self._lines, self._masses, self._fading, self._spreading)
         weak = self._weak_decay and self._lines[2, self.size] > STRONGEST_DECAY
         sizes = (self.start, self.size, self._terms(tolerance), int(weak))
-        return *map(torch.from_numpy, arrays), sizes, (*map(float, self.betas[:2]), tolerance)
+        return *arrays, sizes, (*map(float, self.betas[:2]), tolerance)
 
     def _terms(self, tolerance: float) -> int:
         """Return the number of terms of a sum that are not negligible at this tolerance, with weak decay."""

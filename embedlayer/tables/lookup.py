@@ -6,6 +6,7 @@ table or a per-layer table. `embedlayer.tables.table.TokenTable` adds the other 
 
 from abc import ABC, abstractmethod
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -15,6 +16,23 @@ from embedlayer.errors import SizeError
 from embedlayer.index_checks import as_ids
 from embedlayer.pretrained import Pretrained
 from embedlayer.shapes import Ids, IdsLike, Vectors
+
+
+class StoredRows(NamedTuple):
+    """Describe the look-up of a table that reads rows of one tensor, `weight[ids]`.
+
+    Attributes:
+        ids: Token IDs that were checked, `(...)`.
+        weight: The weight itself, `(num_rows, D)`, whose looked-up rows have no pending updates. Read those of a
+            row-sparse table by `raw_weight`.
+        padding_idx: Row that gets no gradient, or `None`.
+        sparse: Whether the gradient of the weight is sparse.
+    """
+
+    ids: Tensor
+    weight: Tensor
+    padding_idx: int | None = None
+    sparse: bool = False
 
 
 class LookupTable(Pretrained, ABC):
@@ -62,13 +80,13 @@ class LookupTable(Pretrained, ABC):
             ShapeError: `ids` are not integers.
         """
 
-    def stored(self, ids: Ids) -> tuple[Tensor, Tensor] | None:
-        """Return `(ids, weight)` from which a fused kernel can gather the vectors as `weight[ids]`, without `scale`.
+    def stored(self, ids: Ids) -> StoredRows | None:
+        """Return checked IDs and the weight, from which a fused kernel can gather the vectors, without `scale`.
 
-        The IDs are checked. The weight is for reading only and is not copied. `forward` does not call this method.
+        `forward` does not call this method.
 
         Returns:
-            Two tensors, `(...)` and `(num_rows, D)`. `None` where a look-up is more than reading rows of one tensor.
+            IDs and weight. `None` where a look-up is more than reading rows of one tensor.
 
         Raises:
             TokenIdError: As in `look_up`.

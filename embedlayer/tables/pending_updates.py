@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from embedlayer.errors import ShapeError, StaleRowsError
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import Kernel, kernels_apply
-from embedlayer.tables.lazy_adam import Betas, StepHistory
+from embedlayer.tables.lazy_adam import Betas, StepHistory, check_rates
 from embedlayer.tables.row_arithmetic import (
     apply_skipped_steps_,
     chunk_slices,
@@ -39,6 +39,7 @@ from embedlayer.tables.sparse_gradient import (
 )
 
 PENDING_ROWS, APPLY_PENDING = Kernel("rows", "pending_rows"), Kernel("rows", "apply_pending")
+ADAMW_STEP = Kernel("rows", "adamw_step")
 
 ROWS_AT_ONCE = 4096
 
@@ -248,21 +249,6 @@ class PendingUpdates:
         if learns:
             self.cached = CachedRows(rows, values, self._versions(weight))
 
-    def update_rows(self, weight: Tensor, rows: Tensor) -> bool:
-        """Apply the pending updates of rows by a kernel, and return `False` without effect if none applies.
-
-        The moments are as stored: they must still decay up to the last step.
-
-        Args:
-            weight: The weight that this object watches.
-            rows: Distinct row numbers, `(U,)`.
-
-        Raises:
-            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
-        """
-        self.check_for_writes(weight)
-        return self._apply_in_one_pass(weight, self._pending_rows(weight, rows))
-
     def _pending_rows(self, weight: Tensor, ids: Tensor) -> Tensor | None:
         """Return the distinct rows among `ids` with pending updates; `None` if no kernel applies or an ID is outside.
 
@@ -272,10 +258,10 @@ class PendingUpdates:
         """
         if not self._kernels_apply(weight, ids):
             return None
-        rows, found = torch.empty(len(ids), dtype=torch.long), torch.zeros(1, dtype=torch.long)
+        rows, found = torch.empty(len(ids), dtype=torch.long), np.zeros(1, np.int64)
         if not PENDING_ROWS.run(1, ids.contiguous(), self.value_steps, self.step, rows, found, block=1):
             return None
-        count = int(found)
+        count = int(found[0])
         return rows[:count] if count >= 0 else None
 
     def _kernels_apply(self, weight: Tensor, *others: Tensor) -> bool:
@@ -297,7 +283,7 @@ class PendingUpdates:
             return True
         assert self.history is not None
         self.cached = None
-        table, missed = raw_weight(weight), torch.zeros(len(rows), dtype=torch.uint8)
+        table, missed = raw_weight(weight), np.zeros(len(rows), np.uint8)
         tables = (table, self.exp_avg, self.exp_avg_sq)
         steps = (self.value_steps, self.moment_steps)
         arguments = self.history.kernel_arguments(tolerance_of(table))
@@ -306,8 +292,8 @@ class PendingUpdates:
             return False
         torch.autograd.graph.increment_version(tables if moments else weight)
         self.version = weight._version
-        left = rows[missed.bool()] if missed.any() else rows[:0]
-        if len(left):
+        if missed.any():
+            left = rows[torch.from_numpy(missed).bool()]
             for chunk in chunk_slices(left, ROWS_AT_ONCE):
                 self._update_rows(weight, left[chunk])
             if moments:
@@ -357,22 +343,50 @@ class PendingUpdates:
         self.moment_steps.index_fill_(0, rows, now)
         return self._moment_decays(now - moment_steps)
 
-    def record_step(self, weight: Tensor, lr: float, weight_decay: float) -> None:
-        """Record a step that a kernel made on rows that `update_rows` had brought up to date, in place.
+    def step_in_one_pass(self, weight: Tensor, rows: Tensor, gradients: Tensor, lr: float, weight_decay: float) -> bool:
+        """Make a step of AdamW on rows by a kernel, and return `False` without effect if none applies.
 
-        Inside a `pending_updates_applied` block the pending updates of all other rows are applied too.
+        Their pending updates are applied first. Inside a `pending_updates_applied` block the pending updates of all
+        other rows are applied after the step too.
 
         Args:
             weight: The weight that this object watches.
+            rows: Rows with a gradient, distinct and in ascending order, `(U,)`.
+            gradients: Their gradients, `(U, D)`.
             lr: Learning rate of the step.
             weight_decay: Weight decay of the step.
+
+        Raises:
+            SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
+            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
         """
         assert self.history is not None
-        torch.autograd.graph.increment_version((weight, self.exp_avg, self.exp_avg_sq))
+        inside = not len(rows) or (int(rows[0]) >= 0 and int(rows[-1]) < len(self.value_steps))
+        if not inside or not self._kernels_apply(weight, rows, gradients) or gradients.dtype != self.exp_avg.dtype:
+            return False
+        self.check_for_writes(weight)
+        check_rates(lr, weight_decay)
+        beta1, beta2, eps = self.history.betas
+        now, tables = self.step + 1, (raw_weight(weight), self.exp_avg, self.exp_avg_sq)
+        root = math.sqrt(1 - beta2**now)
+        rates = (beta1, beta2, 1 - lr * weight_decay, eps * root, lr * root / (1 - beta1**now))
+        steps, missed = (self.value_steps, self.moment_steps), np.zeros(len(rows), np.uint8)
+        block = max(1, NUMBERS_IN_BLOCK // max(1, weight.shape[1]))
+        numbers = gradients.contiguous()
+        if not ADAMW_STEP.run(len(rows), rows, numbers, *steps, now, rates, *tables, missed, block=block):
+            return False
+        if missed.any():
+            left = torch.from_numpy(missed).bool()
+            rows, numbers = rows[left], numbers[left]
+            if not self._apply_in_one_pass(weight, rows):
+                self._update_rows(weight, rows)
+            ADAMW_STEP.run(len(rows), rows, numbers, *steps, now, rates, *tables, missed, block=block)
+        torch.autograd.graph.increment_version((weight, *tables[1:]))
         self.history.record(lr, weight_decay)
         self.version, self.cached = weight._version, None
         if self.eager_blocks:
             self.apply_all(weight)
+        return True
 
     def end_step(self, weight: Tensor, rows: Tensor, values: list[Tensor]) -> None:
         """Write the new values and moments of `rows` that the optimizer computed, in place.

@@ -1,7 +1,7 @@
 """The quantised table: rows of 8-bit or 4-bit integer codes with scales, dequantised only where they are used.
 
-`dequantise` is the definition in plain PyTorch. On the CPU, PyTorch's own kernels for such rows return the same numbers
-and read the bytes of the requested rows only.
+`dequantise` is the definition in plain PyTorch. On the CPU a compiled kernel returns the same numbers in one pass, and
+reads the bytes of the requested rows only. PyTorch's own kernels for such rows do so where it cannot be compiled.
 """
 
 import math
@@ -17,6 +17,7 @@ from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject
+from embedlayer.kernels.kernel import Kernel, kernels_apply
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TableLike, describe_options, resolve_scale, source_of_rows, with_zero_padding
 from embedlayer.tables.lookup import check_sizes
@@ -31,6 +32,12 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float1
 
 NUMBERS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Numbers in a block, by device: few enough for the cache of a core, or enough for one kernel launch."""
+
+CLAIMED_NUMEL = 1 << 16
+"""Numbers that a thread of a compiled kernel claims at once."""
+
+DEQUANTISE_8_BITS = Kernel("quantized", "dequantise_8_bits")
+DEQUANTISE_4_BITS = Kernel("quantized", "dequantise_4_bits")
 
 SHRINKS = (1.0, 0.9, 0.8, 0.7, 0.6)
 """Shares of a group's range that are tried as the range of its levels."""
@@ -535,7 +542,9 @@ def _fitted(x: Tensor, bits: int, *, symmetric: bool, clip: bool) -> _Grid:
 def dequantised_rows(
     ids: Int[Tensor, " N"], packed: Tensor, row_scale: Tensor | None, row_format: RowFormat, dtype: torch.dtype
 ) -> Float[Tensor, "N D"]:
-    """Dequantise the stored rows of the given IDs, with PyTorch's kernels on the CPU and with `dequantise` elsewhere.
+    """Dequantise the stored rows of the given IDs: in one pass on the CPU, and with `dequantise` elsewhere.
+
+    On the CPU this is a compiled kernel, or PyTorch's own kernels where that cannot run.
 
     Args:
         ids: IDs that were checked, `(N,)`.
@@ -552,15 +561,37 @@ def dequantised_rows(
         return dequantise(packed.index_select(0, ids), chosen, row_format).to(dtype)
     if ids.numel() == 0:
         return torch.empty(0, row_format.embed_dim, dtype=dtype)
+    if dtype == torch.float16:
+        return dequantised_rows(ids, packed, row_scale, row_format, torch.float32).to(dtype)
+    vectors = _in_one_pass(ids, packed, row_scale, row_format, dtype)
+    if vectors is not None:
+        return vectors
     if dtype == torch.float32:
-        return _kernel(ids, packed, row_scale, row_format)
+        return _with_torch_kernels(ids, packed, row_scale, row_format)
     vectors = torch.empty(len(ids), row_format.embed_dim, dtype=dtype)
     for start, stop in _blocks(len(ids), row_format.embed_dim, ids.device):
-        vectors[start:stop] = _kernel(ids[start:stop], packed, row_scale, row_format)
+        vectors[start:stop] = _with_torch_kernels(ids[start:stop], packed, row_scale, row_format)
     return vectors
 
 
-def _kernel(ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat) -> Tensor:
+def _in_one_pass(
+    ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat, dtype: torch.dtype
+) -> Tensor | None:
+    """Dequantise the rows of `ids` with a compiled kernel; the result is `None` if it cannot run.
+
+    The arguments are those of `dequantised_rows`.
+    """
+    if not kernels_apply(ids, packed, row_scale):
+        return None
+    vectors = torch.empty(len(ids), row_format.embed_dim, dtype=dtype)
+    layout = (row_format.group_size, row_format.row_bytes // row_format.groups)
+    stored = (ids.long().contiguous(), packed.contiguous(), *([] if row_scale is None else [row_scale.contiguous()]))
+    kernel = DEQUANTISE_8_BITS if row_scale is None else DEQUANTISE_4_BITS
+    block = max(1, CLAIMED_NUMEL // row_format.embed_dim)
+    return vectors if kernel.run(len(ids), *stored, layout, vectors, block=block) else None
+
+
+def _with_torch_kernels(ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat) -> Tensor:
     """Dequantise the rows of `ids` on the CPU to float32, `(N, D)`, with PyTorch's quantised embedding-bag kernels.
 
     Each ID is a bag of one row. If rows have several groups, each group is a bag. The arguments are those of

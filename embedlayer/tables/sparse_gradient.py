@@ -6,6 +6,7 @@ Torch implements few of the functions that `torch.nn.utils` and `GradScaler` cal
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from embedlayer.errors import ShapeError
 from embedlayer.kernels.kernel import Kernel, kernels_apply
 
+SEGMENTS_OF_EQUAL_IDS = Kernel("rows", "segments_of_equal_ids")
 SUM_SEGMENTS = Kernel("rows", "sum_segments")
 
 NUMBERS_IN_BLOCK = 1 << 16
@@ -105,10 +107,17 @@ def segments_of_equal_ids(ids: Tensor, *, drop: int | None = None) -> Segments:
         >>> segments_of_equal_ids(torch.tensor([7, 3, 7, 0]), drop=0)
         Segments(rows=tensor([3, 7]), order=tensor([1, 0, 2]), offsets=tensor([0, 1, 3]))
     """
+    if kernels_apply(ids):
+        rows, order, offsets = (torch.empty(len(ids) + extra, dtype=torch.long) for extra in (0, 0, 1))
+        left_out, found = -1 if drop is None else drop, np.zeros(2, np.int64)
+        if SEGMENTS_OF_EQUAL_IDS.run(1, ids.contiguous(), left_out, rows, order, offsets, found, block=1):
+            distinct, kept = found.tolist()
+            if distinct >= 0:
+                return Segments(rows[:distinct], order[:kept], offsets[: distinct + 1])
     ids, order = torch.sort(ids.long(), stable=True)
     if drop is not None:
-        kept_ids = ids != drop
-        ids, order = ids[kept_ids], order[kept_ids]
+        others = ids != drop
+        ids, order = ids[others], order[others]
     rows, counts = torch.unique_consecutive(ids, return_counts=True)
     return Segments(rows, order, F.pad(counts.cumsum(0), (1, 0)))
 

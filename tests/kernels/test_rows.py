@@ -197,7 +197,7 @@ def test_each_kernel_runs_in_a_training_step(monkeypatch) -> None:
         table(torch.tensor(ids)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert runs == ["pending_rows", "apply_pending", "sum_segments", "pending_rows", "adamw_step"]
+    assert runs == ["pending_rows", "apply_pending", "segments_of_equal_ids", "sum_segments", "adamw_step"]
     runs.clear()
     np.testing.assert_array_equal(table.weight.detach().shape, (50, 4))
     assert runs == ["apply_pending"]

@@ -1,6 +1,8 @@
 """Scale, positions and dropout in one pass, against the operations one by one."""
 
 import math
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -15,13 +17,25 @@ from embedlayer import (
     TokenIdError,
     TransformerEmbedding,
 )
+from embedlayer.kernels import kernel as kernels
+from embedlayer.kernels.kernel import kernels_disabled
 from embedlayer.layers import fused_embedding
-from embedlayer.layers.fused_embedding import gather_scale_add, plain_scale_add_drop, scale_add_drop
+from embedlayer.layers.fused_embedding import gather_scale_add_drop, plain_scale_add_drop, scale_add_drop
+from embedlayer.tables.lookup import StoredRows
 
 
 @pytest.fixture(params=[1 << 17, 50], ids=["one block", "small blocks"])
 def block_size(request, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_embedding, "BLOCK_NUMEL", request.param)
+    monkeypatch.setattr(fused_embedding, "CLAIMED_NUMEL", request.param)
+
+
+@pytest.fixture(params=["kernels", "torch operators"], autouse=True)
+def path(request) -> Iterator[None]:
+    """Each test runs by compiled kernels, which must not have failed, and by torch operators."""
+    with nullcontext() if request.param == "kernels" else kernels_disabled():
+        yield
+    assert kernels._failure.reason is None
 
 
 SHAPES = [((3, 5, 8), (5, 8)), ((3, 5, 8), (1, 5, 8)), ((3, 5, 8), (3, 5, 8)), ((5, 7), (5, 7)), ((2, 4, 6, 8), (6, 8))]
@@ -139,7 +153,7 @@ def test_without_gradients_rows_are_gathered_scaled_and_moved_at_once(shape, sca
     ids, rows = torch.randint(0, 11, shape), torch.randn(11, 8, dtype=dtype)
     for addend in (torch.randn(5, 8), torch.randn(*shape, 8)):
         with torch.no_grad():
-            ours = gather_scale_add(ids, rows, scale, addend)
+            ours = gather_scale_add_drop(StoredRows(ids, rows), scale, addend, 0.0)
             plain = plain_scale_add_drop(rows[ids], scale, addend, 0.0)
         assert ours.dtype == dtype
         slack = 2e-2 if dtype == torch.bfloat16 else 1e-6
