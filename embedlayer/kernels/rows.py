@@ -45,7 +45,7 @@ def segments_of_equal_ids(
     """
     if stop <= start:
         return
-    kept, largest = 0, 0
+    kept, largest = 0, np.int64(0)
     keys, others = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
     places, next_places = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
     for n in range(len(ids)):

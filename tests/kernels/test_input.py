@@ -255,7 +255,10 @@ def test_expanded_gradients_hooks_and_a_second_backward_pass_work(runs) -> None:
     assert torch.equal(layer.tok_emb.weight.grad, 2 * counts.unsqueeze(1).expand(20, 8))
     assert torch.equal(layer.pos_emb.weight.grad, torch.full((6, 8), 6.0))
     assert len(seen) == 2
-    assert runs == ["gather_scale_add_drop", *(["sum_masked_segments"] * 4)]
+    assert [name for name in runs if name != "segments_of_equal_ids"] == [
+        "gather_scale_add_drop",
+        *(["sum_masked_segments"] * 4),
+    ]
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0,)])
