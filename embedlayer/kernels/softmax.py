@@ -23,7 +23,7 @@ ROWS = 16
 FORWARD, REVERSE = 1, 2
 """Divergences of which `divergence` and `divergence_gradient` compute the mean of a difference of logits."""
 
-inlined = njit(inline="always")
+inlined = njit(error_model="numpy", fastmath={"contract"})
 
 
 @inlined

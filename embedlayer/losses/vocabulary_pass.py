@@ -394,6 +394,7 @@ class VocabularyPass:
         self._allocate(step)
         whole = self._buffers(rows * step * self.ranks.size)
         found = []
+        at_once = whole[0].dtype == self.heads[0].hidden_ND.dtype  # another dtype is converted a block at a time
         for number, chunk in enumerate(self._chunks(step)):
             tokens = sum(chunk.sizes)
             views = [buffer[: rows * tokens].view(rows, tokens) for buffer in whole]
@@ -408,8 +409,12 @@ class VocabularyPass:
             compiled = self._compiled_dlogits(chunk, totals, grads_C)
             for block in blocks:
                 self._dlogits_(sums, block, totals, grads_C, compiled)
-                sums.add_to_rows(block.student, chunk.hidden[0], block.start - self.partition.start, chunk=number)
-            sums.add_to_hidden(views[0], chunk.hidden[0], 0)
+                start = block.start - self.partition.start
+                sums.add_to_rows(block.student, chunk.hidden[0], start, chunk=number)
+                if not at_once:
+                    sums.add_to_hidden(block.student, chunk.hidden[0], start)
+            if at_once:
+                sums.add_to_hidden(views[0], chunk.hidden[0], 0)
             self._finish_chunk(sums, chunk)
         losses_N = torch.cat(found) if found else self._like.new_zeros(0)
         return self._scattered(losses_N), self._finished(sums)
@@ -430,8 +435,8 @@ class VocabularyPass:
         return max(most, 1)
 
     def _kept_chunk_tokens(self) -> int:
-        """Return the number of tokens of each rank in a chunk whose blocks are all kept."""
-        ranks, rows = len(self.counts), math.ceil(self.student.vocab_size / len(self.counts)) * len(self.heads)
+        """Return the number of tokens of each rank in a chunk whose blocks are all kept: one buffer for each head."""
+        ranks, rows = len(self.counts), math.ceil(self.student.vocab_size / len(self.counts))
         width, itemsize = self.heads[0].hidden_ND.shape[1], max(head.dtype.itemsize for head in self.heads)
         size = math.ceil(tokens_per_chunk(sum(self.counts), rows, width, self._device, itemsize) / ranks)
         return max(min(size, math.ceil(max(self.counts) / self.min_chunks)), 1)

@@ -157,6 +157,22 @@ def test_no_tensor_of_tokens_by_vocabulary_is_made_and_one_of_the_table(monkeypa
     assert len(fresh) == 1
 
 
+@pytest.mark.usefixtures("both_paths")
+@pytest.mark.parametrize("chunk_tokens", [3, 16, 400])
+def test_a_gradient_of_bfloat16_rows_over_several_chunks_is_no_worse_than_plain(monkeypatch, chunk_tokens) -> None:
+    monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", chunk_tokens)
+    hidden, weight, targets, _ = make({}, torch.bfloat16, (400,), 60, 16)
+    found = {}
+    for impl in ("plain", "chunked"):
+        loss = linear_cross_entropy(hidden, weight, targets, impl=impl, reduction="sum")
+        found[impl] = torch.autograd.grad(loss, weight)[0]
+    leaves = [leaf.detach().double().requires_grad_() for leaf in (hidden, weight)]
+    exact = torch.autograd.grad(linear_cross_entropy(*leaves, targets, impl="plain", reduction="sum"), leaves[1])[0]
+    ours, plain = ((each.double() - exact).square().mean().sqrt() for each in (found["chunked"], found["plain"]))
+    assert found["chunked"].dtype == torch.bfloat16
+    assert ours <= 1.1 * plain
+
+
 @pytest.mark.parametrize("needed", [0, 1, None])
 def test_only_the_requested_gradients_are_computed(monkeypatch, needed) -> None:
     hidden, weight, targets, _ = make({}, torch.float32, (9,), 30, 8)
@@ -226,10 +242,11 @@ def test_it_compiles_to_one_graph(unchecked: None, backend, reduction) -> None:
     torch.testing.assert_close(torch.autograd.grad(result, parts), torch.autograd.grad(expected, parts))
 
 
-def test_the_operator_keeps_torchs_rules() -> None:
-    hidden, weight, targets, _ = make({}, torch.float32, (4,), 9, 3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_operator_keeps_torchs_rules(dtype) -> None:
+    hidden, weight, targets, _ = make({}, dtype, (4,), 9, 3)
     for reduction in ("mean", "none"):
-        terms = operators.LossSettings(9, 1.0, None, 1.0, None, False, -100, 0.0, 0.0, reduction, torch.float32)
+        terms = operators.LossSettings(9, 1.0, None, 1.0, None, False, -100, 0.0, 0.0, reduction, dtype)
         inputs = (hidden, weight, None, targets, None, *terms, True, True, False)
         torch.library.opcheck(
             operators._operator, inputs, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
