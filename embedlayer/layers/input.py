@@ -27,6 +27,7 @@ from embedlayer.shapes import IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_lookup_table
 from embedlayer.tables.lookup import LookupTable, StoredRows
 from embedlayer.tables.pending_updates import raw_weight
+from embedlayer.tracing import fusible
 
 PositionName = Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "alibi", "relative", "none"]
 
@@ -526,6 +527,6 @@ def _gatherable(ids: Int[Tensor, "*batch T"], table: LookupTable) -> StoredRows 
     if not _has_current_stored(table, "look_up") or (torch.is_grad_enabled() and not kernels_apply(ids)):
         return None
     stored = table.stored(ids)
-    if stored is None or (torch.is_grad_enabled() and not kernels_apply(raw_weight(stored.weight))):
+    if stored is None or not fusible(stored.weight):
         return None
-    return stored
+    return stored if not torch.is_grad_enabled() or kernels_apply(raw_weight(stored.weight)) else None

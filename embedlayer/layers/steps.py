@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from embedlayer.layers.fused_embedding import dropout_step
 from embedlayer.overrides import has_hooks, is_unchanged
 from embedlayer.positions.position import AdditivePosition, AttentionMask, Position
 from embedlayer.shapes import Ids, Positions
@@ -146,6 +147,8 @@ def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
         x = module(x, batch.ids, batch.attention_mask)
     elif name == "streams":
         x = module(x, batch.following)
+    elif name == "dropout":
+        x = dropout_step(module, x)
     elif name != "look_up":
         x = module(x)
     assert x is not None

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from embedlayer import GPTEmbedding, QuantizedEmbedding, TokenEmbedding, TransformerEmbedding
@@ -14,6 +14,7 @@ from embedlayer.kernels import kernel as kernels
 from embedlayer.kernels.kernel import Kernel, kernels_disabled
 from embedlayer.layers import fused_embedding
 from embedlayer.layers.fused_embedding import (
+    dropout_step,
     gather_scale_add_drop,
     plain_scale_add_drop,
     random_words,
@@ -277,3 +278,33 @@ def test_a_gradient_that_needs_no_weight_is_not_computed(runs) -> None:
     layer(torch.randint(0, 20, (3, 6))).sum().backward()
     assert layer.tok_emb.weight.grad is None
     assert torch.equal(layer.pos_emb.weight.grad, torch.full((6, 8), 3.0))
+
+
+@pytest.mark.parametrize("shape", [(3, 40, 30), (50,), (0, 8)])
+def test_dropout_in_a_graph_has_its_rate_and_passes_gradients_by_its_mask(shape, runs, unchecked) -> None:
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def dropped(x: Tensor) -> Tensor:
+        return dropout_step(dropout, x)
+
+    dropout, x = nn.Dropout(0.25), torch.ones(shape, requires_grad=True)
+    torch.manual_seed(4)
+    first, second = dropped(x), dropped(x)
+    torch.manual_seed(4)
+    assert torch.equal(dropped(x), first)
+    assert not x.numel() or not torch.equal(first, second)
+    assert ((first == 0) | ((first - 4 / 3).abs() < 1e-4)).all()
+    spread = 5 * math.sqrt(0.25 * 0.75 / max(1, x.numel()))
+    assert not x.numel() or (first == 0).float().mean().item() == pytest.approx(0.25, abs=spread)
+    first.sum().backward()
+    assert torch.equal(x.grad, first)
+    dropout.eval()
+    assert torch.equal(dropped(x), x)
+    assert runs
+
+
+def test_a_compiled_layer_in_training_runs_the_kernel(runs, unchecked) -> None:
+    layer = TransformerEmbedding(50, 16, 12, 0.5)
+    y = torch.compile(layer, fullgraph=True, backend="aot_eager")(torch.randint(0, 50, (4, 12)))
+    y.sum().backward()
+    assert runs == ["gather_scale_add_drop"] * 2
+    assert torch.allclose(layer.position.weight.grad, y.ne(0).sum(0) * 2.0)
