@@ -738,8 +738,9 @@ def pending_updates_applied(model: nn.Module) -> Iterator[None]:
     `copy.deepcopy` and look-ups apply them. This block is for code that keeps tensors of the weights over several
     steps, or reads their memory without a torch function.
 
-    On entering, pending updates are applied. Each optimizer step inside updates all rows at once, which takes about
-    twice as long as a step of dense AdamW. On leaving, nothing is written, and later steps delay updates again.
+    On entering, pending updates are applied. Each optimizer step inside updates all rows at once. Without compiled
+    kernels that takes about twice as long as a step of dense AdamW. On leaving, nothing is written, and later steps
+    delay updates again.
 
     Args:
         model: A module with row-sparse tables at any depth.

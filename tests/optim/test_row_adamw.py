@@ -74,7 +74,6 @@ def warm_up_and_cosine(t: int, steps: int = 1000, peak: float = 3e-3) -> float:
     return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * (t - 100) / (steps - 100))))
 
 
-@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-7])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95)])
 def test_after_a_thousand_steps_it_is_where_dense_adamw_is(betas, scale) -> None:
