@@ -6,8 +6,8 @@ masks one vector at a time. Without kernels, torch operators do the same with bl
 
 Dropout draws 16 random bits for each element, so its probability is rounded to a multiple of 1/65536. The bits are a
 function of a seed and of the element's place (`random_words`), and the seed is drawn from torch's default generator. So
-the mask is not stored: the backward pass computes it again. It is the same with and without kernels, but not that of
-`torch.nn.functional.dropout`.
+the mask is not stored: the backward pass computes it again. It is the same with and without kernels. The masks of
+`torch.nn.functional.dropout` and of compiled graphs are other ones.
 """
 
 from collections.abc import Callable, Iterator
@@ -136,7 +136,7 @@ def random_words(seed: int, start: int, count: int) -> Int[Tensor, " N"]:
 
     Reference: Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014.
     """
-    word = torch.arange(start, start + count).mul_(GOLDEN).add_(seed)
+    word = torch.arange(start, start + count, device="cpu").mul_(GOLDEN).add_(seed)
     for shift, factor in ((30, FIRST), (27, SECOND)):
         word.bitwise_xor_((word >> shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(factor)  # a shift keeps the sign
     return word.bitwise_xor_((word >> 31).bitwise_and_((1 << 33) - 1))
@@ -197,7 +197,7 @@ def dropout_step(module: Callable[..., Any], x: Float[Tensor, "*batch D"]) -> Fl
     in_graph = torch.compiler.is_compiling() and not plain_operators_only() and kernels_in_graphs()
     in_graph = in_graph and x.device.type == "cpu" and x.dtype in FLOATS
     if in_graph and type(module) is nn.Dropout and not has_hooks(module) and module.training and module.p > 0:
-        dropped: Tensor = dropout_in_graph(x, torch.randint(1 << 62, ()), module.p)
+        dropped: Tensor = dropout_in_graph(x, torch.randint(1 << 62, (), device=x.device), module.p)
     else:
         dropped = module(x)
     return dropped
@@ -333,7 +333,7 @@ def _compute(
     """
     width = out.shape[-1]
     if kernels_apply(rows, ids, out, addend) and out.is_contiguous():
-        places = torch.arange(out.numel() // max(width, 1)) if ids is None else ids.view(-1)
+        places = torch.arange(out.numel() // max(width, 1), device=out.device) if ids is None else ids.view(-1)
         added = out.new_empty((0, width)) if addend is None else addend.detach().contiguous().view(-1, width)
         gathered = rows.detach().contiguous().view(-1, width)
         if GATHER_SCALE_ADD_DROP.run(
@@ -367,7 +367,7 @@ def _masked(grad: Tensor, dropout: _Dropout) -> Tensor:
         _compute(grad, None, out, 1.0, None, dropout)
         return out
     tokens, width = grad.shape[:-1].numel(), grad.shape[-1]
-    ones = dropout.mask(0, tokens, torch.empty(0, width, dtype=grad.dtype)).view(grad.shape)
+    ones = dropout.mask(0, tokens, grad.new_empty((0, width))).view(grad.shape)
     return grad * (ones * dropout.growth)
 
 
@@ -387,7 +387,7 @@ def _table_gradient(ctx: Any, ids: Tensor, grad: Tensor) -> Tensor | None:
         dense = _untouched_zeros(ctx.shape, grad.dtype)
         return dense if _sum_masked(ctx, grad, segments, segments.rows, ctx.scale, dense) else None
     values = grad.new_empty((rows, grad.shape[-1]))
-    if not _sum_masked(ctx, grad, segments, torch.arange(rows), ctx.scale, values):
+    if not _sum_masked(ctx, grad, segments, torch.arange(rows, device=ids.device), ctx.scale, values):
         return None
     return with_torch_functions(
         torch.sparse_coo_tensor(
@@ -407,9 +407,9 @@ def _addend_gradient(ctx: Any, grad: Tensor) -> Tensor | None:
     tokens = grad.shape[:-1].numel()
     vectors = out.view(-1, grad.shape[-1])
     each = tokens // max(1, len(vectors))
-    places = torch.arange(len(vectors))
-    order = torch.arange(tokens).view(each, len(vectors)).T.reshape(-1)
-    segments = Segments(places, order, torch.arange(len(vectors) + 1) * each)
+    places = torch.arange(len(vectors), device=grad.device)
+    order = torch.arange(tokens, device=grad.device).view(each, len(vectors)).T.reshape(-1)
+    segments = Segments(places, order, torch.arange(len(vectors) + 1, device=grad.device) * each)
     return out if _sum_masked(ctx, grad, segments, places, 1.0, vectors) else None
 
 

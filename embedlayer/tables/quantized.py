@@ -583,7 +583,7 @@ def _in_one_pass(
     """
     if not kernels_apply(ids, packed, row_scale):
         return None
-    vectors = torch.empty(len(ids), row_format.embed_dim, dtype=dtype)
+    vectors = torch.empty(len(ids), row_format.embed_dim, dtype=dtype, device=ids.device)
     layout = (row_format.group_size, row_format.row_bytes // row_format.groups)
     stored = (ids.long().contiguous(), packed.contiguous(), *([] if row_scale is None else [row_scale.contiguous()]))
     kernel = DEQUANTISE_8_BITS if row_scale is None else DEQUANTISE_4_BITS
