@@ -9,6 +9,9 @@ from embedlayer.kernels.numbers import as_computed, empty_computed, kernel, mult
 AHEAD = 4
 """Rows between the one that is loaded into the cache and the one that is computed."""
 
+APART = 16
+"""Vectors that are summed on their own: rounding errors grow with the number of terms of a sum."""
+
 
 @kernel
 def gather_scale_add_drop(
@@ -69,7 +72,7 @@ def drop(vector: Any, words: Any, threshold: int) -> None:
 def sum_masked_segments(
     start: int, stop: int, grad: Any, order: Any, offsets: Any, places: Any, factor: float, dropout: Any, out: Any
 ) -> None:
-    """Sum `factor * mask * grad` over the tokens of each segment, in the order of `order`.
+    """Sum `factor * mask * grad` over the tokens of each segment, in the order of `order`, `APART` at a time.
 
     Args:
         start: First segment.
@@ -85,10 +88,11 @@ def sum_masked_segments(
     width, (seed, threshold) = grad.shape[1], dropout
     words = np.empty((width + 3) // 4, np.uint64)
     bits, least = words.view(np.int16), np.int32(threshold - (1 << 15))
-    total = empty_computed(width, grad[0, 0])
+    total, part = empty_computed(width, grad[0, 0]), empty_computed(width, grad[0, 0])
     zero, one, factor_of = as_computed(0.0, grad[0, 0]), as_computed(1.0, grad[0, 0]), as_computed(factor, grad[0, 0])
     for segment in range(start, stop):
         total[:] = zero
+        part[:] = zero
         for k in range(offsets[segment], offsets[segment + 1]):
             token = order[k]
             prefetch(grad[order[min(k + AHEAD, len(order) - 1)]])
@@ -96,10 +100,16 @@ def sum_masked_segments(
             if threshold > 0:
                 draw_bits(words, seed, token)
                 for i in range(width):
-                    total[i] += widen(values[i]) * (one if np.int32(bits[i]) >= least else zero)
+                    part[i] += widen(values[i]) * (one if np.int32(bits[i]) >= least else zero)
             else:
                 for i in range(width):
-                    total[i] += widen(values[i])
+                    part[i] += widen(values[i])
+            if (k + 1 - offsets[segment]) % APART == 0:
+                for i in range(width):
+                    total[i] += part[i]
+                    part[i] = zero
+        for i in range(width):
+            total[i] += part[i]
         to = out[places[segment]]
         for i in range(width):
             to[i] = narrow(factor_of * total[i], to[0])

@@ -221,12 +221,14 @@ def _divide(work: Work, items: int, block: int) -> None:
         while (turn := next(turns)) < blocks:
             work(turn * block, min((turn + 1) * block, items))
 
-    offered = _helpers.offer(claim, helpers)
+    jobs = [claim]
+    offered = _helpers.offer(jobs, helpers)
     try:
         claim()
     finally:
         for lock in offered:
             lock.acquire()  # waits for a helper that has begun; one that has not can no longer begin
+        jobs.clear()
 
 
 class _Helpers:
@@ -237,14 +239,17 @@ class _Helpers:
 
     def forget(self) -> None:
         """Begin without threads, as in a forked process, which has the forking thread only."""
-        self.jobs: SimpleQueue[tuple[threading.Lock, Callable[[], None]]] = SimpleQueue()
+        self.offers: SimpleQueue[tuple[threading.Lock, list[Callable[[], None]]]] = SimpleQueue()
         self.started = 0
 
-    def offer(self, job: Callable[[], None], helpers: int) -> list[threading.Lock]:
+    def offer(self, jobs: list[Callable[[], None]], helpers: int) -> list[threading.Lock]:
         """Offer a job to several threads, and return a lock for each, which a thread holds while it works.
 
+        A thread keeps no reference to the job when it has released its lock. If it were the last one, the thread would
+        free tensors, and abort the process if the interpreter is being finalised.
+
         Args:
-            job: What each thread does.
+            jobs: A list with the job, which the caller empties at the end.
             helpers: Number of threads; missing ones are started.
         """
         with suppress(RuntimeError):  # no thread can be started while the interpreter exits
@@ -253,19 +258,18 @@ class _Helpers:
                 self.started += 1
         locks = [threading.Lock() for _ in range(helpers)]
         for lock in locks:
-            self.jobs.put((lock, job))
+            self.offers.put((lock, jobs))
         return locks
 
     def _work(self) -> None:
         """Do jobs forever, except those whose lock the caller has taken back."""
         while True:
-            lock, job = self.jobs.get()
+            lock, jobs = self.offers.get()
             if lock.acquire(blocking=False):
                 try:
-                    job()
+                    jobs[0]()
                 finally:
                     lock.release()
-            del lock, job  # the next wait must not keep tensors alive
 
 
 _helpers = _Helpers()

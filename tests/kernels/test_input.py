@@ -114,6 +114,17 @@ def test_values_and_gradients_are_those_of_the_definition(
             assert ours <= 1.5 * theirs + torch.finfo(dtype).eps * largest
 
 
+def test_the_gradient_of_positions_over_many_sequences_is_as_exact_as_that_of_torch(runs) -> None:
+    layer = TransformerEmbedding(11, 64, 5, dropout=0.0)
+    ids = torch.randint(0, 11, (300, 5))
+    upstream = torch.randn(300, 5, 64)
+    layer(ids).backward(upstream)
+    exact = upstream.double().sum(0)
+    own_error = (upstream.sum(0) - exact).norm()
+    assert (layer.position.weight.grad - exact).norm() <= 1.1 * own_error
+    assert "sum_masked_segments" in runs
+
+
 @pytest.mark.parametrize("kind", ["dense", "row-sparse", "quantised"])
 def test_one_seed_gives_one_mask_with_and_without_kernels(kind, runs) -> None:
     table = TokenEmbedding(50, 30, row_sparse=kind == "row-sparse")
