@@ -10,6 +10,7 @@ the mask is not stored: the backward pass computes it again. It is the same with
 `torch.nn.functional.dropout` and of compiled graphs are other ones.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from embedlayer.kernels.kernel import FLOATS, Kernel, kernels_apply, kernels_in_
 from embedlayer.overrides import has_hooks
 from embedlayer.tables.lookup import StoredRows
 from embedlayer.tables.pending_updates import raw_weight
-from embedlayer.tables.sparse_gradient import Segments, segments_of_equal_ids, with_torch_functions
+from embedlayer.tables.sparse_gradient import Segments, finished_gradient, segments_of_equal_ids
 from embedlayer.tracing import fusible, plain_operators_only
 
 GATHER_SCALE_ADD_DROP = Kernel("input", "gather_scale_add_drop")
@@ -34,6 +35,10 @@ CLAIMED_NUMEL = 1 << 15
 
 BLOCK_NUMEL = 1 << 20
 """Elements in a block of torch operators: few enough for the CPU cache, enough to keep all threads busy."""
+
+
+CACHE_LINE = 64
+"""Bytes."""
 
 
 def scale_add_drop(
@@ -389,11 +394,7 @@ def _table_gradient(ctx: Any, ids: Tensor, grad: Tensor) -> Tensor | None:
     values = grad.new_empty((rows, grad.shape[-1]))
     if not _sum_masked(ctx, grad, segments, torch.arange(rows, device=ids.device), ctx.scale, values):
         return None
-    return with_torch_functions(
-        torch.sparse_coo_tensor(
-            segments.rows.unsqueeze(0), values, ctx.shape, is_coalesced=True, check_invariants=False
-        )
-    )
+    return finished_gradient(segments.rows, values, ctx.shape)
 
 
 def _addend_gradient(ctx: Any, grad: Tensor) -> Tensor | None:
@@ -436,10 +437,16 @@ def _sum_masked(ctx: Any, grad: Tensor, segments: Segments, places: Tensor, scal
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros whose memory the system provides at the first write; NumPy requests large pages for it."""
+    """Return zeros whose memory the system provides at the first write; NumPy requests large pages for it.
+
+    Like torch's own tensors, they begin at a cache line.
+    """
     if dtype == torch.bfloat16:
         return _untouched_zeros(shape, torch.int16).view(dtype)
-    return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
+    number = torch.empty(0, dtype=dtype).numpy().dtype
+    memory = np.zeros(math.prod(shape) + CACHE_LINE // number.itemsize, number)
+    start = -memory.ctypes.data % CACHE_LINE // number.itemsize
+    return torch.from_numpy(memory[start : start + math.prod(shape)].reshape(shape))
 
 
 def _blocks(x: Tensor, *others: Tensor | None) -> Iterator[tuple[int, list[Any]]]:
