@@ -1,6 +1,7 @@
 """Fixtures shared by all tests."""
 
 import gc
+import importlib
 import logging
 import signal
 import sys
@@ -28,8 +29,6 @@ jaxtyping.install_import_hook(
     ],
     "beartype.beartype",
 )
-
-from embedlayer.kernels import kernel  # noqa: E402  # after the hook
 
 # The same examples in every run, however busy the machine: a failure is a change of ours.
 settings.register_profile("suite", deadline=None, derandomize=True)
@@ -97,7 +96,7 @@ def kernels() -> Iterator[None]:
     """For tests of compiled kernels: skip without numba, and fail if one could not be compiled."""
     pytest.importorskip("numba")
     yield
-    assert kernel._failure.reason is None
+    assert importlib.import_module("embedlayer.kernels.kernel")._failure.reason is None
 
 
 @pytest.fixture(params=["kernels", "torch operators"])
@@ -107,7 +106,7 @@ def both_paths(request: pytest.FixtureRequest) -> Iterator[None]:
         request.getfixturevalue("kernels")
         yield
     else:
-        with kernel.kernels_disabled():
+        with importlib.import_module("embedlayer.kernels").kernels_disabled():
             yield
 
 

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,26 @@ FAILURES = (ImportError, OSError, RuntimeError, EOFError, pickle.UnpicklingError
 
 FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16})
 """Floating-point dtypes of kernels. NumPy has no bfloat16: its bits are passed as uint16."""
+
+TYPES = {
+    torch.float32: "=f4",
+    torch.float64: "=f8",
+    torch.bfloat16: "=u2",
+    torch.float16: "=f2",
+    torch.bool: "|b1",
+    torch.uint8: "|u1",
+    torch.int8: "|i1",
+    torch.int16: "=i2",
+    torch.uint16: "=u2",
+    torch.int32: "=i4",
+    torch.uint32: "=u4",
+    torch.int64: "=i8",
+    torch.uint64: "=u8",
+}
+"""NumPy's names of dtypes."""
+
+NUMBA_IS_INSTALLED = sys.modules.get("numba", find_spec) is not None and find_spec("numba") is not None
+"""Whether numba is installed; the check would end a graph of `torch.compile`."""
 
 log = logging.getLogger("embedlayer")
 
@@ -140,14 +161,13 @@ def kernels_apply(*tensors: Tensor | None) -> bool:
     )
 
 
-@torch.compiler.assume_constant_result
 def kernels_in_graphs() -> bool:
     """Return whether a graph of `torch.compile` should contain custom operators that run kernels.
 
     It is decided when the graph is traced: numba is installed, and no kernel has failed. Inductor's own code is faster
     than the torch operators to which a custom operator falls back.
     """
-    return find_spec("numba") is not None and _failure.reason is None and _availability.enabled
+    return NUMBA_IS_INSTALLED and _failure.reason is None
 
 
 @contextmanager
@@ -172,12 +192,26 @@ def _is_ordinary(x: Tensor) -> bool:
     return plain and (x.dtype in FLOATS or not (x.dtype.is_floating_point or x.dtype.is_complex))
 
 
+class _Memory:
+    """The memory of a contiguous tensor, as NumPy reads it.
+
+    `Tensor.numpy` would make the storage of the tensor one that cannot be resized, and FSDP resizes storages.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self.tensor = x  # an array of this memory keeps the tensor
+        self.__array_interface__ = {
+            "data": (x.data_ptr(), False),
+            "shape": tuple(x.shape),
+            "typestr": TYPES[x.dtype],
+            "version": 3,
+        }
+
+
 def _as_array(x: Tensor) -> np.ndarray[Any, Any]:
     """Return a NumPy array over the memory of a contiguous tensor; bfloat16 as uint16."""
-    x = x.detach()
     assert x.is_contiguous()
-    array: np.ndarray[Any, Any] = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
-    return array
+    return np.asarray(_Memory(x))
 
 
 def _require_numba() -> type[Exception]:

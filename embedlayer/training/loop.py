@@ -163,7 +163,8 @@ class Trainer:
         self.budget = None if options.minutes is None else TimeBudget(60 * options.minutes)
         self._running_since: float | None = None
         self._stopping = False
-        self._losses = torch.zeros(2, device=self.device)  # sum and count since the last line
+        # Sum and count since the last line; in float64, where a sum over ranks does not depend on their order.
+        self._losses = torch.zeros(2, dtype=torch.float64, device=self.device)
 
     def stop(self) -> None:
         """Make the running `run()` end after the current step, also on the other ranks. A later `run()` continues."""

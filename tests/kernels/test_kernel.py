@@ -195,6 +195,17 @@ def test_kernels_apply_to_ordinary_tensors_on_the_cpu_only() -> None:
     assert kernels_apply(x)
 
 
+@pytest.mark.usefixtures("kernels")
+def test_storage_of_tensors_that_a_kernel_read_can_still_be_resized() -> None:
+    x, cos, sin = rotation()
+    fused_apply_rotary(x, cos, sin)
+    fused_apply_rotary(x[:, :, :0], cos[:0], sin[:0])
+    x.untyped_storage().resize_(0)  # as FSDP frees memory
+    assert kernels._as_array(torch.zeros(0, 3, dtype=torch.bfloat16)).shape == (0, 3)
+    array = kernels._as_array(torch.ones(1000))
+    assert array.sum() == 1000  # the array keeps the memory
+
+
 def test_kernels_are_disabled_in_one_thread_only() -> None:
     found = []
     with kernels_disabled():

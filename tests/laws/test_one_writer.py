@@ -118,11 +118,12 @@ def test_a_folder_that_is_held_can_be_read(folder: Path) -> None:
 def test_a_second_train_is_refused_while_one_trains_and_goes_on_when_it_was_killed(tmp_path: Path, text: Path) -> None:
     arguments = [*TRAIN, text, "-o", tmp_path / "run", *SIZES, "--steps", 10**6, "--save-seconds", 0.1]
     with started(*arguments) as process:
-        until = time.monotonic() + WAIT_SECONDS
-        while not (tmp_path / "run" / "checkpoint.safetensors").exists():
+        until, checkpoint, seen = time.monotonic() + WAIT_SECONDS, tmp_path / "run" / "checkpoint.safetensors", set()
+        while len(seen) < 3:  # the first is that of step 0
             assert time.monotonic() < until
             assert process.poll() is None
             time.sleep(0.05)
+            seen |= {checkpoint.stat().st_mtime_ns} if checkpoint.exists() else set()
         assert run("train", "--resume", "-o", tmp_path / "run") == 1
         assert run("train", text, "-o", tmp_path / "run", "--overwrite", *SIZES) == 1
         assert process.poll() is None
