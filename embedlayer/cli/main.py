@@ -29,6 +29,9 @@ from embedlayer.errors import EmbedLayerError, EmbedLayerWarning
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EMBEDLAYER", "show_default": True}
 
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
+"""Environment that OpenMP reads when torch is loaded: how long idle threads keep a core busy; see docs/kernels.md."""
+
 
 @click.group(context_settings=SETTINGS)
 @click.version_option(__version__)
@@ -57,7 +60,8 @@ def main(arguments: list[str] | None = None) -> None:
     Raises:
         SystemExit: Always, except in a worker of torchrun; see `_exit`.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded; see docs/kernels.md
+    if not WAITING.keys() & os.environ.keys():
+        os.environ |= WAITING
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", EmbedLayerWarning)
     try:

@@ -8,7 +8,7 @@ import pytest
 from commands import run
 
 from embedlayer import __version__
-from embedlayer.cli.main import cli
+from embedlayer.cli.main import WAITING, cli
 
 
 def test_help_lists_every_command_and_loads_no_torch() -> None:
@@ -20,14 +20,13 @@ def test_help_lists_every_command_and_loads_no_torch() -> None:
     assert result.stdout.endswith("\nFalse\n")
 
 
-@pytest.mark.parametrize("own", [None, "ACTIVE"])
-def test_threads_of_torch_wait_without_using_the_processor_unless_the_user_chose(own) -> None:
-    code = "import atexit, os; atexit.register(lambda: print(os.environ['OMP_WAIT_POLICY']))\n"
-    code += "from embedlayer.cli.main import main; main(['--version'])"
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    environment |= {"OMP_WAIT_POLICY": own} if own else {}
+@pytest.mark.parametrize("own", [{}, {"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "7"}])
+def test_idle_threads_of_torch_soon_leave_their_core_unless_the_user_chose(own) -> None:
+    code = "import atexit, os; atexit.register(lambda: print({n: os.environ.get(n) for n in WAITING}))\n"
+    code += "from embedlayer.cli.main import WAITING, main; main(['--version'])"
+    environment = {name: value for name, value in os.environ.items() if name not in WAITING} | own
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert result.stdout.splitlines()[-1] == (own or "PASSIVE")
+    assert result.stdout.splitlines()[-1] == str({name: (own or WAITING).get(name) for name in WAITING})
 
 
 def test_a_worker_of_torchrun_exits_without_finalising_the_interpreter() -> None:
