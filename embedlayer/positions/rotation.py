@@ -137,8 +137,8 @@ def rotate_pairs(
             in_one_pass: Tensor = rotate_in_graph(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved)
             return in_one_pass
         return rotate_channels(x, cos, sin, interleaved=interleaved)
-    without_kernels = SMALL_INTERLEAVED_NUMEL if interleaved else BLOCK_NUMEL
-    if x.numel() <= (BLOCK_NUMEL if kernels_apply(x, cos, sin) else without_kernels):
+    small = x.numel() <= (SMALL_INTERLEAVED_NUMEL if interleaved else BLOCK_NUMEL)
+    if small or (x.numel() <= BLOCK_NUMEL and kernels_apply(x, cos, sin)):
         return rotate_channels(x, cos, sin, interleaved=interleaved)
     return fused_apply_rotary(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved=interleaved)
 
