@@ -100,14 +100,14 @@ def kernels() -> Iterator[None]:
 
 
 @pytest.fixture(params=["kernels", "torch operators"])
-def both_paths(request: pytest.FixtureRequest) -> Iterator[None]:
+def both_paths(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run a test with compiled kernels, and again with torch operators."""
     if request.param == "kernels":
         request.getfixturevalue("kernels")
-        yield
+        yield request.param
     else:
         with importlib.import_module("embedlayer.kernels").kernels_disabled():
-            yield
+            yield request.param
 
 
 @pytest.fixture(scope="session")

@@ -1,28 +1,20 @@
 """The kernels that dequantise rows: the numbers of `dequantise`, by either path, in every dtype and layout."""
 
-from collections.abc import Iterator
-from contextlib import nullcontext
-
 import pytest
 import torch
 
 from embedlayer import QuantizedEmbedding
-from embedlayer.kernels import kernel as kernels
-from embedlayer.kernels.kernel import kernels_disabled
 from embedlayer.tables import quantized
 from embedlayer.tables.quantized import dequantise
 
 KINDS = [(8, None), (8, 5), (4, None), (4, 6), (4, 32)]
 
 
-@pytest.fixture(params=["kernel", "torch operators"])
-def path(request, monkeypatch) -> Iterator[None]:
+@pytest.fixture
+def path(both_paths, monkeypatch) -> None:
     """Compute by kernels, and check that no torch kernel is used instead; or without kernels."""
-    if request.param == "kernel":
+    if both_paths == "kernels":
         monkeypatch.setattr(quantized, "_with_torch_kernels", None)
-    with nullcontext() if request.param == "kernel" else kernels_disabled():
-        yield
-    assert kernels._failure.reason is None
 
 
 @pytest.mark.usefixtures("path")

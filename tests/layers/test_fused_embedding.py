@@ -1,8 +1,6 @@
 """Scale, positions and dropout in one pass, against the operations one by one."""
 
 import math
-from collections.abc import Iterator
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -17,8 +15,6 @@ from embedlayer import (
     TokenIdError,
     TransformerEmbedding,
 )
-from embedlayer.kernels import kernel as kernels
-from embedlayer.kernels.kernel import kernels_disabled
 from embedlayer.layers import fused_embedding
 from embedlayer.layers.fused_embedding import gather_scale_add_drop, plain_scale_add_drop, scale_add_drop
 from embedlayer.tables.lookup import StoredRows
@@ -30,12 +26,7 @@ def block_size(request, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_embedding, "CLAIMED_NUMEL", request.param)
 
 
-@pytest.fixture(params=["kernels", "torch operators"], autouse=True)
-def path(request) -> Iterator[None]:
-    """Each test runs by compiled kernels, which must not have failed, and by torch operators."""
-    with nullcontext() if request.param == "kernels" else kernels_disabled():
-        yield
-    assert kernels._failure.reason is None
+pytestmark = pytest.mark.usefixtures("both_paths")
 
 
 SHAPES = [((3, 5, 8), (5, 8)), ((3, 5, 8), (1, 5, 8)), ((3, 5, 8), (3, 5, 8)), ((5, 7), (5, 7)), ((2, 4, 6, 8), (6, 8))]
