@@ -11,35 +11,35 @@ def rotate_half_split(
 ) -> None:
     """Rotate the half-split pairs of the vectors `start` to `stop - 1`; channels beyond the pairs are copied.
 
-    The result equals that of `rotate_channels` to the bit, so it does not depend on the size of a call. Vectors are
-    counted by sequence, head and token. Memory of `x`, `cos` and `sin` is one-dimensional.
+    The result equals that of `rotate_channels` to the bit, so it does not depend on the size of a call. Sequences,
+    heads and tokens are three dimensions, in any order; vectors are counted along the last of them first. Memory of
+    `x`, `cos` and `sin` is one-dimensional.
 
     Args:
         start: First vector.
         stop: Last vector + 1.
         x: Queries or keys.
-        x_strides: Numbers from one sequence, head and token to the next in `x`.
+        x_strides: Numbers from one vector of `x` to the next along each dimension.
         cos: Cosine of each pair's angle.
         sin: Sine of the same angles.
-        angle_strides: Numbers from one sequence and token to the next in `cos` and `sin`; 0 for equal sequences.
+        angle_strides: The same for `cos` and `sin`; 0 along a dimension whose vectors have the same angles.
         out: Result, `(N, K)` for N vectors.
-        sizes: Heads, tokens and pairs: `(H, T, half)`.
+        sizes: Sizes of the second and of the third dimension, and the number of pairs.
     """
-    heads, tokens, half = sizes
+    middle, inner, half = sizes
     for n in range(start, stop):
-        sequence, head, token = n // (heads * tokens), n // tokens % heads, n % tokens
-        place = sequence * x_strides[0] + head * x_strides[1] + token * x_strides[2]
-        a, b = x[place : place + half], x[place + half : place + 2 * half]
-        place = sequence * angle_strides[0] + token * angle_strides[1]
-        c, s = cos[place : place + half], sin[place : place + half]
+        i, j, k = n // (middle * inner), n // inner % middle, n % inner
+        first_x = i * x_strides[0] + j * x_strides[1] + k * x_strides[2]
+        first_angle = i * angle_strides[0] + j * angle_strides[1] + k * angle_strides[2]
+        a, b = x[first_x : first_x + half], x[first_x + half : first_x + 2 * half]
+        c, s = cos[first_angle : first_angle + half], sin[first_angle : first_angle + half]
         to_a, to_b = out[n, :half], out[n, half : 2 * half]
-        for i in range(half):
-            first, second = widen(a[i]), widen(b[i])
-            to_a[i] = narrow(multiply_add(-second, s[i], first * c[i]), a[i])
-            to_b[i] = narrow(multiply_add(first, s[i], second * c[i]), a[i])
-        place = sequence * x_strides[0] + head * x_strides[1] + token * x_strides[2]
-        for i in range(2 * half, out.shape[1]):
-            out[n, i] = x[place + i]
+        for pair in range(half):
+            first, second = widen(a[pair]), widen(b[pair])
+            to_a[pair] = narrow(multiply_add(-second, s[pair], first * c[pair]), a[pair])
+            to_b[pair] = narrow(multiply_add(first, s[pair], second * c[pair]), a[pair])
+        for channel in range(2 * half, out.shape[1]):
+            out[n, channel] = x[first_x + channel]
 
 
 @kernel
@@ -47,18 +47,17 @@ def rotate_interleaved(
     start: int, stop: int, x: Any, x_strides: Any, cos: Any, sin: Any, angle_strides: Any, out: Any, sizes: Any
 ) -> None:
     """Rotate the interleaved pairs of the vectors `start` to `stop - 1`; arguments as in `rotate_half_split`."""
-    heads, tokens, half = sizes
+    middle, inner, half = sizes
     for n in range(start, stop):
-        sequence, head, token = n // (heads * tokens), n // tokens % heads, n % tokens
-        place = sequence * x_strides[0] + head * x_strides[1] + token * x_strides[2]
-        pairs = x[place : place + 2 * half]
-        place = sequence * angle_strides[0] + token * angle_strides[1]
-        c, s = cos[place : place + half], sin[place : place + half]
+        i, j, k = n // (middle * inner), n // inner % middle, n % inner
+        first_x = i * x_strides[0] + j * x_strides[1] + k * x_strides[2]
+        first_angle = i * angle_strides[0] + j * angle_strides[1] + k * angle_strides[2]
+        pairs = x[first_x : first_x + 2 * half]
+        c, s = cos[first_angle : first_angle + half], sin[first_angle : first_angle + half]
         to = out[n, : 2 * half]
-        for i in range(half):
-            first, second = widen(pairs[2 * i]), widen(pairs[2 * i + 1])
-            to[2 * i] = narrow(multiply_add(-second, s[i], first * c[i]), pairs[0])
-            to[2 * i + 1] = narrow(multiply_add(first, s[i], second * c[i]), pairs[0])
-        place = sequence * x_strides[0] + head * x_strides[1] + token * x_strides[2]
-        for i in range(2 * half, out.shape[1]):
-            out[n, i] = x[place + i]
+        for pair in range(half):
+            first, second = widen(pairs[2 * pair]), widen(pairs[2 * pair + 1])
+            to[2 * pair] = narrow(multiply_add(-second, s[pair], first * c[pair]), pairs[0])
+            to[2 * pair + 1] = narrow(multiply_add(first, s[pair], second * c[pair]), pairs[0])
+        for channel in range(2 * half, out.shape[1]):
+            out[n, channel] = x[first_x + channel]

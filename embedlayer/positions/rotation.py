@@ -179,7 +179,7 @@ def rotate_in_graph(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> T
 
 @rotate_in_graph.register_fake
 def _(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return torch.empty_like(x)
 
 
 def _keep_angles(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -207,7 +207,7 @@ class _ApplyRotary(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.interleaved = interleaved
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        out = torch.empty_like(x)
         if _kernel_fits(x, cos, sin) and _rotate_in_one_pass(x, cos, sin, out, interleaved=interleaved):
             return out
         if not _blocks_fit(x, cos, interleaved=interleaved):
@@ -251,20 +251,23 @@ def _rotate_in_one_pass(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, *, int
         x: Queries or keys, `(B, H, T, K)` or `(H, T, K)`.
         cos: Cosines, `(T, half)`, or with dimensions of size 1 or B and 1 before it.
         sin: Sines, likewise.
-        out: Contiguous tensor of the shape of `x`; it is overwritten.
+        out: Tensor of the shape of `x` without gaps in its memory; it is overwritten.
         interleaved: As in `apply_rotary`.
     """
+    if out.stride(-1) != 1:
+        return False
     x, cos, sin = (each if each.stride(-1) == 1 else each.contiguous() for each in (x, cos, sin))
-    heads, tokens, width = x.shape[-3:]
-    angles = [each.expand(*x.shape[:-3], 1, tokens, each.shape[-1]) for each in (cos, sin)]
-    if angles[0].stride() != angles[1].stride():
-        angles = [each.contiguous() for each in angles]
-    of_x, of_angles = ((0,) * (4 - x.dim()) + each.stride() for each in (x, angles[0]))
+    width, pairs = x.shape[-1], cos.shape[-1]
+    cos, sin = (each.expand(*x.shape[:-1], pairs) for each in (cos, sin))
+    if cos.stride() != sin.stride():
+        cos, sin = cos.contiguous(), sin.contiguous()
+    x, cos, sin, out = (each if each.dim() == 4 else each.unsqueeze(0) for each in (x, cos, sin, out))
+    order = sorted(range(3), key=out.stride, reverse=True)  # vectors are visited in the order of memory
+    x, cos, sin, out = (each.permute(*order, 3) for each in (x, cos, sin, out))
     return (ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT).run(
         x.numel() // width,
-        *(_memory(x), of_x[:3]),
-        *(_memory(angles[0]), _memory(angles[1]), (of_angles[0], of_angles[2])),
-        *(out.view(-1, width), (heads, tokens, cos.shape[-1])),
+        *(_memory(x), x.stride()[:3], _memory(cos), _memory(sin), cos.stride()[:3]),
+        *(out.view(-1, width), (*out.shape[1:3], pairs)),
         block=max(1, CLAIMED_NUMEL // width),
     )
 
