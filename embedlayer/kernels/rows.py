@@ -119,54 +119,6 @@ def sum_segments(start: int, stop: int, values: Any, order: Any, offsets: Any, o
             summed[i] = narrow(total[i], values_of[i])
 
 
-@kernel
-def gather_rows(start: int, stop: int, table: Any, rows: Any, out: Any) -> None:
-    """Copy rows of a table: `out[n] = table[rows[n]]` for `start` to `stop - 1`.
-
-    Args:
-        start: First place in `rows`.
-        stop: Last place + 1.
-        table: Table, `(V, D)`.
-        rows: Row numbers from 0 to V - 1, which may repeat, `(N,)`.
-        out: Result, `(N, D)`.
-    """
-    for n in range(start, stop):
-        source, target = table[rows[n]], out[n]
-        for i in range(len(source)):
-            target[i] = source[i]
-
-
-@kernel
-def pending_rows(start: int, stop: int, ids: Any, value_steps: Any, step: int, rows: Any, found: Any) -> None:
-    """List the distinct rows of a look-up that have pending updates, in the order of the batch; one item.
-
-    Args:
-        start: 0.
-        stop: 1, or 0 for nothing.
-        ids: Row numbers, which may repeat.
-        value_steps: Last step that each row's values include.
-        step: Last step of the optimizer.
-        rows: Result; as long as `ids`.
-        found: Number of rows found, or -1 where an ID is outside the table.
-    """
-    if stop <= start:
-        return
-    for n in range(len(ids)):
-        if ids[n] < 0 or ids[n] >= len(value_steps):
-            found[0] = -1
-            return
-    count = 0
-    for n in range(len(ids)):
-        at = value_steps[ids[n]]
-        if 0 <= at < step:
-            rows[count] = ids[n]
-            value_steps[ids[n]] = -1 - at  # a mark for repetitions, which the next loop removes
-            count += 1
-    for n in range(count):
-        value_steps[rows[n]] = -1 - value_steps[rows[n]]
-    found[0] = count
-
-
 @reordering
 def two_nodes(count: int, nodes: Any, weights: Any, centre: float, places: Any) -> Any:
     """Compute the Gauss rule of two nodes in `u = centre / (node + centre)`, and bounds of its relative error.
@@ -230,9 +182,14 @@ def apply_pending(
     exp_avg: Any,
     exp_avg_sq: Any,
     decay_moments: bool,
-    missed: Any,
+    outcome: Any,
+    order: Any,
+    offsets: Any,
+    out: Any,
 ) -> None:
-    """Apply the pending updates of distinct rows in place; `StepHistory.skipped_steps` describes the rule.
+    """Apply the pending updates of distinct rows in place, and copy the rows to their places in a look-up.
+
+    `StepHistory.skipped_steps` describes the rule.
 
     Args:
         start: First place in `rows`.
@@ -251,7 +208,11 @@ def apply_pending(
         exp_avg: First moments.
         exp_avg_sq: Second moments.
         decay_moments: Whether to decay the moments up to the last step as well.
-        missed: Set to 1 for rows that this kernel cannot update, which stay unchanged.
+        outcome: Result for each row: 0 if nothing was pending, 1 if it was updated, 2 if this kernel cannot update it
+            and it stays unchanged.
+        order: Places of the rows in the look-up, row by row.
+        offsets: Start of each row's places in `order`, and the end of the last.
+        out: Result of the look-up, `(N, D)`, or `(0, D)` for none.
     """
     before, size, reach, weak = sizes
     beta1, beta2, tolerance = rates
@@ -272,7 +233,7 @@ def apply_pending(
             if terms > reach:
                 terms = reach
             if terms > longest or not weak:
-                missed[place_of_row] = 1
+                outcome[place_of_row] = 2
                 continue
             rate, epsilon = masses[place + 1 : place + 1 + terms], lines[1, place + 1 : place + 1 + terms]
             for j in range(terms):
@@ -307,7 +268,7 @@ def apply_pending(
                 for i in range(width):
                     few += widen(v[i]) < least and widen(m[i]) != 0
                 if few * terms > MOST_DIVISIONS:
-                    missed[place_of_row] = 1
+                    outcome[place_of_row] = 2
                     continue
                 if few:
                     few = 0
@@ -332,7 +293,7 @@ def apply_pending(
             for k in range(few):
                 i = where[k]
                 p[i] = narrow(values[k] * decay - widen(m[i]) * sums[k], p[i])
-            value_steps[row] = step
+            value_steps[row], outcome[place_of_row] = step, 1
         if decay_moments and 0 < at_moments < step:
             fade1 = as_computed(beta1 ** (step - at_moments), like)
             fade2 = as_computed(beta2 ** (step - at_moments), like)
@@ -340,6 +301,11 @@ def apply_pending(
                 m[i] = narrow(widen(m[i]) * fade1, m[i])
                 v[i] = narrow(widen(v[i]) * fade2, v[i])
             moment_steps[row] = step
+        if len(out):
+            for n in range(offsets[place_of_row], offsets[place_of_row + 1]):
+                target = out[order[n]]
+                for i in range(width):
+                    target[i] = p[i]
 
 
 @kernel

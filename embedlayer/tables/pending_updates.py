@@ -33,17 +33,24 @@ from embedlayer.tables.row_arithmetic import (
 from embedlayer.tables.sparse_gradient import (
     NUMBERS_IN_BLOCK,
     RowSparseGradient,
+    Segments,
     call_plain,
     coalesced,
+    finished_gradient,
     require_row_sparse,
+    segments_of_equal_ids,
+    sum_segments,
     with_torch_functions,
 )
 from embedlayer.tracing import is_function_mode_active
 
-PENDING_ROWS, APPLY_PENDING = Kernel("rows", "pending_rows"), Kernel("rows", "apply_pending")
-ADAMW_STEP, GATHER_ROWS = Kernel("rows", "adamw_step"), Kernel("rows", "gather_rows")
+APPLY_PENDING, ADAMW_STEP = Kernel("rows", "apply_pending"), Kernel("rows", "adamw_step")
+GATHER = Kernel("input", "gather_scale_add_drop")
 
 ROWS_AT_ONCE = 4096
+
+LEFT_OUT = 2
+"""Outcome of a row that `APPLY_PENDING` cannot update."""
 
 SMALL_NUMEL = 1 << 17
 """Numbers of a look-up below which torch's operator is faster than a kernel."""
@@ -239,8 +246,11 @@ class PendingUpdates:
         if not self.has_pending:
             return
         ids = ids.flatten()
-        if self._apply_in_one_pass(weight, self._pending_rows(weight, ids)):
-            return
+        if self._kernels_apply(weight, ids):
+            rows = segments_of_equal_ids(ids).rows
+            inside = not len(rows) or (int(rows[0]) >= 0 and int(rows[-1]) < len(self.value_steps))
+            if inside and self._apply_in_one_pass(weight, rows):
+                return
         pending = self.value_steps.index_select(0, ids) < self.step
         if not pending.any():
             return
@@ -256,56 +266,81 @@ class PendingUpdates:
         if learns:
             self.cached = CachedRows(rows, values, self._versions(weight))
 
-    def _pending_rows(self, weight: Tensor, ids: Tensor) -> Tensor | None:
-        """Return the distinct rows among `ids` with pending updates; `None` if no kernel applies or an ID is outside.
-
-        Args:
-            weight: The weight that this object watches.
-            ids: Row numbers, `(N,)`, which may repeat.
-        """
-        if not self._kernels_apply(weight, ids):
-            return None
-        rows, found = torch.empty(len(ids), dtype=torch.long), np.zeros(1, np.int64)
-        if not PENDING_ROWS.run(1, ids.contiguous(), self.value_steps, self.step, rows, found, block=1):
-            return None
-        count = int(found[0])
-        return rows[:count] if count >= 0 else None
-
     def _kernels_apply(self, weight: Tensor, *others: Tensor) -> bool:
         """Return whether kernels may compute with the weight, its moments, and `others`."""
         tensors = (raw_weight(weight), self.exp_avg, self.exp_avg_sq, self.value_steps)
         return all(each.is_contiguous() for each in tensors) and kernels_apply(*tensors, *others)
 
-    def _apply_in_one_pass(self, weight: Tensor, rows: Tensor | None, *, moments: bool = False) -> bool:
-        """Apply the pending updates of distinct rows by a kernel, and return `False` without effect if none applies.
+    def _apply_in_one_pass(
+        self,
+        weight: Tensor,
+        rows: Tensor,
+        *,
+        moments: bool = False,
+        segments: Segments | None = None,
+        vectors: Tensor | None = None,
+    ) -> bool:
+        """Apply the pending updates of distinct rows by a kernel, and return `False` without effect if it fails.
 
         Args:
             weight: The weight that this object watches.
-            rows: Row numbers, `(U,)`; `None` if no kernel applies.
+            rows: Row numbers, `(U,)`.
             moments: Whether to decay the moments of these rows up to the last step as well.
+            segments: Places of the rows in a look-up, or `None`.
+            vectors: Result of the look-up, `(N, D)`, which is overwritten; `None` without a look-up.
         """
-        if rows is None:
-            return False
         if not len(rows):
             return True
         assert self.history is not None
-        self.cached = None
-        table, missed = raw_weight(weight), np.zeros(len(rows), np.uint8)
-        tables = (table, self.exp_avg, self.exp_avg_sq)
-        steps = (self.value_steps, self.moment_steps)
+        table, outcome = raw_weight(weight), np.zeros(len(rows), np.uint8)
+        order, offsets = (rows, rows) if segments is None else segments[1:]
+        out = table[:0] if vectors is None else vectors
+        tables, steps = (table, self.exp_avg, self.exp_avg_sq), (self.value_steps, self.moment_steps)
         arguments = self.history.kernel_arguments(tolerance_of(table))
         block = max(1, NUMBERS_IN_BLOCK // max(1, table.shape[1]))
-        if not APPLY_PENDING.run(len(rows), rows, *steps, *arguments, *tables, moments, missed, block=block):
+        look_up = (order, offsets, out)
+        if not APPLY_PENDING.run(len(rows), rows, *steps, *arguments, *tables, moments, outcome, *look_up, block=block):
             return False
-        torch.autograd.graph.increment_version(tables if moments else weight)
-        self.version = weight._version
-        if missed.any():
-            left = rows[torch.from_numpy(missed).bool()]
+        most = int(outcome.max())
+        if most or moments:
+            self.cached = None
+            torch.autograd.graph.increment_version(tables if moments else weight)
+            self.version = weight._version
+        if most == LEFT_OUT:
+            left = rows[torch.from_numpy(outcome == LEFT_OUT)]
             for chunk in chunk_slices(left, ROWS_AT_ONCE):
                 self._update_rows(weight, left[chunk])
             if moments:
                 self._decay_moments(left)
+            if vectors is not None:
+                vectors.index_copy_(0, order, table.index_select(0, rows.repeat_interleave(offsets.diff())))
         return True
+
+    def look_up(self, weight: Tensor, ids: Tensor, segments: Segments) -> Tensor:
+        """Apply the pending updates of the rows of a look-up to the weight in place, and return the rows, `(N, D)`.
+
+        Args:
+            weight: The weight that this object watches, contiguous.
+            ids: Row numbers that were checked, `(N,)`.
+            segments: Their `segments_of_equal_ids`.
+
+        Raises:
+            ShapeError: The table has another size than the optimizer's moments.
+            StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
+        """
+        table, width = raw_weight(weight), weight.shape[1]
+        vectors = table.new_empty((len(ids), width))
+        if self.history is not None:
+            self.check_size(weight, self.exp_avg)
+            self.check_for_writes(weight)
+            fits = self.has_pending and self._kernels_apply(weight)
+            if fits and self._apply_in_one_pass(weight, segments.rows, segments=segments, vectors=vectors):
+                return vectors
+        self.apply_to_ids(weight, ids)
+        block = max(1, NUMBERS_IN_BLOCK // max(1, width))
+        if not GATHER.run(len(ids), table, ids, 1.0, table[:0], (0, 0), 1.0, vectors, block=block):
+            torch.index_select(table, 0, ids, out=vectors)
+        return vectors
 
     def row_values(self, weight: Tensor, rows: Tensor) -> list[Tensor]:
         """Return values, first moments and second moments of rows for an optimizer step, `(U, D)` each.
@@ -471,8 +506,8 @@ class PendingUpdates:
             return
         self.check_size(weight, self.exp_avg)
         stop = len(weight) if stop is None else min(stop, len(weight))
-        everything = torch.arange(start, stop) if self._kernels_apply(weight) else None
-        if not self._apply_in_one_pass(weight, everything, moments=moments):
+        fits = self._kernels_apply(weight)
+        if not (fits and self._apply_in_one_pass(weight, torch.arange(start, stop), moments=moments)):
             for low in range(start, stop, ROWS_AT_ONCE):
                 high = min(low + ROWS_AT_ONCE, stop)
                 pending = (self.value_steps[low:high] < self.step).nonzero().squeeze(1) + low
@@ -660,30 +695,33 @@ def look_up_rows(ids: Tensor, weight: Tensor) -> Tensor:
     if type(weight) is RowSparseParameter and pending is not None and numbers >= SMALL_NUMEL:
         plain = raw_weight(weight)
         if plain.is_contiguous() and kernels_apply(plain, ids) and not is_function_mode_active():
-            pending.apply_to_ids(weight, ids)
             vectors: Tensor = _LookUpRows.apply(weight, ids)  # type: ignore[no-untyped-call]
             return vectors
     return F.embedding(ids, weight, sparse=True)
 
 
 class _LookUpRows(torch.autograd.Function):
-    """Look up rows by a kernel, with the backward pass of `F.embedding`; see `look_up_rows`."""
+    """Look up rows by kernels, with the gradient of `F.embedding`; see `look_up_rows`."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, ids: Tensor) -> Tensor:
-        ctx.save_for_backward(ids)
-        ctx.rows = len(weight)
-        plain = raw_weight(weight)
-        vectors = plain.new_empty((*ids.shape, weight.shape[1]))
-        block, flat = max(1, NUMBERS_IN_BLOCK // weight.shape[1]), ids.flatten()
-        if not GATHER_ROWS.run(len(flat), plain, flat, vectors.view(len(flat), -1), block=block):
-            torch.index_select(plain, 0, flat, out=vectors.view(len(flat), -1))
-        return vectors
+        flat = ids.flatten()
+        segments = segments_of_equal_ids(flat)
+        ctx.save_for_backward(ids, *segments)
+        ctx.shape, ctx.padding_idx = weight.shape, weight.pending_updates.padding_idx
+        vectors: Tensor = weight.pending_updates.look_up(weight, flat, segments)
+        return vectors.view(*ids.shape, -1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (ids,) = ctx.saved_tensors
-        return torch.ops.aten.embedding_sparse_backward(grad, ids, ctx.rows, -1, False), None
+        ids, *found = ctx.saved_tensors
+        if torch.is_grad_enabled() or not kernels_apply(grad):
+            return torch.ops.aten.embedding_sparse_backward(grad, ids, ctx.shape[0], -1, False), None
+        segments = Segments(*found)
+        if ctx.padding_idx is not None:
+            segments = segments_of_equal_ids(ids.flatten(), drop=ctx.padding_idx)
+        values = sum_segments(grad.reshape(-1, ctx.shape[1]), segments)
+        return finished_gradient(segments.rows, values, ctx.shape), None
 
 
 _ATTRIBUTES = """shape dtype device layout ndim itemsize nbytes requires_grad is_leaf grad grad_fn _version _base

@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedlayer import RowAdamW, TokenEmbedding
 from embedlayer.kernels.kernel import Kernel, kernels_disabled
 from embedlayer.tables.lazy_adam import Betas, StepHistory, replay
-from embedlayer.tables.pending_updates import PendingUpdates, raw_weight
+from embedlayer.tables.pending_updates import SMALL_NUMEL, PendingUpdates, raw_weight
 from embedlayer.tables.sparse_gradient import segments_of_equal_ids, sum_segments
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -124,12 +125,13 @@ def test_all_rows_in_one_pass_are_those_of_torch_operators(dtype, moments) -> No
     assert torch.equal(ours.moment_steps, plain.moment_steps)
 
 
-def test_rows_with_more_terms_than_a_kernel_computes_are_left_to_torch_operators(left_out) -> None:
+@pytest.mark.parametrize("by_look_up", [False, True])
+def test_rows_with_more_terms_than_a_kernel_computes_are_left_to_torch_operators(left_out, by_look_up) -> None:
     history, width = recorded(Betas(0.9, 0.95, 1e-8), rates(400), 0.1), 600
     m, v = torch.ones(3, width).double(), torch.full((3, width), 1e-18).double()
     v[1] = 1e-9
     table = with_pending(history, [10] * 3, [10] * 3, m, v, dtype=torch.float32)
-    found = table.rows(0, 3).detach().double()
+    found = (table(torch.arange(300) % 3)[-3:] if by_look_up else table.rows(0, 3)).detach().double()
     assert left_out == [2]
     for row in range(3):
         start = (torch.zeros(width).double(), m[row], v[row])
@@ -153,6 +155,28 @@ def test_neither_threads_nor_repetitions_of_ids_change_the_result(dtype) -> None
         results.append(table.weight.detach().clone())
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("padding_idx", [None, 3])
+def test_a_look_up_by_kernels_has_the_rows_and_the_gradient_of_torch(dtype, padding_idx) -> None:
+    table = TokenEmbedding(90, 130, row_sparse=True, padding_idx=padding_idx, dtype=dtype)
+    optimizer = RowAdamW(table.parameters(), lr=1e-2)
+    for step in range(3):
+        ids, upstream = torch.randint(0, 90 - 40 * step, (4, 256)), torch.randn(4, 256, 130).to(dtype)
+        vectors = table(ids)
+        weight = table.weight.detach().double().requires_grad_()
+        expected = F.embedding(ids, weight, padding_idx)
+        assert torch.equal(vectors.double(), expected)
+        version = table.weight._version
+        assert torch.equal(table(ids).double(), expected)
+        assert table.weight._version == version
+        vectors.backward(upstream)
+        expected.backward(upstream.double())
+        close = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2.0**-8}[dtype]
+        torch.testing.assert_close(table.weight.grad.to_dense().double(), weight.grad, rtol=close, atol=1e-5)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -192,12 +216,16 @@ def test_each_kernel_runs_in_a_training_step(monkeypatch) -> None:
     monkeypatch.setattr(Kernel, "run", counted)
     table = TokenEmbedding(50, 4, row_sparse=True)
     optimizer = RowAdamW(table.parameters())
-    for ids in ([1, 2, 3], [1], [2, 2, 3]):
+    for ids in ([1, 2, 3], [1], [2, 2, 3], [1] * SMALL_NUMEL):
         runs.clear()
         table(torch.tensor(ids)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert runs == ["pending_rows", "apply_pending", "segments_of_equal_ids", "sum_segments", "adamw_step"]
+        if len(ids) == 3:
+            by_embedding = runs.copy()
+    of_segments = ["segments_of_equal_ids", "sum_segments"]
+    assert by_embedding == ["segments_of_equal_ids", "apply_pending", *of_segments, "adamw_step"]
+    assert runs == ["segments_of_equal_ids", "apply_pending", "sum_segments", "adamw_step"]
     runs.clear()
     np.testing.assert_array_equal(table.weight.detach().shape, (50, 4))
     assert runs == ["apply_pending"]
