@@ -705,12 +705,12 @@ class _LookUpRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, ids: Tensor) -> Tensor:
-        flat = ids.flatten()
+        flat, pending = ids.flatten(), pending_updates_of(weight)
+        assert pending is not None
         segments = segments_of_equal_ids(flat)
         ctx.save_for_backward(ids, *segments)
-        ctx.shape, ctx.padding_idx = weight.shape, weight.pending_updates.padding_idx
-        vectors: Tensor = weight.pending_updates.look_up(weight, flat, segments)
-        return vectors.view(*ids.shape, -1)
+        ctx.shape, ctx.padding_idx = weight.shape, pending.padding_idx
+        return pending.look_up(weight, flat, segments).view(*ids.shape, -1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
