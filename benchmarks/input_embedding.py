@@ -60,11 +60,10 @@ def embedding_rows() -> list[Row]:
     row_table = TokenEmbedding(vocab_size, width, scale="sqrt_dim", row_sparse=True)
     row_sparse = TransformerEmbedding(vocab_size, width, length, 0.1, table=row_table)
 
-    def still(layer: nn.Module) -> Callable[[], Tensor]:
+    def no_grad(layer: nn.Module) -> Callable[[], Tensor]:
         def run() -> Tensor:
             with torch.no_grad():
-                result: Tensor = layer.eval()(ids)
-            layer.train()
+                result: Tensor = layer(ids)
             return result
 
         return run
@@ -76,8 +75,8 @@ def embedding_rows() -> list[Row]:
     rows = []
     for what, competitors in {
         "evaluation": {
-            "embedlayer": still(ours),
-            "textbook": still(textbook),
+            "embedlayer": no_grad(ours),
+            "textbook": no_grad(textbook),
             "F.embedding alone": look_up,
         },
         "training, forward": {"embedlayer": lambda: ours(ids), "textbook": lambda: textbook(ids)},
@@ -87,6 +86,8 @@ def embedding_rows() -> list[Row]:
             "textbook": trained(textbook, ids, upstream),
         },
     }.items():
+        for layer in (ours, row_sparse, textbook):
+            layer.train(what != "evaluation")
         rows += timed(what, "GPT-2: (8, 1024) ids, 50,257 x 768, dropout 0.1", competitors)
     return rows
 

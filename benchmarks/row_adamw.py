@@ -42,8 +42,9 @@ class Competitor:
     apply_pending_every: int | None = None
 
 
-PEERS = (Competitor(OURS), Competitor(DENSE), Competitor(SPARSE), Competitor(OURS, betas=LOW_BETAS))
+ROW = (Competitor(OURS), Competitor(OURS, betas=LOW_BETAS), Competitor(OURS, YOUNG))
 CURRENT = Competitor(f"{OURS}(apply_pending_every=1)", apply_pending_every=1)
+PEERS = (Competitor(DENSE), Competitor(SPARSE))
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,14 @@ class Setting:
     model: str
     vocab_size: int
     embed_dim: int
-    competitors: tuple[Competitor, ...] = PEERS
-    rounds: int = 9
+    competitors: tuple[Competitor, ...] = (*ROW, *PEERS)
+    rounds: int = 15
     tokens_of: int | None = None
     """Draw the batches as from a vocabulary of this size, so that tables of different sizes see the same ones."""
 
 
 SETTINGS = (
-    Setting("GPT-2", 50_257, 768, (*PEERS, Competitor(OURS, YOUNG), CURRENT), rounds=15),
+    Setting("GPT-2", 50_257, 768, (*ROW, CURRENT, *PEERS)),
     Setting("Llama 3.2 1B", 128_256, 2048),
     Setting("V alone", 32_000, 256, (Competitor(OURS),), rounds=25, tokens_of=32_000),
     Setting("V alone", 512_000, 256, (Competitor(OURS),), rounds=25, tokens_of=32_000),
@@ -125,7 +126,7 @@ def steps_of(competitor: Competitor, setting: Setting, batches: list[Tensor]) ->
         return step_of(*aged(setting, competitor), batches)
     table = TokenEmbedding(*sizes, row_sparse=True)
     step = step_of(table, RowAdamW(table.parameters(), lr=1e-3, betas=competitor.betas), batches)
-    for _ in range(50 - setting.rounds - WARMUP):  # so that the last one measured is step 50
+    for _ in range(50 - 2 * (setting.rounds + WARMUP)):  # so that the last one measured is step 50
         step()
     return step
 
