@@ -222,7 +222,6 @@ def apply_pending(
     like = exp_avg[0, 0]
     roots, sums, values = empty_computed(width, like), empty_computed(width, like), empty_computed(width, like)
     where = np.empty(width, np.int64)
-    as_computed(1.0, like)
     for place_of_row in range(start, stop):
         row = rows[place_of_row]
         at, at_moments = value_steps[row], moment_steps[row]
