@@ -29,6 +29,8 @@ RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
 """glibc then returns freed blocks to the system at once, so that a peak is memory in use, and repeats itself."""
 SETTLED_MS = 200
 """A call that takes this long is hardly slower for what ran before it: less than one percent."""
+SLOW_MS = 10_000
+"""A call that takes this long is not repeated."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ def time_alternately(
 
     In its turn a competitor is called twice, and the second call counts. The first one finds the caches full of what
     the garbage collector and the competitor before have touched, and that one's threads still spinning; both can double
-    a millisecond. It counts where it takes longer than `SETTLED_MS`, and is the only one.
+    a millisecond. It counts where it takes longer than `SETTLED_MS`, and is the only one. A competitor that takes
+    `SLOW_MS` or more is called once in all.
 
     Returns:
         For each, the median `time_ms` with its 20th and 80th percentile.
@@ -54,11 +57,13 @@ def time_alternately(
     samples: dict[str, list[float]] = {name: [] for name in competitors}
     for turn in range(warmup + rounds):
         for name, run in competitors.items():
+            if samples[name] and samples[name][0] >= SLOW_MS:
+                continue
             gc.collect()
             elapsed = milliseconds(run)
             if elapsed < SETTLED_MS:
                 elapsed = milliseconds(run)
-            if turn >= warmup:
+            if turn >= warmup or elapsed >= SLOW_MS:
                 samples[name].append(elapsed)
     return {name: spread(times) for name, times in samples.items()}
 
@@ -164,6 +169,7 @@ def environment() -> Row:
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "device": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),

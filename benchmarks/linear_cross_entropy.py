@@ -16,6 +16,7 @@ from torch import Tensor
 from benchmarks.harness import Case, Row, added_mib, added_mib_apart, time_alternately
 from embedlayer.losses.cross_entropy import Impl
 from embedlayer.losses.linear_cross_entropy import linear_cross_entropy
+from embedlayer.losses.products import product_dtype
 
 MEMORY = """
 import sys
@@ -45,8 +46,8 @@ class Setting:
 
 SETTINGS = (
     Setting("gpt2", tokens=2048, vocab_size=50257, embed_dim=768, rounds=2),
-    Setting("llama-3-8b, width / 16", tokens=256, vocab_size=128256, embed_dim=256, slow=True),
-    Setting("gpt2", tokens=256, vocab_size=50257, embed_dim=768, dtype=torch.bfloat16, slow=True),
+    Setting("llama-3-8b, width / 16", tokens=256, vocab_size=128256, embed_dim=256, rounds=5, slow=True),
+    Setting("gpt2", tokens=256, vocab_size=50257, embed_dim=768, dtype=torch.bfloat16, rounds=9, slow=True),
     Setting("gpt2", tokens=2048, vocab_size=50257, embed_dim=768, dtype=torch.bfloat16, slow=True),
     Setting("embedlayer demo", tokens=1024, vocab_size=4096, embed_dim=192, rounds=5),
     Setting("embedlayer demo, few tokens", tokens=64, vocab_size=512, embed_dim=192, rounds=15),
@@ -143,8 +144,16 @@ def measure(place: int, setting: Setting) -> list[Row]:
     ]
 
 
+def takes_minutes(setting: Setting) -> bool:
+    """Whether a call of a peer takes minutes, as bfloat16 on a CPU without instructions for it."""
+    return setting.tokens > 256 and product_dtype(setting.dtype, "cpu") != setting.dtype
+
+
 def run() -> list[Row]:
-    return [row for place, setting in enumerate(SETTINGS) for row in measure(place, setting)]
+    chosen = [(place, setting) for place, setting in enumerate(SETTINGS) if not takes_minutes(setting)]
+    if len(chosen) < len(SETTINGS):
+        print("No rows for 2,048 tokens in bfloat16: this CPU has no instructions for it.", file=sys.stderr)
+    return [row for place, setting in chosen for row in measure(place, setting)]
 
 
 CASE = Case("Loss of a vocabulary head, forward and backward; memory that a step adds", run)

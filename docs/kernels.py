@@ -76,7 +76,8 @@ class Target:
         found = median(ratios)
         missed = goal is not None and (found < goal if self.faster else found > goal)
         text = f"{found:.3g}x"
-        return f"{f'**{text}**' if missed else text} ({min(ratios):.3g} to {max(ratios):.3g}, {len(ratios)} runs)"
+        runs = f"{min(ratios):.3g} to {max(ratios):.3g}, {len(ratios)} runs" if len(ratios) > 1 else "1 run"
+        return f"{f'**{text}**' if missed else text} ({runs})"
 
 
 def rows_of(case: str) -> list[dict[str, str]]:
@@ -105,9 +106,10 @@ def rotary(competitor: str, dtype: str = "float32") -> Conditions:
     return {"competitor": competitor, "what": "whole call", "dtype": dtype}
 
 
-def loss(competitor: str, tokens: int = 2048, dtype: str = "float32") -> Conditions:
-    """Pick a row of the case linear_cross_entropy."""
-    return {"competitor": competitor, "model": "gpt2", "tokens": str(tokens), "dtype": dtype}
+def loss(competitor: str, tokens: int = 2048, dtype: str = "float32", instructions: str = "") -> Conditions:
+    """Pick a row of the case linear_cross_entropy, from machines with these instructions if they are named."""
+    conditions = {"competitor": competitor, "model": "gpt2", "tokens": str(tokens), "dtype": dtype}
+    return {**conditions, "instructions": instructions} if instructions else conditions
 
 
 def look_up(competitor: str) -> Conditions:
@@ -152,9 +154,9 @@ TARGETS = [
     Target("loss, 2,048 tokens, float32, memory", "plain logits", "linear_cross_entropy",
            loss(CHUNKED), loss(PLAIN), idle=0.25, column="peak_mib"),
     *(
-        Target(f"loss, {tokens:,} tokens, bfloat16", "plain logits", "linear_cross_entropy",
-               loss(CHUNKED, tokens, "bfloat16"), loss(PLAIN, tokens, "bfloat16"), idle=1)
-        for tokens in (256, 2048)
+        Target(f"loss, {tokens:,} tokens, bfloat16, {instructions}", "plain logits", "linear_cross_entropy",
+               loss(CHUNKED, tokens, "bfloat16", instructions), loss(PLAIN, tokens, "bfloat16", instructions), idle=1)
+        for tokens, instructions in ((256, "AVX512"), (2048, "AVX512"), (256, "AVX2"))
     ),
     Target("look-up, int8", "`nn.Embedding`, float32", "quantized",
            look_up("embedlayer int8"), look_up("nn.Embedding float32"), idle=0.6),

@@ -41,8 +41,9 @@ def linear_cross_entropy(
     """Compute the cross entropy of the targets under `softmax(finish_logits(hidden @ weight.T))`, in nats.
 
     `loss_i = logsumexp(z_i) - z_i[target_i]`, in float32 or, for float64 input, in float64. Matrix products use the
-    dtype of `hidden` and `weight`, or of autocast; sums use the dtype of the loss. Ignored targets are dropped first.
-    An empty batch, and a batch with ignored targets only, has loss 0 and zero gradients.
+    dtype of `hidden` and `weight`, or of autocast, or float32 on a CPU without instructions for that dtype; sums use
+    the dtype of the loss. Ignored targets are dropped first. An empty batch, and a batch with ignored targets only, has
+    loss 0 and zero gradients.
 
     With `impl="chunked"` the gradients are computed in the forward pass, a chunk of tokens at a time. With
     `reduction="none"` the backward pass computes the logits of each chunk again. `impl="triton"` computes blocks of

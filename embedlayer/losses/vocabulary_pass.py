@@ -40,6 +40,7 @@ from embedlayer.losses.objective import (
     joined,
     stacked,
 )
+from embedlayer.losses.products import matrix_product, product_dtype, write_product
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -126,10 +127,7 @@ class _Head:
             out_RC.copy_(self.logits.block(x_CD, first + start, first + stop).detach().T)
             return
         rows = self.rows_VD[start:stop]
-        if rows.dtype == out_RC.dtype:
-            torch.mm(rows, x_CD.T, out=out_RC)
-        else:
-            out_RC.copy_(rows @ x_CD.T)
+        write_product(out_RC, rows, x_CD.T)
         if self.bias is not None:
             out_RC.add_(self.bias[start:stop].unsqueeze(1))
         if self.softcap is not None and self.bound is not None:
@@ -191,12 +189,11 @@ class _GradientSums:
         if self.weight is None:
             return
         here, narrow_RC = slice(start, start + len(dlogits_RC)), dlogits_RC.to(x_CD.dtype)
-        if self.residual is None:
-            _accumulate(self.weight[here], narrow_RC, x_CD, overwrite=chunk == 0)
-        elif chunk == 0:
-            torch.mm(narrow_RC, x_CD, out=self.weight[here])
+        if self.residual is None or chunk == 0:
+            write_product(self.weight[here], narrow_RC, x_CD, add=chunk > 0)
         else:
-            add_bfloat16_(self.weight[here], self.residual[here], narrow_RC @ x_CD, last=chunk == self.chunks - 1)
+            addend = matrix_product(narrow_RC, x_CD).to(self.weight.dtype)
+            add_bfloat16_(self.weight[here], self.residual[here], addend, last=chunk == self.chunks - 1)
 
     def add_to_hidden(self, dlogits_RC: Tensor, x_CD: Tensor, start: int) -> None:
         """Add the gradients of one block, or of all rows, to those of the hidden states of the chunk."""
@@ -205,17 +202,7 @@ class _GradientSums:
         if self.of_chunk is None:
             self.of_chunk = self.hidden.new_empty(x_CD.shape)
         rows_RD = self.rows_VD[start : start + len(dlogits_RC)]
-        _accumulate(self.of_chunk, dlogits_RC.to(x_CD.dtype).T, rows_RD, overwrite=start == 0)
-
-
-def _accumulate(total: Tensor, a: Tensor, b: Tensor, *, overwrite: bool) -> None:
-    """Compute `total += a @ b`, or `total = a @ b`; the product has the dtype of `a`, which may be narrower."""
-    if total.dtype == a.dtype:
-        total.addmm_(a, b, beta=0 if overwrite else 1)
-    elif overwrite:
-        total.copy_(a @ b)
-    else:
-        total.add_(a @ b)
+        write_product(self.of_chunk, dlogits_RC.to(x_CD.dtype).T, rows_RD, add=start > 0)
 
 
 class _Chunk(NamedTuple):
@@ -394,7 +381,8 @@ class VocabularyPass:
         self._allocate(step)
         whole = self._buffers(rows * step * self.ranks.size)
         found = []
-        at_once = whole[0].dtype == self.heads[0].hidden_ND.dtype  # another dtype is converted a block at a time
+        dtype = self.heads[0].hidden_ND.dtype
+        is_converted = {dtype, product_dtype(dtype, self._like.device.type)} != {whole[0].dtype}
         for number, chunk in enumerate(self._chunks(step)):
             tokens = sum(chunk.sizes)
             views = [buffer[: rows * tokens].view(rows, tokens) for buffer in whole]
@@ -411,9 +399,9 @@ class VocabularyPass:
                 self._dlogits_(sums, block, totals, grads_C, compiled)
                 start = block.start - self.partition.start
                 sums.add_to_rows(block.student, chunk.hidden[0], start, chunk=number)
-                if not at_once:
+                if is_converted:  # a block at a time
                     sums.add_to_hidden(block.student, chunk.hidden[0], start)
-            if at_once:
+            if not is_converted:
                 sums.add_to_hidden(views[0], chunk.hidden[0], 0)
             self._finish_chunk(sums, chunk)
         losses_N = torch.cat(found) if found else self._like.new_zeros(0)
