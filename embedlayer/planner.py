@@ -288,7 +288,8 @@ class EmbeddingPlan:
         - Without training: the logits of all tokens; of a sharded table, of one chunk of tokens.
         - Plain loss: the softmax of the logits and two gradients of it, in fp32.
         - Chunked loss: one chunk of logits in fp32, and as much again for a block of its rows. 16-bit weights add
-          that block in 16 bits, and a temporary fp32 copy of the head's gradient.
+          that block in 16 bits, and a temporary fp32 copy of the head's gradient. A CPU without instructions for
+          products of 16-bit numbers needs no such block.
         - Head tied to delta rows: four fp32 blocks of logits, of some tokens by some rows.
         """
         if not self.trained and self.vocab_parallel_size == 1:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from embedlayer.distributed.sharded import shard_table
 from embedlayer.errors import SizeError
 from embedlayer.formatting import format_bytes, format_parameters
 from embedlayer.layers.input import embed
+from embedlayer.losses import products
 from embedlayer.planner import (
     DTYPE_BITS,
     OPTIMIZER_MOMENTS,
@@ -185,10 +187,13 @@ def built(row: EmbeddingPlan) -> tuple[TokenTable, OutputHead, LearnedPositional
     return table, head, positions
 
 
-def step(row: EmbeddingPlan) -> dict[str, int]:
-    """Bytes of each part of one training step of a plan, measured; the blocks between the ends are left out."""
+def step(row: EmbeddingPlan, *, instructions: bool = True) -> dict[str, int]:
+    """Bytes of each part of one training step of a plan, measured; the blocks between the ends are left out.
+
+    `instructions`: whether the CPU is taken to have some for products of 16-bit numbers, as a plan says.
+    """
     memory, length = Memory(), 32
-    with memory:
+    with memory, mock.patch.object(products, "_cpu_multiplies", return_value=instructions):
         table, head, positions = built(row)
         parameters = list(dict.fromkeys([*table.parameters(), *head.parameters()]))
         if row.vocab_parallel_size > 1 and not row.tied:
@@ -258,6 +263,12 @@ def test_every_part_that_is_planned_is_measured_within_five_percent(name):
     for part, measured in found.items():
         if part in row.as_dict():
             assert getattr(row, part) == pytest.approx(measured, rel=0.05, abs=2000), part
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if "bfloat16, chunked" in name])
+def test_a_cpu_without_16_bit_products_needs_no_more_for_the_loss(name):
+    row = EmbeddingPlan(9000, 48, tokens=640, **PLANS[name])
+    assert step(row, instructions=False)["loss_bytes"] <= row.loss_bytes
 
 
 def test_gradient_optimizer_and_logits_are_those_of_plain_torch():

@@ -22,14 +22,14 @@ def product_dtype(dtype: torch.dtype, device: str) -> torch.dtype:
 
 
 def matrix_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return `a @ b` in the dtype `product_dtype` of `a`; for float32 of narrower matrices it is not rounded again."""
-    dtype = product_dtype(a.dtype, a.device.type)
+    """Return `a @ b` in the dtype `product_dtype` of `b`; float32 of narrower matrices is not rounded again."""
+    dtype = product_dtype(b.dtype, b.device.type)
     return a.to(dtype) @ b.to(dtype)
 
 
 def write_product(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> None:
-    """Compute `out = a @ b`, or `out += a @ b`, with `matrix_product`; `a` and `b` have one dtype, `out` any."""
-    if out.dtype == product_dtype(a.dtype, a.device.type):
+    """Compute `out = a @ b`, or `out += a @ b`, as `matrix_product` does; `a` and `out` may have another dtype."""
+    if out.dtype == product_dtype(b.dtype, b.device.type):
         out.addmm_(a.to(out.dtype), b.to(out.dtype), beta=1 if add else 0)
     elif add:
         out.add_(matrix_product(a, b))

@@ -188,11 +188,11 @@ class _GradientSums:
         """
         if self.weight is None:
             return
-        here, narrow_RC = slice(start, start + len(dlogits_RC)), dlogits_RC.to(x_CD.dtype)
+        here = slice(start, start + len(dlogits_RC))
         if self.residual is None or chunk == 0:
-            write_product(self.weight[here], narrow_RC, x_CD, add=chunk > 0)
+            write_product(self.weight[here], dlogits_RC, x_CD, add=chunk > 0)
         else:
-            addend = matrix_product(narrow_RC, x_CD).to(self.weight.dtype)
+            addend = matrix_product(dlogits_RC, x_CD).to(self.weight.dtype)
             add_bfloat16_(self.weight[here], self.residual[here], addend, last=chunk == self.chunks - 1)
 
     def add_to_hidden(self, dlogits_RC: Tensor, x_CD: Tensor, start: int) -> None:
@@ -202,7 +202,7 @@ class _GradientSums:
         if self.of_chunk is None:
             self.of_chunk = self.hidden.new_empty(x_CD.shape)
         rows_RD = self.rows_VD[start : start + len(dlogits_RC)]
-        write_product(self.of_chunk, dlogits_RC.to(x_CD.dtype).T, rows_RD, add=start > 0)
+        write_product(self.of_chunk, dlogits_RC.T, rows_RD, add=start > 0)
 
 
 class _Chunk(NamedTuple):
