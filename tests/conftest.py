@@ -3,6 +3,7 @@
 import gc
 import importlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -49,9 +50,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make `import numba` fail in the test processes under `--without-numba`."""
+    """Make `import numba` fail under `--without-numba`, in the test processes and in those that they start."""
     if config.getoption("--without-numba"):
         sys.modules["numba"] = None  # type: ignore[assignment]
+        first = str(Path(__file__).parent / "without_numba")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (first, os.environ.get("PYTHONPATH"))))
 
 
 def pytest_collection_finish() -> None:

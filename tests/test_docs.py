@@ -2,10 +2,8 @@
 
 import csv
 import doctest
-import importlib
 import importlib.util
 import inspect
-import pkgutil
 import re
 import runpy
 import subprocess
@@ -15,15 +13,13 @@ from statistics import median
 
 import pytest
 import torch
+from package_modules import NAMES, import_or_skip
 
 import embedlayer
 from embedlayer.cli import demo
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MODULES = [
-    module.name for module in pkgutil.walk_packages(embedlayer.__path__, "embedlayer.") if "__main__" not in module.name
-]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "gallery.md"], ids=lambda page: page.name)
@@ -52,12 +48,10 @@ def example_names() -> dict:
     return {**names, "torch": torch, "model": model, "corpus": corpus, "tokenizer": tokenizer}
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_examples_in_docstrings_run(name, example_names, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    if "triton" in name:
-        pytest.importorskip("triton", reason="the package triton is missing")
-    module = importlib.import_module(name)
+    module = import_or_skip(name)
     finder, runner = doctest.DocTestFinder(exclude_empty=True), doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     for test in finder.find(module, globs={**example_names, **vars(module)}):
         runner.run(test)

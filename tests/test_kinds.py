@@ -2,12 +2,11 @@
 
 import inspect
 import json
-import pkgutil
-from importlib import import_module
 
 import pytest
 import torch
 from kinds import LAYERS, POSITIONS, TABLES, UNTIED_HEADS
+from package_modules import package_modules
 
 import embedlayer
 from embedlayer import CheckpointError, DecoderLM, Position, TokenEmbedding
@@ -23,9 +22,7 @@ ABSTRACT = {"Described", "Pretrained", "AdditivePosition", "RotaryScaling"}
 
 
 def savable_classes() -> set[type]:
-    for module in pkgutil.walk_packages(embedlayer.__path__, "embedlayer."):
-        if module.name.rpartition(".")[2] != "__main__":
-            import_module(module.name)
+    list(package_modules())  # classes are known once they are imported
     found, waiting = set(), [Described]
     while waiting:
         cls = waiting.pop()

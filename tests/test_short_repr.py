@@ -1,16 +1,14 @@
 """Records print as one line."""
 
 import dataclasses
-import importlib
 import inspect
-import pkgutil
 import re
 from collections.abc import Iterator
 
 import pytest
 import torch
+from package_modules import package_modules
 
-import embedlayer
 from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, train_tokenizer
 from embedlayer.analysis import table_health
 from embedlayer.short_repr import short_repr
@@ -20,10 +18,7 @@ from embedlayer.vocab import add_tokens
 
 def records() -> Iterator[type]:
     """Every dataclass and named tuple of the package."""
-    for found in pkgutil.walk_packages(embedlayer.__path__, "embedlayer."):
-        if "__main__" in found.name or "triton" in found.name:
-            continue
-        module = importlib.import_module(found.name)
+    for module in package_modules():
         for value in vars(module).values():
             is_own = isinstance(value, type) and value.__module__ == module.__name__
             if is_own and (dataclasses.is_dataclass(value) or hasattr(value, "_fields")):
