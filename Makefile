@@ -9,9 +9,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 demo: $(VENV)/.installed  ## train an embedding layer on text that Python carries (a minute or so)
 	@$(BIN)/embedlayer demo --output out/demo
 
-explore: $(VENV)/.installed  ## look at the demo's result in the browser; trains it first if need be
+explore: $(VENV)/.installed  ## learn what an embedding is, in the browser, and look at the demo's result; trains it first if need be
 	@test -f out/demo/config.json || $(BIN)/embedlayer demo --output out/demo
-	@$(BIN)/embedlayer explore out/demo
+	@$(BIN)/embedlayer explore out/demo --view learn
 
 test: $(VENV)/.installed-dev  ## run the test suite
 	@$(BIN)/python -m pytest

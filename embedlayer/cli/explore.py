@@ -4,21 +4,31 @@ from pathlib import Path
 
 import click
 
+import embedlayer.explorer
 from embedlayer.cli.options import SOURCE, tokenizer_option
+
+VIEWS = sorted(file.stem for file in (Path(embedlayer.explorer.__file__).parent / "page" / "views").glob("*.js"))
+"""Names of the page's views: each is a module of the page."""
 
 
 @click.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...", type=SOURCE)
 @tokenizer_option
 @click.option("--port", default=0, show_default="a free one", help="Port to serve on, on this machine only.")
+@click.option("--view", type=click.Choice(VIEWS), help="View to open first; the map if there is none.")
 @click.option("--no-browser", is_flag=True, help="Print the address and open no browser.")
 @click.option("--export", "export_to", type=click.Path(path_type=Path), help="Write one HTML file and serve nothing.")
 def explore(
-    sources: tuple[Path, ...], tokenizer_from: Path | None, port: int, no_browser: bool, export_to: Path | None
+    sources: tuple[Path, ...],
+    tokenizer_from: Path | None,
+    port: int,
+    view: str | None,
+    no_browser: bool,
+    export_to: Path | None,
 ) -> None:
     """Look at tables in the browser.
 
-    The views are map, pipeline, positions, comparison, health and training.
+    The views are map, pipeline, positions, comparison, health, training, and learn: a story that explains embeddings.
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
     Nothing leaves this machine.
@@ -28,6 +38,10 @@ def explore(
     from embedlayer.explorer.server import serve
     from embedlayer.sources import open_model
 
+    if view is not None and export_to is not None:
+        raise click.UsageError(
+            f"--view is for a page that is served. Open the exported file with #{view} behind its name."
+        )
     opened = [open_model(source, tokenizer_from) for source in sources]
     if export_to is not None:
         from embedlayer.explorer.export import write_page
@@ -37,6 +51,7 @@ def explore(
         return
 
     def show(address: str) -> None:
+        address += f"#{view}" if view else ""
         click.echo(f"The page is at {address} (Ctrl-C ends it)")
         if not no_browser:
             import webbrowser

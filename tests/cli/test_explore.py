@@ -12,6 +12,8 @@ import torch
 from commands import run
 
 from embedlayer.checkpoints import write_vectors
+from embedlayer.cli.explore import VIEWS
+from embedlayer.explorer.server import page_files
 
 
 @pytest.fixture
@@ -21,14 +23,14 @@ def table(tmp_path):
 
 
 def test_the_page_is_served_until_ctrl_c(table):
-    command = [sys.executable, "-m", "embedlayer", "explore", str(table), "--no-browser"]
+    command = [sys.executable, "-m", "embedlayer", "explore", str(table), "--no-browser", "--view", "learn"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
         try:
             said = process.stdout.readline()
-            port = int(re.search(r"http://127\.0\.0\.1:(\d+)/", said)[1])
+            port = int(re.search(r"http://127\.0\.0\.1:(\d+)/#learn ", said)[1])
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             connection.request("GET", "/data/tokens")
             assert b'"fish"' in connection.getresponse().read()
@@ -37,6 +39,11 @@ def test_the_page_is_served_until_ctrl_c(table):
             assert (process.wait(60), process.stderr.read()) == (0, "")
         finally:
             process.kill()
+
+
+def test_the_views_are_those_of_the_page():
+    views = {name: text.decode() for name, text in page_files().items() if name.startswith("views/")}
+    assert sorted(re.search(r'^  id: "(\w+)",$', text, flags=re.M)[1] for text in views.values()) == VIEWS
 
 
 def test_export_writes_one_file_and_serves_nothing(table, tmp_path, capsys):
@@ -52,6 +59,8 @@ def test_export_writes_one_file_and_serves_nothing(table, tmp_path, capsys):
         (["{tmp}/nowhere"], 1, "nowhere"),
         (["{tmp}/cats.txt", "--tokenizer", "{tmp}/none.json"], 1, "none.json"),
         (["{tmp}/cats.txt", "--port", "99999", "--no-browser"], 1, "99999"),
+        (["{tmp}/cats.txt", "--view", "lesson"], 2, "'lesson' is not one of"),
+        (["{tmp}/cats.txt", "--view", "learn", "--export", "{tmp}/page.html"], 2, "#learn"),
     ],
 )
 def test_bad_input_ends_with_a_sentence(table, tmp_path, capsys, arguments, code, message):

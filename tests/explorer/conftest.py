@@ -127,3 +127,25 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 def of_run(run: RunDirectory) -> OpenedModel:
     """The run, opened."""
     return open_model(run.path)
+
+
+@pytest.fixture(scope="module")
+def in_page(browser: Any, serve: Callable[..., str]) -> Iterator[Callable[..., Any]]:
+    """Evaluate an expression with modules of the page: `in_page({"m": "math.js"}, "m.dot(a, b)", a=..., b=...)`."""
+    url = serve(OpenedModel("table", TokenEmbedding(4, 4)))
+    context = browser.new_context(bypass_csp=True)
+    page = context.new_page()
+    page.goto(url)
+
+    def evaluate(modules: dict[str, str], expression: str, **values: Any) -> Any:
+        imports = "".join(f'const {name} = await import("{url}{path}");' for name, path in modules.items())
+        code = f"""async ({{ {", ".join(values)} }}) => {{
+            {imports}
+            const plain = (v) => ArrayBuffer.isView(v) ? Array.from(v) : Array.isArray(v) ? v.map(plain)
+                : v && v.data ? {{ ...v, data: Array.from(v.data) }} : v;
+            return plain({expression});
+        }}"""
+        return page.evaluate(code, values)
+
+    yield evaluate
+    context.close()

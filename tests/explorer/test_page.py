@@ -21,6 +21,7 @@ VIEWS = {
     "compare": ".map-over",
     "health": ".list-scroll, .panel",
     "training": ".chart canvas",
+    "learn": ".learn-picture input",
 }
 TOKENS = [" dog", " dogs", "dog", "hotdog", " cat", "Zürich", "日本", "<0xE2><0x96>", "</s>", "", " 42", "##ing"]
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -123,25 +124,9 @@ def test_a_table_without_a_tokenizer_and_layers_of_several_kinds_are_described()
 
 
 @pytest.fixture(scope="module")
-def maths(browser, serve):
+def maths(in_page):
     """Evaluate an expression with `math.js` and `schemes.js` in a browser: `maths("m.dot(a, b)", a=..., b=...)`."""
-    url = serve(OpenedModel("table", TokenEmbedding(4, 4)))
-    context = browser.new_context(bypass_csp=True)
-    page = context.new_page()
-    page.goto(url)
-
-    def evaluate(expression, **values):
-        code = f"""async ({{ {", ".join(values)} }}) => {{
-            const m = await import("{url}math.js");
-            const s = await import("{url}schemes.js");
-            const plain = (v) => ArrayBuffer.isView(v) ? Array.from(v) : Array.isArray(v) ? v.map(plain)
-                : v && v.data ? {{ ...v, data: Array.from(v.data) }} : v;
-            return plain({expression});
-        }}"""
-        return page.evaluate(code, values)
-
-    yield evaluate
-    context.close()
+    return partial(in_page, {"m": "math.js", "s": "schemes.js"})
 
 
 @pytest.mark.browser

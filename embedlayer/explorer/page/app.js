@@ -7,6 +7,7 @@ import { changed, formatHash, parseHash } from "./state.js";
 import { startTheme, switchTheme, theme } from "./theme.js";
 import { view as compare } from "./views/compare.js";
 import { view as health } from "./views/health.js";
+import { view as learn } from "./views/learn.js";
 import { view as map } from "./views/map.js";
 import { view as pipeline } from "./views/pipeline.js";
 import { view as positions } from "./views/positions.js";
@@ -14,9 +15,9 @@ import { view as training } from "./views/training.js";
 
 /** @import { Data, Manifest, OpenView, SourceManifest, View, ViewContext, ViewState } from "./types" */
 
-const VIEWS = [map, pipeline, positions, compare, health, training];
+const VIEWS = [map, pipeline, positions, compare, health, training, learn];
 /** @type {[string, string][]} */
-const KEYS = [["1 … 6", "go to a view"], ["t", "light or dark"], ["/", "search"], ["?", "this list"]];
+const KEYS = [["1 … 7", "go to a view"], ["t", "light or dark"], ["/", "search"], ["?", "this list"]];
 /** @type {Record<string, [string, string]>} */
 const MISSING = {
   input: ["Only the table was read", "The model family of this checkpoint is not known, or a part of its embedding "

@@ -55,8 +55,8 @@ function twoPositions(scene) {
     h("p", { class: "pipe-fact" }, wave ? neighbourFact(scheme) : null));
 }
 
-/** @param {Scheme} scheme @param {Float64Array} vector */
-function dimensionSeries(scheme, vector) {
+/** Return the dimensions of a vector as series of dots. @param {Scheme} scheme @param {Float64Array} vector */
+export function dimensionSeries(scheme, vector) {
   if (!isWave(scheme)) return [{ name: "value", colour: 0, values: vector, dots: true }];
   return [["sine", "sin"], ["cosine", "cos"]].map(([name, part], colour) => ({
     name, colour, values: vector.map((value, d) => (scheme.part(d) === part ? value : NaN)), dots: true,

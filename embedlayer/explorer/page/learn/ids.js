@@ -1,0 +1,113 @@
+/** Scene: a text becomes a list of IDs. */
+
+import { h } from "../dom.js";
+import { chip } from "../pipeline/pictures.js";
+import { PADDING, UNKNOWN, WORDS, tokenize } from "./words.js";
+
+/** @import { Child, Pipeline } from "../types" */
+/** @import { Scene, Stage } from "./stage.js" */
+
+const START = "the cat sat";
+const [WAIT, MOST_SHOWN] = [350, 40]; // milliseconds, tokens
+
+/** @type {Scene} */
+export const scene = {
+  id: "ids",
+  name: "Text to IDs",
+  question: "How does a text become numbers?",
+  sentences: [
+    "A model cannot read letters. A tokenizer splits the text into tokens and looks up the number of each token in a "
+    + "fixed list: the vocabulary. That number is the token's ID.",
+    "The ID says which entry of the list it is, and nothing else: 5 is not more than 4, and cat is not near on.",
+  ],
+  task: "Write a sentence of known words in which one word occurs twice. Does it get the same ID both times?",
+  draw,
+};
+
+/** @param {Stage} stage */
+function draw(stage) {
+  const chips = h("ol", { class: "pipe-chips learn-flow", "aria-label": "Tokens and IDs" });
+  const vocabulary = h("ol", { class: "learn-vocabulary", "aria-label": "The vocabulary" });
+  const own = ownTokens(stage);
+  const input = h("input", {
+    type: "text", id: "learn-text", value: stage.text("text", START), maxLength: 200, autocomplete: "off",
+    spellcheck: false, onInput: () => update(),
+  });
+  const update = () => {
+    const text = input.value;
+    const tokens = tokenize(text);
+    stage.set({ text: text === START ? null : text });
+    chips.replaceChildren(...tokens.map(({ word, id }) => h("li", { class: "pipe-chip learn-big" },
+      h("span", null, word), h("small", null, `ID ${id}`))));
+    vocabulary.replaceChildren(...WORDS.map((word, id) => h("li", {
+      class: tokens.some((token) => token.id === id) ? "learn-used" : null,
+    }, h("b", null, String(id)), word)));
+    stage.judge(...verdict(tokens));
+    own.show(text);
+  };
+  update();
+  return [
+    h("div", { class: "pipe-entry" }, h("label", { class: "note", for: "learn-text" }, "Text"), input), chips,
+    h("section", { class: "learn-part" }, h("h3", null, "The vocabulary of this story: ten words"), vocabulary),
+    own.element,
+  ];
+}
+
+/** @param {{word: string, id: number}[]} tokens @returns {[boolean, ...Child[]]} */
+function verdict(tokens) {
+  const unknown = tokens.find(({ id }) => id === UNKNOWN);
+  if (unknown) {
+    return [false, `“${unknown.word}” is not in the vocabulary: it becomes <unk>, ID ${UNKNOWN}. The word is lost.`];
+  }
+  const ids = tokens.map(({ id }) => id);
+  const twice = tokens.find(({ id }, place) => id !== PADDING && ids.indexOf(id) !== place);
+  if (!twice) return [false, "No word occurs twice yet."];
+  return [true, `“${twice.word}” has ID ${twice.id} each time. The same token always gets the same row of the table.`];
+}
+
+/** Show the tokens of the source's own tokenizer. @param {Stage} stage */
+function ownTokens(stage) {
+  const { manifest, data } = stage.context;
+  const body = h("div", { class: "learn-own" });
+  const element = h("section", { class: "learn-part" },
+    h("h3", null, `The same text in the tokenizer of ${manifest.title}`), body);
+  let waiting = 0;
+  let asked = "";
+  stage.onClose(() => clearTimeout(waiting));
+  /** @param {string} text */
+  const ask = async (text) => {
+    asked = text;
+    /** @type {Child} */
+    let found;
+    try {
+      found = ownChips(await data.load("pipeline", { text }));
+    } catch (error) {
+      found = h("p", { class: "note" }, manifest.exported
+        ? "This exported page holds the tokens of a few texts only, see the view Pipeline. Other texts need the model."
+        : /** @type {Error} */ (error).message);
+    }
+    if (asked === text) body.replaceChildren(found);
+  };
+  return {
+    element,
+    /** @param {string} text */
+    show: (text) => {
+      clearTimeout(waiting);
+      if (!manifest.has.includes("tokenizer")) {
+        const reason = "This source has a table and no tokenizer. --tokenizer FILE adds one.";
+        return body.replaceChildren(h("p", { class: "note" }, reason));
+      }
+      if (!text.trim()) return body.replaceChildren();
+      waiting = setTimeout(() => ask(text), body.childElementCount ? WAIT : 0);
+    },
+  };
+}
+
+/** @param {Pipeline} pipeline */
+function ownChips({ tokens, vocab_size: size }) {
+  return h("div", null,
+    h("ol", { class: "pipe-chips" },
+      tokens.slice(0, MOST_SHOWN).map((each) => h("li", null, chip(each, { id: each.id })))),
+    h("p", { class: "note" }, `${tokens.length} tokens; the vocabulary has ${size.toLocaleString("en")}. Real ones `
+      + "also contain parts of words, so that no text is unknown. A dot is a space."));
+}

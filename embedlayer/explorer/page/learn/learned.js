@@ -1,0 +1,91 @@
+/** Scene: learned beside sinusoidal position vectors. */
+
+import { HeatMap } from "../charts/heat.js";
+import { h, slider } from "../dom.js";
+import { cosine, fromRows, sinusoid } from "../math.js";
+import { startRow } from "./inputs.js";
+import { claimList, fixed } from "./parts.js";
+
+/** @import { Child } from "../types" */
+/** @import { Scene, Stage } from "./stage.js" */
+
+const [DIM, ROWS, MOST] = [32, 50, 80];
+const NO_ROW = new Float64Array(DIM).fill(NaN);
+
+/** @type {Scene} */
+export const scene = {
+  id: "learned",
+  name: "Learned or sinusoidal",
+  question: "Learned or sinusoidal positions: what is the difference?",
+  sentences: [
+    `A learned scheme is a second table: ${ROWS} rows of ${DIM} numbers, random at the start (here as nn.Embedding `
+    + "draws them, standard deviation 1) and then trained.",
+    "A sinusoidal scheme is a formula without parameters. Make the text longer, and see which scheme has a vector for "
+    + "each position.",
+  ],
+  task: "Set the longest text for which the learned table has a row for each token.",
+  draw,
+};
+
+/** @param {Stage} stage */
+function draw(stage) {
+  let length = Math.round(stage.number("length", 20, 1, MOST));
+  const [left, right] = ["learned", "sinusoidal"].map((name) => new HeatMap({
+    label: `${name} vectors`, unit: "value", axes: ["dimension", "position"], cellHeight: 2.5,
+    rowName: (p) => `position ${p}`, columnName: (d) => `dimension ${d}`,
+  }));
+  const fact = h("p", { class: "pipe-fact", "data-value": "length" });
+  const claims = claimList();
+  claims.show(claimsOf());
+  const update = () => {
+    stage.set({ length: length === 20 ? null : length });
+    const shade = (/** @type {number} */ r) => r < length && r >= ROWS;
+    left.show(rowsOf(length, (p) => (p < ROWS ? startRow("position", p, DIM, 1) : NO_ROW)), { limit: 2.5, shade });
+    right.show(rowsOf(length, (p) => sinusoid(p, DIM)), { limit: 1 });
+    const missing = Math.max(0, length - ROWS);
+    fact.textContent = missing
+      ? `Positions ${ROWS} to ${length - 1} have no learned row: PyTorch raises an IndexError.`
+      : `A text of ${length} tokens: positions 0 to ${length - 1} have a vector in both schemes.`;
+    stage.judge(length === ROWS, length === ROWS
+      ? `${ROWS} tokens are positions 0 to ${ROWS - 1}. The token after them has no row.`
+      : missing ? `${missing} positions have no learned row.` : "A longer text is possible.");
+  };
+  const size = slider({
+    label: "Length of the text, tokens", min: 1, max: MOST, value: length,
+    onInput: (value) => {
+      length = value;
+      update();
+    },
+  });
+  update();
+  return [
+    size, h("div", { class: "learn-pair" },
+      h("div", null, h("h3", null, `Learned, before training: ${(ROWS * DIM).toLocaleString("en")} parameters`),
+        stage.keep(left)),
+      h("div", null, h("h3", null, "Sinusoidal: 0 parameters"), stage.keep(right))), fact, claims.element,
+  ];
+}
+
+/**
+ * Return the vectors of the positions of a text, and missing ones after it.
+ * @param {number} length
+ * @param {(p: number) => ArrayLike<number>} vector
+ */
+function rowsOf(length, vector) {
+  return fromRows(Array.from({ length: MOST }, (_, p) => (p < length ? vector(p) : NO_ROW)));
+}
+
+/** @returns {[string, boolean, ...Child[]][]} */
+function claimsOf() {
+  const learned = cosine(startRow("position", 0, DIM), startRow("position", 1, DIM));
+  const fixedOnes = cosine(sinusoid(0, DIM), sinusoid(1, DIM));
+  return [
+    ["Learned embeddings start random; sinusoidal ones encode relative positions.", true,
+      `Cosine of positions 0 and 1: ${fixed(learned)} learned, ${fixed(fixedOnes)} sinusoidal. Training must find the `
+      + "order of the learned rows by itself."],
+    ["Sinusoidal embeddings can extrapolate.", false, "They have a vector for every position, but a model that never "
+      + "saw those positions gets worse on them. The documentation of this library measures it."],
+    ["Learned ones need memory, sinusoidal ones none.", true, "50 · 32 = 1,600 numbers against 0. GPT-2 has "
+      + "1,024 · 768 = 786,432, which is 0.6 % of the model."],
+  ];
+}

@@ -1,0 +1,148 @@
+/** Scene: what a table costs, and what tying saves. */
+
+import { h, select } from "../dom.js";
+import { check, claimList, fixed } from "./parts.js";
+
+/** @import { Child } from "../types" */
+/** @import { Scene, Stage } from "./stage.js" */
+
+/** @type {Record<string, number>} bytes of a number */
+export const BYTES = { float32: 4, bfloat16: 2, int8: 1, int4: 0.5 };
+
+/** @type {{name: string, vocab: number, dim: number, said: string, note: string}[]} */
+export const TABLES = [
+  { name: "GPT-2 small", vocab: 50257, dim: 768, said: "38.6M, 147 MB", note: "these are MiB" },
+  { name: "LLaMA 7B", vocab: 32000, dim: 4096, said: "131M, 500 MB", note: "these are MiB" },
+  { name: "LLaMA 70B", vocab: 32000, dim: 8192, said: "262M, 1 GB", note: "1,000 MiB or 1.05 GB" },
+  { name: "Tiny", vocab: 1000, dim: 64, said: "0.2 MB", note: "these are MiB" },
+  { name: "Small", vocab: 8000, dim: 256, said: "7.8 MB", note: "these are MiB" },
+  { name: "Medium", vocab: 32000, dim: 512, said: "62.5 MB", note: "these are MiB" },
+  { name: "“Large (GPT-2)”", vocab: 50000, dim: 768, said: "146.5 MB", note: "GPT-2 has 50,257 rows" },
+  { name: "“Large (LLaMA)”", vocab: 100000, dim: 4096, said: "1562.5 MB", note: "no LLaMA has 100,000 rows" },
+];
+const START = { vocab: 32000, dim: 4096, dtype: "float32", tied: false };
+const [WANTED, MIB] = [250, 1024 * 1024];
+const SIZE = new Intl.NumberFormat("en", { maximumFractionDigits: 1, minimumFractionDigits: 1 });
+
+/** @type {Scene} */
+export const scene = {
+  id: "memory",
+  name: "Memory and tying",
+  question: "What does a table cost?",
+  sentences: [
+    "A table of V rows and D columns has V · D numbers. An untied model has a second such table in its output head; a "
+    + "tied one uses the same table twice.",
+    "1 MB is 1,000,000 bytes, 1 MiB is 1,048,576. The two differ by 5 %, and by 7 % for GB and GiB.",
+  ],
+  task: `Bring the model to ${WANTED} MiB. Leave the vocabulary and the width as they are.`,
+  draw,
+};
+
+/**
+ * Return the parameters and the bytes of input table and output head.
+ * @param {{vocab: number, dim: number, dtype: string, tied: boolean}} model
+ */
+export function costOf({ vocab, dim, dtype, tied }) {
+  const parameters = vocab * dim * (tied ? 1 : 2);
+  return { parameters, bytes: parameters * BYTES[dtype] };
+}
+
+/** @param {Stage} stage */
+function draw(stage) {
+  const dtype = stage.text("dtype", START.dtype);
+  const model = {
+    vocab: Math.round(stage.number("vocab", START.vocab, 1, 1e7)),
+    dim: Math.round(stage.number("dim", START.dim, 1, 1e5)),
+    dtype: BYTES[dtype] ? dtype : START.dtype, tied: stage.text("tied") === "1",
+  };
+  const result = h("output", { class: "learn-cost", "data-value": "cost" });
+  const body = h("tbody");
+  const update = () => {
+    stage.set({
+      vocab: model.vocab === START.vocab ? null : model.vocab, dim: model.dim === START.dim ? null : model.dim,
+      dtype: model.dtype === START.dtype ? null : model.dtype, tied: model.tied ? "1" : null,
+    });
+    const { parameters, bytes } = costOf(model);
+    result.replaceChildren(h("b", null, `${SIZE.format(bytes / MIB)} MiB`), ` = ${SIZE.format(bytes / 1e6)} MB, `
+      + `${parameters.toLocaleString("en")} parameters: ${model.tied ? "one table" : "input table + output head"}`);
+    body.replaceChildren(...TABLES.map((each) => lineOf(each, model.dtype)));
+    stage.judge(...verdict(model, bytes));
+  };
+  const controls = controlsOf(model, update);
+  const claims = claimList();
+  claims.show(claimsOf());
+  update();
+  const head = ["", "V", "D", "parameters", "MiB", "MB", "the lesson says"].map((text, i) =>
+    h("th", { class: i && i < 6 ? "number" : null }, text));
+  return [
+    controls, result,
+    h("div", { class: "scroll" }, h("table", { class: "learn-table" }, h("thead", null, h("tr", null, head)), body)),
+    claims.element,
+  ];
+}
+
+/** @param {{vocab: number, dim: number, dtype: string, tied: boolean}} model @param {() => void} update */
+function controlsOf(model, update) {
+  /** @param {string} label @param {"vocab" | "dim"} key @param {number} most */
+  const field = (label, key, most) => {
+    const input = h("input", {
+      type: "number", min: 1, max: most, value: String(model[key]), onInput: () => {
+        const value = Math.round(Number(input.value));
+        if (value >= 1 && value <= most) model[key] = value;
+        update();
+      },
+    });
+    return h("label", { class: "field" }, h("span", null, label), input);
+  };
+  return h("div", { class: "learn-controls" }, field("Vocabulary V", "vocab", 1e7), field("Width D", "dim", 1e5),
+    select({
+      label: "Type of number", value: model.dtype,
+      options: Object.entries(BYTES).map(([name, bytes]) => [name, `${name}, ${bytes} bytes`]),
+      onChange: (value) => {
+        model.dtype = value;
+        update();
+      },
+    }),
+    check("tied to the output head", model.tied, (value) => {
+      model.tied = value;
+      update();
+    }));
+}
+
+/** @param {typeof TABLES[number]} table @param {string} dtype */
+function lineOf({ name, vocab, dim, said, note }, dtype) {
+  const { parameters, bytes } = costOf({ vocab, dim, dtype, tied: true });
+  const numbers = [vocab, dim, parameters].map((value) => value.toLocaleString("en"));
+  const sizes = [bytes / MIB, bytes / 1e6].map((value) => SIZE.format(value));
+  return h("tr", null, h("th", null, name), [...numbers, ...sizes].map((text) => h("td", { class: "number" }, text)),
+    h("td", { class: "learn-said" }, said, h("small", null, ` ${note}`)));
+}
+
+/**
+ * @param {{vocab: number, dim: number, dtype: string, tied: boolean}} model
+ * @param {number} bytes
+ * @returns {[boolean, ...Child[]]}
+ */
+function verdict(model, bytes) {
+  const size = `${SIZE.format(bytes / MIB)} MiB.`;
+  if (model.vocab !== START.vocab || model.dim !== START.dim) {
+    return [false, `${size} The vocabulary must be 32,000 and the width 4,096.`];
+  }
+  if (bytes !== WANTED * MIB) return [false, `${size} Wanted: ${WANTED} MiB.`];
+  return [true, model.tied ? `${size} Tying halves it, and two bytes a number halve it again.`
+    : `${size} One byte a number is a quarter of four.`];
+}
+
+/** @returns {[string, boolean, ...Child[]][]} */
+function claimsOf() {
+  const { parameters: untied } = costOf({ vocab: 1000, dim: 256, dtype: "float32", tied: false });
+  return [
+    ["Weight tying halves the embedding parameter count.", true, `V = 1,000, D = 256: ${untied.toLocaleString("en")} `
+      + `parameters untied, ${(untied / 2).toLocaleString("en")} tied.`],
+    ["GPT-2, LLaMA and most modern models tie their weights.", false,
+      "GPT-2 does. LLaMA 7B and 70B do not; Llama 3.2 1B and 3B do. Small models tie, large ones mostly do not."],
+    ["Embeddings are often the largest single component.", false,
+      `GPT-2 small: ${fixed(100 * 38597376 / 124439808, 0)} % of 124.4 million parameters. LLaMA 7B: `
+      + `${fixed(100 * 131072000 / 6738415616, 1)} % of 6.74 billion for the input table.`],
+  ];
+}

@@ -1,0 +1,103 @@
+/** Scene: a one-hot vector times the table selects one row. */
+
+import { h } from "../dom.js";
+import { matrix } from "../math.js";
+import { claimList, fixed, numberTable } from "./parts.js";
+import { normalMatrix } from "./random.js";
+import { WORDS } from "./words.js";
+
+/** @import { Child, Matrix } from "../types" */
+/** @import { Scene, Stage } from "./stage.js" */
+
+export const DIM = 4;
+
+/** The table W of the first scenes, 10 x 4; row 0 is the padding row. */
+export function smallTable() {
+  const table = normalMatrix(WORDS.length, DIM, 0.5, 9);
+  table.data.fill(0, 0, DIM);
+  return table;
+}
+
+/** @type {Scene} */
+export const scene = {
+  id: "onehot",
+  name: "One-hot × W",
+  question: "What does “look up row 3” multiply?",
+  sentences: [
+    "Write the ID as a one-hot vector e: ten numbers, a single 1 at the ID. Multiply each of them by its row of the "
+    + "table W, and add up the ten rows.",
+    "All 40 products are shown. Those of nine rows are 0, so the sum is the row itself.",
+  ],
+  task: "Choose the ID whose row has the largest number in column 0.",
+  draw,
+};
+
+/** @param {Stage} stage */
+function draw(stage) {
+  const table = smallTable();
+  let chosen = Math.round(stage.number("id", 3, 0, WORDS.length - 1));
+  const buttons = WORDS.map((word, id) => h("button", {
+    type: "button", class: "learn-row", title: word, onClick: () => choose(id),
+  }, h("b", null, String(id)), h("span", null, word)));
+  const { onehot, weights, products } = tablesOf(buttons);
+  const fact = h("p", { class: "pipe-fact", "data-value": "sum" });
+  const claims = claimList();
+  const update = () => {
+    stage.set({ id: chosen === 3 ? null : chosen });
+    buttons.forEach((button, id) => button.setAttribute("aria-pressed", String(id === chosen)));
+    const mark = (/** @type {number} */ r) => r === chosen;
+    onehot.show(matrix(WORDS.length, 1, (r) => Number(r === chosen)), { mark, plainZeros: true });
+    weights.show(table, { mark });
+    const all = withSum(table.data, chosen);
+    products.show(all, { mark: (r) => mark(r) || r === WORDS.length, plainZeros: chosen !== 0 });
+    fact.textContent = `e · W = [${Array.from(all.data.slice(-DIM), (v) => fixed(v, 2)).join(", ")}] = W[${chosen}]`;
+    claims.show([["Only one row of W participates.", true,
+      `36 of the 40 products are 0. nn.Embedding copies row ${chosen} and multiplies nothing; the result is equal.`]]);
+    stage.judge(...verdict(table, chosen));
+  };
+  /** @param {number} id */
+  const choose = (id) => {
+    chosen = id;
+    update();
+  };
+  update();
+  const equation = [onehot, weights, products].map((each) => stage.keep(each));
+  return [
+    h("div", { class: "learn-equation" }, equation[0], h("span", { class: "learn-sign" }, "×"), equation[1],
+      h("span", { class: "learn-sign" }, "="), equation[2]), fact, claims.element];
+}
+
+/** Create the three tables: e, W and the products. @param {HTMLElement[]} buttons */
+function tablesOf(buttons) {
+  const columnNames = Array.from({ length: DIM }, (_, c) => String(c));
+  const rowNames = WORDS.map((_, id) => String(id));
+  const common = { digits: 2, limit: 1.2, columnNames };
+  return {
+    onehot: numberTable({ caption: "ID, e", rowNames: buttons, columnNames: [""], digits: 0, limit: 1.5 }),
+    weights: numberTable({ ...common, caption: "W", rowNames }),
+    products: numberTable({ ...common, caption: "e[i] · W[i]", rowNames: [...rowNames, "sum"] }),
+  };
+}
+
+/** @param {Matrix} table @param {number} chosen @returns {[boolean, ...Child[]]} */
+function verdict({ data }, chosen) {
+  const best = WORDS.reduce((most, _, id) => (data[id * DIM] > data[most * DIM] ? id : most), 0);
+  return [chosen === best, chosen === best
+    ? `Row ${best} (“${WORDS[best]}”) begins with ${fixed(data[best * DIM], 2)}, the largest of column 0.`
+    : `Row ${chosen} begins with ${fixed(data[chosen * DIM], 2)}. Another row has a larger number there.`];
+}
+
+/**
+ * Return the products e[i] · W[i] of all rows, and their sum in the last row.
+ * @param {Float32Array | Float64Array} weights
+ * @param {number} id
+ */
+function withSum(weights, id) {
+  const rows = WORDS.length;
+  return matrix(rows + 1, DIM, (r, c) => {
+    if (r < rows) return Number(r === id) * weights[r * DIM + c];
+    let sum = 0;
+    for (let i = 0; i < rows; i++) sum += Number(i === id) * weights[i * DIM + c];
+    return sum;
+  });
+}

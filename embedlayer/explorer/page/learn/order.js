@@ -1,0 +1,127 @@
+/** Scene: attention scores without positions are permuted with the tokens. */
+
+import { h } from "../dom.js";
+import { add, dot, largestDifference, matrix, permuted, row, sinusoid } from "../math.js";
+import { check, claimList, fixed, numberTable } from "./parts.js";
+import { normalMatrix } from "./random.js";
+import { WORDS } from "./words.js";
+
+/** @import { Child, Matrix } from "../types" */
+/** @import { Scene, Stage } from "./stage.js" */
+
+const IDS = [1, 5, 7]; // the cat sat
+const DIM = 8;
+const ORDERS = ["0.1.2", "2.0.1", "1.0.2", "0.2.1", "1.2.0", "2.1.0"];
+const SAME = 1e-9;
+
+/** @type {Scene} */
+export const scene = {
+  id: "order",
+  name: "Why positions",
+  question: "Can attention tell “the cat sat” from “sat the cat”?",
+  sentences: [
+    "Attention compares all pairs of tokens: score = x[i] · x[j]. If x is only the token's row, then another order "
+    + "moves the same nine scores to other places.",
+    "Nothing in a score says who came first. Adding a vector for each position changes that.",
+  ],
+  task: "Reorder the words, and switch on positions so that the nine scores are no longer the same nine.",
+  draw,
+};
+
+/**
+ * Return the scores x · xᵀ of the three tokens in an order.
+ * @param {number[]} order
+ * @param {boolean} hasPositions
+ */
+export function scores(order, hasPositions) {
+  const table = normalMatrix(WORDS.length, DIM, 0.5, 12);
+  const x = order.map((token, place) => {
+    const vector = row(table, IDS[token]);
+    return hasPositions ? add(vector, sinusoid(place, DIM)) : vector;
+  });
+  return matrix(3, 3, (i, j) => dot(x[i], x[j]));
+}
+
+/** @param {Stage} stage */
+function draw(stage) {
+  const saved = stage.text("order", ORDERS[0]);
+  let order = (ORDERS.includes(saved) ? saved : ORDERS[0]).split(".").map(Number);
+  let hasPositions = stage.text("positions") === "1";
+  const boxes = [h("div"), h("div")];
+  const fact = h("p", { class: "pipe-fact", "data-value": "difference" });
+  const claims = claimList();
+  const buttons = ORDERS.map((text) => h("button", { type: "button", onClick: () => {
+    order = text.split(".").map(Number);
+    update();
+  } }, sentenceOf(text.split(".").map(Number))));
+  /** @type {{close: () => void}[]} */
+  let shown = [];
+  stage.onClose(() => shown.forEach((each) => each.close()));
+  const update = () => {
+    stage.set({ order: order.join(".") === ORDERS[0] ? null : order.join("."), positions: hasPositions ? "1" : null });
+    buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(ORDERS[i] === order.join("."))));
+    const straight = scores([0, 1, 2], hasPositions);
+    const other = scores(order, hasPositions);
+    shown.forEach((each) => each.close());
+    shown = [pictureOf(boxes[0], [0, 1, 2], straight), pictureOf(boxes[1], order, other)];
+    const difference = largestDifference(other, permuted(straight, order));
+    fact.textContent = `Put back into the first order, the largest difference of a score is ${fixed(difference)}.`;
+    claims.show(claimsOf(difference));
+    stage.judge(...verdict(order, hasPositions, difference));
+  };
+  const positions = check("add positions", hasPositions, (checked) => {
+    hasPositions = checked;
+    update();
+  });
+  update();
+  return [
+    h("div", { class: "learn-orders", role: "group", "aria-label": "Order of the words" }, buttons), positions,
+    h("div", { class: "learn-pair" }, boxes), fact, claims.element,
+  ];
+}
+
+/** @param {number[]} order */
+function sentenceOf(order) {
+  return order.map((token) => WORDS[IDS[token]]).join(" ");
+}
+
+/** @param {HTMLElement} box @param {number[]} order @param {Matrix} values */
+function pictureOf(box, order, values) {
+  const names = order.map((token) => WORDS[IDS[token]]);
+  const table = numberTable({
+    caption: `[${order.map((token) => IDS[token]).join(", ")}] “${sentenceOf(order)}”`, rowNames: names,
+    columnNames: names, limit: 7,
+  });
+  table.show(values);
+  box.replaceChildren(table.element);
+  return table;
+}
+
+/** @param {number} difference @returns {[string, boolean, ...Child[]][]} */
+function claimsOf(difference) {
+  const isSame = difference < SAME;
+  return [
+    ["Attention is permutation-invariant.", false,
+      "It is equivariant: the rows of the result change places with the tokens. Only their mean or sum is invariant."],
+    ["The model cannot distinguish “the cat sat” from “sat the cat”.", isSame, isSame
+      ? "Without positions and without a mask the scores are the same. A decoder's causal mask alone already breaks "
+      + "this: the first token sees only itself."
+      : "With positions the scores differ."],
+  ];
+}
+
+/**
+ * @param {number[]} order
+ * @param {boolean} hasPositions
+ * @param {number} difference
+ * @returns {[boolean, ...Child[]]}
+ */
+function verdict(order, hasPositions, difference) {
+  const isStraight = order.every((token, place) => token === place);
+  if (isStraight) return [false, "Both sides have the same order. Choose another one."];
+  if (difference < SAME) {
+    const hint = hasPositions ? "" : " Now add positions.";
+    return [false, `The nine scores are the same, at other places.${hint}`];
+  }
+  return [true, `The scores differ by up to ${fixed(difference, 2)}: now the order matters.`];
+}

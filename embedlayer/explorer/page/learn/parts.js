@@ -1,0 +1,140 @@
+/** Parts that several scenes of the story share: claims with what is true of them, switches, tables of numbers. */
+
+import { css, diverging } from "../colour.js";
+import { h, segments, slider } from "../dom.js";
+import { theme } from "../theme.js";
+
+/** @import { Child, Closable, Matrix } from "../types" */
+/** @import { Stage } from "./stage.js" */
+/** @typedef {{mark?: (row: number) => boolean, plainZeros?: boolean}} TableMarks which rows have a frame */
+
+/**
+ * Format a number with a fixed number of digits after the point, and − for minus.
+ * @param {number} value
+ * @param {number} [digits]
+ */
+export function fixed(value, digits = 4) {
+  const text = value.toFixed(digits);
+  return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−");
+}
+
+/**
+ * Create the list of what is often said, each with what this page computes.
+ * @returns {{element: HTMLElement, show: (claims: [quote: string, holds: boolean, ...result: Child[]][]) => void}}
+ */
+export function claimList() {
+  const list = h("ul");
+  return {
+    element: h("section", { class: "learn-claims" }, h("h3", null, "What is often said"), list),
+    show: (claims) => list.replaceChildren(...claims.map(([quote, holds, ...result]) =>
+      h("li", { class: holds ? "learn-holds" : "learn-fails" },
+        h("q", null, quote), h("p", null, h("b", null, holds ? "Holds here. " : "Not so here. "), result)))),
+  };
+}
+
+/**
+ * Create a switch of a group of which one is pressed, and which shows the choice itself.
+ * @param {string} label
+ * @param {[string, string][]} options
+ * @param {string} value
+ * @param {(value: string) => void} onChoose
+ */
+export function choice(label, options, value, onChoose) {
+  const group = segments(label, options, value, (chosen) => {
+    [...group.children].forEach((button, i) => button.setAttribute("aria-pressed", String(options[i][0] === chosen)));
+    onChoose(chosen);
+  });
+  return h("div", { class: "field" }, h("span", null, label), group);
+}
+
+/**
+ * Create a check box with its label.
+ * @param {string} label
+ * @param {boolean} checked
+ * @param {(checked: boolean) => void} onChange
+ */
+export function check(label, checked, onChange) {
+  const input = h("input", { type: "checkbox", checked, onChange: () => onChange(input.checked) });
+  return h("label", { class: "check" }, input, label);
+}
+
+/**
+ * Create a slider over a list of numbers.
+ * @param {string} label
+ * @param {number[]} list
+ * @param {number} value
+ * @param {(value: number) => void} onInput
+ */
+export function listSlider(label, list, value, onInput) {
+  return slider({
+    label, min: 0, max: list.length - 1, value: Math.max(0, list.indexOf(value)),
+    format: (i) => list[i].toLocaleString("en"), onInput: (i) => onInput(list[i]),
+  });
+}
+
+/**
+ * Create a table of numbers with a colour for each, and a heading for each row.
+ * @param {{caption: string, rowNames: Child[], columnNames: string[], digits?: number, limit: number}} options
+ *   `limit`: absolute value at which colours end
+ * @returns {Closable & {show: (matrix: Matrix, more?: TableMarks) => void}}
+ */
+export function numberTable({ caption, rowNames, columnNames, digits = 2, limit }) {
+  const body = h("tbody");
+  const element = h("table", { class: "learn-grid" }, h("caption", null, caption),
+    h("thead", null, h("tr", null, h("td"), columnNames.map((name) => h("th", { scope: "col" }, name)))), body);
+  /** @type {[Matrix, TableMarks] | null} */
+  let last = null;
+  const draw = () => {
+    if (!last) return;
+    const [matrix, { mark, plainZeros }] = last;
+    body.replaceChildren(...rowNames.map((name, r) => h("tr", { class: mark?.(r) ? "learn-marked" : null },
+      h("th", { scope: "row" }, name), Array.from({ length: matrix.cols }, (_, c) =>
+        numberCell(matrix.data[r * matrix.cols + c], limit, digits, plainZeros ?? false)))));
+  };
+  document.addEventListener("themechange", draw);
+  return {
+    element,
+    show: (matrix, more = {}) => {
+      last = [matrix, more];
+      draw();
+    },
+    close: () => document.removeEventListener("themechange", draw),
+  };
+}
+
+/**
+ * @param {number} value
+ * @param {number} limit
+ * @param {number} digits
+ * @param {boolean} plainZeros whether 0 is written without digits and without a colour
+ */
+function numberCell(value, limit, digits, plainZeros) {
+  if (plainZeros && value === 0) return h("td", { class: "learn-zero" }, "0");
+  const rgb = diverging(value / limit, theme().dark);
+  const cell = h("td", null, fixed(value, digits));
+  cell.style.background = css(rgb);
+  cell.style.color = 0.3 * rgb[0] + 0.59 * rgb[1] + 0.11 * rgb[2] > 128 ? "#10161d" : "#f5f8fb";
+  return cell;
+}
+
+/**
+ * Create the switches of a scene that has positions: which scheme, and whether rows are multiplied by √D.
+ * @param {Stage} stage
+ * @param {() => void} draw
+ */
+export function schemeSwitches(stage, draw) {
+  const chosen = { scheme: stage.text("scheme", "sinusoidal"), scaled: stage.text("scale", "1") === "1" };
+  /** @type {[string, string][]} */
+  const options = [["sinusoidal", "sinusoidal"], ["learned", "learned"]];
+  const schemes = choice("Positions", options, chosen.scheme, (value) => {
+    chosen.scheme = value;
+    stage.set({ scheme: value === "sinusoidal" ? null : value });
+    draw();
+  });
+  const scale = check("multiply the row by √D", chosen.scaled, (value) => {
+    chosen.scaled = value;
+    stage.set({ scale: value ? null : "0" });
+    draw();
+  });
+  return { chosen, elements: [schemes, scale] };
+}

@@ -1,0 +1,22 @@
+/** The scenes of the story "What is an embedding?", in their order. */
+
+import { scene as gradient } from "./gradient.js";
+import { scene as ids } from "./ids.js";
+import { scene as learned } from "./learned.js";
+import { scene as memory } from "./memory.js";
+import { scene as onehot } from "./onehot.js";
+import { scene as order } from "./order.js";
+import { scene as real } from "./real.js";
+import { scene as similar } from "./similar.js";
+import { scene as sum } from "./sum.js";
+import { scene as training } from "./training.js";
+import { scene as twice } from "./twice.js";
+import { scene as waves } from "./waves.js";
+import { scene as width } from "./width.js";
+
+/** @import { Scene } from "./stage.js" */
+
+/** @type {Scene[]} */
+export const SCENES = [
+  ids, onehot, gradient, training, similar, order, sum, twice, waves, learned, width, memory, real,
+];

@@ -1,0 +1,99 @@
+/** Scene: the same word at two positions. */
+
+import { HeatMap } from "../charts/heat.js";
+import { h, slider } from "../dom.js";
+import { cosine, fromRows } from "../math.js";
+import { inputVector } from "./inputs.js";
+import { claimList, fixed, listSlider, schemeSwitches } from "./parts.js";
+
+/** @import { Child } from "../types" */
+/** @import { Scene, Stage } from "./stage.js" */
+
+const [TOKEN, LAST] = [1, 63];
+const DIMS = [8, 16, 64, 512];
+
+/** @type {Scene} */
+export const scene = {
+  id: "twice",
+  name: "The same word twice",
+  question: "Is a word the same vector at two places?",
+  sentences: [
+    "The word “the” is at position a and at position b. Its row is the same; the vector of the position is not.",
+    "The cosine is the similarity of the two sums: 1 is the same direction, 0 is a right angle. Try the same position "
+    + "twice, neighbours, and distant positions.",
+  ],
+  task: "Make the cosine of the two vectors fall below 0.65.",
+  draw,
+};
+
+/**
+ * Return the cosine of the word at two positions.
+ * @param {{a: number, b: number, dim: number, scheme: string, scaled: boolean}} options
+ */
+export function sameWord({ a, b, ...options }) {
+  const [first, second] = [a, b].map((position) => inputVector({ token: TOKEN, position, ...options }));
+  return { first, second, cosine: cosine(first.sum, second.sum) };
+}
+
+/** @param {Stage} stage */
+function draw(stage) {
+  const at = { a: Math.round(stage.number("a", 0, 0, LAST)), b: Math.round(stage.number("b", 1, 0, LAST)) };
+  let dim = DIMS.find((each) => each === stage.number("dim", 64, 8, 512)) ?? 64;
+  const heat = new HeatMap({
+    label: "The word at two positions", unit: "value", rowLabels: true, axes: ["dimension"], cellHeight: 28,
+    rowName: (r) => ["the row", `at a = ${at.a}`, `at b = ${at.b}`, "b − a"][r],
+    columnName: (d) => `dimension ${d}`,
+  });
+  const number = h("output", { class: "learn-number", "data-value": "cosine" });
+  const claims = claimList();
+  const update = () => {
+    const options = { dim, ...switches.chosen };
+    stage.set({ a: at.a || null, b: at.b === 1 ? null : at.b, dim: dim === 64 ? null : dim });
+    const { first, second, cosine: similarity } = sameWord({ ...at, ...options });
+    const difference = second.sum.map((value, d) => value - first.sum[d]);
+    heat.show(fromRows([first.scaledRow, first.sum, second.sum, difference]));
+    number.textContent = fixed(similarity);
+    claims.show(claimsOf(options));
+    stage.judge(similarity < 0.65, similarity < 0.65
+      ? `The cosine is ${fixed(similarity)}: the same word, two clearly different vectors.`
+      : `The cosine is ${fixed(similarity)}.`);
+  };
+  const switches = schemeSwitches(stage, () => update());
+  const [a, b] = /** @type {("a" | "b")[]} */ (["a", "b"]).map((key) => slider({
+    label: `Position ${key}`, min: 0, max: LAST, value: at[key],
+    onInput: (value) => {
+      at[key] = value;
+      update();
+    },
+  }));
+  const width = listSlider("Width D", DIMS, dim, (value) => {
+    dim = value;
+    update();
+  });
+  update();
+  return [
+    h("div", { class: "learn-two" }, a, b), h("p", { class: "learn-reading" }, "cosine ", number), stage.keep(heat),
+    h("div", { class: "learn-controls" }, switches.elements, width), claims.element,
+  ];
+}
+
+/**
+ * @param {{dim: number, scheme: string, scaled: boolean}} options
+ * @returns {[string, boolean, ...Child[]][]}
+ */
+function claimsOf(options) {
+  /** @param {number} a @param {number} b @param {number} [dim] */
+  const between = (a, b, dim = options.dim) => sameWord({ ...options, a, b, dim }).cosine;
+  const [same, next, far, farther] = [between(0, 0), between(0, 1), between(0, 5), between(0, 50)];
+  const isLearned = options.scheme === "learned";
+  return [
+    ["Same position: the similarity is 1.0.", same > 1 - 1e-9, `Positions 0 and 0: ${fixed(same)}.`],
+    ["Positions 0 and 1 are very similar (> 0.95), because position embeddings change gradually.",
+      next > 0.95 && !isLearned, `Positions 0 and 1: ${fixed(next)}. `
+      + (isLearned ? `Learned rows start at random, so nothing is gradual: 0 and 50 have ${fixed(farther)}.`
+        : `It depends on D: ${fixed(between(0, 1, 8))} at D = 8, ${fixed(between(0, 1, 512))} at D = 512.`)],
+    ["Positions 0 and 5: the similarity drops.", far < next - 0.05, `${fixed(next)} for 0 and 1, ${fixed(far)} for 0 `
+      + `and 5. ${isLearned ? "Before training, all pairs of different positions are about equally similar."
+        : "It does not fall evenly with the distance."}`],
+  ];
+}

@@ -1,0 +1,117 @@
+/** Scene: what the width D does to the variance and the length of input vectors. */
+
+import { h } from "../dom.js";
+import { norm } from "../math.js";
+import { bar } from "../pipeline/pictures.js";
+import { startRow } from "./inputs.js";
+import { check, choice, claimList, fixed } from "./parts.js";
+
+/** @import { Child } from "../types" */
+/** @import { Scene, Stage } from "./stage.js" */
+
+const DIMS = [8, 32, 128, 512];
+const TOKENS = 128;
+
+/** @type {Scene} */
+export const scene = {
+  id: "width",
+  name: "The width D",
+  question: "Does the factor √D keep the variance stable?",
+  sentences: [
+    "Four layers of width D = 8, 32, 128 and 512, all with the same random start. Each gets 128 tokens at 128 "
+    + "positions; the bars show the measured variance of the output.",
+    "The formula is beside it: variance = s² · std² for the row plus std² for the learned position, with s = √D or 1.",
+  ],
+  task: "Find the switches with which the variance at D = 512 is about that at D = 8.",
+  draw,
+};
+
+/**
+ * Measure the output x = s · W[id] + P[t] of a layer at its start.
+ * @param {number} dim
+ * @param {number} std
+ * @param {boolean} scaled
+ * @returns {{variance: number, length: number}}
+ */
+export function measured(dim, std, scaled) {
+  const factor = scaled ? Math.sqrt(dim) : 1;
+  let [sum, squares, length] = [0, 0, 0];
+  for (let t = 0; t < TOKENS; t++) {
+    const place = startRow("position", t, dim, std);
+    const x = startRow("token", t, dim, std).map((value, d) => factor * value + place[d]);
+    length += norm(x) / TOKENS;
+    for (const value of x) {
+      sum += value;
+      squares += value * value;
+    }
+  }
+  const count = TOKENS * dim;
+  return { variance: (squares - (sum * sum) / count) / (count - 1), length };
+}
+
+/** Return the expected variance. @param {number} dim @param {number} std @param {boolean} scaled */
+export function expected(dim, std, scaled) {
+  return std * std * ((scaled ? dim : 1) + 1);
+}
+
+/** @param {Stage} stage */
+function draw(stage) {
+  let std = stage.text("std", "0.02") === "1" ? 1 : 0.02;
+  let scaled = stage.text("scale", "1") === "1";
+  const body = h("tbody");
+  const table = h("table", { class: "learn-table" }, h("thead", null, h("tr", null,
+    h("th", null, "D"), h("th", { class: "number" }, "variance"), h("th", { class: "learn-bars" }),
+    h("th", { class: "number" }, "formula"), h("th", { class: "number" }, "length"))), body);
+  const claims = claimList();
+  const update = () => {
+    stage.set({ std: std === 1 ? "1" : null, scale: scaled ? null : "0" });
+    const found = DIMS.map((dim) => ({ dim, ...measured(dim, std, scaled) }));
+    const most = Math.max(...found.map((each) => each.variance));
+    body.replaceChildren(...found.map(({ dim, variance, length }) => h("tr", null, h("th", null, String(dim)),
+      h("td", { class: "number", "data-value": `variance-${dim}` }, shortNumber(variance)),
+      h("td", { class: "learn-bars" }, bar(variance / most)),
+      h("td", { class: "number" }, shortNumber(expected(dim, std, scaled))),
+      h("td", { class: "number" }, shortNumber(length)))));
+    const [first, last] = [found[0], found[3]];
+    const ratio = last.variance / first.variance;
+    claims.show(claimsOf(std, scaled, ratio, last.length / first.length));
+    const isStable = ratio > 0.8 && ratio < 1.25;
+    stage.judge(isStable, `From D = 8 to D = 512 the variance becomes ${fixed(ratio, 2)} times as large.`
+      + (isStable ? " The factor √D was what made it grow." : ""));
+  };
+  const starts = choice("Standard deviation of the start", [["0.02", "0.02"], ["1", "1 (nn.Embedding)"]],
+    String(std), (value) => {
+      std = Number(value);
+      update();
+    });
+  const scale = check("multiply the row by √D", scaled, (value) => {
+    scaled = value;
+    update();
+  });
+  update();
+  return [h("div", { class: "learn-controls" }, starts, scale), h("div", { class: "scroll" }, table), claims.element];
+}
+
+/** @param {number} value */
+function shortNumber(value) {
+  return value < 1 ? fixed(value, 4) : fixed(value, 2);
+}
+
+/**
+ * @param {number} std
+ * @param {boolean} scaled
+ * @param {number} variances
+ * @param {number} lengths
+ * @returns {[string, boolean, ...Child[]][]}
+ */
+function claimsOf(std, scaled, variances, lengths) {
+  return [
+    ["The scale factor √D helps keep the variance stable.", false, scaled
+      ? `With it the variance is std² · (D + 1): ${fixed(std * std * 9, 4)} at D = 8, `
+        + `${fixed(std * std * 513, 4)} at D = 512.`
+      : `Without it the variance is 2 · std² at every D: ${fixed(variances, 2)} times from D = 8 to 512.`],
+    ["Without the factor the magnitude would vary significantly with D.", !scaled,
+      `From D = 8 to 512 the length becomes ${fixed(lengths, 1)} times as large ${scaled ? "with" : "without"} the `
+      + "factor: with it, it grows as D; without it, as √D. A start with std 1/√D and the factor keeps the variance."],
+  ];
+}

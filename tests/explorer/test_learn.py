@@ -1,0 +1,400 @@
+"""The story "What is an embedding?": its mathematics against torch and the library, and every task in a browser."""
+
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from embedlayer import TokenEmbedding
+from embedlayer.analysis import TokenVectors
+from embedlayer.explorer.export import write_page
+from embedlayer.positions.sinusoidal import sinusoids
+from embedlayer.sources import OpenedModel
+
+pytestmark = pytest.mark.browser
+
+SCENES = (
+    "ids onehot gradient training similar order sum twice waves learned width memory real"  # in their order
+).split()
+MODULES = {
+    name: f"learn/{name}.js"
+    for name in (
+        "random",
+        "trainer",
+        "pca",
+        "words",
+        "gradient",
+        "similar",
+        "order",
+        "inputs",
+        "twice",
+        "width",
+        "memory",
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def story(in_page):
+    """Evaluate an expression with the modules of the story: `story("trainer.WORDS")`."""
+    return partial(in_page, {"m": "math.js", **MODULES})
+
+
+def matrix(content):
+    return np.array(content["data"]).reshape(content["rows"], content["cols"])
+
+
+def cosines(rows):
+    unit = F.normalize(torch.as_tensor(rows, dtype=torch.float64), dim=-1)
+    return unit @ unit.T
+
+
+# The mathematics
+
+
+def test_random_numbers_are_those_of_their_seed_and_normal(story):
+    numbers = np.array(story("Array.from({ length: 20000 }, random.normal(7))"))
+    assert numbers[:3].tolist() == story("Array.from({ length: 3 }, random.normal(7))")
+    assert abs(numbers.mean()) < 0.03
+    assert abs(numbers.std() - 1) < 0.02
+    assert np.mean(np.abs(numbers) < 1.96) == pytest.approx(0.95, abs=0.01)
+    assert sorted(story("random.shuffled(9, 3)")) == list(range(9))
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_the_tiny_table_learns_with_the_gradients_of_autograd(story, tied):
+    steps, rate = 30, 0.3
+    code = """(() => {
+        const model = trainer.newModel(tied, 1);
+        const list = [];
+        for (let step = 0; step < steps; step++) {
+            const pairs = trainer.pairsOf(trainer.sentenceAt(step));
+            const found = trainer.gradients(model, pairs);
+            list.push({ pairs, loss: found.loss, grad: [...found.table.data], before: [...model.table.data],
+                        head: [...model.head.data] });
+            trainer.descend(model, found, rate);
+        }
+        return list;
+    })()"""
+    done = story(code, tied=tied, steps=steps, rate=rate)
+    table = torch.tensor(done[0]["before"], dtype=torch.float64).view(12, 2).requires_grad_()
+    head = table if tied else torch.tensor(done[0]["head"], dtype=torch.float64).view(12, 2).requires_grad_()
+    parameters = [table] if tied else [table, head]
+    optimizer = torch.optim.SGD(parameters, lr=rate)
+    for step in done:
+        np.testing.assert_allclose(step["before"], table.detach().flatten(), atol=1e-12)
+        optimizer.zero_grad()
+        centers, contexts = torch.tensor(step["pairs"]).T
+        loss = F.cross_entropy(table[centers] @ head.T, contexts)
+        loss.backward()
+        assert step["loss"] == pytest.approx(loss.item(), abs=1e-12)
+        np.testing.assert_allclose(step["grad"], table.grad.flatten(), atol=1e-12)
+        moved = {row for row in range(12) if table.grad[row].any()}
+        assert moved == (set(range(12)) if tied else set(centers.tolist()))
+        optimizer.step()
+
+
+def test_the_sentences_of_a_pass_are_all_sentences(story):
+    sentences = story("trainer.SENTENCES")
+    assert len(sentences) == len(set(sentences)) == 24
+    read = story("Array.from({ length: 48 }, (_, step) => trainer.sentenceAt(step))")
+    assert sorted(read[:24]) == sorted(read[24:]) == sorted(sentences)
+    assert read[:24] != read[24:]
+
+
+def test_principal_components_are_those_of_the_singular_value_decomposition(story):
+    rows = np.random.default_rng(0).normal(size=(10, 16))
+    found = story("pca.principal(m.fromRows(rows), 2)", rows=rows.tolist())
+    centred = rows - rows.mean(0)
+    u, s, _ = np.linalg.svd(centred, full_matrices=False)
+    assert found["explained"] == pytest.approx((s**2 / (s**2).sum())[:2].tolist(), abs=1e-12)
+    coordinates = np.array(story("[...pca.principal(m.fromRows(rows), 2).coordinates.data]", rows=rows.tolist()))
+    np.testing.assert_allclose(np.abs(coordinates).reshape(10, 2), np.abs(u[:, :2] * s[:2]), atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("the cat sat", [1, 5, 7]),
+        ("The CAT, the dog", [1, 5, 2, 1, 9]),
+        ("<pad>", [2, 2, 2]),
+        ("unk zebra naïve", [2, 2, 2]),
+        ("", []),
+    ],
+)
+def test_the_tokenizer_of_the_story_knows_ten_words(story, text, ids):
+    assert [token["id"] for token in story("words.tokenize(text)", text=text)] == ids
+
+
+@pytest.mark.parametrize("ids", [[3, 7, 1], [5, 5, 5], [0, 9, 9]])
+def test_gradients_of_rows_are_those_of_the_embedding_of_torch(story, ids):
+    embedding = nn.Embedding(10, 4, padding_idx=0)
+    embedding(torch.tensor(ids)).sum().backward()
+    np.testing.assert_array_equal(matrix(story("gradient.rowGradients(ids)", ids=ids)), embedding.weight.grad)
+
+
+def test_scores_without_positions_are_permuted_with_the_tokens(story):
+    straight = matrix(story("order.scores([0, 1, 2], false)"))
+    for order in ([2, 0, 1], [1, 0, 2]):
+        permuted = straight[np.ix_(order, order)]
+        np.testing.assert_allclose(matrix(story("order.scores(tokens, false)", tokens=order)), permuted, atol=1e-12)
+        with_positions = matrix(story("order.scores([0, 1, 2], true)"))[np.ix_(order, order)]
+        other = matrix(story("order.scores(tokens, true)", tokens=order))
+        assert np.abs(other - with_positions).max() > 0.1
+
+
+@pytest.mark.parametrize("dim", [8, 64, 512])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_same_word_at_two_positions_has_the_cosine_of_the_library(story, dim, scaled):
+    row = torch.tensor(story("inputs.startRow('token', 1, dim)", dim=dim), dtype=torch.float64)
+    assert row.std() == pytest.approx(0.02, rel=0.4 if dim == 8 else 0.2)
+    places = sinusoids(torch.arange(64).double(), dim)
+    sums = row * (dim**0.5 if scaled else 1) + places
+    expected = cosines(sums)
+    for a, b in [(0, 0), (0, 1), (0, 5), (3, 60)]:
+        options = {"a": a, "b": b, "dim": dim, "scaled": scaled, "scheme": "sinusoidal"}
+        found = story("twice.sameWord(options).cosine", options=options)
+        assert found == pytest.approx(expected[a, b].item(), abs=1e-6)
+
+
+def test_what_the_story_says_about_sinusoids_is_so():
+    places = {dim: cosines(sinusoids(torch.arange(65).double(), dim)) for dim in (8, 16, 64, 512, 4096)}
+    adjacent = {dim: float(found[0, 1]) for dim, found in places.items()}
+    assert max(adjacent.values()) < 0.98, "with base 10,000 adjacent positions never reach the 0.99 that is often said"
+    assert adjacent[16] < 0.95 < adjacent[64], "above 0.95 depends on the width"
+    of_64 = places[64]
+    assert of_64[0, 32] < 0.65
+    assert of_64[0, 32] > of_64[0, 16], "it does not fall evenly"
+    assert of_64[7, 39] == pytest.approx(float(of_64[0, 32]), abs=1e-6), "it depends on the distance only"
+
+
+def test_learned_positions_make_all_pairs_about_equally_similar(story):
+    code = "[1, 5, 50].map((b) => twice.sameWord({ a: 0, b, dim: 64, scaled: true, scheme: 'learned' }).cosine)"
+    found = story(code)
+    assert min(found) > 0.95
+    assert max(found) - min(found) < 0.02
+
+
+@pytest.mark.parametrize("std", [0.02, 1.0])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_variance_grows_with_the_width_only_where_rows_are_scaled(story, std, scaled):
+    torch.manual_seed(0)
+    ratios = []
+    for dim in (8, 32, 128, 512):
+        found = story("width.measured(dim, std, scaled)", dim=dim, std=std, scaled=scaled)
+        rows, places = torch.randn(2, 1000, dim) * std
+        of_torch = (rows * (dim**0.5 if scaled else 1) + places).var().item()
+        assert found["variance"] == pytest.approx(of_torch, rel=0.15)
+        assert found["variance"] == pytest.approx(std**2 * ((dim if scaled else 1) + 1), rel=0.15)
+        assert story("width.expected(dim, std, scaled)", dim=dim, std=std, scaled=scaled) == pytest.approx(
+            std**2 * ((dim if scaled else 1) + 1)
+        )
+        ratios.append(found["variance"])
+    assert (ratios[-1] / ratios[0] > 40) if scaled else (0.8 < ratios[-1] / ratios[0] < 1.25)
+
+
+def test_the_memory_table_counts_bytes_and_says_which_unit_the_lesson_used(story):
+    for table in story("memory.TABLES"):
+        parameters = table["vocab"] * table["dim"]
+        model = {"vocab": table["vocab"], "dim": table["dim"], "dtype": "float32", "tied": True}
+        assert story("memory.costOf(model)", model=model) == {"parameters": parameters, "bytes": 4 * parameters}
+        size, unit = re.search(r"([\d.]+) (MB|GB)", table["said"]).groups()
+        mib = 4 * parameters / 2**20
+        digits = len(size.partition(".")[2])
+        assert float(size) == (round(mib, digits) if unit == "MB" else round(mib / 1024)), table
+        if millions := re.match(r"([\d.]+)M", table["said"]):
+            assert float(millions[1]) == round(parameters / 1e6, len(millions[1].partition(".")[2]))
+    untied = story("memory.costOf({ vocab: 1000, dim: 256, dtype: 'int4', tied: false })")
+    assert untied == {"parameters": 512_000, "bytes": 256_000}
+
+
+# The scenes
+
+
+@pytest.fixture(scope="module")
+def url(serve, of_run):
+    return serve(of_run)
+
+
+def verdict(page):
+    return page.get_by_role("region", name="Task").get_by_role("status")
+
+
+def slide(page, label, value):
+    page.get_by_role("slider", name=label, exact=True).fill(str(value))
+
+
+def do_ids(page):
+    field = page.get_by_label("Text", exact=True)
+    field.fill("the zebra sat")
+    verdict(page).get_by_text("<unk>").wait_for()
+    field.fill("")
+    field.press_sequentially("the cat and the dog")
+
+
+def do_onehot(page):
+    for row in (6, 9):
+        page.locator(".learn-row").nth(row).click()
+        assert page.locator('[data-value="sum"]').inner_text().endswith(f"= W[{row}]")
+
+
+def do_gradient(page):
+    for slot in (1, 2, 3):
+        page.get_by_label(f"Token {slot}").select_option("5")
+
+
+def do_training(page):
+    page.wait_for_timeout(300)
+    assert page.locator('[data-value="moved"]').inner_text().startswith("Step 0, "), "nothing plays by itself"
+    page.get_by_role("button", name="Step", exact=True).click()
+    assert "3 of 12 rows" in page.locator('[data-value="moved"]').inner_text()
+    page.get_by_label("tied head").check()
+    assert "12 of 12 rows" in page.locator('[data-value="moved"]').inner_text()
+    page.get_by_label("tied head").uncheck()
+    page.get_by_role("button", name="Play").click()
+    page.locator(".learn-right").wait_for()
+    page.get_by_role("button", name="Play").wait_for()  # it stops where the task is done
+
+
+def do_similar(page):
+    slide(page, "Noise", 1.5)
+
+
+def do_order(page):
+    page.get_by_role("button", name="sat the cat").click()
+    assert "0.0000" in page.locator('[data-value="difference"]').inner_text()
+    page.get_by_label("add positions").check()
+
+
+def do_sum(page):
+    for step in range(2, 7):
+        slide(page, "Step", step)
+    assert re.search(r"−?0\.\d+ \+ 0\.8415 = ", page.locator('[data-value="formula"]').inner_text())
+    slide(page, "Width D", 4)
+
+
+def do_twice(page):
+    slide(page, "Position b", 0)
+    assert page.locator('[data-value="cosine"]').inner_text() == "1.0000"
+    slide(page, "Position b", 40)
+
+
+def do_waves(page):
+    slide(page, "Position b", 32)
+    verdict(page).get_by_text("pair itself").wait_for()
+    slider = page.get_by_role("slider", name="Position a")
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    slide(page, "Position b", 33)
+
+
+def do_learned(page):
+    slide(page, "Length of the text, tokens", 51)
+    page.get_by_text("PyTorch raises an IndexError").wait_for()
+    slide(page, "Length of the text, tokens", 50)
+
+
+def do_width(page):
+    page.get_by_role("button", name="1 (nn.Embedding)").click()
+    assert float(page.locator('[data-value="variance-512"]').inner_text()) > 400
+    page.get_by_label("multiply the row by √D").uncheck()
+
+
+def do_memory(page):
+    page.get_by_label("Type of number").select_option("bfloat16")
+    page.get_by_label("tied to the output head").check()
+
+
+def do_real(page):
+    page.locator(".learn-near .token").first.wait_for()
+    page.get_by_role("searchbox").fill(f"#{do_real.first}")
+    page.get_by_role("group", name="Tokens found").get_by_role("button").click()
+    near = page.locator(".learn-near .token")
+    page.locator(".learn-neighbors h3 small", has_text=str(do_real.first)).wait_for()
+    near.nth(do_real.place).click()
+
+
+@pytest.fixture
+def mutual(of_run):
+    """Set the pair of tokens for the last scene, each among the ten nearest of the other: exact, by the library."""
+    vectors = TokenVectors(of_run.table, of_run.tokenizer)
+    near = {}
+    for first in range(270, 300):
+        names = near[first] = [vectors.id_of(name) for name, _ in vectors.most_similar(first, topn=10)]
+        for place, other in enumerate(names):
+            if first in near.get(other, ()):
+                do_real.first, do_real.place = first, place
+                return
+    raise AssertionError("no two tokens are in each other's list")
+
+
+def test_every_task_of_the_story_can_be_done_and_is_seen(url, open_page, mutual):
+    page = open_page(url + "#learn", reduced_motion="reduce")
+    for number, scene in enumerate(SCENES, start=1):
+        page.locator(f'.learn-rail button[aria-current="step"][aria-label^="{number}. "]').wait_for()
+        page.locator(".learn-picture:not([aria-busy])").wait_for()
+        said = verdict(page)
+        assert said.inner_text().startswith("Not yet."), scene
+        globals()[f"do_{scene}"](page)
+        page.locator(".learn-right").wait_for()
+        assert "Done." in said.inner_text(), scene
+        assert page.get_by_text(f"{number} of 13 tasks done").is_visible()
+        assert f"done={'.'.join(SCENES[:number])}" in page.url
+        if number < len(SCENES):
+            page.get_by_role("button", name="Next").click()
+    address = page.url
+    page.goto("about:blank")
+    page.goto(address)
+    page.get_by_text("13 of 13 tasks done").wait_for()
+    page.locator(".learn-right").wait_for()
+    page.get_by_role("link", name="See this token on the map").click()
+    page.locator("#view-map .near li").first.wait_for()
+
+
+def test_arrow_keys_move_between_scenes_unless_a_control_uses_them(url, open_page):
+    page = open_page(url + "#learn")
+    current = page.locator('.learn-rail button[aria-current="step"] b')
+    page.locator(".learn-picture input").wait_for()
+    for _ in range(7):
+        page.keyboard.press("ArrowRight")
+    assert current.inner_text() == "8"
+    page.get_by_role("slider", name="Position a").focus()
+    page.keyboard.press("ArrowRight")
+    assert current.inner_text() == "8"
+    assert "twice.a=1" in page.url
+    page.get_by_role("button", name="4. A table learns").click()
+    page.keyboard.press("ArrowLeft")
+    assert current.inner_text() == "3"
+    page.go_back()
+    page.goto(url + "#learn?s=waves&waves.a=5&waves.b=37")
+    page.locator(".learn-right").wait_for()
+    assert page.get_by_role("slider", name="Position b").input_value() == "37"
+
+
+def test_every_scene_fits_a_phone_and_its_text_is_short(url, open_page):
+    page = open_page(url + "#learn", color_scheme="dark")
+    page.set_viewport_size({"width": 390, "height": 844})
+    for _ in SCENES:
+        page.locator(".learn-picture:not([aria-busy])").wait_for()
+        page.wait_for_timeout(50)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.locator("h2", has_text="?").is_visible()
+        foot = page.locator(".learn-foot").bounding_box()
+        assert foot["y"] + foot["height"] <= 845, "the task stays on the screen"
+        page.keyboard.press("ArrowRight")
+
+
+def test_the_story_works_in_a_file_and_without_names_of_tokens(tmp_path, of_run, open_page):
+    nameless = OpenedModel("nameless", TokenEmbedding.from_pretrained(torch.randn(30, 6)))
+    write_page(tmp_path / "page.html", [of_run, nameless])
+    page = open_page((tmp_path / "page.html").as_uri() + "#learn")
+    page.get_by_text("holds the tokens of a few texts only").wait_for()
+    do_ids(page)
+    page.locator(".learn-right").wait_for()
+    page.goto(page.url.split("#")[0] + "#learn?s=real&source=1")
+    page.get_by_text("no names of tokens").wait_for()
+    page.locator(".learn-near .token").nth(9).wait_for()
