@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -169,6 +170,10 @@ def test_what_the_story_says_about_sinusoids_is_so():
     of_64 = places[64]
     assert of_64[0, 32] < 0.65
     assert of_64[0, 32] > of_64[0, 16], "it does not fall evenly"
+    page = (Path(__file__).parents[2] / "docs" / "explorer.md").read_text()
+    assert f"{adjacent[64]:.3f} at D = 64; with base 10,000 it stays below 0.98" in page
+    expected = {dim: (0.0004 * dim**2 + dim / 2 * adjacent[dim]) / (0.0004 * dim**2 + dim / 2) for dim in (16, 64)}
+    assert f"{expected[16]:.3f} at D = 16 and {expected[64]:.3f} at D = 64" in page
     assert of_64[7, 39] == pytest.approx(float(of_64[0, 32]), abs=1e-6), "it depends on the distance only"
 
 

@@ -8,6 +8,7 @@ import { claimList, fixed, numberTable } from "./parts.js";
 import { PADDING, WORDS } from "./words.js";
 
 /** @import { Child } from "../types" */
+/** @import { Claim } from "./parts.js" */
 /** @import { Scene, Stage } from "./stage.js" */
 
 const START = [3, 7, 1];
@@ -81,15 +82,15 @@ function idsOf(text) {
   return isGood ? ids : [...START];
 }
 
-/** @param {number[]} ids @returns {[string, boolean, ...Child[]][]} */
+/** @param {number[]} ids @returns {Claim[]} */
 function claimsOf(ids) {
   const used = [...new Set(ids)].filter((id) => id !== PADDING).sort((a, b) => a - b);
   return [
     ["Only the selected rows receive gradients.", true, `Rows with a gradient: ${used.join(", ") || "none"}`
       + `${ids.includes(PADDING) ? "; the padding row, ID 0, is left out on purpose" : ""}. This is the input table; a `
       + "tied output head adds a gradient to every row (scene 4 shows it)."],
-    ["Each batch only updates a small subset of rows.", false,
-      "True for plain SGD. AdamW also moves rows without a gradient, by momentum and weight decay, unless it is "
+    ["Each batch only updates a small subset of rows.", null,
+      "It is so for plain SGD. AdamW also moves rows without a gradient, by momentum and weight decay, unless it is "
       + "row-wise as RowAdamW of this library."],
   ];
 }

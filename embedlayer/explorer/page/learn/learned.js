@@ -7,6 +7,7 @@ import { startRow } from "./inputs.js";
 import { claimList, fixed } from "./parts.js";
 
 /** @import { Child } from "../types" */
+/** @import { Claim } from "./parts.js" */
 /** @import { Scene, Stage } from "./stage.js" */
 
 const [DIM, ROWS, MOST] = [32, 50, 80];
@@ -75,7 +76,7 @@ function rowsOf(length, vector) {
   return fromRows(Array.from({ length: MOST }, (_, p) => (p < length ? vector(p) : NO_ROW)));
 }
 
-/** @returns {[string, boolean, ...Child[]][]} */
+/** @returns {Claim[]} */
 function claimsOf() {
   const learned = cosine(startRow("position", 0, DIM), startRow("position", 1, DIM));
   const fixedOnes = cosine(sinusoid(0, DIM), sinusoid(1, DIM));
@@ -83,7 +84,7 @@ function claimsOf() {
     ["Learned embeddings start random; sinusoidal ones encode relative positions.", true,
       `Cosine of positions 0 and 1: ${fixed(learned)} learned, ${fixed(fixedOnes)} sinusoidal. Training must find the `
       + "order of the learned rows by itself."],
-    ["Sinusoidal embeddings can extrapolate.", false, "They have a vector for every position, but a model that never "
+    ["Sinusoidal embeddings can extrapolate.", null, "They have a vector for every position, but a model that never "
       + "saw those positions gets worse on them. The documentation of this library measures it."],
     ["Learned ones need memory, sinusoidal ones none.", true, "50 · 32 = 1,600 numbers against 0. GPT-2 has "
       + "1,024 · 768 = 786,432, which is 0.6 % of the model."],

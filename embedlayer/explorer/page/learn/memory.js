@@ -4,6 +4,7 @@ import { h, select } from "../dom.js";
 import { check, claimList, fixed } from "./parts.js";
 
 /** @import { Child } from "../types" */
+/** @import { Claim } from "./parts.js" */
 /** @import { Scene, Stage } from "./stage.js" */
 
 /** @type {Record<string, number>} bytes of a number */
@@ -133,7 +134,7 @@ function verdict(model, bytes) {
     : `${size} One byte a number is a quarter of four.`];
 }
 
-/** @returns {[string, boolean, ...Child[]][]} */
+/** @returns {Claim[]} */
 function claimsOf() {
   const { parameters: untied } = costOf({ vocab: 1000, dim: 256, dtype: "float32", tied: false });
   return [
@@ -141,7 +142,7 @@ function claimsOf() {
       + `parameters untied, ${(untied / 2).toLocaleString("en")} tied.`],
     ["GPT-2, LLaMA and most modern models tie their weights.", false,
       "GPT-2 does. LLaMA 7B and 70B do not; Llama 3.2 1B and 3B do. Small models tie, large ones mostly do not."],
-    ["Embeddings are often the largest single component.", false,
+    ["Embeddings are often the largest single component.", null,
       `GPT-2 small: ${fixed(100 * 38597376 / 124439808, 0)} % of 124.4 million parameters. LLaMA 7B: `
       + `${fixed(100 * 131072000 / 6738415616, 1)} % of 6.74 billion for the input table.`],
   ];

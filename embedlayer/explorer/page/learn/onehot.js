@@ -73,7 +73,7 @@ function tablesOf(buttons) {
   const rowNames = WORDS.map((_, id) => String(id));
   const common = { digits: 2, limit: 1.2, columnNames };
   return {
-    onehot: numberTable({ caption: "ID, e", rowNames: buttons, columnNames: [""], digits: 0, limit: 1.5 }),
+    onehot: numberTable({ caption: "ID, e", rowNames: buttons, columnNames: ["\u00a0"], digits: 0, limit: 1.5 }),
     weights: numberTable({ ...common, caption: "W", rowNames }),
     products: numberTable({ ...common, caption: "e[i] · W[i]", rowNames: [...rowNames, "sum"] }),
   };

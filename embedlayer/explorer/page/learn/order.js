@@ -7,6 +7,7 @@ import { normalMatrix } from "./random.js";
 import { WORDS } from "./words.js";
 
 /** @import { Child, Matrix } from "../types" */
+/** @import { Claim } from "./parts.js" */
 /** @import { Scene, Stage } from "./stage.js" */
 
 const IDS = [1, 5, 7]; // the cat sat
@@ -97,7 +98,7 @@ function pictureOf(box, order, values) {
   return table;
 }
 
-/** @param {number} difference @returns {[string, boolean, ...Child[]][]} */
+/** @param {number} difference @returns {Claim[]} */
 function claimsOf(difference) {
   const isSame = difference < SAME;
   return [

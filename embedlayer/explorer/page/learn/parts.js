@@ -6,6 +6,7 @@ import { theme } from "../theme.js";
 
 /** @import { Child, Closable, Matrix } from "../types" */
 /** @import { Stage } from "./stage.js" */
+/** @typedef {[quote: string, holds: boolean | null, ...result: Child[]]} Claim null: it depends */
 /** @typedef {{mark?: (row: number) => boolean, plainZeros?: boolean}} TableMarks which rows have a frame */
 
 /**
@@ -20,15 +21,18 @@ export function fixed(value, digits = 4) {
 
 /**
  * Create the list of what is often said, each with what this page computes.
- * @returns {{element: HTMLElement, show: (claims: [quote: string, holds: boolean, ...result: Child[]][]) => void}}
+ * @returns {{element: HTMLElement, show: (claims: Claim[]) => void}}
  */
 export function claimList() {
   const list = h("ul");
   return {
     element: h("section", { class: "learn-claims" }, h("h3", null, "What is often said"), list),
-    show: (claims) => list.replaceChildren(...claims.map(([quote, holds, ...result]) =>
-      h("li", { class: holds ? "learn-holds" : "learn-fails" },
-        h("q", null, quote), h("p", null, h("b", null, holds ? "Holds here. " : "Not so here. "), result)))),
+    show: (claims) => list.replaceChildren(...claims.map(([quote, holds, ...result]) => {
+      const [name, verdict] = holds === null ? ["depends", "It depends. "]
+        : holds ? ["holds", "Holds here. "] : ["fails", "Not so here. "];
+      return h("li", { class: `learn-${name}` },
+        h("q", null, quote), h("p", null, h("b", null, verdict), result));
+    })),
   };
 }
 

@@ -9,6 +9,7 @@ import { plane } from "./plane.js";
 import { normalMatrix } from "./random.js";
 
 /** @import { Child, Matrix } from "../types" */
+/** @import { Claim } from "./parts.js" */
 /** @import { Scene, Stage } from "./stage.js" */
 
 const [DIM, EACH] = [16, 5];
@@ -119,7 +120,7 @@ function planeOf(coordinates, explained) {
 /**
  * @param {{inside: number, between: number}} found
  * @param {number[]} explained
- * @returns {[string, boolean, ...Child[]][]}
+ * @returns {Claim[]}
  */
 function claimsOf({ inside, between }, explained) {
   return [

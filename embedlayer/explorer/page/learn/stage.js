@@ -43,9 +43,9 @@ export class Stage {
 
   /** Change the URL; null removes a key. @param {Record<string, any>} changes */
   set(changes) {
-    if (this.isClosed) return;
-    this.context.state.set(Object.fromEntries(
-      Object.entries(changes).map(([key, value]) => [`${this.id}.${key}`, value])));
+    const news = Object.entries(changes).filter(([key, value]) => String(value ?? "") !== this.text(key));
+    if (this.isClosed || !news.length) return;
+    this.context.state.set(Object.fromEntries(news.map(([key, value]) => [`${this.id}.${key}`, value])));
   }
 
   /** Close a part with the scene; return its element. @param {Closable} part */

@@ -9,6 +9,7 @@ import { claimList, fixed, listSlider, schemeSwitches } from "./parts.js";
 import { WORDS } from "./words.js";
 
 /** @import { Child, Matrix } from "../types" */
+/** @import { Claim } from "./parts.js" */
 /** @import { Scene, Stage } from "./stage.js" */
 
 const IDS = [1, 5, 7, 4, 1, 6]; // the cat sat on the mat
@@ -86,7 +87,7 @@ function chips() {
     h("li", { class: "pipe-chip learn-big" }, h("span", null, WORDS[id]), h("small", null, `ID ${id} at ${t}`)));
 }
 
-/** @param {number} dim @param {boolean} holds @returns {[string, boolean, ...Child[]][]} */
+/** @param {number} dim @param {boolean} holds @returns {Claim[]} */
 function claimsOf(dim, holds) {
   return [["Scaling by √D prevents the positional signal from dominating.", holds,
     `With std 0.02 the scaled row has a length of about 0.02 · D = ${fixed(STD * dim, 2)}. Sinusoids have √(D/2) = `

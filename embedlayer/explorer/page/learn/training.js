@@ -72,10 +72,11 @@ function draw(stage) {
   let run = runTo(tied, Math.round(stage.number("step", 0, 0, LAST_STEP)));
   const pictures = picturesOf(stage);
   const update = () => {
-    stage.set({ step: run.step || null, tied: tied ? "1" : null });
+    if (!player.isPlaying()) save();
     pictures.show(run, tied);
     stage.judge(...verdict(run));
   };
+  const save = () => stage.set({ step: run.step || null, tied: tied ? "1" : null });
   const walk = () => {
     if (run.step < LAST_STEP) advance(run);
     update();
@@ -84,7 +85,7 @@ function draw(stage) {
     const wasDone = verdict(run)[0];
     walk();
     return run.step < LAST_STEP && (wasDone || !verdict(run)[0]);
-  });
+  }, save);
   const step = button("Step", () => {
     player.pause();
     walk();
@@ -128,11 +129,12 @@ function button(text, onClick) {
 }
 
 /**
- * Create the button that calls `frame` for each frame until it returns false.
+ * Create the button that calls `frame` for each frame until it returns false, and then `onPause`.
  * @param {Stage} stage
  * @param {() => boolean} frame
+ * @param {() => void} onPause
  */
-function playButton(stage, frame) {
+function playButton(stage, frame, onPause) {
   let request = 0;
   const button = h("button", { type: "button", "aria-pressed": "false", onClick: () => (request ? pause() : play()) },
     "Play");
@@ -151,9 +153,10 @@ function playButton(stage, frame) {
     cancelAnimationFrame(request);
     request = 0;
     show();
+    onPause();
   };
   stage.onClose(() => cancelAnimationFrame(request));
-  return { element: button, pause };
+  return { element: button, pause, isPlaying: () => request !== 0 };
 }
 
 /** Return whether a row has a gradient. @param {Gradients} found @param {number} id */

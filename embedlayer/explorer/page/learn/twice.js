@@ -7,6 +7,7 @@ import { inputVector } from "./inputs.js";
 import { claimList, fixed, listSlider, schemeSwitches } from "./parts.js";
 
 /** @import { Child } from "../types" */
+/** @import { Claim } from "./parts.js" */
 /** @import { Scene, Stage } from "./stage.js" */
 
 const [TOKEN, LAST] = [1, 63];
@@ -79,7 +80,7 @@ function draw(stage) {
 
 /**
  * @param {{dim: number, scheme: string, scaled: boolean}} options
- * @returns {[string, boolean, ...Child[]][]}
+ * @returns {Claim[]}
  */
 function claimsOf(options) {
   /** @param {number} a @param {number} b @param {number} [dim] */

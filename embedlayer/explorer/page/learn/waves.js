@@ -9,6 +9,7 @@ import { sinusoids } from "../schemes.js";
 import { claimList, fixed } from "./parts.js";
 
 /** @import { Child, Matrix } from "../types" */
+/** @import { Claim } from "./parts.js" */
 /** @import { Scene, Stage } from "./stage.js" */
 
 const [DIM, LENGTH, BASE, GAP] = [64, 64, 10000, 32];
@@ -78,7 +79,7 @@ function verdict(a, b, similarity) {
   return [true, `${text} The cosine depends on the distance b − a only: here 32 again.`];
 }
 
-/** @param {Matrix} rows @returns {[string, boolean, ...Child[]][]} */
+/** @param {Matrix} rows @returns {Claim[]} */
 function claimsOf(rows) {
   const { data } = similarities(rows);
   const found = closest(rows);

@@ -7,6 +7,7 @@ import { startRow } from "./inputs.js";
 import { check, choice, claimList, fixed } from "./parts.js";
 
 /** @import { Child } from "../types" */
+/** @import { Claim } from "./parts.js" */
 /** @import { Scene, Stage } from "./stage.js" */
 
 const DIMS = [8, 32, 128, 512];
@@ -102,7 +103,7 @@ function shortNumber(value) {
  * @param {boolean} scaled
  * @param {number} variances
  * @param {number} lengths
- * @returns {[string, boolean, ...Child[]][]}
+ * @returns {Claim[]}
  */
 function claimsOf(std, scaled, variances, lengths) {
   return [
