@@ -177,6 +177,16 @@ def test_what_the_story_says_about_sinusoids_is_so():
     assert of_64[7, 39] == pytest.approx(float(of_64[0, 32]), abs=1e-6), "it depends on the distance only"
 
 
+def test_the_losses_that_the_story_reports_are_those_of_the_documentation():
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "positions.md").read_text()
+    rows = {name: cells.split(" | ") for name, cells in re.findall(r"^\| (\w+) \| ([\d.]+ \|.*) \|$", page, flags=re.M)}
+    scene = (root / "embedlayer/explorer/page/learn/learned.js").read_text()
+    expected = [rows["sinusoidal"][:2], rows["rotary"][::3], rows["ALiBi"][::3]]
+    expected += [[rows["learned"][0], rows["sinusoidal"][0]]]
+    assert re.findall(r"\d\.\d{3}\b", scene) == [loss for pair in expected for loss in pair]
+
+
 def test_learned_positions_make_all_pairs_about_equally_similar(story):
     code = "[1, 5, 50].map((b) => twice.sameWord({ a: 0, b, dim: 64, scaled: true, scheme: 'learned' }).cosine)"
     found = story(code)

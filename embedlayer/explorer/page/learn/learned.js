@@ -4,7 +4,7 @@ import { HeatMap } from "../charts/heat.js";
 import { h, slider } from "../dom.js";
 import { cosine, fromRows, sinusoid } from "../math.js";
 import { startRow } from "./inputs.js";
-import { claimList, fixed } from "./parts.js";
+import { claimList, fixed, positionsLink } from "./parts.js";
 
 /** @import { Child } from "../types" */
 /** @import { Claim } from "./parts.js" */
@@ -32,7 +32,7 @@ export const scene = {
 function draw(stage) {
   let length = Math.round(stage.number("length", 20, 1, MOST));
   const [left, right] = ["learned", "sinusoidal"].map((name) => new HeatMap({
-    label: `${name} vectors`, unit: "value", axes: ["dimension", "position"], cellHeight: 2.5,
+    label: `${name} vectors`, unit: "value", axes: ["dimension", "position"], cellHeight: 2,
     rowName: (p) => `position ${p}`, columnName: (d) => `dimension ${d}`,
   }));
   const fact = h("p", { class: "pipe-fact", "data-value": "length" });
@@ -60,10 +60,11 @@ function draw(stage) {
   });
   update();
   return [
-    size, h("div", { class: "learn-pair" },
+    h("div", { class: "learn-two" }, size, fact), h("div", { class: "learn-pair" },
       h("div", null, h("h3", null, `Learned, before training: ${(ROWS * DIM).toLocaleString("en")} parameters`),
         stage.keep(left)),
-      h("div", null, h("h3", null, "Sinusoidal: 0 parameters"), stage.keep(right))), fact, claims.element,
+      h("div", null, h("h3", null, "Sinusoidal: 0 parameters"), stage.keep(right))), claims.element,
+    positionsLink(stage, DIM),
   ];
 }
 
@@ -84,9 +85,11 @@ function claimsOf() {
     ["Learned embeddings start random; sinusoidal ones encode relative positions.", true,
       `Cosine of positions 0 and 1: ${fixed(learned)} learned, ${fixed(fixedOnes)} sinusoidal. Training must find the `
       + "order of the learned rows by itself."],
-    ["Sinusoidal embeddings can extrapolate.", null, "They have a vector for every position, but a model that never "
-      + "saw those positions gets worse on them. The documentation of this library measures it."],
-    ["Learned ones need memory, sinusoidal ones none.", true, "50 · 32 = 1,600 numbers against 0. GPT-2 has "
-      + "1,024 · 768 = 786,432, which is 0.6 % of the model."],
+    ["Sinusoidal embeddings can theoretically extrapolate.", null, "There is a vector for every position. But the loss "
+      + "of a small decoder trained on 64 tokens was 3.642 there and 4.788 at 128 tokens."],
+    ["RoPE and ALiBi extrapolate better.", null, "In the same experiment, from 64 to 512 tokens, the loss with rotary "
+      + "positions went from 3.470 to 4.228, with ALiBi from 3.481 to 3.501."],
+    ["Learned ones are often slightly better in practice.", null,
+      "In that short training they were not: 3.783 learned, 3.642 sinusoidal, both at 64 tokens."],
   ];
 }

@@ -54,7 +54,7 @@ function draw(stage) {
   const model = {
     vocab: Math.round(stage.number("vocab", START.vocab, 1, 1e7)),
     dim: Math.round(stage.number("dim", START.dim, 1, 1e5)),
-    dtype: BYTES[dtype] ? dtype : START.dtype, tied: stage.text("tied") === "1",
+    dtype: Object.hasOwn(BYTES, dtype) ? dtype : START.dtype, tied: stage.text("tied") === "1",
   };
   const result = h("output", { class: "learn-cost", "data-value": "cost" });
   const body = h("tbody");

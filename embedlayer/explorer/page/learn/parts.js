@@ -2,6 +2,7 @@
 
 import { css, diverging } from "../colour.js";
 import { h, segments, slider } from "../dom.js";
+import { changed, formatHash } from "../state.js";
 import { theme } from "../theme.js";
 
 /** @import { Child, Closable, Matrix } from "../types" */
@@ -119,6 +120,13 @@ function numberCell(value, limit, digits, plainZeros) {
   cell.style.background = css(rgb);
   cell.style.color = 0.3 * rgb[0] + 0.59 * rgb[1] + 0.11 * rgb[2] > 128 ? "#10161d" : "#f5f8fb";
   return cell;
+}
+
+/** Create the link to the view Positions, with sinusoids of a width. @param {Stage} stage @param {number} dim */
+export function positionsLink({ context: { source } }, dim) {
+  const href = formatHash("positions", changed({}, { scheme: "sinusoidal", dim, source: source || null }));
+  return h("p", { class: "note" }, h("a", { href }, "The view Positions"),
+    " draws the sine and cosine of each pair as curves, and rotary positions and ALiBi.");
 }
 
 /**

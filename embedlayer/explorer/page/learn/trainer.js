@@ -31,7 +31,7 @@ const CLAUSES = [
 export const SENTENCES = ["the", "my"].flatMap((article) => CLAUSES.flatMap(([nouns, verbs]) =>
   nouns.flatMap((noun) => verbs.map((verb) => `${article} ${noun} ${verb}`))));
 
-const DIM = 2;
+export const DIM = 2;
 const START_STD = 0.5;
 
 /** Return a model with random numbers. @param {boolean} tied @param {number} seed @returns {Model} */

@@ -7,14 +7,14 @@ import { tiles } from "../positions/scene.js";
 import { check, fixed } from "./parts.js";
 import { plane } from "./plane.js";
 import {
-  SENTENCES, WORDS, descend, fullLoss, gradients, nearestRow, newModel, pairsOf, sentenceAt,
+  DIM, SENTENCES, WORDS, descend, fullLoss, gradients, nearestRow, newModel, pairsOf, sentenceAt,
 } from "./trainer.js";
 
 /** @import { Child, Point } from "../types" */
 /** @import { Scene, Stage } from "./stage.js" */
 /** @import { Gradients, Model } from "./trainer.js" */
 
-const [RATE, SEED, LAST_STEP] = [0.3, 1, 3000];
+const [RATE, SEED, LAST_STEP, ASPECT] = [0.3, 1, 3000, 0.8];
 const ARROW = 2.5; // an arrow is so many times as long as the step, to be seen
 /** @type {Record<string, number>} */
 const COLOURS = { the: 7, my: 7, cat: 1, dog: 1, bird: 1, code: 0, program: 0 };
@@ -62,7 +62,8 @@ function advance(run) {
   descend(run.model, run.found, RATE);
   run.step += 1;
   run.losses.push(fullLoss(run.model));
-  run.reach = Math.max(run.reach, ...run.model.table.data.map((value) => 1.3 * Math.abs(value)));
+  const reaches = run.model.table.data.map((value, i) => Math.abs(value) * (i % DIM ? 1.2 / ASPECT : 1.3));
+  run.reach = Math.max(run.reach, ...reaches);
   Object.assign(run, nextOf(run.model, run.step));
 }
 
@@ -71,6 +72,7 @@ function draw(stage) {
   let tied = stage.text("tied") === "1";
   let run = runTo(tied, Math.round(stage.number("step", 0, 0, LAST_STEP)));
   const pictures = picturesOf(stage);
+  let stopped = verdict(run)[0]; // playing stops where the task is done for the first time
   const update = () => {
     if (!player.isPlaying()) save();
     pictures.show(run, tied);
@@ -82,9 +84,10 @@ function draw(stage) {
     update();
   };
   const player = playButton(stage, () => {
-    const wasDone = verdict(run)[0];
     walk();
-    return run.step < LAST_STEP && (wasDone || !verdict(run)[0]);
+    const isFirst = !stopped && verdict(run)[0];
+    stopped ||= isFirst;
+    return run.step < LAST_STEP && !isFirst;
   }, save);
   const step = button("Step", () => {
     player.pause();
@@ -95,6 +98,7 @@ function draw(stage) {
     player.pause();
     tied = isTied;
     run = runTo(tied, 0);
+    stopped = false;
     update();
   };
   const switches = [step, player.element, button("Reset", () => restart(tied)), check("tied head", tied, restart)];
@@ -104,7 +108,7 @@ function draw(stage) {
 
 /** Create the plane, the loss curve and the numbers. @param {Stage} stage */
 function picturesOf(stage) {
-  const picture = plane({ label: "Rows of the table", aspect: 0.8 });
+  const picture = plane({ label: "Rows of the table", aspect: ASPECT });
   const losses = new Curves({
     label: "Loss over the steps", axes: ["step", "loss, nats"], height: 170, legend: false,
   });
@@ -199,7 +203,7 @@ function verdict({ model: { table }, step }) {
   const [cat, dog] = [WORDS.indexOf("cat"), WORDS.indexOf("dog")];
   const [ofCat, ofDog] = [nearestRow(table, cat), nearestRow(table, dog)];
   if (step && ofCat === dog && ofDog === cat) {
-    return [true, `Step ${step}: cat and dog are nearest neighbours, because they have the same contexts.`];
+    return [true, "Cat and dog are nearest neighbours, because they have the same contexts."];
   }
   return [false, `Nearest to cat: ${WORDS[ofCat]}. Nearest to dog: ${WORDS[ofDog]}.`];
 }

@@ -6,7 +6,7 @@ import { h, slider } from "../dom.js";
 import { closest, cosine, fromRows, similarities, sinusoid } from "../math.js";
 import { dimensionSeries } from "../positions/input.js";
 import { sinusoids } from "../schemes.js";
-import { claimList, fixed } from "./parts.js";
+import { claimList, fixed, positionsLink } from "./parts.js";
 
 /** @import { Child, Matrix } from "../types" */
 /** @import { Claim } from "./parts.js" */
@@ -35,12 +35,12 @@ function draw(stage) {
   const at = { a: Math.round(stage.number("a", 0, 0, LENGTH - 1)), b: Math.round(stage.number("b", 1, 0, LENGTH - 1)) };
   const rows = fromRows(Array.from({ length: LENGTH }, (_, p) => sinusoid(p, DIM)));
   const heat = new HeatMap({
-    label: "Sinusoidal vectors", unit: "value", axes: ["dimension", "position"], cellHeight: 3,
+    label: "Sinusoidal vectors", unit: "value", axes: ["dimension", "position"], cellHeight: 2.5,
     rowName: (p) => `position ${p}`, columnName: (d) => `dimension ${d}`,
   });
   heat.show(rows, { limit: 1 });
   const line = new Curves({
-    label: "Vector at position a", axes: ["dimension", "value at a"], height: 130, xName: (d) => `dimension ${d}`,
+    label: "Vector at position a", axes: ["dimension", "value at a"], height: 110, xName: (d) => `dimension ${d}`,
   });
   const number = h("output", { class: "learn-number", "data-value": "cosine" });
   const claims = claimList();
@@ -65,7 +65,7 @@ function draw(stage) {
     h("div", { class: "learn-two" }, a, b),
     h("div", { class: "learn-pair" }, h("div", null, stage.keep(heat)),
       h("div", null, h("p", { class: "learn-reading" }, "cosine of a and b ", number), stage.keep(line))),
-    claims.element,
+    claims.element, positionsLink(stage, DIM),
   ];
 }
 
