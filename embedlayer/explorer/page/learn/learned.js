@@ -60,7 +60,7 @@ function draw(stage) {
   });
   update();
   return [
-    h("div", { class: "learn-two" }, size, fact), h("div", { class: "learn-pair" },
+    h("div", { class: "learn-two" }, size, fact), h("div", { class: "learn-pair learn-close" },
       h("div", null, h("h3", null, `Learned, before training: ${(ROWS * DIM).toLocaleString("en")} parameters`),
         stage.keep(left)),
       h("div", null, h("h3", null, "Sinusoidal: 0 parameters"), stage.keep(right))), claims.element,

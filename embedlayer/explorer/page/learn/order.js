@@ -77,7 +77,7 @@ function draw(stage) {
   update();
   return [
     h("div", { class: "learn-orders", role: "group", "aria-label": "Order of the words" }, buttons), positions,
-    h("div", { class: "learn-pair" }, boxes), fact, claims.element,
+    h("div", { class: "learn-pair learn-close" }, boxes), fact, claims.element,
   ];
 }
 

@@ -93,7 +93,7 @@ function draw(stage) {
   update();
   return [
     h("div", { class: "toolbar learn-wide" }, level, again),
-    h("div", { class: "learn-pair learn-squares" },
+    h("div", { class: "learn-pair learn-squares learn-close" },
       h("div", null, h("h3", null, "Cosine of each pair"), names, stage.keep(heat)),
       h("div", null, h("h3", null, "The same vectors in 2-D (PCA)"), stage.keep(picture))),
     claims.element,
