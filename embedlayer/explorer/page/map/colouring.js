@@ -129,7 +129,7 @@ export class Colouring {
       return pixel([red, green, blue]);
     };
     if (isGroups(column)) {
-      const pixels = column.names.map((_, i) => faded(parse(palette.series[i % 8])));
+      const pixels = column.names.map((_, i) => faded(parse(this.#colourOf(column, i))));
       column.of.forEach((group, id) => {
         scene.colours[id] = pixels[group];
       });
@@ -138,6 +138,11 @@ export class Colouring {
     scene.markColour = pixel(parse(palette.warm));
     scene.scale = Uint32Array.from({ length: 256 }, (_, i) =>
       faded(sequential(i / 255, palette.dark), Math.min(1, i / 40)));
+  }
+
+  /** Return the colour of a group in CSS. @param {Groups} column @param {number} group */
+  #colourOf({ rest }, group) {
+    return group === rest ? this.palette.muted : this.palette.series[group % 8];
   }
 
   /** @param {NumberColumn} column @param {(rgb: Rgb) => number} faded */
@@ -163,14 +168,14 @@ export class Colouring {
     }
     const counts = new Uint32Array(column.names.length);
     for (const group of column.of) counts[group]++;
-    const buttons = column.names.flatMap((name, i) => (counts[i] ? [this.#groupButton(name, i, counts[i])] : []));
+    const buttons = column.names.flatMap((_, i) => (counts[i] ? [this.#groupButton(column, i, counts[i])] : []));
     return this.legend.replaceChildren(...buttons);
   }
 
-  /** @param {string} name @param {number} group @param {number} count */
-  #groupButton(name, group, count) {
+  /** @param {Groups} column @param {number} group @param {number} count */
+  #groupButton(column, group, count) {
     const dot = h("i");
-    dot.style.background = this.palette.series[group % 8];
+    dot.style.background = this.#colourOf(column, group);
     const hidden = this.#hidden;
     const button = h("button", {
       type: "button", "aria-pressed": String(!hidden.has(group)),
@@ -180,7 +185,7 @@ export class Colouring {
         button.setAttribute("aria-pressed", String(!hidden.has(group)));
         this.restrict();
       },
-    }, dot, name);
+    }, dot, column.names[group]);
     return button;
   }
 }

@@ -8,7 +8,7 @@ import { spread } from "./viewport.js";
 
 /** @type {[string, string][]} */
 const OPTIONS = [
-  ["kind", "kind of token"], ["script", "script"], ["length", "length"], ["norm", "norm"],
+  ["cluster", "cluster"], ["kind", "kind of token"], ["script", "script"], ["length", "length"], ["norm", "norm"],
   ["frequency", "frequency"], ["trained", "under-training"], ["along", "cosine similarity"],
 ];
 
@@ -24,12 +24,14 @@ export class Columns {
    * @param {Data} about.data
    * @param {boolean} about.hasFrequency
    * @param {() => TokenSum} about.selected
+   * @param {() => Groups | null} about.clusters clusters of the layout, null until it is there
    */
-  constructor({ texts, kind, norms, data, hasFrequency, selected }) {
+  constructor({ texts, kind, norms, data, hasFrequency, selected, clusters }) {
     this.texts = texts;
     this.kind = kind;
     this.data = data;
     this.selected = selected;
+    this.clusters = clusters;
     this.norms = numeric(norms, "norm of the row", (value) => value.toPrecision(3));
     this.options = OPTIONS.filter(([name]) => name !== "frequency" || hasFrequency);
     this.#known.set("kind", kind).set("norm", this.norms);
@@ -54,10 +56,17 @@ export class Columns {
 
   /** @param {string} name @returns {Promise<Column> | Column} */
   #make(name) {
+    if (name === "cluster") return this.#makeClusters();
     if (name === "script") return scripts(this.texts, this.kind);
     if (name === "length") return numeric(lengths(this.texts), "characters", (value) => String(Math.round(value)));
     if (name === "frequency") return this.#makeFrequency();
     return name === "trained" ? this.#makeScores() : this.#makeCosines();
+  }
+
+  #makeClusters() {
+    const clusters = this.clusters();
+    if (!clusters) throw new Error("The clusters are known when the neighbour layout is there.");
+    return clusters;
   }
 
   async #makeFrequency() {

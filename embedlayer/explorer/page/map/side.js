@@ -21,6 +21,7 @@ const SUGGESTED = 10;
  * @property {Tab} tab
  * @property {string} problem
  * @property {boolean} isLoading
+ * @property {(id: number) => boolean} isFolded whether a row never learned and is not on the map
  *
  * @typedef {object} Host
  * @property {(sum: TokenSum) => void} choose
@@ -134,7 +135,9 @@ export class Side {
       facts.push(["Frequency", `${count.toLocaleString("en")} occurrences in the corpus`]);
     }
     return h("div", { class: "map-card" }, token(texts[id]),
-      h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)])));
+      h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)])),
+      this.#shown?.isFolded(id) ? h("p", { class: "note" }, "This row never learned, so the neighbour layout leaves it "
+        + "out. ", h("a", { href: "#health" }, "See it in Health")) : null);
   }
 
   /** @param {Shown} shown @returns {Child} */

@@ -2,7 +2,7 @@
 
 import { contextOf, fit, h, onResize, visibleText } from "../dom.js";
 import { Gestures } from "./gestures.js";
-import { inside, makeGrid, nearest } from "./grid.js";
+import { makeGrid, nearest, visitBox } from "./grid.js";
 import { PointPainter } from "./painting.js";
 import { pan, toData, toScreen, zoomAt } from "./viewport.js";
 
@@ -151,11 +151,20 @@ export class Stage {
     return nearest(this.#gridNow(), place, radius / viewport.zoom, (id) => this.isShown(id));
   }
 
-  /** Return the IDs of the shown points inside a line on the screen. @param {Point[]} line */
-  within(line) {
+  /**
+   * Call `visit` with each point in a rectangle of data units, and maybe with some beside it.
+   * @param {Point} low
+   * @param {Point} high
+   * @param {(id: number) => void} visit
+   */
+  visit(low, high, visit) {
+    visitBox(this.#gridNow(), low, high, visit);
+  }
+
+  /** Return a line on the screen in data units. @param {Point[]} line */
+  inData(line) {
     const viewport = /** @type {Viewport} */ (this.scene.viewport);
-    const polygon = line.map(([x, y]) => toData(viewport, x, y, this.#width, this.#height));
-    return inside(this.#gridNow(), polygon).filter((id) => this.isShown(id));
+    return line.map(([x, y]) => toData(viewport, x, y, this.#width, this.#height));
   }
 
   /** Show the tooltip of a point, at the point itself. @param {number} id */

@@ -2,18 +2,24 @@
 
 import { h, visibleText } from "../dom.js";
 import { Axes } from "../map/axes.js";
+import { clusterColumn, clusterNames } from "../map/clusters.js";
 import { Colouring } from "../map/colouring.js";
 import { Columns, namesInOrder } from "../map/columns.js";
 import { Controls } from "../map/controls.js";
+import { FoldedRows } from "../map/folded.js";
+import { glide, isStill, redrawn } from "../map/glide.js";
 import { kinds } from "../map/groups.js";
+import { LayoutRequest, NoLayout } from "../map/layout.js";
+import { NameCells } from "../map/names.js";
 import { paintOver } from "../map/painting.js";
 import { bytesOfAll, expressionOf, parseExpression, parseQuery, search, variants } from "../map/search.js";
 import { isEmpty, selectedTokens, sumParams } from "../map/selection.js";
+import { inside, lineFromText, lineToText, makeGrid } from "../map/grid.js";
 import { Side } from "../map/side.js";
 import { Stage, emptyScene, measured } from "../map/stage.js";
 import { fitViewport } from "../map/viewport.js";
 
-/** @import { Context2D, Point, TokenSum, View, ViewContext, Viewport } from "../types" */
+/** @import { Context2D, Layout, LayoutProgress, Point, TokenSum, View, ViewContext, Viewport } from "../types" */
 /** @import { Tab } from "../map/side.js" */
 /** @import { Frame, Host as StageHost } from "../map/stage.js" */
 
@@ -21,8 +27,8 @@ import { fitViewport } from "../map/viewport.js";
 export const view = {
   id: "map",
   title: "Map",
-  sentence: "Every row of the table as a point, along its principal components. Neighbours are computed from all "
-    + "dimensions.",
+  sentence: "Every row of the table as a point; rows with similar vectors are close. Neighbours are computed from "
+    + "all dimensions.",
   needs: ["vectors"],
   keys: [
     ["arrows, + −, 0", "move, zoom, show all (with the map in focus)"], ["Enter", "select the token at the cross"],
@@ -68,6 +74,11 @@ class MapView {
   #problem = "";
   #request = 0;
   #isClosed = false;
+  #isArriving = false; // the layout is being loaded
+  #isGliding = false;
+  #stopGlide = () => {};
+  /** @type {NameCells | null} */ #cells = null;
+  /** @type {FoldedRows | null} */ #folded = null;
   #typing = 0;
   #moving = 0;
   #encoding = 0;
@@ -81,14 +92,17 @@ class MapView {
     this.selected = selected;
     this.kind = kinds(texts, special);
     this.lower = texts.map((text) => text.toLowerCase());
+    this.axes = new Axes({ size: texts.length, coordinates, explained, state, data, selected });
     this.columns = new Columns({
       texts, kind: this.kind, norms: new Float32Array(norms), data, selected,
       hasFrequency: manifest.has.includes("frequency"),
+      clusters: () => (this.axes.layout ? clusterColumn(this.axes.layout, texts) : null),
     });
-    this.axes = new Axes({ size: texts.length, coordinates, explained, state, data, selected });
+    this.layout = new LayoutRequest(data, texts.length);
     this.inOrder = once(() => namesInOrder(texts, this.kind, this.columns.frequency()));
     this.byText = once(() => new Map(texts.map((text, id) => /** @type {const} */ ([text, id])).reverse()));
     this.names = new Map();
+    this.foldedPlace = h("div", { class: "map-folded-place" });
     this.scene = emptyScene(texts.length);
     this.colouring = new Colouring(this.scene, this.columns, {
       column: () => this.#column(),
@@ -101,7 +115,8 @@ class MapView {
     this.stage = this.#makeStage();
     this.side = this.#makeSide();
     element.replaceChildren(h("div", { class: "map" },
-      h("div", { class: "panel map-main" }, this.controls.element, this.stage.element), this.side.element));
+      h("div", { class: "panel map-main" }, this.controls.element, this.stage.element, this.colouring.legend),
+      this.side.element));
   }
 
   #makeControls() {
@@ -131,7 +146,7 @@ class MapView {
       h("button", { type: "button", "aria-label": label, title: label, onClick }, text);
     return new Stage(this.scene,
       "Map of all tokens. Arrow keys move, plus and minus zoom, Enter selects the token at the cross.",
-      this.#stageHost(), this.colouring.legend,
+      this.#stageHost(), this.foldedPlace,
       h("div", { class: "map-zoom" }, button("+", "Zoom in", () => this.stage.zoom(1.5)),
         button("−", "Zoom out", () => this.stage.zoom(1 / 1.5)), button("⤢", "Show all", () => this.stage.home())),
       this.controls.modes, this.controls.progress);
@@ -192,12 +207,27 @@ class MapView {
     this.#encoding = setTimeout(() => bytesOfAll(this.texts), ENCODING_DELAY); // the first search by bytes is fast too
     this.#place(this.axes.first(), true);
     this.stage.measure();
+    this.#fold();
     if (manifest.has.includes("frequency")) await this.columns.load("frequency");
     this.#apply();
   }
 
+  /** Learn which rows never learned: they are left out of the layout, and shown in an inset. */
+  async #fold() {
+    const isFolded = new Uint8Array(await this.context.data.load("folded"));
+    if (this.#isClosed) return;
+    const [xs, ys] = this.axes.first();
+    this.#folded = new FoldedRows(isFolded, xs, ys);
+    this.foldedPlace.replaceChildren(this.#folded.element);
+    this.#folded.show(!this.scene.showAxes);
+    this.#folded.draw(this.colouring.palette);
+    this.#showSide();
+  }
+
   close() {
     this.#isClosed = true;
+    this.#stopGlide();
+    this.layout.close();
     this.stage.close();
     this.colouring.close();
     for (const timer of [this.#typing, this.#moving, this.#encoding]) clearTimeout(timer);
@@ -206,10 +236,7 @@ class MapView {
   async stateChanged() {
     this.#found = null;
     this.controls.hits.textContent = "";
-    this.controls.yAxis.hidden = false;
-    this.#place(this.axes.first(), true);
     await this.#apply();
-    this.stage.reset();
   }
 
   /** Show what the URL says. */
@@ -218,14 +245,11 @@ class MapView {
     const typed = state.get("q", "");
     this.controls.follow();
     this.#setDense(state.get("v") === "density");
-    if (state.get("x") || state.get("y")) {
-      await this.#setAxes();
-      this.stage.reset();
-    }
+    this.#setAxes(false);
     await this.#setColours();
     if (typed) this.#search(typed);
     await this.#showSelection();
-    if (!typed) return;
+    if (!typed) return this.#applyLasso();
     this.#tab = "found";
     this.#showSide();
   }
@@ -237,11 +261,48 @@ class MapView {
     const isNarrow = frame.width < NARROW;
     const titles = this.scene.showAxes ? this.axes.titles() : [this.axes.layoutNote(isNarrow), ""];
     const { plus, minus } = this.selected();
+    const first = this.#firstNamed();
     paintOver(context, this.scene, viewport, {
-      ...frame, colours: this.colouring.palette, axes: titles,
-      rings: [...plus, ...minus], names: this.#namedTokens(), textOf: (id) => this.#nameOf(id),
-      most: isNarrow ? 18 : 42, lasso: this.#lasso,
+      ...frame, colours: this.colouring.palette, axes: titles, rings: [...plus, ...minus], first,
+      groups: this.#groupNames(viewport), names: this.#otherNames(viewport, frame, first),
+      textOf: (id) => this.#nameOf(id), most: isNarrow ? 22 : 60, lasso: this.#lasso,
     });
+  }
+
+  /** Return the names of clusters in a viewport. @param {Viewport} viewport */
+  #groupNames(viewport) {
+    const { layout } = this.axes;
+    if (!layout || this.scene.showAxes || this.#isGliding || this.#isIsolated) return [];
+    return clusterNames(layout, this.texts, viewport.zoom / this.scene.home);
+  }
+
+  /** Return the tokens that are named before all others. @returns {Set<number>} */
+  #firstNamed() {
+    const { plus, minus } = this.selected();
+    const found = this.#found?.subarray(0, NAMED_FOUND) ?? [];
+    return new Set([...plus, ...minus, ...this.#near.map(([id]) => id), ...found]);
+  }
+
+  /**
+   * Return further tokens to name in a viewport.
+   * @param {Viewport} viewport
+   * @param {Frame} frame
+   * @param {Set<number>} first
+   */
+  #otherNames(viewport, { width, height }, first) {
+    if (this.#isGliding || (this.#found?.length && this.#isIsolated)) return [];
+    return this.#cellsNow().at(viewport, width, height).filter((id) => !first.has(id));
+  }
+
+  /** Return the cells of the names for the points that are shown now. */
+  #cellsNow() {
+    const { xs, ys, only } = this.scene;
+    if (this.#cells?.xs !== xs || this.#cells.only !== only) {
+      this.#cells = new NameCells({
+        xs, ys, only, order: this.inOrder(), visit: (low, high, visit) => this.stage.visit(low, high, visit),
+      });
+    }
+    return this.#cells;
   }
 
   /** @param {number} id */
@@ -254,25 +315,15 @@ class MapView {
     return name;
   }
 
-  /** Yield the tokens in the order in which they are named on the map. */
-  * #namedTokens() {
-    const { plus, minus } = this.selected();
-    const found = this.#found?.subarray(0, NAMED_FOUND) ?? [];
-    const first = new Set([...plus, ...minus, ...this.#near.map(([id]) => id), ...found]);
-    yield* first;
-    if (this.#found?.length && this.#isIsolated) return;
-    for (const id of this.inOrder()) if (!first.has(id) && this.stage.isShown(id)) yield id;
-  }
-
   // The viewport
 
   /**
-   * Return the viewport of all points between the buttons and the legend.
+   * Return the viewport of all points between the buttons and the note.
    * @param {number} width
    * @param {number} height
    */
   #fitted(width, height) {
-    const [over, under] = width < NARROW ? [48, 92] : [0, 56];
+    const [over, under] = width < NARROW ? [48, 40] : [0, 24];
     const all = fitViewport(this.scene.xs, this.scene.ys, width, height - over - under);
     return { ...all, y: all.y - (under - over) / 2 / all.zoom };
   }
@@ -299,35 +350,101 @@ class MapView {
 
   // Coordinates and colours
 
-  async #setAxes() {
+  /**
+   * Show the axes that the URL says.
+   * @param {boolean} [isNew] whether to show all points, instead of the viewport in the URL
+   */
+  async #setAxes(isNew = true) {
     const isLayout = this.axes.isLayout();
     this.controls.yAxis.hidden = isLayout;
-    this.controls.showProgress(isLayout ? this.axes.waiting : "");
+    if (isLayout) return this.#showLayout(isNew);
+    this.controls.showProgress("");
     try {
       const coordinates = await this.axes.load();
-      if (this.#isClosed || isLayout !== this.axes.isLayout()) return;
-      this.#place(coordinates, !isLayout);
-      this.stage.home();
+      if (this.#isClosed || this.axes.isLayout()) return;
+      this.#stopGlide();
+      this.#place(coordinates, true);
+      this.#view(isNew);
     } catch (error) {
       if (!this.#isClosed) this.controls.showProgress(/** @type {Error} */ (error).message);
     }
   }
 
+  /** @param {boolean} isNew */
+  #view(isNew) {
+    if (isNew) this.stage.home();
+    else this.stage.reset();
+  }
+
+  /** Load the layout, and move the points to it. @param {boolean} isNew */
+  async #showLayout(isNew) {
+    if (this.axes.layout) return this.#arrive(this.axes.layout, isNew);
+    if (this.#isArriving) return;
+    this.#isArriving = true;
+    try {
+      this.axes.layout = await this.layout.load((progress) => this.#showProgress(progress));
+      this.#isArriving = false;
+      if (this.#isClosed) return;
+      this.controls.showProgress("");
+      if (this.axes.isLayout()) this.#arrive(this.axes.layout, isNew);
+      if (this.#column() === "cluster") this.#setColours();
+      this.#applyLasso();
+    } catch (error) {
+      this.#isArriving = false;
+      if (this.#isClosed || !this.axes.isLayout()) return;
+      const wasCancelled = error instanceof NoLayout;
+      const again = wasCancelled ? "Compute it" : "Try again";
+      const why = wasCancelled ? "The neighbour layout was cancelled." : /** @type {Error} */ (error).message;
+      this.controls.showProgress(`${why} These are the first two principal components.`,
+        [again, () => this.#showLayout(true)]);
+    }
+  }
+
+  /** @param {LayoutProgress} progress */
+  #showProgress({ stage, share }) {
+    if (!this.axes.isLayout()) return this.controls.showProgress("");
+    this.controls.showProgress(`Neighbour layout: ${stage} · ${Math.round(100 * share)} %`,
+      ["Cancel", () => this.layout.cancel()]);
+  }
+
+  /** Move the points to the layout. @param {Layout} layout @param {boolean} isNew */
+  #arrive(layout, isNew) {
+    const { scene, stage } = this;
+    const [before, places] = [scene.viewport, { xs: scene.xs, ys: scene.ys }];
+    const wasLayout = !scene.showAxes;
+    this.#stopGlide();
+    this.#place([layout.xs, layout.ys], false);
+    this.#view(isNew);
+    const after = scene.viewport;
+    if (wasLayout || isStill() || !before || !after) return;
+    this.#isGliding = true;
+    this.#stopGlide = glide(redrawn(places, before, after), layout, ({ xs, ys }) => {
+      stage.place(xs, ys);
+      stage.draw();
+    }, () => {
+      this.#isGliding = false;
+      stage.place(layout.xs, layout.ys);
+      stage.draw();
+    });
+  }
+
   /** @param {Float32Array[]} coordinates @param {boolean} showAxes */
   #place([xs, ys], showAxes) {
+    this.#isGliding = false;
     this.stage.place(xs, ys);
     this.scene.showAxes = showAxes;
-    this.controls.showProgress("");
+    this.#folded?.show(!showAxes);
   }
 
   /** Return the name of the column that colours the points. */
   #column() {
-    const name = this.context.state.get("c", "kind");
+    const name = this.context.state.get("c", "cluster");
+    if (name === "cluster" && !this.axes.layout) return "kind"; // until the clusters are there
     return this.columns.options.some(([key]) => key === name) ? name : "kind";
   }
 
   #setColours() {
-    this.controls.colourBy.set(this.#column());
+    this.controls.colourBy.set(this.context.state.get("c", "cluster"));
     return this.colouring.show();
   }
 
@@ -354,7 +471,7 @@ class MapView {
     const ids = query.kind === "none" || isBroken ? null : search(query, this.texts, this.lower);
     measured("map: search", start);
     this.controls.searchField.title = isBroken ? query.message : "";
-    this.context.state.set({ q: typed || null });
+    this.context.state.set({ q: typed || null, lasso: null });
     this.#take(ids, isBroken ? "not a pattern" : ids ? `${ids.length.toLocaleString("en")} found` : "");
   }
 
@@ -363,10 +480,18 @@ class MapView {
     this.#lasso = null;
     this.#setLasso(false);
     if (line.length <= 2) return this.stage.draw();
-    const ids = this.stage.within(line);
     this.controls.searchField.value = "";
-    this.context.state.set({ q: null });
-    return this.#take(ids, `${ids.length.toLocaleString("en")} inside`);
+    this.context.state.set({ q: null, lasso: lineToText(this.stage.inData(line)) });
+    return this.#applyLasso();
+  }
+
+  /** Highlight the tokens inside the line that the URL says. */
+  #applyLasso() {
+    const line = lineFromText(this.context.state.get("lasso", ""));
+    if (line.length <= 2 || (this.axes.isLayout() && !this.axes.layout)) return;
+    const { xs, ys } = this.axes.isLayout() ? /** @type {Layout} */ (this.axes.layout) : this.scene;
+    const ids = inside(makeGrid(xs, ys), line).filter((id) => this.stage.isShown(id));
+    this.#take(ids, `${ids.length.toLocaleString("en")} inside`);
   }
 
   /** Highlight tokens that were found. @param {Int32Array | null} ids @param {string} message */
@@ -386,7 +511,7 @@ class MapView {
     this.controls.searchField.value = "";
     this.#lasso = null;
     this.#setLasso(false);
-    this.context.state.set({ q: null });
+    this.context.state.set({ q: null, lasso: null });
     this.#take(null, "");
     this.#choose({ plus: [], minus: [] });
   }
@@ -465,7 +590,7 @@ class MapView {
     if (this.#isClosed) return;
     this.side.show({
       sum: this.selected(), near: this.#near, found: this.#found, isIsolated: this.#isIsolated, tab: this.#tab,
-      problem: this.#problem, isLoading,
+      problem: this.#problem, isLoading, isFolded: (id) => this.#folded?.isFolded[id] === 1,
     });
   }
 }
