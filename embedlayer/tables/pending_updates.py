@@ -321,7 +321,7 @@ class PendingUpdates:
 
         Args:
             weight: The weight that this object watches, contiguous.
-            ids: Row numbers that were checked, `(N,)`.
+            ids: Row numbers that were checked, `(N,)`, contiguous.
             segments: Their `segments_of_equal_ids`.
 
         Raises:
@@ -705,12 +705,12 @@ class _LookUpRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, ids: Tensor) -> Tensor:
-        flat, pending = ids.flatten(), pending_updates_of(weight)
+        flat, pending = ids.flatten().contiguous(), pending_updates_of(weight)  # one axis is flattened as a view
         assert pending is not None
         segments = segments_of_equal_ids(flat)
         ctx.save_for_backward(ids, *segments)
         ctx.shape, ctx.padding_idx = weight.shape, pending.padding_idx
-        return pending.look_up(weight, flat, segments).view(*ids.shape, -1)
+        return pending.look_up(weight, flat, segments).view(*ids.shape, weight.shape[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

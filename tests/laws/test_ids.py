@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from kinds import EMBED_DIM, LAYERS, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
 
-from embedlayer import EmbedLayerError, OutputHead, ShapeError, SizeError, TokenTable
+from embedlayer import EmbedLayerError, OutputHead, RowAdamW, ShapeError, SizeError, TokenTable
+from embedlayer.tables import pending_updates
 
 IDS = torch.tensor([[1, 7, 0, 49], [3, 7, 48, 2], [0, 1, 5, 49]])
 
@@ -60,6 +61,29 @@ def test_a_look_up_equals_the_rows_for_ids_of_every_shape_layout_and_type(name, 
         torch.testing.assert_close(found, expected, msg=lambda text, shape=shape: f"{shape}: {text}")
         if found.requires_grad:
             torch.testing.assert_close(gradients(table, found), gradients(twin, expected))
+
+
+@pytest.mark.parametrize("smallest", [0, 1 << 40], ids=["kernels", "operators"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_rows_with_pending_updates_are_those_of_the_dense_run_for_ids_of_every_shape(
+    smallest, frozen, monkeypatch
+) -> None:
+    monkeypatch.setattr(pending_updates, "SMALL_NUMEL", smallest)
+    for shape, ids in SHAPES.items():
+        tables = [TABLES["dense"](), TABLES["row-sparse"]()]
+        tables[1].load_state_dict(tables[0].state_dict())
+        kinds = (torch.optim.AdamW, RowAdamW)
+        optimizers = [kind(table.parameters(), lr=1e-2) for kind, table in zip(kinds, tables, strict=True)]
+        for step in (torch.arange(VOCAB_SIZE), *torch.arange(6).split(2)):
+            for table, optimizer in zip(tables, optimizers, strict=True):
+                optimizer.zero_grad()
+                table(step).square().sum().backward()
+                optimizer.step()
+        dense, sparse = (table.requires_grad_(not frozen) for table in tables)
+        expected, found = dense(ids), sparse(ids)
+        torch.testing.assert_close(found, expected, msg=lambda text, shape=shape: f"{shape}: {text}")
+        if not frozen:
+            torch.testing.assert_close(gradients(sparse, found), gradients(dense, expected))
 
 
 @pytest.mark.parametrize("name", TABLES)
