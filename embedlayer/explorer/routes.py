@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedlayer.errors import SizeError
-from embedlayer.explorer import compare, health, pipeline, positions, table_map, tokens, training
+from embedlayer.explorer import compare, health, pipeline, positions, table_map, tokens, training, user_columns
 from embedlayer.explorer.source_facts import page_facts
 from embedlayer.explorer.tokens import Params
 from embedlayer.sources import OpenedModel
@@ -50,6 +50,9 @@ ROUTES: dict[str, Route] = {
     "frequencies": Route(tokens.frequencies, needs=("frequency",)),
     "neighbors": Route(tokens.neighbors, lambda source: ()),
     "along": Route(tokens.along, lambda source: ()),
+    "columns": Route(user_columns.columns),
+    "column": Route(user_columns.column, user_columns.baked_columns),
+    "encode": Route(tokens.encode, lambda source: (), needs=("tokenizer",)),
     "vectors": Route(tokens.vectors, tokens.baked_vectors),
     "nearest": Route(tokens.nearest, tokens.baked_nearest),
     "pipeline": Route(pipeline.answer, pipeline.baked, needs=("input", "tokenizer")),

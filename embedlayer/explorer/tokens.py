@@ -11,6 +11,7 @@ from torch import Tensor
 from embedlayer.analysis.geometry import PrincipalComponents, principal_components
 from embedlayer.analysis.nearest import nearest_rows, table_cosines
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.data.tokenizer import without_truncation
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.sources import OpenedModel
 
@@ -101,6 +102,19 @@ def along(source: OpenedModel, params: Params) -> bytes:
     """
     query = _query(source, _ids(source, params, "plus"), _ids(source, params, "minus"))
     return to_bytes(table_cosines(RowReader(source.rows), query)[0])
+
+
+def encode(source: OpenedModel, params: Params) -> Any:
+    """Return the IDs of the tokens that the text in the parameter `text` is split into, without special tokens.
+
+    Raises:
+        SizeError: There is no text, or it is longer than `MOST` characters.
+    """
+    assert source.tokenizer is not None
+    text = params.get("text", "")
+    if not 0 < len(text) <= MOST:
+        raise SizeError(f"text has 1 to {MOST} characters; found {len(text)}.")
+    return without_truncation(source.tokenizer).encode(text, add_special_tokens=False).ids
 
 
 def vectors(source: OpenedModel, params: Params) -> bytes:
