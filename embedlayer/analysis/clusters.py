@@ -173,7 +173,7 @@ def typical_tokens(
     texts: Sequence[str],
     *,
     count: int = 5,
-    frequency: Float[Tensor, " V"] | None = None,
+    frequency: Int[Tensor, " V"] | None = None,
 ) -> list[list[int]]:
     """Return the IDs of the tokens that name each cluster, most typical first.
 

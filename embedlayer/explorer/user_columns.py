@@ -135,16 +135,14 @@ def _read_text(path: Path) -> tuple[list[str], list[list[Cell]]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=DELIMITERS[path.suffix], strict=True)
-            names, lines = next(reader, []), []
-            for line in reader:
-                if line and len(line) != len(names):
-                    raise FileError(
-                        f"{path}, line {reader.line_num}: {len(line)} values, and the header has {len(names)}."
-                    )
-                lines += [line] if line else []
+            names = next(reader, [])
+            lines = [(reader.line_num, line) for line in reader if line]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
-    texts = [[line[place] for line in lines] for place in range(len(names))]
+    for number, line in lines:
+        if len(line) != len(names):
+            raise FileError(f"{path}, line {number}: {len(line)} values, and the header has {len(names)}.")
+    texts = [[line[place] for _, line in lines] for place in range(len(names))]
     return names, [[*part] if name == "token" else _parsed(part) for name, part in zip(names, texts, strict=True)]
 
 
