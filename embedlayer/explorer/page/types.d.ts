@@ -296,7 +296,13 @@ export interface PointScene {
 export interface Groups {
   names: string[];
   of: Uint8Array;
-  rest?: number; // the group of what is in no other, drawn without colour
+  rest?: number; // from this group on, groups are drawn without colour: what is in no other
+}
+
+/** A column of the user's own: numbers, or texts as groups. */
+export interface OwnColumn {
+  name: string;
+  groups: string[] | null;
 }
 
 /** A number for each token. */

@@ -1,9 +1,8 @@
 /** The inset for rows that never learned: a caption, their points, and a link to the view Health. */
 
 import { fit, h } from "../dom.js";
+import { theme } from "../theme.js";
 import { spread } from "./viewport.js";
-
-/** @import { Palette } from "./painting.js" */
 
 const [WIDTH, HEIGHT] = [92, 46]; // pixels
 
@@ -31,13 +30,13 @@ export class FoldedRows {
     this.element.hidden = !isShown || !this.count;
   }
 
-  /** @param {Palette} colours */
-  draw(colours) {
+  /** Draw the points in the colours of the page. */
+  draw() {
     const context = fit(this.canvas, WIDTH, HEIGHT);
     const [left, right] = spread(this.xs, 0.01);
     const [bottom, top] = spread(this.ys, 0.01);
     const zoom = 0.9 * Math.min(WIDTH / (right - left || 1), HEIGHT / (top - bottom || 1));
-    context.fillStyle = colours.muted;
+    context.fillStyle = theme().muted;
     context.globalAlpha = 0.5;
     for (let i = 0; i < this.xs.length; i++) {
       const x = WIDTH / 2 + (this.xs[i] - (left + right) / 2) * zoom;

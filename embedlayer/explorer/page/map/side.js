@@ -3,9 +3,12 @@
 import { empty, h, segments, token, visibleText } from "../dom.js";
 import { KIND, KINDS, hex } from "./groups.js";
 import { isEmpty } from "./selection.js";
+import { subwordButtons } from "./subwords.js";
+import { download, toTsv } from "./tsv.js";
 
 /** @import { Child, Groups, TokenSum } from "../types" */
 /** @import { Columns } from "./columns.js" */
+/** @import { Subwords } from "./subwords.js" */
 
 const LISTED = 200;
 const SUGGESTED = 10;
@@ -20,6 +23,7 @@ const SUGGESTED = 10;
  * @property {boolean} isIsolated whether only the found tokens are on the map
  * @property {Tab} tab
  * @property {string} problem
+ * @property {Subwords | null} subwords of a text that is no token
  * @property {boolean} isLoading
  * @property {(id: number) => boolean} isFolded whether a row never learned and is not on the map
  *
@@ -71,10 +75,13 @@ export class Side {
   /** @param {Shown} shown */
   show(shown) {
     this.#shown = shown;
-    const { sum, found, tab, problem } = shown;
+    const { sum, found, tab, problem, subwords } = shown;
     /** @type {Child[]} */
     const parts = [];
     if (problem) parts.push(h("p", { class: "note", role: "status" }, problem));
+    if (subwords) {
+      parts.push(subwordButtons(subwords, this.about.texts, (ids) => this.host.choose({ plus: ids, minus: [] })));
+    }
     if (sum.plus.length === 1 && !sum.minus.length) parts.push(this.#card(sum.plus[0]));
     else if (!isEmpty(sum)) parts.push(this.#terms(sum));
     if (found) {
@@ -144,8 +151,11 @@ export class Side {
   #neighbours({ sum, near, isLoading }) {
     if (isLoading && !near.length) return h("p", { class: "note" }, "Searching all rows …");
     if (near.length) {
-      return h("ol", { class: "near", "aria-label": "Nearest tokens by cosine similarity" },
-        near.map(([id, cosine]) => this.#row(id, cosine)));
+      return h("div", null,
+        h("div", { class: "side-head" }, h("p", { class: "note" }, "Nearest by cosine similarity"),
+          h("div", { class: "segments" }, this.#downloadButton(near.map(([id]) => id), "neighbours.tsv"))),
+        h("ol", { class: "near", "aria-label": "Nearest tokens by cosine similarity" },
+          near.map(([id, cosine]) => this.#row(id, cosine))));
     }
     return isEmpty(sum) ? this.#suggestions() : null;
   }
@@ -182,8 +192,18 @@ export class Side {
     const count = found.length > LISTED ? `The first ${LISTED} of ${found.length.toLocaleString("en")}` : "";
     return h("div", null,
       h("div", { class: "side-head" }, h("p", { class: "note" }, count),
-        h("div", { class: "segments" }, isolate, copy)),
+        h("div", { class: "segments" }, isolate, copy, this.#downloadButton(found, "found.tsv"))),
       h("ol", { class: "near" }, [...found.subarray(0, LISTED)].map((id) => this.#row(id, null))));
+  }
+
+  /** @param {Iterable<number>} ids @param {string} name of the file */
+  #downloadButton(ids, name) {
+    const { texts, columns } = this.about;
+    const cosines = new Map(/** @type {Shown} */ (this.#shown).near);
+    return h("button", {
+      type: "button", title: "Download this list as a TSV file", onClick: () =>
+        download(toTsv(ids, texts, columns, cosines), name),
+    }, "TSV");
   }
 
   #suggestions() {
@@ -194,7 +214,8 @@ export class Side {
     const note = "Select a point, type a token, or start with one of these. + and − beside a neighbour add it to a "
       + "sum: a − b + c.";
     return h("div", null, h("p", { class: "note" }, note), h("div", { class: "chips" },
-      some.map((id) => token(texts[id], { onClick: () => this.#chooseOne(id) }))));
+      some.map((id) => token(texts[id], { onClick: () => this.#chooseOne(id) }))),
+    h("p", { class: "note" }, "New to embeddings? ", h("a", { href: "#learn" }, "What is an embedding?")));
   }
 }
 

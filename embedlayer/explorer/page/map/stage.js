@@ -10,6 +10,7 @@ import { pan, toData, toScreen, zoomAt } from "./viewport.js";
 /** @import { Handlers } from "./gestures.js" */
 /** @import { Grid } from "./grid.js" */
 
+const HINT = 1600; // milliseconds
 const MANY = 60000; // points from which on a pixel of the picture is a CSS pixel
 
 /**
@@ -43,6 +44,7 @@ export class Stage {
   #width = 0;
   #height = 0;
   #isWaiting = false;
+  #hinting = 0;
   #isClosed = false;
 
   /**
@@ -57,7 +59,8 @@ export class Stage {
     this.host = host;
     this.over = h("canvas", { class: "map-over", tabIndex: 0, role: "application", "aria-label": label });
     this.tip = h("div", { class: "map-tip", hidden: true });
-    this.element = h("div", { class: "map-stage" }, points, this.over, controls, this.tip);
+    this.hint = h("p", { class: "map-hint", hidden: true }, "Tap twice to move the map with one finger");
+    this.element = h("div", { class: "map-stage" }, points, this.over, controls, this.tip, this.hint);
     this.painter = new PointPainter(points);
     this.gestures = new Gestures(this.over, this.#handlers());
     this.stopResize = onResize(this.element, (width, height) => this.#resize(width, height));
@@ -65,6 +68,7 @@ export class Stage {
 
   close() {
     this.#isClosed = true;
+    clearTimeout(this.#hinting);
     this.stopResize();
     this.gestures.close();
   }
@@ -208,8 +212,17 @@ export class Stage {
       pick: (at, { touch, more }) => this.#pick(this.#at(...at, touch ? 22 : undefined), more),
       enter: () => this.#pick(this.#at(this.#width / 2, this.#height / 2, 60)),
       focus: this.draw,
+      scrolled: () => this.#showHint(),
       ...this.host.more,
     };
+  }
+
+  #showHint() {
+    clearTimeout(this.#hinting);
+    this.hint.hidden = false;
+    this.#hinting = setTimeout(() => {
+      this.hint.hidden = true;
+    }, HINT);
   }
 
   /** Take the size of the element on the page. */

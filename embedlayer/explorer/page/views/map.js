@@ -6,22 +6,22 @@ import { clusterColumn, clusterNames } from "../map/clusters.js";
 import { Colouring } from "../map/colouring.js";
 import { Columns, namesInOrder } from "../map/columns.js";
 import { Controls } from "../map/controls.js";
-import { FoldedRows } from "../map/folded.js";
-import { glide, isStill, redrawn } from "../map/glide.js";
 import { kinds } from "../map/groups.js";
-import { LayoutRequest, NoLayout } from "../map/layout.js";
-import { NameCells } from "../map/names.js";
+import { Naming } from "../map/naming.js";
 import { paintOver } from "../map/painting.js";
+import { Placement } from "../map/placement.js";
 import { bytesOfAll, expressionOf, parseExpression, parseQuery, search, variants } from "../map/search.js";
 import { isEmpty, selectedTokens, sumParams } from "../map/selection.js";
 import { inside, lineFromText, lineToText, makeGrid } from "../map/grid.js";
 import { Side } from "../map/side.js";
 import { Stage, emptyScene, measured } from "../map/stage.js";
+import { subwordsOf } from "../map/subwords.js";
 import { fitViewport } from "../map/viewport.js";
 
-/** @import { Context2D, Layout, LayoutProgress, Point, TokenSum, View, ViewContext, Viewport } from "../types" */
+/** @import { Context2D, OwnColumn, Point, TokenSum, View, ViewContext, Viewport } from "../types" */
 /** @import { Tab } from "../map/side.js" */
 /** @import { Frame, Host as StageHost } from "../map/stage.js" */
+/** @import { Subwords } from "../map/subwords.js" */
 
 /** @type {View} */
 export const view = {
@@ -38,7 +38,6 @@ export const view = {
 };
 
 const NEIGHBORS = 20;
-const LONGEST_NAME = 24;
 const NAMED_FOUND = 400;
 const NARROW = 600; // pixels
 const [TYPING_DELAY, MOVING_DELAY, ENCODING_DELAY] = [60, 300, 1500]; // milliseconds
@@ -50,16 +49,18 @@ const [TYPING_DELAY, MOVING_DELAY, ENCODING_DELAY] = [60, 300, 1500]; // millise
  * @property {number[]} explained
  * @property {ArrayBuffer} coordinates
  * @property {ArrayBuffer} norms
+ * @property {OwnColumn[]} own columns of the user's own
  */
 
 /** @param {HTMLElement} element @param {ViewContext} context */
 async function open(element, context) {
   const { data, manifest } = context;
   const count = manifest.exported ? "3" : "6";
-  const [{ texts, special }, { explained }, coordinates, norms] = await Promise.all([
+  const [{ texts, special }, { explained }, coordinates, norms, own] = await Promise.all([
     data.load("tokens"), data.load("axes"), data.load("coordinates", { count }), data.load("norms"),
+    data.load("columns"),
   ]);
-  const map = new MapView(element, context, { texts, special, explained, coordinates, norms });
+  const map = new MapView(element, context, { texts, special, explained, coordinates, norms, own });
   await map.start();
   return map;
 }
@@ -72,19 +73,15 @@ class MapView {
   #isIsolated = false;
   #isLassoOn = false;
   #problem = "";
+  /** @type {Subwords | null} */ #subwords = null;
   #request = 0;
   #isClosed = false;
-  #isArriving = false; // the layout is being loaded
-  #isGliding = false;
-  #stopGlide = () => {};
-  /** @type {NameCells | null} */ #cells = null;
-  /** @type {FoldedRows | null} */ #folded = null;
   #typing = 0;
   #moving = 0;
   #encoding = 0;
 
   /** @param {HTMLElement} element @param {ViewContext} context @param {Tokens} tokens */
-  constructor(element, context, { texts, special, explained, coordinates, norms }) {
+  constructor(element, context, { texts, special, explained, coordinates, norms, own }) {
     const { data, manifest, state } = context;
     const selected = () => selectedTokens(state, texts.length);
     this.context = context;
@@ -94,16 +91,14 @@ class MapView {
     this.lower = texts.map((text) => text.toLowerCase());
     this.axes = new Axes({ size: texts.length, coordinates, explained, state, data, selected });
     this.columns = new Columns({
-      texts, kind: this.kind, norms: new Float32Array(norms), data, selected,
+      texts, kind: this.kind, norms: new Float32Array(norms), data, own, selected,
       hasFrequency: manifest.has.includes("frequency"),
       clusters: () => (this.axes.layout ? clusterColumn(this.axes.layout, texts) : null),
     });
-    this.layout = new LayoutRequest(data, texts.length);
     this.inOrder = once(() => namesInOrder(texts, this.kind, this.columns.frequency()));
     this.byText = once(() => new Map(texts.map((text, id) => /** @type {const} */ ([text, id])).reverse()));
-    this.names = new Map();
-    this.foldedPlace = h("div", { class: "map-folded-place" });
     this.scene = emptyScene(texts.length);
+    this.naming = new Naming(texts, this.scene, this.inOrder);
     this.colouring = new Colouring(this.scene, this.columns, {
       column: () => this.#column(),
       highlighted: () => ({
@@ -113,9 +108,12 @@ class MapView {
     });
     this.controls = this.#makeControls();
     this.stage = this.#makeStage();
+    const inset = h("div");
+    this.placement = this.#makePlacement(inset);
     this.side = this.#makeSide();
     element.replaceChildren(h("div", { class: "map" },
-      h("div", { class: "panel map-main" }, this.controls.element, this.stage.element, this.colouring.legend),
+      h("div", { class: "panel map-main" }, this.controls.element, this.stage.element,
+        h("div", { class: "map-foot" }, this.colouring.legend, inset)),
       this.side.element));
   }
 
@@ -129,7 +127,7 @@ class MapView {
         if (this.#found?.length) this.#choose({ plus: [this.#found[0]], minus: [] });
       },
       escape: () => this.#clear(),
-      setAxes: () => this.#setAxes(),
+      setAxes: () => this.placement.show(),
       setColours: () => this.#setColours(),
       toggleDensity: () => {
         this.#setDense(!this.scene.dense);
@@ -146,7 +144,7 @@ class MapView {
       h("button", { type: "button", "aria-label": label, title: label, onClick }, text);
     return new Stage(this.scene,
       "Map of all tokens. Arrow keys move, plus and minus zoom, Enter selects the token at the cross.",
-      this.#stageHost(), this.foldedPlace,
+      this.#stageHost(),
       h("div", { class: "map-zoom" }, button("+", "Zoom in", () => this.stage.zoom(1.5)),
         button("−", "Zoom out", () => this.stage.zoom(1 / 1.5)), button("⤢", "Show all", () => this.stage.home())),
       this.controls.modes, this.controls.progress);
@@ -178,6 +176,18 @@ class MapView {
     };
   }
 
+  /** @param {HTMLElement} inset */
+  #makePlacement(inset) {
+    const { axes, controls, stage, texts, context: { data } } = this;
+    return new Placement({
+      data, size: texts.length, axes, controls, stage, inset,
+      arrived: () => {
+        if (this.#column() === "cluster") this.#setColours();
+        this.#applyLasso();
+      },
+    });
+  }
+
   #makeSide() {
     const { texts, kind, columns, inOrder } = this;
     const { exported, left_out: leftOut } = this.context.manifest;
@@ -205,29 +215,15 @@ class MapView {
     const { manifest } = this.context;
     this.#setDense(this.context.state.get("v") === "density");
     this.#encoding = setTimeout(() => bytesOfAll(this.texts), ENCODING_DELAY); // the first search by bytes is fast too
-    this.#place(this.axes.first(), true);
-    this.stage.measure();
-    this.#fold();
+    this.placement.start();
+    this.placement.fold().then(() => this.#showSide());
     if (manifest.has.includes("frequency")) await this.columns.load("frequency");
     this.#apply();
   }
 
-  /** Learn which rows never learned: they are left out of the layout, and shown in an inset. */
-  async #fold() {
-    const isFolded = new Uint8Array(await this.context.data.load("folded"));
-    if (this.#isClosed) return;
-    const [xs, ys] = this.axes.first();
-    this.#folded = new FoldedRows(isFolded, xs, ys);
-    this.foldedPlace.replaceChildren(this.#folded.element);
-    this.#folded.show(!this.scene.showAxes);
-    this.#folded.draw(this.colouring.palette);
-    this.#showSide();
-  }
-
   close() {
     this.#isClosed = true;
-    this.#stopGlide();
-    this.layout.close();
+    this.placement.close();
     this.stage.close();
     this.colouring.close();
     for (const timer of [this.#typing, this.#moving, this.#encoding]) clearTimeout(timer);
@@ -245,7 +241,7 @@ class MapView {
     const typed = state.get("q", "");
     this.controls.follow();
     this.#setDense(state.get("v") === "density");
-    this.#setAxes(false);
+    this.placement.show(false);
     await this.#setColours();
     if (typed) this.#search(typed);
     await this.#showSelection();
@@ -265,14 +261,14 @@ class MapView {
     paintOver(context, this.scene, viewport, {
       ...frame, colours: this.colouring.palette, axes: titles, rings: [...plus, ...minus], first,
       groups: this.#groupNames(viewport), names: this.#otherNames(viewport, frame, first),
-      textOf: (id) => this.#nameOf(id), most: isNarrow ? 22 : 60, lasso: this.#lasso,
+      textOf: (id) => this.naming.nameOf(id), most: isNarrow ? 22 : 60, lasso: this.#lasso,
     });
   }
 
   /** Return the names of clusters in a viewport. @param {Viewport} viewport */
   #groupNames(viewport) {
     const { layout } = this.axes;
-    if (!layout || this.scene.showAxes || this.#isGliding || this.#isIsolated) return [];
+    if (!layout || this.scene.showAxes || this.placement.isGliding || this.#isIsolated) return [];
     return clusterNames(layout, this.texts, viewport.zoom / this.scene.home);
   }
 
@@ -289,30 +285,9 @@ class MapView {
    * @param {Frame} frame
    * @param {Set<number>} first
    */
-  #otherNames(viewport, { width, height }, first) {
-    if (this.#isGliding || (this.#found?.length && this.#isIsolated)) return [];
-    return this.#cellsNow().at(viewport, width, height).filter((id) => !first.has(id));
-  }
-
-  /** Return the cells of the names for the points that are shown now. */
-  #cellsNow() {
-    const { xs, ys, only } = this.scene;
-    if (this.#cells?.xs !== xs || this.#cells.only !== only) {
-      this.#cells = new NameCells({
-        xs, ys, only, order: this.inOrder(), visit: (low, high, visit) => this.stage.visit(low, high, visit),
-      });
-    }
-    return this.#cells;
-  }
-
-  /** @param {number} id */
-  #nameOf(id) {
-    const known = this.names.get(id);
-    if (known !== undefined) return known;
-    const text = visibleText(this.texts[id]);
-    const name = text.length > LONGEST_NAME ? `${text.slice(0, LONGEST_NAME - 1)}…` : text;
-    this.names.set(id, name);
-    return name;
+  #otherNames(viewport, frame, first) {
+    if (this.placement.isGliding || (this.#found?.length && this.#isIsolated)) return [];
+    return this.naming.at(this.stage, viewport, frame).filter((id) => !first.has(id));
   }
 
   // The viewport
@@ -348,93 +323,7 @@ class MapView {
     }, MOVING_DELAY);
   }
 
-  // Coordinates and colours
-
-  /**
-   * Show the axes that the URL says.
-   * @param {boolean} [isNew] whether to show all points, instead of the viewport in the URL
-   */
-  async #setAxes(isNew = true) {
-    const isLayout = this.axes.isLayout();
-    this.controls.yAxis.hidden = isLayout;
-    if (isLayout) return this.#showLayout(isNew);
-    this.controls.showProgress("");
-    try {
-      const coordinates = await this.axes.load();
-      if (this.#isClosed || this.axes.isLayout()) return;
-      this.#stopGlide();
-      this.#place(coordinates, true);
-      this.#view(isNew);
-    } catch (error) {
-      if (!this.#isClosed) this.controls.showProgress(/** @type {Error} */ (error).message);
-    }
-  }
-
-  /** @param {boolean} isNew */
-  #view(isNew) {
-    if (isNew) this.stage.home();
-    else this.stage.reset();
-  }
-
-  /** Load the layout, and move the points to it. @param {boolean} isNew */
-  async #showLayout(isNew) {
-    if (this.axes.layout) return this.#arrive(this.axes.layout, isNew);
-    if (this.#isArriving) return;
-    this.#isArriving = true;
-    try {
-      this.axes.layout = await this.layout.load((progress) => this.#showProgress(progress));
-      this.#isArriving = false;
-      if (this.#isClosed) return;
-      this.controls.showProgress("");
-      if (this.axes.isLayout()) this.#arrive(this.axes.layout, isNew);
-      if (this.#column() === "cluster") this.#setColours();
-      this.#applyLasso();
-    } catch (error) {
-      this.#isArriving = false;
-      if (this.#isClosed || !this.axes.isLayout()) return;
-      const wasCancelled = error instanceof NoLayout;
-      const again = wasCancelled ? "Compute it" : "Try again";
-      const why = wasCancelled ? "The neighbour layout was cancelled." : /** @type {Error} */ (error).message;
-      this.controls.showProgress(`${why} These are the first two principal components.`,
-        [again, () => this.#showLayout(true)]);
-    }
-  }
-
-  /** @param {LayoutProgress} progress */
-  #showProgress({ stage, share }) {
-    if (!this.axes.isLayout()) return this.controls.showProgress("");
-    this.controls.showProgress(`Neighbour layout: ${stage} · ${Math.round(100 * share)} %`,
-      ["Cancel", () => this.layout.cancel()]);
-  }
-
-  /** Move the points to the layout. @param {Layout} layout @param {boolean} isNew */
-  #arrive(layout, isNew) {
-    const { scene, stage } = this;
-    const [before, places] = [scene.viewport, { xs: scene.xs, ys: scene.ys }];
-    const wasLayout = !scene.showAxes;
-    this.#stopGlide();
-    this.#place([layout.xs, layout.ys], false);
-    this.#view(isNew);
-    const after = scene.viewport;
-    if (wasLayout || isStill() || !before || !after) return;
-    this.#isGliding = true;
-    this.#stopGlide = glide(redrawn(places, before, after), layout, ({ xs, ys }) => {
-      stage.place(xs, ys);
-      stage.draw();
-    }, () => {
-      this.#isGliding = false;
-      stage.place(layout.xs, layout.ys);
-      stage.draw();
-    });
-  }
-
-  /** @param {Float32Array[]} coordinates @param {boolean} showAxes */
-  #place([xs, ys], showAxes) {
-    this.#isGliding = false;
-    this.stage.place(xs, ys);
-    this.scene.showAxes = showAxes;
-    this.#folded?.show(!showAxes);
-  }
+  // Colours
 
   /** Return the name of the column that colours the points. */
   #column() {
@@ -472,7 +361,9 @@ class MapView {
     measured("map: search", start);
     this.controls.searchField.title = isBroken ? query.message : "";
     this.context.state.set({ q: typed || null, lasso: null });
+    this.#subwords = null;
     this.#take(ids, isBroken ? "not a pattern" : ids ? `${ids.length.toLocaleString("en")} found` : "");
+    if (query.kind === "text" && !ids?.length) this.#offerSubwords(query.text);
   }
 
   #takeLasso() {
@@ -488,9 +379,9 @@ class MapView {
   /** Highlight the tokens inside the line that the URL says. */
   #applyLasso() {
     const line = lineFromText(this.context.state.get("lasso", ""));
-    if (line.length <= 2 || (this.axes.isLayout() && !this.axes.layout)) return;
-    const { xs, ys } = this.axes.isLayout() ? /** @type {Layout} */ (this.axes.layout) : this.scene;
-    const ids = inside(makeGrid(xs, ys), line).filter((id) => this.stage.isShown(id));
+    const places = this.placement.places();
+    if (line.length <= 2 || !places) return;
+    const ids = inside(makeGrid(places.xs, places.ys), line).filter((id) => this.stage.isShown(id));
     this.#take(ids, `${ids.length.toLocaleString("en")} inside`);
   }
 
@@ -527,12 +418,13 @@ class MapView {
 
   async #showSelection() {
     const request = ++this.#request;
+    this.#subwords = null;
     this.side.write(expressionOf(this.selected(), (id) => visibleText(this.texts[id]), this.byText()));
     await this.#loadNeighbours(request);
     if (this.#isClosed || request !== this.#request) return;
     this.#mark();
     this.columns.invalidate("along");
-    if (this.axes.isSelection()) await this.#setAxes();
+    if (this.axes.isSelection()) await this.placement.show();
     if (this.#column() === "along" || this.axes.isSelection()) await this.#setColours();
     else this.colouring.fade();
     this.#showSide();
@@ -571,13 +463,21 @@ class MapView {
     if (lastTerm && last !== undefined) lastTerm.id = last;
     const unknown = terms.find(({ id }) => id === undefined || id >= this.texts.length);
     if (unknown) {
-      this.#problem = `No single token is “${unknown.text}”. Search for its subwords.`;
-      this.#showSide();
+      this.#offerSubwords(unknown.text);
       return;
     }
     /** @param {number} sign */
     const ofSign = (sign) => terms.filter((term) => term.sign === sign).map(({ id }) => id);
     this.#choose({ plus: ofSign(1), minus: ofSign(-1) });
+  }
+
+  /** Offer the subwords of a text that is no token. @param {string} text */
+  async #offerSubwords(text) {
+    const request = ++this.#request;
+    const subwords = await subwordsOf(this.context.data, text);
+    if (request !== this.#request || this.#isClosed) return;
+    this.#subwords = subwords;
+    this.#showSide();
   }
 
   /** Draw the found tokens, or the selection and its neighbours, above the others. */
@@ -590,7 +490,8 @@ class MapView {
     if (this.#isClosed) return;
     this.side.show({
       sum: this.selected(), near: this.#near, found: this.#found, isIsolated: this.#isIsolated, tab: this.#tab,
-      problem: this.#problem, isLoading, isFolded: (id) => this.#folded?.isFolded[id] === 1,
+      problem: this.#problem, isLoading, isFolded: (id) => this.placement.isFolded(id),
+      subwords: this.#subwords,
     });
   }
 }
