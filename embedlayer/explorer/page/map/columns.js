@@ -39,7 +39,7 @@ export class Columns {
     this.norms = numeric(norms, "norm of the row", (value) => value.toPrecision(3));
     this.own = own;
     /** @type {[string, string][]} */
-    const ownOptions = own.map(({ name }) => [OWN + name, name]);
+    const ownOptions = own.map(({ name }) => [OWN + name, `${name} (own)`]);
     this.options = [...OPTIONS.filter(([name]) => name !== "frequency" || hasFrequency), ...ownOptions];
     this.#known.set("kind", kind).set("norm", this.norms);
   }

@@ -179,9 +179,10 @@ export class Side {
     return item;
   }
 
-  /** @param {Int32Array} found @param {boolean} isIsolated */
+  /** @param {Int32Array} found @param {boolean} isIsolated @returns {Child} */
   #foundList(found, isIsolated) {
     const { texts } = this.about;
+    if (!found.length && this.#shown?.subwords) return null;
     if (!found.length) return empty("Nothing found", "Try a shorter text, or a regular expression between slashes.");
     const isolate = h("button", {
       type: "button", "aria-pressed": String(isIsolated), title: "Show these tokens only", onClick: this.host.isolate,

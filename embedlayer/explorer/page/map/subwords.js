@@ -36,5 +36,10 @@ export function subwordButtons({ text, splits, problem }, texts, choose) {
     problem || "The tokenizer splits it into:");
   return h("div", { class: "map-subwords" }, head, splits.map((ids) => h("div", { class: "chips" },
     ids.map((id) => token(texts[id], { id, title: "Select this token", onClick: () => choose([id]) })),
-    ids.length > 1 ? h("button", { type: "button", onClick: () => choose([...new Set(ids)]) }, "Their sum") : null)));
+    ids.length > 1 ? sumButton(ids, choose) : null)));
+}
+
+/** @param {number[]} ids @param {(ids: number[]) => void} choose */
+function sumButton(ids, choose) {
+  return h("button", { type: "button", class: "link", onClick: () => choose([...new Set(ids)]) }, "their sum");
 }

@@ -243,9 +243,9 @@ class MapView {
     this.#setDense(state.get("v") === "density");
     this.placement.show(false);
     await this.#setColours();
-    if (typed) this.#search(typed);
     await this.#showSelection();
     if (!typed) return this.#applyLasso();
+    this.#search(typed);
     this.#tab = "found";
     this.#showSide();
   }
