@@ -10,18 +10,20 @@ import { token, visibleText, h } from "../dom.js";
  * Split a text as it is, and after a space, as inside a sentence.
  * @param {Data} data
  * @param {string} text
+ * @param {boolean} hasTokenizer
  * @returns {Promise<Subwords>}
  */
-export async function subwordsOf(data, text) {
+export async function subwordsOf(data, text, hasTokenizer) {
+  const bare = text.trim();
+  const problem = data.exported ? "This file has no tokenizer that could split it; embedlayer explore DIR has one."
+    : hasTokenizer ? "" : "There is no tokenizer that could split it.";
+  if (problem) return { text: bare, splits: [], problem };
   try {
-    const bare = text.trim();
     const splits = await Promise.all([bare, ` ${bare}`].map((each) => data.load("encode", { text: each })));
     const isSame = String(splits[0]) === String(splits[1]);
     return { text: bare, splits: (isSame ? splits.slice(1) : splits).filter((ids) => ids.length > 0), problem: "" };
   } catch (error) {
-    const problem = data.exported ? "This file has no tokenizer that could split it; embedlayer explore DIR has."
-      : /** @type {Error} */ (error).message;
-    return { text, splits: [], problem };
+    return { text: bare, splits: [], problem: /** @type {Error} */ (error).message };
   }
 }
 

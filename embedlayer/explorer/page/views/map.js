@@ -299,7 +299,8 @@ class MapView {
    */
   #fitted(width, height) {
     const [over, under] = width < NARROW ? [48, 40] : [0, 24];
-    const all = fitViewport(this.scene.xs, this.scene.ys, width, height - over - under);
+    const { xs, ys } = this.placement?.places() ?? this.scene; // where points will be, if they are on their way
+    const all = fitViewport(xs, ys, width, height - over - under);
     return { ...all, y: all.y - (under - over) / 2 / all.zoom };
   }
 
@@ -474,7 +475,8 @@ class MapView {
   /** Offer the subwords of a text that is no token. @param {string} text */
   async #offerSubwords(text) {
     const request = ++this.#request;
-    const subwords = await subwordsOf(this.context.data, text);
+    const { data, manifest } = this.context;
+    const subwords = await subwordsOf(data, text, manifest.has.includes("tokenizer"));
     if (request !== this.#request || this.#isClosed) return;
     this.#subwords = subwords;
     this.#showSide();
