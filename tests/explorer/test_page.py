@@ -447,7 +447,7 @@ def large(request) -> OpenedModel:
 
 def test_large_tables_stay_fluid(large, serve, open_page, capsys):
     """Frame and search times are printed, not judged: the machine may be busy."""
-    page = open_page(serve(large))
+    page = open_page(serve(large) + "#map?x=1")
     page.locator(".map-side .chips").wait_for()
     frames = page.evaluate("""async () => {
         const over = document.querySelector(".map-over");
