@@ -153,7 +153,7 @@ export class Side {
     if (near.length) {
       return h("div", null,
         h("div", { class: "side-head" }, h("p", { class: "note" }, "Nearest by cosine similarity"),
-          h("div", { class: "segments" }, this.#downloadButton(near.map(([id]) => id), "neighbours.tsv"))),
+          this.#downloadButton(near.map(([id]) => id), "neighbours.tsv")),
         h("ol", { class: "near", "aria-label": "Nearest tokens by cosine similarity" },
           near.map(([id, cosine]) => this.#row(id, cosine))));
     }

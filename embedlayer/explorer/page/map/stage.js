@@ -44,6 +44,7 @@ export class Stage {
   #width = 0;
   #height = 0;
   #isWaiting = false;
+  #isHome = false; // all points are shown, also in another size
   #hinting = 0;
   #isClosed = false;
 
@@ -96,6 +97,7 @@ export class Stage {
 
   /** @param {Viewport} viewport */
   #show(viewport) {
+    this.#isHome = false;
     this.scene.viewport = viewport;
     this.host.moved?.();
     this.draw();
@@ -110,7 +112,9 @@ export class Stage {
 
   /** Show all points. */
   home() {
-    if (this.#width) this.#show(this.#fitted());
+    if (!this.#width) return;
+    this.#show(this.#fitted());
+    this.#isHome = true;
   }
 
   /** Show the first viewport. */
@@ -118,6 +122,7 @@ export class Stage {
     if (!this.#width) return;
     const all = this.#fitted();
     this.scene.viewport = this.host.opening?.(all) ?? all;
+    this.#isHome = this.scene.viewport === all;
     this.draw();
   }
 
@@ -237,6 +242,7 @@ export class Stage {
     this.#height = height;
     fit(this.over, width, height);
     if (!this.scene.viewport) this.reset();
+    else if (this.#isHome) this.scene.viewport = this.#fitted();
     this.draw();
   }
 }
