@@ -24,9 +24,11 @@ if __name__ == "__main__":
         threading.Thread(target=server.serve_forever, daemon=True).start()
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=OPTIONS)
         page = browser.new_page(viewport={"width": 1240, "height": 760})
-        page.goto(f"{address(server)}#map?plus={token}&x=n")
-        page.get_by_text("recall").or_(page.get_by_text("kings")).first.wait_for(timeout=120_000)
-        page.wait_for_timeout(60_000)  # the layout is drawn on a canvas
+        page.goto(f"{address(server)}#map?plus={token}")
+        page.get_by_text("kings").first.wait_for(timeout=120_000)
+        page.locator(".map-progress").wait_for(state="visible")
+        page.locator(".map-progress").wait_for(state="hidden", timeout=120_000)
+        page.wait_for_timeout(3_000)  # the points have moved
         page.screenshot(path=Path(__file__).with_name("explorer.png"))
         browser.close()
         server.shutdown()

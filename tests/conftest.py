@@ -57,6 +57,15 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (first, os.environ.get("PYTHONPATH"))))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def layout_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for computed layouts, in place of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("EMBEDLAYER_CACHE", str(folder))
+        yield folder
+
+
 def pytest_collection_finish() -> None:
     """Leave what was imported and collected out of each later garbage collection, which would take half a second."""
     gc.collect()

@@ -5,6 +5,7 @@ neighbour. Rows are read in chunks, so a factorised or quantised table is search
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,15 @@ EXACT_TIES = 4
 """For at most so many queries a cosine is a sum per row: equal rows get equal cosines."""
 
 CELLS_SEARCHED = 24
-CLUSTERING_ROUNDS = 6
+"""Cells in which the neighbours of a row are searched, at least."""
+
+ROWS_TIMES_CELLS = 1 << 21
+"""A table of V rows is searched in `ROWS_TIMES_CELLS / V` cells if these are more: a small table can afford them."""
+
+CLUSTERING_ROUNDS = 4
+CLUSTERING_SHARE = 0.25
+"""Share of the time of a neighbour graph that the clustering takes, about."""
+
 RECALL_SAMPLE = 256
 
 
@@ -188,27 +197,37 @@ def largest(
 
 
 @torch.no_grad()
-def neighbor_graph(rows: Float[Tensor, "V D"], count: int, generator: torch.Generator) -> NeighborGraph:
+def neighbor_graph(
+    rows: Float[Tensor, "V D"],
+    count: int,
+    generator: torch.Generator,
+    *,
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> NeighborGraph:
     """Return an approximate graph of the `count` nearest rows of each row, for the layout of large tables.
 
     k-means cuts the table into about sqrt(V) cells. The neighbours of a row are searched in the `CELLS_SEARCHED` cells
-    whose centres are nearest to the centre of its own cell. The recall is measured on `RECALL_SAMPLE` rows against
-    `nearest_rows`.
+    whose centres are nearest to the centre of its own cell, or in more cells of a small table. The recall is measured
+    on `RECALL_SAMPLE` rows against `nearest_rows`.
 
     Args:
         rows: V rows of width D.
         count: Neighbours per row, K, below V.
         generator: Draws the first centres and the sample.
+        on_progress: Function that is called with the share of the work that is done, from 0 to 1.
     """
     units = F.normalize(rows.float().nan_to_num(posinf=0.0, neginf=0.0), dim=1)
     ids = torch.zeros(len(units), count, dtype=torch.int64)
     cosines = torch.full((len(units), count), -1.0)
-    for members, nearby in _blocks(units, generator):
+    done = 0
+    for members, nearby in _blocks(units, generator, on_progress):
         products = units[members] @ units[nearby].T
         products[members[:, None] == nearby] = -2.0
         found = products.topk(min(count, len(nearby)))
         ids[members, : found.indices.shape[1]] = nearby[found.indices]
         cosines[members, : found.indices.shape[1]] = found.values
+        done += len(members)
+        on_progress(CLUSTERING_SHARE + (1 - CLUSTERING_SHARE) * done / len(units))
     sample = torch.randperm(len(units), generator=generator)[:RECALL_SAMPLE]
     exact = nearest_rows(units, sample, count)
     farthest = exact.cosines[:, -1:] - 1e-6  # rows as near as the last true neighbour count as found
@@ -216,22 +235,28 @@ def neighbor_graph(rows: Float[Tensor, "V D"], count: int, generator: torch.Gene
 
 
 def _blocks(
-    units: Float[Tensor, "V D"], generator: torch.Generator
+    units: Float[Tensor, "V D"], generator: torch.Generator, on_progress: Callable[[float], None]
 ) -> list[tuple[Int[Tensor, " M"], Int[Tensor, " N"]]]:
     """Cluster unit rows by k-means, and return blocks of rows together with the rows to search for their neighbours.
 
     Returns:
         Pairs `(members, nearby)` of row IDs. `members` are rows of one cell (cluster), and each row is in one block.
-        `nearby` are all rows of the `CELLS_SEARCHED` cells nearest to it.
+        `nearby` are all rows of the cells nearest to it.
     """
     centres = units[torch.randperm(len(units), generator=generator)[: max(1, int(len(units) ** 0.5))]]
     step = max(1, SCORES_AT_ONCE // len(centres))
-    for _ in range(CLUSTERING_ROUNDS):
-        cell = torch.cat([(chunk @ centres.T).argmax(1) for chunk in units.split(step)])
+    chunks = units.split(step)
+    for done in range(CLUSTERING_ROUNDS):
+        nearest = []
+        for number, chunk in enumerate(chunks):
+            nearest.append((chunk @ centres.T).argmax(1))
+            on_progress(CLUSTERING_SHARE * (done + number / len(chunks)) / CLUSTERING_ROUNDS)
+        cell = torch.cat(nearest)
         centres = F.normalize(torch.zeros_like(centres).index_add_(0, cell, units), dim=1)
     order = cell.argsort(stable=True)
     cells = order.split(torch.bincount(cell, minlength=len(centres)).tolist())
-    near = (centres @ centres.T).topk(min(CELLS_SEARCHED, len(centres))).indices
+    searched = max(CELLS_SEARCHED, ROWS_TIMES_CELLS // len(units))
+    near = (centres @ centres.T).topk(min(searched, len(centres))).indices
     found = []
     for own, members in zip(near.tolist(), cells, strict=True):
         nearby = torch.cat([cells[other] for other in own])

@@ -1,11 +1,15 @@
 """`embedlayer explore`: look at tables, positions and runs in the browser."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import embedlayer.explorer
 from embedlayer.cli.options import SOURCE, tokenizer_option
+
+if TYPE_CHECKING:
+    from embedlayer.sources import OpenedModel
 
 VIEWS = sorted(file.stem for file in (Path(embedlayer.explorer.__file__).parent / "page" / "views").glob("*.js"))
 """Names of the page's views: each is a module of the page."""
@@ -14,6 +18,12 @@ VIEWS = sorted(file.stem for file in (Path(embedlayer.explorer.__file__).parent 
 @click.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...", type=SOURCE)
 @tokenizer_option
+@click.option(
+    "--columns",
+    "columns_from",
+    type=click.Path(path_type=Path),
+    help="Columns for the map of the first SOURCE: a .csv, .tsv or .parquet file with a column id or token.",
+)
 @click.option("--port", default=0, show_default="a free one", help="Port to serve on, on this machine only.")
 @click.option("--view", type=click.Choice(VIEWS), help="View to open first; the map if there is none.")
 @click.option("--no-browser", is_flag=True, help="Print the address and open no browser.")
@@ -21,6 +31,7 @@ VIEWS = sorted(file.stem for file in (Path(embedlayer.explorer.__file__).parent 
 def explore(
     sources: tuple[Path, ...],
     tokenizer_from: Path | None,
+    columns_from: Path | None,
     port: int,
     view: str | None,
     no_browser: bool,
@@ -43,6 +54,8 @@ def explore(
             f"--view is for a page that is served. Open the exported file with #{view} behind its name."
         )
     opened = [open_model(source, tokenizer_from) for source in sources]
+    if columns_from is not None:
+        _add_columns(columns_from, opened[0])
     if export_to is not None:
         from embedlayer.explorer.export import write_page
 
@@ -60,3 +73,18 @@ def explore(
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes start with it ignored
     serve(opened, port=port, on_start=show)
+
+
+def _add_columns(path: Path, source: "OpenedModel") -> None:
+    """Read the user's columns of a source, and say which they are."""
+    from embedlayer.explorer.user_columns import add_user_columns, read_user_columns
+
+    found = read_user_columns(path, source)
+    add_user_columns(source, found)
+    names = [
+        f"{each.name} ({'numbers' if each.groups is None else f'{len(each.groups):,} values'})"
+        for each in found.columns
+    ]
+    click.echo(f"Columns for {found.rows:,} of {source.table.vocab_size:,} rows: {', '.join(names) or 'none'}.")
+    if found.left_out:
+        click.echo(f"Left out, since they hold neither numbers nor texts: {', '.join(found.left_out)}.")

@@ -16,7 +16,7 @@ def found(source: OpenedModel, params: Params) -> Any:
 
     Each list has at most `LISTED` entries.
     """
-    report = _health(source).to_json(LISTED)
+    report = table_report(source).to_json(LISTED)
     for finding in report["under_trained"]["tokens"]:
         finding["text"] = source.token_texts[finding["id"]]
     return report
@@ -24,7 +24,7 @@ def found(source: OpenedModel, params: Params) -> Any:
 
 def scores(source: OpenedModel, params: Params) -> bytes:
     """Return the under-training score of each row as float32 bytes, `(V,)`; above 0 the row is under-trained."""
-    return _health(source).under_trained.scores.float().numpy().tobytes()
+    return table_report(source).under_trained.scores.float().numpy().tobytes()
 
 
 def shares(source: OpenedModel, params: Params) -> Any:
@@ -42,7 +42,7 @@ def shares(source: OpenedModel, params: Params) -> Any:
     }
 
 
-def _health(source: OpenedModel) -> TableHealth:
+def table_report(source: OpenedModel) -> TableHealth:
     """Return `table_health` of a source; the first call computes it and stores it in the source.
 
     For a run, the rows are also compared with those before training.

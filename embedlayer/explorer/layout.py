@@ -10,10 +10,11 @@ graph is approximate. The neighbour lists of the map are always exact.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.analysis.nearest import NeighborGraph, nearest_rows, neighbor_graph
@@ -22,6 +23,12 @@ EXACT_ROWS = 8192
 NEIGHBORS = 15
 NEGATIVE_SAMPLES = 5
 
+SEARCHING, MOVING = "searching neighbours", "moving rows"
+"""Stages of the computation, as `on_progress` receives them."""
+
+OnProgress = Callable[[str, float], None]
+"""Function of a stage and the share of it that is done, from 0 to 1. It may raise an exception to end the work."""
+
 _A, _B = 1.577, 0.895  # the curve 1 / (1 + a d^2b) for a least distance of 0.1
 
 
@@ -29,7 +36,7 @@ class Layout(NamedTuple):
     """The 2-D coordinates of a table's rows, and how exact the neighbours behind them were.
 
     Attributes:
-        places: Coordinates `(V, 2)`.
+        places: Coordinates `(V, 2)`; NaN for rows that were left out.
         recall: Share of the true nearest neighbours in the graph that the layout used; 1 if it was exact.
     """
 
@@ -38,7 +45,14 @@ class Layout(NamedTuple):
 
 
 @torch.no_grad()
-def compute_layout(rows: Float[Tensor, "V D"], start: Float[Tensor, "V 2"], *, rounds: int | None = None) -> Layout:
+def compute_layout(
+    rows: Float[Tensor, "V D"],
+    start: Float[Tensor, "V 2"],
+    *,
+    keep: Bool[Tensor, " V"] | None = None,
+    rounds: int | None = None,
+    on_progress: OnProgress = lambda stage, share: None,
+) -> Layout:
     """Compute 2-D coordinates of rows in which nearest neighbours by cosine are close.
 
     The same rows always get the same coordinates.
@@ -46,23 +60,32 @@ def compute_layout(rows: Float[Tensor, "V D"], start: Float[Tensor, "V 2"], *, r
     Args:
         rows: Rows of a table. Zero rows and rows with NaN have no direction and stay about where they start.
         start: First coordinates, `principal_components(rows).coordinates`.
+        keep: Which rows to place, `(V,)`; `None` for all. The others get NaN and have no influence.
         rounds: How many times all rows are moved; `None` for 200 times, and fewer for large tables.
+        on_progress: Function that is called often with the stage and its share that is done.
     """
+    if keep is not None and not keep.all():
+        found = compute_layout(rows[keep], start[keep], rounds=rounds, on_progress=on_progress)
+        places = torch.full((len(rows), 2), math.nan)
+        places[keep] = found.places
+        return Layout(places, found.recall)
     start = start.float().nan_to_num()
-    start = start / start.abs().max().clamp_min(1e-30) * 10
+    start = start / start.abs().max().clamp_min(1e-30) * 10 if len(start) else start
     if len(rows) < 4:
         return Layout(start, 1.0)
     rounds = rounds or max(60, min(200, 4_000_000 // len(rows)))
     random = torch.Generator().manual_seed(0)
     rows, count = rows.float().nan_to_num(posinf=0.0, neginf=0.0), min(NEIGHBORS, len(rows) - 1)
+    on_progress(SEARCHING, 0.0)
     if len(rows) > EXACT_ROWS:
-        graph = neighbor_graph(rows, count, random)
+        graph = neighbor_graph(rows, count, random, on_progress=lambda share: on_progress(SEARCHING, share))
     else:
         graph = NeighborGraph(*nearest_rows(rows, torch.arange(len(rows)), count), 1.0)
     weights = edge_weights(graph.cosines)
     sources = torch.arange(len(rows))[:, None].expand_as(graph.ids)
     places = start + 1e-3 * torch.randn(start.shape, generator=random)
     for done in range(rounds):
+        on_progress(MOVING, done / rounds)
         chosen = torch.rand(weights.shape, generator=random) < weights
         _move(places, sources[chosen], graph.ids[chosen], 1 - done / rounds, random)
     return Layout(places, graph.recall)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedlayer.errors import SizeError
-from embedlayer.explorer import compare, health, pipeline, positions, tokens, training
+from embedlayer.explorer import compare, health, pipeline, positions, table_map, tokens, training, user_columns
 from embedlayer.explorer.source_facts import page_facts
 from embedlayer.explorer.tokens import Params
 from embedlayer.sources import OpenedModel
@@ -38,12 +38,21 @@ ROUTES: dict[str, Route] = {
     "tokens": Route(tokens.texts),
     "axes": Route(tokens.axes),
     "coordinates": Route(tokens.coordinates, lambda source: ({"count": str(tokens.BAKED_COMPONENTS)},)),
-    "layout": Route(tokens.layout, tokens.baked_layout),
-    "layout-recall": Route(tokens.layout_recall, tokens.baked_layout),
+    "layout-start": Route(table_map.start, lambda source: ()),
+    "layout-cancel": Route(table_map.cancel, lambda source: ()),
+    "layout-progress": Route(table_map.progress, table_map.baked),
+    "layout": Route(table_map.layout, table_map.baked),
+    "layout-recall": Route(table_map.layout_recall, table_map.baked),
+    "clusters": Route(table_map.clusters, table_map.baked),
+    "cluster-of": Route(table_map.cluster_of, table_map.baked),
+    "folded": Route(table_map.folded),
     "norms": Route(tokens.norms),
     "frequencies": Route(tokens.frequencies, needs=("frequency",)),
     "neighbors": Route(tokens.neighbors, lambda source: ()),
     "along": Route(tokens.along, lambda source: ()),
+    "columns": Route(user_columns.columns),
+    "column": Route(user_columns.column, user_columns.baked_columns),
+    "encode": Route(tokens.encode, lambda source: (), needs=("tokenizer",)),
     "vectors": Route(tokens.vectors, tokens.baked_vectors),
     "nearest": Route(tokens.nearest, tokens.baked_nearest),
     "pipeline": Route(pipeline.answer, pipeline.baked, needs=("input", "tokenizer")),

@@ -19,6 +19,7 @@ from weakref import WeakSet
 from embedlayer.errors import EmbedLayerError, FileError
 from embedlayer.explorer.routes import answer
 from embedlayer.explorer.source_facts import check_tokenizers
+from embedlayer.explorer.table_map import map_job
 from embedlayer.sources import OpenedModel
 
 HOST = "127.0.0.1"
@@ -77,7 +78,7 @@ def make_server(sources: list[OpenedModel], *, port: int = 0) -> ThreadingHTTPSe
     """
     check_tokenizers(sources)
     try:
-        return _Server((HOST, port), partial(_Handler, sources, page_files()))
+        return _Server(sources, (HOST, port), partial(_Handler, sources, page_files()))
     except (OSError, OverflowError) as error:
         raise FileError(f"Cannot listen on {HOST}:{port}: {error}. Leave --port out to take a free one.") from error
 
@@ -88,7 +89,7 @@ def address(server: ThreadingHTTPServer) -> str:
 
 
 class _Server(ThreadingHTTPServer):
-    """HTTP server whose `server_close` ends all connections and waits for their threads.
+    """HTTP server whose `server_close` ends all connections and computations, and waits for their threads.
 
     A thread that is inside torch while Python exits would abort the process. `http.server` closes no connection by
     itself, so an idle connection would keep its thread for `_Handler.timeout` seconds.
@@ -96,8 +97,9 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = False  # so that server_close waits for them
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, sources: list[OpenedModel], *arguments: Any) -> None:
         self._connections: WeakSet[socket.socket] = WeakSet()
+        self._sources = sources
         super().__init__(*arguments)
 
     def get_request(self) -> tuple[socket.socket, Any]:
@@ -106,6 +108,8 @@ class _Server(ThreadingHTTPServer):
         return connection, client
 
     def server_close(self) -> None:
+        for source in self._sources:
+            map_job(source).cancel()
         for connection in list(self._connections):
             with suppress(OSError):  # the connection has already closed
                 connection.shutdown(socket.SHUT_RDWR)

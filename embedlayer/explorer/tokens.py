@@ -11,8 +11,8 @@ from torch import Tensor
 from embedlayer.analysis.geometry import PrincipalComponents, principal_components
 from embedlayer.analysis.nearest import nearest_rows, table_cosines
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.data.tokenizer import without_truncation
 from embedlayer.errors import SizeError, TokenIdError
-from embedlayer.explorer.layout import Layout, compute_layout
 from embedlayer.sources import OpenedModel
 
 Params = Mapping[str, str]
@@ -52,35 +52,12 @@ def coordinates(source: OpenedModel, params: Params) -> bytes:
         SizeError: `count` is not a number from 1 to `COMPONENTS`.
     """
     count = _number(params, "count", COMPONENTS, most=COMPONENTS)
-    return _bytes(principal(source).coordinates[:, :count].T)
-
-
-def layout(source: OpenedModel, params: Params) -> bytes:
-    """Return 2-D coordinates of the rows that keep nearest neighbours close, as the bytes of float32 `(2, V)`.
-
-    The first call computes them and stores them in the source; this takes minutes for a large table.
-    """
-    return _bytes(_layout(source).places.T)
-
-
-def layout_recall(source: OpenedModel, params: Params) -> Any:
-    """Return `{"recall": share}`: the share of true nearest neighbours that the layout used; 1 if it was exact."""
-    return {"recall": round(_layout(source).recall, 4)}
-
-
-def _layout(source: OpenedModel) -> Layout:
-    """Return the 2-D layout of a source's rows; the first call computes it and stores it in the source."""
-    return source.once("layout", lambda: compute_layout(source.rows, principal(source).coordinates[:, :2]))
-
-
-def baked_layout(source: OpenedModel) -> list[Params]:
-    """Return the requests for the layout that an exported page stores: one, or none for a large table."""
-    return [{}] if source.table.vocab_size <= BAKED_ROWS and source.table.embed_dim > 1 else []
+    return to_bytes(principal(source).coordinates[:, :count].T)
 
 
 def norms(source: OpenedModel, params: Params) -> bytes:
     """Return the Euclidean norm of each row as float32 bytes, `(V,)`; NaN for a row with NaN or infinity."""
-    return _bytes(source.once("norms", lambda: RowReader(source.rows).norms()))
+    return to_bytes(source.once("norms", lambda: RowReader(source.rows).norms()))
 
 
 def frequencies(source: OpenedModel, params: Params) -> bytes:
@@ -89,7 +66,7 @@ def frequencies(source: OpenedModel, params: Params) -> bytes:
     The source must be a run.
     """
     assert source.counts is not None
-    return _bytes(source.counts)
+    return to_bytes(source.counts)
 
 
 def neighbors(source: OpenedModel, params: Params) -> Any:
@@ -124,7 +101,20 @@ def along(source: OpenedModel, params: Params) -> bytes:
         TokenIdError: An ID is outside the table.
     """
     query = _query(source, _ids(source, params, "plus"), _ids(source, params, "minus"))
-    return _bytes(table_cosines(RowReader(source.rows), query)[0])
+    return to_bytes(table_cosines(RowReader(source.rows), query)[0])
+
+
+def encode(source: OpenedModel, params: Params) -> Any:
+    """Return the IDs of the tokens that the text in the parameter `text` is split into, without special tokens.
+
+    Raises:
+        SizeError: There is no text, or it is longer than `MOST` characters.
+    """
+    assert source.tokenizer is not None
+    text = params.get("text", "")
+    if not 0 < len(text) <= MOST:
+        raise SizeError(f"text has 1 to {MOST} characters; found {len(text)}.")
+    return without_truncation(source.tokenizer).encode(text, add_special_tokens=False).ids
 
 
 def vectors(source: OpenedModel, params: Params) -> bytes:
@@ -139,7 +129,7 @@ def vectors(source: OpenedModel, params: Params) -> bytes:
         size = chunk.abs().amax(1)
         parts.append((chunk / size.clamp_min(1e-30)[:, None] * 127).round().to(torch.int8))
         largest.append(size)
-    return _bytes(torch.cat(largest)) + torch.cat(parts).numpy().tobytes()
+    return to_bytes(torch.cat(largest)) + torch.cat(parts).numpy().tobytes()
 
 
 def baked_vectors(source: OpenedModel) -> list[Params]:
@@ -214,7 +204,7 @@ def _nearest(source: OpenedModel) -> bytes:
     found = nearest_rows(source.rows, torch.arange(V), NEAREST, candidates=~_nameless(source))
     missing = (0, NEAREST - found.ids.shape[1])
     ids = F.pad(found.ids.clamp_min(0).int(), missing)
-    return ids.numpy().tobytes() + _bytes(F.pad(found.cosines.clamp_min(-2.0), missing, value=-2.0))
+    return ids.numpy().tobytes() + to_bytes(F.pad(found.cosines.clamp_min(-2.0), missing, value=-2.0))
 
 
 def _ids(source: OpenedModel, params: Params, name: str) -> list[int]:
@@ -254,6 +244,6 @@ def _number(params: Params, name: str, default: int, *, most: int) -> int:
     return int(text)
 
 
-def _bytes(values: Tensor) -> bytes:
+def to_bytes(values: Tensor) -> bytes:
     """Return the numbers of a tensor as the bytes of float32, row by row."""
     return values.detach().cpu().float().contiguous().numpy().tobytes()

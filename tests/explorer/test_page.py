@@ -8,8 +8,9 @@ from real_tables import minilm
 
 from embedlayer import TokenEmbedding
 from embedlayer.analysis import TokenVectors, nearest
-from embedlayer.explorer import layout, tokens
+from embedlayer.explorer import layout, table_map
 from embedlayer.explorer.export import write_page
+from embedlayer.explorer.user_columns import add_user_columns, read_user_columns
 from embedlayer.sources import OpenedModel
 
 pytestmark = pytest.mark.browser
@@ -286,22 +287,106 @@ def test_the_map_is_drawn_moved_and_chosen_from_by_keyboard_and_pointer(url, ope
     page.locator(".map-legend").get_by_text("under-trained").wait_for()
 
 
-def test_the_neighbour_layout_replaces_both_axes(url, open_page):
+def test_the_map_opens_on_the_neighbour_layout_with_clusters_and_two_components_are_a_choice(url, open_page):
     page = open_page(url)
-    page.get_by_label("x axis").select_option("n")
-    page.locator(".map-progress").wait_for(state="hidden")
-    until(page, "location.hash.includes('x=n')")
+    page.locator(".map-legend").get_by_text("no cluster").or_(
+        page.locator(".map-legend button").nth(1)
+    ).first.wait_for()
+    until(page, "!document.querySelector('.map-legend').textContent.includes('starts a word')")
+    assert page.locator(".map-progress").is_hidden()
+    assert page.get_by_label("x axis").input_value() == "n"
     assert not page.get_by_label("y axis").is_visible()
     page.get_by_label("x axis").select_option("3")
     page.get_by_label("y axis").wait_for()
+    until(page, "location.hash.includes('x=3')")
+
+
+def test_a_lasso_is_in_the_address_and_found_again(url, open_page):
+    page = open_page(url + "#map?source=1&x=1&lasso=-99,-99,99,-99,99,99,-99,99")
+    page.get_by_text("12 inside").wait_for()
+    page.get_by_role("button", name="Found 12").wait_for()
+
+
+def test_a_word_that_is_no_token_offers_its_subwords(url, open_page, of_run):
+    page = open_page(url)
+    page.locator("#expression").fill("thedogma")
+    page.keyboard.press("Enter")
+    offered = page.locator(".map-subwords .chips").first
+    offered.wait_for()
+    ids = of_run.tokenizer.encode("thedogma", add_special_tokens=False).ids
+    assert [int(text) for text in offered.locator("small").all_inner_texts()] == ids
+    offered.get_by_role("button", name="their sum").click()
+    until(page, f"new URLSearchParams(location.hash.split('?')[1]).get('plus') === '{','.join(map(str, ids))}'")
+    page.get_by_label("Search tokens").fill("thedogma")
+    page.locator(".map-subwords").wait_for()
+
+
+def test_own_columns_colour_and_filter_and_a_list_downloaded_as_tsv_is_such_a_file(words, tmp_path, serve, open_page):
+    source = OpenedModel(words.title, words.table, tokens=words.tokens)
+    animals = [f"{row},{'animal' if row in (0, 1, 2, 4) else 'other'},{row}\n" for row in range(len(TOKENS))]
+    (tmp_path / "own.csv").write_text("".join(["id,topic,size\n", *animals]))
+    add_user_columns(source, read_user_columns(tmp_path / "own.csv", source))
+    page = open_page(serve(source) + "#map?c=own:topic&lasso=-99,-99,99,-99,99,99,-99,99&x=1")
+    page.get_by_role("button", name="other", exact=True).click()
+    page.get_by_label("Colour").select_option("own:size")
+    page.get_by_text("topic (own): 1 group hidden").wait_for()
+    page.get_by_label("Largest value shown").fill("20")
+    page.get_by_label("Colour").select_option("kind")
+    page.get_by_text("size (own): to 1").wait_for()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="TSV").click()
+    download.value.save_as(tmp_path / "found.tsv")
+    found = read_user_columns(tmp_path / "found.tsv", source)
+    (norm,) = found.columns
+    assert found.rows == len(TOKENS)
+    torch.testing.assert_close(norm.values, source.rows[list(range(len(TOKENS)))].norm(dim=1))
+
+
+def test_one_finger_scrolls_the_page_until_the_map_is_tapped_twice(url, browser):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.goto(url + "#map?source=1")
+    page.locator(".map-over").wait_for()
+    box = page.locator(".map-over").bounding_box()
+    across, down = box["x"] + 150, box["y"] + 250
+    touches = context.new_cdp_session(page)
+
+    def touch(kind, *points):
+        points = [{"x": x, "y": y} for x, y in points]
+        touches.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
+
+    def drag():
+        touch("Start", (across, down))
+        for step in range(1, 9):
+            touch("Move", (across, down - 20 * step))
+        touch("End")
+
+    drag()
+    until(page, "scrollY > 100")
+    page.get_by_text("Tap twice to move the map").wait_for()
+    assert "at=" not in page.evaluate("location.hash")
+    page.evaluate("scrollTo(0, 0)")
+    page.wait_for_timeout(400)
+    for _ in range(2):
+        touch("Start", (across, down))
+        touch("End")
+    page.locator(".map-over.is-active").wait_for()
+    page.evaluate("scrollTo(0, 0)")
+    drag()
+    until(page, "location.hash.includes('at=')")
+    assert page.evaluate("scrollY") == 0
+    page.locator("h1").tap()
+    page.locator(".map-over:not(.is-active)").wait_for()
+    context.close()
 
 
 def test_the_map_shows_the_recall_of_an_approximate_layout(monkeypatch, serve, open_page):
     monkeypatch.setattr(layout, "EXACT_ROWS", 100)
     monkeypatch.setattr(nearest, "CELLS_SEARCHED", 2)
+    monkeypatch.setattr(nearest, "ROWS_TIMES_CELLS", 0)
     names = [f"t{row}" for row in range(400)]
     source = OpenedModel("many", TokenEmbedding.from_pretrained(torch.randn(400, 24)), tokens=names)
-    page = open_page(serve(source))
+    page = open_page(serve(source) + "#map?x=1")
     page.locator(".map-over").wait_for()
     page.evaluate("""() => {
         const { prototype } = CanvasRenderingContext2D, paint = prototype.fillText;
@@ -309,7 +394,9 @@ def test_the_map_shows_the_recall_of_an_approximate_layout(monkeypatch, serve, o
         prototype.fillText = function (text, ...rest) { window.painted.add(text); paint.call(this, text, ...rest); };
     }""")
     page.get_by_label("x axis").select_option("n")
-    recall = tokens.layout_recall(source, {})["recall"]
+    page.locator(".map-progress").wait_for(state="hidden")
+    table_map.map_job(source).wait()
+    recall = table_map.layout_recall(source, {})["recall"]
     assert 0 < recall < 0.99
     note = f"`neighbours are close (${{(100 * {recall}).toFixed(1)}} % recall)`"
     until(page, f"[...window.painted].some((text) => text.startsWith({note}))")
@@ -360,7 +447,7 @@ def large(request) -> OpenedModel:
 
 def test_large_tables_stay_fluid(large, serve, open_page, capsys):
     """Frame and search times are printed, not judged: the machine may be busy."""
-    page = open_page(serve(large))
+    page = open_page(serve(large) + "#map?x=1")
     page.locator(".map-side .chips").wait_for()
     frames = page.evaluate("""async () => {
         const over = document.querySelector(".map-over");

@@ -130,7 +130,11 @@ class Page {
       sources: manifest.sources,
       source,
       theme,
-      data: { exported: data.exported, load: (name, params = {}) => data.load(name, { source, ...params }) },
+      data: {
+        exported: data.exported,
+        load: (name, params = {}) => data.load(name, { source, ...params }),
+        ask: (name, params = {}) => data.ask(name, { source, ...params }),
+      },
       state: this.#state(view),
     };
   }

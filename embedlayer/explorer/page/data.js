@@ -16,7 +16,7 @@ export function keyOf(name, params) {
 
 /** Read from the server. @returns {Data} */
 export function fromServer() {
-  return { load: cached(request), exported: false };
+  return { load: cached(request), ask: (name, params = {}) => request(keyOf(name, params)), exported: false };
 }
 
 /** @param {string} key */
@@ -46,7 +46,7 @@ export function fromFile(content, compute) {
     if (computed !== undefined) return computed;
     throw new NotBaked("This file does not contain these numbers. Open the table itself: embedlayer explore DIR.");
   });
-  return { load, exported: true };
+  return { load, ask: load, exported: true };
 }
 
 /** Decompress base64 of gzip. @param {string} base64 @returns {Promise<ArrayBuffer>} */

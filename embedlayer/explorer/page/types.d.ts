@@ -29,6 +29,8 @@ export type Load = (name: string, params?: Params) => Promise<any>;
 
 export interface Data {
   load: Load;
+  /** As `load`, but always sent: for answers that change. */
+  ask: Load;
   exported: boolean;
 }
 
@@ -61,6 +63,34 @@ export interface ShownToken {
   decoded: string;
   text: string;
   kind: "text" | "byte" | "special";
+}
+
+/** The state of the computation of the neighbour layout. */
+export interface LayoutProgress {
+  state: "absent" | "running" | "ready" | "failed" | "cancelled";
+  stage: string;
+  share: number;
+  error: string | null;
+}
+
+/** A cluster of the neighbour layout: IDs of the tokens that name it, and its densest place. */
+export interface Cluster {
+  names: number[];
+  size: number;
+  x: number;
+  y: number;
+  level: number;
+}
+
+/** The neighbour layout; a row that never learned has NaN coordinates. */
+export interface Layout {
+  xs: Float32Array;
+  ys: Float32Array;
+  /** Share of the true nearest neighbours that the layout used. */
+  recall: number;
+  clusters: Cluster[];
+  /** Number of each token's cluster at the first level; -1 for none. */
+  of: Int32Array;
 }
 
 export interface PipelineStep {
@@ -266,6 +296,13 @@ export interface PointScene {
 export interface Groups {
   names: string[];
   of: Uint8Array;
+  rest?: number; // from this group on, groups are drawn without colour: what is in no other
+}
+
+/** A column of the user's own: numbers, or texts as groups. */
+export interface OwnColumn {
+  name: string;
+  groups: string[] | null;
 }
 
 /** A number for each token. */

@@ -3,10 +3,10 @@
 import { isEmpty, sumParams } from "./selection.js";
 import { spread } from "./viewport.js";
 
-/** @import { Data, TokenSum, ViewState } from "../types" */
+/** @import { Data, Layout, TokenSum, ViewState } from "../types" */
 
-const SLOW = 20000; // rows for which a layout takes a while
-const LAYOUT = "n";
+/** The axis that stands for both axes of the neighbour layout. */
+export const LAYOUT = "n";
 const SELECTION = "e";
 
 /** The two axes that the URL says. */
@@ -27,17 +27,15 @@ export class Axes {
     this.state = state;
     this.data = data;
     this.selected = selected;
-    /** Share of true nearest neighbours in the graph of the layout; 1 if the graph is exact. */
-    this.recall = 1;
+    /** @type {Layout | null} the neighbour layout, once it is there */
+    this.layout = null;
     this.count = Math.round(coordinates.byteLength / 4 / size);
     /** @type {[string, string][]} */
     this.options = Array.from({ length: this.count }, (_, k) =>
       [String(k + 1), `component ${k + 1} · ${this.#share(k)}`]);
     this.options.push([SELECTION, "cosine similarity"]);
     /** @type {[string, string][]} */
-    this.horizontal = [...this.options, [LAYOUT, "neighbour layout"]];
-    this.waiting = size > SLOW
-      ? "Computing the neighbour layout: this takes a while the first time …" : "Computing the neighbour layout …";
+    this.horizontal = [[LAYOUT, "neighbour layout"], ...this.options];
   }
 
   /** @param {number} index of the component */
@@ -52,7 +50,7 @@ export class Axes {
   }
 
   #wanted() {
-    return [this.state.get("x", "1"), this.state.get("y", "2")];
+    return [this.state.get("x", LAYOUT), this.state.get("y", "2")];
   }
 
   /** Return the first two components. */
@@ -62,17 +60,18 @@ export class Axes {
 
   /** Whether both axes are one layout. */
   isLayout() {
-    return this.state.get("x") === LAYOUT;
+    return this.state.get("x", LAYOUT) === LAYOUT;
   }
 
   /** Whether an axis depends on the selection. */
   isSelection() {
-    return this.#wanted().includes(SELECTION);
+    return !this.isLayout() && this.#wanted().includes(SELECTION);
   }
 
   /** Return the note under a layout. @param {boolean} isNarrow whether there is room for a few words only */
   layoutNote(isNarrow) {
-    const found = this.recall < 1 ? ` (${(100 * this.recall).toFixed(1)} % recall)` : "";
+    const recall = this.layout?.recall ?? 1;
+    const found = recall < 1 ? ` (${(100 * recall).toFixed(1)} % recall)` : "";
     return `neighbours are close${found}${isNarrow ? "" : "; distances between groups mean little"}`;
   }
 
@@ -84,18 +83,12 @@ export class Axes {
     });
   }
 
+  /** Return the coordinates along two axes that are not the layout. */
   async load() {
-    if (this.isLayout()) return this.#layout();
     const ids = this.#wanted();
     const values = await Promise.all(ids.map((id) =>
       (id === SELECTION ? this.#cosines() : this.#component(Number(id)))));
     return ids.includes(SELECTION) ? values.map(standardized) : values;
-  }
-
-  async #layout() {
-    const [places, { recall }] = await Promise.all([this.data.load("layout"), this.data.load("layout-recall")]);
-    this.recall = recall;
-    return [new Float32Array(places, 0, this.size), new Float32Array(places, 4 * this.size, this.size)];
   }
 
   async #cosines() {

@@ -3,10 +3,12 @@
 import { css, parse, sequential } from "../colour.js";
 import { fit, h } from "../dom.js";
 import { theme } from "../theme.js";
+import { Filters, isGroups, rangeHandles } from "./filters.js";
 import { pixel } from "./splat.js";
 
 /** @import { Column, Groups, NumberColumn, PointScene, Rgb } from "../types" */
 /** @import { Columns } from "./columns.js" */
+/** @import { Filter } from "./filters.js" */
 /** @import { Palette } from "./painting.js" */
 
 const FADED_BY_FOUND = 0.4; // share of a colour that remains beside found tokens
@@ -30,11 +32,6 @@ export function ramp(dark) {
   return canvas;
 }
 
-/** Whether a column has groups. @param {Column} column @returns {column is Groups} */
-function isGroups(column) {
-  return "names" in column;
-}
-
 /**
  * @typedef {object} Host
  * @property {() => string} column name of the chosen column
@@ -44,8 +41,7 @@ function isGroups(column) {
 
 /** Colours the points of a scene by one column. */
 export class Colouring {
-  /** @type {Groups | null} */ #groups = null;
-  /** @type {Set<number>} */ #hidden = new Set();
+  #filters = new Filters();
   #request = 0;
   #isClosed = false;
 
@@ -76,8 +72,6 @@ export class Colouring {
     try {
       const column = await this.columns.load(this.host.column());
       if (request !== this.#request || this.#isClosed) return;
-      this.#groups = isGroups(column) ? column : null;
-      if (!this.#groups) this.#hidden = new Set();
       this.#paint(column);
       this.#describe(column);
       this.restrict();
@@ -101,19 +95,10 @@ export class Colouring {
     this.host.draw();
   }
 
-  /** Leave out the points that are hidden or not found. */
+  /** Leave out the points that a filter hides, or that were not found. */
   restrict() {
     const { found, isIsolated } = this.host.highlighted();
-    const hidden = this.#hidden;
-    const size = this.scene.colours.length;
-    const only = hidden.size || isIsolated ? new Uint8Array(size).fill(isIsolated ? 0 : 1) : null;
-    if (only && isIsolated) for (const id of found ?? []) only[id] = 1;
-    if (only && hidden.size) {
-      this.#groups?.of.forEach((group, id) => {
-        if (hidden.has(group)) only[id] = 0;
-      });
-    }
-    this.scene.only = only;
+    this.scene.only = this.#filters.mask(this.scene.colours.length, isIsolated ? found : null);
     this.host.draw();
   }
 
@@ -129,7 +114,7 @@ export class Colouring {
       return pixel([red, green, blue]);
     };
     if (isGroups(column)) {
-      const pixels = column.names.map((_, i) => faded(parse(palette.series[i % 8])));
+      const pixels = column.names.map((_, i) => faded(parse(this.#colourOf(column, i))));
       column.of.forEach((group, id) => {
         scene.colours[id] = pixels[group];
       });
@@ -138,6 +123,11 @@ export class Colouring {
     scene.markColour = pixel(parse(palette.warm));
     scene.scale = Uint32Array.from({ length: 256 }, (_, i) =>
       faded(sequential(i / 255, palette.dark), Math.min(1, i / 40)));
+  }
+
+  /** Return the colour of a group in CSS. @param {Groups} column @param {number} group */
+  #colourOf({ rest }, group) {
+    return rest !== undefined && group >= rest ? this.palette.muted : this.palette.series[group % 8];
   }
 
   /** @param {NumberColumn} column @param {(rgb: Rgb) => number} faded */
@@ -152,26 +142,34 @@ export class Colouring {
 
   /** @param {Column} column */
   #describe(column) {
+    const name = this.host.column();
     const { dark } = this.palette;
+    const others = this.#filters.buttons(name, () => this.show());
     if (this.scene.dense) {
-      return this.legend.replaceChildren(h("span", { class: "ramp" }, "few", ramp(dark), "many tokens"));
+      return this.legend.replaceChildren(h("span", { class: "ramp" }, "few", ramp(dark), "many tokens"), ...others);
     }
-    if (!isGroups(column)) {
-      const [low, high] = column.range.map(column.format);
-      return this.legend.replaceChildren(
-        h("span", { class: "ramp" }, low, ramp(dark), high, h("span", null, column.label)));
-    }
-    const counts = new Uint32Array(column.names.length);
-    for (const group of column.of) counts[group]++;
-    const buttons = column.names.flatMap((name, i) => (counts[i] ? [this.#groupButton(name, i, counts[i])] : []));
-    return this.legend.replaceChildren(...buttons);
+    const filter = this.#filters.of(name, this.columns.labelOf(name), column);
+    return this.legend.replaceChildren(
+      ...(isGroups(column) ? this.#groupButtons(column, filter) : [this.#rangeOf(column, filter)]), ...others);
   }
 
-  /** @param {string} name @param {number} group @param {number} count */
-  #groupButton(name, group, count) {
+  /** @param {NumberColumn} column @param {Filter} filter */
+  #rangeOf(column, filter) {
+    const handles = rangeHandles(column, filter, ramp(this.palette.dark), () => this.restrict());
+    return h("span", { class: "ramp" }, handles, h("span", null, column.label));
+  }
+
+  /** @param {Groups} column @param {Filter} filter */
+  #groupButtons(column, { hidden }) {
+    const counts = new Uint32Array(column.names.length);
+    for (const group of column.of) counts[group]++;
+    return column.names.flatMap((_, i) => (counts[i] ? [this.#groupButton(column, i, counts[i], hidden)] : []));
+  }
+
+  /** @param {Groups} column @param {number} group @param {number} count @param {Set<number>} hidden */
+  #groupButton(column, group, count, hidden) {
     const dot = h("i");
-    dot.style.background = this.palette.series[group % 8];
-    const hidden = this.#hidden;
+    dot.style.background = this.#colourOf(column, group);
     const button = h("button", {
       type: "button", "aria-pressed": String(!hidden.has(group)),
       title: `${count.toLocaleString("en")} tokens; press to hide or show them`,
@@ -180,7 +178,7 @@ export class Colouring {
         button.setAttribute("aria-pressed", String(!hidden.has(group)));
         this.restrict();
       },
-    }, dot, name);
+    }, dot, column.names[group]);
     return button;
   }
 }

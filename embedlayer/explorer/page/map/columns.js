@@ -4,13 +4,16 @@ import { KIND, lengths, scripts } from "./groups.js";
 import { isEmpty, sumParams } from "./selection.js";
 import { spread } from "./viewport.js";
 
-/** @import { Column, Data, Groups, NumberColumn, TokenSum } from "../types" */
+/** @import { Column, Data, Groups, NumberColumn, OwnColumn, TokenSum } from "../types" */
 
 /** @type {[string, string][]} */
 const OPTIONS = [
-  ["kind", "kind of token"], ["script", "script"], ["length", "length"], ["norm", "norm"],
+  ["cluster", "cluster"], ["kind", "kind of token"], ["script", "script"], ["length", "length"], ["norm", "norm"],
   ["frequency", "frequency"], ["trained", "under-training"], ["along", "cosine similarity"],
 ];
+
+const OWN = "own:"; // begins the name of a column of the user's own
+const MOST_GROUPS = 24; // of a column of the user's own that get a colour
 
 /** The columns that the map can be coloured by; each is computed or loaded when it is first used. */
 export class Columns {
@@ -23,16 +26,27 @@ export class Columns {
    * @param {Float32Array} about.norms
    * @param {Data} about.data
    * @param {boolean} about.hasFrequency
+   * @param {OwnColumn[]} about.own columns of the user's own
    * @param {() => TokenSum} about.selected
+   * @param {() => Groups | null} about.clusters clusters of the layout, null until it is there
    */
-  constructor({ texts, kind, norms, data, hasFrequency, selected }) {
+  constructor({ texts, kind, norms, data, hasFrequency, own, selected, clusters }) {
     this.texts = texts;
     this.kind = kind;
     this.data = data;
     this.selected = selected;
+    this.clusters = clusters;
     this.norms = numeric(norms, "norm of the row", (value) => value.toPrecision(3));
-    this.options = OPTIONS.filter(([name]) => name !== "frequency" || hasFrequency);
+    this.own = own;
+    /** @type {[string, string][]} */
+    const ownOptions = own.map(({ name }) => [OWN + name, `${name} (own)`]);
+    this.options = [...OPTIONS.filter(([name]) => name !== "frequency" || hasFrequency), ...ownOptions];
     this.#known.set("kind", kind).set("norm", this.norms);
+  }
+
+  /** Return what a column is called on the page. @param {string} name */
+  labelOf(name) {
+    return this.options.find(([key]) => key === name)?.[1] ?? name;
   }
 
   /** Return the logarithm of 1 + the count of each token if it is loaded. */
@@ -54,16 +68,32 @@ export class Columns {
 
   /** @param {string} name @returns {Promise<Column> | Column} */
   #make(name) {
+    if (name === "cluster") return this.#makeClusters();
     if (name === "script") return scripts(this.texts, this.kind);
     if (name === "length") return numeric(lengths(this.texts), "characters", (value) => String(Math.round(value)));
     if (name === "frequency") return this.#makeFrequency();
+    if (name.startsWith(OWN)) return this.#makeOwn(name.slice(OWN.length));
     return name === "trained" ? this.#makeScores() : this.#makeCosines();
+  }
+
+  #makeClusters() {
+    const clusters = this.clusters();
+    if (!clusters) throw new Error("The clusters are known when the neighbour layout is there.");
+    return clusters;
   }
 
   async #makeFrequency() {
     const counts = new Float32Array(await this.data.load("frequencies"));
     return numeric(counts.map((count) => Math.log10(1 + count)), "occurrences in the corpus", (value) =>
       Math.round(10 ** value - 1).toLocaleString("en"));
+  }
+
+  /** @param {string} name */
+  async #makeOwn(name) {
+    const values = new Float32Array(await this.data.load("column", { name }));
+    const groups = this.own.find((column) => column.name === name)?.groups;
+    if (groups) return ofGroups(values, groups);
+    return numeric(values, name, (value) => String(Number(value.toPrecision(4))));
   }
 
   async #makeScores() {
@@ -87,6 +117,21 @@ export class Columns {
  */
 function numeric(values, label, format) {
   return { values, range: spread(values, 0.01), label, format };
+}
+
+/**
+ * Return the most frequent groups of a column; the others together are one group, and so are tokens without a value.
+ * @param {Float32Array} values the group of each token, or NaN
+ * @param {string[]} names of the groups, most frequent first
+ * @returns {Groups}
+ */
+function ofGroups(values, names) {
+  const first = names.slice(0, MOST_GROUPS);
+  const none = first.length + 1;
+  return {
+    names: [...first, "other values", "no value"], rest: first.length,
+    of: Uint8Array.from(values, (group) => (Number.isNaN(group) ? none : Math.min(group, first.length))),
+  };
 }
 
 /**

@@ -70,7 +70,7 @@ export class ComparisonMap {
     }, "Play");
     this.side = h("aside", { class: "panel map-side", "aria-label": "Tokens by how much they changed direction" });
     body.replaceChildren(h("div", { class: "panel map-main" },
-      h("div", { class: "map-tools" }, choice, this.time, this.play), this.stage.element), this.side);
+      h("div", { class: "map-tools" }, choice, this.time, this.play), this.stage.element, this.legend), this.side);
     document.addEventListener("themechange", this.#recolour);
     this.#recolour();
     this.#setShare(Number(state.get("t", "1")));
@@ -96,7 +96,7 @@ export class ComparisonMap {
       closest: 1000,
       reach: 12,
       more: { escape: () => this.#choose(null) },
-    }, this.legend);
+    });
   }
 
   /** @param {number} value */
@@ -151,7 +151,8 @@ export class ComparisonMap {
   #paintAbove(context, viewport, frame) {
     const chosen = this.#chosenPlace();
     paintOver(context, this.scene, viewport, {
-      ...frame, colours: this.palette, rings: chosen >= 0 ? [chosen] : [], names: this.#named(chosen), most: 24,
+      ...frame, colours: this.palette, rings: chosen >= 0 ? [chosen] : [], first: [], groups: [],
+      names: this.#named(chosen), most: 24,
       axes: [`principal component 1 of ${this.title} →`, "principal component 2 →"], lasso: null,
       textOf: (place) => visibleText(this.about.texts[this.ids[place]]),
     });

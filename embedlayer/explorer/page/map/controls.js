@@ -1,6 +1,7 @@
 /** The controls of the map: search, axes, colour, density and lasso. */
 
 import { h, select } from "../dom.js";
+import { LAYOUT } from "./axes.js";
 
 /** @import { ViewState } from "../types" */
 /** @import { Axes } from "./axes.js" */
@@ -23,10 +24,12 @@ export class Controls {
     this.state = state;
     this.searchField = this.#makeSearch(host);
     this.hits = h("output", { "aria-live": "polite" });
-    this.xAxis = this.#choice("x axis", axes.horizontal, "x", "1", host.setAxes);
+    this.xAxis = this.#choice("x axis", axes.horizontal, "x", LAYOUT, host.setAxes);
     this.yAxis = this.#choice("y axis", axes.options, "y", "2", host.setAxes);
-    this.colourBy = this.#choice("Colour", columns.options, "c", "kind", host.setColours);
-    this.progress = h("p", { class: "map-progress", role: "status", hidden: true });
+    this.colourBy = this.#choice("Colour", columns.options, "c", "cluster", host.setColours);
+    this.message = h("span", { role: "status" });
+    this.action = h("button", { type: "button" });
+    this.progress = h("p", { class: "map-progress", hidden: true }, this.message, this.action);
     this.density = toggle("Density", "Show the density of the points", host.toggleDensity);
     this.lasso = toggle("Lasso", "Draw a line around points", host.toggleLasso);
     this.modes = h("div", { class: "segments map-modes" }, this.density, this.lasso);
@@ -69,14 +72,22 @@ export class Controls {
   /** Show what the URL says. */
   follow() {
     this.searchField.value = this.state.get("q", "");
-    this.xAxis.set(this.state.get("x", "1"));
+    this.xAxis.set(this.state.get("x", LAYOUT));
     this.yAxis.set(this.state.get("y", "2"));
   }
 
-  /** @param {string} text */
-  showProgress(text) {
-    this.progress.textContent = text;
+  /**
+   * Show a message above the map, with a button.
+   * @param {string} text no message if it is empty
+   * @param {[label: string, onClick: () => void]} [action]
+   */
+  showProgress(text, action) {
     this.progress.hidden = !text;
+    this.message.textContent = text;
+    this.action.hidden = !action;
+    if (!action) return;
+    this.action.textContent = action[0];
+    this.action.onclick = action[1];
   }
 }
 

@@ -1,4 +1,9 @@
-/** Moving, zooming and choosing on a canvas by mouse, pen, fingers and keys. */
+/**
+ * Moving, zooming and choosing on a canvas by mouse, pen, fingers and keys.
+ *
+ * One finger scrolls the page, as everywhere else, until the canvas is tapped twice; from then on it moves the picture,
+ * until something else is tapped. Two fingers always move and zoom the picture.
+ */
 
 /** @import { Point } from "../types" */
 
@@ -15,10 +20,13 @@
  * @property {() => boolean} [lasso] whether a drag draws a line
  * @property {(line: Point[] | null) => void} [draw] the line so far
  * @property {() => void} [drawn] the line is finished
+ * @property {() => void} [scrolled] a finger that the canvas did not listen to has moved over it
  */
 
 const STEP = 60; // pixels of an arrow key
 const STILL = 5; // pixels that a click may move
+const TWICE = 350; // milliseconds between two taps
+const NEAR = 40; // pixels between two taps
 
 /** @type {Record<string, (on: Handlers) => void>} */
 const KEYS = {
@@ -40,6 +48,9 @@ export class Gestures {
   /** @type {Map<number, Point>} */ #pointers = new Map();
   /** @type {Point[] | null} */ #line = null;
   #moved = 0;
+  #isActive = false; // one finger moves the picture
+  #tapped = { time: -Infinity, at: /** @type {Point} */ ([0, 0]) }; // the last tap
+  #activated = -Infinity; // when the picture became active
   #controller = new AbortController();
 
   /** @param {HTMLCanvasElement} canvas @param {Handlers} on */
@@ -53,7 +64,8 @@ export class Gestures {
     canvas.addEventListener("pointercancel", (event) => this.#cancel(event), { signal });
     canvas.addEventListener("pointerleave", () => on.hover(null), { signal });
     canvas.addEventListener("wheel", (event) => this.#wheel(event), { signal, passive: false });
-    canvas.addEventListener("dblclick", (event) => on.zoom(2, ...this.#place(event)), { signal });
+    canvas.addEventListener("dblclick", (event) => this.#double(event), { signal });
+    document.addEventListener("pointerdown", (event) => this.#outside(event), { signal });
     canvas.addEventListener("keydown", (event) => this.#key(event), { signal });
     canvas.addEventListener("focus", () => on.focus?.(), { signal });
     canvas.addEventListener("blur", () => on.focus?.(), { signal });
@@ -90,8 +102,9 @@ export class Gestures {
     if (this.#line) {
       this.#line.push(now);
       this.on.draw?.(this.#line);
-    } else if (this.#pointers.size === 1) this.on.pan(dx, dy);
-    else this.#pinch(event.pointerId, before, now);
+    } else if (this.#pointers.size > 1) this.#pinch(event.pointerId, before, now);
+    else if (event.pointerType !== "touch" || this.#isActive) this.on.pan(dx, dy);
+    else if (this.#moved > NEAR) this.on.scrolled?.();
   }
 
   /** @param {PointerEvent} event */
@@ -102,13 +115,43 @@ export class Gestures {
       this.#line = null;
       this.on.drawn?.();
     } else if (isLast && this.#moved < STILL) {
-      this.on.pick(this.#place(event), { touch: event.pointerType === "touch", more: event.shiftKey });
+      const touch = event.pointerType === "touch";
+      if (touch) this.#tap(event);
+      this.on.pick(this.#place(event), { touch, more: event.shiftKey });
     }
+  }
+
+  /** The second of two taps makes the picture active. @param {PointerEvent} event */
+  #tap(event) {
+    const at = this.#place(event);
+    const { time, at: before } = this.#tapped;
+    const isSecond = event.timeStamp - time < TWICE && Math.hypot(at[0] - before[0], at[1] - before[1]) < NEAR;
+    this.#tapped = { time: event.timeStamp, at };
+    if (!isSecond || this.#isActive) return;
+    this.#activated = event.timeStamp;
+    this.#setActive(true);
+  }
+
+  /** @param {boolean} isActive */
+  #setActive(isActive) {
+    this.#isActive = isActive;
+    this.canvas.classList.toggle("is-active", isActive);
+  }
+
+  /** @param {PointerEvent} event */
+  #outside(event) {
+    if (this.#isActive && event.target !== this.canvas) this.#setActive(false);
+  }
+
+  /** @param {MouseEvent} event */
+  #double(event) {
+    if (event.timeStamp - this.#activated > TWICE) this.on.zoom(2, ...this.#place(event));
   }
 
   /** @param {PointerEvent} event */
   #cancel(event) {
     this.#release(event);
+    if (event.pointerType === "touch" && !this.#isActive) this.on.scrolled?.();
     if (!this.#line) return;
     this.#line = null;
     this.on.draw?.(null);

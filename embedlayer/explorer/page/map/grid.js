@@ -48,7 +48,7 @@ function range(values) {
  * @param {Point} high
  * @param {(i: number) => void} visit
  */
-function visitBox(grid, low, high, visit) {
+export function visitBox(grid, low, high, visit) {
   /** @param {number} value */
   const clamp = (value) => Math.min(Math.max(Math.floor(value), 0), COLUMNS - 1);
   const first = clamp((low[0] - grid.left) / grid.cell);
@@ -101,4 +101,20 @@ function isInside(line, x, y) {
     if (yi > y !== yj > y && x < ((xj - xi) * (y - yi)) / (yj - yi) + xi) isOdd = !isOdd;
   }
   return isOdd;
+}
+
+const DIGITS = 4;
+const LARGEST_LINE = 60; // points of a line in the URL
+
+/** Write a line as text for the URL, with at most about 60 points. @param {Point[]} line */
+export function lineToText(line) {
+  const step = Math.max(1, Math.ceil(line.length / LARGEST_LINE));
+  return line.filter((_, i) => i % step === 0).flat().map((value) => Number(value.toPrecision(DIGITS))).join(",");
+}
+
+/** Read a line that `lineToText` wrote; empty if the text is none. @param {string} text @returns {Point[]} */
+export function lineFromText(text) {
+  const values = text.split(",").map(Number);
+  if (values.length % 2 || values.some((value) => !Number.isFinite(value))) return [];
+  return Array.from({ length: values.length / 2 }, (_, i) => [values[2 * i], values[2 * i + 1]]);
 }

@@ -1,9 +1,21 @@
 /** Names beside points, placed without overlap. */
 
 /** @import { Point } from "../types" */
-/** @typedef {{id: number, x: number, y: number, width: number}} Candidate point on the screen, and its text's width */
-/** @typedef {{id: number, x: number, y: number}} Placed left end and middle line of the text */
-/** @typedef {{width: number, height: number, line: number, gap: number, most: number}} Space */
+/**
+ * @typedef {object} Candidate
+ * @property {string} text
+ * @property {number} x of its point on the screen
+ * @property {number} y
+ * @property {number} width of the text
+ * @property {number} line height of the text
+ * @property {boolean} centred whether the text is placed over its point rather than beside it
+ * @property {string} style
+ *
+ * @typedef {Candidate & {left: number, middle: number}} Placed left end and middle line of the text
+ * @typedef {{width: number, height: number, gap: number, most: number}} Space
+ */
+
+const CELL = 8; // pixels
 
 /** A grid of cells that are taken by names. */
 class Cells {
@@ -34,26 +46,29 @@ class Cells {
 }
 
 /**
- * Place each name to the right, left, above or below its point, in the order of the candidates. Names without free
- * space are left out.
+ * Place each name to the right, left, above or below its point, or over it, in the order of the candidates. Names
+ * without free space are left out.
  * @param {Iterable<Candidate>} candidates
  * @param {Space} space
  */
 export function placeLabels(candidates, space) {
-  const { width, height, line, gap, most } = space;
-  const cells = new Cells(width, height, line);
+  const { width, height, gap, most } = space;
+  const cells = new Cells(width, height, CELL);
   /** @type {Placed[]} */
   const placed = [];
-  for (const { id, x, y, width: wide } of candidates) {
+  for (const candidate of candidates) {
     if (placed.length >= most) break;
+    const { x, y, width: wide, line, centred } = candidate;
+    const middle = x - wide / 2;
     /** @type {Point[]} */
-    const places = [[x + gap, y], [x - gap - wide, y], [x - wide / 2, y - line], [x - wide / 2, y + line]];
-    const found = places.find(([left, middle]) => {
-      const box = [left, middle - line / 2 + 1, left + wide, middle + line / 2 - 1];
+    const places = centred ? [[middle, y], [middle, y - line], [middle, y + line]]
+      : [[x + gap, y], [x - gap - wide, y], [middle, y - line], [middle, y + line]];
+    const found = places.find(([left, across]) => {
+      const box = [left, across - line / 2 + 1, left + wide, across + line / 2 - 1];
       const isInside = box[0] >= 26 && box[1] >= 2 && box[2] <= width - 2 && box[3] <= height - 24; // beside the axes
       return isInside && cells.take(box);
     });
-    if (found) placed.push({ id, x: found[0], y: found[1] });
+    if (found) placed.push({ ...candidate, left: found[0], middle: found[1] });
   }
   return placed;
 }

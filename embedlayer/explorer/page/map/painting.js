@@ -11,6 +11,9 @@ import { toScreen } from "./viewport.js";
 /**
  * @typedef {Theme & {mono: string, font: string}} Palette the page's colours and fonts
  *
+ * @typedef {"token" | "group" | "part"} Style `group`: a large group; `part`: a part of one
+ * @typedef {{text: string, x: number, y: number, style: Style}} Name a text and its place in data units
+ *
  * @typedef {object} Overlay
  * @property {number} width in CSS pixels
  * @property {number} height in CSS pixels
@@ -18,7 +21,9 @@ import { toScreen } from "./viewport.js";
  * @property {Palette} colours
  * @property {string[]} axes names of the horizontal and of the vertical axis
  * @property {number[]} rings points that are circled
- * @property {Iterable<number>} names points that are named, the first ones first
+ * @property {Iterable<number>} first points that are named before the groups
+ * @property {Name[]} groups names of groups of points
+ * @property {Iterable<number>} names further points that are named, the first ones first
  * @property {(id: number) => string} textOf
  * @property {number} most names
  * @property {Point[] | null} lasso
@@ -26,7 +31,6 @@ import { toScreen } from "./viewport.js";
 
 /** At most about this many pixels are blended in a frame: points get smaller where there would be more. */
 const BLENDED = 1.6e6;
-const LARGEST_LOOK = 2000; // names that are tried
 
 /** Paints points into a canvas. */
 export class PointPainter {
@@ -197,28 +201,48 @@ const widths = new Map();
 
 /** @param {Context2D} context @param {string} text */
 function widthOf(context, text) {
-  const width = widths.get(text) ?? context.measureText(text).width;
-  widths.set(text, width);
+  const key = context.font + text;
+  const width = widths.get(key) ?? context.measureText(text).width;
+  widths.set(key, width);
   return width;
 }
 
 /** @param {Context2D} context @param {PointScene} scene @param {Viewport} viewport @param {Overlay} overlay */
-function paintNames(context, scene, viewport, { width, height, colours, names, textOf, most }) {
-  context.font = `12px ${colours.mono}`;
-  context.fillStyle = colours.ink;
+function paintNames(context, scene, viewport, overlay) {
+  const { width, height, colours, most } = overlay;
+  const fonts = {
+    token: `12px ${colours.mono}`, group: `600 15px ${colours.font}`, part: `500 12.5px ${colours.font}`,
+  };
+  /** @type {Record<Style, string>} */
+  const inks = { token: colours.ink, group: colours.ink, part: colours.ink };
   function* candidates() {
-    let tried = 0;
-    for (const id of names) {
-      if (++tried > LARGEST_LOOK) return;
-      const [x, y] = toScreen(viewport, scene.xs[id], scene.ys[id], width, height);
-      if (x >= 0 && y >= 0 && x <= width && y <= height) yield { id, x, y, width: widthOf(context, textOf(id)) };
+    for (const { text, x: across, y: up, style } of namesOf(scene, overlay)) {
+      const [x, y] = toScreen(viewport, across, up, width, height);
+      if (!(x >= 0 && y >= 0 && x <= width && y <= height)) continue;
+      context.font = fonts[style];
+      const line = style === "group" ? 22 : 15;
+      yield { text, x, y, width: widthOf(context, text), line, centred: style !== "token", style };
     }
   }
   const gap = 4 + radiusOf(scene.xs.length, viewport.zoom / scene.home);
-  for (const { id, x, y } of placeLabels(candidates(), { width, height, line: 15, gap, most })) {
-    outlined(context, textOf(id), x, y, colours);
+  for (const { text, left, middle, style } of placeLabels(candidates(), { width, height, gap, most })) {
+    context.font = fonts[/** @type {Style} */ (style)];
+    context.fillStyle = inks[/** @type {Style} */ (style)];
+    outlined(context, text, left, middle, colours);
   }
   if (widths.size > 5000) widths.clear();
+}
+
+/**
+ * Yield all names, those that are placed first first.
+ * @param {PointScene} scene
+ * @param {Overlay} overlay
+ * @returns {Generator<Name>}
+ */
+function* namesOf({ xs, ys }, { first, groups, names, textOf }) {
+  for (const id of first) yield { text: textOf(id), x: xs[id], y: ys[id], style: "token" };
+  yield* groups;
+  for (const id of names) yield { text: textOf(id), x: xs[id], y: ys[id], style: "token" };
 }
 
 /**

@@ -3,9 +3,12 @@
 import { empty, h, segments, token, visibleText } from "../dom.js";
 import { KIND, KINDS, hex } from "./groups.js";
 import { isEmpty } from "./selection.js";
+import { subwordButtons } from "./subwords.js";
+import { download, toTsv } from "./tsv.js";
 
 /** @import { Child, Groups, TokenSum } from "../types" */
 /** @import { Columns } from "./columns.js" */
+/** @import { Subwords } from "./subwords.js" */
 
 const LISTED = 200;
 const SUGGESTED = 10;
@@ -20,7 +23,9 @@ const SUGGESTED = 10;
  * @property {boolean} isIsolated whether only the found tokens are on the map
  * @property {Tab} tab
  * @property {string} problem
+ * @property {Subwords | null} subwords of a text that is no token
  * @property {boolean} isLoading
+ * @property {(id: number) => boolean} isFolded whether a row never learned and is not on the map
  *
  * @typedef {object} Host
  * @property {(sum: TokenSum) => void} choose
@@ -70,10 +75,13 @@ export class Side {
   /** @param {Shown} shown */
   show(shown) {
     this.#shown = shown;
-    const { sum, found, tab, problem } = shown;
+    const { sum, found, tab, problem, subwords } = shown;
     /** @type {Child[]} */
     const parts = [];
     if (problem) parts.push(h("p", { class: "note", role: "status" }, problem));
+    if (subwords) {
+      parts.push(subwordButtons(subwords, this.about.texts, (ids) => this.host.choose({ plus: ids, minus: [] })));
+    }
     if (sum.plus.length === 1 && !sum.minus.length) parts.push(this.#card(sum.plus[0]));
     else if (!isEmpty(sum)) parts.push(this.#terms(sum));
     if (found) {
@@ -134,15 +142,20 @@ export class Side {
       facts.push(["Frequency", `${count.toLocaleString("en")} occurrences in the corpus`]);
     }
     return h("div", { class: "map-card" }, token(texts[id]),
-      h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)])));
+      h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)])),
+      this.#shown?.isFolded(id) ? h("p", { class: "note" }, "This row never learned, so the neighbour layout leaves it "
+        + "out. ", h("a", { href: "#health" }, "See it in Health")) : null);
   }
 
   /** @param {Shown} shown @returns {Child} */
   #neighbours({ sum, near, isLoading }) {
     if (isLoading && !near.length) return h("p", { class: "note" }, "Searching all rows …");
     if (near.length) {
-      return h("ol", { class: "near", "aria-label": "Nearest tokens by cosine similarity" },
-        near.map(([id, cosine]) => this.#row(id, cosine)));
+      return h("div", null,
+        h("div", { class: "side-head" }, h("p", { class: "note" }, "Nearest by cosine similarity"),
+          this.#downloadButton(near.map(([id]) => id), "neighbours.tsv")),
+        h("ol", { class: "near", "aria-label": "Nearest tokens by cosine similarity" },
+          near.map(([id, cosine]) => this.#row(id, cosine))));
     }
     return isEmpty(sum) ? this.#suggestions() : null;
   }
@@ -166,9 +179,10 @@ export class Side {
     return item;
   }
 
-  /** @param {Int32Array} found @param {boolean} isIsolated */
+  /** @param {Int32Array} found @param {boolean} isIsolated @returns {Child} */
   #foundList(found, isIsolated) {
     const { texts } = this.about;
+    if (!found.length && this.#shown?.subwords) return null;
     if (!found.length) return empty("Nothing found", "Try a shorter text, or a regular expression between slashes.");
     const isolate = h("button", {
       type: "button", "aria-pressed": String(isIsolated), title: "Show these tokens only", onClick: this.host.isolate,
@@ -179,8 +193,18 @@ export class Side {
     const count = found.length > LISTED ? `The first ${LISTED} of ${found.length.toLocaleString("en")}` : "";
     return h("div", null,
       h("div", { class: "side-head" }, h("p", { class: "note" }, count),
-        h("div", { class: "segments" }, isolate, copy)),
+        h("div", { class: "segments" }, isolate, copy, this.#downloadButton(found, "found.tsv"))),
       h("ol", { class: "near" }, [...found.subarray(0, LISTED)].map((id) => this.#row(id, null))));
+  }
+
+  /** @param {Iterable<number>} ids @param {string} name of the file */
+  #downloadButton(ids, name) {
+    const { texts, columns } = this.about;
+    const cosines = new Map(/** @type {Shown} */ (this.#shown).near);
+    return h("button", {
+      type: "button", title: "Download this list as a TSV file", onClick: () =>
+        download(toTsv(ids, texts, columns, cosines), name),
+    }, "TSV");
   }
 
   #suggestions() {
@@ -191,7 +215,8 @@ export class Side {
     const note = "Select a point, type a token, or start with one of these. + and − beside a neighbour add it to a "
       + "sum: a − b + c.";
     return h("div", null, h("p", { class: "note" }, note), h("div", { class: "chips" },
-      some.map((id) => token(texts[id], { onClick: () => this.#chooseOne(id) }))));
+      some.map((id) => token(texts[id], { onClick: () => this.#chooseOne(id) }))),
+    h("p", { class: "note" }, "New to embeddings? ", h("a", { href: "#learn" }, "What is an embedding?")));
   }
 }
 

@@ -2,7 +2,7 @@
 
 import { contextOf, fit, h, onResize, visibleText } from "../dom.js";
 import { Gestures } from "./gestures.js";
-import { inside, makeGrid, nearest } from "./grid.js";
+import { makeGrid, nearest, visitBox } from "./grid.js";
 import { PointPainter } from "./painting.js";
 import { pan, toData, toScreen, zoomAt } from "./viewport.js";
 
@@ -10,6 +10,7 @@ import { pan, toData, toScreen, zoomAt } from "./viewport.js";
 /** @import { Handlers } from "./gestures.js" */
 /** @import { Grid } from "./grid.js" */
 
+const HINT = 1600; // milliseconds
 const MANY = 60000; // points from which on a pixel of the picture is a CSS pixel
 
 /**
@@ -43,6 +44,8 @@ export class Stage {
   #width = 0;
   #height = 0;
   #isWaiting = false;
+  #isHome = false; // all points are shown, also in another size
+  #hinting = 0;
   #isClosed = false;
 
   /**
@@ -57,7 +60,8 @@ export class Stage {
     this.host = host;
     this.over = h("canvas", { class: "map-over", tabIndex: 0, role: "application", "aria-label": label });
     this.tip = h("div", { class: "map-tip", hidden: true });
-    this.element = h("div", { class: "map-stage" }, points, this.over, controls, this.tip);
+    this.hint = h("p", { class: "map-hint", hidden: true }, "Tap twice to move the map with one finger");
+    this.element = h("div", { class: "map-stage" }, points, this.over, controls, this.tip, this.hint);
     this.painter = new PointPainter(points);
     this.gestures = new Gestures(this.over, this.#handlers());
     this.stopResize = onResize(this.element, (width, height) => this.#resize(width, height));
@@ -65,6 +69,7 @@ export class Stage {
 
   close() {
     this.#isClosed = true;
+    clearTimeout(this.#hinting);
     this.stopResize();
     this.gestures.close();
   }
@@ -92,6 +97,7 @@ export class Stage {
 
   /** @param {Viewport} viewport */
   #show(viewport) {
+    this.#isHome = false;
     this.scene.viewport = viewport;
     this.host.moved?.();
     this.draw();
@@ -106,7 +112,9 @@ export class Stage {
 
   /** Show all points. */
   home() {
-    if (this.#width) this.#show(this.#fitted());
+    if (!this.#width) return;
+    this.#show(this.#fitted());
+    this.#isHome = true;
   }
 
   /** Show the first viewport. */
@@ -114,6 +122,7 @@ export class Stage {
     if (!this.#width) return;
     const all = this.#fitted();
     this.scene.viewport = this.host.opening?.(all) ?? all;
+    this.#isHome = this.scene.viewport === all;
     this.draw();
   }
 
@@ -151,11 +160,20 @@ export class Stage {
     return nearest(this.#gridNow(), place, radius / viewport.zoom, (id) => this.isShown(id));
   }
 
-  /** Return the IDs of the shown points inside a line on the screen. @param {Point[]} line */
-  within(line) {
+  /**
+   * Call `visit` with each point in a rectangle of data units, and maybe with some beside it.
+   * @param {Point} low
+   * @param {Point} high
+   * @param {(id: number) => void} visit
+   */
+  visit(low, high, visit) {
+    visitBox(this.#gridNow(), low, high, visit);
+  }
+
+  /** Return a line on the screen in data units. @param {Point[]} line */
+  inData(line) {
     const viewport = /** @type {Viewport} */ (this.scene.viewport);
-    const polygon = line.map(([x, y]) => toData(viewport, x, y, this.#width, this.#height));
-    return inside(this.#gridNow(), polygon).filter((id) => this.isShown(id));
+    return line.map(([x, y]) => toData(viewport, x, y, this.#width, this.#height));
   }
 
   /** Show the tooltip of a point, at the point itself. @param {number} id */
@@ -199,8 +217,17 @@ export class Stage {
       pick: (at, { touch, more }) => this.#pick(this.#at(...at, touch ? 22 : undefined), more),
       enter: () => this.#pick(this.#at(this.#width / 2, this.#height / 2, 60)),
       focus: this.draw,
+      scrolled: () => this.#showHint(),
       ...this.host.more,
     };
+  }
+
+  #showHint() {
+    clearTimeout(this.#hinting);
+    this.hint.hidden = false;
+    this.#hinting = setTimeout(() => {
+      this.hint.hidden = true;
+    }, HINT);
   }
 
   /** Take the size of the element on the page. */
@@ -215,6 +242,7 @@ export class Stage {
     this.#height = height;
     fit(this.over, width, height);
     if (!this.scene.viewport) this.reset();
+    else if (this.#isHome) this.scene.viewport = this.#fitted();
     this.draw();
   }
 }

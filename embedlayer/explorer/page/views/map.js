@@ -2,27 +2,33 @@
 
 import { h, visibleText } from "../dom.js";
 import { Axes } from "../map/axes.js";
+import { clusterColumn, clusterNames } from "../map/clusters.js";
 import { Colouring } from "../map/colouring.js";
 import { Columns, namesInOrder } from "../map/columns.js";
 import { Controls } from "../map/controls.js";
 import { kinds } from "../map/groups.js";
+import { Naming } from "../map/naming.js";
 import { paintOver } from "../map/painting.js";
+import { Placement } from "../map/placement.js";
 import { bytesOfAll, expressionOf, parseExpression, parseQuery, search, variants } from "../map/search.js";
 import { isEmpty, selectedTokens, sumParams } from "../map/selection.js";
+import { inside, lineFromText, lineToText, makeGrid } from "../map/grid.js";
 import { Side } from "../map/side.js";
 import { Stage, emptyScene, measured } from "../map/stage.js";
+import { subwordsOf } from "../map/subwords.js";
 import { fitViewport } from "../map/viewport.js";
 
-/** @import { Context2D, Point, TokenSum, View, ViewContext, Viewport } from "../types" */
+/** @import { Context2D, OwnColumn, Point, TokenSum, View, ViewContext, Viewport } from "../types" */
 /** @import { Tab } from "../map/side.js" */
 /** @import { Frame, Host as StageHost } from "../map/stage.js" */
+/** @import { Subwords } from "../map/subwords.js" */
 
 /** @type {View} */
 export const view = {
   id: "map",
   title: "Map",
-  sentence: "Every row of the table as a point, along its principal components. Neighbours are computed from all "
-    + "dimensions.",
+  sentence: "Every row of the table as a point; rows with similar vectors are close. Neighbours are computed from "
+    + "all dimensions.",
   needs: ["vectors"],
   keys: [
     ["arrows, + −, 0", "move, zoom, show all (with the map in focus)"], ["Enter", "select the token at the cross"],
@@ -32,7 +38,6 @@ export const view = {
 };
 
 const NEIGHBORS = 20;
-const LONGEST_NAME = 24;
 const NAMED_FOUND = 400;
 const NARROW = 600; // pixels
 const [TYPING_DELAY, MOVING_DELAY, ENCODING_DELAY] = [60, 300, 1500]; // milliseconds
@@ -44,16 +49,18 @@ const [TYPING_DELAY, MOVING_DELAY, ENCODING_DELAY] = [60, 300, 1500]; // millise
  * @property {number[]} explained
  * @property {ArrayBuffer} coordinates
  * @property {ArrayBuffer} norms
+ * @property {OwnColumn[]} own columns of the user's own
  */
 
 /** @param {HTMLElement} element @param {ViewContext} context */
 async function open(element, context) {
   const { data, manifest } = context;
   const count = manifest.exported ? "3" : "6";
-  const [{ texts, special }, { explained }, coordinates, norms] = await Promise.all([
+  const [{ texts, special }, { explained }, coordinates, norms, own] = await Promise.all([
     data.load("tokens"), data.load("axes"), data.load("coordinates", { count }), data.load("norms"),
+    data.load("columns"),
   ]);
-  const map = new MapView(element, context, { texts, special, explained, coordinates, norms });
+  const map = new MapView(element, context, { texts, special, explained, coordinates, norms, own });
   await map.start();
   return map;
 }
@@ -66,6 +73,7 @@ class MapView {
   #isIsolated = false;
   #isLassoOn = false;
   #problem = "";
+  /** @type {Subwords | null} */ #subwords = null;
   #request = 0;
   #isClosed = false;
   #typing = 0;
@@ -73,7 +81,7 @@ class MapView {
   #encoding = 0;
 
   /** @param {HTMLElement} element @param {ViewContext} context @param {Tokens} tokens */
-  constructor(element, context, { texts, special, explained, coordinates, norms }) {
+  constructor(element, context, { texts, special, explained, coordinates, norms, own }) {
     const { data, manifest, state } = context;
     const selected = () => selectedTokens(state, texts.length);
     this.context = context;
@@ -81,15 +89,16 @@ class MapView {
     this.selected = selected;
     this.kind = kinds(texts, special);
     this.lower = texts.map((text) => text.toLowerCase());
-    this.columns = new Columns({
-      texts, kind: this.kind, norms: new Float32Array(norms), data, selected,
-      hasFrequency: manifest.has.includes("frequency"),
-    });
     this.axes = new Axes({ size: texts.length, coordinates, explained, state, data, selected });
+    this.columns = new Columns({
+      texts, kind: this.kind, norms: new Float32Array(norms), data, own, selected,
+      hasFrequency: manifest.has.includes("frequency"),
+      clusters: () => (this.axes.layout ? clusterColumn(this.axes.layout, texts) : null),
+    });
     this.inOrder = once(() => namesInOrder(texts, this.kind, this.columns.frequency()));
     this.byText = once(() => new Map(texts.map((text, id) => /** @type {const} */ ([text, id])).reverse()));
-    this.names = new Map();
     this.scene = emptyScene(texts.length);
+    this.naming = new Naming(texts, this.scene, this.inOrder);
     this.colouring = new Colouring(this.scene, this.columns, {
       column: () => this.#column(),
       highlighted: () => ({
@@ -99,9 +108,13 @@ class MapView {
     });
     this.controls = this.#makeControls();
     this.stage = this.#makeStage();
+    const inset = h("div");
+    this.placement = this.#makePlacement(inset);
     this.side = this.#makeSide();
     element.replaceChildren(h("div", { class: "map" },
-      h("div", { class: "panel map-main" }, this.controls.element, this.stage.element), this.side.element));
+      h("div", { class: "panel map-main" }, this.controls.element, this.stage.element,
+        h("div", { class: "map-foot" }, this.colouring.legend, inset)),
+      this.side.element));
   }
 
   #makeControls() {
@@ -114,7 +127,7 @@ class MapView {
         if (this.#found?.length) this.#choose({ plus: [this.#found[0]], minus: [] });
       },
       escape: () => this.#clear(),
-      setAxes: () => this.#setAxes(),
+      setAxes: () => this.placement.show(),
       setColours: () => this.#setColours(),
       toggleDensity: () => {
         this.#setDense(!this.scene.dense);
@@ -131,7 +144,7 @@ class MapView {
       h("button", { type: "button", "aria-label": label, title: label, onClick }, text);
     return new Stage(this.scene,
       "Map of all tokens. Arrow keys move, plus and minus zoom, Enter selects the token at the cross.",
-      this.#stageHost(), this.colouring.legend,
+      this.#stageHost(),
       h("div", { class: "map-zoom" }, button("+", "Zoom in", () => this.stage.zoom(1.5)),
         button("−", "Zoom out", () => this.stage.zoom(1 / 1.5)), button("⤢", "Show all", () => this.stage.home())),
       this.controls.modes, this.controls.progress);
@@ -163,6 +176,18 @@ class MapView {
     };
   }
 
+  /** @param {HTMLElement} inset */
+  #makePlacement(inset) {
+    const { axes, controls, stage, texts, context: { data } } = this;
+    return new Placement({
+      data, size: texts.length, axes, controls, stage, inset,
+      arrived: () => {
+        if (this.#column() === "cluster") this.#setColours();
+        this.#applyLasso();
+      },
+    });
+  }
+
   #makeSide() {
     const { texts, kind, columns, inOrder } = this;
     const { exported, left_out: leftOut } = this.context.manifest;
@@ -190,14 +215,15 @@ class MapView {
     const { manifest } = this.context;
     this.#setDense(this.context.state.get("v") === "density");
     this.#encoding = setTimeout(() => bytesOfAll(this.texts), ENCODING_DELAY); // the first search by bytes is fast too
-    this.#place(this.axes.first(), true);
-    this.stage.measure();
+    this.placement.start();
+    this.placement.fold().then(() => this.#showSide());
     if (manifest.has.includes("frequency")) await this.columns.load("frequency");
     this.#apply();
   }
 
   close() {
     this.#isClosed = true;
+    this.placement.close();
     this.stage.close();
     this.colouring.close();
     for (const timer of [this.#typing, this.#moving, this.#encoding]) clearTimeout(timer);
@@ -206,10 +232,7 @@ class MapView {
   async stateChanged() {
     this.#found = null;
     this.controls.hits.textContent = "";
-    this.controls.yAxis.hidden = false;
-    this.#place(this.axes.first(), true);
     await this.#apply();
-    this.stage.reset();
   }
 
   /** Show what the URL says. */
@@ -218,14 +241,11 @@ class MapView {
     const typed = state.get("q", "");
     this.controls.follow();
     this.#setDense(state.get("v") === "density");
-    if (state.get("x") || state.get("y")) {
-      await this.#setAxes();
-      this.stage.reset();
-    }
+    this.placement.show(false);
     await this.#setColours();
-    if (typed) this.#search(typed);
     await this.#showSelection();
-    if (!typed) return;
+    if (!typed) return this.#applyLasso();
+    this.#search(typed);
     this.#tab = "found";
     this.#showSide();
   }
@@ -237,43 +257,50 @@ class MapView {
     const isNarrow = frame.width < NARROW;
     const titles = this.scene.showAxes ? this.axes.titles() : [this.axes.layoutNote(isNarrow), ""];
     const { plus, minus } = this.selected();
+    const first = this.#firstNamed();
     paintOver(context, this.scene, viewport, {
-      ...frame, colours: this.colouring.palette, axes: titles,
-      rings: [...plus, ...minus], names: this.#namedTokens(), textOf: (id) => this.#nameOf(id),
-      most: isNarrow ? 18 : 42, lasso: this.#lasso,
+      ...frame, colours: this.colouring.palette, axes: titles, rings: [...plus, ...minus], first,
+      groups: this.#groupNames(viewport), names: this.#otherNames(viewport, frame, first),
+      textOf: (id) => this.naming.nameOf(id), most: isNarrow ? 22 : 60, lasso: this.#lasso,
     });
   }
 
-  /** @param {number} id */
-  #nameOf(id) {
-    const known = this.names.get(id);
-    if (known !== undefined) return known;
-    const text = visibleText(this.texts[id]);
-    const name = text.length > LONGEST_NAME ? `${text.slice(0, LONGEST_NAME - 1)}…` : text;
-    this.names.set(id, name);
-    return name;
+  /** Return the names of clusters in a viewport. @param {Viewport} viewport */
+  #groupNames(viewport) {
+    const { layout } = this.axes;
+    if (!layout || this.scene.showAxes || this.placement.isGliding || this.#isIsolated) return [];
+    return clusterNames(layout, this.texts, viewport.zoom / this.scene.home);
   }
 
-  /** Yield the tokens in the order in which they are named on the map. */
-  * #namedTokens() {
+  /** Return the tokens that are named before all others. @returns {Set<number>} */
+  #firstNamed() {
     const { plus, minus } = this.selected();
     const found = this.#found?.subarray(0, NAMED_FOUND) ?? [];
-    const first = new Set([...plus, ...minus, ...this.#near.map(([id]) => id), ...found]);
-    yield* first;
-    if (this.#found?.length && this.#isIsolated) return;
-    for (const id of this.inOrder()) if (!first.has(id) && this.stage.isShown(id)) yield id;
+    return new Set([...plus, ...minus, ...this.#near.map(([id]) => id), ...found]);
+  }
+
+  /**
+   * Return further tokens to name in a viewport.
+   * @param {Viewport} viewport
+   * @param {Frame} frame
+   * @param {Set<number>} first
+   */
+  #otherNames(viewport, frame, first) {
+    if (this.placement.isGliding || (this.#found?.length && this.#isIsolated)) return [];
+    return this.naming.at(this.stage, viewport, frame).filter((id) => !first.has(id));
   }
 
   // The viewport
 
   /**
-   * Return the viewport of all points between the buttons and the legend.
+   * Return the viewport of all points between the buttons and the note.
    * @param {number} width
    * @param {number} height
    */
   #fitted(width, height) {
-    const [over, under] = width < NARROW ? [48, 92] : [0, 56];
-    const all = fitViewport(this.scene.xs, this.scene.ys, width, height - over - under);
+    const [over, under] = width < NARROW ? [48, 40] : [0, 24];
+    const { xs, ys } = this.placement?.places() ?? this.scene; // where points will be, if they are on their way
+    const all = fitViewport(xs, ys, width, height - over - under);
     return { ...all, y: all.y - (under - over) / 2 / all.zoom };
   }
 
@@ -297,37 +324,17 @@ class MapView {
     }, MOVING_DELAY);
   }
 
-  // Coordinates and colours
-
-  async #setAxes() {
-    const isLayout = this.axes.isLayout();
-    this.controls.yAxis.hidden = isLayout;
-    this.controls.showProgress(isLayout ? this.axes.waiting : "");
-    try {
-      const coordinates = await this.axes.load();
-      if (this.#isClosed || isLayout !== this.axes.isLayout()) return;
-      this.#place(coordinates, !isLayout);
-      this.stage.home();
-    } catch (error) {
-      if (!this.#isClosed) this.controls.showProgress(/** @type {Error} */ (error).message);
-    }
-  }
-
-  /** @param {Float32Array[]} coordinates @param {boolean} showAxes */
-  #place([xs, ys], showAxes) {
-    this.stage.place(xs, ys);
-    this.scene.showAxes = showAxes;
-    this.controls.showProgress("");
-  }
+  // Colours
 
   /** Return the name of the column that colours the points. */
   #column() {
-    const name = this.context.state.get("c", "kind");
+    const name = this.context.state.get("c", "cluster");
+    if (name === "cluster" && !this.axes.layout) return "kind"; // until the clusters are there
     return this.columns.options.some(([key]) => key === name) ? name : "kind";
   }
 
   #setColours() {
-    this.controls.colourBy.set(this.#column());
+    this.controls.colourBy.set(this.context.state.get("c", "cluster"));
     return this.colouring.show();
   }
 
@@ -354,8 +361,10 @@ class MapView {
     const ids = query.kind === "none" || isBroken ? null : search(query, this.texts, this.lower);
     measured("map: search", start);
     this.controls.searchField.title = isBroken ? query.message : "";
-    this.context.state.set({ q: typed || null });
+    this.context.state.set({ q: typed || null, lasso: null });
+    this.#subwords = null;
     this.#take(ids, isBroken ? "not a pattern" : ids ? `${ids.length.toLocaleString("en")} found` : "");
+    if (query.kind === "text" && !ids?.length) this.#offerSubwords(query.text);
   }
 
   #takeLasso() {
@@ -363,10 +372,18 @@ class MapView {
     this.#lasso = null;
     this.#setLasso(false);
     if (line.length <= 2) return this.stage.draw();
-    const ids = this.stage.within(line);
     this.controls.searchField.value = "";
-    this.context.state.set({ q: null });
-    return this.#take(ids, `${ids.length.toLocaleString("en")} inside`);
+    this.context.state.set({ q: null, lasso: lineToText(this.stage.inData(line)) });
+    return this.#applyLasso();
+  }
+
+  /** Highlight the tokens inside the line that the URL says. */
+  #applyLasso() {
+    const line = lineFromText(this.context.state.get("lasso", ""));
+    const places = this.placement.places();
+    if (line.length <= 2 || !places) return;
+    const ids = inside(makeGrid(places.xs, places.ys), line).filter((id) => this.stage.isShown(id));
+    this.#take(ids, `${ids.length.toLocaleString("en")} inside`);
   }
 
   /** Highlight tokens that were found. @param {Int32Array | null} ids @param {string} message */
@@ -386,7 +403,7 @@ class MapView {
     this.controls.searchField.value = "";
     this.#lasso = null;
     this.#setLasso(false);
-    this.context.state.set({ q: null });
+    this.context.state.set({ q: null, lasso: null });
     this.#take(null, "");
     this.#choose({ plus: [], minus: [] });
   }
@@ -402,12 +419,13 @@ class MapView {
 
   async #showSelection() {
     const request = ++this.#request;
+    this.#subwords = null;
     this.side.write(expressionOf(this.selected(), (id) => visibleText(this.texts[id]), this.byText()));
     await this.#loadNeighbours(request);
     if (this.#isClosed || request !== this.#request) return;
     this.#mark();
     this.columns.invalidate("along");
-    if (this.axes.isSelection()) await this.#setAxes();
+    if (this.axes.isSelection()) await this.placement.show();
     if (this.#column() === "along" || this.axes.isSelection()) await this.#setColours();
     else this.colouring.fade();
     this.#showSide();
@@ -446,13 +464,22 @@ class MapView {
     if (lastTerm && last !== undefined) lastTerm.id = last;
     const unknown = terms.find(({ id }) => id === undefined || id >= this.texts.length);
     if (unknown) {
-      this.#problem = `No single token is “${unknown.text}”. Search for its subwords.`;
-      this.#showSide();
+      this.#offerSubwords(unknown.text);
       return;
     }
     /** @param {number} sign */
     const ofSign = (sign) => terms.filter((term) => term.sign === sign).map(({ id }) => id);
     this.#choose({ plus: ofSign(1), minus: ofSign(-1) });
+  }
+
+  /** Offer the subwords of a text that is no token. @param {string} text */
+  async #offerSubwords(text) {
+    const request = ++this.#request;
+    const { data, manifest } = this.context;
+    const subwords = await subwordsOf(data, text, manifest.has.includes("tokenizer"));
+    if (request !== this.#request || this.#isClosed) return;
+    this.#subwords = subwords;
+    this.#showSide();
   }
 
   /** Draw the found tokens, or the selection and its neighbours, above the others. */
@@ -465,7 +492,8 @@ class MapView {
     if (this.#isClosed) return;
     this.side.show({
       sum: this.selected(), near: this.#near, found: this.#found, isIsolated: this.#isIsolated, tab: this.#tab,
-      problem: this.#problem, isLoading,
+      problem: this.#problem, isLoading, isFolded: (id) => this.placement.isFolded(id),
+      subwords: this.#subwords,
     });
   }
 }

@@ -1,0 +1,226 @@
+"""Clusters of points in the plane by density, and the words that name a cluster of tokens.
+
+The points are counted in a grid, and the counts are smoothed by a Gaussian. Each cell belongs to the peak that is
+reached by moving to the densest neighbouring cell again and again. Two peaks are merged if the density on the way
+between them stays at or above `SHALLOW` times the density of the lower one. This is a watershed of the density, close
+to mean shift: Comaniciu and Meer, "Mean Shift", 2002.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embedlayer.analysis.row_reader import RowReader
+from embedlayer.errors import SizeError
+from embedlayer.tables.dense import TableLike
+
+GRID = 256
+"""Cells of the grid along each side."""
+
+SHALLOW = 0.8
+"""Peaks are merged if the density between them is at least this share of that of the lower peak."""
+
+NARROWEST, WIDEST, WIDER = 1.5, 64.0, 1.25  # standard deviation of the smoothing in cells, and the factor between tries
+
+SHORTEST_WORD = 3
+TYPICAL = 0.25  # share of the words of a cluster, those nearest to its mean direction, among which names are chosen
+FEWEST_TYPICAL = 12
+
+
+@dataclass(frozen=True)
+class PlaneClusters:
+    """Clusters of N points in the plane.
+
+    Attributes:
+        of: Number of each point's cluster, `(N,)`; -1 for a point in no cluster or with NaN.
+        sizes: Number of points of each cluster, largest first.
+        peaks: Coordinates of the densest place of each cluster, `(C, 2)`.
+    """
+
+    of: Int[Tensor, " N"]
+    sizes: list[int]
+    peaks: Float[Tensor, "C 2"]
+
+
+@torch.no_grad()
+def plane_clusters(places: Float[Tensor, "N 2"], *, most: int, smallest: int = 8) -> PlaneClusters:
+    """Cluster points in the plane by density: the narrowest smoothing that gives at most `most` clusters.
+
+    The same points always get the same clusters.
+
+    Args:
+        places: Coordinates; points with NaN are in no cluster.
+        most: Largest number of clusters.
+        smallest: Fewest points of a cluster; the points of smaller ones are in no cluster.
+
+    Raises:
+        SizeError: `most` or `smallest` is below 1.
+
+    Example:
+        >>> near, far = torch.randn(50, 2) / 10, torch.randn(30, 2) / 10 + 5
+        >>> plane_clusters(torch.cat([near, far]), most=2).sizes
+        [50, 30]
+    """
+    if most < 1 or smallest < 1:
+        raise SizeError(f"Clusters need `most` and `smallest` to be at least 1; found {most} and {smallest}.")
+    known = torch.nonzero(places.isfinite().all(1))[:, 0]
+    of = torch.full((len(places),), -1)
+    if not len(known):
+        return PlaneClusters(of, [], torch.empty(0, 2))
+    points = places[known].float()
+    low = points.amin(0)
+    side = float((points.amax(0) - low).max().clamp_min(1e-12)) / GRID
+    columns, lines = ((points - low) / side).long().clamp_(0, GRID - 1).unbind(1)
+    cells = lines * GRID + columns
+    counts = torch.zeros(GRID * GRID).index_add_(0, cells, torch.ones(len(cells))).view(GRID, GRID)
+    width = NARROWEST
+    while True:
+        peaks, peak_of, sizes = _points_of_peaks(_smoothed(counts, width), cells)
+        if int((sizes >= smallest).sum()) <= most or width > WIDEST:
+            break
+        width *= WIDER
+    order = [int(peak) for peak in sizes.argsort(descending=True, stable=True) if sizes[peak] >= smallest][:most]
+    number = torch.full((len(peaks),), -1)
+    number[order] = torch.arange(len(order))
+    of[known] = number[peak_of]
+    chosen = peaks[order]
+    centres = torch.stack([chosen % GRID, chosen // GRID], 1) + 0.5
+    return PlaneClusters(of, [int(sizes[peak]) for peak in order], low + centres * side)
+
+
+def _points_of_peaks(
+    density: Float[Tensor, "G G"], cells: Int[Tensor, " N"]
+) -> tuple[Int[Tensor, " P"], Int[Tensor, " N"], Int[Tensor, " P"]]:
+    """Return the peaks that have points, as cells; the number of each point's peak; the number of points of each."""
+    found = _merged_peaks(density, _peak_of_cells(density))[cells].unique(return_inverse=True, return_counts=True)
+    peaks, peak_of, sizes = found
+    return peaks, peak_of, sizes
+
+
+def _smoothed(counts: Float[Tensor, "G G"], width: float) -> Float[Tensor, "G G"]:
+    """Return counts smoothed by a Gaussian of standard deviation `width`, in cells."""
+    reach = int(3 * width) + 1
+    weights = torch.exp(-(torch.arange(-reach, reach + 1) ** 2) / (2 * width**2))
+    weights /= weights.sum()
+    across = F.conv2d(counts[None, None], weights.view(1, 1, 1, -1), padding=(0, reach))
+    return F.conv2d(across, weights.view(1, 1, -1, 1), padding=(reach, 0))[0, 0]
+
+
+def _peak_of_cells(density: Float[Tensor, "G G"]) -> Int[Tensor, " C"]:
+    """Return the cell of the peak that each cell leads to, by moving to the densest of its neighbours."""
+    _, following = F.max_pool2d(density[None, None], 3, stride=1, padding=1, return_indices=True)
+    peak: Tensor = following.flatten()
+    while not torch.equal(peak[peak], peak):
+        peak = peak[peak]
+    return peak
+
+
+def _merged_peaks(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> Int[Tensor, " C"]:
+    """Merge peaks that no valley separates, and return the peak of each cell after that.
+
+    Args:
+        density: Density of each cell.
+        peak: Peak of each cell.
+    """
+    heights = density.flatten().tolist()
+    merged: dict[int, int] = {}
+
+    def top(cell: int) -> int:
+        """Return the highest peak that a peak was merged with."""
+        while cell in merged:
+            cell = merged[cell]
+        return cell
+
+    for saddle, one, other in _saddles(density, peak):
+        low, high = sorted((top(one), top(other)), key=lambda cell: (heights[cell], -cell))
+        if low != high and saddle >= SHALLOW * heights[low]:
+            merged[low] = high
+    if not merged:
+        return peak
+    target = torch.arange(len(peak))
+    for cell in merged:
+        target[cell] = top(cell)
+    return target[peak]
+
+
+def _saddles(density: Float[Tensor, "G G"], peak: Int[Tensor, " C"]) -> Sequence[tuple[float, int, int]]:
+    """Return for each pair of adjacent peaks the largest density on the border between them, largest first.
+
+    Each element is the density and the cells of the two peaks.
+    """
+    owner = peak.view(density.shape)
+    best: dict[tuple[int, int], float] = {}
+    for down, right in ((0, 1), (1, 0), (1, 1)):
+        G = len(density)
+        one, other = owner[: G - down, : G - right], owner[down:, right:]
+        height = torch.minimum(density[: G - down, : G - right], density[down:, right:])
+        border = (one != other) & (height > 0)
+        pairs = zip(one[border].tolist(), other[border].tolist(), height[border].tolist(), strict=True)
+        for first, second, saddle in pairs:
+            pair = (min(first, second), max(first, second))
+            best[pair] = max(best.get(pair, 0.0), saddle)
+    return sorted(((saddle, *pair) for pair, saddle in best.items()), key=lambda each: (-each[0], each[1:]))
+
+
+@torch.no_grad()
+def typical_tokens(
+    table: TableLike,
+    of: Int[Tensor, " V"],
+    texts: Sequence[str],
+    *,
+    count: int = 5,
+    frequency: Int[Tensor, " V"] | None = None,
+) -> list[list[int]]:
+    """Return the IDs of the tokens that name each cluster, most typical first.
+
+    Of the words of a cluster, those nearest to its mean direction are candidates; the most frequent of them are
+    chosen. The mean direction of the whole table is subtracted first. Two names differ in more than case, a leading
+    space, or a final "s". A cluster without words is named by other tokens.
+
+    Args:
+        table: A table, or a plain tensor `(V, D)`.
+        of: Cluster of each row, `(V,)`, numbered from 0; -1 for none.
+        texts: Readable text of each token.
+        count: Largest number of names for a cluster.
+        frequency: How often each token occurs, `(V,)`; `None`: lower IDs are taken to be more frequent.
+
+    Returns:
+        A list of IDs for each cluster.
+    """
+    rows, clusters = RowReader(table), int(of.max()) + 1 if len(of) else 0
+    weight = -torch.arange(len(of), dtype=torch.float64) if frequency is None else frequency.double()
+    every = torch.cat([F.normalize(chunk.float().cpu(), dim=1).sum(0, keepdim=True) for _, chunk in rows.chunks()])
+    common = every.nan_to_num(posinf=0.0, neginf=0.0).sum(0) / max(1, len(of))
+    found = []
+    for cluster in range(clusters):
+        members = torch.nonzero(of == cluster)[:, 0]
+        units = F.normalize(rows.take(members).float(), dim=1) - common
+        typical = F.normalize(units, dim=1) @ F.normalize(units.mean(0), dim=0)
+        names = [_is_word(texts[member]) for member in members.tolist()]
+        words = torch.tensor(names) if any(names) else torch.ones(len(members), dtype=torch.bool)
+        kept = torch.nonzero(words)[:, 0]
+        kept = kept[typical[kept].argsort(descending=True, stable=True)]
+        kept = members[kept[: max(FEWEST_TYPICAL, int(TYPICAL * len(kept)))]]
+        found.append(_distinct(kept[weight[kept].argsort(descending=True, stable=True)].tolist(), texts, count))
+    return found
+
+
+def _is_word(text: str) -> bool:
+    """Return whether a token's text is a word of at least `SHORTEST_WORD` letters, and not a part of one."""
+    return len(text.strip()) >= SHORTEST_WORD and text.strip().isalpha()
+
+
+def _distinct(ids: Sequence[int], texts: Sequence[str], count: int) -> list[int]:
+    """Return the first `count` IDs whose texts differ in more than case, white space and a final "s"."""
+    seen: dict[str, int] = {}
+    for each in ids:
+        bare = texts[each].strip().casefold()
+        if bare:
+            seen.setdefault(bare.removesuffix("s") or bare, each)
+        if len(seen) == count:
+            break
+    return list(seen.values())

@@ -1,0 +1,50 @@
+/** Clusters of the neighbour layout: their names on the map, and their colours. */
+
+/** @import { Cluster, Groups, Layout } from "../types" */
+/** @import { Name, Style } from "./painting.js" */
+
+const [PARTS_FROM, PARTS_TO] = [2.2, 14]; // zoom at which parts of clusters are named
+const [MOST_WORDS, MOST_CHARACTERS] = [3, 26];
+
+/** Return the most typical words of a cluster, as one name. @param {Cluster} cluster @param {string[]} texts */
+function nameOf({ names }, texts) {
+  /** @type {Map<string, string>} */
+  const words = new Map();
+  for (const id of names) {
+    const word = texts[id].trim().replace(/^##(?=.)/, "");
+    const length = [...words.values(), word].join(" · ").length;
+    if (word && words.size < MOST_WORDS && (!words.size || length <= MOST_CHARACTERS)) {
+      words.set(word.toLowerCase(), words.get(word.toLowerCase()) ?? word);
+    }
+  }
+  return [...words.values()].join(" · ");
+}
+
+/**
+ * Return the names of the clusters to draw at a zoom: large clusters first, parts of them after zooming in.
+ * @param {Layout} layout
+ * @param {string[]} texts
+ * @param {number} zoom 1 where all points are shown
+ * @returns {Name[]}
+ */
+export function clusterNames({ clusters }, texts, zoom) {
+  if (zoom > PARTS_TO) return [];
+  const level = zoom < PARTS_FROM ? 0 : 1;
+  /** @type {Style} */
+  const style = level ? "part" : "group";
+  return clusters.filter((cluster) => cluster.level === level)
+    .map((cluster) => ({ text: nameOf(cluster, texts), x: cluster.x, y: cluster.y, style }))
+    .filter(({ text }) => text);
+}
+
+/**
+ * Return the large clusters as a column to colour by.
+ * @param {Layout} layout
+ * @param {string[]} texts
+ * @returns {Groups}
+ */
+export function clusterColumn({ clusters, of }, texts) {
+  const names = clusters.filter(({ level }) => level === 0).map((cluster) => nameOf(cluster, texts) || "unnamed");
+  const rest = names.length;
+  return { names: [...names, "no cluster"], of: Uint8Array.from(of, (group) => (group < 0 ? rest : group)), rest };
+}

@@ -1,0 +1,275 @@
+"""The map of a table: a layout that keeps neighbours close, its clusters and their names.
+
+A large table takes a minute, so the map is computed by a thread of its own, which reports its progress and can be
+cancelled. Rows that never learned take no part: in the layout they would be one dense knot.
+"""
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from embedlayer.analysis.clusters import PlaneClusters, plane_clusters, typical_tokens
+from embedlayer.errors import SizeError
+from embedlayer.explorer.health import table_report
+from embedlayer.explorer.layout import MOVING, SEARCHING, Layout, OnProgress, compute_layout
+from embedlayer.explorer.layout_cache import layout_path, load_layout, store_layout
+from embedlayer.explorer.tokens import BAKED_ROWS, Params, principal, to_bytes
+from embedlayer.io.files import JsonObject
+from embedlayer.sources import OpenedModel
+
+CLUSTERS = (20, 150)
+"""Largest number of clusters at each level: those that are named at first sight, and those named after zooming in."""
+
+LARGEST_FOLDED = 0.5
+"""If a larger share of the rows seems to be under-trained, none is left out of the map."""
+
+_SHARES = {SEARCHING: (0.0, 0.6), MOVING: (0.6, 0.35)}  # where a stage begins, and its share of the whole
+
+
+@dataclass(frozen=True)
+class TableMap:
+    """What the page draws as the map of a table.
+
+    Attributes:
+        layout: Coordinates `(V, 2)`, NaN for the rows that never learned, and the recall of the neighbours.
+        levels: Clusters of the rows at each level of `CLUSTERS`.
+        names: IDs of the tokens that name each cluster, by level.
+    """
+
+    layout: Layout
+    levels: tuple[PlaneClusters, ...]
+    names: tuple[list[list[int]], ...]
+
+    @property
+    def cluster_of(self) -> Int[Tensor, "L V"]:
+        """Return the number of each row's cluster at each level, as `to_json` counts them; -1 for none."""
+        starts = [0, *(len(level.sizes) for level in self.levels)]
+        return torch.stack(
+            [level.of.where(level.of < 0, level.of + start) for level, start in zip(self.levels, starts, strict=False)]
+        )
+
+    def to_json(self) -> list[JsonObject]:
+        """Return all clusters, those of the first level first: names, size, coordinates, and level."""
+        return [
+            {"names": names, "size": size, "x": x, "y": y, "level": depth}
+            for depth, (level, all_names) in enumerate(zip(self.levels, self.names, strict=True))
+            for names, size, (x, y) in zip(all_names, level.sizes, level.peaks.tolist(), strict=True)
+        ]
+
+
+class _Cancelled(Exception):
+    """The user has cancelled the computation."""
+
+
+class MapJob:
+    """Computes the `TableMap` of a source in a thread of its own, once.
+
+    Args:
+        source: The source of the rows.
+    """
+
+    def __init__(self, source: OpenedModel) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._state, self._stage, self._share, self._error = "absent", "", 0.0, ""
+        self._map: TableMap | None = None
+
+    def start(self) -> None:
+        """Start the computation, unless it is running or done."""
+        with self._lock:
+            if self._state in ("running", "ready"):
+                return
+            self._stop = threading.Event()
+            self._state, self._stage, self._share, self._error = "running", SEARCHING, 0.0, ""
+            self._thread = threading.Thread(target=self._run, args=(self._stop,), name="map", daemon=True)
+            self._thread.start()
+
+    def cancel(self) -> None:
+        """End a running computation, and wait until its thread has ended."""
+        with self._lock:
+            thread = self._thread
+            self._stop.set()
+        if thread is not None:
+            thread.join()
+
+    def progress(self) -> JsonObject:
+        """Return state, stage, share of the work that is done, and the error if it failed, for JSON.
+
+        The state is `"absent"`, `"running"`, `"ready"`, `"failed"` or `"cancelled"`.
+        """
+        with self._lock:
+            return {
+                "state": self._state,
+                "stage": self._stage,
+                "share": round(self._share, 3),
+                "error": self._error or None,
+            }
+
+    def result(self) -> TableMap:
+        """Return the map.
+
+        Raises:
+            SizeError: It is not ready.
+        """
+        with self._lock:
+            if self._map is None:
+                raise SizeError(f"The layout is not ready: its state is {self._state!r}. Request layout-start first.")
+            return self._map
+
+    def wait(self) -> TableMap:
+        """Start the computation if need be, wait for it, and return the map.
+
+        Raises:
+            SizeError: It failed or was cancelled.
+        """
+        self.start()
+        assert self._thread is not None
+        self._thread.join()
+        return self.result()
+
+    def _run(self, stop: threading.Event) -> None:
+        """Compute the map; every way to end leaves a final state."""
+
+        def report(stage: str, share: float) -> None:
+            if stop.is_set():
+                raise _Cancelled
+            begin, part = _SHARES[stage]
+            with self._lock:
+                self._stage, self._share = stage, begin + part * share
+
+        state, error, found = "failed", "The computation ended with an error; the terminal shows it.", None
+        try:
+            found = compute_map(self._source, report)
+            state, error = "ready", ""
+        except _Cancelled:
+            state, error = "cancelled", ""
+        except MemoryError as problem:
+            error = f"There is not enough memory for the layout: {problem}"
+        finally:
+            with self._lock:
+                self._state, self._stage, self._error, self._map = state, "", error, found
+                self._share = 1.0 if state == "ready" else self._share
+
+
+def map_job(source: OpenedModel) -> MapJob:
+    """Return the one job that computes the map of a source."""
+    return source.once("map job", lambda: MapJob(source))
+
+
+def folded_rows(source: OpenedModel) -> Bool[Tensor, " V"]:
+    """Return a mask of the rows that never learned, `(V,)`: under-trained, zero, or with NaN or infinity.
+
+    If more than `LARGEST_FOLDED` of the rows are under-trained, only zero rows and rows with NaN or infinity are.
+    """
+    report = table_report(source)
+    folded = report.under_trained.flagged.clone()
+    if folded.float().mean() > LARGEST_FOLDED:
+        folded.fill_(False)
+    empty = torch.tensor([*report.zero_rows, *report.nonfinite_rows], dtype=torch.int64)
+    return folded.index_fill_(0, empty, True)
+
+
+def compute_map(source: OpenedModel, on_progress: OnProgress) -> TableMap:
+    """Compute the map of a source, or read its layout from the cache.
+
+    Args:
+        source: The source of the rows.
+        on_progress: As in `compute_layout`.
+    """
+    keep = ~folded_rows(source)
+    on_progress(SEARCHING, 0.0)
+    path = layout_path(source.rows, keep)
+    layout = load_layout(path, len(keep))
+    if layout is None:
+        start = principal(source).coordinates
+        start = F.pad(start, (0, max(0, 2 - start.shape[1])))[:, :2]
+        layout = compute_layout(source.rows, start, keep=keep, on_progress=on_progress)
+        store_layout(path, layout)
+    on_progress(MOVING, 1.0)
+    smallest = (max(8, len(keep) // 1000), max(8, len(keep) // 5000))
+    levels = tuple(
+        plane_clusters(layout.places, most=most, smallest=fewest)
+        for most, fewest in zip(CLUSTERS, smallest, strict=True)
+    )
+    names = tuple(
+        typical_tokens(source.rows, level.of, source.token_texts, frequency=source.counts) for level in levels
+    )
+    return TableMap(layout, levels, names)
+
+
+def start(source: OpenedModel, params: Params) -> Any:
+    """Start to compute the map, unless it is running or ready, and return `MapJob.progress`."""
+    map_job(source).start()
+    return map_job(source).progress()
+
+
+def cancel(source: OpenedModel, params: Params) -> Any:
+    """Cancel the computation of the map if it is running, and return `MapJob.progress`."""
+    map_job(source).cancel()
+    return map_job(source).progress()
+
+
+def progress(source: OpenedModel, params: Params) -> Any:
+    """Return `MapJob.progress`."""
+    return map_job(source).progress()
+
+
+def layout(source: OpenedModel, params: Params) -> bytes:
+    """Return 2-D coordinates of the rows that keep nearest neighbours close, as the bytes of float32 `(2, V)`.
+
+    Rows that never learned have NaN.
+
+    Raises:
+        SizeError: The map is not ready.
+    """
+    return to_bytes(map_job(source).result().layout.places.T)
+
+
+def layout_recall(source: OpenedModel, params: Params) -> Any:
+    """Return `{"recall": share}`: the share of true nearest neighbours that the layout used; 1 if it was exact.
+
+    Raises:
+        SizeError: The map is not ready.
+    """
+    return {"recall": round(map_job(source).result().layout.recall, 4)}
+
+
+def clusters(source: OpenedModel, params: Params) -> Any:
+    """Return `{"clusters": [...]}`, see `TableMap.to_json`.
+
+    Raises:
+        SizeError: The map is not ready.
+    """
+    return {"clusters": map_job(source).result().to_json()}
+
+
+def cluster_of(source: OpenedModel, params: Params) -> bytes:
+    """Return the cluster of each row at each level, as the bytes of int32 `(2, V)`; -1 for none.
+
+    Raises:
+        SizeError: The map is not ready.
+    """
+    return map_job(source).result().cluster_of.to(torch.int32).numpy().tobytes()
+
+
+def folded(source: OpenedModel, params: Params) -> bytes:
+    """Return which rows never learned, as the bytes of uint8 `(V,)`: 1 if so."""
+    return folded_rows(source).to(torch.uint8).numpy().tobytes()
+
+
+def baked(source: OpenedModel) -> list[Params]:
+    """Return the requests for the map that an exported page stores: one, or none for a large table.
+
+    The map is computed first.
+    """
+    if source.table.vocab_size > BAKED_ROWS:
+        return []
+    map_job(source).wait()
+    return [{}]

@@ -1,0 +1,285 @@
+"""Columns of the user's own for the map: read from a file, shown as colours and as filters.
+
+A file has one line per token and a header. A column named `id` (a token's ID) or `token` (a token's text) says which
+row of the table a line belongs to; every other column becomes a `UserColumn`. Rows without a line have no value. The
+texts of a file are either all entries of the vocabulary (`Ġdog`) or all readable texts (` dog`).
+"""
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from embedlayer.errors import FileError, SizeError, require
+from embedlayer.explorer.tokens import Params, to_bytes
+from embedlayer.sources import OpenedModel
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+"""The character between two values of a text file, by the file's suffix."""
+
+Cell = str | int | float | None
+"""A value of a file: `None` where there is none."""
+
+
+@dataclass(frozen=True)
+class UserColumn:
+    """A value for each row of a table: numbers, or texts as groups.
+
+    Attributes:
+        name: Name of the column in the file.
+        values: The number of each row, or the index of its text in `groups`, `(V,)`; NaN without a value.
+        groups: The texts, most frequent first; `None` for a column of numbers.
+    """
+
+    name: str
+    values: Float[Tensor, " V"]
+    groups: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class UserColumns:
+    """The columns of a file.
+
+    Attributes:
+        columns: The columns in the order of the file.
+        rows: Number of rows of the table that have a line.
+        left_out: Names of columns that hold neither numbers nor texts.
+    """
+
+    columns: tuple[UserColumn, ...] = ()
+    rows: int = 0
+    left_out: tuple[str, ...] = ()
+
+
+def read_user_columns(path: Path | str, source: OpenedModel) -> UserColumns:
+    """Read columns for the rows of a source's table from a file.
+
+    A column holds numbers if every value in it is one, and texts otherwise. A file may have both key columns; they must
+    then agree.
+
+    Args:
+        path: A `.csv`, `.tsv` or `.parquet` file.
+        source: The source whose table has the rows.
+
+    Raises:
+        FileError: The file cannot be read, has no key column or no other column, or a line has another number of
+            values than the header.
+        SizeError: A key is unknown, stands for several rows, or occurs twice.
+        MissingExtraError: pyarrow is missing: `pip install 'embedlayer[parquet]'`.
+    """
+    path = Path(path)
+    names, columns = _read_parquet(path) if path.suffix == ".parquet" else _read_text(path)
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise FileError(f"{path}: the column {repeated[0]!r} occurs twice.")
+    cells = dict(zip(names, columns, strict=True))
+    keys: dict[str, list[Any]] = {name: cells.pop(name) for name in ("id", "token") if name in cells}
+    if not keys:
+        raise FileError(f"{path} needs a column named id or token; found {', '.join(map(repr, names)) or 'none'}.")
+    if not cells:
+        raise FileError(f"{path} has no column beside {' and '.join(keys)}, so there is nothing to show.")
+    rows = _rows_of(keys, source, path)
+    plain = {name: column for name, column in cells.items() if all(isinstance(each, Cell) for each in column)}
+    made = tuple(_column(name, column, rows, source.table.vocab_size) for name, column in plain.items())
+    return UserColumns(made, len(rows), tuple(name for name in cells if name not in plain))
+
+
+def add_user_columns(source: OpenedModel, found: UserColumns) -> None:
+    """Give a source its user's columns, before it is served or exported."""
+    source.once("user_columns", lambda: found)
+
+
+def columns(source: OpenedModel, params: Params) -> Any:
+    """Return the names and texts of the columns, for JSON: `[{"name": ..., "groups": [...] or None}, ...]`."""
+    return [{"name": each.name, "groups": each.groups} for each in _columns_of(source)]
+
+
+def column(source: OpenedModel, params: Params) -> bytes:
+    """Return the values of the column with the name in the parameter `name`, as the bytes of float32 `(V,)`.
+
+    Raises:
+        SizeError: There is no such column.
+    """
+    name = params.get("name", "")
+    for each in _columns_of(source):
+        if each.name == name:
+            return to_bytes(each.values)
+    raise SizeError(f"{source.title} has no column {name!r}: pass a file with it, embedlayer explore --columns FILE.")
+
+
+def baked_columns(source: OpenedModel) -> list[Params]:
+    """Return the requests for values of columns that an exported page stores: all of them."""
+    return [{"name": each.name} for each in _columns_of(source)]
+
+
+def _columns_of(source: OpenedModel) -> tuple[UserColumn, ...]:
+    """Return the columns that `add_user_columns` gave a source."""
+    return source.once("user_columns", UserColumns).columns
+
+
+def _read_text(path: Path) -> tuple[list[str], list[list[Cell]]]:
+    """Read names and columns of a text file; a column has numbers if every value is one, and `None` for an empty one.
+
+    Raises:
+        FileError: The file cannot be read, or a line has another number of values than the header.
+    """
+    if path.suffix not in DELIMITERS:
+        raise FileError(f"{path}: columns are read from a {', '.join(DELIMITERS)} or .parquet file.")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=DELIMITERS[path.suffix], strict=True)
+            names = next(reader, [])
+            lines = [(reader.line_num, line) for line in reader if line]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    for number, line in lines:
+        if len(line) != len(names):
+            raise FileError(f"{path}, line {number}: {len(line)} values, and the header has {len(names)}.")
+    texts = [[line[place] for _, line in lines] for place in range(len(names))]
+    return names, [[*part] if name == "token" else _parsed(part) for name, part in zip(names, texts, strict=True)]
+
+
+def _parsed(texts: list[str]) -> list[Cell]:
+    """Return the values of a column of a text file: numbers if every one is a number, `None` for an empty text."""
+    present: list[Cell] = [text if text != "" else None for text in texts]
+    try:
+        return [None if text is None else _number(str(text)) for text in present]
+    except ValueError:
+        return present
+
+
+def _number(text: str) -> float:
+    """Return the number that a text writes.
+
+    Raises:
+        ValueError: The text writes no number; Python's `1_000` is not one either.
+    """
+    if "_" in text:
+        raise ValueError(text)
+    return float(text)
+
+
+def _read_parquet(path: Path) -> tuple[list[str], list[list[Any]]]:
+    """Read names and columns of a parquet file.
+
+    Raises:
+        FileError: The file cannot be read.
+        MissingExtraError: pyarrow is missing.
+    """
+    parquet, arrow = require("pyarrow.parquet", extra="parquet"), require("pyarrow", extra="parquet")
+    try:
+        table = parquet.read_table(path)
+    except (OSError, arrow.ArrowException) as error:
+        raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    return table.column_names, [
+        [str(each).lower() if isinstance(each, bool) else each for each in column.to_pylist()]
+        for column in table.columns
+    ]
+
+
+def _rows_of(keys: Mapping[str, list[Any]], source: OpenedModel, path: Path) -> list[int]:
+    """Return the row of the table for each line of a file.
+
+    Raises:
+        SizeError: A key is unknown, stands for several rows, or occurs twice; or `id` and `token` disagree.
+    """
+    if "id" in keys:
+        rows = [_checked_id(key, source.table.vocab_size, path) for key in keys["id"]]
+        _check_texts(rows, keys.get("token", []), source, path)
+    else:
+        rows = _rows_of_texts([str(key) for key in keys["token"]], source, path)
+    repeated = [row for row, count in Counter(rows).items() if count > 1]
+    if repeated:
+        raise SizeError(f"{path}: two lines are about row {repeated[0]}, {source.token_texts[repeated[0]]!r}.")
+    return rows
+
+
+def _checked_id(key: Any, vocab_size: int, path: Path) -> int:
+    """Return a value of the column `id` as a row number.
+
+    Raises:
+        SizeError: The value is no whole number, or outside the table.
+    """
+    if not isinstance(key, int | float) or not 0 <= key < vocab_size or int(key) != key:
+        raise SizeError(f"{path}: id is a row of the table, 0..{vocab_size - 1}; found {key!r}.")
+    return int(key)
+
+
+def _entries(source: OpenedModel) -> dict[str, list[int]]:
+    """Return the row of each entry of the vocabulary, in a list; no entries without a tokenizer."""
+    if source.tokenizer is None:
+        return {}
+    return {text: [row] for text, row in source.tokenizer.get_vocab(with_added_tokens=True).items()}
+
+
+def _readable(source: OpenedModel) -> dict[str, list[int]]:
+    """Return the rows of each readable text."""
+    found: dict[str, list[int]] = {}
+    for row, text in enumerate(source.token_texts):
+        if text:
+            found.setdefault(text, []).append(row)
+    return found
+
+
+def _check_texts(rows: list[int], texts: list[Any], source: OpenedModel, path: Path) -> None:
+    """Check that the column `token` of a file agrees with its column `id`.
+
+    Raises:
+        SizeError: A text is not that of its row.
+    """
+    entries, readable = _entries(source), _readable(source)
+    for row, text in zip(rows, texts, strict=False):
+        if text and row not in entries.get(text, []) + readable.get(text, []):
+            raise SizeError(
+                f"{path}: row {row} of {source.title} is the token {source.token_texts[row]!r}, not {text!r}. The file "
+                f"belongs to another vocabulary."
+            )
+
+
+def _rows_of_texts(texts: list[str], source: OpenedModel, path: Path) -> list[int]:
+    """Return the rows that the column `token` stands for: all of its texts are entries, or all are readable texts.
+
+    Raises:
+        SizeError: No token has such a text, or several have.
+    """
+    entries, by_text = _entries(source), _readable(source)
+    if all(text in entries for text in texts):
+        by_text = entries
+    for text in texts:
+        rows = by_text.get(text, [])
+        if not rows:
+            raise SizeError(
+                f"{path}: no token of {source.title} is {text!r}. For rows without a token use a column id."
+            )
+        if len(rows) > 1:
+            raise SizeError(f"{path}: {text!r} is the text of rows {rows[0]} and {rows[1]}. Use a column id instead.")
+    return [by_text[text][0] for text in texts]
+
+
+def _column(name: str, cells: Sequence[Cell], rows: Iterable[int], vocab_size: int) -> UserColumn:
+    """Return a column with one value per row of the table.
+
+    Args:
+        name: Name of the column.
+        cells: Values of the lines.
+        rows: Row of the table for each line.
+        vocab_size: Number of rows, V.
+    """
+    values = torch.full((vocab_size,), math.nan)
+    places = torch.tensor(list(rows), dtype=torch.long)
+    if not any(isinstance(each, str) for each in cells):
+        values[places] = torch.tensor([math.nan if each is None else float(each) for each in cells])
+        return UserColumn(name, values)
+    texts = ["" if each is None else str(each) for each in cells]
+    counts = Counter(text for text in texts if text)
+    groups = tuple(text for text, _ in counts.most_common())
+    index = {text: float(place) for place, text in enumerate(groups)}
+    values[places] = torch.tensor([index.get(text, math.nan) for text in texts])
+    return UserColumn(name, values, groups)
