@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 import embedlayer.explorer
-from embedlayer.cli.options import SOURCE, tokenizer_option
+from embedlayer.cli.options import COLUMNS, SOURCE, tokenizer_option
 
 if TYPE_CHECKING:
     from embedlayer.sources import OpenedModel
@@ -21,7 +21,7 @@ VIEWS = sorted(file.stem for file in (Path(embedlayer.explorer.__file__).parent 
 @click.option(
     "--columns",
     "columns_from",
-    type=click.Path(path_type=Path),
+    type=COLUMNS,
     help="Columns for the map of the first SOURCE: a .csv, .tsv or .parquet file with a column id or token.",
 )
 @click.option("--port", default=0, show_default="a free one", help="Port to serve on, on this machine only.")

@@ -26,7 +26,7 @@ COMMANDS = {
     "embed": "{source} cat --tokenizer {tokenizer_from}",
     "neighbors": "{source} a --tokenizer {tokenizer_from}",
     "generate": "{source} cat --tokens 2 --tokenizer {tokenizer_from}",
-    "explore": "{sources} --export {out} --tokenizer {tokenizer_from}",
+    "explore": "{sources} --export {out} --tokenizer {tokenizer_from} --columns {columns_from}",
     "inspect": "{source} --tokenizer {tokenizer_from} --word-pairs {word_pairs} --analogies {analogies}",
     "inspect OTHER": "{source} {other}",
     "export": "{source} -o {out}.vec --tokenizer {tokenizer_from}",
