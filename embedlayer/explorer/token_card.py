@@ -5,6 +5,7 @@ Facts about all rows are columns, computed once for a source. An exported page s
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -64,12 +65,15 @@ def cards(source: OpenedModel, params: Params) -> bytes:
     """Return the facts about all tokens, as the bytes of a JSON object, for an exported page.
 
     Its key `numbers` has the columns of `card` with a value for each token, `some` those with a value for some tokens:
-    ID -> value. `some` also has `text` and `position` of `places`, of texts that the exported page contains.
+    ID -> value. `some` also has `text`, `at` and `position` of `places`, of texts that the exported page contains.
     """
     every = [[token, other] for token, others in _variants(source).items() for other in others]
     some = {**_some(source), "variants": _with_cosines(source, torch.tensor(every, dtype=torch.int64).view(-1, 2))}
     some["position"] = _first_places(_position_ids(source))
-    some["text"] = {token: text for text, ids in reversed(_example_ids(source)) for token in ids}
+    examples = reversed(_example_ids(source))
+    found = {token: (text, at) for text, ids in examples for token, at in _first_places(ids).items()}
+    some["text"] = {token: text for token, (text, _) in found.items()}
+    some["at"] = {token: at for token, (_, at) in found.items()}
     numbers = {name: [_plain(value) for value in column.tolist()] for name, column in _numbers(source).items()}
     return json.dumps({"numbers": numbers, "some": some}, separators=(",", ":"), allow_nan=False).encode()
 
@@ -77,15 +81,18 @@ def cards(source: OpenedModel, params: Params) -> bytes:
 def places(source: OpenedModel, params: Params) -> Any:
     """Return where other views show the token with the ID in the parameter `id`, as a JSON object.
 
-    Its keys are `text`: a text for the view Pipeline that the tokenizer splits into this token and others, `None` if
-    none was found; and `position`: its index among the tokens of the view Positions, or `None`.
+    Its keys are `text`: a text for the view Pipeline that the tokenizer splits into this token and others; `at`: the
+    index of the token in that text; and `position`: its index among the tokens of the view Positions. Each is `None` if
+    there is none.
 
     Raises:
         SizeError: `id` is not one ID.
         TokenIdError: The ID is outside the table.
     """
     token = _token(source, params)
-    return {"text": _text_with(source, token), "position": _first_places(_position_ids(source)).get(token)}
+    text, ids = next(((text, ids) for text, ids in _texts(source, token) if token in ids), (None, []))
+    at = None if text is None else ids.index(token)
+    return {"text": text, "at": at, "position": _first_places(_position_ids(source)).get(token)}
 
 
 def baked(source: OpenedModel) -> list[Params]:
@@ -187,30 +194,30 @@ def _with_cosines(source: OpenedModel, pairs: Int[Tensor, "N 2"]) -> dict[int, l
     return found
 
 
-def _text_with(source: OpenedModel, token: int) -> str | None:
-    """Return a text that contains a token: an example text of the view Pipeline, or one made of the token's own text.
-
-    Returns:
-        The first text that the tokenizer splits into this token and others; `None` if there is none.
-    """
-    example = next((text for text, ids in _example_ids(source) if token in ids), None)
+def _texts(source: OpenedModel, token: int) -> Iterator[tuple[str, list[int]]]:
+    """Yield texts that may contain a token, with their IDs: example texts, and texts made of the token's own text."""
+    yield from _example_ids(source)
     own = source.token_texts[token]
-    if example is not None or source.tokenizer is None or not own:
-        return example
-    tokenizer = without_truncation(source.tokenizer)
-    prefix = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
+    if source.tokenizer is None or not own:
+        return
+    prefix = getattr(source.tokenizer.model, "continuing_subword_prefix", None) or ""
     bare = own.removeprefix(prefix) or own
     tried = ["The" + own if own.startswith(" ") else "The " + bare, *(before + bare for before in TRIED_BEFORE)]
-    encodings = tokenizer.encode_batch(tried, add_special_tokens=False)
-    return next((text for text, encoding in zip(tried, encodings, strict=True) if token in encoding.ids), None)
+    yield from _encoded(source, tried)
 
 
 def _example_ids(source: OpenedModel) -> list[tuple[str, list[int]]]:
     """Return the example texts of the view Pipeline, each with its token IDs; none without a tokenizer."""
-    if source.tokenizer is None or source.table_only:
+    return _encoded(source, [] if source.table_only else example_texts(source.tokenizer))
+
+
+def _encoded(source: OpenedModel, texts: list[str]) -> list[tuple[str, list[int]]]:
+    """Return texts with their token IDs, as the view Pipeline encodes them: checkpoints expect special tokens."""
+    if source.tokenizer is None or not texts:
         return []
-    tokenizer = without_truncation(source.tokenizer)
-    return [(text, tokenizer.encode(text, add_special_tokens=False).ids) for text in example_texts(source.tokenizer)]
+    is_checkpoint = source.model is not None and source.run is None
+    encodings = without_truncation(source.tokenizer).encode_batch(texts, add_special_tokens=is_checkpoint)
+    return [(text, encoding.ids) for text, encoding in zip(texts, encodings, strict=True)]
 
 
 def _position_ids(source: OpenedModel) -> list[int]:

@@ -10,6 +10,7 @@ from embedlayer import TokenEmbedding
 from embedlayer.data.tokenizer import load_tokenizer, token_text, train_tokenizer
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.explorer.health import table_report
+from embedlayer.explorer.pipeline import pipeline
 from embedlayer.explorer.token_card import card, cards, places
 from embedlayer.sources import OpenedModel
 
@@ -69,11 +70,11 @@ def test_an_exported_page_stores_the_same_facts_of_all_tokens(of_run):
     for token in range(0, of_run.table.vocab_size, 7):
         facts = {name: column[token] for name, column in stored["numbers"].items()}
         some = {name: column.get(str(token)) for name, column in stored["some"].items()}
-        position, text = some.pop("position"), some.pop("text")
+        position, text, at = some.pop("position"), some.pop("text"), some.pop("at")
         assert {"id": token, **facts, **some} == card(of_run, {"id": str(token)})
         shown = places(of_run, {"id": str(token)})
         assert position == shown["position"]
-        assert text is None or text == shown["text"]
+        assert text is None or (text, at) == (shown["text"], shown["at"])
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
@@ -81,9 +82,11 @@ def test_the_text_for_the_pipeline_contains_the_token(kind):
     tokenizer = train_tokenizer("the Class and the class of classes, love dogs; naïve 日本 " * 40, kind, vocab_size=330)
     size = max(tokenizer.get_vocab().values()) + 1
     source = OpenedModel("texts", TokenEmbedding(size, 4), tokenizer=tokenizer)
-    found = {token: places(source, {"id": str(token)})["text"] for token in range(size)}
-    for token, text in found.items():
-        assert text is None or token in tokenizer.encode(text, add_special_tokens=False).ids
+    found = {}
+    for token in range(size):
+        found[token], at, _ = places(source, {"id": str(token)}).values()
+        if found[token] is not None:
+            assert pipeline(source.table, tokenizer, found[token]).tokens[at].id == token
     missing = [token_text(tokenizer, token) for token, text in found.items() if text is None]
     assert len(missing) < size / 2 if kind == "bpe" else len(missing) < size / 10, missing
 
@@ -92,7 +95,11 @@ def test_a_token_of_a_sentencepiece_table_is_found_in_an_example(shared_data):
     tokenizer = load_tokenizer(shared_data / "tokenizers" / "llama2-tokenizer.model")
     source = OpenedModel("llama", TokenEmbedding(32000, 2), tokenizer=tokenizer)
     dogs = tokenizer.token_to_id("▁dogs")
-    assert places(source, {"id": str(dogs)}) == {"text": "I love dogs and dogs love me.", "position": None}
+    assert places(source, {"id": str(dogs)}) == {
+        "text": "I love dogs and dogs love me.",
+        "at": 2,
+        "position": None,
+    }
     cat = tokenizer.token_to_id("▁cat")
     assert places(source, {"id": str(cat)})["position"] == tokenizer.encode(
         "The cat", add_special_tokens=False
