@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from embedlayer import TokenEmbedding
 from embedlayer.data.tokenizer import load_tokenizer, token_text, train_tokenizer
 from embedlayer.errors import SizeError, TokenIdError
+from embedlayer.explorer import token_card
+from embedlayer.explorer.export import write_page
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.pipeline import pipeline
 from embedlayer.explorer.token_card import card, cards, places
@@ -111,3 +113,194 @@ def test_what_is_no_token_is_refused(of_run):
         for answer in (card, places):
             with pytest.raises(error):
                 answer(of_run, {"id": asked})
+
+
+# In a browser
+
+TOKEN = " dog"
+CHIPS = {
+    "map": ("plus=40", ".near li button[data-token]"),
+    "pipeline": ("step=head", ".pipe-guesses [data-token]"),
+    "positions": ("", ".pos-wide [data-token]"),
+    "compare": ("", ".near li button[data-token]"),
+    "training": ("", ".neighbors [data-token]"),
+    "learn": ("s=real", ".learn-near [data-token]"),
+}
+
+
+@pytest.fixture(scope="module")
+def other(of_run) -> OpenedModel:
+    """A table with a cone of under-trained rows; some of its tokens have the same texts as those of the run."""
+    rows = torch.randn(700, 32)
+    rows[:200] = rows[0] + 0.05 * torch.randn(200, 32)
+    tokens = [f"word{row}" for row in range(700)]
+    tokens[650] = TOKEN.lstrip()
+    return OpenedModel("other", TokenEmbedding.from_pretrained(rows), tokens=tokens)
+
+
+@pytest.fixture(scope="module")
+def url(serve, of_run, other) -> str:
+    return serve(of_run, other)
+
+
+@pytest.fixture
+def dog(of_run) -> int:
+    return of_run.token_texts.index(TOKEN)
+
+
+def until(page, expression):
+    """Wait until an expression is true; playwright's own way needs eval, which the page's policy forbids."""
+    for _ in range(400):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never true: {expression}")
+
+
+def chosen(page, token, source=None):
+    """The token is that of the URL and of the card."""
+    until(page, f"new URLSearchParams(location.hash.split('?')[1]).get('id') === '{token}'")
+    until(page, f"document.querySelector('#card .card-name small')?.textContent === '#{token}'")
+    if source is not None:
+        until(page, f"new URLSearchParams(location.hash.split('?')[1]).get('source') === '{source}'")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("view", CHIPS)
+def test_a_chip_of_any_view_chooses_its_token_and_the_card_has_its_facts(view, url, open_page, of_run):
+    state, chips = CHIPS[view]
+    page = open_page(f"{url}#{view}?{state}")
+    chip = page.locator(f"#view-{view}").locator(chips).last
+    chip.wait_for()
+    token = int(chip.get_attribute("data-token"))
+    opens = "opens-card" in chip.get_attribute("class") if chip.get_attribute("class") else False
+    chip.click()
+    chosen(page, token)
+    if not opens:
+        page.keyboard.press("c")
+    body = page.locator("#card .card-body")
+    body.get_by_text("See it in").wait_for()
+    facts = card(of_run, {"id": str(token)})
+    body.get_by_text(f"rank {facts['count_rank']} of").wait_for()
+    assert f"{facts['norm']:.3f}, above {100 * facts['norm_share']:.1f} % of the rows" in body.inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.browser
+def test_the_choice_survives_views_reload_and_source(url, open_page, of_run, other, dog):
+    page = open_page(f"{url}#health?id={dog}")
+    for view in ("map", "compare", "pipeline", "learn", "positions", "training", "health"):
+        page.locator(f"#tab-{view}").click()
+        page.locator(f"#view-{view} .panel").first.wait_for()
+        chosen(page, dog)
+    page.locator("#tab-map").click()
+    page.locator(f"#view-map .map-card [data-token='{dog}']").wait_for()
+    assert f"plus={dog}" in page.url
+    page.locator("#tab-compare").click()
+    page.get_by_text("Neighbours before training").wait_for()
+    page.locator("#tab-pipeline").click()
+    page.locator(f".pipe-chips [data-token='{dog}'][aria-pressed='true']").wait_for()
+    page.reload()
+    page.locator(f".pipe-chips [data-token='{dog}'][aria-pressed='true']").wait_for()
+    chosen(page, dog)
+    page.locator("#tab-map").click()
+    page.locator("#source").select_option("1")
+    chosen(page, 650, source=1)
+    page.locator("#view-map .map-card [data-token='650']").wait_for()
+    page.locator("#source").select_option("0")
+    chosen(page, dog)
+    page.get_by_label("Neighbours of a token").fill("#33")
+    page.keyboard.press("Enter")
+    chosen(page, 33)
+    page.locator("#source").select_option("1")
+    until(page, "location.hash.includes('source=1') && document.querySelector('#card').hidden")
+
+
+@pytest.mark.browser
+def test_health_marks_the_token_and_the_card_says_what_is_wrong_with_it(url, open_page):
+    page = open_page(url + "#health?source=1")
+    page.evaluate("""() => {
+        const { prototype } = CanvasRenderingContext2D, paint = prototype.fillText;
+        window.painted = new Set();
+        prototype.fillText = function (text, ...rest) { window.painted.add(text); paint.call(this, text, ...rest); };
+    }""")
+    chip = page.locator(".list-scroll [data-token]").first
+    chip.click()
+    token = int(chip.get_attribute("data-token"))
+    chosen(page, token)
+    page.locator(".card-faults").get_by_text("Under-trained.").wait_for()
+    assert page.evaluate(f"[...window.painted].filter((text) => text.startsWith('word{token} ')).length") == 2
+    assert (
+        page.locator(f"#view-health [data-token='{token}']").evaluate("chip => getComputedStyle(chip).outlineStyle")
+        == "solid"
+    )
+    neighbour = page.locator("#card .near").last.locator("button").first
+    other = int(neighbour.get_attribute("data-token"))
+    neighbour.click()
+    chosen(page, other)
+    page.locator("#card").get_by_role("link", name="Map").click()
+    page.locator(f"#view-map .map-card [data-token='{other}']").wait_for()
+    chosen(page, other, source=1)
+
+
+@pytest.mark.browser
+def test_keys_open_and_close_the_card_and_removing_the_choice_clears_the_map(url, open_page, dog):
+    page = open_page(f"{url}#map?id={dog}")
+    page.locator("#view-map .near li").first.wait_for()
+    body = page.locator("#card .card-body")
+    assert body.is_hidden()
+    page.keyboard.press("c")
+    body.get_by_text("Spelling variants").wait_for()
+    assert page.evaluate("document.activeElement.className") == "card-toggle"
+    assert "card=open" in page.url
+    page.keyboard.press("Escape")
+    assert body.is_hidden()
+    assert "card=open" not in page.url
+    page.keyboard.press("?")
+    assert "card of the chosen token" in page.locator("#keys").inner_text()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Choose no token").click()
+    until(page, "!location.hash.includes('plus=') && !location.hash.includes('id=')")
+    assert page.locator("#card").is_hidden()
+    page.locator("#view-map .map-side .chips [data-token]").first.click()
+    until(page, "location.hash.includes('id=')")
+    page.locator(".map-over").focus()
+    page.keyboard.press("Escape")
+    until(page, "!location.hash.includes('id=')")
+
+
+@pytest.mark.browser
+def test_on_a_phone_the_card_is_one_line_until_it_is_opened_and_a_link_closes_it(url, open_page, dog):
+    page = open_page(f"{url}#map?id={dog}", color_scheme="dark")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.locator("#view-map .map-card [data-token]").click()
+    body = page.locator("#card .card-body")
+    assert body.is_hidden()
+    box = page.locator("#card").bounding_box()
+    assert box["height"] < 50
+    assert box["y"] + box["height"] == pytest.approx(844, abs=1)
+    page.locator("#card .card-toggle").click()
+    body.get_by_role("link", name="Pipeline").click()
+    page.locator(f".pipe-chips [data-token='{dog}']").first.wait_for()
+    assert body.is_hidden()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.browser
+def test_an_exported_page_has_the_card_or_says_what_it_lacks(of_run, tmp_path, open_page, monkeypatch):
+    stored = json.loads(cards(of_run, {}))["some"]
+    token = next(int(token) for token in stored["variants"] if token in stored["text"])
+    write_page(tmp_path / "page.html", [of_run])
+    page = open_page((tmp_path / "page.html").as_uri() + f"#health?id={token}&card=open")
+    facts = card(of_run, {"id": str(token)})
+    body = page.locator("#card .card-body")
+    body.get_by_text(f"rank {facts['count_rank']} of").wait_for()
+    assert f"cosine of the row before and after {facts['cosine_before']:.3f}".replace("-", "−") in body.inner_text()
+    shown = body.locator(".near").first.locator("button").evaluate_all("all => all.map((each) => each.dataset.token)")
+    assert [int(each) for each in shown] == [each for each, _ in facts["variants"]]
+    body.get_by_role("link", name="Pipeline").click()
+    page.locator(f".pipe-chips [data-token='{token}'][aria-pressed='true']").wait_for()
+    monkeypatch.setattr(token_card, "BAKED_ROWS", 100)
+    write_page(tmp_path / "large.html", [of_run])
+    page.goto((tmp_path / "large.html").as_uri() + f"#health?id={token}&card=open")
+    body.get_by_text("This file does not contain these numbers").wait_for()

@@ -128,6 +128,7 @@ class Page {
 
   /** @param {string} id @param {Record<string, any>} [changes] */
   #go(id, changes) {
+    if (isNarrow()) this.card.setOpen(false);
     location.hash = this.#hash(id, changes);
   }
 
@@ -186,7 +187,7 @@ class Page {
     if (id === undefined) return;
     this.#choose(Number(id));
     const control = target.closest(CONTROL);
-    if (!control || control.classList.contains(OPENS_CARD)) this.card.setOpen(true);
+    if (!isNarrow() && (!control || control.classList.contains(OPENS_CARD))) this.card.setOpen(true);
   }
 
   // Views
@@ -326,6 +327,11 @@ function onTabKey(event, target) {
   next.click();
   next.focus();
   return true;
+}
+
+/** Whether the opened card lies over the view, as in card.css. */
+function isNarrow() {
+  return matchMedia("(max-width: 980px)").matches;
 }
 
 /** Read the ID of a token; null if there is none. @param {string | undefined} text @param {number} size */
