@@ -59,5 +59,8 @@ def _letters(text: str, markers: Sequence[str], suffix: str) -> str:
     marker = next((each for each in markers if text.startswith(each) and text != each), "")
     bare = text[len(marker) :]
     bare = bare.removesuffix(suffix) or bare
-    key = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", bare).casefold())
+    if bare.isascii():
+        key = bare.lower()
+    else:
+        key = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", bare).casefold())
     return key if key.strip() else ""

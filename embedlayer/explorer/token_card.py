@@ -207,22 +207,28 @@ def _texts(source: OpenedModel, token: int) -> Iterator[tuple[str, list[int]]]:
 
 
 def _example_ids(source: OpenedModel) -> list[tuple[str, list[int]]]:
-    """Return the example texts of the view Pipeline, each with its token IDs; none without a tokenizer."""
-    return _encoded(source, [] if source.table_only else example_texts(source.tokenizer))
+    """Return the example texts of the view Pipeline, each with its token IDs; they are encoded once."""
+    return source.once(
+        "example texts", lambda: _encoded(source, [] if source.table_only else example_texts(source.tokenizer))
+    )
 
 
 def _encoded(source: OpenedModel, texts: list[str]) -> list[tuple[str, list[int]]]:
     """Return texts with their token IDs, as the view Pipeline encodes them: checkpoints expect special tokens."""
-    if source.tokenizer is None or not texts:
+    original = source.tokenizer
+    if original is None or not texts:
         return []
     is_checkpoint = source.model is not None and source.run is None
-    encodings = without_truncation(source.tokenizer).encode_batch(texts, add_special_tokens=is_checkpoint)
+    tokenizer = source.once("tokenizer without truncation", lambda: without_truncation(original))
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=is_checkpoint)
     return [(text, encoding.ids) for text, encoding in zip(texts, encodings, strict=True)]
 
 
 def _position_ids(source: OpenedModel) -> list[int]:
     """Return the IDs of the tokens that the view Positions shows; none if the source has no input embedding."""
-    return [] if source.table_only else example_ids(source.table.vocab_size, source.tokenizer)
+    if source.table_only:
+        return []
+    return source.once("example positions", lambda: example_ids(source.table.vocab_size, source.tokenizer))
 
 
 def _first_places(ids: list[int]) -> dict[int, int]:

@@ -302,5 +302,5 @@ def test_an_exported_page_has_the_card_or_says_what_it_lacks(of_run, tmp_path, o
     page.locator(f".pipe-chips [data-token='{token}'][aria-pressed='true']").wait_for()
     monkeypatch.setattr(token_card, "BAKED_ROWS", 100)
     write_page(tmp_path / "large.html", [of_run])
-    page.goto((tmp_path / "large.html").as_uri() + f"#health?id={token}&card=open")
-    body.get_by_text("This file does not contain these numbers").wait_for()
+    page = open_page((tmp_path / "large.html").as_uri() + f"#health?id={token}&card=open")
+    page.locator("#card").get_by_text("This file does not contain these numbers").wait_for()

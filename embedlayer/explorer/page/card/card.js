@@ -15,6 +15,8 @@ import { seeIt } from "./links.js";
  * @property {(view: string, changes?: Record<string, any>) => string} hash of a view, with the chosen token
  * @property {(view: string, changes?: Record<string, any>) => void} go to a view
  *
+ * @typedef {{id: number, texts: string[], about: About, isStale: () => boolean}} Shown
+ *
  * @typedef {object} Host
  * @property {(isOpen: boolean) => void} opened the card was opened or closed
  * @property {() => void} dismissed no token is to be chosen
@@ -24,17 +26,15 @@ const NEIGHBORS = 20; // as many as the map asks for, so that both share an answ
 const SHOWN = 8;
 
 export class TokenCard {
-  #request = 0;
   #isOpen = false;
-  #shown = ""; // source and token
+  #key = ""; // source and token
+  /** @type {Shown | null} */ #shown = null;
   /** @type {HTMLElement | null} what had the focus before the card */ #before = null;
 
   /** @param {HTMLElement} element @param {Host} host */
   constructor(element, host) {
     this.element = element;
     this.host = host;
-    this.name = h("span", { class: "card-name" });
-    this.summary = h("span", { class: "card-summary" });
     this.toggle = h("button", {
       type: "button", class: "card-toggle", "aria-controls": "card-body", onClick: () => this.setOpen(!this.#isOpen),
     });
@@ -62,6 +62,7 @@ export class TokenCard {
     this.element.classList.toggle("is-open", isOpen);
     this.toggle.setAttribute("aria-expanded", String(isOpen));
     this.toggle.title = isOpen ? "Close the token card (c, Esc)" : "Open the token card (c)";
+    if (isOpen) this.#fill();
     if (isNews) this.host.opened(isOpen);
   }
 
@@ -78,74 +79,77 @@ export class TokenCard {
 
   /** Show a token; null shows none. @param {number | null} id @param {About} about */
   async show(id, about) {
-    const shown = id === null ? "" : `${about.source} ${id}`;
-    if (shown === this.#shown) return;
-    const request = ++this.#request;
-    this.#shown = shown;
+    const key = id === null ? "" : `${about.source} ${id}`;
+    if (key === this.#key) return;
+    this.#key = key;
+    this.#shown = null;
     this.element.hidden = id === null;
     if (id === null) return;
-    const hadFocus = this.body.contains(document.activeElement);
     /** @type {{texts: string[]}} */
     const { texts } = await about.data.load("tokens");
-    if (request !== this.#request) return;
-    this.name.replaceChildren(token(texts[id]), h("small", null, `#${id}`));
-    this.summary.textContent = "";
-    this.toggle.replaceChildren(this.name, this.summary, h("span", { class: "card-mark", "aria-hidden": "true" }));
-    this.element.setAttribute("aria-label", `Token card of ${visibleText(texts[id]) || "a row without a token"}`);
-    const parts = { facts: h("div"), variants: h("div"), near: h("div"), links: h("div") };
-    this.body.replaceChildren(parts.facts, parts.links, parts.variants, parts.near);
-    this.body.scrollTop = 0;
+    if (key !== this.#key) return;
+    this.#shown = { id, about, texts, isStale: () => key !== this.#key };
+    this.#showLine(this.#shown);
+    const hadFocus = this.body.contains(document.activeElement);
+    this.body.replaceChildren();
+    if (this.#isOpen) this.#fill();
     if (hadFocus) this.toggle.focus();
-    const isStale = () => request !== this.#request;
-    this.#showNeighbours(parts.near, id, texts, about.data, isStale);
-    seeIt(id, about).then((links) => isStale() || parts.links.replaceChildren(...links));
-    this.#showFacts(parts, id, texts, about, isStale);
   }
 
-  /**
-   * @param {{facts: HTMLElement, variants: HTMLElement}} parts
-   * @param {number} id
-   * @param {string[]} texts
-   * @param {About} about
-   * @param {() => boolean} isStale
-   */
-  async #showFacts({ facts: place, variants }, id, texts, { data, manifest }, isStale) {
-    place.replaceChildren(h("p", { class: "note" }, "Loading …"));
-    try {
-      /** @type {TokenFacts} */
-      const facts = await data.load("card", { id });
-      if (isStale()) return;
-      this.summary.textContent = summaryOf(facts);
-      place.replaceChildren(verdict(facts, texts), factList(facts, manifest));
-      variants.replaceChildren(h("h3", null, "Spelling variants"),
-        facts.variants?.length ? listOf(facts.variants, texts, { showIds: true })
-          : h("p", { class: "note" }, "No other spelling of it is in the vocabulary."));
-    } catch (error) {
-      if (!isStale()) place.replaceChildren(missing(error));
-    }
+  /** @param {Shown} shown */
+  #showLine({ id, about, texts, isStale }) {
+    const summary = h("span", { class: "card-summary" });
+    this.toggle.replaceChildren(
+      h("span", { class: "card-name" }, token(texts[id]), h("small", null, `#${id}`)), summary,
+      h("span", { class: "card-mark", "aria-hidden": "true" }));
+    this.element.setAttribute("aria-label", `Token card of ${visibleText(texts[id]) || "a row without a token"}`);
+    about.data.load("card", { id }).then((facts) => {
+      if (!isStale()) summary.textContent = summaryOf(facts);
+    }, () => {}); // the opened card says why
   }
 
-  /**
-   * @param {HTMLElement} place
-   * @param {number} id
-   * @param {string[]} texts
-   * @param {Data} data
-   * @param {() => boolean} isStale
-   */
-  async #showNeighbours(place, id, texts, data, isStale) {
-    /** @type {HTMLElement} */
-    let found;
-    try {
-      const near = await data.load("neighbors", { plus: String(id), minus: "", topn: NEIGHBORS });
-      found = listOf(near.slice(0, SHOWN), texts);
-    } catch (error) {
-      found = missing(error);
-    }
-    if (!isStale()) place.replaceChildren(h("h3", null, "Nearest by cosine similarity"), found);
+  /** Show all about the token, once. */
+  #fill() {
+    if (!this.#shown || this.body.hasChildNodes()) return;
+    const [facts, links, variants, near] = [h("div"), h("div"), h("div"), h("div")];
+    this.body.replaceChildren(facts, links, variants, near);
+    this.body.scrollTop = 0;
+    showFacts(this.#shown, facts, variants);
+    showLinks(this.#shown, links);
+    showNeighbours(this.#shown, near);
   }
 }
 
-/** Say why something cannot be shown. @param {unknown} error */
-function missing(error) {
-  return h("p", { class: "note" }, /** @type {Error} */ (error).message);
+/** @param {Shown} shown @param {HTMLElement} place @param {HTMLElement} variants the place of the spelling variants */
+async function showFacts({ id, texts, about: { data, manifest }, isStale }, place, variants) {
+  place.replaceChildren(h("p", { class: "note" }, "Loading …"));
+  try {
+    /** @type {TokenFacts} */
+    const facts = await data.load("card", { id });
+    if (isStale()) return;
+    place.replaceChildren(verdict(facts, texts), factList(facts, manifest));
+    variants.replaceChildren(h("h3", null, "Spelling variants"),
+      facts.variants?.length ? listOf(facts.variants, texts, { showIds: true })
+        : h("p", { class: "note" }, "No other spelling of it is in the vocabulary."));
+  } catch (error) {
+    if (!isStale()) place.replaceChildren(missing(/** @type {Error} */ (error)));
+  }
+}
+
+/** @param {Shown} shown @param {HTMLElement} place */
+async function showLinks({ id, about, isStale }, place) {
+  const links = await seeIt(id, about);
+  if (!isStale()) place.replaceChildren(...links);
+}
+
+/** @param {Shown} shown @param {HTMLElement} place */
+async function showNeighbours({ id, texts, about: { data }, isStale }, place) {
+  const found = await data.load("neighbors", { plus: String(id), minus: "", topn: NEIGHBORS })
+    .then((near) => listOf(near.slice(0, SHOWN), texts), missing);
+  if (!isStale()) place.replaceChildren(h("h3", null, "Nearest by cosine similarity"), found);
+}
+
+/** Say why something cannot be shown. @param {Error} error */
+function missing({ message }) {
+  return h("p", { class: "note" }, message);
 }

@@ -48,8 +48,8 @@ function sentence(fault, { score, equal_rows: equal }, texts) {
   if (fault === "broken") return ["This row holds NaN or infinity, so it has no cosine with any other."];
   if (fault === "zero") return ["All numbers of this row are 0. That is right for a padding token only."];
   if (fault === "under_trained") {
-    return [`Its direction is in a narrow cone of rows that no text has moved: the score is ${fixed(score)}, and 0 is `
-      + "the edge of the cone."];
+    return ["Its direction is in a narrow cone of rows that no training text has moved: the score is "
+      + `${fixed(score)}, and 0 is the edge of the cone.`];
   }
   if (fault === "never_looked_up") return ["It does not occur in the corpus, so no step has looked up its row."];
   if (fault === "unchanged") return ["The row has the direction that it had before training."];

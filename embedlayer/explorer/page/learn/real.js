@@ -30,12 +30,13 @@ export const scene = {
 
 /** @param {Stage} stage */
 async function draw(stage) {
-  const { data, manifest } = stage.context;
+  const { data, manifest, token: chosenToken } = stage.context;
   /** @type {{texts: string[]}} */
   const { texts } = await data.load("tokens");
   const list = h("div", { class: "learn-neighbors" });
-  let chosen = Math.round(stage.number("id", firstToken(texts), 0, texts.length - 1));
-  let from = Math.round(stage.number("from", -1, -1, texts.length - 1));
+  const last = Math.round(stage.number("id", firstToken(texts), 0, texts.length - 1));
+  let chosen = chosenToken.get() ?? last;
+  let from = chosen === last ? Math.round(stage.number("from", -1, -1, texts.length - 1)) : -1;
   const show = async () => {
     const id = chosen;
     stage.set({ id, from: from < 0 ? null : from });

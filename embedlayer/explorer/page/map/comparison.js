@@ -206,7 +206,7 @@ export class ComparisonMap {
     const { comparison } = this.about;
     const order = this.#order();
     const place = this.#chosenPlace();
-    this.side.replaceChildren(this.#facts(), place >= 0 ? this.#card(place) : "",
+    this.side.replaceChildren(this.#facts(), place >= 0 ? this.#card(place) : this.#absent(),
       segments("List", [["moved_most", "Most changed"], ["moved_least", "Least changed"]], order, (name) => {
         this.state.set({ order: name === "moved_most" ? null : name });
         this.#showSide();
@@ -229,6 +229,14 @@ export class ComparisonMap {
     const share = order === "moved_most" ? 1 - cosine : cosine;
     item.style.setProperty("--share", String(Math.max(0, Math.min(1, share))));
     return item;
+  }
+
+  /** Say why the token that is chosen in the page is not shown. */
+  #absent() {
+    const { context, texts } = this.about;
+    const id = context.token.get();
+    return id === null ? "" : h("p", { class: "note" }, token(texts[id], { of: id }),
+      " is not compared: it is not in both tables, or one of its rows is zero or not finite.");
   }
 
   /** Show a token with its neighbours in both tables. @param {number} place */
