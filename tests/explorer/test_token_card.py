@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
+from page_waiting import until
 
 from embedlayer import TokenEmbedding
 from embedlayer.data.tokenizer import load_tokenizer, token_text, train_tokenizer
@@ -146,15 +147,6 @@ def url(serve, of_run, other) -> str:
 @pytest.fixture
 def dog(of_run) -> int:
     return of_run.token_texts.index(TOKEN)
-
-
-def until(page, expression):
-    """Wait until an expression is true; playwright's own way needs eval, which the page's policy forbids."""
-    for _ in range(400):
-        if page.evaluate(expression):
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError(f"never true: {expression}")
 
 
 def chosen(page, token, source=None):

@@ -12,9 +12,10 @@ import { h } from "../dom.js";
  */
 export async function seeIt(id, { data, manifest, isComparable, hash, go }) {
   const { has } = manifest;
-  const [{ text, at, position }, isProbe] = await Promise.all([
+  const [places, isProbe] = await Promise.all([
     placesOf(data, id), has.includes("metrics") ? isProbed(data, id) : false,
   ]);
+  const { text, at, position } = places ?? { text: null, at: null, position: null };
   const hasPipeline = has.includes("input") && has.includes("tokenizer");
   /** @type {[title: string, view: string, changes: Record<string, any> | undefined, fits: boolean][]} */
   const links = [
@@ -26,8 +27,9 @@ export async function seeIt(id, { data, manifest, isComparable, hash, go }) {
     ["Training", "training", undefined, isProbe],
     ["Learn", "learn", { s: "real", "real.id": id }, true],
   ];
-  const note = text === null && hasPipeline
-    ? "No text was found that the tokenizer splits into this token, so the Pipeline cannot show it." : "";
+  const found = data.exported ? "No text of this file contains this token"
+    : "No text was found that the tokenizer splits into this token";
+  const note = places?.text === null && hasPipeline ? `${found}, so the Pipeline cannot show it.` : "";
   return [
     h("h3", null, "See it in"),
     h("nav", { class: "card-links", "aria-label": "See the token in" }, links.filter(([, , , fits]) => fits).map(
@@ -43,13 +45,13 @@ export async function seeIt(id, { data, manifest, isComparable, hash, go }) {
 }
 
 /**
- * Return what other views need to show a token.
+ * Return what other views need to show a token; null if that is not known.
  * @param {Data} data
  * @param {number} id
- * @returns {Promise<TokenPlaces>}
+ * @returns {Promise<TokenPlaces | null>}
  */
 function placesOf(data, id) {
-  return data.load("card-places", { id }).catch(() => ({ text: null, at: null, position: null }));
+  return data.load("card-places", { id }).catch(() => null);
 }
 
 /** Whether the view Training lists the neighbours of a token. @param {Data} data @param {number} id */
@@ -72,8 +74,8 @@ export async function openWithToken({ data, state, token }) {
   if (id === null) return;
   const typed = state.get("text");
   if (typed === undefined) {
-    const { text, at } = await placesOf(data, id);
-    return text === null ? undefined : state.set({ text, token: at });
+    const places = await placesOf(data, id);
+    return places?.text ? state.set({ text: places.text, token: places.at }) : undefined;
   }
   /** @type {Pipeline | null} */
   const pipeline = await data.load("pipeline", { text: typed }).catch(() => null); // the view says why
