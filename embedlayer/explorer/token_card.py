@@ -17,8 +17,8 @@ from embedlayer.analysis.kinds import CONTEXTS
 from embedlayer.analysis.spelling import spelling_variants
 from embedlayer.data.tokenizer import without_truncation
 from embedlayer.errors import SizeError
+from embedlayer.explorer.example_texts import example_texts
 from embedlayer.explorer.health import table_report
-from embedlayer.explorer.pipeline import example_texts
 from embedlayer.explorer.positions import example_ids
 from embedlayer.explorer.tokens import BAKED_ROWS, Params, token_ids
 from embedlayer.sources import OpenedModel
@@ -208,9 +208,7 @@ def _texts(source: OpenedModel, token: int) -> Iterator[tuple[str, list[int]]]:
 
 def _example_ids(source: OpenedModel) -> list[tuple[str, list[int]]]:
     """Return the example texts of the view Pipeline, each with its token IDs; they are encoded once."""
-    return source.once(
-        "example texts", lambda: _encoded(source, [] if source.table_only else example_texts(source.tokenizer))
-    )
+    return source.once("example texts", lambda: _encoded(source, [] if source.table_only else example_texts(source)))
 
 
 def _encoded(source: OpenedModel, texts: list[str]) -> list[tuple[str, list[int]]]:

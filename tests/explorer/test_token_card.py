@@ -162,7 +162,7 @@ def chosen(page, token, source=None):
 def test_a_chip_of_any_view_chooses_its_token_and_the_card_has_its_facts(view, url, open_page, of_run):
     state, chips = CHIPS[view]
     page = open_page(f"{url}#{view}?{state}")
-    chip = page.locator(f"#view-{view}").locator(chips).last
+    chip = page.locator(f"#view-{view}").locator(chips).first
     chip.wait_for()
     token = int(chip.get_attribute("data-token"))
     opens = "opens-card" in chip.get_attribute("class") if chip.get_attribute("class") else False

@@ -33,6 +33,8 @@ const MISSING = {
     + "embedlayer train."],
 };
 const SEARCH_FIELD = "main input[type=search], main input[type=text]";
+/** What shows tokens of another table than the source's, such as a tiny one made for a lesson. */
+const OTHER_TABLE = "[data-other-table]";
 const CONTROL = "button, a, select, summary, label, input";
 const EDITABLE = "input:not([type=range]):not([type=checkbox]), textarea, select, dialog[open]";
 
@@ -154,7 +156,7 @@ class Page {
   #setToken(id, isOpen) {
     this.#token = id;
     this.card.setOpen(isOpen && id !== null);
-    const chips = `main :not(.map-card) > [data-token="${id}"]`;
+    const chips = `main :not(.map-card) > [data-token="${id}"]:not(${OTHER_TABLE} *)`;
     this.#mark.replaceSync(id === null ? "" : `${chips} { outline: 2px solid var(--accent); }`);
     const { sources } = this.manifest;
     const about = sources[this.#source];
@@ -184,7 +186,7 @@ class Page {
       return;
     }
     const id = /** @type {HTMLElement | null} */ (target.closest?.("[data-token]"))?.dataset.token;
-    if (id === undefined) return;
+    if (id === undefined || target.closest(OTHER_TABLE)) return;
     this.#choose(Number(id));
     const control = target.closest(CONTROL);
     if (!isNarrow() && (!control || control.classList.contains(OPENS_CARD))) this.card.setOpen(true);
