@@ -226,6 +226,13 @@ def test_health_marks_the_token_and_the_card_says_what_is_wrong_with_it(url, ope
         page.locator(f"#view-health [data-token='{token}']").evaluate("chip => getComputedStyle(chip).outlineStyle")
         == "solid"
     )
+    last = page.locator(".list-scroll [data-token]").last.get_attribute("data-token")
+    page.locator(".list-scroll [data-token]").last.click()
+    page.locator("#tab-map").click()
+    page.locator(f"#view-map .map-card [data-token='{last}']").wait_for()
+    page.locator("#tab-health").click()
+    page.locator(f".list-scroll [data-token='{last}']").wait_for()
+    until(page, "document.querySelector('.list-scroll').scrollTop > 500")
     neighbour = page.locator("#card .near").last.locator("button").first
     other = int(neighbour.get_attribute("data-token"))
     neighbour.click()

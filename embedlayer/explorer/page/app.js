@@ -213,6 +213,7 @@ class Page {
       if (opening !== this.#opening) return opened.close();
       this.#opened = opened;
       if (token !== this.#token) opened.tokenChosen?.(this.#token); // chosen in the meantime
+      reveal(body, this.#token);
       return body.querySelector(":scope > .loading")?.remove();
     } catch (thrown) {
       const error = /** @type {Error} */ (thrown);
@@ -329,6 +330,14 @@ function onTabKey(event, target) {
   next.click();
   next.focus();
   return true;
+}
+
+/** Scroll the lists of a view to a token. @param {HTMLElement} body @param {number | null} id */
+function reveal(body, id) {
+  for (const chip of body.querySelectorAll(`.list-scroll [data-token="${id}"]`)) {
+    const list = /** @type {HTMLElement} */ (chip.closest(".list-scroll"));
+    list.scrollTop += chip.getBoundingClientRect().top - list.getBoundingClientRect().top - list.clientHeight / 2;
+  }
 }
 
 /** Whether the opened card lies over the view, as in card.css. */
