@@ -157,7 +157,7 @@ class Page {
     this.#token = id;
     this.card.setOpen(isOpen && id !== null);
     const chips = `main :not(.map-card) > [data-token="${id}"]:not(${OTHER_TABLE} *)`;
-    this.#mark.replaceSync(id === null ? "" : `${chips} { outline: 2px solid var(--accent); }`);
+    this.#mark.replaceSync(id === null ? "" : `${chips} { outline: 2px solid var(--accent); outline-offset: -2px; }`);
     const { sources } = this.manifest;
     const about = sources[this.#source];
     this.card.show(id, {
