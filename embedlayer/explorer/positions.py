@@ -66,14 +66,13 @@ def positions_data(
     schemes = [described(position, "", trained_length)]
     if isinstance(model, EmbeddingLayer):
         schemes += [described(model.position_of(kind), kind, trained_length) for kind in model.other_positions]
+    ids = example_ids(table.vocab_size, tokenizer)
     if tokenizer is None:
-        ids = list(range(min(MOST_TOKENS, table.vocab_size)))
         tokens = [
             {"id": number, "text": name, "kind": "text"}
             for number, name in zip(ids, names or map("#{}".format, ids), strict=False)
         ]
     else:
-        ids = without_truncation(tokenizer).encode(TEXT, add_special_tokens=False).ids[:MOST_TOKENS]
         tokens = [{"id": token.id, "text": token.text, "kind": token.kind} for token in shown_tokens(tokenizer, ids)]
     vectors = table(torch.tensor(ids, device=table.device))
     content: JsonObject = {
@@ -86,6 +85,18 @@ def positions_data(
         queries, keys = queries_and_keys(model, vectors)
         content |= {"queries": packed(queries), "keys": packed(keys)}
     return content
+
+
+def example_ids(vocab_size: int, tokenizer: Tokenizer | None) -> list[int]:
+    """Return the IDs of the example tokens: the first tokens of `TEXT`, or the first rows without a tokenizer.
+
+    Args:
+        vocab_size: Rows of the table.
+        tokenizer: Tokenizer of the table, or `None`.
+    """
+    if tokenizer is None:
+        return list(range(min(MOST_TOKENS, vocab_size)))
+    return without_truncation(tokenizer).encode(TEXT, add_special_tokens=False).ids[:MOST_TOKENS]
 
 
 def described(position: Position, layers: str = "", trained_length: int | None = None) -> JsonObject:

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedlayer.errors import SizeError
-from embedlayer.explorer import compare, health, pipeline, positions, table_map, tokens, training, user_columns
+from embedlayer.explorer import (
+    compare,
+    health,
+    pipeline,
+    positions,
+    table_map,
+    token_card,
+    tokens,
+    training,
+    user_columns,
+)
 from embedlayer.explorer.source_facts import page_facts
 from embedlayer.explorer.tokens import Params
 from embedlayer.sources import OpenedModel
@@ -55,6 +65,9 @@ ROUTES: dict[str, Route] = {
     "encode": Route(tokens.encode, lambda source: (), needs=("tokenizer",)),
     "vectors": Route(tokens.vectors, tokens.baked_vectors),
     "nearest": Route(tokens.nearest, tokens.baked_nearest),
+    "card": Route(token_card.card, lambda source: ()),
+    "card-places": Route(token_card.places, lambda source: ()),
+    "cards": Route(token_card.cards, token_card.baked),
     "pipeline": Route(pipeline.answer, pipeline.baked, needs=("input", "tokenizer")),
     "positions": Route(positions.answer, needs=("input",)),
     "health": Route(health.found),

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from page_waiting import until
 from real_tables import minilm
 
 from embedlayer import TokenEmbedding
@@ -39,15 +40,6 @@ def words() -> OpenedModel:
 @pytest.fixture(scope="module")
 def url(serve, of_run, words):
     return serve(of_run, words)
-
-
-def until(page, expression):
-    """Wait until an expression is true; playwright's own way needs eval, which the page's policy forbids."""
-    for _ in range(600):
-        if page.evaluate(expression):
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError(f"never true: {expression}")
 
 
 def listed(page):

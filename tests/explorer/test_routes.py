@@ -17,7 +17,7 @@ def test_every_kind_of_data_is_bytes_or_json_for_a_source_that_has_all(of_run):
     of_run = replace(of_run)
     add_user_columns(of_run, UserColumns((UserColumn("own", torch.zeros(of_run.table.vocab_size)),)))
     for name, route in ROUTES.items():
-        asked = [dict(params) for params in route.baked(of_run)] or [{"plus": "40", "text": "the"}]
+        asked = [dict(params) for params in route.baked(of_run)] or [{"plus": "40", "id": "40", "text": "the"}]
         for params in asked[:2]:
             found = answer([of_run], name, params)
             assert isinstance(found, bytes) or to_json(found)

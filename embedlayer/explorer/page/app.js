@@ -1,7 +1,9 @@
-/** The page around the views: opens views, keeps the state in the URL, switches source and theme. */
+/** The page around the views: opens views, keeps state and chosen token in the URL, switches source and theme. */
 
+import { TokenCard } from "./card/card.js";
+import { sameToken } from "./card/links.js";
 import { fromFile, fromServer } from "./data.js";
-import { empty, h } from "./dom.js";
+import { OPENS_CARD, empty, h } from "./dom.js";
 import { compute } from "./local.js";
 import { changed, formatHash, parseHash } from "./state.js";
 import { startTheme, switchTheme, theme } from "./theme.js";
@@ -17,7 +19,10 @@ import { view as training } from "./views/training.js";
 
 const VIEWS = [map, pipeline, positions, compare, health, training, learn];
 /** @type {[string, string][]} */
-const KEYS = [["1 … 7", "go to a view"], ["t", "light or dark"], ["/", "search"], ["?", "this list"]];
+const KEYS = [
+  ["1 … 7", "go to a view"], ["c", "open or close the card of the chosen token"], ["t", "light or dark"],
+  ["/", "search"], ["?", "this list"],
+];
 /** @type {Record<string, [string, string]>} */
 const MISSING = {
   input: ["Only the table was read", "The model family of this checkpoint is not known, or a part of its embedding "
@@ -28,6 +33,9 @@ const MISSING = {
     + "embedlayer train."],
 };
 const SEARCH_FIELD = "main input[type=search], main input[type=text]";
+/** What shows tokens of another table than the source's, such as a tiny one made for a lesson. */
+const OTHER_TABLE = "[data-other-table]";
+const CONTROL = "button, a, select, summary, label, input";
 const EDITABLE = "input:not([type=range]):not([type=checkbox]), textarea, select, dialog[open]";
 
 /** @param {string} id */
@@ -40,17 +48,25 @@ class Page {
   /** @type {Record<string, Record<string, string>>} the state of each view */ #states = {};
   #source = 0;
   #opening = 0;
+  /** @type {number | null} ID of the chosen token */ #token = null;
+  #mark = new CSSStyleSheet();
 
   /** @param {Data} data @param {Manifest} manifest */
   constructor(data, manifest) {
     this.data = data;
     this.manifest = manifest;
+    document.adoptedStyleSheets = [this.#mark];
+    this.card = new TokenCard(element("card"), {
+      opened: () => this.#replaceHash(),
+      dismissed: () => this.#choose(null),
+    });
     element("tabs").append(...VIEWS.map((view) => this.#tab(view)));
     this.#fillSources();
     element("theme").addEventListener("click", switchTheme);
     element("help").addEventListener("click", () => this.#showKeys());
     addEventListener("hashchange", () => this.#follow());
     document.addEventListener("keydown", (event) => this.#onKey(event));
+    document.addEventListener("click", (event) => this.#onClick(event));
     this.#follow();
   }
 
@@ -66,34 +82,117 @@ class Page {
     const { sources } = this.manifest;
     choice.hidden = sources.length < 2;
     choice.replaceChildren(...sources.map((source, i) => h("option", { value: String(i) }, source.title)));
-    choice.addEventListener("change", () => {
-      this.#states = {}; // the state of one table has no meaning in another
-      const state = changed({}, { source: choice.value === "0" ? null : choice.value });
-      location.hash = formatHash(this.#current?.id ?? VIEWS[0].id, state);
-    });
+    choice.addEventListener("change", () => this.#switchSource(Number(choice.value)));
   }
 
-  /** Return the hash of a view in the state in which it was left. @param {string} id */
-  #hash(id) {
-    return formatHash(id, changed(this.#states[id] ?? {}, { source: this.#source || null }));
+  /** Show another source, with the same token if it has one of this text. @param {number} source */
+  async #switchSource(source) {
+    const token = await this.#tokenIn(source);
+    this.#states = {}; // the state of one table has no meaning in another
+    location.hash = formatHash(this.#current?.id ?? VIEWS[0].id, this.#pageState({}, source, token));
   }
 
-  /** @param {string} id */
-  #go(id) {
-    location.hash = this.#hash(id);
+  /** Return the ID of the chosen token in another source; null if it has none of this text. @param {number} source */
+  async #tokenIn(source) {
+    if (this.#token === null) return null;
+    try {
+      const [here, there] = await Promise.all([this.#source, source].map((number) =>
+        this.data.load("tokens", { source: number })));
+      return sameToken(here.texts, there.texts, this.#token);
+    } catch {
+      return null;
+    }
+  }
+
+  /**
+   * Return the state of a view together with that of the page.
+   * @param {Record<string, string>} own
+   * @param {number} [source]
+   * @param {number | null} [token]
+   */
+  #pageState(own, source = this.#source, token = this.#token) {
+    const card = this.card.isOpen && token !== null ? "open" : null;
+    return changed(own, { source: source || null, id: token, card });
+  }
+
+  /**
+   * Return the hash of a view in the state in which it was left, with changes.
+   * @param {string} id
+   * @param {Record<string, any>} [changes]
+   */
+  #hash(id, changes = {}) {
+    return formatHash(id, this.#pageState(changed(this.#states[id] ?? {}, changes)));
+  }
+
+  #replaceHash() {
+    if (this.#current) history.replaceState(null, "", this.#hash(this.#current.id));
+  }
+
+  /** @param {string} id @param {Record<string, any>} [changes] */
+  #go(id, changes) {
+    if (isNarrow()) this.card.setOpen(false);
+    location.hash = this.#hash(id, changes);
   }
 
   /** Show what the hash says. */
   #follow() {
     const { view: id, state } = parseHash(location.hash);
-    const { source: number = "0", ...own } = state;
+    const { source: number = "0", id: token, card, ...own } = state;
     const view = VIEWS.find((candidate) => candidate.id === id) ?? VIEWS[0];
     const last = this.manifest.sources.length - 1;
     const source = Math.min(Math.max(Number.parseInt(number, 10) || 0, 0), last);
     this.#states[view.id] = own;
-    if (view !== this.#current || source !== this.#source) this.#open(view, source);
+    const isOther = view !== this.#current || source !== this.#source;
+    this.#current = view;
+    this.#source = source;
+    this.#setToken(idFrom(token, this.manifest.sources[source].vocab_size), card === "open");
+    if (isOther) this.#open(view, source);
     else this.#opened?.stateChanged?.();
   }
+
+  // The chosen token
+
+  /** Show a token in the card. @param {number | null} id @param {boolean} isOpen */
+  #setToken(id, isOpen) {
+    this.#token = id;
+    this.card.setOpen(isOpen && id !== null);
+    const chips = `main :not(.map-card) > [data-token="${id}"]:not(${OTHER_TABLE} *)`;
+    this.#mark.replaceSync(id === null ? "" : `${chips} { outline: 2px solid var(--accent); outline-offset: -2px; }`);
+    const { sources } = this.manifest;
+    const about = sources[this.#source];
+    this.card.show(id, {
+      source: this.#source, manifest: about, data: this.#data(this.#source),
+      isComparable: sources.length > 1 || about.has.includes("before"),
+      hash: (view, changes) => this.#hash(view, changes), go: (view, changes) => this.#go(view, changes),
+    });
+  }
+
+  /** Choose a token, also in the open view unless that is where it was chosen. */
+  #choose(/** @type {number | null} */ id, isFromView = false) {
+    if (id === this.#token) return;
+    this.#setToken(id, this.card.isOpen);
+    this.#replaceHash();
+    if (!isFromView) this.#opened?.tokenChosen?.(id);
+  }
+
+  /** A click on a chip chooses its token. A chip that does nothing else opens the card. @param {MouseEvent} event */
+  #onClick(event) {
+    const target = /** @type {Element} */ (event.target);
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const link = target.closest?.('main a[href^="#"]')?.getAttribute("href")?.slice(1);
+    if (link && VIEWS.some(({ id }) => id === link)) { // a link to a view alone keeps source and token
+      event.preventDefault();
+      this.#go(link);
+      return;
+    }
+    const id = /** @type {HTMLElement | null} */ (target.closest?.("[data-token]"))?.dataset.token;
+    if (id === undefined || target.closest(OTHER_TABLE)) return;
+    this.#choose(Number(id));
+    const control = target.closest(CONTROL);
+    if (!isNarrow() && (!control || control.classList.contains(OPENS_CARD))) this.card.setOpen(true);
+  }
+
+  // Views
 
   /** @param {View} view @param {number} source */
   async #open(view, source) {
@@ -101,8 +200,6 @@ class Page {
     const about = this.manifest.sources[source];
     this.#opened?.close();
     this.#opened = null;
-    this.#current = view;
-    this.#source = source;
     this.#showSource(about, source);
     const body = showFrame(view, about);
     const missing = view.needs.find((name) => !about.has.includes(name));
@@ -111,9 +208,12 @@ class Page {
       return body.replaceChildren(empty(...message));
     }
     try {
+      const token = this.#token;
       const opened = await view.open(body, this.#context(view, about, source));
       if (opening !== this.#opening) return opened.close();
       this.#opened = opened;
+      if (token !== this.#token) opened.tokenChosen?.(this.#token); // chosen in the meantime
+      reveal(body, this.#token);
       return body.querySelector(":scope > .loading")?.remove();
     } catch (thrown) {
       const error = /** @type {Error} */ (thrown);
@@ -124,18 +224,30 @@ class Page {
 
   /** @param {View} view @param {SourceManifest} about @param {number} source @returns {ViewContext} */
   #context(view, about, source) {
-    const { data, manifest } = this;
+    const { manifest } = this;
     return {
       manifest: { ...about, exported: manifest.exported, left_out: manifest.left_out ?? [] },
       sources: manifest.sources,
       source,
       theme,
-      data: {
-        exported: data.exported,
-        load: (name, params = {}) => data.load(name, { source, ...params }),
-        ask: (name, params = {}) => data.ask(name, { source, ...params }),
-      },
+      data: this.#data(source),
       state: this.#state(view),
+      token: {
+        get: () => this.#token,
+        choose: (id) => {
+          if (this.#current === view && this.#source === source) this.#choose(id, true);
+        },
+      },
+    };
+  }
+
+  /** Return the data of a source. @param {number} source @returns {Data} */
+  #data(source) {
+    const { data } = this;
+    return {
+      exported: data.exported,
+      load: (name, params = {}) => data.load(name, { source, ...params }),
+      ask: (name, params = {}) => data.ask(name, { source, ...params }),
     };
   }
 
@@ -146,7 +258,7 @@ class Page {
       get: (key, fallback) => /** @type {string} */ (this.#states[view.id]?.[key] ?? fallback),
       set: (changes) => {
         this.#states[view.id] = changed(this.#states[view.id] ?? {}, changes);
-        if (this.#current === view) history.replaceState(null, "", this.#hash(view.id));
+        if (this.#current === view) this.#replaceHash();
       },
     };
   }
@@ -176,6 +288,8 @@ class Page {
     if (view) this.#go(view.id);
     else if (event.key === "t") switchTheme();
     else if (event.key === "?") this.#showKeys();
+    else if (event.key === "c") this.card.setOpenByKey(!this.card.isOpen);
+    else if (event.key === "Escape" && !event.defaultPrevented) this.card.setOpenByKey(false);
     else if (event.key === "/") {
       const field = /** @type {HTMLElement | null} */ (document.querySelector(SEARCH_FIELD));
       if (!field) return;
@@ -216,6 +330,24 @@ function onTabKey(event, target) {
   next.click();
   next.focus();
   return true;
+}
+
+/** Scroll the lists of a view to a token. @param {HTMLElement} body @param {number | null} id */
+function reveal(body, id) {
+  for (const chip of body.querySelectorAll(`.list-scroll [data-token="${id}"]`)) {
+    const list = /** @type {HTMLElement} */ (chip.closest(".list-scroll"));
+    list.scrollTop += chip.getBoundingClientRect().top - list.getBoundingClientRect().top - list.clientHeight / 2;
+  }
+}
+
+/** Whether the opened card lies over the view, as in card.css. */
+function isNarrow() {
+  return matchMedia("(max-width: 980px)").matches;
+}
+
+/** Read the ID of a token; null if there is none. @param {string | undefined} text @param {number} size */
+function idFrom(text, size) {
+  return text !== undefined && /^\d+$/.test(text) && Number(text) < size ? Number(text) : null;
 }
 
 async function start() {

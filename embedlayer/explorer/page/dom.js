@@ -83,6 +83,9 @@ export function segments(label, options, value, onChoose) {
     h("button", { type: "button", "aria-pressed": String(key === value), onClick: () => onChoose(key) }, text)));
 }
 
+/** Class of a button for a token that does nothing but open the token card. */
+export const OPENS_CARD = "opens-card";
+
 /** @type {Record<string, string>} */
 const INVISIBLE = { " ": "·", "\n": "⏎", "\t": "⇥" };
 
@@ -123,16 +126,18 @@ export function visibleRuns(text) {
 }
 
 /**
- * Create a chip for a token, with its ID if one is passed; a button if `onClick` is passed.
+ * Create a chip for a token, with its ID if one is passed. With an ID it is a button: a click chooses the token, and
+ * opens the token card unless `onClick` says what else it does.
  * @param {string} text
- * @param {{id?: number, onClick?: (event: Event) => void, title?: string}} [options]
+ * @param {{id?: number, of?: number, onClick?: (event: Event) => void, title?: string}} [options] `of`: an ID that is
+ *   not shown
  */
-export function token(text, { id, onClick, title } = {}) {
+export function token(text, { id, of = id, onClick, title } = {}) {
   const content = text ? visibleRuns(text) : [h("i", null, "no token")];
   if (id !== undefined) content.push(h("small", null, id));
-  return onClick
-    ? h("button", { class: "token", type: "button", title, onClick }, content)
-    : h("span", { class: "token", title }, content);
+  if (of === undefined && !onClick) return h("span", { class: "token", title }, content);
+  const kind = onClick ? "token" : `token ${OPENS_CARD}`;
+  return h("button", { class: kind, type: "button", title, onClick, "data-token": of }, content);
 }
 
 /**

@@ -17,7 +17,28 @@ export function compute(name, params, load) {
   const source = { source: params.source ?? 0 };
   if (name === "coordinates" && Number(params.count) > 3) return load("coordinates", { ...source, count: 3 });
   if (name === "along") return along(params, load, source);
+  if (name === "card" || name === "card-places") return factsOf(Number(params.id), load, source);
   return name === "neighbors" ? neighbors(params, load, source) : undefined;
+}
+
+/** @typedef {{numbers: Record<string, any[]>, some: Record<string, Record<number, any>>}} Cards facts of all tokens */
+
+/** @type {Map<string | number, Promise<Cards>>} */
+const cards = new Map();
+
+/**
+ * Return the facts about a token, and where other views show it.
+ * @param {number} id
+ * @param {Load} load
+ * @param {Params} source
+ */
+async function factsOf(id, load, source) {
+  const reading = cards.get(source.source)
+    ?? load("cards", source).then((buffer) => JSON.parse(new TextDecoder().decode(buffer)));
+  cards.set(source.source, reading);
+  const { numbers, some } = await reading;
+  return Object.fromEntries([["id", id], ...Object.entries(numbers).map(([name, column]) => [name, column[id]]),
+    ...Object.entries(some).map(([name, column]) => [name, column[id] ?? null])]);
 }
 
 /** @param {Params} params @param {Load} load @param {Params} source */

@@ -208,7 +208,38 @@ export interface Comparison {
   moved_least: MovedRow[];
 }
 
+/** Facts about a token; null where there is nothing to say. Numbers about a run are missing for other sources. */
+export interface TokenFacts {
+  id: number;
+  kind: string | null;
+  norm: number | null;
+  /** Share of the rows that have a smaller norm. */
+  norm_share: number | null;
+  score: number | null;
+  findings: string[] | null;
+  equal_rows: RowList | null;
+  variants: [id: number, cosine: number | null][] | null;
+  count?: number;
+  count_rank?: number;
+  cosine_before?: number | null;
+  norm_before?: number | null;
+}
+
+/** Where other views show a token: a text and the index in it, and the index among the tokens of Positions. */
+export interface TokenPlaces {
+  text: string | null;
+  at: number | null;
+  position: number | null;
+}
+
 // Views
+
+/** The token that is chosen in the whole page. */
+export interface ChosenToken {
+  get(): number | null;
+  /** Choose a token that the view shows; null for none. */
+  choose(id: number | null): void;
+}
 
 export interface ViewState {
   get(key: string): string | undefined;
@@ -224,10 +255,13 @@ export interface ViewContext {
   theme: () => Theme;
   data: Data;
   state: ViewState;
+  token: ChosenToken;
 }
 
 export interface OpenView {
   close(): void;
+  /** Show the token that was chosen outside of the view; null for none. */
+  tokenChosen?(id: number | null): void;
   /** Follow a change of the URL. */
   stateChanged?(): void;
 }

@@ -43,7 +43,7 @@ import { short } from "./numbers.js";
  * Create a chart that follows its size, the theme and the pointer.
  * @param {(colours: Theme) => Chart} describe called for each drawing
  * @param {{height?: number, label: string}} options
- * @returns {Closable}
+ * @returns {Closable & {redraw: () => void}}
  */
 export function chart(describe, { height = 260, label }) {
   const canvas = h("canvas", { role: "img", "aria-label": label });
@@ -77,7 +77,7 @@ export function chart(describe, { height = 260, label }) {
     stop();
     document.removeEventListener("themechange", redraw);
   };
-  return { element, close };
+  return { element, close, redraw };
 }
 
 /**
@@ -102,7 +102,7 @@ function draw(canvas, about, width, height, pointer) {
   context.clip();
   for (const series of about.series) drawSeries(context, series, frame);
   context.restore();
-  for (const rule of about.rules ?? []) drawRule(context, rule, frame);
+  (about.rules ?? []).forEach((rule, line) => drawRule(context, rule, frame, line));
   return read(context, about, pointer, frame, colours);
 }
 
@@ -156,14 +156,17 @@ function drawSeries(context, { xs, ys, colour, kind, width }, { x, y, bottom }) 
   }
 }
 
-/** @param {Context2D} context @param {Rule} rule @param {Frame} frame */
-function drawRule(context, { at, text, colour, upright }, { x, y, left, right, top, bottom }) {
+/** @param {Context2D} context @param {Rule} rule @param {Frame} frame @param {number} place among the rules */
+function drawRule(context, { at, text, colour, upright }, { x, y, left, right, top, bottom }, place) {
   context.fillStyle = colour;
   if (upright) {
     const isRight = x(at) > (left + right) / 2;
     line(context, x(at), top, x(at), bottom, colour, [5, 4]);
     context.textAlign = isRight ? "right" : "left";
-    context.fillText(text, x(at) + (isRight ? -5 : 5), top + 6);
+    context.strokeStyle = theme().paper;
+    context.lineWidth = 4;
+    context.strokeText(text, x(at) + (isRight ? -5 : 5), top + 6 + 15 * place);
+    context.fillText(text, x(at) + (isRight ? -5 : 5), top + 6 + 15 * place);
   } else {
     line(context, left, y(at), right, y(at), colour, [5, 4]);
     context.textAlign = "right";

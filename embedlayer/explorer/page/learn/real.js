@@ -30,12 +30,13 @@ export const scene = {
 
 /** @param {Stage} stage */
 async function draw(stage) {
-  const { data, manifest } = stage.context;
+  const { data, manifest, token: chosenToken } = stage.context;
   /** @type {{texts: string[]}} */
   const { texts } = await data.load("tokens");
   const list = h("div", { class: "learn-neighbors" });
-  let chosen = Math.round(stage.number("id", firstToken(texts), 0, texts.length - 1));
-  let from = Math.round(stage.number("from", -1, -1, texts.length - 1));
+  const last = Math.round(stage.number("id", firstToken(texts), 0, texts.length - 1));
+  let chosen = chosenToken.get() ?? last;
+  let from = chosen === last ? Math.round(stage.number("from", -1, -1, texts.length - 1)) : -1;
   const show = async () => {
     const id = chosen;
     stage.set({ id, from: from < 0 ? null : from });
@@ -102,7 +103,7 @@ function listOf({ context: { manifest, source } }, texts, id, near, choose) {
   const href = formatHash("map", changed({}, { plus: id, source: source || null }));
   const typical = 1 / Math.sqrt(manifest.embed_dim);
   const lines = near.map(([other, score]) => h("li", null,
-    token(texts[other], { onClick: () => choose(other), title: `ID ${other}` }), bar(Math.max(0, score)),
+    token(texts[other], { of: other, onClick: () => choose(other), title: `ID ${other}` }), bar(Math.max(0, score)),
     h("span", { class: "pipe-value" }, fixed(score, 3))));
   return [
     h("h3", null, "Nearest to ", token(texts[id], { id })), h("ol", { class: "learn-near" }, lines),
@@ -120,7 +121,7 @@ function listOf({ context: { manifest, source } }, texts, id, near, choose) {
  */
 function verdict(texts, id, from, near) {
   if (from < 0) return [false, "Click one of the neighbours."];
-  const [a, b] = [token(texts[from]), token(texts[id])];
+  const [a, b] = [token(texts[from], { of: from }), token(texts[id], { of: id })];
   const place = near.findIndex(([other]) => other === from);
   if (place < 0) return [false, b, " is in the list of ", a, ", but not the other way round. Try another one."];
   return [true, a, " and ", b, ` are in each other's list: cosine ${fixed(near[place][1], 3)}.`];

@@ -92,10 +92,10 @@ export class ComparisonMap {
       above: (context, viewport, frame) => this.#paintAbove(context, viewport, frame),
       textOf: (place) => texts[this.ids[place]],
       details: (place) => `cosine ${this.cosines[place].toFixed(3)}`,
-      pick: (place) => this.#choose(this.ids[place]),
+      pick: (place) => this.choose(this.ids[place]),
       closest: 1000,
       reach: 12,
-      more: { escape: () => this.#choose(null) },
+      more: { escape: () => this.choose(null) },
     });
   }
 
@@ -185,7 +185,7 @@ export class ComparisonMap {
   }
 
   #chosenPlace() {
-    return this.placeOf.get(Number(this.state.get("token", "-1"))) ?? -1;
+    return this.placeOf.get(this.about.context.token.get() ?? -1) ?? -1;
   }
 
   #recolour = () => {
@@ -206,7 +206,7 @@ export class ComparisonMap {
     const { comparison } = this.about;
     const order = this.#order();
     const place = this.#chosenPlace();
-    this.side.replaceChildren(this.#facts(), place >= 0 ? this.#card(place) : "",
+    this.side.replaceChildren(this.#facts(), place >= 0 ? this.#card(place) : this.#absent(),
       segments("List", [["moved_most", "Most changed"], ["moved_least", "Least changed"]], order, (name) => {
         this.state.set({ order: name === "moved_most" ? null : name });
         this.#showSide();
@@ -224,11 +224,19 @@ export class ComparisonMap {
 
   /** @param {MovedRow} moved @param {Order} order */
   #row([id, , cosine], order) {
-    const item = h("li", null, h("button", { type: "button", onClick: () => this.#choose(id) },
+    const item = h("li", null, h("button", { type: "button", "data-token": id, onClick: () => this.choose(id) },
       token(this.about.texts[id]), h("span", { class: "score" }, cosine.toFixed(3))));
     const share = order === "moved_most" ? 1 - cosine : cosine;
     item.style.setProperty("--share", String(Math.max(0, Math.min(1, share))));
     return item;
+  }
+
+  /** Say why the token that is chosen in the page is not shown. */
+  #absent() {
+    const { context, texts } = this.about;
+    const id = context.token.get();
+    return id === null ? "" : h("p", { class: "note" }, token(texts[id], { of: id }),
+      " is not compared: it is not in both tables, or one of its rows is zero or not finite.");
   }
 
   /** Show a token with its neighbours in both tables. @param {number} place */
@@ -237,18 +245,18 @@ export class ComparisonMap {
     const id = this.ids[place];
     const sum = { minus: "", topn: NEIGHBORS };
     const now = data.load("neighbors", { ...sum, plus: id }).then((near) =>
-      near.map((/** @type {[number, number]} */ [neighbor]) => texts[neighbor]));
+      near.map((/** @type {[number, number]} */ [neighbor]) => neighbor));
     const before = data.load("compare-neighbors", { ...sum, other, plus: this.otherIds[place] }).then((near) =>
       near.map((/** @type {[string, number]} */ [text]) => text));
     const name = this.isBefore ? "Neighbours before training" : `Neighbours in ${this.otherTitle}`;
     return h("div", { class: "map-card" }, token(texts[id], { id }),
       h("p", { class: "note" }, `cosine of its two rows ${this.cosines[place].toFixed(3)}`),
-      neighbours("Neighbours now", now), neighbours(name, before));
+      neighbours("Neighbours now", now, texts), neighbours(name, before, texts));
   }
 
-  /** @param {number | null} id */
-  #choose(id) {
-    this.state.set({ token: id });
+  /** Select a token; null selects none. @param {number | null} id */
+  choose(id) {
+    this.about.context.token.choose(id);
     this.#showSide();
     this.stage.draw();
   }
@@ -265,12 +273,24 @@ function readPlaces(places, count) {
   return { first: { xs: ax, ys: ay }, second: { xs: bx, ys: by }, cosines, ids, otherIds };
 }
 
-/** Show neighbours as soon as they are loaded. @param {string} name @param {Promise<string[]>} loading */
-function neighbours(name, loading) {
+/**
+ * Show neighbours as soon as they are loaded: IDs, or texts of the other table.
+ * @param {string} name
+ * @param {Promise<(number | string)[]>} loading
+ * @param {string[]} texts of the first table
+ */
+function neighbours(name, loading, texts) {
   const chips = h("div", { class: "chips" }, "…");
-  loading.then((texts) => chips.replaceChildren(...texts.map((text) => token(text))), (error) => {
+  loading.then((found) => chips.replaceChildren(...found.map((each) => chipOf(each, texts))), (error) => {
     const message = error.name === "NotBaked" ? "This file does not contain them." : error.message;
     chips.replaceChildren(h("span", { class: "note" }, message));
   });
   return h("div", null, h("h3", null, name), chips);
+}
+
+/** Create the chip of a token of the first table, or of a text of the other. */
+function chipOf(/** @type {number | string} */ each, /** @type {string[]} */ texts) {
+  if (typeof each === "number") return token(texts[each], { of: each });
+  const id = texts.indexOf(each);
+  return token(each, id < 0 || !each ? {} : { of: id });
 }

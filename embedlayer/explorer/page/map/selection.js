@@ -19,6 +19,11 @@ export function sumParams({ plus, minus }) {
   return { plus: plus.join(","), minus: minus.join(",") };
 }
 
+/** Return the IDs of all tokens of a selection. @param {TokenSum} sum */
+export function idsOf({ plus, minus }) {
+  return [...plus, ...minus];
+}
+
 /** Whether no token is selected. @param {TokenSum} sum */
 export function isEmpty({ plus, minus }) {
   return !plus.length && !minus.length;

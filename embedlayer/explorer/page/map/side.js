@@ -141,7 +141,7 @@ export class Side {
       const count = Math.round(10 ** frequency.values[id] - 1);
       facts.push(["Frequency", `${count.toLocaleString("en")} occurrences in the corpus`]);
     }
-    return h("div", { class: "map-card" }, token(texts[id]),
+    return h("div", { class: "map-card" }, token(texts[id], { of: id, title: "Open the token card (c)" }),
       h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)])),
       this.#shown?.isFolded(id) ? h("p", { class: "note" }, "This row never learned, so the neighbour layout leaves it "
         + "out. ", h("a", { href: "#health" }, "See it in Health")) : null);
@@ -170,7 +170,7 @@ export class Side {
     }, text);
     const item = h("li", null,
       h("button", {
-        type: "button", onClick: () => this.#chooseOne(id), onMouseenter: () => host.point(id),
+        type: "button", "data-token": id, onClick: () => this.#chooseOne(id), onMouseenter: () => host.point(id),
         onMouseleave: host.leave, onFocus: () => host.point(id), onBlur: host.leave,
       }, token(texts[id]), h("span", { class: "score" }, cosine === null ? `#${id}` : cosine.toFixed(3))),
       signButton(`Add ${name}`, "Add to the sum", "+", 1),
@@ -215,7 +215,7 @@ export class Side {
     const note = "Select a point, type a token, or start with one of these. + and − beside a neighbour add it to a "
       + "sum: a − b + c.";
     return h("div", null, h("p", { class: "note" }, note), h("div", { class: "chips" },
-      some.map((id) => token(texts[id], { onClick: () => this.#chooseOne(id) }))),
+      some.map((id) => token(texts[id], { of: id, onClick: () => this.#chooseOne(id) }))),
     h("p", { class: "note" }, "New to embeddings? ", h("a", { href: "#learn" }, "What is an embedding?")));
   }
 }

@@ -2,7 +2,7 @@
 
 import { HeatMap } from "../charts/heat.js";
 import { limitOf, shown } from "../charts/numbers.js";
-import { h, select, visibleRuns } from "../dom.js";
+import { OPENS_CARD, h, select, visibleRuns } from "../dom.js";
 import { cosine, fromRows, row, unpackMatrix } from "../math.js";
 
 /** @import { CellTest, Child, Closable, Matrix, Pipeline, PipelineStep, ShownToken } from "../types" */
@@ -31,16 +31,17 @@ export function percent(probability) {
 }
 
 /**
- * Create a chip for a token, with its ID below it if one is passed; a button if `onClick` is passed.
+ * Create a chip for a token, with its ID below it if one is passed. A click chooses the token, and opens the token card
+ * unless `onClick` says what else it does.
  * @param {ShownToken} token
  * @param {{id?: number, title?: string, pressed?: boolean, onClick?: () => void}} [options]
  */
 export function chip(token, { id, title, pressed, onClick } = {}) {
   const text = token.decoded ? visibleRuns(token.decoded) : [h("i", null, token.text)];
   const content = [h("span", null, text), id === undefined ? null : h("small", null, String(id))];
-  const properties = { class: `pipe-chip pipe-${token.kind}`, title };
-  if (!onClick) return h("span", properties, content);
-  return h("button", { ...properties, type: "button", "aria-pressed": String(pressed), onClick }, content);
+  const kind = `pipe-chip pipe-${token.kind}${onClick ? "" : ` ${OPENS_CARD}`}`;
+  const state = onClick ? { "aria-pressed": String(pressed), onClick } : {};
+  return h("button", { class: kind, title, type: "button", "data-token": token.id, ...state }, content);
 }
 
 /** Create a section of a step. @param {string | null} title @param {...Child} children */

@@ -2,7 +2,7 @@
 
 import { HeatMap } from "../charts/heat.js";
 import { limitOf, shown } from "../charts/numbers.js";
-import { h } from "../dom.js";
+import { OPENS_CARD, h } from "../dom.js";
 import { largestDifference, matrix, permuted } from "../math.js";
 import { score, sinusoids } from "../schemes.js";
 import { firstNumbers, hasOwnQueries, queryAndKey } from "./rotation.js";
@@ -32,8 +32,9 @@ export function attentionPanel(scene) {
   const without = scorePicture(scene, "Without positions", "without");
   const withThem = scorePicture(scene, "With positions", "with");
   const draw = () => {
-    chips.replaceChildren(...scene.order.map((t, place) => h("li", { class: "pipe-chip" },
-      h("span", null, scene.data.tokens[t].text), h("small", null, `at ${place}`))));
+    chips.replaceChildren(...scene.order.map((t, place) => h("li", null, h("button", {
+      type: "button", class: `pipe-chip ${OPENS_CARD}`, "data-token": scene.data.tokens[t].id,
+    }, h("span", null, scene.data.tokens[t].text), h("small", null, `at ${place}`)))));
     const [plain, placed] = [scores(NO_POSITIONS, scene.order), scores(scorerOf(scene), scene.order)];
     const limit = limitOf(plain, placed);
     without.show(plain, permuted(scores(NO_POSITIONS, straight), scene.order), limit);

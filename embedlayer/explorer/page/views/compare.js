@@ -58,7 +58,7 @@ class CompareView {
     this.choice = select({
       label: "Compare with", options, value: this.#other(),
       onChange: (value) => {
-        context.state.set({ with: value === options[0][0] ? null : value, token: null });
+        context.state.set({ with: value === options[0][0] ? null : value });
         this.show();
       },
     });
@@ -94,6 +94,11 @@ class CompareView {
   close() {
     this.#request++;
     this.#map?.close();
+  }
+
+  /** @param {number | null} id */
+  tokenChosen(id) {
+    this.#map?.choose(id);
   }
 
   stateChanged() {

@@ -2,12 +2,13 @@
 
 import { chart, chartLegend, histogram } from "../charts/chart.js";
 import { short } from "../charts/numbers.js";
-import { definitions, empty, h, select, token } from "../dom.js";
+import { definitions, empty, h, select, token, visibleText } from "../dom.js";
 import { spread } from "../map/viewport.js";
 
 /** @import { Child, Closable, Health, Point, RowList, Spectrum, UnderTrainedToken } from "../types" */
 /** @import { View, ViewContext } from "../types" */
 /** @import { Rule } from "../charts/chart.js" */
+/** @typedef {(values: Float32Array, range: Point, colour: string) => Rule[]} Marked the chosen token on a scale */
 
 /** @type {View} */
 export const view = {
@@ -27,11 +28,12 @@ const BINS = 60;
 /** @param {HTMLElement} element @param {ViewContext} context */
 async function open(element, context) {
   const { data, manifest } = context;
-  const [health, spectrum, norms, scores, counts] = await Promise.all([
-    data.load("health"), data.load("spectrum"), data.load("norms"), data.load("scores"),
+  const [health, spectrum, norms, scores, { texts }, counts] = await Promise.all([
+    data.load("health"), data.load("spectrum"), data.load("norms"), data.load("scores"), data.load("tokens"),
     manifest.has.includes("frequency") ? data.load("frequencies") : null,
   ]);
-  const charts = histograms(health, new Float32Array(norms), new Float32Array(scores));
+  const marked = markOf(context, texts);
+  const charts = histograms(health, new Float32Array(norms), new Float32Array(scores), marked);
   const shares = spectrumChart(spectrum);
   element.replaceChildren(tiles(health, spectrum, manifest.vocab_size, manifest.embed_dim),
     h("div", { class: "grid-2" },
@@ -46,6 +48,9 @@ async function open(element, context) {
       kindsPanel(health)),
     underTrainedPanel(health, counts && new Float32Array(counts), context), otherRows(health));
   return {
+    tokenChosen() {
+      for (const each of [charts.norms, charts.scores]) each.redraw();
+    },
     close() {
       for (const each of [charts.norms, charts.scores, shares]) each.close();
     },
@@ -89,13 +94,28 @@ function underTrainedLegend() {
   return chartLegend([{ name: "all rows", colour: "var(--s1)" }, { name: "under-trained", colour: "var(--s2)" }]);
 }
 
-/** @param {Health} health @param {Float32Array} norms @param {Float32Array} scores */
-function histograms({ under_trained: { threshold } }, norms, scores) {
+/**
+ * Return the function that marks the chosen token on a scale; it returns nothing if there is none.
+ * @param {ViewContext} context
+ * @param {string[]} texts
+ * @returns {Marked}
+ */
+function markOf({ token: chosen }, texts) {
+  return (values, [low, high], colour) => {
+    const id = chosen.get();
+    if (id === null || !Number.isFinite(values[id])) return [];
+    const at = Math.min(Math.max(values[id], low), high);
+    return [{ at, text: `${visibleText(texts[id])} ${short(values[id])}`, upright: true, colour }];
+  };
+}
+
+/** @param {Health} health @param {Float32Array} norms @param {Float32Array} scores @param {Marked} marked */
+function histograms({ under_trained: { threshold } }, norms, scores, marked) {
   const isUnder = Uint8Array.from(scores, (score) => Number(score > threshold));
   const [low] = spread(scores.filter(Number.isFinite), 0.0005);
   return {
-    norms: histogramChart("norm", norms, isUnder, spread(norms.filter(Number.isFinite), 0.0005)),
-    scores: histogramChart("score", scores, isUnder, [Math.min(low, -0.2), 1],
+    norms: histogramChart("norm", norms, isUnder, spread(norms.filter(Number.isFinite), 0.0005), marked),
+    scores: histogramChart("score", scores, isUnder, [Math.min(low, -0.2), 1], marked,
       { at: threshold, text: "edge of the cone" }),
   };
 }
@@ -106,10 +126,10 @@ function histograms({ under_trained: { threshold } }, norms, scores) {
  * @param {Float32Array} values
  * @param {Uint8Array} isUnder
  * @param {Point} range
+ * @param {Marked} marked
  * @param {Pick<Rule, "at" | "text">} [rule]
- * @returns {Closable}
  */
-function histogramChart(what, values, isUnder, range, rule) {
+function histogramChart(what, values, isUnder, range, marked, rule) {
   const [low, high] = range[0] === range[1] ? [range[0] - 0.5, range[1] + 0.5] : range;
   /** @param {Float32Array} list */
   const count = (list) => histogram(list.filter(Number.isFinite).map((value) =>
@@ -121,7 +141,8 @@ function histogramChart(what, values, isUnder, range, rule) {
       { xs: under.edges, ys: under.counts, colour: colours.series[1], kind: "bars" },
     ],
     xLabel: what, yLabel: "rows, logarithmic", yLog: true, yFloor: 0.8,
-    rules: rule ? [{ ...rule, upright: true, colour: colours.muted }] : [],
+    rules: [...(rule ? [{ ...rule, upright: true, colour: colours.muted }] : []),
+      ...marked(values, [low, high], colours.ink)],
     read: (i) => `${what} ${short(all.edges[i])} to ${short(all.edges[i + 1])}: `
       + `${all.counts[i].toLocaleString("en")} rows, ${under.counts[i].toLocaleString("en")} of them under-trained`,
   }), { height: 210, label: `Histogram of the ${what}` });
@@ -199,7 +220,7 @@ function underTrainedPanel({ under_trained: { tokens, rows, explanation } }, cou
 /** @param {UnderTrainedToken} each @param {Float32Array | null} counts */
 function underTrainedRow({ id, text, kind, score, norm }, counts) {
   const number = { class: "number" };
-  return h("tr", null, h("td", null, token(text)), h("td", number, id), h("td", null, kind ?? ""),
+  return h("tr", null, h("td", null, token(text, { of: id })), h("td", number, id), h("td", null, kind ?? ""),
     h("td", number, score.toFixed(3)), h("td", number, norm.toFixed(3)),
     counts ? h("td", number, counts[id].toLocaleString("en")) : null);
 }

@@ -64,6 +64,13 @@ class LearnView {
     this.show();
   }
 
+  /** Draw the scene about the real table again, if it shows another token. @param {number | null} id */
+  tokenChosen(id) {
+    const { state } = this.context;
+    const shown = SCENES[this.#index()].id === "real" ? state.get("real.id") : undefined;
+    if (id !== null && shown !== undefined && shown !== String(id)) this.show();
+  }
+
   /** Draw the scene of the URL. */
   async show() {
     const index = this.#index();

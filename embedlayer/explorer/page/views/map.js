@@ -11,7 +11,7 @@ import { Naming } from "../map/naming.js";
 import { paintOver } from "../map/painting.js";
 import { Placement } from "../map/placement.js";
 import { bytesOfAll, expressionOf, parseExpression, parseQuery, search, variants } from "../map/search.js";
-import { isEmpty, selectedTokens, sumParams } from "../map/selection.js";
+import { idsOf, isEmpty, selectedTokens, sumParams } from "../map/selection.js";
 import { inside, lineFromText, lineToText, makeGrid } from "../map/grid.js";
 import { Side } from "../map/side.js";
 import { Stage, emptyScene, measured } from "../map/stage.js";
@@ -213,6 +213,7 @@ class MapView {
 
   async start() {
     const { manifest } = this.context;
+    this.#agree();
     this.#setDense(this.context.state.get("v") === "density");
     this.#encoding = setTimeout(() => bytesOfAll(this.texts), ENCODING_DELAY); // the first search by bytes is fast too
     this.placement.start();
@@ -239,6 +240,7 @@ class MapView {
   async #apply() {
     const { state } = this.context;
     const typed = state.get("q", "");
+    this.#agree();
     this.controls.follow();
     this.#setDense(state.get("v") === "density");
     this.placement.show(false);
@@ -256,10 +258,9 @@ class MapView {
   #paintAbove(context, viewport, frame) {
     const isNarrow = frame.width < NARROW;
     const titles = this.scene.showAxes ? this.axes.titles() : [this.axes.layoutNote(isNarrow), ""];
-    const { plus, minus } = this.selected();
     const first = this.#firstNamed();
     paintOver(context, this.scene, viewport, {
-      ...frame, colours: this.colouring.palette, axes: titles, rings: [...plus, ...minus], first,
+      ...frame, colours: this.colouring.palette, axes: titles, rings: idsOf(this.selected()), first,
       groups: this.#groupNames(viewport), names: this.#otherNames(viewport, frame, first),
       textOf: (id) => this.naming.nameOf(id), most: isNarrow ? 22 : 60, lasso: this.#lasso,
     });
@@ -274,9 +275,8 @@ class MapView {
 
   /** Return the tokens that are named before all others. @returns {Set<number>} */
   #firstNamed() {
-    const { plus, minus } = this.selected();
     const found = this.#found?.subarray(0, NAMED_FOUND) ?? [];
-    return new Set([...plus, ...minus, ...this.#near.map(([id]) => id), ...found]);
+    return new Set([...idsOf(this.selected()), ...this.#near.map(([id]) => id), ...found]);
   }
 
   /**
@@ -410,9 +410,25 @@ class MapView {
 
   // Selection and neighbours
 
+  /** Select the token that is chosen in the page; if there is none, choose there what the URL selects. */
+  #agree() {
+    const { state, token } = this.context;
+    const [id, ids] = [token.get(), idsOf(this.selected())];
+    if (id === null) token.choose(ids[0] ?? null);
+    else if (!ids.includes(id)) state.set({ ...sumParams({ plus: [id], minus: [] }), at: null });
+  }
+
+  /** @param {number | null} id */
+  tokenChosen(id) {
+    if (id === null || !idsOf(this.selected()).includes(id)) this.#choose({ plus: id === null ? [] : [id], minus: [] });
+  }
+
   /** @param {TokenSum} sum */
   #choose(sum) {
-    this.context.state.set(sumParams(sum));
+    const { state, token } = this.context;
+    const ids = idsOf(sum);
+    state.set(sumParams(sum));
+    if (!ids.includes(token.get() ?? -1)) token.choose(ids[0] ?? null);
     this.#tab = "near";
     this.#showSelection();
   }
@@ -484,8 +500,7 @@ class MapView {
 
   /** Draw the found tokens, or the selection and its neighbours, above the others. */
   #mark() {
-    const { plus, minus } = this.selected();
-    this.scene.marked = this.#found ?? Int32Array.from([...this.#near.map(([id]) => id), ...plus, ...minus]);
+    this.scene.marked = this.#found ?? Int32Array.from([...this.#near.map(([id]) => id), ...idsOf(this.selected())]);
   }
 
   #showSide(isLoading = false) {

@@ -2,6 +2,7 @@
  * The view Pipeline: one text, and every step from its tokens to the gradient of its loss, with the model's numbers.
  */
 
+import { openWithToken } from "../card/links.js";
 import { COUNT } from "../charts/numbers.js";
 import { empty, h } from "../dom.js";
 import { drawBias } from "../pipeline/attention_bias.js";
@@ -52,6 +53,7 @@ const DRAW = {
 /** @param {HTMLElement} element @param {ViewContext} context */
 async function open(element, context) {
   const { texts } = await context.data.load("pipeline");
+  await openWithToken(context);
   return new PipelineView(element, context, texts);
 }
 

@@ -160,24 +160,35 @@ function configuration({ options, made_of: parts }) {
 function neighborsPanel(before, context) {
   const head = ["token", "nearest before training", "nearest now"].map((text) => h("th", { scope: "col" }, text));
   const table = h("table", { class: "neighbors" }, h("thead", null, h("tr", null, head)),
-    h("tbody", null, before.map((row) => h("tr", null, h("th", { scope: "row" }, token(row.token)),
-      h("td", null, chips(row.near.slice(0, NEIGHBORS).map(([text]) => text))), nearestNow(row.id, context)))));
+    h("tbody", null, before.map((row) => h("tr", null, h("th", { scope: "row" }, token(row.token, { of: row.id })),
+      nearestBefore(row.near, context), nearestNow(row.id, context)))));
   return panel("Nearest tokens before and after training",
     "The rows nearest by cosine similarity. Before training they are random. A dot is a space.",
     h("div", { class: "scroll" }, table));
 }
 
-/** @param {string[]} texts */
-function chips(texts) {
-  return h("span", { class: "chips" }, texts.map((text) => token(text)));
+/** @param {number[]} ids -1 for a text that is no token @param {string[]} texts */
+function chips(ids, texts) {
+  return h("span", { class: "chips" }, ids.map((id, i) => token(texts[i], id < 0 ? {} : { of: id })));
+}
+
+/** @param {[string, number][]} near @param {ViewContext} context */
+function nearestBefore(near, { data }) {
+  const shown = near.slice(0, NEIGHBORS).map(([text]) => text);
+  const cell = h("td", null, chips(shown.map(() => -1), shown));
+  data.load("tokens").then(({ texts }) =>
+    cell.replaceChildren(chips(shown.map((text) => texts.indexOf(text)), shown)));
+  return cell;
 }
 
 /** @param {number} id @param {ViewContext} context */
 function nearestNow(id, { data }) {
   const cell = h("td", null, "…");
   Promise.all([data.load("neighbors", { plus: id, minus: "", topn: NEIGHBORS }), data.load("tokens")])
-    .then(([near, { texts }]) =>
-      cell.replaceChildren(chips(near.map((/** @type {[number, number]} */ [neighbor]) => texts[neighbor]))))
+    .then(([near, { texts }]) => {
+      const ids = near.map((/** @type {[number, number]} */ [neighbor]) => neighbor);
+      cell.replaceChildren(chips(ids, ids.map((/** @type {number} */ id) => texts[id])));
+    })
     .catch((error) => cell.replaceChildren(h("span", { class: "note" }, error.message)));
   return cell;
 }

@@ -1,0 +1,92 @@
+/** What the token card says about a row: its faults in sentences, its numbers, and lists of other tokens. */
+
+import { definitions, h, token } from "../dom.js";
+
+/** @import { Child, SourceManifest, TokenFacts } from "../types" */
+
+/** @type {Record<string, string>} a fault in one or two words */
+const FAULTS = {
+  broken: "NaN or infinity", zero: "Zero", under_trained: "Under-trained", never_looked_up: "Never looked up",
+  unchanged: "Unchanged", duplicate: "Duplicate",
+};
+const SOUND = "Sound";
+
+/** @param {number | null | undefined} value */
+function share(value) {
+  return value === null || value === undefined ? "unknown" : `${(100 * value).toFixed(1)} %`;
+}
+
+/** @param {number | null | undefined} value @param {number} [digits] */
+function fixed(value, digits = 3) {
+  return value === null || value === undefined ? "none" : value.toFixed(digits).replace("-", "−");
+}
+
+/** @param {number} value */
+const counted = (value) => value.toLocaleString("en");
+
+/** Return the facts in a few words. @param {TokenFacts} facts */
+export function summaryOf({ findings, norm_share: below, count_rank: rank }) {
+  const parts = [findings ? findings.map((name) => FAULTS[name]).join(", ") : SOUND];
+  if (below !== null) parts.push(`norm above ${share(below)} of the rows`);
+  if (rank !== undefined) parts.push(`frequency rank ${counted(rank)}`);
+  return parts.join(" · ");
+}
+
+/** Say whether the row is sound, or what is wrong with it. @param {TokenFacts} facts @param {string[]} texts */
+export function verdict(facts, texts) {
+  const { findings } = facts;
+  if (!findings) {
+    return h("p", { class: "card-verdict" }, h("b", null, `${SOUND}. `),
+      `Its under-training score is ${fixed(facts.score)}; a row with a score above 0 is under-trained.`);
+  }
+  return h("div", { class: "card-verdict card-faults" }, findings.map((name) =>
+    h("p", null, h("b", null, `${FAULTS[name]}. `), sentence(name, facts, texts))));
+}
+
+/** @param {string} fault @param {TokenFacts} facts @param {string[]} texts @returns {Child[]} */
+function sentence(fault, { score, equal_rows: equal }, texts) {
+  if (fault === "broken") return ["This row holds NaN or infinity, so it has no cosine with any other."];
+  if (fault === "zero") return ["All numbers of this row are 0. That is right for a padding token only."];
+  if (fault === "under_trained") {
+    return ["Its direction is in a narrow cone of rows that no training text has moved: the score is "
+      + `${fixed(score)}, and 0 is the edge of the cone.`];
+  }
+  if (fault === "never_looked_up") return ["It does not occur in the corpus, so no step has looked up its row."];
+  if (fault === "unchanged") return ["The row has the direction that it had before training."];
+  if (!equal) return [];
+  const rest = equal.rows - equal.ids.length;
+  return ["The row is equal to ", h("span", { class: "chips" }, equal.ids.map((id) => token(texts[id], { id }))),
+    rest ? ` and ${counted(rest)} more` : "", "."];
+}
+
+/** Show the numbers. @param {TokenFacts} facts @param {SourceManifest} manifest */
+export function factList(facts, manifest) {
+  const { kind, norm, norm_share: below, count, count_rank: rank, cosine_before: cosine, norm_before: before } = facts;
+  /** @type {[string, ...Child[]][]} */
+  const entries = [];
+  if (kind) entries.push(["Kind", kind]);
+  entries.push(["Norm", norm === null ? "unknown" : `${fixed(norm)}, above ${share(below)} of the rows`]);
+  if (count !== undefined && rank !== undefined) {
+    const times = count === 1 ? "once" : `${counted(count)} times`;
+    entries.push(["Frequency", `${times} in the corpus, rank ${counted(rank)} of ${counted(manifest.vocab_size)}`]);
+  }
+  if (before !== undefined) {
+    entries.push(["Before training", `norm ${fixed(before)}; cosine of the row before and after ${fixed(cosine)}`]);
+  }
+  return definitions("card-facts", entries);
+}
+
+/**
+ * List tokens with their cosines; each chooses its token.
+ * @param {[id: number, cosine: number | null][]} list
+ * @param {string[]} texts
+ * @param {{showIds?: boolean}} [options]
+ */
+export function listOf(list, texts, { showIds = false } = {}) {
+  return h("ol", { class: "near" }, list.map(([id, cosine]) => {
+    const item = h("li", null, h("button", { type: "button", "data-token": id, title: `ID ${id}` }, token(texts[id]),
+      h("span", { class: "score" }, showIds ? h("small", null, `#${id} `) : null, fixed(cosine))));
+    item.style.setProperty("--share", String(Math.max(0, cosine ?? 0)));
+    return item;
+  }));
+}

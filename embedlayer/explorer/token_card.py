@@ -1,0 +1,241 @@
+"""Data of the token card: what is known about one token, and where the other views show it.
+
+Facts about all rows are columns, computed once for a source. An exported page stores the columns themselves.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embedlayer.analysis.geometry import row_movement
+from embedlayer.analysis.kinds import CONTEXTS
+from embedlayer.analysis.spelling import spelling_variants
+from embedlayer.data.tokenizer import without_truncation
+from embedlayer.errors import SizeError
+from embedlayer.explorer.example_texts import example_texts
+from embedlayer.explorer.health import table_report
+from embedlayer.explorer.positions import example_ids
+from embedlayer.explorer.tokens import BAKED_ROWS, Params, token_ids
+from embedlayer.sources import OpenedModel
+
+LISTED_EQUAL = 8
+"""Largest number of rows that are listed as equal to a row."""
+
+TRIED_BEFORE = ("The ", "The", "", *CONTEXTS, *"abcdefghijklmnopqrstuvwxyz")
+"""Texts that are tried before a token's own text, to find a text that contains the token."""
+
+
+def card(source: OpenedModel, params: Params) -> Any:
+    """Return the facts about the token with the ID in the parameter `id`, as a JSON object.
+
+    Its keys are `id` and:
+
+    - `norm` of the row; `norm_share`: share of the rows, of those without NaN, that have a smaller norm;
+    - `score`: under-training score, see `UnderTrained.scores`;
+    - `findings`: `"broken"` (NaN or infinity), `"zero"`, `"under_trained"`, `"never_looked_up"` (it does not occur in
+      the corpus of the run), `"unchanged"` (the row equals the one before training, up to a factor), `"duplicate"`;
+      `None` if nothing was found;
+    - `equal_rows`: number `rows` of rows that are equal to this one, and the first `ids`; `None` if there are none;
+    - `variants`: `[[ID, cosine], ...]` of its spelling variants, largest cosine first; `None` if there are none;
+    - `kind`: one of `analysis.kinds.KINDS`; `None` without a tokenizer;
+    - of a run with its corpus, `count` of occurrences and `count_rank`: 1 plus the number of tokens that occur more
+      often;
+    - of a run, `norm_before` training, and `cosine_before`: cosine of the rows before and after training.
+
+    A number that is not finite is `None`.
+
+    Raises:
+        SizeError: `id` is not one ID.
+        TokenIdError: The ID is outside the table.
+    """
+    token = _token(source, params)
+    facts: dict[str, Any] = {"id": token}
+    facts |= {name: _plain(column[token].item()) for name, column in _numbers(source).items()}
+    found = {name: column.get(token) for name, column in _some(source).items()}
+    pairs = torch.tensor([[token, other] for other in _variants(source).get(token, [])], dtype=torch.int64)
+    return facts | found | {"variants": _with_cosines(source, pairs.view(-1, 2)).get(token)}
+
+
+def cards(source: OpenedModel, params: Params) -> bytes:
+    """Return the facts about all tokens, as the bytes of a JSON object, for an exported page.
+
+    Its key `numbers` has the columns of `card` with a value for each token, `some` those with a value for some tokens:
+    ID -> value. `some` also has `text`, `at` and `position` of `places`, of texts that the exported page contains.
+    """
+    every = [[token, other] for token, others in _variants(source).items() for other in others]
+    some = {**_some(source), "variants": _with_cosines(source, torch.tensor(every, dtype=torch.int64).view(-1, 2))}
+    some["position"] = _first_places(_position_ids(source))
+    examples = reversed(_example_ids(source))
+    found = {token: (text, at) for text, ids in examples for token, at in _first_places(ids).items()}
+    some["text"] = {token: text for token, (text, _) in found.items()}
+    some["at"] = {token: at for token, (_, at) in found.items()}
+    numbers = {name: [_plain(value) for value in column.tolist()] for name, column in _numbers(source).items()}
+    return json.dumps({"numbers": numbers, "some": some}, separators=(",", ":"), allow_nan=False).encode()
+
+
+def places(source: OpenedModel, params: Params) -> Any:
+    """Return where other views show the token with the ID in the parameter `id`, as a JSON object.
+
+    Its keys are `text`: a text for the view Pipeline that the tokenizer splits into this token and others; `at`: the
+    index of the token in that text; and `position`: its index among the tokens of the view Positions. Each is `None` if
+    there is none.
+
+    Raises:
+        SizeError: `id` is not one ID.
+        TokenIdError: The ID is outside the table.
+    """
+    token = _token(source, params)
+    text, ids = next(((text, ids) for text, ids in _texts(source, token) if token in ids), (None, []))
+    at = None if text is None else ids.index(token)
+    return {"text": text, "at": at, "position": _first_places(_position_ids(source)).get(token)}
+
+
+def baked(source: OpenedModel) -> list[Params]:
+    """Return the requests to `cards` that an exported page stores: one, or none for a large table."""
+    return [{}] if source.table.vocab_size <= BAKED_ROWS else []
+
+
+def _token(source: OpenedModel, params: Params) -> int:
+    """Read one token ID from the parameter `id`.
+
+    Raises:
+        SizeError: It is not one ID.
+        TokenIdError: The ID is outside the table.
+    """
+    ids = token_ids(source, params, "id")
+    if len(ids) != 1:
+        raise SizeError(f"id is the ID of one token; found {params.get('id')!r}.")
+    return ids[0]
+
+
+def _numbers(source: OpenedModel) -> dict[str, Tensor]:
+    """Return the facts that every row has a number for: name -> `(V,)`; they are computed once."""
+    return source.once("card numbers", lambda: _compute_numbers(source))
+
+
+def _compute_numbers(source: OpenedModel) -> dict[str, Tensor]:
+    """Compute what `_numbers` returns."""
+    report, before = table_report(source), source.before()
+    found = {"norm": report.norms, "norm_share": _shares_below(report.norms), "score": report.under_trained.scores}
+    if source.counts is not None:
+        counts = source.counts.long()
+        smaller = torch.searchsorted(counts.sort().values, counts, right=True)
+        found |= {"count": counts, "count_rank": len(counts) - smaller + 1}
+    if before is not None:
+        moved = row_movement(before.table, source.table)
+        found |= {"cosine_before": moved.cosines, "norm_before": moved.norms[:, 0]}
+    return found
+
+
+def _shares_below(norms: Float[Tensor, " V"]) -> Float[Tensor, " V"]:
+    """Return for each norm the share of the finite norms that are smaller; NaN for NaN."""
+    ordered = norms[norms.isfinite()].sort().values
+    shares = torch.searchsorted(ordered, norms) / max(1, len(ordered))
+    return shares.where(norms.isfinite(), math.nan)
+
+
+def _some(source: OpenedModel) -> dict[str, dict[int, Any]]:
+    """Return the facts that only some rows have: name -> ID -> value; they are computed once."""
+    return source.once("card facts", lambda: _compute_some(source))
+
+
+def _compute_some(source: OpenedModel) -> dict[str, dict[int, Any]]:
+    """Compute what `_some` returns."""
+    report = table_report(source)
+    unused = [] if source.counts is None else torch.nonzero(source.counts == 0)[:, 0].tolist()
+    equal = {token: group for group in report.duplicates for token in group}
+    findings: dict[int, list[str]] = {}
+    for name, rows in (
+        ("broken", report.nonfinite_rows),
+        ("zero", report.zero_rows),
+        ("under_trained", torch.nonzero(report.under_trained.flagged)[:, 0].tolist()),
+        ("never_looked_up", unused),
+        ("unchanged", report.never_touched or ()),
+        ("duplicate", sorted(equal)),
+    ):
+        for row in rows:
+            findings.setdefault(row, []).append(name)
+    return {
+        "findings": findings,
+        "equal_rows": {token: _others(token, group) for token, group in equal.items()},
+        "kind": dict(enumerate(report.kinds or ())),
+    }
+
+
+def _others(token: int, group: tuple[int, ...]) -> dict[str, Any]:
+    """Return the other rows of a group of equal rows: their number, and the first `LISTED_EQUAL` IDs."""
+    first = [other for other in group[: LISTED_EQUAL + 1] if other != token]
+    return {"rows": len(group) - 1, "ids": first[:LISTED_EQUAL]}
+
+
+def _variants(source: OpenedModel) -> dict[int, list[int]]:
+    """Return the spelling variants of the tokens of a source, see `spelling_variants`; they are computed once."""
+    return source.once(
+        "spelling", lambda: spelling_variants(source.token_texts, source.tokenizer, special=source.special_ids)
+    )
+
+
+def _with_cosines(source: OpenedModel, pairs: Int[Tensor, "N 2"]) -> dict[int, list[list[Any]]]:
+    """Return the second tokens of pairs by the first, each with the cosine of both rows, largest cosine first.
+
+    The cosine with a zero row, or a row with NaN, is `None`.
+    """
+    cosines = row_movement(source.table, source.table, pairs=pairs).cosines.tolist()
+    found: dict[int, list[list[Any]]] = {}
+    for (token, other), cosine in zip(pairs.tolist(), cosines, strict=True):
+        found.setdefault(token, []).append([other, _plain(cosine)])
+    for listed in found.values():
+        listed.sort(key=lambda each: -2.0 if each[1] is None else each[1], reverse=True)
+    return found
+
+
+def _texts(source: OpenedModel, token: int) -> Iterator[tuple[str, list[int]]]:
+    """Yield texts that may contain a token, with their IDs: example texts, and texts made of the token's own text."""
+    yield from _example_ids(source)
+    own = source.token_texts[token]
+    if source.tokenizer is None or not own:
+        return
+    prefix = getattr(source.tokenizer.model, "continuing_subword_prefix", None) or ""
+    bare = own.removeprefix(prefix) or own
+    tried = ["The" + own if own.startswith(" ") else "The " + bare, *(before + bare for before in TRIED_BEFORE)]
+    yield from _encoded(source, tried)
+
+
+def _example_ids(source: OpenedModel) -> list[tuple[str, list[int]]]:
+    """Return the example texts of the view Pipeline, each with its token IDs; they are encoded once."""
+    return source.once("example texts", lambda: _encoded(source, [] if source.table_only else example_texts(source)))
+
+
+def _encoded(source: OpenedModel, texts: list[str]) -> list[tuple[str, list[int]]]:
+    """Return texts with their token IDs, as the view Pipeline encodes them: checkpoints expect special tokens."""
+    original = source.tokenizer
+    if original is None or not texts:
+        return []
+    is_checkpoint = source.model is not None and source.run is None
+    tokenizer = source.once("tokenizer without truncation", lambda: without_truncation(original))
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=is_checkpoint)
+    return [(text, encoding.ids) for text, encoding in zip(texts, encodings, strict=True)]
+
+
+def _position_ids(source: OpenedModel) -> list[int]:
+    """Return the IDs of the tokens that the view Positions shows; none if the source has no input embedding."""
+    if source.table_only:
+        return []
+    return source.once("example positions", lambda: example_ids(source.table.vocab_size, source.tokenizer))
+
+
+def _first_places(ids: list[int]) -> dict[int, int]:
+    """Return ID -> index of its first occurrence in a list."""
+    return {token: place for place, token in reversed(list(enumerate(ids)))}
+
+
+def _plain(value: int | float) -> int | float | None:
+    """Return a number with six significant digits for JSON; `None` if it is not finite, an integer unchanged."""
+    if isinstance(value, int):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None

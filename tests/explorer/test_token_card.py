@@ -1,0 +1,305 @@
+"""The token card: its numbers beside plain PyTorch, and the card in a real browser, in every view."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from page_waiting import until
+
+from embedlayer import TokenEmbedding
+from embedlayer.data.tokenizer import load_tokenizer, token_text, train_tokenizer
+from embedlayer.errors import SizeError, TokenIdError
+from embedlayer.explorer import token_card
+from embedlayer.explorer.export import write_page
+from embedlayer.explorer.health import table_report
+from embedlayer.explorer.pipeline import pipeline
+from embedlayer.explorer.token_card import card, cards, places
+from embedlayer.sources import OpenedModel
+
+
+def test_numbers_are_those_of_plain_torch(run, of_run):
+    rows, before = of_run.rows.double(), of_run.before().rows.double()
+    norms = rows.norm(dim=1)
+    text = (run.path / "text.txt").read_text()
+    ids = torch.tensor(of_run.tokenizer.encode(text, add_special_tokens=False).ids)
+    counts = ids.bincount(minlength=len(rows))
+    scores = table_report(of_run).under_trained.scores
+    for token in (1, 40, int(ids[3]), 280, len(rows) - 1):
+        facts = card(of_run, {"id": str(token)})
+        assert facts["id"] == token
+        assert facts["norm"] == pytest.approx(float(norms[token]), rel=1e-5)
+        assert facts["norm_share"] == pytest.approx(float((norms.float() < norms.float()[token]).double().mean()))
+        assert facts["score"] == pytest.approx(float(scores[token]), abs=1e-5)
+        assert facts["count"] == counts[token]
+        assert facts["count_rank"] == 1 + int((counts > counts[token]).sum())
+        assert facts["cosine_before"] == pytest.approx(float(F.cosine_similarity(rows[token], before[token], dim=0)))
+        assert facts["norm_before"] == pytest.approx(float(before[token].norm()))
+        assert ("never_looked_up" in (facts["findings"] or [])) == (counts[token] == 0)
+        expected = {other for other in range(len(rows)) if is_variant(of_run, token, other)}
+        assert {other for other, _ in facts["variants"] or []} == expected
+        for other, cosine in facts["variants"] or []:
+            assert cosine == pytest.approx(float(F.cosine_similarity(rows[token], rows[other], dim=0)), abs=1e-5)
+
+
+def is_variant(source, token, other):
+    one, two = (source.token_texts[each].removeprefix(" ").casefold() for each in (token, other))
+    return token != other and one == two and bool(one.strip()) and not {token, other} & {*source.special_ids}
+
+
+def test_findings_name_every_fault():
+    rows = torch.randn(700, 32)
+    rows[:200] = rows[0] + 0.05 * torch.randn(200, 32)
+    rows[300] = 0.0
+    rows[301, 4] = torch.nan
+    rows[302:304] = rows[304]
+    source = OpenedModel("faulty", TokenEmbedding.from_pretrained(rows))
+    found = {token: card(source, {"id": str(token)}) for token in (7, 300, 301, 303, 500)}
+    assert {token: facts["findings"] for token, facts in found.items()} == {
+        7: ["under_trained"],
+        300: ["zero"],
+        301: ["broken"],
+        303: ["duplicate"],
+        500: None,
+    }
+    assert found[303]["equal_rows"] == {"rows": 2, "ids": [302, 304]}
+    assert found[301]["norm"] is found[301]["norm_share"] is None
+    assert "count" not in found[7]
+    assert "cosine_before" not in found[7]
+
+
+def test_an_exported_page_stores_the_same_facts_of_all_tokens(of_run):
+    stored = json.loads(cards(of_run, {}))
+    for token in range(0, of_run.table.vocab_size, 7):
+        facts = {name: column[token] for name, column in stored["numbers"].items()}
+        some = {name: column.get(str(token)) for name, column in stored["some"].items()}
+        position, text, at = some.pop("position"), some.pop("text"), some.pop("at")
+        assert {"id": token, **facts, **some} == card(of_run, {"id": str(token)})
+        shown = places(of_run, {"id": str(token)})
+        assert position == shown["position"]
+        assert text is None or (text, at) == (shown["text"], shown["at"])
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
+def test_the_text_for_the_pipeline_contains_the_token(kind):
+    tokenizer = train_tokenizer("the Class and the class of classes, love dogs; naïve 日本 " * 40, kind, vocab_size=330)
+    size = max(tokenizer.get_vocab().values()) + 1
+    source = OpenedModel("texts", TokenEmbedding(size, 4), tokenizer=tokenizer)
+    found = {}
+    for token in range(size):
+        found[token], at, _ = places(source, {"id": str(token)}).values()
+        if found[token] is not None:
+            assert pipeline(source.table, tokenizer, found[token]).tokens[at].id == token
+    missing = [token_text(tokenizer, token) for token, text in found.items() if text is None]
+    assert len(missing) < size / 2 if kind == "bpe" else len(missing) < size / 10, missing
+
+
+def test_a_token_of_a_sentencepiece_table_is_found_in_an_example(shared_data):
+    tokenizer = load_tokenizer(shared_data / "tokenizers" / "llama2-tokenizer.model")
+    source = OpenedModel("llama", TokenEmbedding(32000, 2), tokenizer=tokenizer)
+    dogs = tokenizer.token_to_id("▁dogs")
+    assert places(source, {"id": str(dogs)}) == {
+        "text": "I love dogs and dogs love me.",
+        "at": 2,
+        "position": None,
+    }
+    cat = tokenizer.token_to_id("▁cat")
+    assert places(source, {"id": str(cat)})["position"] == tokenizer.encode(
+        "The cat", add_special_tokens=False
+    ).ids.index(cat)
+
+
+def test_what_is_no_token_is_refused(of_run):
+    for asked, error in (("9999", TokenIdError), ("x", SizeError), ("", SizeError), ("1,2", SizeError)):
+        for answer in (card, places):
+            with pytest.raises(error):
+                answer(of_run, {"id": asked})
+
+
+# In a browser
+
+TOKEN = " dog"
+CHIPS = {
+    "map": ("plus=40", ".near li button[data-token]"),
+    "pipeline": ("step=head", ".pipe-guesses [data-token]"),
+    "positions": ("", ".pos-wide [data-token]"),
+    "compare": ("", ".near li button[data-token]"),
+    "training": ("", ".neighbors [data-token]"),
+    "learn": ("s=real", ".learn-near [data-token]"),
+}
+
+
+@pytest.fixture(scope="module")
+def other(of_run) -> OpenedModel:
+    """A table with a cone of under-trained rows; some of its tokens have the same texts as those of the run."""
+    rows = torch.randn(700, 32)
+    rows[:200] = rows[0] + 0.05 * torch.randn(200, 32)
+    tokens = [f"word{row}" for row in range(700)]
+    tokens[650] = TOKEN.lstrip()
+    return OpenedModel("other", TokenEmbedding.from_pretrained(rows), tokens=tokens)
+
+
+@pytest.fixture(scope="module")
+def url(serve, of_run, other) -> str:
+    return serve(of_run, other)
+
+
+@pytest.fixture
+def dog(of_run) -> int:
+    return of_run.token_texts.index(TOKEN)
+
+
+def chosen(page, token, source=None):
+    """The token is that of the URL and of the card."""
+    until(page, f"new URLSearchParams(location.hash.split('?')[1]).get('id') === '{token}'")
+    until(page, f"document.querySelector('#card .card-name small')?.textContent === '#{token}'")
+    if source is not None:
+        until(page, f"new URLSearchParams(location.hash.split('?')[1]).get('source') === '{source}'")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("view", CHIPS)
+def test_a_chip_of_any_view_chooses_its_token_and_the_card_has_its_facts(view, url, open_page, of_run):
+    state, chips = CHIPS[view]
+    page = open_page(f"{url}#{view}?{state}")
+    chip = page.locator(f"#view-{view}").locator(chips).first
+    chip.wait_for()
+    token = int(chip.get_attribute("data-token"))
+    opens = "opens-card" in chip.get_attribute("class") if chip.get_attribute("class") else False
+    chip.click()
+    chosen(page, token)
+    if not opens:
+        page.keyboard.press("c")
+    body = page.locator("#card .card-body")
+    body.get_by_text("See it in").wait_for()
+    facts = card(of_run, {"id": str(token)})
+    body.get_by_text(f"rank {facts['count_rank']} of").wait_for()
+    assert f"{facts['norm']:.3f}, above {100 * facts['norm_share']:.1f} % of the rows" in body.inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.browser
+def test_the_choice_survives_views_reload_and_source(url, open_page, of_run, other, dog):
+    page = open_page(f"{url}#health?id={dog}")
+    for view in ("map", "compare", "pipeline", "learn", "positions", "training", "health"):
+        page.locator(f"#tab-{view}").click()
+        page.locator(f"#view-{view} .panel").first.wait_for()
+        chosen(page, dog)
+    page.locator("#tab-map").click()
+    page.locator(f"#view-map .map-card [data-token='{dog}']").wait_for()
+    assert f"plus={dog}" in page.url
+    page.locator("#tab-compare").click()
+    page.get_by_text("Neighbours before training").wait_for()
+    page.locator("#tab-pipeline").click()
+    page.locator(f".pipe-chips [data-token='{dog}'][aria-pressed='true']").wait_for()
+    page.reload()
+    page.locator(f".pipe-chips [data-token='{dog}'][aria-pressed='true']").wait_for()
+    chosen(page, dog)
+    page.locator("#tab-map").click()
+    page.locator("#source").select_option("1")
+    chosen(page, 650, source=1)
+    page.locator("#view-map .map-card [data-token='650']").wait_for()
+    page.locator("#source").select_option("0")
+    chosen(page, dog)
+    page.get_by_label("Neighbours of a token").fill("#33")
+    page.keyboard.press("Enter")
+    chosen(page, 33)
+    page.locator("#source").select_option("1")
+    until(page, "location.hash.includes('source=1') && document.querySelector('#card').hidden")
+
+
+@pytest.mark.browser
+def test_health_marks_the_token_and_the_card_says_what_is_wrong_with_it(url, open_page):
+    page = open_page(url + "#health?source=1")
+    page.evaluate("""() => {
+        const { prototype } = CanvasRenderingContext2D, paint = prototype.fillText;
+        window.painted = new Set();
+        prototype.fillText = function (text, ...rest) { window.painted.add(text); paint.call(this, text, ...rest); };
+    }""")
+    chip = page.locator(".list-scroll [data-token]").first
+    chip.click()
+    token = int(chip.get_attribute("data-token"))
+    chosen(page, token)
+    page.locator(".card-faults").get_by_text("Under-trained.").wait_for()
+    assert page.evaluate(f"[...window.painted].filter((text) => text.startsWith('word{token} ')).length") == 2
+    assert (
+        page.locator(f"#view-health [data-token='{token}']").evaluate("chip => getComputedStyle(chip).outlineStyle")
+        == "solid"
+    )
+    last = page.locator(".list-scroll [data-token]").last.get_attribute("data-token")
+    page.locator(".list-scroll [data-token]").last.click()
+    page.locator("#tab-map").click()
+    page.locator(f"#view-map .map-card [data-token='{last}']").wait_for()
+    page.locator("#tab-health").click()
+    page.locator(f".list-scroll [data-token='{last}']").wait_for()
+    until(page, "document.querySelector('.list-scroll').scrollTop > 500")
+    neighbour = page.locator("#card .near").last.locator("button").first
+    other = int(neighbour.get_attribute("data-token"))
+    neighbour.click()
+    chosen(page, other)
+    page.locator("#card").get_by_role("link", name="Map").click()
+    page.locator(f"#view-map .map-card [data-token='{other}']").wait_for()
+    chosen(page, other, source=1)
+
+
+@pytest.mark.browser
+def test_keys_open_and_close_the_card_and_removing_the_choice_clears_the_map(url, open_page, dog):
+    page = open_page(f"{url}#map?id={dog}")
+    page.locator("#view-map .near li").first.wait_for()
+    body = page.locator("#card .card-body")
+    assert body.is_hidden()
+    page.keyboard.press("c")
+    body.get_by_text("Spelling variants").wait_for()
+    assert page.evaluate("document.activeElement.className") == "card-toggle"
+    assert "card=open" in page.url
+    page.keyboard.press("Escape")
+    assert body.is_hidden()
+    assert "card=open" not in page.url
+    page.keyboard.press("?")
+    assert "card of the chosen token" in page.locator("#keys").inner_text()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Choose no token").click()
+    until(page, "!location.hash.includes('plus=') && !location.hash.includes('id=')")
+    assert page.locator("#card").is_hidden()
+    page.locator("#view-map .map-side .chips [data-token]").first.click()
+    until(page, "location.hash.includes('id=')")
+    page.locator(".map-over").focus()
+    page.keyboard.press("Escape")
+    until(page, "!location.hash.includes('id=')")
+
+
+@pytest.mark.browser
+def test_on_a_phone_the_card_is_one_line_until_it_is_opened_and_a_link_closes_it(url, open_page, dog):
+    page = open_page(f"{url}#map?id={dog}", color_scheme="dark")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.locator("#view-map .map-card [data-token]").click()
+    body = page.locator("#card .card-body")
+    assert body.is_hidden()
+    box = page.locator("#card").bounding_box()
+    assert box["height"] < 50
+    assert box["y"] + box["height"] == pytest.approx(844, abs=1)
+    page.locator("#card .card-toggle").click()
+    body.get_by_role("link", name="Pipeline").click()
+    page.locator(f".pipe-chips [data-token='{dog}']").first.wait_for()
+    assert body.is_hidden()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.browser
+def test_an_exported_page_has_the_card_or_says_what_it_lacks(of_run, tmp_path, open_page, monkeypatch):
+    stored = json.loads(cards(of_run, {}))["some"]
+    token = next(int(token) for token in stored["variants"] if token in stored["text"])
+    write_page(tmp_path / "page.html", [of_run])
+    page = open_page((tmp_path / "page.html").as_uri() + f"#health?id={token}&card=open")
+    facts = card(of_run, {"id": str(token)})
+    body = page.locator("#card .card-body")
+    body.get_by_text(f"rank {facts['count_rank']} of").wait_for()
+    assert f"cosine of the row before and after {facts['cosine_before']:.3f}".replace("-", "−") in body.inner_text()
+    shown = body.locator(".near").first.locator("button").evaluate_all("all => all.map((each) => each.dataset.token)")
+    assert [int(each) for each in shown] == [each for each, _ in facts["variants"]]
+    body.get_by_role("link", name="Pipeline").click()
+    page.locator(f".pipe-chips [data-token='{token}'][aria-pressed='true']").wait_for()
+    monkeypatch.setattr(token_card, "BAKED_ROWS", 100)
+    write_page(tmp_path / "large.html", [of_run])
+    page = open_page((tmp_path / "large.html").as_uri() + f"#health?id={token}&card=open")
+    page.locator("#card").get_by_text("This file does not contain these numbers").wait_for()
