@@ -7,7 +7,7 @@ each row with autograd's.
 import base64
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache
 from typing import Any, cast
 
@@ -20,12 +20,16 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.data.tokenizer import token_text, without_truncation
 from embedlayer.errors import TextError, TokenizerError
+from embedlayer.explorer.appended import longer_text
+from embedlayer.explorer.tokens import token_ids
+from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.layers.steps import TokenBatch, TracedStep, input_steps, trace_steps
 from embedlayer.losses.cross_entropy import finish_logits
+from embedlayer.losses.largest import top_k
 from embedlayer.models.decoder import Attention, DecoderLM
 from embedlayer.plots import visible_text
 from embedlayer.positions.position import Position, positions_of
@@ -37,6 +41,7 @@ from embedlayer.tables.table import TokenTable
 MOST_TOKENS = 64
 MOST_HEADS = 8
 TOP_TOKENS = 8
+CANDIDATES = 12
 BINS = 1024
 ROWS_AT_ONCE = 8192
 SHOWN_DROPOUT = 0.1
@@ -64,10 +69,12 @@ _TITLES = {
     "dropout": ("Dropout", "0 with probability p, else x / (1 − p)"),
     "rotation": ("Rotation", "(a, b) → (a cos θ − b sin θ, a sin θ + b cos θ), θ = t · base^(−2i/K)"),
     "bias": ("Bias", "q[i] · k[j] / √K + bias[h, i, j]"),
-    "head": ("Head", "softmax(h · Wᵀ)"),
+    "head": ("Next token", "p = softmax(z / temperature), z = h · Wᵀ"),
+    "head only": ("Head", "softmax(x · Wᵀ)"),
+    "lens": ("Logit lens", "softmax(head(norm(x[l, t])))"),
     "gradient": ("Gradient", "∂loss / ∂W"),
 }
-"""Title and formula of each step."""
+"""Title and formula of each step; a sentence may have its own."""
 
 _SENTENCES = {
     "one_hot": "Each token is a vector with a 1 at its ID and zeros at all other entries of the vocabulary.",
@@ -87,13 +94,24 @@ _SENTENCES = {
     "rotation": "Inside attention, each pair of numbers of a query or key is rotated by an angle that grows with the "
     "position: the first pairs fast, the last slowly.",
     "bias": "A number that depends on the distance to the key is added to each score, in each head another one.",
-    "head": "The output of the blocks times all rows gives scores, which become probabilities of the next token.",
-    "head only": "A vector is multiplied by all rows. This source has no blocks, so the head reads the input vectors.",
+    "head": "The output of the last block times all rows gives a score for each token, the logit z; softmax makes "
+    "them the probabilities of the next token. A temperature divides the logits first: below 1 the likely tokens "
+    "gain, above 1 the others.",
+    "head only": "Only the embedding layer of this source is known, so there are no blocks to read: the head is "
+    "applied to the input vectors, and its scores are not the model's predictions.",
+    "lens": "The hidden state after each block goes through the model's own final norm and head, as if no block "
+    "followed. The last row is the model's own output; earlier blocks were not trained to be read in this way.",
     "gradient": "The head is tied, so the loss changes every row a little through the scores; looked-up rows also get "
     "a gradient through the look-up.",
     "gradient untied": "Only rows that were looked up get a gradient; all other rows of the table stay the same.",
 }
 """Explanation of each step for readers."""
+
+_WHOLE_MODELS = (
+    "Whole models are read of embedlayer's own decoders, and of checkpoints of the types "
+    + " and ".join(kind for each in FAMILIES if each.decoder is HUGGING_FACE_TENSORS for kind in each.model_types)
+    + "."
+)
 
 _POSITION_KINDS = {"add": "added", "rotate": "rotation", "bias": "bias", None: "none"}
 
@@ -120,7 +138,7 @@ class Step:
     """One step of the computation, from text to gradient, as the page shows it.
 
     Args:
-        name: Identifier of the step, a key of `_TITLES`, which has its title and formula on the page.
+        name: Identifier of the step, a key of `_TITLES`, which has its title and formula unless its sentence does.
         note: The sizes and factors of this model, in one line of text.
         values: Tensors to draw, by name: `(T, C)`, or `(H, T, C)` for the first heads.
         facts: All other data of the step, as JSON.
@@ -142,7 +160,12 @@ class Step:
     @property
     def title(self) -> str:
         """Return the title of the step on the page."""
-        return _TITLES[self.name][0]
+        return self._heading[0]
+
+    @property
+    def _heading(self) -> tuple[str, str]:
+        """Return title and formula of the step."""
+        return _TITLES.get(self.sentence, _TITLES[self.name])
 
     def to_json(self) -> JsonObject:
         """Return the step as a JSON object, with its title, formula and explanation, and with packed tensors.
@@ -152,7 +175,7 @@ class Step:
         return {
             "name": self.name,
             "title": self.title,
-            "formula": _TITLES[self.name][1],
+            "formula": self._heading[1],
             "sentence": _SENTENCES[self.sentence or self.name],
             "note": self.note,
             "values": {name: packed(value) for name, value in self.values.items()},
@@ -172,6 +195,7 @@ class Pipeline:
         embed_dim: Width of a row, D.
         steps: Steps in the order in which the model computes them.
         vectors: Input of the first block, `(T, D)`.
+        appended: IDs of tokens that follow those of the text; `tokens` has them too.
     """
 
     text: str
@@ -181,6 +205,7 @@ class Pipeline:
     embed_dim: int
     steps: tuple[Step, ...]
     vectors: Float[Tensor, "T D"]
+    appended: tuple[int, ...] = ()
 
     def step(self, name: str) -> Step | None:
         """Return the step with a name; `None` if this model does not have it."""
@@ -231,6 +256,10 @@ def shown_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[ShownToken, 
 def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
     """Answer a request of the page, for JSON: the pipeline of the parameter `text`, or without it, example texts.
 
+    The parameter `appended` has IDs of tokens that follow the text, such as `17,40`. Those that the tokenizer would
+    find in a longer text become part of it. Of a decoder, the last step is the logit lens, whose numbers are the answer
+    to another request, `logit_lens.answer`.
+
     Raises:
         CheckpointError: Only the table of a checkpoint could be read.
         TokenizerError: There is a text, but the source has no tokenizer.
@@ -238,8 +267,14 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
     """
     if "text" not in params:
         return {"texts": example_texts(source.tokenizer)}
-    model, is_checkpoint = source.require_input(), source.model is not None and source.run is None
-    return pipeline(model, source.tokenizer, params["text"], add_special_tokens=is_checkpoint).to_json()
+    model, special = source.require_input(), source.adds_special_tokens
+    appended = token_ids(source, params, "appended")
+    text, rest = longer_text(source.tokenizer, params["text"], appended, add_special_tokens=special)
+    walked = pipeline(model, source.tokenizer, text, appended=rest, add_special_tokens=special)
+    if isinstance(model, DecoderLM):
+        note = f"row 0 is the input of the first block, row {len(model.blocks)} the output of the last"
+        walked = replace(walked, steps=(*walked.steps, Step("lens", note)))
+    return walked.to_json()
 
 
 def baked(source: OpenedModel) -> list[dict[str, str]]:
@@ -263,6 +298,7 @@ def pipeline(
     tokenizer: Tokenizer | None,
     text: str,
     *,
+    appended: Sequence[int] = (),
     add_special_tokens: bool = False,
     most_tokens: int = MOST_TOKENS,
 ) -> Pipeline:
@@ -272,6 +308,7 @@ def pipeline(
         model: Model, layer or table; steps that it does not have are left out.
         tokenizer: Tokenizer of the model.
         text: Any text.
+        appended: IDs of tokens that follow those of the text.
         add_special_tokens: Whether the tokenizer adds the tokens that start or end a text. Checkpoints expect them;
             models that were trained by embedlayer do not.
         most_tokens: The text is cut after this many tokens, and at the longest sequence of the positions.
@@ -291,13 +328,19 @@ def pipeline(
     if not ids:
         raise TextError(f"{text!r} has no tokens: there is nothing to look up.")
     table, position = parts_of(model)
-    kept = ids[: min(most_tokens, position.max_seq_len or most_tokens)]
+    kept = [*ids, *appended][: longest(position, most_tokens)]
     tokens = shown_tokens(tokenizer, kept)
     with torch.enable_grad():
         computation = _Computation(model, torch.tensor(kept, device=table.device))
         steps = tuple(computation.steps(tokens, tokenizer))
-    left_out = len(ids) - len(kept)
-    return Pipeline(text, tokens, left_out, table.vocab_size, table.embed_dim, steps, computation.x.detach())
+    left_out = len(ids) + len(appended) - len(kept)
+    sizes = (table.vocab_size, table.embed_dim)
+    return Pipeline(text, tokens, left_out, *sizes, steps, computation.x.detach(), tuple(appended))
+
+
+def longest(position: Position, most_tokens: int = MOST_TOKENS) -> int:
+    """Return the number of tokens after which a text is cut."""
+    return min(most_tokens, position.max_seq_len or most_tokens)
 
 
 def parts_of(model: Model) -> tuple[LookupTable, Position]:
@@ -494,9 +537,15 @@ class _Computation:
             "next": chances[:-1].gather(-1, following.unsqueeze(-1)).squeeze(-1).tolist(),
             "tied": output.tied,
         }
-        sentence = "head" if isinstance(self.model, DecoderLM) else "head only"
         note = f"{rows}; {self.table.vocab_size:,} scores for each token"
-        yield Step("head", note, {"hidden": hidden}, facts, sentence=sentence)
+        if isinstance(self.model, DecoderLM):
+            last = logits[-1:].detach()
+            likely = top_k(last[0], min(CANDIDATES, last.shape[-1]))[1].tolist()
+            facts["candidates"] = [vars(token) for token in shown_tokens(tokenizer, likely)]
+            facts["room"] = longest(self.position) - len(self.ids)
+            yield Step("head", note, {"hidden": hidden, "logits": last}, facts)
+        else:
+            yield Step("head", f"{note}. {_WHOLE_MODELS}", {"hidden": hidden}, facts, sentence="head only")
         if len(following):
             yield self._gradient(hidden, products, logits, output.tied, tokens)
 

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedlayer.errors import SizeError
-from embedlayer.explorer import compare, health, pipeline, positions, table_map, tokens, training, user_columns
+from embedlayer.explorer import (
+    compare,
+    health,
+    logit_lens,
+    pipeline,
+    positions,
+    table_map,
+    tokens,
+    training,
+    user_columns,
+)
 from embedlayer.explorer.source_facts import page_facts
 from embedlayer.explorer.tokens import Params
 from embedlayer.sources import OpenedModel
@@ -56,6 +66,7 @@ ROUTES: dict[str, Route] = {
     "vectors": Route(tokens.vectors, tokens.baked_vectors),
     "nearest": Route(tokens.nearest, tokens.baked_nearest),
     "pipeline": Route(pipeline.answer, pipeline.baked, needs=("input", "tokenizer")),
+    "logit-lens": Route(logit_lens.answer, logit_lens.baked, needs=("decoder", "tokenizer")),
     "positions": Route(positions.answer, needs=("input",)),
     "health": Route(health.found),
     "scores": Route(health.scores),

@@ -80,7 +80,7 @@ def neighbors(source: OpenedModel, params: Params) -> Any:
         SizeError: `plus` and `minus` are both empty, or a parameter is no valid number or list.
         TokenIdError: An ID is outside the table.
     """
-    plus, minus = _ids(source, params, "plus"), _ids(source, params, "minus")
+    plus, minus = token_ids(source, params, "plus"), token_ids(source, params, "minus")
     if not plus and not minus:
         raise SizeError("neighbors needs at least one token ID in plus or minus; found none.")
     found = _number(params, "topn", 20, most=MOST)
@@ -100,7 +100,7 @@ def along(source: OpenedModel, params: Params) -> bytes:
         SizeError: A parameter is no valid list.
         TokenIdError: An ID is outside the table.
     """
-    query = _query(source, _ids(source, params, "plus"), _ids(source, params, "minus"))
+    query = _query(source, token_ids(source, params, "plus"), token_ids(source, params, "minus"))
     return to_bytes(table_cosines(RowReader(source.rows), query)[0])
 
 
@@ -207,7 +207,7 @@ def _nearest(source: OpenedModel) -> bytes:
     return ids.numpy().tobytes() + to_bytes(F.pad(found.cosines.clamp_min(-2.0), missing, value=-2.0))
 
 
-def _ids(source: OpenedModel, params: Params, name: str) -> list[int]:
+def token_ids(source: OpenedModel, params: Params, name: str) -> list[int]:
     """Read token IDs such as `17,4` from a parameter of a request; a missing parameter gives an empty list.
 
     Args:
