@@ -272,7 +272,8 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
     text, rest = longer_text(source.tokenizer, params["text"], appended, add_special_tokens=special)
     walked = pipeline(model, source.tokenizer, text, appended=rest, add_special_tokens=special)
     if isinstance(model, DecoderLM):
-        note = f"row 0 is the input of the first block, row {len(model.blocks)} the output of the last"
+        last = len(model.blocks)
+        note = f"row 0 is the input of the first block, row {last} the output of the last (nostalgebraist, 2020)"
         walked = replace(walked, steps=(*walked.steps, Step("lens", note)))
     return walked.to_json()
 

@@ -1,7 +1,5 @@
 """The logit lens against plain forward passes with hooks, what the page computes from the logits, and both steps."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,6 @@ from embedlayer import (
     SizeError,
     TokenIdError,
     load_llama,
-    load_tokenizer,
     train_tokenizer,
 )
 from embedlayer.errors import CheckpointError
@@ -223,7 +220,7 @@ def test_probabilities_at_a_temperature_are_those_that_generate_samples_from(in_
         z=values,
         t=temperature,
     )
-    torch.testing.assert_close(torch.tensor(found), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(torch.tensor(found, dtype=torch.float32), expected, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.browser
@@ -241,4 +238,96 @@ def test_samples_are_drawn_with_these_probabilities_and_repeat(in_page):
 def source(words):
     torch.manual_seed(0)
     model = small("rotary", head=HEADS["untied"]())
+    with torch.no_grad():
+        model.head.bias[: words.get_vocab_size()] += 1  # so that words are among the candidates
     return OpenedModel("words", model.table, tokenizer=words, model=model)
+
+
+def cells(page):
+    """The texts of the grid, row by row."""
+    return [row.locator("button").all_inner_texts() for row in page.locator(".lens-grid tbody tr").all()]
+
+
+def chips(page):
+    return page.locator(".pipe-chips .pipe-chip > span").all_inner_texts()
+
+
+@pytest.mark.browser
+def test_the_temperature_acts_at_once_and_tokens_are_appended(source, serve, open_page):
+    url = serve(source)
+    page = open_page(url + "#pipeline?step=head&text=I+love")
+    values = page.locator(".next-list .pipe-value")
+    values.first.wait_for()
+    logits = source.model(torch.tensor(source.encode("I love")))[-1].detach()
+    for temperature in (1.0, 0.25, 2.0, 0.0):
+        page.get_by_role("slider", name="Temperature").fill(str(temperature))
+        expected = (logits / max(temperature, 1e-9)).softmax(-1).topk(12).values
+        assert values.first.inner_text() == f"{float(expected[0]):.1%}"
+        assert values.nth(12).inner_text() == (f"{float(1 - expected.sum()):.1%}" if temperature else "0%")
+    assert "temperature=0" in page.url
+    candidates = pipeline.pipeline(source.model, source.tokenizer, "I love").step("head").facts["candidates"]
+    word = next(token["text"] for token in candidates if token["kind"] == "text")
+    page.get_by_label(f"Append {word}", exact=True).click()
+    page.locator(".pipe-chips > :nth-child(3)").wait_for()
+    assert chips(page) == ["I", "love", word]
+    assert page.get_by_label("Text", exact=True).input_value() == f"I love {word}"
+    page.get_by_role("slider", name="Temperature").fill("2")
+    link = page.url
+    for count in (4, 5):
+        page.get_by_text("Append a sample").click()
+        page.locator(f".pipe-chips > :nth-child({count})").wait_for()
+    assert "draws=2" in page.url
+    sampled = chips(page)
+    page.goto("about:blank")
+    page.goto(link)
+    for count in (4, 5):
+        page.get_by_text("Append a sample").click()
+        page.locator(f".pipe-chips > :nth-child({count})").wait_for()
+    assert chips(page) == sampled
+
+
+@pytest.mark.browser
+def test_the_grid_is_the_lens_and_a_cell_lists_its_tokens(source, serve, open_page):
+    page = open_page(serve(source) + "#pipeline?step=lens&text=" + TEXT.replace(" ", "+"))
+    page.locator(".lens-grid").wait_for()
+    ids = source.encode(TEXT)
+    lens = logit_lens(source.model, torch.tensor(ids))
+    names = [
+        [token.text for token in pipeline.shown_tokens(source.tokenizer, row)] for row in lens.top_ids[..., 0].tolist()
+    ]
+    assert cells(page) == names
+    right = lens.top_ids[:, :-1, 0].eq(torch.tensor(ids[1:])).sum()
+    assert page.locator(".lens-grid .lens-right").count() == right
+    page.locator(".lens-grid tbody tr").nth(1).locator("button").nth(4).click()
+    assert "layer=1" in page.url
+    assert "token=4" in page.url
+    shown = page.locator(".lens .next-list .pipe-value").all_inner_texts()
+    assert [float(text.rstrip("%")) for text in shown] == pytest.approx((100 * lens.top_probs[1, 4]).tolist(), abs=0.06)
+    ranks = page.locator(".lens .grid-2 tbody tr td:last-child").all_inner_texts()
+    assert ranks == [str(rank) for rank in lens.next_ranks[:, 4].tolist()]
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Enter")
+    page.locator("[aria-pressed=true].pipe-chip >> nth=0").wait_for()
+    assert "layer=0" in page.url
+    assert "token=3" in page.url
+    page.locator(".pipe-chips button").last.click()
+    page.get_by_text("No token follows the last one").wait_for()
+
+
+@pytest.mark.browser
+def test_an_exported_page_has_temperature_and_lens_and_says_that_appending_needs_the_model(source, tmp_path, open_page):
+    write_page(tmp_path / "page.html", [source])
+    page = open_page((tmp_path / "page.html").as_uri() + "#pipeline?step=head", color_scheme="dark")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.get_by_text("To append tokens, open the model itself").wait_for()
+    assert page.locator(".next-append:enabled").count() == 0
+    before = page.locator(".next-list .pipe-value").first.inner_text()
+    page.get_by_role("slider", name="Temperature").fill("0.5")
+    assert page.locator(".next-list .pipe-value").first.inner_text() != before
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.get_by_label("Next step").click()
+    page.get_by_label("Next step").click()
+    page.locator(".lens-grid").wait_for()
+    assert len(cells(page)) == 3
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

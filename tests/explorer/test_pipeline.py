@@ -285,16 +285,16 @@ def readout(page):
 @pytest.mark.browser
 def test_the_view_steps_through_the_text_with_slider_and_keys(source, serve, open_page):
     page = open_page(serve(source) + "#pipeline?text=" + TEXT.replace(" ", "+"))
-    titles = ["One-hot", "Rows", "Scale", "Positions", "Dropout", "Rotation", "Head", "Gradient"]
+    titles = ["One-hot", "Rows", "Scale", "Positions", "Dropout", "Rotation", "Next token", "Gradient", "Logit lens"]
     heading = page.locator(".pipe-head h2")
     heading.wait_for()
     assert page.locator(".pipe-chips button").count() == 7
     for number, title in enumerate(titles, start=1):
-        assert heading.inner_text().split() == [str(number), title]
+        assert heading.inner_text().split() == [str(number), *title.split()]
         page.keyboard.press("ArrowRight")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.keyboard.press("ArrowLeft")
-    assert "Head" in heading.inner_text()
+    assert "Gradient" in heading.inner_text()
     slider = page.get_by_label("Step", exact=True)
     slider.fill("1")
     assert "Rows" in heading.inner_text()
@@ -329,13 +329,13 @@ def test_the_number_under_the_pointer_and_the_keys_is_the_tables(source, serve, 
 @pytest.mark.browser
 def test_a_typed_text_is_read_by_the_model_and_kept_in_the_address(source, serve, open_page):
     page = open_page(serve(source) + "#pipeline?step=head")
-    page.locator(".pipe-guesses").wait_for()
+    page.locator(".next-list").wait_for()
     page.get_by_label("Text", exact=True).fill("dogs love me")
     wait_for_tokens(page, 3)
     page.locator(".pipe-chips button").nth(1).click()
     head = pipeline(source.model, source.tokenizer, "dogs love me").step("head").facts
-    shown = page.locator(".pipe-guesses .pipe-value").first.inner_text()
-    assert shown == f"{head['top_tokens'][1][0]['chance']:.1%}"
+    shown = page.locator(".next-list .pipe-value").first.inner_text()
+    assert shown == f"{head['top_tokens'][-1][0]['chance']:.1%}"
     assert "text=dogs+love+me" in page.url
     page.get_by_label("Text", exact=True).fill("")
     page.get_by_text("Type a text", exact=True).wait_for()
@@ -356,8 +356,8 @@ def test_on_a_phone_in_the_dark_nothing_runs_out_of_the_page(source, serve, open
 def test_an_exported_page_shows_its_texts_and_says_that_it_holds_no_others(source, tmp_path, open_page):
     write_page(tmp_path / "page.html", [source])
     page = open_page((tmp_path / "page.html").as_uri() + "#pipeline?step=head")
-    page.locator(".pipe-guesses").wait_for()
-    page.get_by_text("This is an exported page").wait_for()
+    page.locator(".next-list").wait_for()
+    page.get_by_text("This is an exported page: it contains").wait_for()
     choice = page.locator(".pipe-entry select")
     texts = answer(source, {})["texts"]
     assert choice.locator("option").all_inner_texts() == texts
@@ -365,8 +365,8 @@ def test_an_exported_page_shows_its_texts_and_says_that_it_holds_no_others(sourc
     walked = pipeline(source.model, source.tokenizer, texts[1])
     wait_for_tokens(page, len(walked.tokens))
     assert (
-        page.locator(".pipe-guesses .pipe-value").first.inner_text()
-        == f"{walked.step('head').facts['top_tokens'][1][0]['chance']:.1%}"
+        page.locator(".next-list .pipe-value").first.inner_text()
+        == f"{walked.step('head').facts['top_tokens'][-1][0]['chance']:.1%}"
     )
 
 

@@ -110,6 +110,18 @@ export interface Pipeline {
   vocab_size: number;
   embed_dim: number;
   steps: PipelineStep[];
+  /** IDs of tokens that follow those of the text. */
+  appended: number[];
+}
+
+/** What `explorer.logit_lens.answer` sends: layers, positions, tokens. */
+export interface LogitLens {
+  top_ids: number[][][];
+  top_probs: PackedTensor;
+  entropy: PackedTensor;
+  next_probs: PackedTensor;
+  next_ranks: number[][];
+  tokens: ShownToken[];
 }
 
 export interface LikelyToken extends ShownToken {

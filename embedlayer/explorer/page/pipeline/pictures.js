@@ -5,7 +5,8 @@ import { limitOf, shown } from "../charts/numbers.js";
 import { h, select, visibleRuns } from "../dom.js";
 import { cosine, fromRows, row, unpackMatrix } from "../math.js";
 
-/** @import { CellTest, Child, Closable, Matrix, Pipeline, PipelineStep, ShownToken } from "../types" */
+/** @import { CellTest, Child, Closable, Load, Matrix, Pipeline, PipelineStep, ShownToken } from "../types" */
+/** @import { ViewState } from "../types" */
 
 /**
  * What a step is drawn from.
@@ -17,6 +18,11 @@ import { cosine, fromRows, row, unpackMatrix } from "../math.js";
  * @property {(token: number) => void} choose
  * @property {(head: number) => void} chooseHead
  * @property {(part: Closable) => HTMLElement} keep close the part with the picture; returns its element
+ * @property {ViewState} state
+ * @property {Load} load
+ * @property {boolean} exported whether the page has no server
+ * @property {(id: number, changes?: Record<string, any>) => void} append add a token to the text; and change the state
+ * @property {() => void} removeAppended
  */
 
 const PERCENT = new Intl.NumberFormat("en", {
@@ -26,7 +32,7 @@ const SMALL_PERCENT = new Intl.NumberFormat("en", { style: "percent", maximumSig
 
 /** Format a probability. @param {number | null | undefined} probability */
 export function percent(probability) {
-  if (probability === null || probability === undefined) return "none";
+  if (probability === null || probability === undefined || Number.isNaN(probability)) return "none";
   return (probability >= 0.001 ? PERCENT : SMALL_PERCENT).format(probability);
 }
 

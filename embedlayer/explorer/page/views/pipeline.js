@@ -8,6 +8,7 @@ import { drawBias } from "../pipeline/attention_bias.js";
 import { textField, textList } from "../pipeline/entry.js";
 import { drawGradient } from "../pipeline/gradient.js";
 import { drawHead } from "../pipeline/head.js";
+import { drawLens } from "../pipeline/lens.js";
 import { drawDropout, drawPositions, drawResult, drawScale, drawSum, drawTypes } from "../pipeline/input.js";
 import { drawLookUp, drawOneHot } from "../pipeline/lookup.js";
 import { chip } from "../pipeline/pictures.js";
@@ -47,6 +48,7 @@ const DRAW = {
   bias: drawBias,
   head: drawHead,
   gradient: drawGradient,
+  lens: drawLens,
 };
 
 /** @param {HTMLElement} element @param {ViewContext} context */
@@ -112,7 +114,7 @@ class PipelineView {
   /** @param {string} text */
   #onText(text) {
     clearTimeout(this.#timer);
-    this.context.state.set({ text, token: null });
+    this.context.state.set({ text, token: null, appended: null, draws: null });
     this.#timer = setTimeout(() => this.#load(text), this.context.data.exported ? 0 : TYPING_DELAY);
   }
 
@@ -122,7 +124,8 @@ class PipelineView {
     if (!text) return this.#fail("Type a text", "Its tokens and every step through the model are shown here.");
     const waiting = setTimeout(() => this.stage.classList.add("pipe-wait"), 200);
     try {
-      const pipeline = await this.context.data.load("pipeline", { text });
+      const appended = this.context.state.get("appended");
+      const pipeline = await this.context.data.load("pipeline", appended ? { text, appended } : { text });
       if (request === this.#request) this.#show(pipeline);
     } catch (error) {
       if (request === this.#request) this.#fail("This text cannot be shown", /** @type {Error} */ (error).message);
@@ -137,6 +140,8 @@ class PipelineView {
     const { state } = this.context;
     /** @param {string} key @param {string} fallback */
     const number = (key, fallback) => Math.max(0, Number.parseInt(state.get(key, fallback), 10) || 0);
+    if (state.get("appended")) state.set({ text: pipeline.text, appended: pipeline.appended.join() || null });
+    this.entry.set(pipeline.text);
     this.#pipeline = pipeline;
     this.#step = Math.max(0, pipeline.steps.findIndex((step) => step.name === state.get("step", "one_hot")));
     this.#token = Math.min(number("token", "1"), pipeline.tokens.length - 1);
@@ -235,7 +240,19 @@ class PipelineView {
         this.#parts.push(part);
         return part.element;
       },
+      state: this.context.state,
+      load: this.context.data.load,
+      exported: this.context.data.exported,
+      append: (id, changes = {}) => this.#append([...pipeline.appended, id], changes),
+      removeAppended: () => this.#append([], {}),
     };
+  }
+
+  /** Read the text again with these tokens after it. @param {number[]} appended @param {Record<string, any>} changes */
+  #append(appended, changes) {
+    const text = this.#pipeline?.text ?? "";
+    this.context.state.set({ ...changes, appended: appended.join() || null });
+    this.#load(text);
   }
 
   /** Show in the slider and the buttons which step is shown. @param {Pipeline} pipeline */
