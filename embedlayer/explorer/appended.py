@@ -12,8 +12,9 @@ def longer_text(
 ) -> tuple[str, tuple[int, ...]]:
     """Return the text with as many of the appended tokens as possible, and the IDs of the others.
 
-    Tokens become text only if the tokenizer splits the longer text into the same tokens. So a special token stays
-    appended, as do a part of a character and a token that would be merged with the one before.
+    Tokens become text only if the tokenizer splits the longer text into the same tokens, and if it is one line, as the
+    page's text field is. So a special token stays appended, as do a part of a character, a token that would be merged
+    with the one before, and a line break with all that follows it.
 
     Args:
         tokenizer: Tokenizer of the model; without one, all tokens stay appended.
@@ -34,6 +35,6 @@ def longer_text(
     for count in range(len(appended), 0, -1):
         ids = [*start, *appended[:count]]
         longer = text + unlimited.decode(ids).removeprefix(known)
-        if unlimited.encode(longer, add_special_tokens=add_special_tokens).ids == ids:
+        if longer.isprintable() and unlimited.encode(longer, add_special_tokens=add_special_tokens).ids == ids:
             return longer, tuple(appended[count:])
     return text, tuple(appended)

@@ -108,7 +108,7 @@ _SENTENCES = {
 """Explanation of each step for readers."""
 
 _WHOLE_MODELS = (
-    "Whole models are read of embedlayer's own decoders, and of checkpoints of the types "
+    "The blocks are read of embedlayer's own decoders, and of checkpoints of the types "
     + " and ".join(kind for each in FAMILIES if each.decoder is HUGGING_FACE_TENSORS for kind in each.model_types)
     + "."
 )

@@ -159,6 +159,11 @@ def test_an_appended_token_becomes_text_where_the_tokenizer_agrees():
     assert longer_text(tokenizer, "the", [first]) == ("the", (first,))
     assert longer_text(tokenizer, "the", [first, second]) == ("theé", ())
     assert longer_text(tokenizer, "the", [*ids[" cat"], first]) == ("the cat", (first,))
+    line = tokenizer.encode("\n", add_special_tokens=False).ids
+    assert longer_text(tokenizer, "the", [*ids[" cat"], *line, *ids["the cat"]]) == (
+        "the cat",
+        (*line, *ids["the cat"]),
+    )
     end = tokenizer.token_to_id("<|endoftext|>")
     assert longer_text(tokenizer, "the", [end]) == ("the", (end,))
     c, a = (tokenizer.encode(letter, add_special_tokens=False).ids[0] for letter in "ca")

@@ -22,7 +22,7 @@ function largestScores(scene) {
   const list = topTokens.map((each) => h("li", null,
     chip(each), bar((each.chance ?? 0) / most), h("span", { class: "pipe-value" }, percent(each.chance))));
   return picture(`Largest scores for the input vector of ${nameOf(scene)}, as probabilities`,
-    h("ol", { class: "pipe-guesses" }, list));
+    h("ol", { class: "next-list" }, list));
 }
 
 /** @param {Scene} scene */

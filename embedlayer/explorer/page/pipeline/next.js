@@ -126,8 +126,8 @@ function sampling(scene, sample) {
 
 /** @param {number} count */
 function appendedNote(count) {
-  return `The last ${count === 1 ? "token is" : `${COUNT.format(count)} tokens are`} appended as such and not written `
-    + "in the text field, because the tokenizer would split the longer text into other tokens.";
+  return `The last ${count === 1 ? "token is" : `${COUNT.format(count)} tokens are`} not in the text field. It has one `
+    + "line, and holds only what the tokenizer splits into the same tokens.";
 }
 
 /** Say why no token can be appended; "" if one can. @param {Scene} scene */

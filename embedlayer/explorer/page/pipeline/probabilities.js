@@ -1,4 +1,4 @@
-/** The probabilities of the next token from its logits, and samples from them. */
+/** The probabilities of the next token from its logits, and samples from them. Plain loops, for a slider over all V. */
 
 import { uniform } from "../learn/random.js";
 
@@ -11,21 +11,26 @@ import { uniform } from "../learn/random.js";
  * @returns {Float64Array}
  */
 export function softmax(logits, temperature) {
+  const found = new Float64Array(logits.length);
   let largest = -Infinity;
-  for (const logit of logits) if (logit > largest) largest = logit;
+  for (let id = 0; id < logits.length; id++) if (logits[id] > largest) largest = logits[id];
   if (temperature === 0) {
-    const found = new Float64Array(logits.length);
     found[logits.indexOf(largest)] = 1;
     return found;
   }
-  const powers = Float64Array.from(logits, (logit) => Math.exp((logit - largest) / temperature));
-  const sum = powers.reduce((a, b) => a + b, 0);
-  return powers.map((power) => power / sum);
+  let sum = 0;
+  for (let id = 0; id < logits.length; id++) sum += found[id] = Math.exp((logits[id] - largest) / temperature);
+  for (let id = 0; id < logits.length; id++) found[id] /= sum;
+  return found;
 }
 
 /** Return the entropy in bits. @param {Float64Array} probabilities */
 export function entropyOf(probabilities) {
-  return probabilities.reduce((sum, p) => (p > 0 ? sum - p * Math.log2(p) : sum), 0);
+  let bits = 0;
+  for (let id = 0; id < probabilities.length; id++) {
+    if (probabilities[id] > 0) bits -= probabilities[id] * Math.log2(probabilities[id]);
+  }
+  return bits;
 }
 
 /**
