@@ -55,7 +55,7 @@ ROUTES: dict[str, Route] = {
     "encode": Route(tokens.encode, lambda source: (), needs=("tokenizer",)),
     "vectors": Route(tokens.vectors, tokens.baked_vectors),
     "nearest": Route(tokens.nearest, tokens.baked_nearest),
-    "pipeline": Route(pipeline.answer, pipeline.baked, needs=("input", "tokenizer")),
+    "pipeline": Route(pipeline.answer, pipeline.baked),
     "positions": Route(positions.answer, needs=("input",)),
     "health": Route(health.found),
     "scores": Route(health.scores),

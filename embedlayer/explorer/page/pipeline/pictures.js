@@ -1,9 +1,9 @@
 /** Parts that the steps of the view Pipeline share. */
 
 import { HeatMap } from "../charts/heat.js";
-import { limitOf, shown } from "../charts/numbers.js";
+import { limitOf } from "../charts/numbers.js";
 import { h, select, visibleRuns } from "../dom.js";
-import { cosine, fromRows, row, unpackMatrix } from "../math.js";
+import { fromRows, unpackMatrix } from "../math.js";
 
 /** @import { CellTest, Child, Closable, Matrix, Pipeline, PipelineStep, ShownToken } from "../types" */
 
@@ -16,6 +16,7 @@ import { cosine, fromRows, row, unpackMatrix } from "../math.js";
  * @property {number} head number of the chosen head
  * @property {(token: number) => void} choose
  * @property {(head: number) => void} chooseHead
+ * @property {(() => void) | null} showTiny show the tiny layer; null where it is shown
  * @property {(part: Closable) => HTMLElement} keep close the part with the picture; returns its element
  */
 
@@ -38,7 +39,7 @@ export function percent(probability) {
 export function chip(token, { id, title, pressed, onClick } = {}) {
   const text = token.decoded ? visibleRuns(token.decoded) : [h("i", null, token.text)];
   const content = [h("span", null, text), id === undefined ? null : h("small", null, String(id))];
-  const properties = { class: `pipe-chip pipe-${token.kind}`, title };
+  const properties = { class: `pipe-chip pipe-${token.kind}`, title, "data-token": String(token.id) };
   if (!onClick) return h("span", properties, content);
   return h("button", { ...properties, type: "button", "aria-pressed": String(pressed), onClick }, content);
 }
@@ -136,19 +137,4 @@ export function headChoice(scene, label, name, heads, head) {
     label, value: String(head), options: Array.from({ length: heads }, (_, i) => [String(i), `${name} ${i}`]),
     onChange: (value) => scene.chooseHead(Number(value)),
   }));
-}
-
-/**
- * Compare the vectors of the chosen token with those of its next occurrence; null if it occurs once.
- * @param {Scene} scene
- * @param {Matrix} vectors
- * @param {string} what
- */
-export function repeatedToken(scene, vectors, what) {
-  const { tokens } = scene.pipeline;
-  const other = tokens.findIndex((token, t) => t !== scene.token && token.id === tokens[scene.token].id);
-  if (other < 0) return null;
-  const similarity = cosine(row(vectors, scene.token), row(vectors, other));
-  return fact(`${nameOf(scene)} occurs at positions ${scene.token} and ${other}. Its row is the same (cosine 1); `
-    + `the two ${what} have cosine `, h("b", null, shown(similarity)), ".");
 }

@@ -4,9 +4,8 @@ import { shown } from "../charts/numbers.js";
 import { fit, h } from "../dom.js";
 import { norm, row } from "../math.js";
 import { theme } from "../theme.js";
-import {
-  fact, headChoice, heightFor, nameOf, picture, positionMap, repeatedToken, valueOf, vectorStrips,
-} from "./pictures.js";
+import { occurrences } from "./occurrences.js";
+import { fact, headChoice, heightFor, nameOf, picture, positionMap, valueOf, vectorStrips } from "./pictures.js";
 
 /** @import { Context2D, Matrix, Point } from "../types" */
 /** @import { Scene } from "./pictures.js" */
@@ -36,7 +35,7 @@ export function drawRotation(scene) {
     dials(scene, title, angles, before, after),
     vectorStrips(scene, "The whole query", ["query", "rotated"], [before, after]),
     normFact(norm(before), norm(after)),
-    repeatedToken(scene, rotated, "rotated queries"),
+    occurrences(scene, rotated, "rotated queries"),
     angleMap(scene, angles),
   ];
 }
