@@ -100,6 +100,7 @@ _SENTENCES = {
     "project": "Narrow rows are projected to the width of the blocks.",
     "dropout": "In training only: random numbers become 0, others in each step, and the rest grow to keep the mean. "
     "In use, nothing is dropped.",
+    "no dropout": "This model drops nothing. Others set random numbers to 0 in training, as in this example.",
     "rotation": "Inside attention, each pair of numbers of a query or key is rotated by an angle that grows with the "
     "position: the first pairs fast, the last slowly.",
     "bias": "A number that depends on the distance to the key is added to each score, in each head another one.",
@@ -331,7 +332,8 @@ def example_texts(source: OpenedModel) -> list[str]:
         last = source.table.vocab_size - 1
         return [f"#0 #{min(1, last)} #{last} #{min(1, last)}"]
     plain = [text.strip(".") for text in (*TEXTS[:2], *TINY_TEXTS)]
-    known = [text for text in dict.fromkeys(plain) if not vocabulary.ids(text)[1]]
+    different = {text.casefold(): text for text in reversed(plain)}
+    known = [text for text in reversed(different.values()) if not vocabulary.ids(text)[1]]
     names = [name for name in vocabulary.names if name.strip()][:EXAMPLE_NAMES]
     return known or [" ".join([*names, *names[:1]])]
 
@@ -528,9 +530,10 @@ class _Computation:
         shown = stated or SHOWN_DROPOUT
         kept = torch.rand(self.x.shape, generator=torch.Generator().manual_seed(0)) >= shown
         values = {"kept": self.x, "dropped": self.x.detach().cpu() * kept / (1 - shown)}
+        sentence = "dropout" if stated else "no dropout"
         reason = "this source does not state one" if stated is None else "this model has p = 0"
         note = f"p = {stated:g}" if stated else f"{reason}; shown as it would be with p = {shown:g}"
-        return Step("dropout", note, values, {"p": stated, "shown_p": shown}, idle=not stated)
+        return Step("dropout", note, values, {"p": stated, "shown_p": shown}, sentence=sentence, idle=not stated)
 
     def _attention_step(self) -> Iterator[Step]:
         """Yield one step for a scheme applied inside attention: the rotation, or the bias of the heads.

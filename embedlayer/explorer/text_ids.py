@@ -11,6 +11,7 @@ from embedlayer.errors import TextError, TokenIdError, TokenizerError
 
 WORDS_OF_A_NAME = 6
 UNKNOWN_SHOWN = 5
+NAMES_SHOWN = 12
 _WORD = re.compile(r"\w+|[^\w\s]")
 _IDS = re.compile(r"#\d+(?:[\s,]+#\d+)*")
 
@@ -30,10 +31,11 @@ class NamedRows:
         self.names = names
         self._exact: dict[str, int] = {}
         self._folded: dict[str, int] = {}
-        for row, name in enumerate(names):
-            if name.strip():
-                self._exact.setdefault(name.strip(), row)
-                self._folded.setdefault(name.strip().casefold(), row)
+        for key in (str, str.strip):  # a name with spaces around it is found where no other is the word itself
+            for row, name in enumerate(names):
+                if name.strip():
+                    self._exact.setdefault(key(name), row)
+                    self._folded.setdefault(key(name).casefold(), row)
 
     def ids(self, text: str) -> tuple[list[int], list[str]]:
         """Return the rows of a text, and its words that are no row's name.
@@ -112,7 +114,9 @@ def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_
     ids, unknown = vocabulary.ids(text)
     if not ids:
         said = f"{_quoted(unknown)}: no row has such a name" if unknown else f"{text!r} has no words"
-        raise TextError(f"{said}, so there is nothing to look up. Type names of rows, or IDs such as #17 #42.")
+        few = len(vocabulary.names) <= NAMES_SHOWN
+        names = f"these: {', '.join(vocabulary.names)}" if few else "names of rows, or IDs such as #17 #42"
+        raise TextError(f"{said}, so there is nothing to look up. Type {names}.")
     left_out = f" Left out, because no row has such a name: {_quoted(unknown)}." if unknown else ""
     return TextIds(ids, f"Split by the names of the rows: at each word, the longest name that matches.{left_out}")
 

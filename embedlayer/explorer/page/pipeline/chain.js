@@ -76,7 +76,7 @@ const MAKERS = {
     })];
   },
   norm: (step, _, token, before) => [next(step, "result", token, before, {
-    name: "norm(x)", about: "mean 0, variance 1, then weight and bias",
+    name: "norm(x)", about: "to mean 0, variance 1",
     sum: (was, is) => `normalised: ${shown(was)} → ${shown(is)}`,
   })],
   project: (step, _, token, before) => [next(step, "result", token, before, {

@@ -52,7 +52,7 @@ function reasonOf({ step }) {
   return lookUp + (tied
     ? `Through the head, ${COUNT.format(head)} rows do: each row's score is in the softmax, so the loss pushes it. `
       + "Tied means one table, so both parts are added."
-    : `The head has rows of its own: ${COUNT.format(head)} of them get a gradient, but W does not.`);
+    : `The head has rows of its own: ${COUNT.format(head)} of them get a gradient, and nothing of it reaches W.`);
 }
 
 /** @param {Scene} scene */

@@ -19,6 +19,7 @@ import { VectorPicture } from "./vector.js";
  * What the machine calls.
  * @typedef {object} MachineCalls
  * @property {(dimension: number | null) => void} pin keep a dimension lit
+ * @property {(dimension: number | null, dims: number) => void} lit a dimension of vectors of `dims` numbers is lit
  * @property {(step: string) => void} goTo
  */
 
@@ -64,7 +65,8 @@ export class Machine {
     this.close();
     this.#pipeline = pipeline;
     this.#links = chainOf(pipeline, token);
-    this.#chain = this.#links.map(({ numbers, limit, space }) => new VectorPicture(numbers, { limit, space }));
+    this.#chain = this.#links.map(({ numbers, limit, space }) =>
+      new VectorPicture(numbers, { limit, space, isExact: true }));
     const products = tableOfProducts(pipeline, token);
     const rows = tableOfRows(pipeline, token);
     const space = this.#links.find((link) => link.step === "positions")?.space ?? 0;
@@ -74,7 +76,8 @@ export class Machine {
     this.list.replaceChildren(...this.#lines);
     this.list.setAttribute("aria-valuemax", String(this.#links[0].numbers.length - 1));
     const chain = h("section", { class: "mach-middle" }, h("div", { class: "mach-title" },
-      h("h3", null, "One token, from its row to the first block"), h("span", null, "length")), this.list, this.#after(pipeline));
+      h("h3", null, "One token, from its row to the first block"), h("span", null, "length")),
+    this.list, this.#after(pipeline));
     this.body.replaceChildren(...this.#tables.slice(0, -1).map((table) => table.element), chain, positions.element);
     this.body.classList.toggle("mach-small", products !== null);
     this.#pinned = pinned === null ? null : Math.min(pinned, this.#links[0].numbers.length - 1);
@@ -101,6 +104,17 @@ export class Machine {
     if (isMoving && last >= 0) this.#move(last);
   }
 
+  /**
+   * Light a dimension of the vectors that have `dims` numbers; null lights the one that was chosen.
+   * @param {number | null} dimension
+   * @param {number} dims
+   */
+  light(dimension, dims) {
+    const link = this.#links.find(({ numbers }) => numbers.length === dims);
+    if (dimension === null) this.#light(this.#pinned, 0);
+    else if (link) this.#light(dimension, link.space);
+  }
+
   /** @param {Link} link @param {VectorPicture} vector */
   #line(link, vector) {
     return h("div", { class: "mach-line", "data-link": link.step },
@@ -115,7 +129,11 @@ export class Machine {
     const done = this.#links.at(-1)?.step;
     const start = pipeline.steps.findIndex((step) => step.name === done);
     const later = pipeline.steps.slice(start + 1).filter((step) => !step.idle && step.name !== "dropout");
-    return h("p", { class: "mach-after" }, h("span", null, "↓ input of the first block"), later.map((step) =>
+    const scheme = pipeline.steps.find((step) => step.name === "positions")?.facts.scheme;
+    const isTable = scheme === "Position" && !later.length;
+    const end = isTable ? "This source has rows only: no positions, and no blocks that read them."
+      : "↓ input of the first block";
+    return h("p", { class: "mach-after" }, h("span", null, end), later.map((step) =>
       h("button", { type: "button", "data-step": step.name, onClick: () => this.calls.goTo(step.name) }, step.title)));
   }
 
@@ -140,6 +158,7 @@ export class Machine {
    */
   #light(dimension, space) {
     for (const vector of this.#vectors()) vector.light(vector.space === space ? dimension : null);
+    this.calls.lit(dimension, this.#links.find((link) => link.space === space)?.numbers.length ?? 0);
     if (dimension === null) {
       this.sum.replaceChildren(h("span", { class: "note" }, HINT));
       this.list.setAttribute("aria-valuetext", "none");

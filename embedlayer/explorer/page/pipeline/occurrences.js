@@ -1,12 +1,11 @@
 /** All occurrences of one token in the text, side by side. */
 
-import { HeatMap } from "../charts/heat.js";
-import { limitOf, shown } from "../charts/numbers.js";
+import { shown } from "../charts/numbers.js";
 import { h } from "../dom.js";
 import { fromRows, row, similarities } from "../math.js";
 import { cellColours } from "../colour.js";
 import { theme } from "../theme.js";
-import { nameOf, picture } from "./pictures.js";
+import { nameOf, picture, vectors } from "./pictures.js";
 
 /** @import { Matrix } from "../types" */
 /** @import { Scene } from "./pictures.js" */
@@ -16,23 +15,20 @@ const MOST = 12;
 /**
  * Compare the vectors of a token at all its positions: a strip for each, and the cosines of all pairs.
  * @param {Scene} scene
- * @param {Matrix} vectors one for each position of the text
+ * @param {Matrix} all one for each position of the text
  * @param {string} what name of the vectors
  * @returns {HTMLElement | null} null for a token that occurs once
  */
-export function occurrences(scene, vectors, what) {
+export function occurrences(scene, all, what) {
   const { tokens } = scene.pipeline;
   const places = [...tokens.keys()].filter((t) => tokens[t].id === tokens[scene.token].id).slice(0, MOST);
   if (places.length < 2) return null;
-  const rows = fromRows(places.map((t) => row(vectors, t)));
-  const heat = new HeatMap({
-    label: `${what} of ${nameOf(scene)}`, unit: "value", rowLabels: true, axes: ["dimension"], cellHeight: 22,
-    rowName: (i) => `position ${places[i]}`, columnName: (d) => `dimension ${d}`,
-    onPick: (i) => scene.choose(places[i]),
-  });
-  heat.show(rows, { limit: limitOf(rows), marks: [{ row: places.indexOf(scene.token) }] });
+  const rows = fromRows(places.map((t) => row(all, t)));
+  const strips = vectors(scene, rows, {
+    names: places.map((t) => `at ${t}`), chosen: places.indexOf(scene.token), pick: (i) => scene.choose(places[i]),
+  }, { label: `${what} of ${nameOf(scene)}`, cellHeight: 22 });
   const title = `${nameOf(scene)} occurs ${places.length} times: its ${what}`;
-  return picture(title, h("div", { class: "pipe-occurrences" }, scene.keep(heat), cosines(places, similarities(rows))));
+  return picture(title, h("div", { class: "pipe-occurrences" }, strips, cosines(places, similarities(rows))));
 }
 
 /** @param {number[]} places @param {Matrix} matrix */

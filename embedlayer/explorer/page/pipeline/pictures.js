@@ -3,7 +3,9 @@
 import { HeatMap } from "../charts/heat.js";
 import { limitOf } from "../charts/numbers.js";
 import { h, select, visibleRuns } from "../dom.js";
+import { numberTable } from "../learn/parts.js";
 import { fromRows, unpackMatrix } from "../math.js";
+import { MOST_CELLS, digitsOf } from "./vector.js";
 
 /** @import { CellTest, Child, Closable, Matrix, Pipeline, PipelineStep, ShownToken } from "../types" */
 
@@ -17,6 +19,9 @@ import { fromRows, unpackMatrix } from "../math.js";
  * @property {(token: number) => void} choose
  * @property {(head: number) => void} chooseHead
  * @property {(() => void) | null} showTiny show the tiny layer; null where it is shown
+ * @property {(dimension: number | null, dims: number) => void} light light a dimension of vectors of `dims` numbers
+ * @property {(dims: number, show: (dimension: number | null) => void) => void} onLight call `show` with the dimension
+ *   that is lit, of vectors of `dims` numbers
  * @property {(part: Closable) => HTMLElement} keep close the part with the picture; returns its element
  */
 
@@ -85,13 +90,59 @@ export function heightFor(rows) {
  */
 export function strips(scene, name, matrix, { title, note, limit, blank, height } = {}) {
   const { tokens } = scene.pipeline;
+  const rows = { names: tokens.map((token) => token.text), chosen: scene.token, pick: scene.choose };
+  const options = { label: title ?? name, limit, blank, cellHeight: height ?? heightFor(tokens.length) };
+  return picture(title ?? null, note ? h("p", { class: "note" }, note) : null, vectors(scene, matrix, rows, options));
+}
+
+/**
+ * Draw vectors below each other: as numbers where they have few dimensions, else as strips. Their dimensions light
+ * together with those of the machine.
+ * @param {Scene} scene
+ * @param {Matrix} matrix
+ * @param {{names: string[], chosen?: number, pick?: (row: number) => void}} rows
+ * @param {{label: string, limit?: number, blank?: CellTest, cellHeight?: number}} options
+ */
+export function vectors(scene, matrix, { names, chosen, pick }, { label, limit = limitOf(matrix), blank, cellHeight }) {
+  if (matrix.cols <= MOST_CELLS) return numbers(scene, matrix, { names, chosen, pick }, limit);
   const heat = new HeatMap({
-    label: title ?? name, unit: "value", rowLabels: true, axes: ["dimension"],
-    cellHeight: height ?? heightFor(tokens.length), rowName: (t) => tokens[t].text,
-    columnName: (d) => `dimension ${d}`, onPick: (t) => scene.choose(t),
+    label, unit: "value", rowLabels: true, axes: ["dimension"], cellHeight, rowName: (r) => names[r],
+    columnName: (d) => `dimension ${d}`, onPick: pick,
+    onPoint: (cell) => scene.light(cell ? cell.column : null, matrix.cols),
   });
-  heat.show(matrix, { limit, blank, marks: [{ row: scene.token }] });
-  return picture(title ?? null, note ? h("p", { class: "note" }, note) : null, scene.keep(heat));
+  const marks = chosen === undefined ? [] : [{ row: chosen }];
+  heat.show(matrix, { limit, blank, marks });
+  scene.onLight(matrix.cols, (column) => heat.mark(column === null ? marks : [...marks, { column }]));
+  return scene.keep(heat);
+}
+
+/**
+ * Draw vectors of few dimensions as a table of numbers.
+ * @param {Scene} scene
+ * @param {Matrix} matrix
+ * @param {{names: string[], chosen?: number, pick?: (row: number) => void}} rows
+ * @param {number} limit
+ */
+function numbers(scene, matrix, { names, chosen, pick }, limit) {
+  const table = numberTable({
+    caption: "", limit, digits: digitsOf(matrix.data),
+    columnNames: Array.from({ length: matrix.cols }, (_, d) => String(d)),
+    rowNames: names.map((name, r) => (pick
+      ? h("button", { type: "button", class: "link", onClick: () => pick(r) }, name) : name)),
+  });
+  table.show(matrix, { mark: (r) => r === chosen });
+  table.element.addEventListener("pointermove", (event) => {
+    const cell = /** @type {HTMLElement} */ (event.target).closest("td");
+    const line = cell?.closest("tbody > tr");
+    if (cell && line) scene.light([...line.children].indexOf(cell) - 1, matrix.cols);
+  });
+  table.element.addEventListener("pointerleave", () => scene.light(null, matrix.cols));
+  scene.onLight(matrix.cols, (dimension) => {
+    for (const line of table.element.querySelectorAll("tbody tr")) {
+      [...line.children].forEach((cell, i) => cell.classList.toggle("pipe-lit", i - 1 === dimension));
+    }
+  });
+  return h("div", { class: "scroll" }, scene.keep(table));
 }
 
 /**
@@ -102,13 +153,7 @@ export function strips(scene, name, matrix, { title, note, limit, blank, height 
  * @param {ArrayLike<number>[]} rows
  */
 export function vectorStrips(scene, title, names, rows) {
-  const heat = new HeatMap({
-    label: title, unit: "value", rowLabels: true, axes: ["dimension"], cellHeight: 28, rowName: (r) => names[r],
-    columnName: (d) => `dimension ${d}`,
-  });
-  const matrix = fromRows(rows);
-  heat.show(matrix, { limit: limitOf(matrix) });
-  return picture(title, scene.keep(heat));
+  return picture(title, vectors(scene, fromRows(rows), { names }, { label: title, cellHeight: 28 }));
 }
 
 /**

@@ -26,6 +26,8 @@ export function drawRotation(scene) {
     return [dials(scene, title, angles, null, null), angleMap(scene, angles)];
   }
   const heads = step.values.queries.shape[0];
+  /** @type {Scene} */
+  const own = { ...scene, light: () => {}, onLight: () => {} }; // a query's dimensions are not those of the rows
   const head = Math.min(scene.head, heads - 1);
   const rotated = valueOf(scene, "queries_turned", head);
   const [before, after] = [row(valueOf(scene, "queries", head), token), row(rotated, token)];
@@ -33,9 +35,9 @@ export function drawRotation(scene) {
   return [
     heads > 1 ? headChoice(scene, "Head of the first block", "query head", heads, head) : null,
     dials(scene, title, angles, before, after),
-    vectorStrips(scene, "The whole query", ["query", "rotated"], [before, after]),
+    vectorStrips(own, "The whole query", ["query", "rotated"], [before, after]),
     normFact(norm(before), norm(after)),
-    occurrences(scene, rotated, "rotated queries"),
+    occurrences(own, rotated, "rotated queries"),
     angleMap(scene, angles),
   ];
 }

@@ -51,11 +51,11 @@ export class StepList {
     const idle = [...steps.keys()].filter((i) => steps[i].idle);
     this.idle.hidden = !idle.length;
     this.idle.open = false;
-    this.summary.textContent = `${idle.length} ${idle.length === 1 ? "step does" : "steps do"} nothing in this model: `
+    this.summary.textContent = `${idle.length} ${idle.length === 1 ? "step changes" : "steps change"} nothing here: `
       + idle.map((i) => steps[i].title).join(", ");
     this.idle.querySelector("ul")?.replaceChildren(...idle.map((i) => h("li", null,
       h("button", { type: "button", class: "link", onClick: () => this.goTo(i) }, steps[i].title),
-      ` ${steps[i].note}. ${steps[i].sentence}`)));
+      ` ${steps[i].sentence}`)));
   }
 
   /** Mark the step that is shown. @param {number} step */

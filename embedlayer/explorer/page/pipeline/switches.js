@@ -54,8 +54,8 @@ export function switches({ manifest }, choices, layer, pipeline, change) {
   const head = group("Head", [["tied", "tied"], ["untied", "untied"]],
     layer.tiny ? (layer.tied ? "tied" : "untied") : !hasHead ? "" : manifest.tied ? "tied" : "untied",
     (value) => change({ tied: value === "untied" ? "0" : null }));
-  const reason = layer.tiny ? "" : `${hasHead ? "" : "This source has no head. "}Another scheme or head would need other `
-    + "trained weights.";
+  const reason = layer.tiny ? ""
+    : `${hasHead ? "" : "This source has no head. "}Another scheme or head would need other trained weights.`;
   if (reason) [schemes, head].forEach((each) => disable(each, () => true, reason));
   return h("div", { class: "pipe-switches" }, which, schemes, head,
     h("p", { class: "note" }, choices.refused || (layer.tiny ? TINY : `${reason} The tiny layer has them all.`)));

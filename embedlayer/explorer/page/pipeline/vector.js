@@ -16,14 +16,16 @@ export class VectorPicture {
 
   /**
    * @param {Numbers} numbers
-   * @param {{limit: number, dims?: number, space?: number, plainZeros?: boolean}} options
+   * @param {{limit: number, dims?: number, space?: number, isExact?: boolean, plainZeros?: boolean}} options
    *   `limit`: absolute value at which colours end; `dims`: dimensions of the vector, of which a strip may show fewer;
-   *   `space`: number of the space that the dimensions belong to; `plainZeros`: whether 0 has no digits and no colour
+   *   `space`: number of the space that the dimensions belong to; `isExact`: whether cells have four digits where two
+   *   are not enough; `plainZeros`: whether 0 has no digits and no colour
    */
-  constructor(numbers, { limit, dims = numbers.length, space = 0, plainZeros = false }) {
+  constructor(numbers, { limit, dims = numbers.length, space = 0, isExact = false, plainZeros = false }) {
     this.#numbers = numbers;
     this.limit = limit || 1;
     this.plainZeros = plainZeros;
+    this.digits = isExact ? digitsOf(numbers) : 2;
     this.dims = dims;
     this.space = space;
     this.mark = h("i", { class: "vec-mark", hidden: true });
@@ -52,10 +54,9 @@ export class VectorPicture {
 
   #makeCells() {
     this.element.classList.add("vec-cells");
-    const digits = this.#numbers.every((number) => Math.abs(100 * number - Math.round(100 * number)) < 1e-4) ? 2 : 4;
     this.element.append(...Array.from(this.#numbers, (number) => {
       const isPlain = this.plainZeros && number === 0;
-      const cell = h("span", { class: isPlain ? "vec-zero" : null }, isPlain ? "0" : decimal(number, digits));
+      const cell = h("span", { class: isPlain ? "vec-zero" : null }, isPlain ? "0" : decimal(number, this.digits));
       if (!isPlain) Object.assign(cell.style, cellColours(number / this.limit, theme().dark));
       return cell;
     }));
@@ -74,6 +75,11 @@ export class VectorPicture {
       context.drawImage(image, 0, 0, width, height);
     });
   }
+}
+
+/** Return 2, or 4 where two digits after the point are not all digits of some numbers. @param {Numbers} numbers */
+export function digitsOf(numbers) {
+  return numbers.every((number) => Math.abs(100 * number - Math.round(100 * number)) < 1e-4) ? 2 : 4;
 }
 
 /** Format a number with − for minus. @param {number} number @param {number} digits */

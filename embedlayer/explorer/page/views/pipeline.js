@@ -65,6 +65,7 @@ async function open(element, context) {
 class PipelineView {
   /** @type {Pipeline | null} */ #pipeline = null;
   /** @type {Closable[]} */ #parts = [];
+  /** @type {((dimension: number | null, dims: number) => void)[]} */ #lights = [];
   /** @type {Layer | null} */ #layer = null;
   /** @type {import("../pipeline/entry.js").Entry | null} */ #entry = null;
   #step = 0;
@@ -85,6 +86,7 @@ class PipelineView {
     this.head = h("header", { class: "pipe-head" });
     this.machine = new Machine({
       pin: (dimension) => context.state.set({ dim: dimension }),
+      lit: (dimension, dims) => this.#lights.forEach((light) => light(dimension, dims)),
       goTo: (name) => this.#goTo(this.#pipeline?.steps.findIndex((step) => step.name === name) ?? 0),
     });
     this.whole = h("article", { class: "panel pipe-whole" }, this.head, this.machine.element);
@@ -107,7 +109,10 @@ class PipelineView {
 
   stateChanged() {
     const layer = chosenLayer(this.context, this.choices);
-    if (layer.tiny !== this.#layer?.tiny) this.#makeEntry(layer.tiny);
+    if (layer.tiny !== this.#layer?.tiny) {
+      this.#makeEntry(layer.tiny);
+      this.#pipeline = null;
+    }
     this.#layer = layer;
     this.#showSwitches();
     const text = this.context.state.get("text", this.#texts()[0] ?? "");
@@ -233,6 +238,7 @@ class PipelineView {
   #clear() {
     for (const part of this.#parts) part.close();
     this.#parts = [];
+    this.#lights = [];
   }
 
   #redraw = () => {
@@ -256,6 +262,7 @@ class PipelineView {
     this.#clear();
     const pictures = (DRAW[step.name] ?? drawResult)(scene);
     this.stage.replaceChildren(.../** @type {Node[]} */ (pictures.filter(Boolean)));
+    this.machine.light(null, 0);
     if (focused < 0) return;
     const target = /** @type {HTMLElement | undefined} */ ([...this.stage.querySelectorAll(FOCUSABLE)][focused]);
     target?.focus();
@@ -278,6 +285,8 @@ class PipelineView {
         this.context.state.set({ layer: "tiny", text: null, token: null, dim: null });
         this.stateChanged();
       },
+      light: (dimension, dims) => this.machine.light(dimension, dims),
+      onLight: (dims, show) => this.#lights.push((dimension, of) => show(of === dims ? dimension : null)),
       keep: (part) => {
         this.#parts.push(part);
         return part.element;
