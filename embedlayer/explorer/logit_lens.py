@@ -10,6 +10,7 @@ from torch import Tensor
 from embedlayer.errors import SizeError
 from embedlayer.explorer import pipeline
 from embedlayer.explorer.pipeline import longest, packed, shown_tokens
+from embedlayer.explorer.text_ids import text_ids
 from embedlayer.explorer.tokens import token_ids
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.largest import top_k
@@ -94,6 +95,7 @@ def _read(
 def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
     """Answer a request of the page, for JSON: the logit lens of the token IDs in the parameter `ids`, such as `17,40`.
 
+    The model is that of `pipeline.requested_model`.
     Tensors are packed; `top_probs` has layers and tokens in one dimension. `tokens` has the shown form of each listed
     token.
 
@@ -102,7 +104,10 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
         SizeError: There are no IDs, or more than the page shows.
         TokenIdError: An ID is outside the table.
     """
-    model, tokenizer, ids = source.require_decoder(), source.require_tokenizer(), token_ids(source, params, "ids")
+    model, vocabulary = pipeline.requested_model(source, params)
+    if not isinstance(model, DecoderLM):
+        model = source.require_decoder()
+    ids = token_ids(params, "ids", model.table.vocab_size)
     most = longest(model.position)
     if not 1 <= len(ids) <= most:
         raise SizeError(f"The logit lens reads from 1 to {most} tokens, not {len(ids)}.")
@@ -113,12 +118,20 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
         "entropy": packed(lens.entropy),
         "next_probs": packed(lens.next_probs),
         "next_ranks": lens.next_ranks.tolist(),
-        "tokens": [vars(token) for token in shown_tokens(tokenizer, lens.top_ids.unique().tolist())],
+        "tokens": [vars(token) for token in shown_tokens(vocabulary, lens.top_ids.unique().tolist())],
     }
 
 
 def baked(source: OpenedModel) -> list[dict[str, str]]:
-    """Return the parameters of the requests whose answers an exported page stores: the IDs of the example texts."""
-    texts = [params["text"] for params in pipeline.baked(source) if params.keys() == {"text"}]
-    most = longest(source.require_decoder().position)
-    return [{"ids": ",".join(map(str, source.encode(text)[:most]))} for text in texts]
+    """Return the parameters of the requests whose answers an exported page stores: the IDs of its texts."""
+    return [asked for params in pipeline.baked(source) if "text" in params for asked in _ids_instead(source, params)]
+
+
+def _ids_instead(source: OpenedModel, params: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the parameters of a request for a text with its IDs in place of the text; none without a decoder."""
+    model, vocabulary = pipeline.requested_model(source, params)
+    if not isinstance(model, DecoderLM):
+        return []
+    size, special = model.table.vocab_size, source.adds_special_tokens
+    ids = text_ids(vocabulary, params["text"], size, add_special_tokens=special).ids[: longest(model.position)]
+    return [{**{name: params[name] for name in params if name != "text"}, "ids": ",".join(map(str, ids))}]

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from embedlayer.data.tokenizer import require_rows
 from embedlayer.io.files import JsonObject
-from embedlayer.models.decoder import DecoderLM
 from embedlayer.positions.position import Position
 from embedlayer.sources import OpenedModel
 
@@ -24,8 +23,7 @@ def page_facts(opened: OpenedModel) -> JsonObject:
     """Return the description of a source for the page, as a JSON object: title, sizes and kind.
 
     Its key `"has"` lists the available data: some of `vectors`, `tokens`, `tokenizer`, `input` (scale and positions are
-    known), `position`, `head`, `decoder` (a model with its blocks), `metrics`, `before` (the table before training) and
-    `frequency`.
+    known), `position`, `head`, `metrics`, `before` (the table before training) and `frequency`.
     """
     position, run = opened.position, opened.run
     there = {
@@ -35,7 +33,6 @@ def page_facts(opened: OpenedModel) -> JsonObject:
         "input": not opened.table_only,
         "position": position is not None and type(position) is not Position,
         "head": opened.head is not None,
-        "decoder": isinstance(opened.model, DecoderLM),
         "metrics": run is not None and run.metrics.exists(),
         "before": run is not None and run.contains_run,
         "frequency": run is not None and run.corpus.exists(),

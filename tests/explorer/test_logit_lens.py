@@ -124,9 +124,10 @@ def test_the_page_gets_the_lens_of_the_tokens_that_it_shows(words):
     assert found["top_probs"] == pipeline.packed(lens.top_probs.view(-1, 8))
     assert {token["id"] for token in found["tokens"]} == set(lens.top_ids.flatten().tolist())
     asked = baked(source)
-    for params, text in zip(asked, pipeline.example_texts(words), strict=True):
-        shown = pipeline.answer(source, {"text": text})["tokens"]
+    for params, request in zip(asked, pipeline.baked(source)[1:], strict=True):
+        shown = pipeline.answer(source, request)["tokens"]
         assert params["ids"] == ",".join(str(token["id"]) for token in shown)
+        assert len(answer(source, params)["top_ids"][0]) == len(shown)
     for wrong in ("", ",".join(["1"] * 17)):
         with pytest.raises(SizeError, match="from 1 to 16 tokens"):
             answer(source, {"ids": wrong})
@@ -154,20 +155,20 @@ def test_only_whole_decoders_have_a_lens(words, tmp_path):
 def test_an_appended_token_becomes_text_where_the_tokenizer_agrees():
     tokenizer = train_tokenizer("the cat ate the cake and the cat sat " * 9, vocab_size=300)
     ids = {text: tokenizer.encode(text, add_special_tokens=False).ids for text in (" cat", "é", "the cat")}
-    assert longer_text(tokenizer, "the", ids[" cat"]) == ("the cat", ())
+    assert longer_text(tokenizer, "the", ids[" cat"], 300) == ("the cat", ())
     first, second = ids["é"]  # two bytes of one character
-    assert longer_text(tokenizer, "the", [first]) == ("the", (first,))
-    assert longer_text(tokenizer, "the", [first, second]) == ("theé", ())
-    assert longer_text(tokenizer, "the", [*ids[" cat"], first]) == ("the cat", (first,))
+    assert longer_text(tokenizer, "the", [first], 300) == ("the", (first,))
+    assert longer_text(tokenizer, "the", [first, second], 300) == ("theé", ())
+    assert longer_text(tokenizer, "the", [*ids[" cat"], first], 300) == ("the cat", (first,))
     line = tokenizer.encode("\n", add_special_tokens=False).ids
-    assert longer_text(tokenizer, "the", [*ids[" cat"], *line, *ids["the cat"]]) == (
+    assert longer_text(tokenizer, "the", [*ids[" cat"], *line, *ids["the cat"]], 300) == (
         "the cat",
         (*line, *ids["the cat"]),
     )
     end = tokenizer.token_to_id("<|endoftext|>")
-    assert longer_text(tokenizer, "the", [end]) == ("the", (end,))
+    assert longer_text(tokenizer, "the", [end], 300) == ("the", (end,))
     c, a = (tokenizer.encode(letter, add_special_tokens=False).ids[0] for letter in "ca")
-    assert longer_text(tokenizer, "the ", [c, a]) == ("the ", (c, a))  # the tokenizer would merge them
+    assert longer_text(tokenizer, "the ", [c, a], 300) == ("the ", (c, a))  # the tokenizer would merge them
 
 
 @pytest.mark.parametrize("kind", ["word", "bpe"])

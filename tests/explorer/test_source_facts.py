@@ -17,7 +17,7 @@ def test_a_run_is_opened_with_all_that_it_has(run, of_run):
     assert isinstance(of_run.model, DecoderLM)
     manifest = page_facts(of_run)
     assert set(manifest["has"]) == {
-        "vectors", "tokens", "tokenizer", "input", "position", "head", "decoder", "metrics", "before", "frequency",
+        "vectors", "tokens", "tokenizer", "input", "position", "head", "metrics", "before", "frequency",
     }  # fmt: skip
     assert manifest["vocab_size"] == of_run.table.vocab_size
     assert manifest["position"]["kind"] == "RotaryEmbedding"
