@@ -171,6 +171,16 @@ def test_an_appended_token_becomes_text_where_the_tokenizer_agrees():
     assert longer_text(tokenizer, "the ", [c, a], 300) == ("the ", (c, a))  # the tokenizer would merge them
 
 
+def test_appended_tokens_become_text_without_a_tokenizer_too(words):
+    assert longer_text(None, "#3", [4, 1], 9) == ("#3 #4 #1", ())
+    source = OpenedModel("words", small().table, tokenizer=words)
+    tiny = {"layer": "tiny", "position": "alibi", "tied": "0"}
+    found = pipeline.answer(source, {"text": "dogs", "appended": "1,4", **tiny})
+    assert (found["text"], [token["text"] for token in found["tokens"]]) == ("dogs love me", ["dogs", "love", "me"])
+    assert found["steps"][-1]["name"] == "lens"
+    assert len(answer(source, {"ids": "2,1,4", **tiny})["top_ids"]) == 2
+
+
 @pytest.mark.parametrize("kind", ["word", "bpe"])
 def test_the_text_with_appended_tokens_is_computed_as_generation_would(kind):
     tokenizer = train_tokenizer(TEXT, kind=kind, **({} if kind == "word" else {"vocab_size": 270}))
