@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache
-from itertools import product
+from itertools import islice, product
 from typing import Any, cast, get_args
 
 import torch
@@ -370,20 +370,22 @@ def example_texts(source: OpenedModel) -> list[str]:
     """Return texts that a source can read.
 
     With a tokenizer or names these are the example `TEXTS`, as far as all their words are known; if none is, the first
-    names. Without them they are lists of IDs.
+    names. Otherwise they are lists of IDs.
     """
     vocabulary = vocabulary_of(source)
     if isinstance(vocabulary, Tokenizer):
         unlimited = without_truncation(vocabulary)
         return [text for text in TEXTS if unlimited.encode(text, add_special_tokens=False).ids]
-    if vocabulary is None:
-        last = source.table.vocab_size - 1
-        return [f"#0 #{min(1, last)} #{last} #{min(1, last)}"]
-    plain = [text.strip(".") for text in (*TEXTS[:2], *TINY_TEXTS)]
-    different = {text.casefold(): text for text in reversed(plain)}
-    known = [text for text in reversed(different.values()) if not vocabulary.ids(text)[1]]
-    names = [name for name in vocabulary.names if name.strip()][:EXAMPLE_NAMES]
-    return known or [" ".join([*names, *names[:1]])]
+    if vocabulary is not None:
+        plain = [text.strip(".") for text in (*TEXTS[:2], *TINY_TEXTS)]
+        different = {text.casefold(): text for text in reversed(plain)}
+        known = [text for text in reversed(different.values()) if not vocabulary.ids(text)[1]]
+        names = (name for name in vocabulary.names if name.isprintable() and vocabulary.ids(name)[0])
+        first = [name.strip() for name in islice(names, EXAMPLE_NAMES)]
+        if known or first:
+            return known or [" ".join([*first, first[0]])]
+    last = source.table.vocab_size - 1
+    return [f"#0 #{min(1, last)} #{last} #{min(1, last)}"]
 
 
 def pipeline(

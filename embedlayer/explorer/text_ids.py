@@ -100,7 +100,10 @@ def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_
         TokenizerError: There is neither a tokenizer nor names, and the text does not list IDs.
     """
     if isinstance(vocabulary, Tokenizer):
-        ids = without_truncation(vocabulary).encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids = without_truncation(vocabulary).encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # the class of all errors of the tokenizers library
+            raise TextError(f"The tokenizer cannot split {text!r}: {error}. Try another text.") from error
         if not ids:
             raise TextError(f"{text!r} has no tokens: there is nothing to look up.")
         return TextIds(ids, "")

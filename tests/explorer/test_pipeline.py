@@ -17,7 +17,6 @@ from embedlayer import (
     FactorizedEmbedding,
     LearnedPositionalEmbedding,
     OutputHead,
-    SizeError,
     TextError,
     TokenEmbedding,
     TokenIdError,
@@ -30,7 +29,7 @@ from embedlayer import (
 from embedlayer.explorer import pipeline as module
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.pipeline import answer, baked, packed, pipeline, shown_tokens
-from embedlayer.explorer.text_ids import NamedRows, text_ids
+from embedlayer.explorer.text_ids import NamedRows
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.explorer.tiny_layer import WORDS, tiny_layer
 from embedlayer.layers.input import embed
@@ -271,25 +270,11 @@ def test_a_real_model_goes_on_as_it_was_trained(shared_data):
     assert top_tokens[-1][0]["decoded"] == ","
 
 
-# Texts without a tokenizer
-
-
-def test_a_text_is_split_at_the_longest_names_of_rows():
-    named = NamedRows(["New", "York", "New_York", "don't", "cat", " dog", "", "dog", "Cat"])
-    assert named.ids("In New  York, don't pet the cat or dog") == ([2, 3, 4, 7], ["In", ",", "pet", "the", "or"])
-    assert named.ids("new york Cat DOG") == ([2, 8, 7], [])
-    read = text_ids(named, "cats love the cat and the dog", 9)
-    assert read.ids == [4, 7]
-    assert read.how.endswith("no row has such a name: “cats”, “love”, “the”, “and”.")
-    with pytest.raises(TextError, match="“zebra”: no row has such a name.*Type these: .*New_York"):
-        text_ids(named, "zebra", 9)
+# What can be chosen
 
 
 @pytest.mark.parametrize("vocabulary", [None, NamedRows(["a", "b", "c"])])
-def test_ids_can_be_typed_where_there_is_no_tokenizer(vocabulary):
-    assert text_ids(vocabulary, " #2 #0,#2 ", 3).ids == [2, 0, 2]
-    with pytest.raises(TokenIdError, match="#3 is no row of this table: its rows are #0 to #2"):
-        text_ids(vocabulary, "#3", 3)
+def test_a_table_without_a_tokenizer_shows_its_rows(vocabulary):
     walked = pipeline(TokenEmbedding(3, 4), vocabulary, "#2 #0 #2")
     assert [token.text for token in walked.tokens] == (["#2", "#0", "#2"] if vocabulary is None else ["c", "a", "c"])
     assert [step.name for step in walked.steps if not step.idle] == ["one_hot", "rows"]
@@ -301,10 +286,11 @@ def test_every_source_offers_texts_that_it_can_read(words):
         "tokenizer": OpenedModel("tokenizer", table, tokenizer=words),
         "names": OpenedModel("names", table, tokens=[f"word{row}" for row in range(50)]),
         "ids": OpenedModel("ids", table),
+        "names that no text has": OpenedModel("odd", table, tokens=["\ud800", *([""] * 49)]),
     }
     for reads, source in sources.items():
         offered = answer(source, {})
-        assert offered["reads"] == reads
+        assert reads.startswith(offered["reads"])
         assert offered["texts"]
         assert all(answer(source, {"text": text})["tokens"] for text in offered["texts"])
     source = OpenedModel("part", table, table_only="Its family is unknown.")
@@ -326,20 +312,7 @@ def test_the_tiny_layer_is_computed_by_the_model(position, tied):
     assert [token["text"] for token in shown["tokens"]] == TINY_TEXTS[0].split()
     torch.testing.assert_close(walked.vectors, embed(ids_of(walked)[None], model.table, model.position)[0])
     assert model.head.tied == tied
-    assert model.table.weight.equal(tiny_layer("learned", tied=True).table.weight)
     assert walked.step("rows").values["near"][0].equal(model.table.weight)
-    assert (model.table.weight != 0).all()
-    torch.testing.assert_close(model.table.weight * 100, (model.table.weight * 100).round())
-
-
-def test_the_tiny_layer_draws_nothing_from_the_programs_generator():
-    torch.manual_seed(3)
-    expected = torch.rand(4)
-    torch.manual_seed(3)
-    tiny_layer.__wrapped__("learned", tied=False)
-    assert torch.rand(4).equal(expected)
-    with pytest.raises(SizeError, match="learned, sinusoidal, rotary, alibi"):
-        tiny_layer("relative", tied=True)
 
 
 @pytest.mark.parametrize(("position", "tied"), TINY)

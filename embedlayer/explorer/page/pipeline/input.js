@@ -6,6 +6,7 @@ import { h } from "../dom.js";
 import { row, unpackMatrix } from "../math.js";
 import { occurrences } from "./occurrences.js";
 import { fact, heightFor, nameOf, percent, picture, positionMap, strips, valueOf } from "./pictures.js";
+import { MOST_CELLS } from "./vector.js";
 
 /** @import { Matrix, PipelineStep } from "../types" */
 /** @import { Scene } from "./pictures.js" */
@@ -70,7 +71,7 @@ export function drawDropout(scene) {
     fact(`Of ${COUNT.format(dropped.data.length)} numbers, `, h("b", null, COUNT.format(count)),
       ` (${percent(count / dropped.data.length)}) are 0 in this sample; the others are multiplied by `
       + `${shown(1 / (1 - scene.step.facts.shown_p))}.`),
-    dropoutCloseUp(scene, kept, dropped),
+    kept.cols > MOST_CELLS ? dropoutCloseUp(scene, kept, dropped) : null,
     strips(scene, "Dropped", dropped, {
       title: "All tokens in this sample, grey where a number was dropped",
       blank: (t, d) => isDropped(t * dropped.cols + d), limit: limitOf(dropped),

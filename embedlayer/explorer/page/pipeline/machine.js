@@ -39,7 +39,7 @@ export class Machine {
     this.calls = calls;
     this.sum = h("output", { class: "mach-sum", "aria-live": "polite" });
     this.list = h("div", { class: "mach-chain", role: "slider", tabIndex: 0, "aria-label": "Dimension",
-      "aria-valuemin": "0" });
+      "aria-valuemin": "0", "aria-valuenow": "0" });
     this.body = h("div", { class: "mach-body" });
     this.element = h("div", { class: "mach" }, this.body, this.sum);
     this.element.addEventListener("pointermove", (event) => this.#atPointer(event, (d, s) => this.#light(d, s)));

@@ -110,7 +110,7 @@ export function strips(scene, name, matrix, { title, note, limit, blank, height 
  * @param {{label: string, limit?: number, blank?: CellTest, cellHeight?: number}} options
  */
 export function vectors(scene, matrix, { names, chosen, pick }, { label, limit = limitOf(matrix), blank, cellHeight }) {
-  if (matrix.cols <= MOST_CELLS) return numbers(scene, matrix, { names, chosen, pick }, limit);
+  if (matrix.cols <= MOST_CELLS) return numbers(scene, matrix, { names, chosen, pick }, { limit, plainZeros: !!blank });
   const heat = new HeatMap({
     label, unit: "value", rowLabels: true, axes: ["dimension"], cellHeight, rowName: (r) => names[r],
     columnName: (d) => `dimension ${d}`, onPick: pick,
@@ -127,16 +127,16 @@ export function vectors(scene, matrix, { names, chosen, pick }, { label, limit =
  * @param {Scene} scene
  * @param {Matrix} matrix
  * @param {{names: string[], chosen?: number, pick?: (row: number) => void}} rows
- * @param {number} limit
+ * @param {{limit: number, plainZeros: boolean}} options
  */
-function numbers(scene, matrix, { names, chosen, pick }, limit) {
+function numbers(scene, matrix, { names, chosen, pick }, { limit, plainZeros }) {
   const table = numberTable({
     caption: "", limit, digits: digitsOf(matrix.data),
     columnNames: Array.from({ length: matrix.cols }, (_, d) => String(d)),
     rowNames: names.map((name, r) => (pick
       ? h("button", { type: "button", class: "link", onClick: () => pick(r) }, name) : name)),
   });
-  table.show(matrix, { mark: (r) => r === chosen });
+  table.show(matrix, { mark: (r) => r === chosen, plainZeros });
   table.element.addEventListener("pointermove", (event) => {
     const cell = /** @type {HTMLElement} */ (event.target).closest("td");
     const line = cell?.closest("tbody > tr");

@@ -1,6 +1,6 @@
 /** The tables of the machine: a part of W around a row, the products of a one-hot vector and W, and the positions. */
 
-import { COUNT, limitOf } from "../charts/numbers.js";
+import { COUNT, limitOf, shown } from "../charts/numbers.js";
 import { h } from "../dom.js";
 import { row, unpackMatrix } from "../math.js";
 import { VectorPicture } from "./vector.js";
@@ -8,6 +8,7 @@ import { VectorPicture } from "./vector.js";
 /** @import { Child, Matrix, Pipeline, PipelineStep } from "../types" */
 
 const POSITIONS_SHOWN = 7;
+const LISTED = 3;
 
 /**
  * One table of the machine.
@@ -36,10 +37,14 @@ export function tableOfRows(pipeline, token) {
       h("span", { class: "mach-name", title: name, "data-token": String(first + r) }, name), vectors[r].element);
   });
   const size = COUNT.format(pipeline.vocab_size);
+  const wide = Math.ceil(dims / part.cols);
+  const shares = `Each column shows the number of largest absolute value of ${wide} dimensions.`;
+  const heads = h("div", { class: "mach-row mach-heads" }, h("b", { class: "mach-e", title: "one-hot vector" }, "e"),
+    h("span", { class: "mach-id" }, "ID"), h("span", { class: "mach-name" }, "token"),
+    wide > 1 ? h("span", { title: shares }, `row of W, largest of ${wide}`) : h("span", null, "row of W"));
   const last = first + names.length < pipeline.vocab_size;
   const element = machineTable("mach-w", ["W, the table ", h("small", null, `${size} × ${COUNT.format(dims)}`)],
-    h("div", { class: "mach-row mach-heads" }, h("b", { class: "mach-e", title: "one-hot vector" }, "e"),
-      h("span", { class: "mach-id" }, "ID"), h("span", { class: "mach-name" }, "token"), h("span", null, "row of W")),
+    heads,
     whole ? null : more(first > 0, `${COUNT.format(first)} rows above`), lines,
     whole ? null : more(last, `${COUNT.format(pipeline.vocab_size - first - names.length)} rows below`));
   return { element, vectors, chosen: vectors[id - first] };
@@ -87,7 +92,8 @@ export function tableOfPositions(pipeline, token, space, goTo) {
     const target = pipeline.steps.find(({ name }) => name === "rotation" || name === "bias");
     const link = target && h("button", { type: "button", class: "link", onClick: () => goTo(target.name) },
       `Go to the step ${target.title}`);
-    const element = machineTable("mach-p mach-none", ["Positions"], h("p", null, step?.sentence ?? ""), link ?? null);
+    const element = machineTable("mach-p mach-none", ["Positions"], h("p", null, step?.sentence ?? ""),
+      target ? inAttention(target, token) : null, link ?? null);
     return { element, vectors: [], chosen: null };
   }
   const places = unpackMatrix(step.values.positions);
@@ -102,6 +108,23 @@ export function tableOfPositions(pipeline, token, space, goTo) {
     h("div", { class: "mach-row mach-heads" }, h("span", { class: "mach-id" }, "t"), h("span", null, "p[t]")),
     more(first > 0, ""), lines, more(first + wide < places.rows, ""));
   return { element, vectors, chosen: vectors[token - first] };
+}
+
+/**
+ * List what a scheme does inside attention at a position: angles of the first pairs, or biases of the first heads.
+ * @param {PipelineStep} step
+ * @param {number} token
+ */
+function inAttention({ name, values }, token) {
+  if (name === "rotation") {
+    const angles = row(unpackMatrix(values.angles), token).slice(0, LISTED);
+    return h("ul", null, `At position ${token}, modulo 2π:`,
+      Array.from(angles, (angle, pair) => h("li", null, `pair ${pair} rotates by ${shown(angle)} rad`)));
+  }
+  if (token === 0) return null;
+  const heads = Array.from({ length: Math.min(LISTED, values.bias.shape[0]) }, (_, head) => head);
+  return h("ul", null, "To the score of the token before:", heads.map((head) =>
+    h("li", null, `head ${head} adds ${shown(row(unpackMatrix(values.bias, head), token)[token - 1])}`)));
 }
 
 /** Return the name of a position scheme for readers. @param {PipelineStep} step */
