@@ -21,6 +21,7 @@ from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.data.tokenizer import token_text, without_truncation
 from embedlayer.errors import TextError, TokenizerError
 from embedlayer.explorer.appended import longer_text
+from embedlayer.explorer.example_texts import example_texts
 from embedlayer.explorer.tokens import token_ids
 from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS
 from embedlayer.io.files import JsonObject
@@ -48,14 +49,6 @@ SHOWN_DROPOUT = 0.1
 
 Model = DecoderLM | EmbeddingLayer | TransformerEmbedding | TokenTable
 """What can be shown: a decoder, the embedding layer of a checkpoint, an input embedding, or only a table."""
-
-TEXTS = (
-    "I love dogs and dogs love me.",
-    "The cat sat on the mat.",
-    "To be, or not to be, that is the question.",
-    "A naïve café ☕ in Zürich",
-    "for i in range(10): print(i)",
-)
 
 _TITLES = {
     "one_hot": ("One-hot", "e[t, v] = 1 if v = id[t], else 0"),
@@ -266,7 +259,7 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
         TextError: The text has no tokens.
     """
     if "text" not in params:
-        return {"texts": example_texts(source.tokenizer)}
+        return {"texts": example_texts(source)}
     model, special = source.require_input(), source.adds_special_tokens
     appended = token_ids(source, params, "appended")
     text, rest = longer_text(source.tokenizer, params["text"], appended, add_special_tokens=special)
@@ -283,15 +276,7 @@ def baked(source: OpenedModel) -> list[dict[str, str]]:
 
     The first has no parameters, for the list of example texts; the others are the example texts themselves.
     """
-    return [{}, *({"text": text} for text in example_texts(source.tokenizer))]
-
-
-def example_texts(tokenizer: Tokenizer | None) -> list[str]:
-    """Return those of the example `TEXTS` that have tokens in this tokenizer; none without a tokenizer."""
-    if tokenizer is None:
-        return []
-    unlimited = without_truncation(tokenizer)
-    return [text for text in TEXTS if unlimited.encode(text, add_special_tokens=False).ids]
+    return [{}, *({"text": text} for text in example_texts(source))]
 
 
 def pipeline(

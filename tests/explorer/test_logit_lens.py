@@ -124,8 +124,8 @@ def test_the_page_gets_the_lens_of_the_tokens_that_it_shows(words):
     assert found["top_probs"] == pipeline.packed(lens.top_probs.view(-1, 8))
     assert {token["id"] for token in found["tokens"]} == set(lens.top_ids.flatten().tolist())
     asked = baked(source)
-    for params, text in zip(asked, pipeline.example_texts(words), strict=True):
-        shown = pipeline.answer(source, {"text": text})["tokens"]
+    for params, request in zip(asked, pipeline.baked(source)[1:], strict=True):
+        shown = pipeline.answer(source, request)["tokens"]
         assert params["ids"] == ",".join(str(token["id"]) for token in shown)
     for wrong in ("", ",".join(["1"] * 17)):
         with pytest.raises(SizeError, match="from 1 to 16 tokens"):
