@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache
-from itertools import islice, product
+from itertools import product
 from typing import Any, cast, get_args
 
 import torch
@@ -19,9 +19,10 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-from embedlayer.data.tokenizer import token_text, without_truncation
+from embedlayer.data.tokenizer import token_text
 from embedlayer.explorer.appended import longer_text
-from embedlayer.explorer.text_ids import NamedRows, Vocabulary, text_ids
+from embedlayer.explorer.example_texts import example_texts
+from embedlayer.explorer.text_ids import Vocabulary, text_ids, vocabulary_of
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.explorer.tiny_layer import WORDS as TINY_WORDS
 from embedlayer.explorer.tiny_layer import TinyPosition, tiny_layer
@@ -52,18 +53,9 @@ SHOWN_DROPOUT = 0.1
 WHOLE_TABLE = 12
 NEAR_ROWS = 3
 NEAR_COLUMNS = 64
-EXAMPLE_NAMES = 4
 
 Model = DecoderLM | EmbeddingLayer | TransformerEmbedding | TokenTable
 """What can be shown: a decoder, the embedding layer of a checkpoint, an input embedding, or only a table."""
-
-TEXTS = (
-    "I love dogs and dogs love me.",
-    "The cat sat on the mat.",
-    "To be, or not to be, that is the question.",
-    "A naïve café ☕ in Zürich",
-    "for i in range(10): print(i)",
-)
 
 _TITLES = {
     "one_hot": ("One-hot", "e[t, v] = 1 if v = id[t], else 0"),
@@ -356,36 +348,6 @@ def baked(source: OpenedModel) -> list[dict[str, str]]:
     tiny = [{"layer": "tiny", "text": text, "position": name, "tied": tied} for text, name, tied in shapes]
     texts = [] if source.table_only else example_texts(source)
     return [{}, *({"text": text} for text in texts), *tiny]
-
-
-def vocabulary_of(source: OpenedModel) -> Vocabulary:
-    """Return what converts texts to IDs of a source: its tokenizer, else the names of its rows, else `None`."""
-    tokens = source.tokens
-    if source.tokenizer is not None or tokens is None:
-        return source.tokenizer
-    return source.once("named rows", lambda: NamedRows(tokens))
-
-
-def example_texts(source: OpenedModel) -> list[str]:
-    """Return texts that a source can read.
-
-    With a tokenizer or names these are the example `TEXTS`, as far as all their words are known; if none is, the first
-    names. Otherwise they are lists of IDs.
-    """
-    vocabulary = vocabulary_of(source)
-    if isinstance(vocabulary, Tokenizer):
-        unlimited = without_truncation(vocabulary)
-        return [text for text in TEXTS if unlimited.encode(text, add_special_tokens=False).ids]
-    if vocabulary is not None:
-        plain = [text.strip(".") for text in (*TEXTS[:2], *TINY_TEXTS)]
-        different = {text.casefold(): text for text in reversed(plain)}
-        known = [text for text in reversed(different.values()) if not vocabulary.ids(text)[1]]
-        names = (name for name in vocabulary.names if name.isprintable() and vocabulary.ids(name)[0])
-        first = [name.strip() for name in islice(names, EXAMPLE_NAMES)]
-        if known or first:
-            return known or [" ".join([*first, first[0]])]
-    last = source.table.vocab_size - 1
-    return [f"#0 #{min(1, last)} #{last} #{min(1, last)}"]
 
 
 def pipeline(

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from embedlayer.data.tokenizer import without_truncation
 from embedlayer.errors import TextError, TokenIdError, TokenizerError
+from embedlayer.sources import OpenedModel
 
 WORDS_OF_A_NAME = 6
 UNKNOWN_SHOWN = 5
@@ -70,6 +71,14 @@ class NamedRows:
 
 Vocabulary = Tokenizer | NamedRows | None
 """What converts a text to token IDs; `None` accepts only IDs such as `#17 #42`."""
+
+
+def vocabulary_of(source: OpenedModel) -> Vocabulary:
+    """Return what converts texts to IDs of a source: its tokenizer, else the names of its rows, else `None`."""
+    tokens = source.tokens
+    if source.tokenizer is not None or tokens is None:
+        return source.tokenizer
+    return source.once("named rows", lambda: NamedRows(tokens))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,86 @@
+"""Example texts of the view Pipeline: sentences of a run's own text whose words are tokens, then fixed texts."""
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+
+from tokenizers import Tokenizer
+
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.tokenizer import without_truncation
+from embedlayer.explorer.text_ids import vocabulary_of
+from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
+from embedlayer.io.files import recover_folder
+from embedlayer.sources import OpenedModel
+
+TEXTS = (
+    "I love dogs and dogs love me.",
+    "The cat sat on the mat.",
+    "To be, or not to be, that is the question.",
+    "A naïve café ☕ in Zürich",
+    "for i in range(10): print(i)",
+)
+"""Texts for every source; the last two show how a tokenizer splits rare words, accents, emoji and code."""
+
+OWN = 3
+"""Number of sentences from a run's own text."""
+
+EXAMPLE_NAMES = 4
+"""Number of names in the example of a table of which no other is known."""
+
+READ_IDS = 200_000
+"""Sentences are searched in so many tokens from the start of the text."""
+
+_SENTENCE = re.compile(r"(?<=[.!?] )[A-Z][^.!?:;()\[\]'\"“”]{15,60}[.!?](?= )")
+_WORD_OR_MARK = re.compile(r"\w+|[^\w\s]")
+SHORTEST_REPEATED = 4
+"""Letters of a word that counts as repeated."""
+
+
+def example_texts(source: OpenedModel) -> list[str]:
+    """Return short texts that a source can read.
+
+    With a tokenizer, first are up to `OWN` sentences of a run's text whose words and punctuation marks are one token
+    each. Sentences in which a word occurs twice come before others, so that one token can be compared at two positions.
+    With names of rows, they are the texts of which all words are known; if none is, the first names. Otherwise they are
+    lists of IDs.
+    """
+    vocabulary = vocabulary_of(source)
+    if isinstance(vocabulary, Tokenizer):
+        tokenizer = without_truncation(vocabulary)
+        fixed = [text for text in TEXTS if tokenizer.encode(text, add_special_tokens=False).ids]
+        return [*_own_sentences(source, tokenizer), *fixed]
+    if vocabulary is not None:
+        plain = [text.strip(".") for text in (*TEXTS[:2], *TINY_TEXTS)]
+        different = {text.casefold(): text for text in reversed(plain)}
+        known = [text for text in reversed(different.values()) if not vocabulary.ids(text)[1]]
+        names = (name for name in vocabulary.names if name.isprintable() and vocabulary.ids(name)[0])
+        first = [name.strip() for name in islice(names, EXAMPLE_NAMES)]
+        if known or first:
+            return known or [" ".join([*first, first[0]])]
+    last = source.table.vocab_size - 1
+    return [f"#0 #{min(1, last)} #{last} #{min(1, last)}"]
+
+
+def _own_sentences(source: OpenedModel, tokenizer: Tokenizer) -> list[str]:
+    """Return up to `OWN` sentences of the run's text of which each word is one token."""
+    if source.run is None or not recover_folder(source.run.corpus).exists():
+        return []
+    ids = TokenCorpus.open(source.run.corpus).ids[:READ_IDS]
+    text = " ".join(tokenizer.decode([int(number) for number in ids]).split())
+    found = list(dict.fromkeys(_whole_sentences(text, tokenizer)))
+    return sorted(found, key=lambda sentence: not _repeats_a_word(sentence))[:OWN]
+
+
+def _whole_sentences(text: str, tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield the short sentences of a text of which each word and punctuation mark is one token, in order."""
+    for match in _SENTENCE.finditer(text):
+        sentence = match.group()
+        if len(tokenizer.encode(sentence, add_special_tokens=False).ids) == len(_WORD_OR_MARK.findall(sentence)):
+            yield sentence
+
+
+def _repeats_a_word(sentence: str) -> bool:
+    """Return whether a word of at least `SHORTEST_REPEATED` letters occurs twice, in the same spelling."""
+    words = [word for word in re.findall(r"\w+", sentence) if len(word) >= SHORTEST_REPEATED]
+    return len(set(words)) < len(words)
