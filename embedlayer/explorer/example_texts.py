@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 from tokenizers import Tokenizer
 
 from embedlayer.data.corpus import TokenCorpus
-from embedlayer.data.tokenizer import without_truncation
+from embedlayer.explorer.text_ids import vocabulary_of
+from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.io.files import recover_folder
 from embedlayer.sources import OpenedModel
 
@@ -22,6 +24,9 @@ TEXTS = (
 OWN = 3
 """Number of sentences from a run's own text."""
 
+EXAMPLE_NAMES = 4
+"""Number of names in the example of a table of which no other is known."""
+
 READ_IDS = 200_000
 """Sentences are searched in so many tokens from the start of the text."""
 
@@ -32,16 +37,27 @@ SHORTEST_REPEATED = 4
 
 
 def example_texts(source: OpenedModel) -> list[str]:
-    """Return short texts for a source that have tokens in its tokenizer; none without a tokenizer.
+    """Return short texts that a source can read.
 
-    First are up to `OWN` sentences of a run's text whose words and punctuation marks are one token each. Sentences in
-    which a word occurs twice come before others, so that one token can be compared at two positions.
+    With a tokenizer, first are up to `OWN` sentences of a run's text whose words and punctuation marks are one token
+    each. Sentences in which a word occurs twice come before others, so that one token can be compared at two positions.
+    With names of rows, they are the texts of which all words are known; if none is, the first names. Otherwise they are
+    lists of IDs.
     """
-    if source.tokenizer is None:
-        return []
-    tokenizer = without_truncation(source.tokenizer)
-    fixed = [text for text in TEXTS if tokenizer.encode(text, add_special_tokens=False).ids]
-    return [*_own_sentences(source, tokenizer), *fixed]
+    vocabulary = vocabulary_of(source)
+    if isinstance(vocabulary, Tokenizer):
+        fixed = [text for text in TEXTS if vocabulary.encode(text, add_special_tokens=False).ids]
+        return [*_own_sentences(source, vocabulary), *fixed]
+    if vocabulary is not None:
+        plain = [text.strip(".") for text in (*TEXTS[:2], *TINY_TEXTS)]
+        different = {text.casefold(): text for text in reversed(plain)}
+        known = [text for text in reversed(different.values()) if not vocabulary.ids(text)[1]]
+        names = (name for name in vocabulary.names if name.isprintable() and vocabulary.ids(name)[0])
+        first = [name.strip() for name in islice(names, EXAMPLE_NAMES)]
+        if known or first:
+            return known or [" ".join([*first, first[0]])]
+    last = source.table.vocab_size - 1
+    return [f"#0 #{min(1, last)} #{last} #{min(1, last)}"]
 
 
 def _own_sentences(source: OpenedModel, tokenizer: Tokenizer) -> list[str]:

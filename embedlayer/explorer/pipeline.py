@@ -7,9 +7,10 @@ each row with autograd's.
 import base64
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache
-from typing import Any, cast
+from itertools import product
+from typing import Any, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,15 +19,22 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-from embedlayer.data.tokenizer import token_text, without_truncation
-from embedlayer.errors import TextError, TokenizerError
+from embedlayer.data.tokenizer import token_text
+from embedlayer.explorer.appended import longer_text
 from embedlayer.explorer.example_texts import example_texts
+from embedlayer.explorer.text_ids import Vocabulary, text_ids, vocabulary_of
+from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
+from embedlayer.explorer.tiny_layer import WORDS as TINY_WORDS
+from embedlayer.explorer.tiny_layer import TinyPosition, tiny_layer
+from embedlayer.explorer.tokens import token_ids
+from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.layers.steps import TokenBatch, TracedStep, input_steps, trace_steps
 from embedlayer.losses.cross_entropy import finish_logits
+from embedlayer.losses.largest import top_k
 from embedlayer.models.decoder import Attention, DecoderLM
 from embedlayer.plots import visible_text
 from embedlayer.positions.position import Position, positions_of
@@ -38,9 +46,13 @@ from embedlayer.tables.table import TokenTable
 MOST_TOKENS = 64
 MOST_HEADS = 8
 TOP_TOKENS = 8
+CANDIDATES = 12
 BINS = 1024
 ROWS_AT_ONCE = 8192
 SHOWN_DROPOUT = 0.1
+WHOLE_TABLE = 12
+NEAR_ROWS = 3
+NEAR_COLUMNS = 64
 
 Model = DecoderLM | EmbeddingLayer | TransformerEmbedding | TokenTable
 """What can be shown: a decoder, the embedding layer of a checkpoint, an input embedding, or only a table."""
@@ -52,41 +64,64 @@ _TITLES = {
     "types": ("Types", "x + types[0]"),
     "positions": ("Positions", "p[t]"),
     "sum": ("Sum", "x[t] + p[t]"),
+    "mask": ("Mask", "0 for padding"),
+    "token_dropout": ("Token dropout", "0 for the mask token, the others rescaled"),
+    "streams": ("Streams", "x and the vectors that predict later tokens"),
     "norm": ("Normalise", "LayerNorm(x)"),
     "project": ("Project", "x · P"),
     "dropout": ("Dropout", "0 with probability p, else x / (1 − p)"),
     "rotation": ("Rotation", "(a, b) → (a cos θ − b sin θ, a sin θ + b cos θ), θ = t · base^(−2i/K)"),
     "bias": ("Bias", "q[i] · k[j] / √K + bias[h, i, j]"),
-    "head": ("Head", "softmax(h · Wᵀ)"),
+    "head": ("Next token", "p = softmax(z / temperature), z = h · Wᵀ"),
+    "head only": ("Head", "softmax(x · Wᵀ)"),
+    "lens": ("Logit lens", "softmax(head(norm(x[l, t])))"),
     "gradient": ("Gradient", "∂loss / ∂W"),
 }
-"""Title and formula of each step."""
+"""Title and formula of each step; a sentence may have its own."""
 
 _SENTENCES = {
     "one_hot": "Each token is a vector with a 1 at its ID and zeros at all other entries of the vocabulary.",
-    "rows": "A one-hot vector times the table selects one row, so nothing is multiplied: the row is read.",
+    "rows": "All products but those of one row are 0, so the sum is that row. Therefore nothing is multiplied in "
+    "practice: the row is read from the table.",
     "scale": "Every number is multiplied by the same factor, so that tokens and positions have similar sizes.",
     "no scale": "This model uses its rows without a factor; others multiply them, often by √D.",
     "types": "A vector for the token's segment is added; here all tokens are in the first segment.",
     "positions": "Each position in the text has its own vector, the same for every token.",
     "positions none": "This model adds no information about positions to the input.",
-    "positions rotate": "Nothing is added here: this scheme rotates queries and keys inside attention, two steps on.",
-    "positions bias": "Nothing is added here: this scheme is a bias on the scores inside attention, two steps on.",
+    "positions rotate": "Nothing is added here: this scheme rotates queries and keys inside attention, in the step "
+    "Rotation.",
+    "positions bias": "Nothing is added here: this scheme is a bias on the scores inside attention, in the step Bias.",
     "sum": "Token and position become one vector: the same token at two positions now has two vectors.",
+    "mask": "The vectors of padding become zero; this text has no padding.",
+    "token_dropout": "The vector of the mask token becomes zero, and the others are multiplied to make up for it.",
+    "streams": "Vectors that predict later tokens are appended.",
     "norm": "Each vector is shifted to mean 0 and scaled to variance 1; each dimension has its own weight and bias.",
     "project": "Narrow rows are projected to the width of the blocks.",
     "dropout": "In training only: random numbers become 0, others in each step, and the rest grow to keep the mean. "
     "In use, nothing is dropped.",
+    "no dropout": "This model drops nothing. Others set random numbers to 0 in training, as in this example.",
     "rotation": "Inside attention, each pair of numbers of a query or key is rotated by an angle that grows with the "
     "position: the first pairs fast, the last slowly.",
     "bias": "A number that depends on the distance to the key is added to each score, in each head another one.",
-    "head": "The output of the blocks times all rows gives scores, which become probabilities of the next token.",
-    "head only": "A vector is multiplied by all rows. This source has no blocks, so the head reads the input vectors.",
-    "gradient": "The head is tied, so the loss changes every row a little through the scores; looked-up rows also get "
-    "a gradient through the look-up.",
-    "gradient untied": "Only rows that were looked up get a gradient; all other rows of the table stay the same.",
+    "head": "The output of the last block times all rows gives a score for each token, the logit z; softmax makes "
+    "them the probabilities of the next token. A temperature divides the logits first: below 1 the likely tokens "
+    "gain, above 1 the others.",
+    "head only": "Only the embedding layer of this source is known, so there are no blocks to read: the head is "
+    "applied to the input vectors, and its scores are not the model's predictions.",
+    "lens": "The hidden state after each block goes through the model's own final norm and head, as if no block "
+    "followed. The last row is the model's own output; earlier blocks were not trained to be read in this way.",
+    "gradient": "The head is tied: it multiplies by the same table, and every row takes part in the scores. So every "
+    "row gets a gradient through the head; looked-up rows also get one through the look-up.",
+    "gradient untied": "Only rows that were looked up get a gradient; all other rows of the table stay the same. The "
+    "head has rows of its own, and those all get one.",
 }
 """Explanation of each step for readers."""
+
+_WHOLE_MODELS = (
+    "The blocks are read of embedlayer's own decoders, and of checkpoints of the types "
+    + " and ".join(kind for each in FAMILIES if each.decoder is HUGGING_FACE_TENSORS for kind in each.model_types)
+    + "."
+)
 
 _POSITION_KINDS = {"add": "added", "rotate": "rotation", "bias": "bias", None: "none"}
 
@@ -113,11 +148,12 @@ class Step:
     """One step of the computation, from text to gradient, as the page shows it.
 
     Args:
-        name: Identifier of the step, a key of `_TITLES`, which has its title and formula on the page.
+        name: Identifier of the step, a key of `_TITLES`, which has its title and formula unless its sentence does.
         note: The sizes and factors of this model, in one line of text.
         values: Tensors to draw, by name: `(T, C)`, or `(H, T, C)` for the first heads.
         facts: All other data of the step, as JSON.
         sentence: Key of the explanation in `_SENTENCES`; `""` for the name of the step.
+        idle: Whether the step changes nothing in this model, such as a scale that it does not have.
         vectors: Vectors after the step, `(T, D)`, which are detached; `None` for a step that changes no vectors.
     """
 
@@ -127,6 +163,7 @@ class Step:
     facts: JsonObject = field(default_factory=dict)
     _: KW_ONLY
     sentence: str = ""
+    idle: bool = False
     vectors: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -135,7 +172,12 @@ class Step:
     @property
     def title(self) -> str:
         """Return the title of the step on the page."""
-        return _TITLES[self.name][0]
+        return self._heading[0]
+
+    @property
+    def _heading(self) -> tuple[str, str]:
+        """Return title and formula of the step."""
+        return _TITLES.get(self.sentence, _TITLES[self.name])
 
     def to_json(self) -> JsonObject:
         """Return the step as a JSON object, with its title, formula and explanation, and with packed tensors.
@@ -145,9 +187,10 @@ class Step:
         return {
             "name": self.name,
             "title": self.title,
-            "formula": _TITLES[self.name][1],
+            "formula": self._heading[1],
             "sentence": _SENTENCES[self.sentence or self.name],
             "note": self.note,
+            "idle": self.idle,
             "values": {name: packed(value) for name, value in self.values.items()},
             "facts": self.facts,
         }
@@ -159,21 +202,25 @@ class Pipeline:
 
     Attributes:
         text: The text.
+        how: How the text was split, as sentences for readers; `""` for a tokenizer.
         tokens: The first T tokens of the text.
         left_out: Number of later tokens, which are not shown.
         vocab_size: Rows of the table, V.
         embed_dim: Width of a row, D.
         steps: Steps in the order in which the model computes them.
         vectors: Input of the first block, `(T, D)`.
+        appended: IDs of tokens that follow those of the text; `tokens` has them too.
     """
 
     text: str
+    how: str
     tokens: tuple[ShownToken, ...]
     left_out: int
     vocab_size: int
     embed_dim: int
     steps: tuple[Step, ...]
     vectors: Float[Tensor, "T D"]
+    appended: tuple[int, ...] = ()
 
     def step(self, name: str) -> Step | None:
         """Return the step with a name; `None` if this model does not have it."""
@@ -201,19 +248,23 @@ def packed(values: Tensor) -> JsonObject:
     return {"shape": list(values.shape), "float32": base64.b64encode(numbers.tobytes()).decode("ascii")}
 
 
-def shown_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[ShownToken, ...]:
+def shown_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[ShownToken, ...]:
     """Return tokens in the form that the page shows, one for each ID.
 
-    An ID that the tokenizer does not know has the text `row ID`.
+    An ID that the tokenizer does not know has the text `row ID`; one without a name has the text `#ID`.
     """
-    specials = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    if not isinstance(vocabulary, Tokenizer):
+        names = ["" if vocabulary is None else vocabulary.names[number] for number in ids]
+        named = zip(ids, names, strict=True)
+        return tuple(ShownToken(number, name, visible_text(name) or f"#{number}", "text") for number, name in named)
+    specials = {number for number, token in vocabulary.get_added_tokens_decoder().items() if token.special}
 
     @cache
     def shown(number: int) -> ShownToken:
         """Return one token in the form that the page shows."""
-        if tokenizer.id_to_token(number) is None:
+        if vocabulary.id_to_token(number) is None:
             return ShownToken(number, "", f"row {number}", "special")
-        text = token_text(tokenizer, number)
+        text = token_text(vocabulary, number)
         is_byte = text.startswith("<0x") and text.endswith(">")
         kind = "special" if number in specials else "byte" if is_byte else "text"
         return ShownToken(number, text, visible_text(text), kind)
@@ -222,32 +273,89 @@ def shown_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[ShownToken, 
 
 
 def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
-    """Answer a request of the page, for JSON: the pipeline of the parameter `text`, or without it, example texts.
+    """Answer a request of the page, for JSON: the pipeline of the parameter `text`; without it, what can be chosen.
+
+    Args:
+        source: The source.
+        params: `text`; with `layer` = `"tiny"`, the text is computed in the tiny layer, with the position scheme
+            `position` and a head that is tied if `tied` is `"1"`.
+
+    The parameter `appended` has IDs of tokens that follow the text, such as `17,40`. Those that the tokenizer would
+    find in a longer text become part of it. Of a decoder, the last step is the logit lens, whose numbers are the answer
+    to another request, `logit_lens.answer`.
 
     Raises:
         CheckpointError: Only the table of a checkpoint could be read.
-        TokenizerError: There is a text, but the source has no tokenizer.
+        SizeError: The tiny layer has no such position scheme.
+        TokenizerError: The source has neither a tokenizer nor names, and the text is no list of IDs.
         TextError: The text has no tokens.
     """
     if "text" not in params:
-        return {"texts": example_texts(source)}
-    model, is_checkpoint = source.require_input(), source.model is not None and source.run is None
-    return pipeline(model, source.tokenizer, params["text"], add_special_tokens=is_checkpoint).to_json()
+        return choices(source)
+    model, vocabulary = requested_model(source, params)
+    table, special = parts_of(model)[0], source.adds_special_tokens
+    text, appended = params["text"], token_ids(params, "appended", table.vocab_size)
+    text, rest = longer_text(vocabulary, text, appended, table.vocab_size, add_special_tokens=special)
+    walked = pipeline(model, vocabulary, text, appended=rest, add_special_tokens=special)
+    if isinstance(model, DecoderLM):
+        last = len(model.blocks)
+        note = f"row 0 is the input of the first block, row {last} the output of the last (nostalgebraist, 2020)"
+        walked = replace(walked, steps=(*walked.steps, Step("lens", note)))
+    return walked.to_json()
+
+
+def requested_model(source: OpenedModel, params: Mapping[str, str]) -> tuple[Model, Vocabulary]:
+    """Return the model that a request asks for, and what converts texts to its IDs.
+
+    The parameters `layer`, `position` and `tied` are those of `answer`.
+
+    Raises:
+        CheckpointError: Only the table of a checkpoint could be read.
+        SizeError: The tiny layer has no such position scheme.
+    """
+    if params.get("layer") == "tiny":
+        return tiny_layer(params.get("position", "learned"), tied=params.get("tied", "1") == "1"), TINY_WORDS
+    return source.require_input(), vocabulary_of(source)
+
+
+def choices(source: OpenedModel) -> JsonObject:
+    """Return what the page lets the user choose, for JSON.
+
+    Returns:
+        `texts`: example texts of the model. `reads`: how it reads texts, `"tokenizer"`, `"names"` or `"ids"`.
+        `refused`: why only the tiny layer can be shown; `""` if the model can. `tiny`: the tiny layer's `texts`,
+        `words`, `positions` and `embed_dim`.
+    """
+    vocabulary = vocabulary_of(source)
+    reads = "tokenizer" if isinstance(vocabulary, Tokenizer) else "ids" if vocabulary is None else "names"
+    refused = f"Only the table of this source can be read. {source.table_only}" if source.table_only else ""
+    tiny = {
+        "texts": list(TINY_TEXTS),
+        "words": list(TINY_WORDS.names),
+        "positions": list(get_args(TinyPosition)),
+        "embed_dim": tiny_layer("learned", tied=True).table.embed_dim,
+    }
+    return {"texts": example_texts(source), "reads": reads, "refused": refused, "tiny": tiny}
 
 
 def baked(source: OpenedModel) -> list[dict[str, str]]:
     """Return the parameters of the requests whose answers an exported page stores.
 
-    The first has no parameters, for the list of example texts; the others are the example texts themselves.
+    The first has no parameters, for what can be chosen; the others are the example texts themselves, in the model and
+    in every tiny layer.
     """
-    return [{}, *({"text": text} for text in example_texts(source))]
+    shapes = product(TINY_TEXTS, get_args(TinyPosition), "10")
+    tiny = [{"layer": "tiny", "text": text, "position": name, "tied": tied} for text, name, tied in shapes]
+    texts = [] if source.table_only else example_texts(source)
+    return [{}, *({"text": text} for text in texts), *tiny]
 
 
 def pipeline(
     model: Model,
-    tokenizer: Tokenizer | None,
+    vocabulary: Vocabulary,
     text: str,
     *,
+    appended: Sequence[int] = (),
     add_special_tokens: bool = False,
     most_tokens: int = MOST_TOKENS,
 ) -> Pipeline:
@@ -255,14 +363,15 @@ def pipeline(
 
     Args:
         model: Model, layer or table; steps that it does not have are left out.
-        tokenizer: Tokenizer of the model.
+        vocabulary: Tokenizer of the model, the names of its rows, or `None` to read IDs such as `#17 #42`.
         text: Any text.
+        appended: IDs of tokens that follow those of the text.
         add_special_tokens: Whether the tokenizer adds the tokens that start or end a text. Checkpoints expect them;
             models that were trained by embedlayer do not.
         most_tokens: The text is cut after this many tokens, and at the longest sequence of the positions.
 
     Raises:
-        TokenizerError: There is no tokenizer.
+        TokenizerError: There is neither a tokenizer nor names, and the text is no list of IDs.
         TextError: The text has no tokens.
         TokenIdError: The tokenizer gives IDs that the table does not have.
 
@@ -270,19 +379,21 @@ def pipeline(
         >>> [step.name for step in pipeline(model, tokenizer, "I love dogs").steps]
         ['one_hot', 'rows', 'scale', 'positions', 'dropout', 'rotation', 'head', 'gradient']
     """
-    if tokenizer is None:
-        raise TokenizerError("This source has no tokenizer, so no text can be read. Name one with --tokenizer.")
-    ids = without_truncation(tokenizer).encode(text, add_special_tokens=add_special_tokens).ids
-    if not ids:
-        raise TextError(f"{text!r} has no tokens: there is nothing to look up.")
     table, position = parts_of(model)
-    kept = ids[: min(most_tokens, position.max_seq_len or most_tokens)]
-    tokens = shown_tokens(tokenizer, kept)
+    read = text_ids(vocabulary, text, table.vocab_size, add_special_tokens=add_special_tokens)
+    kept = [*read.ids, *appended][: longest(position, most_tokens)]
+    tokens = shown_tokens(vocabulary, kept)
     with torch.enable_grad():
         computation = _Computation(model, torch.tensor(kept, device=table.device))
-        steps = tuple(computation.steps(tokens, tokenizer))
-    left_out = len(ids) - len(kept)
-    return Pipeline(text, tokens, left_out, table.vocab_size, table.embed_dim, steps, computation.x.detach())
+        steps = tuple(computation.steps(tokens, vocabulary))
+    left_out = len(read.ids) + len(appended) - len(kept)
+    sizes = (table.vocab_size, table.embed_dim)
+    return Pipeline(text, read.how, tokens, left_out, *sizes, steps, computation.x.detach(), tuple(appended))
+
+
+def longest(position: Position, most_tokens: int = MOST_TOKENS) -> int:
+    """Return the number of tokens after which a text is cut."""
+    return min(most_tokens, position.max_seq_len or most_tokens)
 
 
 def parts_of(model: Model) -> tuple[LookupTable, Position]:
@@ -332,21 +443,50 @@ class _Computation:
         self.look_up = next(self.trace)
         self.rows = self.embedded = self.x = self.look_up.vectors.requires_grad_()
 
-    def steps(self, tokens: Sequence[ShownToken], tokenizer: Tokenizer) -> Iterator[Step]:
+    def steps(self, tokens: Sequence[ShownToken], tokenizer: Vocabulary) -> Iterator[Step]:
         """Yield all steps in order, from the one-hot vectors to the gradient of the loss.
 
         Args:
             tokens: The tokens of the text, as the page shows them.
-            tokenizer: Tokenizer that gives the texts of the most likely next tokens.
+            tokenizer: What gives the texts of other tokens: those near in the table, and the most likely next ones.
         """
-        yield Step("one_hot", f"{len(self.ids)} times {self.table.vocab_size:,} places")
-        yield Step("rows", self.look_up.description, {"rows": self.rows}, vectors=self.rows)
+        yield Step("one_hot", f"for each of {len(self.ids)} tokens, {self.table.vocab_size:,} entries")
+        near, facts = self._near_rows(tokenizer)
+        yield Step("rows", self.look_up.description, {"rows": self.rows, "near": near}, facts, vectors=self.rows)
         yield from self._input_steps()
         yield self._dropout()
         yield from self._attention_step()
         head = getattr(self.model, "head", None)
         if head is not None:
             yield from self._head_steps(head, tokens, tokenizer)
+
+    @torch.no_grad()
+    def _near_rows(self, tokenizer: Vocabulary) -> tuple[Float[Tensor, "N W C"], JsonObject]:
+        """Return parts of the table around the looked-up rows, for a picture of the table.
+
+        Of a table of at most `WHOLE_TABLE` rows this is one part, the whole table; else a part is a row with
+        `NEAR_ROWS` rows on either side. Where there are more than `NEAR_COLUMNS` dimensions, each column shows the
+        number of largest absolute value in its share of them.
+
+        Args:
+            tokenizer: What gives the texts of the rows.
+
+        Returns:
+            The numbers of the N parts, and for JSON `parts`, the `first` row and the `names` of each, `part_of`, the
+            index of each token's part, and `whole`, whether the part is the whole table.
+        """
+        size = self.table.vocab_size
+        wide = size if size <= WHOLE_TABLE else min(size, 2 * NEAR_ROWS + 1)
+        starts = (self.ids - NEAR_ROWS).clamp(0, size - wide)
+        firsts, part_of = starts.unique(return_inverse=True)
+        ids = firsts.unsqueeze(1) + torch.arange(wide, device=firsts.device)
+        rows = self.table.look_up(ids)
+        columns = -(-rows.shape[-1] // NEAR_COLUMNS)
+        runs = F.pad(rows, (0, -rows.shape[-1] % columns)).unflatten(-1, (-1, columns))
+        largest = runs.gather(-1, runs.abs().argmax(-1, keepdim=True)).squeeze(-1)
+        names = [[token.text for token in shown_tokens(tokenizer, part)] for part in ids.tolist()]
+        parts = [{"first": first, "names": of} for first, of in zip(firsts.tolist(), names, strict=True)]
+        return largest, {"parts": parts, "part_of": part_of.tolist(), "whole": wide == size}
 
     def _input_steps(self) -> Iterator[Step]:
         """Yield the steps of the input embedding after the look-up, without dropout.
@@ -361,7 +501,7 @@ class _Computation:
             yield Step("scale", scale.description, {"scaled": self.x}, facts, vectors=self.x)
         else:
             facts = {"factor": 1.0, "scaled": False}
-            yield Step("scale", "no scale", {"scaled": self.x}, facts, sentence="no scale")
+            yield Step("scale", "no scale", {"scaled": self.x}, facts, sentence="no scale", idle=True)
         for step in traced:
             before, self.x = self.x, step.vectors
             values = {"result": self.x}
@@ -369,10 +509,11 @@ class _Computation:
                 yield from self._position_steps(step, before)
             elif step.name == "token_types":
                 values = {"types": torch.zeros_like(before) if step.added is None else step.added, **values}
-                yield Step("types", step.description, values, vectors=self.x)
+                yield Step("types", step.description, values, idle=step.added is None, vectors=self.x)
             else:
                 name = "project" if step.name == "projection" else step.name
-                yield Step(name, step.description, values, vectors=self.x)
+                idle = self.x.shape == before.shape and bool((self.x == before).all())
+                yield Step(name, step.description, values, idle=idle, vectors=self.x)
         if not any(step.name == "positions" for step in traced):
             absent = next(
                 trace_steps(input_steps(self.table, self.position)[1:], TokenBatch(self.ids, self.positions), self.x)
@@ -392,7 +533,7 @@ class _Computation:
         facts = {"kind": _POSITION_KINDS[hook], "scheme": type(self.position).__name__}
         if traced.added is None:
             sentence = f"positions {hook or 'none'}"
-            yield Step("positions", traced.description, {"result": self.x}, facts, sentence=sentence)
+            yield Step("positions", traced.description, {"result": self.x}, facts, sentence=sentence, idle=True)
             return
         yield Step("positions", traced.description, {"positions": traced.added}, facts, vectors=traced.added)
         values = {"tokens": before, "positions": traced.added, "result": self.x}
@@ -408,9 +549,10 @@ class _Computation:
         shown = stated or SHOWN_DROPOUT
         kept = torch.rand(self.x.shape, generator=torch.Generator().manual_seed(0)) >= shown
         values = {"kept": self.x, "dropped": self.x.detach().cpu() * kept / (1 - shown)}
+        sentence = "dropout" if stated else "no dropout"
         reason = "this source does not state one" if stated is None else "this model has p = 0"
         note = f"p = {stated:g}" if stated else f"{reason}; shown as it would be with p = {shown:g}"
-        return Step("dropout", note, values, {"p": stated, "shown_p": shown})
+        return Step("dropout", note, values, {"p": stated, "shown_p": shown}, sentence=sentence, idle=not stated)
 
     def _attention_step(self) -> Iterator[Step]:
         """Yield one step for a scheme applied inside attention: the rotation, or the bias of the heads.
@@ -448,7 +590,7 @@ class _Computation:
         return Step("rotation", note, values, facts)
 
     def _head_steps(
-        self, head: OutputHead | PredictionHead, tokens: Sequence[ShownToken], tokenizer: Tokenizer
+        self, head: OutputHead | PredictionHead, tokens: Sequence[ShownToken], tokenizer: Vocabulary
     ) -> Iterator[Step]:
         """Yield the step with the most likely next tokens after each token, and the step with the gradient of the loss.
 
@@ -479,9 +621,15 @@ class _Computation:
             "next": chances[:-1].gather(-1, following.unsqueeze(-1)).squeeze(-1).tolist(),
             "tied": output.tied,
         }
-        sentence = "head" if isinstance(self.model, DecoderLM) else "head only"
         note = f"{rows}; {self.table.vocab_size:,} scores for each token"
-        yield Step("head", note, {"hidden": hidden}, facts, sentence=sentence)
+        if isinstance(self.model, DecoderLM):
+            last = logits[-1:].detach()
+            likely = top_k(last[0], min(CANDIDATES, last.shape[-1]))[1].tolist()
+            facts["candidates"] = [vars(token) for token in shown_tokens(tokenizer, likely)]
+            facts["room"] = longest(self.position) - len(self.ids)
+            yield Step("head", note, {"hidden": hidden, "logits": last}, facts)
+        else:
+            yield Step("head", f"{note}. {_WHOLE_MODELS}", {"hidden": hidden}, facts, sentence="head only")
         if len(following):
             yield self._gradient(hidden, products, logits, output.tied, tokens)
 
@@ -510,26 +658,32 @@ class _Computation:
             of_rows = of_rows.masked_fill((self.ids == self.table.padding_idx).unsqueeze(-1), 0)
         used, index, times = self.ids.unique(return_inverse=True, return_counts=True)
         by_rows = torch.zeros_like(of_rows[: len(used)]).index_add_(0, index, of_rows)
-        by_head = torch.zeros_like(by_rows)
-        total = torch.zeros(self.table.vocab_size, device=self.ids.device)
-        if tied:
-            scores, states = of_products.to(hidden.dtype), hidden.detach()
-            by_head = scores[:, used].T @ states
-            total = torch.cat([_norms(some.T @ states) for some in scores.split(ROWS_AT_ONCE, dim=1)])
+        scores, states = of_products.to(hidden.dtype), hidden.detach()
+        by_head = scores[:, used].T @ states if tied else torch.zeros_like(by_rows)
+        through_head = torch.cat([_norms(some.T @ states) for some in scores.split(ROWS_AT_ONCE, dim=1)])
+        through_rows = torch.zeros(self.table.vocab_size, device=self.ids.device)
+        through_rows[used] = _norms(by_rows)
+        total = through_head.clone() if tied else torch.zeros_like(through_rows)
         total[used] = _norms(by_head + by_rows)
         touched = int(total.count_nonzero())
         by_id = {token.id: vars(token) for token in tokens}
         columns = (used, total[used], _norms(by_rows), _norms(by_head), times)
         rows = [
-            {**by_id[number], "norm": norm, "through_rows": through_rows, "through_head": through_head, "times": count}
-            for number, norm, through_rows, through_head, count in zip(*(c.tolist() for c in columns), strict=True)
+            {**by_id[number], "norm": norm, "through_rows": through, "through_head": from_head, "times": count}
+            for number, norm, through, from_head, count in zip(*(c.tolist() for c in columns), strict=True)
         ]
         width = -(-len(total) // BINS)
-        binned = F.pad(total, (0, -len(total) % width)).view(-1, width).amax(-1).unsqueeze(0)
+        parts = {"norms": total, "through_rows": through_rows, "through_head": through_head}
+        values = {name: _largest_of_bins(norms, width) for name, norms in parts.items()}
+        if len(total) <= WHOLE_TABLE:
+            whole = torch.zeros(len(total), by_rows.shape[-1], device=self.ids.device).index_copy_(0, used, by_rows)
+            values |= {"rows_gradient": whole, "head_gradient": scores.T @ states}
         facts = {
             "loss": loss.item(),
             "touched": touched,
             "used": len(used),
+            "touched_by_look_up": int(through_rows.count_nonzero()),
+            "touched_by_head": int(through_head.count_nonzero()),
             "tied": tied,
             "rows": sorted(rows, key=lambda row: -row["norm"]),
             "rows_a_bin": width,
@@ -538,7 +692,12 @@ class _Computation:
             f"loss {loss.item():.3f} nats per token; {touched:,} of {len(total):,} rows get a gradient, "
             f"{len(used):,} were looked up"
         )
-        return Step("gradient", note, {"norms": binned}, facts, sentence="gradient" if tied else "gradient untied")
+        return Step("gradient", note, values, facts, sentence="gradient" if tied else "gradient untied")
+
+
+def _largest_of_bins(norms: Float[Tensor, " V"], width: int) -> Float[Tensor, "1 bins"]:
+    """Return the largest norm in each run of `width` rows."""
+    return F.pad(norms, (0, -len(norms) % width)).view(-1, width).amax(-1).unsqueeze(0)
 
 
 def _norms(rows: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:

@@ -11,6 +11,7 @@ from embedlayer.errors import SizeError
 from embedlayer.explorer import (
     compare,
     health,
+    logit_lens,
     pipeline,
     positions,
     table_map,
@@ -68,7 +69,8 @@ ROUTES: dict[str, Route] = {
     "card": Route(token_card.card, lambda source: ()),
     "card-places": Route(token_card.places, lambda source: ()),
     "cards": Route(token_card.cards, token_card.baked),
-    "pipeline": Route(pipeline.answer, pipeline.baked, needs=("input", "tokenizer")),
+    "pipeline": Route(pipeline.answer, pipeline.baked),
+    "logit-lens": Route(logit_lens.answer, logit_lens.baked),
     "positions": Route(positions.answer, needs=("input",)),
     "health": Route(health.found),
     "scores": Route(health.scores),

@@ -6,20 +6,22 @@ Facts about all rows are columns, computed once for a source. An exported page s
 import json
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.analysis.geometry import row_movement
 from embedlayer.analysis.kinds import CONTEXTS
 from embedlayer.analysis.spelling import spelling_variants
-from embedlayer.data.tokenizer import without_truncation
-from embedlayer.errors import SizeError
+from embedlayer.errors import SizeError, TextError, TokenizerError
 from embedlayer.explorer.example_texts import example_texts
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.positions import example_ids
+from embedlayer.explorer.text_ids import text_ids, vocabulary_of
 from embedlayer.explorer.tokens import BAKED_ROWS, Params, token_ids
 from embedlayer.sources import OpenedModel
 
@@ -81,7 +83,7 @@ def cards(source: OpenedModel, params: Params) -> bytes:
 def places(source: OpenedModel, params: Params) -> Any:
     """Return where other views show the token with the ID in the parameter `id`, as a JSON object.
 
-    Its keys are `text`: a text for the view Pipeline that the tokenizer splits into this token and others; `at`: the
+    Its keys are `text`: a text for the view Pipeline that is split into this token and others; `at`: the
     index of the token in that text; and `position`: its index among the tokens of the view Positions. Each is `None` if
     there is none.
 
@@ -107,7 +109,7 @@ def _token(source: OpenedModel, params: Params) -> int:
         SizeError: It is not one ID.
         TokenIdError: The ID is outside the table.
     """
-    ids = token_ids(source, params, "id")
+    ids = token_ids(params, "id", source.table.vocab_size)
     if len(ids) != 1:
         raise SizeError(f"id is the ID of one token; found {params.get('id')!r}.")
     return ids[0]
@@ -195,12 +197,16 @@ def _with_cosines(source: OpenedModel, pairs: Int[Tensor, "N 2"]) -> dict[int, l
 
 
 def _texts(source: OpenedModel, token: int) -> Iterator[tuple[str, list[int]]]:
-    """Yield texts that may contain a token, with their IDs: example texts, and texts made of the token's own text."""
+    """Yield texts that may contain a token, with their IDs: example texts, texts with the token's own text, its ID."""
     yield from _example_ids(source)
-    own = source.token_texts[token]
-    if source.tokenizer is None or not own:
+    vocabulary = vocabulary_of(source)
+    if not isinstance(vocabulary, Tokenizer):
+        yield from _encoded(source, [source.token_texts[token], f"#{token}"])
         return
-    prefix = getattr(source.tokenizer.model, "continuing_subword_prefix", None) or ""
+    own = source.token_texts[token]
+    if not own:
+        return
+    prefix = getattr(vocabulary.model, "continuing_subword_prefix", None) or ""
     bare = own.removeprefix(prefix) or own
     tried = ["The" + own if own.startswith(" ") else "The " + bare, *(before + bare for before in TRIED_BEFORE)]
     yield from _encoded(source, tried)
@@ -208,18 +214,17 @@ def _texts(source: OpenedModel, token: int) -> Iterator[tuple[str, list[int]]]:
 
 def _example_ids(source: OpenedModel) -> list[tuple[str, list[int]]]:
     """Return the example texts of the view Pipeline, each with its token IDs; they are encoded once."""
-    return source.once("example texts", lambda: _encoded(source, [] if source.table_only else example_texts(source)))
+    return source.once(
+        "example texts", lambda: list(_encoded(source, [] if source.table_only else example_texts(source)))
+    )
 
 
-def _encoded(source: OpenedModel, texts: list[str]) -> list[tuple[str, list[int]]]:
-    """Return texts with their token IDs, as the view Pipeline encodes them: checkpoints expect special tokens."""
-    original = source.tokenizer
-    if original is None or not texts:
-        return []
-    is_checkpoint = source.model is not None and source.run is None
-    tokenizer = source.once("tokenizer without truncation", lambda: without_truncation(original))
-    encodings = tokenizer.encode_batch(texts, add_special_tokens=is_checkpoint)
-    return [(text, encoding.ids) for text, encoding in zip(texts, encodings, strict=True)]
+def _encoded(source: OpenedModel, texts: list[str]) -> Iterator[tuple[str, list[int]]]:
+    """Yield those of some texts that have tokens, with their IDs, as the view Pipeline encodes them."""
+    vocabulary, special = vocabulary_of(source), source.adds_special_tokens
+    for text in texts:
+        with suppress(TextError, TokenizerError):
+            yield text, text_ids(vocabulary, text, source.table.vocab_size, add_special_tokens=special).ids
 
 
 def _position_ids(source: OpenedModel) -> list[int]:

@@ -80,7 +80,7 @@ def neighbors(source: OpenedModel, params: Params) -> Any:
         SizeError: `plus` and `minus` are both empty, or a parameter is no valid number or list.
         TokenIdError: An ID is outside the table.
     """
-    plus, minus = token_ids(source, params, "plus"), token_ids(source, params, "minus")
+    plus, minus = (token_ids(params, name, source.table.vocab_size) for name in ("plus", "minus"))
     if not plus and not minus:
         raise SizeError("neighbors needs at least one token ID in plus or minus; found none.")
     found = _number(params, "topn", 20, most=MOST)
@@ -100,7 +100,7 @@ def along(source: OpenedModel, params: Params) -> bytes:
         SizeError: A parameter is no valid list.
         TokenIdError: An ID is outside the table.
     """
-    query = _query(source, token_ids(source, params, "plus"), token_ids(source, params, "minus"))
+    query = _query(source, *(token_ids(params, name, source.table.vocab_size) for name in ("plus", "minus")))
     return to_bytes(table_cosines(RowReader(source.rows), query)[0])
 
 
@@ -207,13 +207,13 @@ def _nearest(source: OpenedModel) -> bytes:
     return ids.numpy().tobytes() + to_bytes(F.pad(found.cosines.clamp_min(-2.0), missing, value=-2.0))
 
 
-def token_ids(source: OpenedModel, params: Params, name: str) -> list[int]:
+def token_ids(params: Params, name: str, vocab_size: int) -> list[int]:
     """Read token IDs such as `17,4` from a parameter of a request; a missing parameter gives an empty list.
 
     Args:
-        source: The source whose table has the IDs.
         params: Parameters of the request.
         name: Name of the parameter.
+        vocab_size: Rows of the table, V.
 
     Raises:
         SizeError: The parameter is not a list of at most 100 IDs.
@@ -224,11 +224,8 @@ def token_ids(source: OpenedModel, params: Params, name: str) -> list[int]:
         raise SizeError(f"{name} is a list of at most 100 token IDs, 17,4; found {params.get(name)!r}.")
     ids = [int(part) for part in parts]
     for token in ids:
-        if token >= source.table.vocab_size:
-            raise TokenIdError(
-                f"Token {token} is outside this table of {source.table.vocab_size} rows "
-                f"(0..{source.table.vocab_size - 1})."
-            )
+        if token >= vocab_size:
+            raise TokenIdError(f"Token {token} is outside this table of {vocab_size} rows (0..{vocab_size - 1}).")
     return ids
 
 

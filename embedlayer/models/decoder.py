@@ -274,13 +274,40 @@ class DecoderLM(Pretrained):
         Raises:
             SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
         """
+        states = self.hidden_states(
+            ids, inputs_embeds=inputs_embeds, positions=positions, attention_mask=attention_mask, cache=cache
+        )
+        for state in states:
+            last = state
+        normalised: Tensor = self.norm(last)
+        return normalised
+
+    def hidden_states(
+        self,
+        ids: IdsLike | None = None,
+        *,
+        inputs_embeds: Float[Tensor, "*batch T D"] | None = None,
+        positions: Positions | None = None,
+        attention_mask: AttentionMask | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Iterator[Float[Tensor, "*batch T D"]]:
+        """Yield the input of the first block, then the output of each block: `num_layers + 1` tensors.
+
+        Each tensor is the residual stream. The final norm is applied to none of them: `norm` of the last is `hidden`.
+        In transformers the last of `output_hidden_states` is after that norm. A block is computed when its output is
+        requested, so errors are raised there. The arguments and errors are those of `hidden`.
+
+        Example:
+            >>> model = DecoderLM(TokenEmbedding(100, 32), "rotary", num_layers=2, num_heads=4)
+            >>> [state.shape for state in model.hidden_states(torch.tensor([1, 2, 3]))]
+            [torch.Size([3, 32]), torch.Size([3, 32]), torch.Size([3, 32])]
+        """
         ids = sequence_of(ids, inputs_embeds, self.table)
-        if ids.dim() == 1:
-            mask = None if attention_mask is None else attention_mask.unsqueeze(0)
-            single = (
-                {"ids": ids.unsqueeze(0)} if inputs_embeds is None else {"inputs_embeds": inputs_embeds.unsqueeze(0)}
-            )
-            return self.hidden(**single, positions=positions, attention_mask=mask, cache=cache).squeeze(0)
+        is_single = ids.dim() == 1
+        if is_single:
+            ids = ids.unsqueeze(0)
+            inputs_embeds = None if inputs_embeds is None else inputs_embeds.unsqueeze(0)
+            attention_mask = None if attention_mask is None else attention_mask.unsqueeze(0)
         if cache is not None:
             positions, attention_mask = cache.next_positions(ids, positions, attention_mask)
         elif positions is None:
@@ -295,10 +322,10 @@ class DecoderLM(Pretrained):
         bias = self.position.bias(queried, seen)
         scores = attention_scores_bias(bias, attention_mask, ids.shape[-1], seen.shape[-1], device=ids.device)
         prepared = self.position.prepare(positions)  # rotary angles: once, not in every block
+        yield x.squeeze(0) if is_single else x
         for number, block in enumerate(self.blocks):
             x = block(x, self.position, prepared, scores, None if cache is None else cache.blocks[number])
-        normalised: Tensor = self.norm(x)
-        return normalised
+            yield x.squeeze(0) if is_single else x
 
     def trace(self, ids: IdsLike | None = None, **options: Unpack[InputOptions]) -> Iterator[TracedStep]:
         """Yield the vectors after each step of the input embedding, as `TransformerEmbedding.trace` does.

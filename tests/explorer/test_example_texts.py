@@ -48,4 +48,4 @@ def test_sentences_of_a_run_whose_words_are_tokens_come_first(tmp_path) -> None:
 def test_other_sources_have_the_fixed_texts_that_their_tokenizer_can_read(tmp_path) -> None:
     table = TokenEmbedding(300, 4)
     assert example_texts(OpenedModel("bytes", table, tokenizer=train_tokenizer((), "byte"))) == list(TEXTS)
-    assert example_texts(OpenedModel("no tokenizer", table)) == []
+    assert all(text.startswith("#0 #1 ") for text in example_texts(OpenedModel("no tokenizer", table)))

@@ -29,6 +29,9 @@ from embedlayer import (
 from embedlayer.explorer import pipeline as module
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.pipeline import answer, baked, packed, pipeline, shown_tokens
+from embedlayer.explorer.text_ids import NamedRows
+from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
+from embedlayer.explorer.tiny_layer import WORDS, tiny_layer
 from embedlayer.layers.input import embed
 from embedlayer.sources import OpenedModel
 
@@ -248,9 +251,12 @@ def test_walks_at_the_same_time_do_not_meet(words):
 def test_what_is_baked_can_be_answered(words):
     model = small()
     source = OpenedModel("words", model.table, tokenizer=words, model=model)
-    asked = baked(source)
+    asked, offered = baked(source), answer(source, {})
     assert asked[0] == {}
-    assert [params["text"] for params in asked[1:]] == answer(source, {})["texts"]
+    assert [params["text"] for params in asked[1:] if "layer" not in params] == offered["texts"]
+    tiny = [params for params in asked if params.get("layer") == "tiny"]
+    assert {params["text"] for params in tiny} == set(offered["tiny"]["texts"])
+    assert len(tiny) == len(offered["tiny"]["texts"]) * len(offered["tiny"]["positions"]) * 2
     assert all(answer(source, params)["tokens"] for params in asked[1:])
 
 
@@ -262,6 +268,92 @@ def test_a_real_model_goes_on_as_it_was_trained(shared_data):
     top_tokens = walked.step("head").facts["top_tokens"]
     assert [row[0]["decoded"] for row in top_tokens[:-1]] == [" Once", " upon", " a", " time"]
     assert top_tokens[-1][0]["decoded"] == ","
+
+
+# What can be chosen
+
+
+@pytest.mark.parametrize("vocabulary", [None, NamedRows(["a", "b", "c"])])
+def test_a_table_without_a_tokenizer_shows_its_rows(vocabulary):
+    walked = pipeline(TokenEmbedding(3, 4), vocabulary, "#2 #0 #2")
+    assert [token.text for token in walked.tokens] == (["#2", "#0", "#2"] if vocabulary is None else ["c", "a", "c"])
+    assert [step.name for step in walked.steps if not step.idle] == ["one_hot", "rows"]
+
+
+def test_every_source_offers_texts_that_it_can_read(words):
+    table = TokenEmbedding(50, 4)
+    sources = {
+        "tokenizer": OpenedModel("tokenizer", table, tokenizer=words),
+        "names": OpenedModel("names", table, tokens=[f"word{row}" for row in range(50)]),
+        "ids": OpenedModel("ids", table),
+        "names that no text has": OpenedModel("odd", table, tokens=["\ud800", *([""] * 49)]),
+    }
+    for reads, source in sources.items():
+        offered = answer(source, {})
+        assert reads.startswith(offered["reads"])
+        assert offered["texts"]
+        assert all(answer(source, {"text": text})["tokens"] for text in offered["texts"])
+    source = OpenedModel("part", table, table_only="Its family is unknown.")
+    assert answer(source, {})["refused"].endswith("Its family is unknown.")
+    assert all("layer" in params for params in baked(source)[1:])
+
+
+# The tiny layer
+
+TINY = list(itertools.product(("learned", "sinusoidal", "rotary", "alibi"), (True, False)))
+
+
+@pytest.mark.parametrize(("position", "tied"), TINY)
+def test_the_tiny_layer_is_computed_by_the_model(position, tied):
+    model = tiny_layer(position, tied=tied)
+    params = {"layer": "tiny", "position": position, "tied": str(int(tied)), "text": TINY_TEXTS[0]}
+    shown = answer(OpenedModel("any", TokenEmbedding(3, 2)), params)
+    walked = pipeline(model, WORDS, TINY_TEXTS[0])
+    assert [token["text"] for token in shown["tokens"]] == TINY_TEXTS[0].split()
+    torch.testing.assert_close(walked.vectors, embed(ids_of(walked)[None], model.table, model.position)[0])
+    assert model.head.tied == tied
+    assert walked.step("rows").values["near"][0].equal(model.table.weight)
+
+
+@pytest.mark.parametrize(("position", "tied"), TINY)
+def test_the_gradient_of_a_small_table_is_shown_whole_and_by_its_two_ways(position, tied):
+    model = tiny_layer.__wrapped__(position, tied=tied)
+    walked = pipeline(model, WORDS, TINY_TEXTS[1])
+    ids = ids_of(walked)
+    model.loss(ids[:-1], ids[1:]).backward()
+    step = walked.step("gradient")
+    through_rows, through_head = step.values["rows_gradient"], step.values["head_gradient"]
+    assert through_rows.norm(dim=1).nonzero()[:, 0].tolist() == ids[:-1].unique().tolist()
+    assert step.facts["touched_by_look_up"] == len(ids[:-1].unique())
+    assert step.facts["touched_by_head"] == 10
+    torch.testing.assert_close(step.values["through_rows"][0], through_rows.norm(dim=1))
+    torch.testing.assert_close(step.values["through_head"][0], through_head.norm(dim=1))
+    torch.testing.assert_close(model.table.weight.grad, through_rows + through_head if tied else through_rows)
+    if not tied:
+        torch.testing.assert_close(model.head.weight.grad, through_head)
+
+
+def test_the_rows_near_a_token_are_those_of_the_table(words):
+    model = small("none")
+    walked, weight = pipeline(model, words, TEXT), model.table.weight
+    near, facts = walked.step("rows").values["near"], walked.step("rows").facts
+    for token, part in zip(walked.tokens, facts["part_of"], strict=True):
+        first, names = facts["parts"][part]["first"], facts["parts"][part]["names"]
+        assert first <= token.id < first + len(names) == first + 7
+        assert near[part].equal(weight[first : first + 7])
+        assert names[token.id - first] == token.text
+    wide = TokenEmbedding(50, 200)
+    shown = pipeline(wide, words, "dogs").step("rows")
+    row = wide.weight[shown.facts["parts"][0]["first"]]
+    padded = F.pad(row, (0, 4)).view(-1, 4)
+    assert shown.values["near"][0, 0].abs().equal(padded.abs().amax(1)[:50])
+
+
+def test_steps_that_change_nothing_say_so(words):
+    idle = {name: {s.name for s in pipeline(small(name), words, TEXT).steps if s.idle} for name in ("none", "learned")}
+    assert idle == {"none": {"positions", "dropout"}, "learned": {"dropout"}}
+    layer = TransformerEmbedding(50, 8, 16, dropout=0.25, scale=None).eval()
+    assert {s.name for s in pipeline(layer, words, TEXT).steps if s.idle} == {"scale"}
 
 
 # The view
@@ -285,29 +377,34 @@ def readout(page):
 @pytest.mark.browser
 def test_the_view_steps_through_the_text_with_slider_and_keys(source, serve, open_page):
     page = open_page(serve(source) + "#pipeline?text=" + TEXT.replace(" ", "+"))
-    titles = ["One-hot", "Rows", "Scale", "Positions", "Dropout", "Rotation", "Head", "Gradient"]
+    titles = ["One-hot", "Rows", "Scale", "Rotation", "Next token", "Gradient", "Logit lens"]
     heading = page.locator(".pipe-head h2")
     heading.wait_for()
     assert page.locator(".pipe-chips button").count() == 7
     for number, title in enumerate(titles, start=1):
-        assert heading.inner_text().split() == [str(number), title]
+        assert heading.inner_text().split() == [str(number), *title.split()]
         page.keyboard.press("ArrowRight")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.keyboard.press("ArrowLeft")
-    assert "Head" in heading.inner_text()
+    assert "Gradient" in heading.inner_text()
     slider = page.get_by_label("Step", exact=True)
     slider.fill("1")
     assert "Rows" in heading.inner_text()
     slider.press("ArrowRight")
     assert "Scale" in heading.inner_text()
     assert "step=scale" in page.url
+    page.get_by_text("2 steps change nothing here: Positions, Dropout").click()
+    page.locator(".pipe-idle").get_by_role("button", name="Positions").click()
+    assert heading.inner_text().split() == ["–", "Positions"]
+    page.keyboard.press("ArrowRight")
+    assert "Rotation" in heading.inner_text()
 
 
 @pytest.mark.browser
 def test_the_number_under_the_pointer_and_the_keys_is_the_tables(source, serve, open_page):
     page = open_page(serve(source) + "#pipeline?step=rows&text=" + TEXT.replace(" ", "+"))
     canvas = page.locator(".heat-canvas").first
-    canvas.wait_for()
+    canvas.scroll_into_view_if_needed()
     walked = pipeline(source.model, source.tokenizer, TEXT)
     rows = walked.step("rows").vectors
     box = canvas.bounding_box()
@@ -329,13 +426,13 @@ def test_the_number_under_the_pointer_and_the_keys_is_the_tables(source, serve, 
 @pytest.mark.browser
 def test_a_typed_text_is_read_by_the_model_and_kept_in_the_address(source, serve, open_page):
     page = open_page(serve(source) + "#pipeline?step=head")
-    page.locator(".pipe-guesses").wait_for()
+    page.locator(".next-list").wait_for()
     page.get_by_label("Text", exact=True).fill("dogs love me")
     wait_for_tokens(page, 3)
     page.locator(".pipe-chips button").nth(1).click()
     head = pipeline(source.model, source.tokenizer, "dogs love me").step("head").facts
-    shown = page.locator(".pipe-guesses .pipe-value").first.inner_text()
-    assert shown == f"{head['top_tokens'][1][0]['chance']:.1%}"
+    shown = page.locator(".next-list .pipe-value").first.inner_text()
+    assert shown == f"{head['top_tokens'][-1][0]['chance']:.1%}"
     assert "text=dogs+love+me" in page.url
     page.get_by_label("Text", exact=True).fill("")
     page.get_by_text("Type a text", exact=True).wait_for()
@@ -356,8 +453,8 @@ def test_on_a_phone_in_the_dark_nothing_runs_out_of_the_page(source, serve, open
 def test_an_exported_page_shows_its_texts_and_says_that_it_holds_no_others(source, tmp_path, open_page):
     write_page(tmp_path / "page.html", [source])
     page = open_page((tmp_path / "page.html").as_uri() + "#pipeline?step=head")
-    page.locator(".pipe-guesses").wait_for()
-    page.get_by_text("This is an exported page").wait_for()
+    page.locator(".next-list").wait_for()
+    page.get_by_text("This is an exported page: it contains").wait_for()
     choice = page.locator(".pipe-entry select")
     texts = answer(source, {})["texts"]
     assert choice.locator("option").all_inner_texts() == texts
@@ -365,8 +462,8 @@ def test_an_exported_page_shows_its_texts_and_says_that_it_holds_no_others(sourc
     walked = pipeline(source.model, source.tokenizer, texts[1])
     wait_for_tokens(page, len(walked.tokens))
     assert (
-        page.locator(".pipe-guesses .pipe-value").first.inner_text()
-        == f"{walked.step('head').facts['top_tokens'][1][0]['chance']:.1%}"
+        page.locator(".next-list .pipe-value").first.inner_text()
+        == f"{walked.step('head').facts['top_tokens'][-1][0]['chance']:.1%}"
     )
 
 
@@ -377,3 +474,141 @@ def test_the_rows_of_the_loss_are_those_that_plain_cross_entropy_touches(words):
     F.cross_entropy(model(ids[:-1]), ids[1:]).backward()
     touched = model.table.weight.grad.norm(dim=-1).nonzero()[:, 0].tolist()
     assert walked.step("gradient").values["norms"][0].nonzero()[:, 0].tolist() == touched
+
+
+# The machine
+
+
+def numbers_of(texts):
+    return [float(text.replace("−", "-")) for text in texts]
+
+
+def wait_for_step(page, title):
+    page.locator(".pipe-head h2", has_text=title).wait_for()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["learned", "rotary"])
+def test_the_machine_shows_the_models_numbers_and_its_sums(source, serve, open_page, scheme):
+    page = open_page(serve(source) + f"#pipeline?layer=tiny&step=rows&token=2&dim=1&position={scheme}")
+    page.locator(".mach-line").first.wait_for()
+    for button, tied in (("tied", True), ("untied", False)):
+        page.locator(".pipe-switch").get_by_role("button", name=button, exact=True).click()
+        page.locator(f".pipe-switch [data-key={button}][aria-pressed=true]").wait_for()
+        walked = pipeline(tiny_layer(scheme, tied=tied), WORDS, TINY_TEXTS[0])
+        steps = ["rows", "scale", *(["positions", "sum"] if scheme == "learned" else [])]
+        for name in steps:
+            shown = numbers_of(page.locator(f".mach-line[data-link={name}] .vec > span").all_inner_texts())
+            assert shown == pytest.approx(walked.step(name).vectors[2].tolist(), abs=5.1e-5)
+        row, scaled = (float(walked.step(name).vectors[2, 1]) for name in ("rows", "scale"))
+        sums = page.locator(".mach-sum").inner_text().replace("−", "-")
+        assert f"W[2] = {row:.4f}" in sums
+        assert f"2 · {row:.4f} = {scaled:.4f}" in sums
+        if scheme == "learned":
+            place, total = (float(walked.step(name).vectors[2, 1]) for name in ("positions", "sum"))
+            shown_place = f"{place:.4f}" if place >= 0 else f"({place:.4f})"
+            assert f"{scaled:.4f} + {shown_place} = {total:.4f}" in sums
+    whole = numbers_of(page.locator(".mach-w .vec > span").all_inner_texts())
+    assert whole == pytest.approx(tiny_layer(scheme, tied=True).table.weight.flatten().tolist(), abs=1e-6)
+    products = page.locator(".mach-products .vec > span").all_inner_texts()
+    assert products.count("0") == 36
+    assert "tied=0" in page.url
+
+
+@pytest.mark.browser
+def test_a_dimension_lights_in_every_vector_and_is_kept_in_the_address(source, serve, open_page):
+    page = open_page(serve(source) + "#pipeline?layer=tiny&step=sum")
+    page.locator(".mach-line").first.wait_for()
+    lit = "[...document.querySelectorAll('.mach .vec-mark')].map((mark) => mark.hidden ? '' : mark.style.left)"
+    assert set(page.evaluate(lit)) == {""}
+    page.locator(".mach-line .vec > span").nth(2).hover()
+    assert set(page.evaluate(lit)) == {"50%"}
+    assert "dimension 2" in page.locator(".mach-sum").inner_text()
+    page.locator(".pipe-stage h3").first.hover()
+    assert set(page.evaluate(lit)) == {""}
+    page.locator(".pipe-stage td").nth(6).hover()  # a number of the picture below
+    assert len(set(page.evaluate(lit))) == 1
+    page.locator(".mach-line .vec > span").nth(3).click()
+    page.locator(".pipe-stage h3").first.hover()
+    assert set(page.evaluate(lit)) == {"75%"}
+    assert page.locator(".pipe-stage .pipe-lit").count() >= 7
+    assert "dim=3" in page.url
+    page.locator(".mach-chain").press("ArrowLeft")
+    assert "dim=2" in page.url
+    assert "step=sum" in page.url
+    page.locator(".mach-chain").press("Escape")
+    assert "dim=" not in page.url
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+def test_the_row_moves_out_of_the_table_unless_the_reader_prefers_no_motion(source, serve, open_page, motion):
+    page = open_page(serve(source) + "#pipeline?layer=tiny", reduced_motion=motion)
+    page.locator(".mach-line").first.wait_for()
+    page.evaluate("""() => {
+        window.moved = 0;
+        new MutationObserver((changes) => changes.forEach(({ addedNodes }) => addedNodes.forEach((node) => {
+            window.moved += Number(node.classList?.contains("mach-moving") ?? false);
+        }))).observe(document.querySelector(".mach"), { childList: true });
+    }""")
+    for title in ("Rows", "Scale", "Positions", "Sum"):
+        page.keyboard.press("ArrowRight")
+        wait_for_step(page, title)
+    assert page.evaluate("window.moved") == (0 if motion == "reduce" else 5)  # two vectors move into the sum
+    page.locator(".mach-moving").first.wait_for(state="detached")
+
+
+@pytest.mark.browser
+def test_all_occurrences_of_a_token_are_compared(source, serve, open_page):
+    text = TINY_TEXTS[2]
+    page = open_page(serve(source) + f"#pipeline?layer=tiny&step=sum&token=0&text={text.replace(' ', '+')}")
+    page.locator(".pipe-cosines").wait_for()
+    sums = pipeline(tiny_layer("learned", tied=True), WORDS, text).step("sum").vectors
+    places = [t for t, word in enumerate(text.split()) if word == "dogs"]
+    assert len(places) == 3
+    shown = numbers_of(page.locator(".pipe-cosines tbody td").all_inner_texts())
+    unit = F.normalize(sums[places], dim=-1)
+    assert shown == pytest.approx((unit @ unit.T).flatten().tolist(), abs=6e-5)
+
+
+@pytest.mark.browser
+def test_switches_that_need_other_weights_are_disabled_and_say_why(source, serve, open_page):
+    page = open_page(serve(source) + "#pipeline?text=" + TEXT.replace(" ", "+"))
+    page.locator(".mach-line").first.wait_for()
+    switches = page.locator(".pipe-switches")
+    assert switches.get_by_role("button", name="rotary").get_attribute("aria-pressed") == "true"
+    assert switches.get_by_role("button", name="tied", exact=True).get_attribute("aria-pressed") == "true"
+    assert switches.locator("button:disabled").count() == 6
+    switches.get_by_text("would need other trained weights").wait_for()
+    switches.get_by_role("button", name="tiny").click()
+    page.locator(".mach-products").wait_for()
+    assert switches.locator("button:disabled").count() == 0
+    assert "text=" not in page.url
+
+
+@pytest.mark.browser
+def test_a_table_with_names_reads_words_and_ids(serve, open_page):
+    named = OpenedModel("named", TokenEmbedding(20, 12), tokens=[f"word{row}" for row in range(20)])
+    url = serve(named)
+    page = open_page(url + "#pipeline?text=word3+zebra+WORD17")
+    wait_for_tokens(page, 2)
+    page.get_by_text("no row has such a name: “zebra”").wait_for()
+    page.get_by_label("Text", exact=True).fill("#17 #4 #17")
+    wait_for_tokens(page, 3)
+    assert page.locator(".pipe-chips small").all_inner_texts() == ["17", "4", "17"]
+    assert page.locator(".pipe-chips [data-token]").count() == 3
+
+
+@pytest.mark.browser
+def test_the_machine_fits_a_screen_and_is_in_an_exported_page(source, tmp_path, open_page):
+    write_page(tmp_path / "page.html", [source])
+    page = open_page((tmp_path / "page.html").as_uri() + "#pipeline?layer=tiny")
+    page.locator(".mach-products").wait_for()
+    for scheme in ("sinusoidal", "rotary", "alibi", "learned"):
+        page.locator(f".pipe-switch [data-key={scheme}]").click()
+        page.locator(f".pipe-switch [data-key={scheme}][aria-pressed=true]").wait_for()
+        page.locator(".mach-line").first.wait_for()
+        assert page.evaluate("document.querySelector('.mach').getBoundingClientRect().bottom <= innerHeight")
+    page.locator(".pipe-switch [data-key=model]").click()
+    page.locator(".mach-line canvas").first.wait_for()
+    assert page.evaluate("document.querySelector('.mach').getBoundingClientRect().bottom <= innerHeight")

@@ -36,6 +36,6 @@ def test_a_source_is_asked_by_its_number(of_run):
 
 def test_what_a_source_lacks_is_said(of_run):
     table = OpenedModel("four", TokenEmbedding.from_pretrained(torch.randn(4, 2)))
-    for name in ("metrics", "frequencies", "pipeline"):
+    for name in ("metrics", "frequencies"):
         with pytest.raises(SizeError, match="four has no"):
             answer([table], name, {})

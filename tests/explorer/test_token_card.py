@@ -121,7 +121,7 @@ def test_what_is_no_token_is_refused(of_run):
 TOKEN = " dog"
 CHIPS = {
     "map": ("plus=40", ".near li button[data-token]"),
-    "pipeline": ("step=head", ".pipe-guesses [data-token]"),
+    "pipeline": ("step=head", ".next-list [data-token]"),
     "positions": ("", ".pos-wide [data-token]"),
     "compare": ("", ".near li button[data-token]"),
     "training": ("", ".neighbors [data-token]"),

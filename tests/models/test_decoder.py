@@ -45,6 +45,21 @@ def test_relative_schemes_do_not_see_an_offset(position) -> None:
     assert torch.allclose(model(ids), model(ids, positions=torch.arange(100, 108)), atol=1e-5)
 
 
+@pytest.mark.parametrize("position", POSITIONS)
+def test_hidden_states_are_the_inputs_and_outputs_of_the_blocks(position) -> None:
+    model = small(position)
+    ids = torch.randint(1, 50, (2, 10))
+    seen: list[torch.Tensor] = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda block, inputs, output: seen.extend([inputs[0], output]))
+    states = list(model.hidden_states(ids))
+    assert len(states) == 3
+    assert all(torch.equal(a, b) for a, b in zip([states[0], states[1], *states[1:]], seen, strict=True))
+    assert torch.equal(model.norm(states[-1]), model.hidden(ids))
+    for state, single in zip(states, model.hidden_states(ids[0]), strict=True):
+        torch.testing.assert_close(single, state[0], atol=1e-5, rtol=1e-5)
+
+
 def test_without_positions_the_last_token_sees_its_past_as_a_set() -> None:
     model = small("none", num_layers=1)
     ids = torch.randint(1, 50, (1, 8))

@@ -27,8 +27,6 @@ const KEYS = [
 const MISSING = {
   input: ["Only the table was read", "The model family of this checkpoint is not known, or a part of its embedding "
     + "layer cannot be read. The message of the command says which."],
-  tokenizer: ["This source has no tokenizer", "This view needs one to convert text to tokens: put tokenizer.json "
-    + "beside the table, or start with --tokenizer FILE."],
   metrics: ["This source is not a training run", "This view shows the metrics of a run: open its folder, the output of "
     + "embedlayer train."],
 };

@@ -43,6 +43,17 @@ export function diverging(t, dark) {
   return between(dark ? DIVERGING.dark : DIVERGING.light, (t + 1) / 2);
 }
 
+/**
+ * Return the colours of a cell with a number in it: of the background, and of a text that can be read on it.
+ * @param {number} t -1 to 1
+ * @param {boolean} dark
+ */
+export function cellColours(t, dark) {
+  const rgb = diverging(t, dark);
+  const isLight = 0.3 * rgb[0] + 0.59 * rgb[1] + 0.11 * rgb[2] > 128;
+  return { background: css(rgb), color: isLight ? "#10161d" : "#f5f8fb" };
+}
+
 /** Format a colour for CSS. @param {Rgb} rgb */
 export function css([red, green, blue]) {
   return `rgb(${red} ${green} ${blue})`;

@@ -99,17 +99,42 @@ export interface PipelineStep {
   formula: string;
   sentence: string;
   note: string;
+  /** Whether the step changes nothing in this model. */
+  idle: boolean;
   values: Record<string, PackedTensor>;
   facts: Record<string, any>;
 }
 
 export interface Pipeline {
   text: string;
+  /** How the text was split; "" for a tokenizer. */
+  how: string;
   tokens: ShownToken[];
   left_out: number;
   vocab_size: number;
   embed_dim: number;
   steps: PipelineStep[];
+  /** IDs of tokens that follow those of the text. */
+  appended: number[];
+}
+
+/** What `explorer.logit_lens.answer` sends: layers, positions, tokens. */
+export interface LogitLens {
+  top_ids: number[][][];
+  top_probs: PackedTensor;
+  entropy: PackedTensor;
+  next_probs: PackedTensor;
+  next_ranks: number[][];
+  tokens: ShownToken[];
+}
+
+/** What the view Pipeline lets the user choose. */
+export interface PipelineChoices {
+  texts: string[];
+  reads: "tokenizer" | "names" | "ids";
+  /** Why only the tiny layer can be shown; "" if the model can. */
+  refused: string;
+  tiny: { texts: string[]; words: string[]; positions: string[]; embed_dim: number };
 }
 
 export interface LikelyToken extends ShownToken {

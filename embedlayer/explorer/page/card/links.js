@@ -16,7 +16,7 @@ export async function seeIt(id, { data, manifest, isComparable, hash, go }) {
     placesOf(data, id), has.includes("metrics") ? isProbed(data, id) : false,
   ]);
   const { text, at, position } = places ?? { text: null, at: null, position: null };
-  const hasPipeline = has.includes("input") && has.includes("tokenizer");
+  const hasPipeline = has.includes("input");
   /** @type {[title: string, view: string, changes: Record<string, any> | undefined, fits: boolean][]} */
   const links = [
     ["Map", "map", undefined, true],
@@ -28,7 +28,7 @@ export async function seeIt(id, { data, manifest, isComparable, hash, go }) {
     ["Learn", "learn", { s: "real", "real.id": id }, true],
   ];
   const found = data.exported ? "No text of this file contains this token"
-    : "No text was found that the tokenizer splits into this token";
+    : "No text was found that is split into this token";
   const note = places?.text === null && hasPipeline ? `${found}, so the Pipeline cannot show it.` : "";
   return [
     h("h3", null, "See it in"),

@@ -23,6 +23,7 @@ import { largestOf, limitOf, shown } from "./numbers.js";
  * @property {boolean} [rowLabels] whether names are written beside the rows
  * @property {string[]} [axes] names of the horizontal and of the vertical axis
  * @property {(row: number, column: number) => void} [onPick]
+ * @property {(cell: {row: number, column: number} | null) => void} [onPoint] called when the cursor moves or goes
  *
  * @typedef {object} Picture
  * @property {Matrix} matrix
@@ -157,6 +158,7 @@ export class HeatMap {
   /** Move the cursor to a cell, or remove it. @param {{row: number, column: number} | null} cursor */
   #point(cursor) {
     this.#cursor = cursor;
+    this.options.onPoint?.(cursor);
     this.#read();
     this.#draw();
   }

@@ -1,6 +1,6 @@
 /** Parts that several scenes of the story share: claims with what is true of them, switches, tables of numbers. */
 
-import { css, diverging } from "../colour.js";
+import { cellColours } from "../colour.js";
 import { h, segments, slider } from "../dom.js";
 import { changed, formatHash } from "../state.js";
 import { theme } from "../theme.js";
@@ -115,10 +115,8 @@ export function numberTable({ caption, rowNames, columnNames, digits = 2, limit 
  */
 function numberCell(value, limit, digits, plainZeros) {
   if (plainZeros && value === 0) return h("td", { class: "learn-zero" }, "0");
-  const rgb = diverging(value / limit, theme().dark);
   const cell = h("td", null, fixed(value, digits));
-  cell.style.background = css(rgb);
-  cell.style.color = 0.3 * rgb[0] + 0.59 * rgb[1] + 0.11 * rgb[2] > 128 ? "#10161d" : "#f5f8fb";
+  Object.assign(cell.style, cellColours(value / limit, theme().dark));
   return cell;
 }
 

@@ -7,13 +7,14 @@ import { h, select } from "../dom.js";
 /**
  * Create a text field with example texts.
  * @param {string[]} texts
+ * @param {string} placeholder
  * @param {(text: string) => void} onText
  * @returns {Entry}
  */
-export function textField(texts, onText) {
+export function textField(texts, placeholder, onText) {
   const input = h("input", {
-    type: "text", id: "pipe-text", maxLength: 4000, autocomplete: "off", spellcheck: false,
-    placeholder: "Type a text …", onInput: () => onText(input.value),
+    type: "text", id: "pipe-text", maxLength: 4000, autocomplete: "off", spellcheck: false, placeholder,
+    onInput: () => onText(input.value),
   });
   const examples = texts.map((text) => h("button", {
     type: "button", class: "pipe-example",
@@ -22,10 +23,9 @@ export function textField(texts, onText) {
       onText(text);
     },
   }, text));
-  const head = h("div", { class: "pipe-entry-head" }, h("label", { for: "pipe-text" }, "Text"),
-    h("div", { class: "pipe-examples", role: "group", "aria-label": "Example texts" }, examples));
   return {
-    element: h("div", { class: "pipe-entry" }, head, input),
+    element: h("div", { class: "pipe-entry" }, h("label", { for: "pipe-text" }, "Text"), input,
+      h("div", { class: "pipe-examples", role: "group", "aria-label": "Example texts" }, examples)),
     set: (text) => {
       if (input.value !== text) input.value = text;
     },

@@ -4,9 +4,9 @@ import { HeatMap } from "../charts/heat.js";
 import { COUNT, limitOf, shown } from "../charts/numbers.js";
 import { h } from "../dom.js";
 import { row, unpackMatrix } from "../math.js";
-import {
-  fact, heightFor, nameOf, percent, picture, positionMap, repeatedToken, strips, valueOf, vectorStrips,
-} from "./pictures.js";
+import { occurrences } from "./occurrences.js";
+import { fact, heightFor, nameOf, percent, picture, positionMap, strips, valueOf } from "./pictures.js";
+import { MOST_CELLS } from "./vector.js";
 
 /** @import { Matrix, PipelineStep } from "../types" */
 /** @import { Scene } from "./pictures.js" */
@@ -17,13 +17,13 @@ const CLOSE_UP = 64;
 export function drawScale(scene) {
   const after = valueOf(scene, "scaled");
   const { factor, scaled } = scene.step.facts;
-  if (!scaled) return [strips(scene, "Rows", after, {})];
+  if (!scaled) return [strips(scene, "Rows", after, { title: "All tokens: the rows, unchanged" })];
   const rows = /** @type {PipelineStep} */ (scene.pipeline.steps.find((step) => step.name === "rows")).values.rows;
   const options = { limit: limitOf(after), height: Math.min(20, heightFor(after.rows)) };
   const note = "The same pattern; equal colours mean equal numbers in both pictures.";
   return [
-    strips(scene, "Before", unpackMatrix(rows), { ...options, title: "Before" }),
-    strips(scene, "After", after, { ...options, title: `After: times ${shown(factor)}`, note }),
+    strips(scene, "Before", unpackMatrix(rows), { ...options, title: "All tokens: before" }),
+    strips(scene, "After", after, { ...options, title: `All tokens: times ${shown(factor)}`, note }),
   ];
 }
 
@@ -39,31 +39,26 @@ export function drawTypes(scene) {
 /** Draw the position vectors, or the vectors where the scheme adds nothing to the input. @param {Scene} scene */
 export function drawPositions(scene) {
   if (scene.step.facts.kind !== "added") {
-    return [strips(scene, "Vectors", valueOf(scene, "result"), { title: "The vectors, unchanged" })];
+    return [strips(scene, "Vectors", valueOf(scene, "result"), { title: "All tokens: the vectors, unchanged" })];
   }
   const cellHeight = heightFor(scene.pipeline.tokens.length);
   const heat = positionMap(scene, "Position vectors", { unit: "value", column: "dimension", cellHeight });
   heat.show(valueOf(scene, "positions"), { marks: [{ row: scene.token }] });
-  return [picture(null, scene.keep(heat))];
+  return [picture("All positions of this text", scene.keep(heat))];
 }
 
-/** Draw token + position = sum. @param {Scene} scene */
+/** Draw the sums of token and position, and compare those of one token. @param {Scene} scene */
 export function drawSum(scene) {
-  const { pipeline, token } = scene;
-  const matrices = ["tokens", "positions", "result"].map((name) => valueOf(scene, name));
-  const result = matrices[2];
-  const title = `${nameOf(scene)} at position ${token}: token + position = sum`;
-  return [
-    vectorStrips(scene, title, [pipeline.tokens[token].text, `+ p[${token}]`, "= sum"],
-      matrices.map((matrix) => row(matrix, token))),
-    strips(scene, "Sums", result, { title: "All sums" }),
-    repeatedToken(scene, result, "sums"),
-  ];
+  const result = valueOf(scene, "result");
+  return [strips(scene, "Sums", result, { title: "All tokens: sums" }), occurrences(scene, result, "sums")];
 }
 
 /** Draw a step of which only the result is shown. @param {Scene} scene */
 export function drawResult(scene) {
-  return [strips(scene, scene.step.title, valueOf(scene, "result"), {})];
+  const result = valueOf(scene, "result");
+  return [
+    strips(scene, scene.step.title, result, { title: "All tokens" }), occurrences(scene, result, "vectors"),
+  ];
 }
 
 /** Draw one sample of dropout. @param {Scene} scene */
@@ -76,7 +71,7 @@ export function drawDropout(scene) {
     fact(`Of ${COUNT.format(dropped.data.length)} numbers, `, h("b", null, COUNT.format(count)),
       ` (${percent(count / dropped.data.length)}) are 0 in this sample; the others are multiplied by `
       + `${shown(1 / (1 - scene.step.facts.shown_p))}.`),
-    dropoutCloseUp(scene, kept, dropped),
+    kept.cols > MOST_CELLS ? dropoutCloseUp(scene, kept, dropped) : null,
     strips(scene, "Dropped", dropped, {
       title: "All tokens in this sample, grey where a number was dropped",
       blank: (t, d) => isDropped(t * dropped.cols + d), limit: limitOf(dropped),

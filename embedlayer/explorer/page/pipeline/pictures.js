@@ -1,11 +1,14 @@
 /** Parts that the steps of the view Pipeline share. */
 
 import { HeatMap } from "../charts/heat.js";
-import { limitOf, shown } from "../charts/numbers.js";
+import { limitOf } from "../charts/numbers.js";
 import { OPENS_CARD, h, select, visibleRuns } from "../dom.js";
-import { cosine, fromRows, row, unpackMatrix } from "../math.js";
+import { numberTable } from "../learn/parts.js";
+import { fromRows, unpackMatrix } from "../math.js";
+import { MOST_CELLS, digitsOf } from "./vector.js";
 
-/** @import { CellTest, Child, Closable, Matrix, Pipeline, PipelineStep, ShownToken } from "../types" */
+/** @import { CellTest, Child, Closable, Load, Matrix, Pipeline, PipelineStep, ShownToken } from "../types" */
+/** @import { ViewState } from "../types" */
 
 /**
  * What a step is drawn from.
@@ -16,7 +19,16 @@ import { cosine, fromRows, row, unpackMatrix } from "../math.js";
  * @property {number} head number of the chosen head
  * @property {(token: number) => void} choose
  * @property {(head: number) => void} chooseHead
+ * @property {(() => void) | null} showTiny show the tiny layer; null where it is shown
+ * @property {(dimension: number | null, dims: number) => void} light light a dimension of vectors of `dims` numbers
+ * @property {(dims: number, show: (dimension: number | null) => void) => void} onLight call `show` with the dimension
+ *   that is lit, of vectors of `dims` numbers
  * @property {(part: Closable) => HTMLElement} keep close the part with the picture; returns its element
+ * @property {ViewState} state
+ * @property {Load} load
+ * @property {boolean} exported whether the page has no server
+ * @property {(id: number, changes?: Record<string, any>) => void} append add a token to the text; and change the state
+ * @property {() => void} removeAppended
  */
 
 const PERCENT = new Intl.NumberFormat("en", {
@@ -26,7 +38,7 @@ const SMALL_PERCENT = new Intl.NumberFormat("en", { style: "percent", maximumSig
 
 /** Format a probability. @param {number | null | undefined} probability */
 export function percent(probability) {
-  if (probability === null || probability === undefined) return "none";
+  if (probability === null || probability === undefined || Number.isNaN(probability)) return "none";
   return (probability >= 0.001 ? PERCENT : SMALL_PERCENT).format(probability);
 }
 
@@ -85,13 +97,59 @@ export function heightFor(rows) {
  */
 export function strips(scene, name, matrix, { title, note, limit, blank, height } = {}) {
   const { tokens } = scene.pipeline;
+  const rows = { names: tokens.map((token) => token.text), chosen: scene.token, pick: scene.choose };
+  const options = { label: title ?? name, limit, blank, cellHeight: height ?? heightFor(tokens.length) };
+  return picture(title ?? null, note ? h("p", { class: "note" }, note) : null, vectors(scene, matrix, rows, options));
+}
+
+/**
+ * Draw vectors below each other: as numbers where they have few dimensions, else as strips. Their dimensions light
+ * together with those of the machine.
+ * @param {Scene} scene
+ * @param {Matrix} matrix
+ * @param {{names: string[], chosen?: number, pick?: (row: number) => void}} rows
+ * @param {{label: string, limit?: number, blank?: CellTest, cellHeight?: number}} options
+ */
+export function vectors(scene, matrix, { names, chosen, pick }, { label, limit = limitOf(matrix), blank, cellHeight }) {
+  if (matrix.cols <= MOST_CELLS) return numbers(scene, matrix, { names, chosen, pick }, { limit, plainZeros: !!blank });
   const heat = new HeatMap({
-    label: title ?? name, unit: "value", rowLabels: true, axes: ["dimension"],
-    cellHeight: height ?? heightFor(tokens.length), rowName: (t) => tokens[t].text,
-    columnName: (d) => `dimension ${d}`, onPick: (t) => scene.choose(t),
+    label, unit: "value", rowLabels: true, axes: ["dimension"], cellHeight, rowName: (r) => names[r],
+    columnName: (d) => `dimension ${d}`, onPick: pick,
+    onPoint: (cell) => scene.light(cell ? cell.column : null, matrix.cols),
   });
-  heat.show(matrix, { limit, blank, marks: [{ row: scene.token }] });
-  return picture(title ?? null, note ? h("p", { class: "note" }, note) : null, scene.keep(heat));
+  const marks = chosen === undefined ? [] : [{ row: chosen }];
+  heat.show(matrix, { limit, blank, marks });
+  scene.onLight(matrix.cols, (column) => heat.mark(column === null ? marks : [...marks, { column }]));
+  return scene.keep(heat);
+}
+
+/**
+ * Draw vectors of few dimensions as a table of numbers.
+ * @param {Scene} scene
+ * @param {Matrix} matrix
+ * @param {{names: string[], chosen?: number, pick?: (row: number) => void}} rows
+ * @param {{limit: number, plainZeros: boolean}} options
+ */
+function numbers(scene, matrix, { names, chosen, pick }, { limit, plainZeros }) {
+  const table = numberTable({
+    caption: "", limit, digits: digitsOf(matrix.data),
+    columnNames: Array.from({ length: matrix.cols }, (_, d) => String(d)),
+    rowNames: names.map((name, r) => (pick
+      ? h("button", { type: "button", class: "link", onClick: () => pick(r) }, name) : name)),
+  });
+  table.show(matrix, { mark: (r) => r === chosen, plainZeros });
+  table.element.addEventListener("pointermove", (event) => {
+    const cell = /** @type {HTMLElement} */ (event.target).closest("td");
+    const line = cell?.closest("tbody > tr");
+    if (cell && line) scene.light([...line.children].indexOf(cell) - 1, matrix.cols);
+  });
+  table.element.addEventListener("pointerleave", () => scene.light(null, matrix.cols));
+  scene.onLight(matrix.cols, (dimension) => {
+    for (const line of table.element.querySelectorAll("tbody tr")) {
+      [...line.children].forEach((cell, i) => cell.classList.toggle("pipe-lit", i - 1 === dimension));
+    }
+  });
+  return h("div", { class: "scroll" }, scene.keep(table));
 }
 
 /**
@@ -102,13 +160,7 @@ export function strips(scene, name, matrix, { title, note, limit, blank, height 
  * @param {ArrayLike<number>[]} rows
  */
 export function vectorStrips(scene, title, names, rows) {
-  const heat = new HeatMap({
-    label: title, unit: "value", rowLabels: true, axes: ["dimension"], cellHeight: 28, rowName: (r) => names[r],
-    columnName: (d) => `dimension ${d}`,
-  });
-  const matrix = fromRows(rows);
-  heat.show(matrix, { limit: limitOf(matrix) });
-  return picture(title, scene.keep(heat));
+  return picture(title, vectors(scene, fromRows(rows), { names }, { label: title, cellHeight: 28 }));
 }
 
 /**
@@ -137,19 +189,4 @@ export function headChoice(scene, label, name, heads, head) {
     label, value: String(head), options: Array.from({ length: heads }, (_, i) => [String(i), `${name} ${i}`]),
     onChange: (value) => scene.chooseHead(Number(value)),
   }));
-}
-
-/**
- * Compare the vectors of the chosen token with those of its next occurrence; null if it occurs once.
- * @param {Scene} scene
- * @param {Matrix} vectors
- * @param {string} what
- */
-export function repeatedToken(scene, vectors, what) {
-  const { tokens } = scene.pipeline;
-  const other = tokens.findIndex((token, t) => t !== scene.token && token.id === tokens[scene.token].id);
-  if (other < 0) return null;
-  const similarity = cosine(row(vectors, scene.token), row(vectors, other));
-  return fact(`${nameOf(scene)} occurs at positions ${scene.token} and ${other}. Its row is the same (cosine 1); `
-    + `the two ${what} have cosine `, h("b", null, shown(similarity)), ".");
 }

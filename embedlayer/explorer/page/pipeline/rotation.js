@@ -4,9 +4,8 @@ import { shown } from "../charts/numbers.js";
 import { fit, h } from "../dom.js";
 import { norm, row } from "../math.js";
 import { theme } from "../theme.js";
-import {
-  fact, headChoice, heightFor, nameOf, picture, positionMap, repeatedToken, valueOf, vectorStrips,
-} from "./pictures.js";
+import { occurrences } from "./occurrences.js";
+import { fact, headChoice, heightFor, nameOf, picture, positionMap, valueOf, vectorStrips } from "./pictures.js";
 
 /** @import { Context2D, Matrix, Point } from "../types" */
 /** @import { Scene } from "./pictures.js" */
@@ -27,6 +26,8 @@ export function drawRotation(scene) {
     return [dials(scene, title, angles, null, null), angleMap(scene, angles)];
   }
   const heads = step.values.queries.shape[0];
+  /** @type {Scene} */
+  const own = { ...scene, light: () => {}, onLight: () => {} }; // a query's dimensions are not those of the rows
   const head = Math.min(scene.head, heads - 1);
   const rotated = valueOf(scene, "queries_turned", head);
   const [before, after] = [row(valueOf(scene, "queries", head), token), row(rotated, token)];
@@ -34,9 +35,9 @@ export function drawRotation(scene) {
   return [
     heads > 1 ? headChoice(scene, "Head of the first block", "query head", heads, head) : null,
     dials(scene, title, angles, before, after),
-    vectorStrips(scene, "The whole query", ["query", "rotated"], [before, after]),
+    vectorStrips(own, "The whole query", ["query", "rotated"], [before, after]),
     normFact(norm(before), norm(after)),
-    repeatedToken(scene, rotated, "rotated queries"),
+    occurrences(own, rotated, "rotated queries"),
     angleMap(scene, angles),
   ];
 }

@@ -9,13 +9,18 @@ import { drawBias } from "../pipeline/attention_bias.js";
 import { textField, textList } from "../pipeline/entry.js";
 import { drawGradient } from "../pipeline/gradient.js";
 import { drawHead } from "../pipeline/head.js";
+import { drawLens } from "../pipeline/lens.js";
 import { drawDropout, drawPositions, drawResult, drawScale, drawSum, drawTypes } from "../pipeline/input.js";
 import { drawLookUp, drawOneHot } from "../pipeline/lookup.js";
+import { Machine } from "../pipeline/machine.js";
 import { chip } from "../pipeline/pictures.js";
 import { drawRotation } from "../pipeline/rotation.js";
+import { StepList } from "../pipeline/step_list.js";
+import { chosenLayer, switches } from "../pipeline/switches.js";
 
-/** @import { Child, Closable, Pipeline, View, ViewContext } from "../types" */
+/** @import { Child, Closable, Params, Pipeline, PipelineChoices, View, ViewContext } from "../types" */
 /** @import { Scene } from "../pipeline/pictures.js" */
+/** @import { Layer } from "../pipeline/switches.js" */
 
 /** @type {View} */
 export const view = {
@@ -23,7 +28,7 @@ export const view = {
   title: "Pipeline",
   sentence: "How a text becomes vectors, and vectors become next-token probabilities: step with the slider or the "
     + "arrow keys.",
-  needs: ["input", "tokenizer"],
+  needs: [],
   keys: [["← →", "previous or next step (Pipeline)"], ["[ ]", "previous or next token (Pipeline)"]],
   open,
 };
@@ -32,6 +37,10 @@ const TYPING_DELAY = 300; // milliseconds
 /** @type {Record<string, string>} */
 const KINDS = { byte: "part of a character", special: "a special token" };
 const FOCUSABLE = "canvas, select, button";
+/** @type {Record<string, string>} */
+const PLACEHOLDERS = {
+  tokenizer: "Type a text …", names: "Names of rows, or IDs such as #17 #42", ids: "IDs of rows, such as #17 #42",
+};
 
 /** @type {Record<string, (scene: Scene) => Child[]>} */
 const DRAW = {
@@ -48,46 +57,50 @@ const DRAW = {
   bias: drawBias,
   head: drawHead,
   gradient: drawGradient,
+  lens: drawLens,
 };
 
 /** @param {HTMLElement} element @param {ViewContext} context */
 async function open(element, context) {
-  const { texts } = await context.data.load("pipeline");
-  await openWithToken(context);
-  return new PipelineView(element, context, texts);
+  const choices = await context.data.load("pipeline");
+  if (!chosenLayer(context, choices).tiny) await openWithToken(context);
+  return new PipelineView(element, context, choices);
 }
 
 class PipelineView {
   /** @type {Pipeline | null} */ #pipeline = null;
   /** @type {Closable[]} */ #parts = [];
+  /** @type {((dimension: number | null, dims: number) => void)[]} */ #lights = [];
+  /** @type {Layer | null} */ #layer = null;
+  /** @type {import("../pipeline/entry.js").Entry | null} */ #entry = null;
   #step = 0;
   #token = 0;
   #head = 0;
   #request = 0;
   #timer = 0;
 
-  /** @param {HTMLElement} element @param {ViewContext} context @param {string[]} texts */
-  constructor(element, context, texts) {
+  /** @param {HTMLElement} element @param {ViewContext} context @param {PipelineChoices} choices */
+  constructor(element, context, choices) {
+    this.element = element;
     this.context = context;
-    this.texts = texts;
-    const makeEntry = context.data.exported ? textList : textField;
-    this.entry = makeEntry(texts, (text) => this.#onText(text));
+    this.choices = choices;
+    this.entryPlace = h("div", { class: "pipe-place" });
+    this.switchPlace = h("div", { class: "pipe-place" });
     this.chips = h("div", { class: "pipe-chips", role: "group", "aria-label": "Tokens" });
     this.about = h("p", { class: "note pipe-about", "aria-live": "polite" });
-    this.range = h("input", {
-      type: "range", min: "0", max: "1", value: "0", "aria-label": "Step",
-      onInput: () => this.#goTo(Number(this.range.value)),
+    this.steps = new StepList((step) => this.#goTo(step));
+    this.head = h("header", { class: "pipe-head" });
+    this.machine = new Machine({
+      pin: (dimension) => context.state.set({ dim: dimension }),
+      lit: (dimension, dims) => this.#lights.forEach((light) => light(dimension, dims)),
+      goTo: (name) => this.#goTo(this.#pipeline?.steps.findIndex((step) => step.name === name) ?? 0),
     });
-    this.rail = h("ol", { class: "pipe-rail" });
-    this.back = this.#stepButton("‹", "Previous step", -1);
-    this.next = this.#stepButton("›", "Next step", 1);
-    this.steps = h("div", { class: "pipe-steps" }, this.back,
-      h("div", { class: "pipe-track" }, this.range, this.rail), this.next);
+    this.whole = h("article", { class: "panel pipe-whole" }, this.head, this.machine.element);
     this.stage = h("article", { class: "panel pipe-stage", "aria-live": "off" });
     const tokens = h("div", { class: "pipe-tokens" }, this.chips, this.about);
-    element.replaceChildren(this.entry.element, tokens, this.steps, this.stage);
+    element.replaceChildren(this.entryPlace, this.switchPlace, tokens, this.steps.element, this.whole, this.stage);
     document.addEventListener("keydown", this.#onKey);
-    document.addEventListener("themechange", this.#draw);
+    document.addEventListener("themechange", this.#redraw);
     this.stateChanged();
   }
 
@@ -95,42 +108,73 @@ class PipelineView {
     clearTimeout(this.#timer);
     this.#request += 1;
     this.#clear();
+    this.machine.close();
     document.removeEventListener("keydown", this.#onKey);
-    document.removeEventListener("themechange", this.#draw);
+    document.removeEventListener("themechange", this.#redraw);
   }
 
   stateChanged() {
-    const text = this.context.state.get("text", this.texts[0] ?? "");
-    this.entry.set(text);
+    const layer = chosenLayer(this.context, this.choices);
+    this.element.toggleAttribute("data-other-table", layer.tiny);
+    if (layer.tiny !== this.#layer?.tiny) {
+      if (this.#layer) this.context.state.set({ appended: null, draws: null }); // tokens of the other layer
+      this.#makeEntry(layer.tiny);
+      this.#pipeline = null;
+    }
+    this.#layer = layer;
+    this.#showSwitches();
+    const text = this.context.state.get("text", this.#texts()[0] ?? "");
+    this.#entry?.set(text);
     this.#load(text);
   }
 
-  /** @param {string} text @param {string} label @param {number} by */
-  #stepButton(text, label, by) {
-    const onClick = () => this.#goTo(this.#step + by);
-    return h("button", { type: "button", class: "icon", "aria-label": label, onClick }, text);
+  #texts() {
+    return this.#layer?.tiny ? this.choices.tiny.texts : this.choices.texts;
+  }
+
+  /** @param {boolean} tiny */
+  #makeEntry(tiny) {
+    const texts = tiny ? this.choices.tiny.texts : this.choices.texts;
+    const hint = tiny ? `Ten words: ${this.choices.tiny.words.join(", ")}` : PLACEHOLDERS[this.choices.reads];
+    /** @param {string} text */
+    const onText = (text) => this.#onText(text);
+    this.#entry = this.context.data.exported ? textList(texts, onText) : textField(texts, hint, onText);
+    this.entryPlace.replaceChildren(this.#entry.element);
+  }
+
+  #showSwitches() {
+    const layer = /** @type {Layer} */ (this.#layer);
+    const pipeline = layer.tiny ? null : this.#pipeline;
+    const focused = [...this.switchPlace.querySelectorAll("button")].findIndex((b) => b === document.activeElement);
+    this.switchPlace.replaceChildren(switches(this.context, this.choices, layer, pipeline, (changes) => {
+      this.context.state.set(changes);
+      this.stateChanged();
+    }));
+    if (focused >= 0) this.switchPlace.querySelectorAll("button")[focused]?.focus();
   }
 
   /** @param {string} text */
   #onText(text) {
     clearTimeout(this.#timer);
-    this.context.state.set({ text, token: null });
+    this.context.state.set({ text, token: null, appended: null, draws: null });
     this.#timer = setTimeout(() => this.#load(text), this.context.data.exported ? 0 : TYPING_DELAY);
   }
 
   /** @param {string} text */
   async #load(text) {
     const request = ++this.#request;
-    if (!text) return this.#fail("Type a text", "Its tokens and every step through the model are shown here.");
-    const waiting = setTimeout(() => this.stage.classList.add("pipe-wait"), 200);
+    if (!text.trim()) return this.#fail("Type a text", "Its tokens and every step through the model are shown here.");
+    const waiting = setTimeout(() => this.whole.classList.add("pipe-wait"), 200);
     try {
-      const pipeline = await this.context.data.load("pipeline", { text });
+      const appended = this.context.state.get("appended");
+      const asked = { text, ...this.#layerParams(), ...(appended ? { appended } : {}) };
+      const pipeline = await this.context.data.load("pipeline", asked);
       if (request === this.#request) this.#show(pipeline);
     } catch (error) {
       if (request === this.#request) this.#fail("This text cannot be shown", /** @type {Error} */ (error).message);
     } finally {
       clearTimeout(waiting);
-      if (request === this.#request) this.stage.classList.remove("pipe-wait");
+      if (request === this.#request) this.whole.classList.remove("pipe-wait");
     }
   }
 
@@ -139,13 +183,17 @@ class PipelineView {
     const { state } = this.context;
     /** @param {string} key @param {string} fallback */
     const number = (key, fallback) => Math.max(0, Number.parseInt(state.get(key, fallback), 10) || 0);
+    if (state.get("appended")) state.set({ text: pipeline.text, appended: pipeline.appended.join() || null });
+    this.#entry?.set(pipeline.text);
     this.#pipeline = pipeline;
     this.#step = Math.max(0, pipeline.steps.findIndex((step) => step.name === state.get("step", "one_hot")));
     this.#token = Math.min(number("token", "1"), pipeline.tokens.length - 1);
     this.#head = number("head", "0");
+    this.whole.hidden = false;
+    this.#showSwitches();
     this.#showTokens(pipeline);
-    this.#showSteps(pipeline);
-    this.#draw();
+    this.steps.show(pipeline);
+    this.#redraw();
   }
 
   /** @param {string} title @param {string} sentence */
@@ -154,7 +202,8 @@ class PipelineView {
     this.#clear();
     this.chips.replaceChildren();
     this.about.textContent = "";
-    this.steps.hidden = true;
+    this.steps.element.hidden = true;
+    this.whole.hidden = true;
     this.stage.replaceChildren(empty(title, sentence));
   }
 
@@ -169,23 +218,14 @@ class PipelineView {
     this.about.textContent = describe(pipeline);
   }
 
-  /** @param {Pipeline} pipeline */
-  #showSteps({ steps }) {
-    this.steps.hidden = false;
-    this.steps.style.setProperty("--steps", String(steps.length));
-    this.range.max = String(steps.length - 1);
-    this.rail.replaceChildren(...steps.map((step, i) => h("li", null,
-      h("button", { type: "button", tabIndex: -1, onClick: () => this.#goTo(i) },
-        h("b", null, String(i + 1)), h("span", null, step.title)))));
-  }
-
   /** @param {number} step */
   #goTo(step) {
     if (!this.#pipeline) return;
     const { steps } = this.#pipeline;
+    const isForward = step > this.#step;
     this.#step = Math.min(Math.max(step, 0), steps.length - 1);
     this.context.state.set({ step: this.#step ? steps[this.#step].name : null });
-    this.#draw();
+    this.#draw(isForward);
   }
 
   /** @param {number} token */
@@ -194,31 +234,48 @@ class PipelineView {
     this.#token = Math.min(Math.max(token, 0), this.#pipeline.tokens.length - 1);
     this.context.state.set({ token: this.#token === 1 ? null : this.#token });
     [...this.chips.children].forEach((button, t) => button.setAttribute("aria-pressed", String(t === this.#token)));
-    this.#draw();
+    this.#showMachine(this.#pipeline);
+    this.#draw(this.#pipeline.steps[this.#step].name === "rows");
+  }
+
+  /** @param {Pipeline} pipeline */
+  #showMachine(pipeline) {
+    const pinned = Number.parseInt(this.context.state.get("dim", ""), 10);
+    this.machine.show(pipeline, this.#token, pinned >= 0 ? pinned : null);
   }
 
   #clear() {
     for (const part of this.#parts) part.close();
     this.#parts = [];
+    this.#lights = [];
   }
 
-  #draw = () => {
+  #redraw = () => {
+    if (!this.#pipeline) return;
+    this.#showMachine(this.#pipeline);
+    this.#draw(false);
+  };
+
+  /** Show the step. @param {boolean} isMoving whether its vector moves into its place */
+  #draw(isMoving) {
     if (!this.#pipeline) return;
     const scene = this.#scene(this.#pipeline);
     const { step } = scene;
-    this.#showPlace(this.#pipeline);
+    this.steps.mark(this.#step);
+    this.machine.highlight(step.name, isMoving);
+    const number = this.steps.numberOf(this.#step);
+    this.head.replaceChildren(
+      h("h2", null, h("span", { class: "pipe-number" }, number === null ? "–" : `${number}`), step.title),
+      h("code", null, step.formula), h("span", { class: "note" }, step.note), h("p", null, step.sentence));
     const focused = [...this.stage.querySelectorAll(FOCUSABLE)].indexOf(document.activeElement ?? this.stage);
     this.#clear();
     const pictures = (DRAW[step.name] ?? drawResult)(scene);
-    this.stage.replaceChildren(
-      h("header", { class: "pipe-head" },
-        h("h2", null, h("span", { class: "pipe-number" }, `${this.#step + 1}`), step.title),
-        h("code", null, step.formula), h("p", null, step.sentence), h("p", { class: "note" }, step.note)),
-      .../** @type {Node[]} */ (pictures.filter(Boolean)));
+    this.stage.replaceChildren(.../** @type {Node[]} */ (pictures.filter(Boolean)));
+    this.machine.light(null, 0);
     if (focused < 0) return;
     const target = /** @type {HTMLElement | undefined} */ ([...this.stage.querySelectorAll(FOCUSABLE)][focused]);
     target?.focus();
-  };
+  }
 
   /** @param {Pipeline} pipeline @returns {Scene} */
   #scene(pipeline) {
@@ -231,41 +288,54 @@ class PipelineView {
       chooseHead: (head) => {
         this.#head = head;
         this.context.state.set({ head: head || null });
-        this.#draw();
+        this.#draw(false);
       },
+      showTiny: this.#layer?.tiny ? null : () => {
+        this.context.state.set({ layer: "tiny", text: null, token: null, dim: null });
+        this.stateChanged();
+      },
+      light: (dimension, dims) => this.machine.light(dimension, dims),
+      onLight: (dims, show) => this.#lights.push((dimension, of) => show(of === dims ? dimension : null)),
       keep: (part) => {
         this.#parts.push(part);
         return part.element;
       },
+      state: this.context.state,
+      load: (name, params) => this.context.data.load(name, { ...params, ...this.#layerParams() }),
+      exported: this.context.data.exported,
+      append: (id, changes = {}) => this.#append([...pipeline.appended, id], changes),
+      removeAppended: () => this.#append([], {}),
     };
   }
 
-  /** Show in the slider and the buttons which step is shown. @param {Pipeline} pipeline */
-  #showPlace({ steps }) {
-    this.range.value = String(this.#step);
-    this.range.setAttribute("aria-valuetext", `${this.#step + 1} of ${steps.length}: ${steps[this.#step].title}`);
-    this.back.disabled = this.#step === 0;
-    this.next.disabled = this.#step === steps.length - 1;
-    [...this.rail.children].forEach((item, i) =>
-      item.firstElementChild?.setAttribute("aria-current", i === this.#step ? "step" : "false"));
+  /** Return the parameters of requests that say which layer is shown. @returns {Params} */
+  #layerParams() {
+    const { tiny, position, tied } = /** @type {Layer} */ (this.#layer);
+    return tiny ? { layer: "tiny", position, tied: tied ? "1" : "0" } : {};
+  }
+
+  /** Read the text again with these tokens after it. @param {number[]} appended @param {Record<string, any>} changes */
+  #append(appended, changes) {
+    const text = this.#pipeline?.text ?? "";
+    this.context.state.set({ ...changes, appended: appended.join() || null });
+    this.#load(text);
   }
 
   #onKey = (/** @type {KeyboardEvent} */ event) => {
     const target = /** @type {HTMLElement} */ (event.target);
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (target.closest?.("input, textarea, select, canvas, [role=tab], dialog[open]")) return;
-    const [step, token] = [this.#step, this.#token];
-    if (event.key === "ArrowRight") this.#goTo(step + 1);
-    else if (event.key === "ArrowLeft") this.#goTo(step - 1);
-    else if (event.key === "]") this.#choose(token + 1);
-    else if (event.key === "[") this.#choose(token - 1);
+    if (target.closest?.("input, textarea, select, canvas, [role=tab], [role=slider], dialog[open]")) return;
+    if (event.key === "ArrowRight") this.steps.move(1);
+    else if (event.key === "ArrowLeft") this.steps.move(-1);
+    else if (event.key === "]") this.#choose(this.#token + 1);
+    else if (event.key === "[") this.#choose(this.#token - 1);
     else return;
     event.preventDefault();
   };
 }
 
 /** Say how many tokens there are and what their marks mean. @param {Pipeline} pipeline */
-function describe({ tokens, left_out: leftOut, vocab_size: size, embed_dim: width }) {
+function describe({ tokens, how, left_out: leftOut, vocab_size: size, embed_dim: width }) {
   const kinds = [...new Set(tokens.map((token) => token.kind))].filter((kind) => kind !== "text");
   const legend = [
     ...(tokens.some((token) => token.decoded.includes(" ")) ? ["· is a space"] : []),
@@ -274,5 +344,5 @@ function describe({ tokens, left_out: leftOut, vocab_size: size, embed_dim: widt
   const count = `${COUNT.format(tokens.length)} ${tokens.length === 1 ? "token" : "tokens"}`;
   return `${count} of a vocabulary of ${COUNT.format(size)}, each a vector of ${COUNT.format(width)} numbers`
     + `${legend.length ? `; ${legend.join(", ")}` : ""}.`
-    + (leftOut ? ` ${COUNT.format(leftOut)} more tokens are not shown.` : "");
+    + (leftOut ? ` ${COUNT.format(leftOut)} more tokens are not shown.` : "") + (how ? ` ${how}` : "");
 }

@@ -1,0 +1,137 @@
+"""The logit lens: what a decoder would predict if its blocks ended after the first, the second, and so on."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embedlayer.errors import SizeError
+from embedlayer.explorer import pipeline
+from embedlayer.explorer.pipeline import longest, packed, shown_tokens
+from embedlayer.explorer.text_ids import text_ids
+from embedlayer.explorer.tokens import token_ids
+from embedlayer.io.files import JsonObject
+from embedlayer.losses.largest import top_k
+from embedlayer.models.decoder import DecoderLM
+from embedlayer.sources import OpenedModel
+
+TOP_TOKENS = 8
+LOGITS_AT_ONCE = 2**22
+
+
+class LogitLens(NamedTuple):
+    """The next token as read from each of the L + 1 hidden states of T tokens, with K tokens listed.
+
+    Layer 0 is the input of the first block, layer i the output of block i. The last layer is the model's own output.
+
+    Attributes:
+        top_ids: The K most likely tokens; of equal logits the lowest ID comes first.
+        top_probs: Their probabilities.
+        entropy: Entropy of the distribution, in nats.
+        next_probs: Probability of the token that follows in the text, for all positions but the last.
+        next_ranks: Its rank among all tokens; 1 is the most likely one.
+    """
+
+    top_ids: Int[Tensor, "layers T K"]
+    top_probs: Float[Tensor, "layers T K"]
+    entropy: Float[Tensor, "layers T"]
+    next_probs: Float[Tensor, "layers following"]
+    next_ranks: Int[Tensor, "layers following"]
+
+
+@torch.no_grad()
+def logit_lens(model: DecoderLM, ids: Int[Tensor, " T"], k: int = TOP_TOKENS) -> LogitLens:
+    """Compute `softmax(head(norm(x)))` for the hidden state `x` after every block, with the model's own norm and head.
+
+    The head is used whole: with its scale, bias and soft cap. Logits exist for a few tokens at a time,
+    `LOGITS_AT_ONCE` numbers or those of one token.
+
+    Args:
+        model: The decoder, in evaluation mode.
+        ids: Token IDs of the text.
+        k: Number of tokens to list, K; V if the vocabulary is smaller.
+
+    Reference: nostalgebraist, interpreting GPT: the logit lens, 2020.
+
+    Example:
+        >>> model = DecoderLM(TokenEmbedding(100, 32), "rotary", num_layers=2, num_heads=4).eval()
+        >>> lens = logit_lens(model, torch.tensor([5, 2, 7]))
+        >>> lens.top_ids.shape, lens.next_ranks.shape
+        (torch.Size([3, 3, 8]), torch.Size([3, 2]))
+    """
+    following = torch.cat([ids[1:], ids[-1:]]).long()  # that of the last token is not known; it is cut off below
+    chunk = max(1, LOGITS_AT_ONCE // model.table.vocab_size)
+    layers = []
+    for state in model.hidden_states(ids):
+        pairs = zip(model.norm(state).split(chunk), following.split(chunk), strict=True)
+        parts = [_read(model.head(hidden), after, k) for hidden, after in pairs]
+        layers.append([torch.cat(part) for part in zip(*parts, strict=True)])
+    top_ids, top_probs, entropy, probs, ranks = (torch.stack(part) for part in zip(*layers, strict=True))
+    return LogitLens(top_ids, top_probs, entropy, probs[:, :-1], ranks[:, :-1])
+
+
+def _read(
+    logits: Float[Tensor, "C V"], following: Int[Tensor, " C"], k: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the attributes of `LogitLens` for one layer and a few tokens, from their logits.
+
+    Args:
+        logits: Logits of C tokens.
+        following: The token that follows each.
+        k: Number of tokens to list.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    probs, column = logits.softmax(-1), following.unsqueeze(-1)
+    ids = top_k(logits, min(k, logits.shape[-1]))[1]
+    own = logits.gather(-1, column)
+    is_before = torch.arange(logits.shape[-1], device=logits.device) < column  # of equal logits
+    ranks = 1 + ((logits > own) | ((logits == own) & is_before)).sum(-1)
+    entropy = torch.special.entr(probs).sum(-1)
+    return ids, probs.gather(-1, ids), entropy, probs.gather(-1, column).squeeze(-1), ranks
+
+
+def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
+    """Answer a request of the page, for JSON: the logit lens of the token IDs in the parameter `ids`, such as `17,40`.
+
+    The model is that of `pipeline.requested_model`.
+    Tensors are packed; `top_probs` has layers and tokens in one dimension. `tokens` has the shown form of each listed
+    token.
+
+    Raises:
+        CheckpointError: The source is no whole decoder.
+        SizeError: There are no IDs, or more than the page shows.
+        TokenIdError: An ID is outside the table.
+    """
+    model, vocabulary = pipeline.requested_model(source, params)
+    if not isinstance(model, DecoderLM):
+        model = source.require_decoder()
+    ids = token_ids(params, "ids", model.table.vocab_size)
+    most = longest(model.position)
+    if not 1 <= len(ids) <= most:
+        raise SizeError(f"The logit lens reads from 1 to {most} tokens, not {len(ids)}.")
+    lens = logit_lens(model, torch.tensor(ids, device=model.table.device))
+    return {
+        "top_ids": lens.top_ids.tolist(),
+        "top_probs": packed(lens.top_probs.flatten(0, 1)),
+        "entropy": packed(lens.entropy),
+        "next_probs": packed(lens.next_probs),
+        "next_ranks": lens.next_ranks.tolist(),
+        "tokens": [vars(token) for token in shown_tokens(vocabulary, lens.top_ids.unique().tolist())],
+    }
+
+
+def baked(source: OpenedModel) -> list[dict[str, str]]:
+    """Return the parameters of the requests whose answers an exported page stores: the IDs of its texts."""
+    return [asked for params in pipeline.baked(source) if "text" in params for asked in _ids_instead(source, params)]
+
+
+def _ids_instead(source: OpenedModel, params: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the parameters of a request for a text with its IDs in place of the text; none without a decoder."""
+    model, vocabulary = pipeline.requested_model(source, params)
+    if not isinstance(model, DecoderLM):
+        return []
+    size, special = model.table.vocab_size, source.adds_special_tokens
+    ids = text_ids(vocabulary, params["text"], size, add_special_tokens=special).ids[: longest(model.position)]
+    return [{**{name: params[name] for name in params if name != "text"}, "ids": ",".join(map(str, ids))}]

@@ -1,0 +1,139 @@
+/** The step Next token: its probabilities at any temperature, and buttons that append a token to the text. */
+
+import { COUNT } from "../charts/numbers.js";
+import { h, slider } from "../dom.js";
+import { bar, chip, fact, percent, picture, valueOf } from "./pictures.js";
+import { drawn, entropyOf, softmax } from "./probabilities.js";
+
+/** @import { ShownToken } from "../types" */
+/** @import { Scene } from "./pictures.js" */
+
+const CONTEXT_TOKENS = 12;
+const HOTTEST = 2;
+
+/** Draw what the model says next, after the whole text. @param {Scene} scene */
+export function drawNext(scene) {
+  const list = h("ol", { class: "next-list" });
+  const spread = h("p", { class: "pipe-fact", "aria-live": "polite" });
+  const mark = h("p", { class: "note" }, "The mark on each bar is the probability at temperature 1.");
+  const logits = valueOf(scene, "logits").data;
+  const plain = softmax(logits, 1);
+  let temperature = stated(scene.state.get("temperature", "1"));
+  let probabilities = plain;
+  const show = () => {
+    probabilities = softmax(logits, temperature);
+    list.replaceChildren(...rowsOf(scene, probabilities, plain));
+    spread.replaceChildren(...spreadOf(probabilities));
+    mark.style.visibility = temperature === 1 ? "hidden" : "visible";
+  };
+  const range = slider({
+    label: "Temperature", min: 0, max: HOTTEST, step: 0.05, value: temperature,
+    format: (value) => (value ? value.toFixed(2) : "0, always the most likely token"),
+    onInput: (value) => {
+      temperature = value;
+      scene.state.set({ temperature: value === 1 ? null : value });
+      show();
+    },
+  });
+  show();
+  const sample = sampling(scene, (seed) => drawn(probabilities, seed));
+  return [h("div", { class: "grid-2" }, picture("After this text", textSoFar(scene), range, spread, sample),
+    picture("The most likely next tokens", list, mark))];
+}
+
+/** Return a temperature of the URL, in the range of the slider. @param {string} text */
+function stated(text) {
+  const value = Number.parseFloat(text);
+  return Number.isNaN(value) ? 1 : Math.min(HOTTEST, Math.max(0, value));
+}
+
+/** Return how many samples were drawn: the seed of the next one. @param {Scene} scene */
+function draws(scene) {
+  return Math.max(0, Number.parseInt(scene.state.get("draws", "0"), 10) || 0);
+}
+
+/** @param {Scene} scene */
+function textSoFar({ pipeline }) {
+  const { tokens } = pipeline;
+  return h("p", { class: "pipe-sofar" }, tokens.length > CONTEXT_TOKENS ? "… " : "",
+    tokens.slice(-CONTEXT_TOKENS).map((token) => chip(token)), " → ?");
+}
+
+/**
+ * Return the list: a bar for each candidate, with a mark at its probability at temperature 1, and one for the rest.
+ * @param {Scene} scene
+ * @param {Float64Array} probabilities
+ * @param {Float64Array} plain probabilities at temperature 1
+ */
+function rowsOf(scene, probabilities, plain) {
+  /** @type {ShownToken[]} */
+  const candidates = scene.step.facts.candidates;
+  const others = plain.length - candidates.length;
+  const [rest, plainRest] = [probabilities, plain].map((p) =>
+    others > 0 ? Math.max(0, 1 - candidates.reduce((sum, token) => sum + p[token.id], 0)) : 0);
+  const most = Math.max(rest, plainRest, probabilities[candidates[0].id], plain[candidates[0].id]);
+  /** @param {number} p @param {number} before */
+  const line = (p, before) => {
+    const mark = h("b");
+    mark.style.left = `${(100 * before) / most}%`;
+    const made = bar(p / most);
+    if (p !== before) made.append(mark);
+    return [made, h("span", { class: "pipe-value" }, percent(p))];
+  };
+  const rows = candidates.map((token) => h("li", null, chip(token), line(probabilities[token.id], plain[token.id]),
+    appendButton(scene, token)));
+  if (others <= 0) return rows;
+  return [...rows, h("li", { class: "next-rest" }, h("span", null, `${COUNT.format(others)} others`),
+    line(rest, plainRest))];
+}
+
+/** @param {Scene} scene @param {ShownToken} token */
+function appendButton(scene, token) {
+  return h("button", {
+    type: "button", class: "next-append", disabled: refusal(scene) !== "", "aria-label": `Append ${token.text}`,
+    title: `Append “${token.text}” to the text`, onClick: () => scene.append(token.id),
+  }, "Append");
+}
+
+/** Say how even the distribution is. @param {Float64Array} probabilities */
+function spreadOf(probabilities) {
+  const bits = entropyOf(probabilities);
+  const tokens = 2 ** bits;
+  const even = tokens < 10 ? tokens.toFixed(1) : COUNT.format(Math.round(tokens));
+  return ["Entropy ", h("b", null, `${bits.toFixed(2)} bits`), even === "1.0" ? ": almost certain."
+    : `: as uncertain as an even choice among ${even} tokens.`];
+}
+
+/**
+ * Return the button that appends a sample, and notes.
+ * @param {Scene} scene
+ * @param {(seed: number) => number} sample
+ */
+function sampling(scene, sample) {
+  const seed = draws(scene);
+  const refused = refusal(scene);
+  const button = h("button", {
+    type: "button", disabled: refused !== "", onClick: () => scene.append(sample(seed), { draws: seed + 1 }),
+  }, "Append a sample");
+  const { appended } = scene.pipeline;
+  const undo = h("button", { type: "button", onClick: () => scene.removeAppended() },
+    `Remove ${COUNT.format(appended.length)} appended`);
+  const note = `Drawn from all ${COUNT.format(scene.pipeline.vocab_size)} probabilities with seed ${seed}, so the same `
+    + "link gives the same token. Each sample adds 1 to the seed.";
+  return [h("div", { class: "toolbar" }, button, appended.length ? undo : null),
+    h("p", { class: "note" }, refused || note), appended.length ? fact(appendedNote(appended.length)) : null];
+}
+
+/** @param {number} count */
+function appendedNote(count) {
+  return `The last ${count === 1 ? "token is" : `${COUNT.format(count)} tokens are`} not in the text field. It has one `
+    + "line, and holds only what the tokenizer splits into the same tokens.";
+}
+
+/** Say why no token can be appended; "" if one can. @param {Scene} scene */
+function refusal(scene) {
+  if (scene.exported) {
+    return "This is an exported page. To append tokens, open the model itself: embedlayer explore DIR.";
+  }
+  return scene.step.facts.room > 0 ? "" : "The text is as long as this page shows, so no token can be appended.";
+}

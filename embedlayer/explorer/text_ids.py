@@ -1,0 +1,156 @@
+"""Token IDs of a text: by a tokenizer, by the names of the rows, or typed as `#17 #42`."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from embedlayer.data.tokenizer import without_truncation
+from embedlayer.errors import TextError, TokenIdError, TokenizerError
+from embedlayer.sources import OpenedModel
+
+WORDS_OF_A_NAME = 6
+UNKNOWN_SHOWN = 5
+NAMES_SHOWN = 12
+_WORD = re.compile(r"\w+|[^\w\s]")
+_IDS = re.compile(r"#\d+(?:[\s,]+#\d+)*")
+
+
+class NamedRows:
+    """The names of a table's rows, and the rows whose names are in a text.
+
+    Args:
+        names: Name of each row; `""` for a row without one. The first of several rows of one name is used.
+
+    Example:
+        >>> NamedRows(["new", "york", "new_york"]).ids("New York")
+        ([2], [])
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self._exact: dict[str, int] = {}
+        self._folded: dict[str, int] = {}
+        for key in (str, str.strip):  # a name with spaces around it is found where no other is the word itself
+            for row, name in enumerate(names):
+                if name.strip():
+                    self._exact.setdefault(key(name), row)
+                    self._folded.setdefault(key(name).casefold(), row)
+
+    def ids(self, text: str) -> tuple[list[int], list[str]]:
+        """Return the rows of a text, and its words that are no row's name.
+
+        At each word the longest name that matches is taken, of up to `WORDS_OF_A_NAME` words or punctuation marks.
+        Spaces inside a name may be written `_` in the table. A name in other letters' case matches if no other does.
+        """
+        words = list(_WORD.finditer(text))
+        ids: list[int] = []
+        unknown: list[str] = []
+        start = 0
+        while start < len(words):
+            for stop in range(min(len(words), start + WORDS_OF_A_NAME), start, -1):
+                row = self._row(text[words[start].start() : words[stop - 1].end()])
+                if row is not None:
+                    ids.append(row)
+                    start = stop
+                    break
+            else:
+                unknown.append(words[start][0])
+                start += 1
+        return ids, unknown
+
+    def _row(self, text: str) -> int | None:
+        """Return the row whose name is `text`; `None` if no row has it."""
+        spaced = " ".join(text.split())
+        forms = (spaced, spaced.replace(" ", "_"))
+        exact = (self._exact.get(form) for form in forms)
+        folded = (self._folded.get(form.casefold()) for form in forms)
+        return next((row for row in (*exact, *folded) if row is not None), None)
+
+
+Vocabulary = Tokenizer | NamedRows | None
+"""What converts a text to token IDs; `None` accepts only IDs such as `#17 #42`."""
+
+
+def vocabulary_of(source: OpenedModel) -> Vocabulary:
+    """Return what converts texts to IDs of a source: its tokenizer, else the names of its rows, else `None`."""
+    tokens, tokenizer = source.tokens, source.tokenizer
+    if tokenizer is not None:
+        return source.once("tokenizer without truncation", lambda: without_truncation(tokenizer))
+    if tokens is None:
+        return None
+    return source.once("named rows", lambda: NamedRows(tokens))
+
+
+@dataclass(frozen=True)
+class TextIds:
+    """The token IDs of a text.
+
+    Attributes:
+        ids: Token IDs; never empty.
+        how: How the text was split, as sentences for readers; `""` for a tokenizer.
+    """
+
+    ids: list[int]
+    how: str
+
+
+def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_tokens: bool = False) -> TextIds:
+    """Return the token IDs of a text, and how it was split.
+
+    Args:
+        vocabulary: Tokenizer, names of the rows, or `None`. Without a tokenizer, a text such as `#17 #42` lists IDs.
+        text: Any text.
+        vocab_size: Rows of the table, V, which limit the IDs that are typed.
+        add_special_tokens: Whether the tokenizer adds the tokens that start or end a text.
+
+    Raises:
+        TextError: The text has no tokens.
+        TokenIdError: A typed ID is outside the table.
+        TokenizerError: There is neither a tokenizer nor names, and the text does not list IDs.
+    """
+    if isinstance(vocabulary, Tokenizer):
+        try:
+            ids = without_truncation(vocabulary).encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # the class of all errors of the tokenizers library
+            raise TextError(f"The tokenizer cannot split {text!r}: {error}. Try another text.") from error
+        if not ids:
+            raise TextError(f"{text!r} has no tokens: there is nothing to look up.")
+        return TextIds(ids, "")
+    if _IDS.fullmatch(text.strip()):
+        return TextIds(_typed_ids(text, vocab_size), "The text lists IDs: each is the number of a row.")
+    if vocabulary is None:
+        raise TokenizerError(
+            "This source has no tokenizer and no names of tokens, so no text can be split. "
+            "Type IDs, such as #17 #42, or name a tokenizer with --tokenizer."
+        )
+    ids, unknown = vocabulary.ids(text)
+    if not ids:
+        said = f"{_quoted(unknown)}: no row has such a name" if unknown else f"{text!r} has no words"
+        few = len(vocabulary.names) <= NAMES_SHOWN
+        names = f"these: {', '.join(vocabulary.names)}" if few else "names of rows, or IDs such as #17 #42"
+        raise TextError(f"{said}, so there is nothing to look up. Type {names}.")
+    left_out = f" Left out, because no row has such a name: {_quoted(unknown)}." if unknown else ""
+    return TextIds(ids, f"Split by the names of the rows: at each word, the longest name that matches.{left_out}")
+
+
+def _typed_ids(text: str, vocab_size: int) -> list[int]:
+    """Return the IDs in a text such as `#17 #42`.
+
+    Raises:
+        TokenIdError: An ID is outside the table.
+    """
+    ids = [int(digits) for digits in re.findall(r"\d+", text)]
+    outside = next((number for number in ids if number >= vocab_size), None)
+    if outside is not None:
+        raise TokenIdError(f"#{outside} is no row of this table: its rows are #0 to #{vocab_size - 1}.")
+    return ids
+
+
+def _quoted(words: Sequence[str]) -> str:
+    """Return the first of some different words in quotation marks, separated by commas."""
+    different = list(dict.fromkeys(words))
+    more = len(different) - UNKNOWN_SHOWN
+    shown = ", ".join(f"“{word}”" for word in different[:UNKNOWN_SHOWN])
+    return f"{shown} and {more} more" if more > 0 else shown
