@@ -125,14 +125,25 @@ export function visibleRuns(text) {
 /**
  * Create a chip for a token, with its ID if one is passed; a button if `onClick` is passed.
  * @param {string} text
- * @param {{id?: number, onClick?: (event: Event) => void, title?: string}} [options]
+ * @param {{id?: number, of?: number, onClick?: (event: Event) => void, title?: string}} [options] `of`: an ID that is
+ *   not shown
  */
-export function token(text, { id, onClick, title } = {}) {
+export function token(text, { id, of = id, onClick, title } = {}) {
   const content = text ? visibleRuns(text) : [h("i", null, "no token")];
   if (id !== undefined) content.push(h("small", null, id));
   return onClick
-    ? h("button", { class: "token", type: "button", title, onClick }, content)
-    : h("span", { class: "token", title }, content);
+    ? h("button", { class: "token", type: "button", title, onClick, "data-token": of }, content)
+    : h("span", { class: "token", title, "data-token": of }, content);
+}
+
+/**
+ * Create a region that scrolls, by the keyboard too.
+ * @param {string} label
+ * @param {string} className
+ * @param {...Child} children
+ */
+export function scroller(label, className, ...children) {
+  return h("div", { class: className, role: "region", "aria-label": label, tabIndex: 0 }, children);
 }
 
 /**
