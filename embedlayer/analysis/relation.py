@@ -16,7 +16,7 @@ from embedlayer.analysis.geometry import align_tables, paired, row_movement
 from embedlayer.tables.dense import TableLike
 
 MARGIN = 0.05
-"""Tables are related if `(c - s) / (1 - s)` exceeds this, with mean cosines `c` of tokens and `s` of shuffled tokens."""
+"""Tables are related if `(c - s) / (1 - s)` exceeds this, for mean cosines `c` of tokens, `s` of shuffled tokens."""
 
 ERRORS = 5.0
 """The difference must also exceed its standard error by this factor."""
