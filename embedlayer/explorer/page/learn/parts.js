@@ -1,6 +1,6 @@
 /** Parts that several scenes of the story share: claims with what is true of them, switches, tables of numbers. */
 
-import { css, diverging } from "../colour.js";
+import { css, diverging, textOn } from "../colour.js";
 import { h, segments, slider } from "../dom.js";
 import { changed, formatHash } from "../state.js";
 import { theme } from "../theme.js";
@@ -118,7 +118,7 @@ function numberCell(value, limit, digits, plainZeros) {
   const rgb = diverging(value / limit, theme().dark);
   const cell = h("td", null, fixed(value, digits));
   cell.style.background = css(rgb);
-  cell.style.color = 0.3 * rgb[0] + 0.59 * rgb[1] + 0.11 * rgb[2] > 128 ? "#10161d" : "#f5f8fb";
+  cell.style.color = textOn(rgb);
   return cell;
 }
 
