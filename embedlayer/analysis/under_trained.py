@@ -119,8 +119,8 @@ class Cone:
 
     def describe(self) -> str:
         """Return what was measured as one line of text."""
-        occur = "" if self.never_occur is None else f" {self.never_occur:.0%} of them never occur in the training text."
-        contrast = "" if math.isnan(self.contrast) else f" Contrast {self.contrast:.1f} (1 for clusters)."
+        occur = "" if self.never_occur is None else f" {100 * self.never_occur:.0f} % of them never occur in the text."
+        contrast = "" if math.isnan(self.contrast) else f" Contrast {self.contrast:.1f} (clusters have 1)."
         return (
             f"{self.rows:,} rows are within {self.edge_angle:.0f} degrees of one direction, half of them within "
             f"{max(self.median_angle, 0.1):.1f} degrees. Their mean cosine is {self.mean_cosine:.2f} with one another "
@@ -323,7 +323,7 @@ def _doubt(cone: Cone, peers: int, share: float, *, is_clustered: bool) -> str:
     if peers:
         return f"{'Another group is' if peers == 1 else f'{peers} other groups are'} about as narrow."
     if not cone.contrast >= CONTRAST:
-        return f"At least {CROWDED:.0%} of the other rows are about as close to their neighbours."
+        return f"At least {100 * CROWDED:.0f} % of the other rows are about as close to their neighbours."
     if cone.contrast >= CLEAR_CONTRAST:
         return ""
     if share > 0.5:

@@ -230,7 +230,7 @@ export class ComparisonMap {
       facts.push(["Held out", `${heldOut.toFixed(3)}, shuffled ${shuffled.toFixed(3)}`]);
     }
     if (residual !== null) {
-      facts.push(["Fitted on all", `${mean.toFixed(3)}, too high; ${(100 * residual).toFixed(0)} % unexplained`]);
+      facts.push(["Fitted on all", `${mean.toFixed(3)} (overfitted); ${(100 * residual).toFixed(0)} % unexplained`]);
     }
     facts.push(["Norms", `× ${scale.toFixed(3)} in the median${residual === null ? ", undone in the map" : ""}`]);
     return h("dl", { class: "facts", title: "Mean cosines of the two rows of a token" },

@@ -35,7 +35,7 @@ async function open(element, context) {
   const shares = spectrumChart(spectrum);
   element.replaceChildren(
     h("p", { class: `verdict${health.is_sound ? " sound" : ""}`, role: "status" }, health.summary),
-    tiles(health, spectrum, manifest.vocab_size, manifest.embed_dim),
+    tiles(health, spectrum, manifest.vocab_size, manifest.embed_dim), health.is_sound ? "" : otherRows(health),
     h("div", { class: "grid-2" },
       panel("Norms of the rows", "Euclidean norms. The norm alone does not separate trained from untrained rows: in "
         + "tied tables untrained rows can have the largest norm.", underTrainedLegend(), charts.norms.element),
@@ -46,7 +46,7 @@ async function open(element, context) {
         + `Effective rank: ${spectrum.effective_rank.toFixed(0)} of ${manifest.embed_dim} dimensions (random numbers: `
         + `${spectrum.chance.effective_rank.toFixed(0)}).`, shares.element),
       kindsPanel(health)),
-    underTrainedPanel(health, counts && new Float32Array(counts), context), otherRows(health));
+    underTrainedPanel(health, counts && new Float32Array(counts), context), health.is_sound ? otherRows(health) : "");
   return {
     close() {
       for (const each of [charts.norms, charts.scores, shares]) each.close();
@@ -68,14 +68,18 @@ function panel(title, note, ...children) {
 function tiles(health, spectrum, vocabSize, embedDim) {
   const under = health.under_trained.rows;
   const share = under / vocabSize;
+  const [cone] = health.under_trained.cones;
+  const contrast = cone?.contrast ? `; contrast ${cone.contrast.toFixed(1)}, clusters have 1` : "";
   /** @type {[string, number, string][]} */
   const items = [
-    ["Under-trained", under, `${(100 * share).toFixed(under && share < 0.001 ? 2 : 1)} % of the rows`],
+    ["Under-trained", under, `${(100 * share).toFixed(under && share < 0.001 ? 2 : 1)} % of the rows${contrast}`],
     ["Zero", health.zero_rows.rows, "all values are 0"],
     ["NaN or infinity", health.nonfinite_rows.rows, "invalid values"],
     ["Duplicates", health.duplicates.rows, groupsNote(health.duplicates)],
-    ["Nearly equal", health.near_duplicates.rows, `within 1 %, ${groupsNote(health.near_duplicates)}`],
+    ["Nearly equal", health.near_duplicates.rows, `within 1 %; ${groupsNote(health.near_duplicates)}`],
   ];
+  const undecided = health.under_trained.undecided.reduce((sum, { rows }) => sum + rows, 0);
+  if (undecided) items.splice(1, 0, ["Undecided", undecided, "unused rows or clusters, see below"]);
   if (health.never_touched) items.push(["Unchanged", health.never_touched.rows, "as before training"]);
   items.push(...measures(health, spectrum, embedDim));
   return definitions("tiles", items.map(([name, value, note]) => [name, tileNumber(value), h("small", null, note)]));
@@ -83,7 +87,12 @@ function tiles(health, spectrum, vocabSize, embedDim) {
 
 /** @param {RowGroups} list */
 function groupsNote({ groups }) {
-  return `in ${groups.toLocaleString("en")} groups; 0 by chance`;
+  return `${groups ? `in ${groupCount(groups)}; ` : ""}by chance 0`;
+}
+
+/** @param {number} groups */
+function groupCount(groups) {
+  return groups === 1 ? "one group" : `${groups.toLocaleString("en")} groups`;
 }
 
 /**
@@ -106,7 +115,7 @@ function measures({ nearest, spelling }, spectrum, embedDim) {
   }
   if (spelling) {
     items.push(["Spelling variants", spelling.cosine,
-      `mean cosine of ${spelling.pairs.toLocaleString("en")} pairs; by chance 0 ± ${short(spelling.error)}`]);
+      `cosine of ${spelling.pairs.toLocaleString("en")} pairs; by chance 0 ± ${spelling.error.toFixed(3)}`]);
   }
   return items;
 }
@@ -268,9 +277,9 @@ function idList(title, list, texts) {
 function groupList(title, list, texts) {
   if (!list.groups) return [];
   const rest = list.groups > SHOWN_GROUPS ? h("p", { class: "note" },
-    `… and ${(list.groups - SHOWN_GROUPS).toLocaleString("en")} more groups`) : "";
+    `… and ${(list.groups - SHOWN_GROUPS).toLocaleString("en")} more`) : "";
   const groups = list.ids.slice(0, SHOWN_GROUPS).map((ids) => h("p", { class: "chips" },
     ids.slice(0, SHOWN_DUPLICATES).map((id) => rowChip(id, texts)), ids.length > SHOWN_DUPLICATES ? "…" : ""));
-  const count = `${list.rows.toLocaleString("en")} in ${list.groups.toLocaleString("en")} groups`;
+  const count = `${list.rows.toLocaleString("en")} in ${groupCount(list.groups)}`;
   return [h("div", null, h("h3", null, `${title}: ${count}`), groups, rest)];
 }
