@@ -1,6 +1,6 @@
 """Tell whether two tables are related: by a rotation that is fitted on half of their tokens and tested on the others.
 
-An alignment always finds something: of two tables of 1,000 x 256 random numbers, the rows have a mean cosine of about
+An alignment always finds something: of two tables of 1,000 x 384 random numbers, the rows have a mean cosine of about
 0.5 after the rotation that fits them best. The rotation is therefore tested on tokens that it was not fitted on, beside
 the same test with shuffled tokens. Directions that all rows of a table share are the same in both.
 """
