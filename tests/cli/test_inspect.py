@@ -150,6 +150,8 @@ def test_two_tables_are_compared_by_their_tokens(tmp_path, capsys) -> None:
 def test_unrelated_tables_are_called_so_and_have_no_lists(tmp_path, capsys) -> None:
     for name in ("one", "other"):
         write_vectors(tmp_path / f"{name}.vec", [f"w{row}" for row in range(400)], torch.randn(400, 16))
+    assert run("inspect", tmp_path / "one.vec") == 0  # without an unknown token
+    assert "The rows look untrained" in capsys.readouterr().out
     assert run("inspect", tmp_path / "one.vec", tmp_path / "other.vec", "--json") == 0
     content = json.loads(capsys.readouterr().out)
     assert content["relation"]["verdict"] == "unrelated"
