@@ -381,7 +381,7 @@ def test_arrow_keys_move_between_scenes_unless_a_control_uses_them(url, open_pag
     page.keyboard.press("ArrowRight")
     assert current.inner_text() == "8"
     assert "twice.a=1" in page.url
-    page.get_by_role("button", name="4. A table learns").click()
+    page.get_by_role("button", name="4 A table learns").click()
     page.keyboard.press("ArrowLeft")
     assert current.inner_text() == "3"
     page.go_back()
