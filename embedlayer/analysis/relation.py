@@ -57,8 +57,7 @@ class TableRelation:
 
         Example:
             >>> table_relation(torch.randn(2000, 32), torch.randn(2000, 32)).sentence()
-            'Unrelated: after a rotation that was fitted on half of the 2,000 common tokens, the rows of the other
-            half have a mean cosine of ..., and of ... with shuffled tokens.'
+            'Unrelated: after a rotation that was fitted on half of the 2,000 common tokens, ...'
         """
         if self.verdict == "same":
             return (
