@@ -44,6 +44,15 @@ def line(name: str, table: Tensor, dead: Tensor) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def clusters() -> tuple[Tensor, Tensor]:
+    """4,000 rows in 30 clusters, of which 120 are replaced by rows with one direction and little noise."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(30, 96, generator=generator)
+    rows = centres[torch.randint(30, (4000,), generator=generator)] + 0.3 * torch.randn(4000, 96, generator=generator)
+    rows[:120] = torch.randn(96, generator=generator) + 0.05 * torch.randn(120, 96, generator=generator)
+    return rows, torch.arange(4000) < 120
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("run", type=Path)
@@ -69,6 +78,7 @@ def main() -> None:
         line("MiniLM; dead: `[unused...]`", minilm, unused),
         line("MiniLM; dead: what its tokenizer never gives", minilm, unreachable),
         line("`make demo`, tied; dead: tokens that its text lacks", rows, run.counts == 0),
+        line("synthetic: 30 clusters; dead: planted rows", *clusters()),
     ]
     vectors = el.analysis.TokenVectors(layer.table, layer.tokenizer)
     pairs = vectors.evaluate_word_pairs(arguments.data / "benchmarks" / "wordsim353.gensim.tsv")

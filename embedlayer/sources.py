@@ -306,7 +306,7 @@ class OpenedModel:
 
         ids: dict[str, int] = {}
         for row, token in enumerate(self.tokens):
-            ids.setdefault(token, row)
+            ids.setdefault(token.encode(errors="replace").decode(), row)  # tokenizers takes no lone surrogates
         built = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
         if all(token.split() == [token] for token in ids):
             built.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

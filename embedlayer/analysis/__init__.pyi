@@ -1,4 +1,6 @@
 from .atlas import write_atlas as write_atlas
+from .chance import ChanceGeometry as ChanceGeometry
+from .chance import chance_geometry as chance_geometry
 from .evaluate import evaluate_word_analogies as evaluate_word_analogies
 from .evaluate import evaluate_word_pairs as evaluate_word_pairs
 from .evaluate import whole_words as whole_words
@@ -21,6 +23,8 @@ from .kinds import token_kinds as token_kinds
 from .nearest import cosines_with as cosines_with
 from .nearest import nearest_rows as nearest_rows
 from .nearest import neighbor_graph as neighbor_graph
+from .relation import TableRelation as TableRelation
+from .relation import table_relation as table_relation
 from .under_trained import UnderTrained as UnderTrained
 from .under_trained import under_trained_scores as under_trained_scores
 from .vectors import TokenVectors as TokenVectors

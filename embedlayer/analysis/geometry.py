@@ -350,7 +350,7 @@ def align_tables(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2
         >>> torch.allclose(found.rotation.float(), rotation, atol=1e-5), round(found.scale, 4), round(found.residual, 4)
         (True, 3.0, 0.0)
     """
-    tables, pairs = _paired(before, after, pairs)
+    tables, pairs = paired(before, after, pairs)
     norms = torch.stack([table.norms()[ids] for table, ids in zip(tables, pairs.T, strict=True)])
     usable = (norms > 0).all(0)
     squares, pairs = norms[:, usable].square().sum(1), pairs[usable]
@@ -402,6 +402,20 @@ class RowMovement:
     cosines: Float[Tensor, " N"]
     norms: Float[Tensor, "N 2"]
 
+    @property
+    def scale(self) -> float:
+        """Return the median ratio of a row's norm in the second table to that in the first; NaN without rows.
+
+        Weight decay and long training change all norms by a common factor. A row's own ratio is compared with this one.
+        """
+        ratios = self.norms[:, 1] / self.norms[:, 0]
+        ratios = ratios[ratios.isfinite() & (ratios > 0)]
+        return float(ratios.median()) if len(ratios) else math.nan
+
+    def among(self, chosen: Bool[Tensor, " N"]) -> "RowMovement":
+        """Return the movement of the chosen pairs alone, in their order."""
+        return RowMovement(self.pairs[chosen], self.cosines[chosen], self.norms[chosen])
+
     def most(self, count: int = 10) -> list[MovedRow]:
         """Return the `count` rows whose direction changed most, lowest cosine first.
 
@@ -446,7 +460,7 @@ def row_movement(
         >>> row_movement(torch.eye(3), torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 1, 1]])).most(1)
         [MovedRow(before=2, after=2, cosine=0.707..., norm_before=1.0, norm_after=1.414...)]
     """
-    tables, pairs = _paired(before, after, pairs)
+    tables, pairs = paired(before, after, pairs)
     if alignment is None and tables[0].embed_dim != tables[1].embed_dim:
         raise ShapeError(
             f"Rows of width {tables[0].embed_dim} and {tables[1].embed_dim} cannot be compared as they are: pass "
@@ -493,7 +507,7 @@ def shared_tokens(
     return torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
 
 
-def _paired(
+def paired(
     before: TableLike, after: TableLike, pairs: Int[Tensor, "N 2"] | None
 ) -> tuple[tuple[RowReader, RowReader], Int[Tensor, "N 2"]]:
     """Return readers of both tables, and the pairs of row IDs to compare, `(N, 2)`.

@@ -1,22 +1,48 @@
-"""Check every row of a table: zero, NaN or infinite, duplicate, unchanged since initialisation, under-trained."""
+"""Check every row of a table: zero, NaN or infinite, duplicate, unchanged since initialisation, under-trained.
 
+The check also compares the table with chance: whether its rows differ from random numbers, and whether spelling
+variants are similar, which shows that the tokenizer belongs to the table.
+"""
+
+import math
 from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
-from itertools import compress
+from itertools import chain, compress
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.analysis.kinds import BYTE_ENTRY, KINDS, token_kinds
+from embedlayer.analysis.chance import chance_nearest_cosine
+from embedlayer.analysis.kinds import BYTE_ENTRY, KINDS, token_kinds, token_texts
+from embedlayer.analysis.near_duplicates import near_duplicates
+from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.analysis.under_trained import UnderTrained, under_trained_scores
+from embedlayer.analysis.tokenizer_fit import TokenizerFit, tokenizer_fit
+from embedlayer.analysis.under_trained import Cone, UnderTrained, under_trained_scores
 from embedlayer.data.tokenizer import token_text
 from embedlayer.errors import ShapeError
 from embedlayer.io.files import JsonObject
 from embedlayer.short_repr import short_repr
+from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TableLike
+
+NAMED = 3
+"""Tokens that a sentence of the summary names."""
+
+NOT_WRITTEN = ("special", "unreachable", "no token")
+"""Kinds of rows that no text looks up; equal or zero rows of these kinds are usual."""
+
+SAMPLED = 512
+FEWEST_SAMPLED = 64
+AS_BY_CHANCE = 0.02
+"""Rows are as by chance if their cosines with the nearest and with other rows differ from chance by at most this."""
+
+AT_THE_MEAN = 0.1
+"""Rows lie at the mean of the others if they differ from it by at most this share of its norm."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +74,29 @@ class KindCount:
 
 
 @dataclass(frozen=True)
+class NearestCosine:
+    """How similar rows are to their nearest row, in a random sample of at most `SAMPLED` rows.
+
+    Attributes:
+        rows: Number of rows in the sample.
+        median: Median cosine of a row with its nearest other row; NaN without two usable rows.
+        by_chance: The same of random directions, as many and of the same width.
+        mean_pair: Mean cosine of two different rows of the sample.
+    """
+
+    rows: int
+    median: float
+    by_chance: float
+    mean_pair: float
+
+    @property
+    def is_random(self) -> bool:
+        """Return whether the rows cannot be told from random numbers."""
+        differences = abs(self.median - self.by_chance), abs(self.mean_pair)
+        return self.rows >= FEWEST_SAMPLED and max(differences) <= AS_BY_CHANCE and self.by_chance < 1 - AS_BY_CHANCE
+
+
+@dataclass(frozen=True)
 class TableHealth:
     """The result of `table_health`.
 
@@ -58,9 +107,13 @@ class TableHealth:
         zero_rows: IDs of rows that are all zero: padding, or rows that were added and never trained.
         nonfinite_rows: IDs of rows with NaN or infinity.
         duplicates: Groups of IDs whose rows are equal, ordered by their first ID; zero rows are not listed here.
+        near_duplicates: Groups of IDs whose rows differ by 1 % or less, and not all by 0.
+        at_mean: IDs of nearly equal rows at the mean of all other rows: a resize added them there.
         never_touched: IDs of rows that equal the earlier table up to one factor per row (weight decay scales rows
             without gradients); `None` if no earlier table was passed.
         under_trained: Under-training scores, threshold and cones.
+        nearest: How similar rows are to their nearest row, beside chance.
+        spelling: How similar the rows of spelling variants are; `None` without a tokenizer or with few pairs.
         kinds: The kind of each row, see `token_kinds`; `None` without a tokenizer.
         tokenizer: The tokenizer, or `None`.
     """
@@ -73,8 +126,12 @@ class TableHealth:
     zero_rows: tuple[int, ...]
     nonfinite_rows: tuple[int, ...]
     duplicates: tuple[tuple[int, ...], ...]
+    near_duplicates: tuple[tuple[int, ...], ...]
+    at_mean: tuple[int, ...]
     never_touched: tuple[int, ...] | None
     under_trained: UnderTrained
+    nearest: NearestCosine
+    spelling: TokenizerFit | None
     kinds: tuple[str, ...] | None
     tokenizer: Tokenizer | None = field(repr=False)
 
@@ -84,6 +141,93 @@ class TableHealth:
         kinds = self.kinds or ()
         rows, flagged = Counter(kinds), Counter(compress(kinds, self.under_trained.flagged.tolist()))
         return tuple(KindCount(kind, rows[kind], flagged[kind]) for kind in KINDS if kind in rows)
+
+    def summary(self) -> str:
+        """Return the result in sentences: "Sound." or the faults, worst first, and then what is worth to know.
+
+        Example:
+            >>> rows = torch.cat([torch.randn(400, 32), torch.randn(32) + 0.1 * torch.randn(100, 32)])
+            >>> table_health(rows).summary()
+            'Sound. 100 rows never learned.'
+        """
+        faults = list(self._faults())
+        return " ".join([*(faults or ["Sound."]), *self._notes()])
+
+    @property
+    def is_sound(self) -> bool:
+        """Return whether the table has no fault; rows that never learned are none."""
+        return next(self._faults(), None) is None
+
+    def _faults(self) -> Iterator[str]:
+        """Yield one sentence for each fault, worst first."""
+        if self.nonfinite_rows:
+            yield self._sentence(self.nonfinite_rows, "{holds} NaN or infinity")
+        shift = self.spelling.shift if self.spelling is not None else 0
+        if self.spelling is not None and shift:
+            one, other = self.spelling.example
+            side = f"{abs(shift)} {'row' if abs(shift) == 1 else 'rows'} {'later' if shift > 0 else 'earlier'}"
+            yield (
+                f"The tokenizer does not fit the rows: spelling variants such as {one!r} and {other!r} have a mean "
+                f"cosine of {self.spelling.cosine:.2f} at their IDs and of {self.spelling.shifted_cosine:.2f} {side}."
+            )
+        if zero := self._written(self.zero_rows):
+            yield self._sentence(zero, "{is} zero")
+        equal = self._written(chain(*self.duplicates))
+        if equal:
+            yield self._sentence(equal, "{equals} another row")
+        if self.at_mean:
+            yield self._sentence(
+                self.at_mean, "{is} equal to the mean of the others within 1 %, as a resize adds them untrained"
+            )
+        learned = ~self.under_trained.flagged
+        near = {row for group in self.near_duplicates for row in group if learned[row]} - {*self.at_mean, *equal}
+        if near_rows := self._written(sorted(near)):
+            yield self._sentence(near_rows, "{is} nearly equal to another row, within 1 %")
+        if self.nearest.is_random:
+            yield (
+                f"The rows look untrained: a row has a cosine of {self.nearest.median:.3f} with its nearest row "
+                f"(random directions: {self.nearest.by_chance:.3f})."
+            )
+
+    def _notes(self) -> Iterator[str]:
+        """Yield one sentence for each finding that is no fault."""
+        flagged = sorted({*_ids(self.under_trained.flagged)} - {*self.at_mean})
+        if flagged:
+            words = self._words(flagged)
+            some = f", {f'{words:,}' if words else 'none'} of them {'a word' if words == 1 else 'words'}"
+            yield f"{_rows(len(flagged))} never learned{some if self.kinds else ''}."
+        if doubtful := sum(cone.rows for cone in self.under_trained.undecided):
+            groups = len(self.under_trained.undecided)
+            named = "one narrow group" if groups == 1 else f"{groups} narrow groups"
+            yield f"{_rows(doubtful)} in {named} cannot be told from clusters of trained tokens."
+        if self.never_touched:
+            yield f"{_rows(len(self.never_touched))} {_verb('is', len(self.never_touched))} as before training."
+
+    def _sentence(self, ids: Collection[int], what: str) -> str:
+        """Return "3 rows hold NaN (2 words: dog, cat, ...).": how many rows, what is wrong, and which."""
+        count = len(ids)
+        for verb in ("holds", "is", "equals"):
+            what = what.replace(f"{{{verb}}}", _verb(verb, count))
+        if self.kinds is None:
+            first, rest = "", sorted(ids)
+        else:
+            kinds = self.kinds
+            rest = sorted(ids, key=lambda row: (kinds[row] != "word", row))
+            words = self._words(ids)
+            first = {0: "no word: ", 1: "1 word: "}.get(words, f"{words:,} words: ")
+        named = [f"row {row}" if self.tokenizer is None else repr(self.text_of(row)) for row in rest[:NAMED]]
+        return f"{_rows(count)} {what} ({first}{', '.join(named)}{', ...' * (count > NAMED)})."
+
+    def _words(self, ids: Collection[int]) -> int:
+        """Return how many rows of a list are words."""
+        return 0 if self.kinds is None else sum(self.kinds[row] == "word" for row in ids)
+
+    def _written(self, ids: Collection[int] | Iterator[int]) -> list[int]:
+        """Return the IDs of rows that a text can look up; without a tokenizer one row may be a padding row."""
+        ids = list(ids)
+        if self.kinds is None:
+            return ids if len(ids) > 1 else []
+        return [row for row in ids if self.kinds[row] not in NOT_WRITTEN]
 
     def findings(self, limit: int | None = None, *, kind: str | None = None) -> list[UnderTrainedRow]:
         """Return the under-trained rows, highest score first.
@@ -129,15 +273,23 @@ class TableHealth:
                 "rows": sum(map(len, self.duplicates)),
                 "ids": [list(group[:limit]) for group in self.duplicates[:limit]],
             },
+            "near_duplicates": {
+                "groups": len(self.near_duplicates),
+                "rows": sum(map(len, self.near_duplicates)),
+                "ids": [list(group[:limit]) for group in self.near_duplicates[:limit]],
+            },
+            "at_mean": _listed(self.at_mean, limit),
+            "summary": self.summary(),
+            "is_sound": self.is_sound,
+            "nearest": {name: _finite(value) for name, value in asdict(self.nearest).items()},
+            "spelling": None if self.spelling is None else asdict(self.spelling),
             "never_touched": None if self.never_touched is None else _listed(self.never_touched, limit),
             "under_trained": {
                 "rows": int(self.under_trained.flagged.sum()),
                 "threshold": self.under_trained.threshold,
                 "explanation": self.under_trained.explain(),
-                "cones": [
-                    {name: value for name, value in vars(cone).items() if name != "axis"}
-                    for cone in self.under_trained.cones
-                ],
+                "cones": [_cone_json(cone) for cone in self.under_trained.cones],
+                "undecided": [_cone_json(cone) for cone in self.under_trained.undecided],
                 "by_kind": [asdict(count) for count in self.by_kind],
                 "tokens": [asdict(found) for found in self.findings(limit)],
             },
@@ -151,6 +303,7 @@ def table_health(
     *,
     before: TableLike | None = None,
     head: Tensor | None = None,
+    counts: Int[Tensor, " V"] | None = None,
 ) -> TableHealth:
     """Check every row of a table and return what is wrong with it.
 
@@ -160,6 +313,7 @@ def table_health(
         before: The same table before training, for `never_touched`, which is `None` without it.
         head: Rows of an untied head `(V, E)`. The softmax moves unused rows of the head, not of the input table, so
             under-trained tokens are then searched in the head; `None` searches the table.
+        counts: Number of occurrences of each token in the training text, `(V,)`; see `under_trained_scores`.
 
     Raises:
         ShapeError: A plain tensor is not `(V, D)`, `before` differs in size, or `head` in its number of rows.
@@ -173,6 +327,7 @@ def table_health(
     if head is not None and len(head) != len(rows):
         raise ShapeError(f"The table has {len(rows)} rows and the head {len(head)}: pass the head of this table.")
     norms = rows.norms()
+    near = near_duplicates(rows, norms)
     return TableHealth(
         vocab_size=rows.vocab_size,
         embed_dim=rows.embed_dim,
@@ -180,11 +335,64 @@ def table_health(
         zero_rows=_ids(norms == 0),
         nonfinite_rows=_ids(norms.isnan()),
         duplicates=_duplicates(rows, norms),
+        near_duplicates=near,
+        at_mean=_at_mean(rows, norms, near),
         never_touched=None if before is None else _ids(_untouched(rows, RowReader(before))),
-        under_trained=under_trained_scores(table if head is None else head),
+        under_trained=under_trained_scores(table if head is None else head, counts),
+        nearest=_nearest_cosine(rows, norms),
+        spelling=None if tokenizer is None else tokenizer_fit(rows, _texts(tokenizer, rows.vocab_size)),
         kinds=None if tokenizer is None else tuple(token_kinds(tokenizer, rows.vocab_size)),
         tokenizer=tokenizer,
     )
+
+
+def model_health(opened: OpenedModel) -> TableHealth:
+    """Return `table_health` of an opened model, with all that is known of it: head, counts, table before training."""
+    before = opened.before()
+    return table_health(
+        opened.table,
+        opened.vocabulary,
+        before=None if before is None else before.table,
+        head=opened.untied_head,
+        counts=opened.counts,
+    )
+
+
+def _texts(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
+    """Return the readable text of each row's token; `""` for a row without one."""
+    texts = token_texts(tokenizer)
+    return [texts.get(row, "") for row in range(vocab_size)]
+
+
+def _nearest_cosine(rows: RowReader, norms: Float[Tensor, " V"]) -> NearestCosine:
+    """Measure how similar rows are to their nearest row, in a seeded sample of the rows with a positive norm."""
+    usable = norms > 0
+    ids = torch.nonzero(usable)[:, 0]
+    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:SAMPLED]
+    ids = ids[order]
+    if len(ids) < 2:
+        return NearestCosine(len(ids), math.nan, math.nan, math.nan)
+    found = nearest_rows(rows.table, ids, 1, candidates=usable)
+    units = F.normalize(rows.take(ids).double(), dim=1)
+    pairs = (float(units.sum(0).square().sum()) - len(ids)) / (len(ids) * (len(ids) - 1))
+    chance = chance_nearest_cosine(int(usable.sum()), rows.embed_dim)
+    return NearestCosine(len(ids), float(found.cosines.median()), chance, pairs)
+
+
+def _at_mean(rows: RowReader, norms: Float[Tensor, " V"], near: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """Return the IDs of the largest group of nearly equal rows if it lies at the mean of all other rows, else none."""
+    group = max(near, key=len, default=())
+    inside = torch.zeros(len(rows), dtype=torch.bool)
+    inside[list(group)] = True
+    others = (norms > 0) & ~inside
+    if not group or not others.any():
+        return ()
+    total = torch.zeros(rows.embed_dim, dtype=torch.float64)
+    for start, chunk in rows.chunks():
+        total += chunk.cpu()[others[start : start + len(chunk)]].double().sum(0)
+    mean = total / int(others.sum())
+    distance = torch.linalg.vector_norm(rows.take(torch.tensor(group)).double().mean(0) - mean)
+    return group if distance <= AT_THE_MEAN * torch.linalg.vector_norm(mean) else ()
 
 
 def _duplicates(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...], ...]:
@@ -236,6 +444,26 @@ def _untouched(rows: RowReader, before: RowReader) -> Tensor:
         norm = torch.linalg.vector_norm(now, dim=1)
         found.append(((factor > 0) & (norm > 0) & (miss <= slack * norm)).cpu())
     return torch.cat(found) if found else torch.empty(0, dtype=torch.bool)
+
+
+def _cone_json(cone: Cone) -> JsonObject:
+    """Return a cone as a JSON object without its axis."""
+    return {name: _finite(value) for name, value in vars(cone).items() if name != "axis"}
+
+
+def _finite(value: object) -> object:
+    """Return the value; `None` in place of a number that JSON cannot represent."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _rows(count: int) -> str:
+    """Return "1 row" or "1,547 rows"."""
+    return f"{count:,} {'row' if count == 1 else 'rows'}"
+
+
+def _verb(singular: str, count: int) -> str:
+    """Return a verb for `count` rows."""
+    return singular if count == 1 else {"is": "are", "holds": "hold", "equals": "equal"}[singular]
 
 
 def _ids(mask: Tensor) -> tuple[int, ...]:

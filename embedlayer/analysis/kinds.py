@@ -56,7 +56,8 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
     """Return the kind of each of the `vocab_size` rows, by ID: one of `KINDS`, which this module's docstring explains.
 
     An entry is `"unreachable"` if the tokenizer produces it for none of twenty texts that end with it. The test can
-    miss a rare context, so an entry may be called unreachable by mistake, but never reachable by mistake.
+    miss a rare context, so an entry may be called unreachable by mistake, but never reachable by mistake. A tokenizer
+    without its own unknown token, such as that of a file of vectors, refuses most texts, and has no unreachable entry.
 
     Example:
         >>> from embedlayer.data.tokenizer import train_tokenizer
@@ -82,8 +83,10 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
             texts[token] = text[len(inner) :] if is_part else text
             kinds.append(_kind(entry, texts[token], is_part=is_part))
     written = [token for token in texts if kinds[token] != "byte"]
-    for token in set(written) - reachable(tokenizer, written, [texts[token] for token in written]):
-        kinds[token] = "unreachable"
+    can_encode = unknown is None or tokenizer.token_to_id(unknown) is not None  # else an unknown text is an error
+    if can_encode:
+        for token in set(written) - reachable(tokenizer, written, [texts[token] for token in written]):
+            kinds[token] = "unreachable"
     if not inner:
         _mark_parts_of_words(kinds, texts)
     return kinds

@@ -47,15 +47,23 @@ def spelling_variants(
     groups: dict[str, list[int]] = {}
     left_out = set(special)
     for token, text in enumerate(texts):
-        key = "" if token in left_out else _letters(text, markers, suffix)
+        key = "" if token in left_out else spelling_key(text, markers, suffix)
         if key:
             groups.setdefault(key, []).append(token)
     shared = [group for group in groups.values() if len(group) > 1]
     return dict(sorted((token, [other for other in group if other != token]) for group in shared for token in group))
 
 
-def _letters(text: str, markers: Sequence[str], suffix: str) -> str:
-    """Return a text without its marker and suffix, in NFKC with its case folded; `""` if it is all white space."""
+def spelling_key(text: str, markers: Sequence[str] = RAW_MARKERS, suffix: str = "") -> str:
+    """Return what spelling variants have in common: the text without its marker and suffix, in NFKC, its case folded.
+
+    The result is `""` for a text that is all white space.
+
+    Args:
+        text: Readable text of a token.
+        markers: Markers of which one is removed at the start.
+        suffix: Suffix that is removed; `""` for none.
+    """
     marker = next((each for each in markers if text.startswith(each) and text != each), "")
     bare = text[len(marker) :]
     bare = bare.removesuffix(suffix) or bare

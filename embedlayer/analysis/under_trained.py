@@ -11,6 +11,10 @@ table unused rows can have the largest norms. No list of suspicious tokens is ne
 3. The axis becomes the mean direction of the inner half of the cone. The edge is the angle at which the count falls to
    a tenth of the peak. Rows inside the edge are under-trained. The search is repeated among the other rows; a cone that
    overlaps an earlier one is dropped, since it holds rows that training has begun to move out of that cone.
+4. Clusters of trained rows can have such gaps, too. What distinguishes unused rows is that few other rows are as close
+   to one another as they are. The nearest neighbours of rows inside are therefore compared with those of rows outside,
+   and a cone with peers of the same tightness is no evidence. What cannot be told is listed as undecided, with the
+   reason, and no row of it is flagged. Where the number of occurrences of each token is known, it decides.
 
 Rows without any gradient are not found: unused rows of an untied input table keep the noise of their initialisation.
 The rows of the untied head show them; pass those to `table_health`.
@@ -18,14 +22,18 @@ The rows of the untied head show them; pass those to `table_health`.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from embedlayer.analysis.chance import chance_nearest_cosine
+from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.errors import ShapeError
 from embedlayer.tables.dense import TableLike
 
 WIDEST = 45.0
@@ -43,6 +51,31 @@ FEWEST = 16
 FEWEST_SAMPLED = 6
 """Least number of a cone's rows in the sample of a large table."""
 
+CONTRAST = 1.4
+"""Rows outside must be less similar to their neighbours than rows inside by this factor, see `Cone.contrast`."""
+
+CLEAR_CONTRAST = 3.0
+"""The contrast of a cone that is accepted although the other rows are clustered, or most rows are in it."""
+
+CLUSTERED = 0.33
+"""The other rows are clustered if the noise of the closest of them is below its value by chance by this factor."""
+
+FEW_CONES = 2
+"""More cones than this are clusters: unused rows form one, and rows that a resize added may form a second."""
+
+CROWDED = 0.05
+"""The rows outside are judged by so large a share of them: by those most similar to their neighbours."""
+
+PEER_SHARE = 0.25
+"""A cone of similar tightness is a peer of another one if it has at least this share of the other's rows."""
+
+NEAREST = 8
+JUDGED, JUDGED_INSIDE = 512, 64
+"""The neighbours of so many rows of the table, and of so many of each cone, are searched."""
+
+LEAST_NOISE = 1e-3
+"""Smallest `noise` of a cone: float32 cosines near 1 do not resolve less."""
+
 MOST_CONES = 8
 SAMPLE, SEEDS = 16384, 4096
 NEIGHBOURS = (8, 64)
@@ -59,6 +92,16 @@ class Cone:
         median_angle: Median angle between the axis and these rows, in degrees.
         edge_angle: Angle to the axis at which the cone ends, in degrees; rows at smaller angles are in the cone.
         mean_cosine: Mean cosine of two different rows of the cone.
+        outside_cosine: Mean cosine of a row of the cone and a row outside; NaN if there is none.
+        peak: Largest number of rows per degree of the angle to the axis, inside.
+        valley: Smallest number of rows per degree in the gap between the cone and the other rows.
+        noise: Noise of a row relative to what it shares with its neighbours, `sqrt((1 - c) / c)` with `c` the cosine
+            with its 8th nearest row of the table; the median over the cone.
+        contrast: `noise` of the closest `CROWDED` of the rows outside over that of the cone: how much more similar
+            to their neighbours the rows of the cone are. Clusters of equal tightness have about 1; NaN without rows
+            outside.
+        never_occur: Share of the cone's tokens that never occur in the training text; `None` if that is unknown.
+        doubt: Why the rows may be no unused ones; `""` for a cone whose rows are flagged.
     """
 
     axis: Float[Tensor, " D"]
@@ -66,6 +109,24 @@ class Cone:
     median_angle: float
     edge_angle: float
     mean_cosine: float
+    outside_cosine: float = math.nan
+    peak: float = math.nan
+    valley: float = math.nan
+    noise: float = math.nan
+    contrast: float = math.nan
+    never_occur: float | None = None
+    doubt: str = ""
+
+    def describe(self) -> str:
+        """Return what was measured as one line of text."""
+        occur = "" if self.never_occur is None else f" {100 * self.never_occur:.0f} % of them never occur in the text."
+        contrast = "" if math.isnan(self.contrast) else f" Contrast {self.contrast:.1f} (clusters have 1)."
+        return (
+            f"{self.rows:,} rows are within {self.edge_angle:.0f} degrees of one direction, half of them within "
+            f"{max(self.median_angle, 0.1):.1f} degrees. Their mean cosine is {self.mean_cosine:.2f} with one another "
+            f"and {self.outside_cosine:.2f} with other rows. The gap around them: {self.peak:,.0f} rows per degree at "
+            f"the peak, {self.valley:.1f} beyond the edge.{contrast}{occur}"
+        )
 
 
 @dataclass(frozen=True)
@@ -76,11 +137,14 @@ class UnderTrained:
         scores: One score per row, `(V,)`, from -1 to 1: 1 on the axis of the nearest cone, 0 at its edge, -1 opposite
             to it. If no cone was found, rows nearest to the direction with most rows score highest, but never above 0.
             Zero rows and rows with NaN score -1; `table_health` lists them separately.
-        cones: The cones that were found, largest first; empty if the table has none.
+        cones: The cones of unused rows, largest first; empty if the table has none.
+        undecided: Other cones, largest first, whose `doubt` says why they may be clusters of trained rows; their rows
+            are not flagged.
     """
 
     scores: Float[Tensor, " V"]
     cones: tuple[Cone, ...]
+    undecided: tuple[Cone, ...] = ()
 
     @property
     def threshold(self) -> float:
@@ -93,22 +157,29 @@ class UnderTrained:
         return self.scores > self.threshold
 
     def explain(self) -> str:
-        """Return the reason why rows are flagged, one line of text per cone, or why no row is flagged."""
-        if not self.cones:
-            return (
+        """Return the reason why rows are flagged, one line of text per cone, or why no row is flagged.
+
+        A last line tells of the undecided cones.
+        """
+        lines = [cone.describe() for cone in self.cones]
+        if not self.cones and not self.undecided:
+            lines.append(
                 f"No rows form a narrow cone around one direction with a gap to the other rows, so no row is flagged. "
                 f"A cone needs {FEWEST} rows or more within {WIDEST:.0f} degrees of its axis."
             )
-        return "\n".join(
-            f"{cone.rows:,} rows are within {cone.edge_angle:.0f} degrees of one direction, half of them within "
-            f"{max(cone.median_angle, 0.1):.1f} degrees; their mean cosine is {cone.mean_cosine:.2f}. At that edge the "
-            f"density of rows is less than a tenth of its peak, and beyond it the density rises again."
-            for cone in self.cones
-        )
+        if self.undecided:
+            count, first = len(self.undecided), self.undecided[0]
+            rows = sum(cone.rows for cone in self.undecided)
+            groups = "one group" if count == 1 else f"{count} groups"
+            lines.append(
+                f"Cannot tell: {rows:,} other rows form {groups} that may be clusters of trained tokens, so no row of "
+                f"them is flagged. {'It' if count == 1 else 'The largest'}: {first.doubt} {first.describe()}"
+            )
+        return "\n".join(lines)
 
 
 @torch.no_grad()
-def under_trained_scores(table: TableLike) -> UnderTrained:
+def under_trained_scores(table: TableLike, counts: Int[Tensor, " V"] | None = None) -> UnderTrained:
     """Score each row by its angle to the cones of unused rows: above 0 the row is under-trained.
 
     Training pushes the rows of tokens that never occur in one direction, so that they form a narrow cone (see the
@@ -118,9 +189,11 @@ def under_trained_scores(table: TableLike) -> UnderTrained:
 
     Args:
         table: A `LookupTable`, or a plain tensor `(V, D)`.
+        counts: Number of occurrences of each token in the training text, `(V,)`; `None` if that is unknown. It decides
+            about a cone if nearly all or few of its tokens never occur.
 
     Raises:
-        ShapeError: A plain tensor is not `(V, D)`.
+        ShapeError: A plain tensor is not `(V, D)`, or the number of counts differs from the number of rows.
 
     Example:
         >>> words = torch.randn(400, 32)
@@ -130,8 +203,37 @@ def under_trained_scores(table: TableLike) -> UnderTrained:
         (0, 100)
     """
     rows = RowReader(table)
-    free = rows.norms() > 0
-    cones: list[Cone] = []
+    if counts is not None and len(counts) != len(rows):
+        raise ShapeError(f"{len(rows)} rows need as many counts; found {len(counts)}.")
+    usable = rows.norms() > 0
+    found, best = _find_cones(rows, usable)
+    accepted, undecided = _judged(rows, usable, found, counts)
+    edges = [(cone.axis, _cosine(cone.edge_angle)) for cone in accepted]
+    if best is not None and not accepted:
+        edges = [(best, 1.0)]
+    scores = _scores(rows, edges)
+    for cone, inside in found:  # a row of a doubtful cone that is also near the edge of an accepted one
+        if not any(cone.axis is other.axis for other in accepted):
+            scores[inside] = scores[inside].clamp_max(0.0)
+    order = (tuple(sorted(each, key=lambda cone: -cone.rows)) for each in (accepted, undecided))
+    return UnderTrained(scores, *order)
+
+
+def _find_cones(
+    rows: RowReader, usable: Bool[Tensor, " V"]
+) -> tuple[list[tuple[Cone, Bool[Tensor, " V"]]], Float[Tensor, " D"] | None]:
+    """Find narrow cones of rows with a gap around them, clusters of trained rows included.
+
+    Args:
+        rows: The table.
+        usable: Mask of the rows that are neither zero nor hold NaN.
+
+    Returns:
+        Each cone with the mask of its rows, and the direction with the highest density of rows; `None` if no direction
+        is dense.
+    """
+    free = usable.clone()
+    cones: list[tuple[Cone, Tensor]] = []
     sample = _sample(rows, free)
     fewest = max(FEWEST_SAMPLED, FEWEST * len(sample) // max(1, int(free.sum())))
     densities = _densities(sample)
@@ -143,21 +245,121 @@ def under_trained_scores(table: TableLike) -> UnderTrained:
             best = candidate if best is None else best
             axis = _refined_axis(sample, present, candidate, fewest)
             found = None if axis is None else _measure_cone(rows, axis, free)
-            if found is not None and not any(_overlap(found[0], cone) for cone in cones):
+            if found is not None and not any(_overlap(found[0], cone) for cone, _ in cones):
                 break
             found = None
         if found is None:
             break
         cone, inside = found
-        cones.append(cone)
+        cones.append(found)
         free &= ~inside
         inside_cone = sample @ cone.axis > _cosine(cone.edge_angle)
         densities[inside_cone[: len(densities)]] = -torch.inf
         sample = sample.masked_fill(inside_cone[:, None], 0.0)  # a zero row has cosine 0 with every row
-    edges = [(cone.axis, _cosine(cone.edge_angle)) for cone in cones]
-    if best is not None and not cones:
-        edges = [(best, 1.0)]
-    return UnderTrained(_scores(rows, edges), tuple(sorted(cones, key=lambda cone: -cone.rows)))
+    return cones, best
+
+
+def _judged(
+    rows: RowReader,
+    usable: Bool[Tensor, " V"],
+    found: list[tuple[Cone, Bool[Tensor, " V"]]],
+    counts: Int[Tensor, " V"] | None,
+) -> tuple[list[Cone], list[Cone]]:
+    """Return the cones of unused rows, and the cones that may be clusters of trained rows, with the reason.
+
+    Args:
+        rows: The table.
+        usable: Mask of the rows that are neither zero nor hold NaN.
+        found: Cones and the masks of their rows.
+        counts: Number of occurrences of each token, or `None`.
+    """
+    if not found:
+        return [], []
+    generator = torch.Generator().manual_seed(0)
+    places = _drawn(usable, JUDGED, generator)
+    noises = _noises(rows, places)
+    total = _sum_of_units(rows, usable)
+    measured = []
+    for cone, inside in found:
+        own, others = _sum_of_units(rows, inside), int(usable.sum()) - cone.rows
+        noise = float(_noises(rows, _drawn(inside, JUDGED_INSIDE, generator)).median())
+        outside_cosine = float(own @ (total - own)) / (cone.rows * others) if others else math.nan
+        absent = None if counts is None else float((counts.cpu()[inside] == 0).double().mean())
+        measured.append((replace(cone, noise=noise, outside_cosine=outside_cosine, never_occur=absent), inside))
+    by_chance = float(_noise(torch.tensor(chance_nearest_cosine(int(usable.sum()), rows.embed_dim, NEAREST))))
+    explained = torch.zeros_like(usable)  # rows of cones that are accepted already
+    accepted, undecided = [], []
+    for cone, inside in sorted(measured, key=lambda each: each[0].noise):
+        outside = noises[~(explained | inside)[places]]
+        contrast = float(outside.quantile(CROWDED)) / cone.noise if len(outside) else math.nan
+        peers = [other for other, _ in measured if other.axis is not cone.axis and _are_peers(cone, other)]
+        cone = replace(cone, contrast=contrast)
+        is_clustered = contrast * cone.noise < CLUSTERED * by_chance
+        cone = replace(cone, doubt=_doubt(cone, len(peers), cone.rows / int(usable.sum()), is_clustered=is_clustered))
+        if cone.doubt:
+            undecided.append(cone)
+        else:
+            accepted.append(cone)
+            explained |= inside
+    if len(accepted) > FEW_CONES:
+        clear = [cone for cone in accepted if cone.contrast >= CLEAR_CONTRAST or _is_confirmed(cone)][:1]
+        doubt = f"There are {len(accepted)} such groups, and unused rows form one or two."
+        undecided += [replace(cone, doubt=doubt) for cone in accepted if cone not in clear]
+        accepted = clear
+    return accepted, undecided
+
+
+def _doubt(cone: Cone, peers: int, share: float, *, is_clustered: bool) -> str:
+    """Return why a cone may be a cluster of trained rows, as a sentence; `""` if its rows are unused.
+
+    Args:
+        cone: The cone, with its `contrast` and `never_occur`.
+        peers: Number of its peers, see `_are_peers`.
+        share: Share of the table's rows that it holds.
+        is_clustered: Whether the rows outside form clusters, too.
+    """
+    if cone.never_occur is not None and (cone.never_occur < 0.5 or _is_confirmed(cone)):
+        return "" if _is_confirmed(cone) else "Most of its tokens occur in the training text."
+    if peers:
+        return f"{'Another group is' if peers == 1 else f'{peers} other groups are'} about as narrow."
+    if not cone.contrast >= CONTRAST:
+        return f"At least {100 * CROWDED:.0f} % of the other rows are about as close to their neighbours."
+    if cone.contrast >= CLEAR_CONTRAST:
+        return ""
+    if share > 0.5:
+        return "It holds most rows of the table."
+    return "The other rows form clusters, too." if is_clustered else ""
+
+
+def _is_confirmed(cone: Cone) -> bool:
+    """Return whether nearly all tokens of a cone are known never to occur in the training text."""
+    return cone.never_occur is not None and cone.never_occur >= 0.9
+
+
+def _are_peers(cone: Cone, other: Cone) -> bool:
+    """Return whether another cone has about the same tightness, and enough rows to count beside this one."""
+    ratio = max(cone.noise, other.noise) / min(cone.noise, other.noise)
+    return ratio < CONTRAST and other.rows >= PEER_SHARE * cone.rows
+
+
+def _drawn(mask: Bool[Tensor, " V"], count: int, generator: torch.Generator) -> Int[Tensor, " N"]:
+    """Return at most `count` IDs of rows whose entry in the mask is true, drawn at random."""
+    ids = torch.nonzero(mask)[:, 0]
+    return ids[torch.randperm(len(ids), generator=generator)[:count]]
+
+
+def _noises(rows: RowReader, ids: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """Return for each row `sqrt((1 - c) / c)`, with `c` its cosine with its 8th nearest row of the table.
+
+    If rows share a direction and have noise of their own, this is about the ratio of the noise to the shared part.
+    """
+    return _noise(nearest_rows(rows.table, ids, NEAREST).cosines[:, -1].double())
+
+
+def _noise(cosines: Tensor) -> Tensor:
+    """Return `sqrt((1 - c) / c)` of cosines, which are limited to where float32 is exact enough for it."""
+    cosines = cosines.clamp(1e-3, 1.0)
+    return ((1 - cosines) / cosines).sqrt().clamp_min(LEAST_NOISE)
 
 
 def _sample(rows: RowReader, usable: Bool[Tensor, " V"]) -> Float[Tensor, "M D"]:
@@ -233,10 +435,10 @@ def _refined_axis(
     """
     for _ in range(8):
         cosines = sample @ axis
-        edge = _edge(cosines[present], fewest)
-        if edge is None:
+        gap = _gap(cosines[present], fewest)
+        if gap is None:
             return None
-        count = int((cosines > _cosine(edge)).sum())
+        count = int((cosines > _cosine(gap.edge)).sum())
         middle = _mean_direction(sample[cosines.topk(max(1, count // 2)).indices])
         settled = bool(middle @ axis > 1 - 1e-7)
         axis = middle
@@ -258,26 +460,26 @@ def _measure_cone(
     Returns:
         The cone and the mask of its rows, or `None` if the rows form no cone.
     """
-    cosines, edge = _cosines_and_edge(rows, axis, free)
-    if edge is None:
+    cosines, gap = _cosines_and_gap(rows, axis, free)
+    if gap is None:
         return None
-    inner = cosines.topk(max(1, int((cosines > _cosine(edge)).sum()) // 2)).indices
+    inner = cosines.topk(max(1, int((cosines > _cosine(gap.edge)).sum()) // 2)).indices
     axis = F.normalize(_sum_of_units(rows, torch.zeros_like(free).index_fill_(0, inner, True)), dim=0).float()
-    cosines, edge = _cosines_and_edge(rows, axis, free)
-    if edge is None:
+    cosines, gap = _cosines_and_gap(rows, axis, free)
+    if gap is None:
         return None
-    inside = cosines > _cosine(edge)
+    inside = cosines > _cosine(gap.edge)
     count = int(inside.sum())
     total = float(_sum_of_units(rows, inside).square().sum())
     angle = math.degrees(math.acos(min(1.0, float(cosines[inside].median()))))
     similarity = (total - count) / (count * (count - 1))  # |sum of units|^2 = count + the cosines of all pairs
-    return Cone(axis, count, angle, edge, min(1.0, similarity)), inside
+    return Cone(axis, count, angle, gap.edge, min(1.0, similarity), peak=gap.peak, valley=gap.valley), inside
 
 
-def _cosines_and_edge(
+def _cosines_and_gap(
     rows: RowReader, axis: Float[Tensor, " D"], free: Bool[Tensor, " V"]
-) -> tuple[Float[Tensor, " V"], float | None]:
-    """Return the cosines of rows with an axis, and the angle at which the cone around the axis ends.
+) -> tuple[Float[Tensor, " V"], "_Gap | None"]:
+    """Return the cosines of rows with an axis, and the gap at which the cone around the axis ends.
 
     Args:
         rows: The table.
@@ -285,10 +487,10 @@ def _cosines_and_edge(
         free: Mask of the usable rows that are not in an earlier cone; the cosine of all other rows is -2.
 
     Returns:
-        The cosines `(V,)`, and the angle in degrees or `None` without a cone.
+        The cosines `(V,)`, and the gap or `None` without a cone.
     """
     cosines = _cosines(rows, axis).where(free, -2.0)
-    return cosines, _edge(cosines[free], FEWEST)
+    return cosines, _gap(cosines[free], FEWEST)
 
 
 def _overlap(cone: Cone, earlier: Cone) -> bool:
@@ -296,8 +498,16 @@ def _overlap(cone: Cone, earlier: Cone) -> bool:
     return float(cone.axis @ earlier.axis) > _cosine(min(180.0, cone.edge_angle + earlier.edge_angle))
 
 
-def _edge(cosines: Float[Tensor, " N"], fewest: int) -> float | None:
-    """Return the angle in degrees at which the cone around an axis ends, or `None` if there is no cone.
+class _Gap(NamedTuple):
+    """Where a cone ends: the angle in degrees, and the rows per degree at the peak inside and in the gap beyond."""
+
+    edge: float
+    peak: float
+    valley: float
+
+
+def _gap(cosines: Float[Tensor, " N"], fewest: int) -> _Gap | None:
+    """Return the gap between the cone around an axis and the other rows, or `None` if there is no cone.
 
     Rows are counted for each degree of their angle to the axis. The cone ends where this count falls to a tenth of its
     peak. There is no cone if the peak is at `WIDEST` degrees or more, or if the count does not rise again beyond the
@@ -316,8 +526,11 @@ def _edge(cosines: Float[Tensor, " N"], fewest: int) -> float | None:
         return None
     edge = int(ends[0, 0])
     beyond = _smoothed(counts, torch.full((5,), 0.2))[edge:]
-    rises = bool((beyond > RISE * beyond.cummin(0).values + 1.0).any())  # 1 row per degree may be chance
-    return float(edge) if rises else None
+    rises = beyond > RISE * beyond.cummin(0).values + 1.0  # 1 row per degree may be chance
+    if not rises.any():
+        return None
+    valley = float(beyond[: int(rises.double().argmax()) + 1].min())
+    return _Gap(float(edge), float(peaks.values[edge]), valley)
 
 
 def _smoothed(counts: Float[Tensor, " N"], weights: Float[Tensor, " K"]) -> Float[Tensor, " N"]:

@@ -56,10 +56,14 @@ def explore(
     opened = [open_model(source, tokenizer_from) for source in sources]
     if columns_from is not None:
         _add_columns(columns_from, opened[0])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes start with it ignored
     if export_to is not None:
+        from embedlayer.cli.progress import exporting
         from embedlayer.explorer.export import write_page
 
-        write_page(export_to, opened)
+        with exporting() as show_progress:
+            write_page(export_to, opened, show_progress)
+            show_progress(1.0, "done")
         click.echo(f"Wrote {export_to} ({export_to.stat().st_size / 1e6:.1f} MB): it opens without a server.")
         return
 
@@ -71,7 +75,6 @@ def explore(
 
             webbrowser.open(address)
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes start with it ignored
     serve(opened, port=port, on_start=show)
 
 

@@ -15,14 +15,16 @@ from embedlayer.plots.visible import visible_text
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from embedlayer.analysis.chance import ChanceGeometry
     from embedlayer.analysis.evaluate import AnalogyScores, WordPairScores
-    from embedlayer.analysis.geometry import FrequencyBand, RowMovement, TableGeometry
+    from embedlayer.analysis.geometry import FrequencyBand, MovedRow, RowMovement, TableGeometry
     from embedlayer.analysis.health import TableHealth
     from embedlayer.sources import OpenedModel
 
 EXAMPLES = 60
 BARS = 16
 LEAST_TRAINED = "least trained first"
+MOVED_NAMES = {"most": "most", "least": "least", "never": "most, of the tokens that never occur in the training text"}
 
 
 class Measurements(NamedTuple):
@@ -31,6 +33,7 @@ class Measurements(NamedTuple):
     Attributes:
         health: Broken, repeated, untouched and under-trained rows.
         geometry: Measures over all rows, such as effective rank; `None` if all rows are zero, NaN or infinite.
+        chance: The same measures of random numbers; `None` with `geometry`.
         bands: Norms of rows by token frequency; `None` without the corpus of a run.
         word_pairs: Correlation with human scores of word pairs; `None` if not requested.
         analogies: Accuracy on analogy questions; `None` if not requested.
@@ -38,6 +41,7 @@ class Measurements(NamedTuple):
 
     health: "TableHealth"
     geometry: "TableGeometry | None"
+    chance: "ChanceGeometry | None"
     bands: "list[FrequencyBand] | None"
     word_pairs: "WordPairScores | None"
     analogies: "AnalogyScores | None"
@@ -106,23 +110,23 @@ def measure(opened: "OpenedModel", word_pairs: Path | None = None, analogies: Pa
         TokenIdError: The run's corpus contains IDs outside the table.
         TokenizerError: Word pairs or analogies were requested and there is no tokenizer.
     """
+    from embedlayer.analysis.chance import chance_geometry
     from embedlayer.analysis.geometry import norms_by_frequency, table_geometry
-    from embedlayer.analysis.health import table_health
+    from embedlayer.analysis.health import model_health
     from embedlayer.analysis.vectors import TokenVectors
 
-    before = opened.before()
-    found = table_health(
-        opened.table, opened.vocabulary, before=None if before is None else before.table, head=opened.untied_head
-    )
+    found = model_health(opened)
     is_broken = len(found.zero_rows) + len(found.nonfinite_rows) == found.vocab_size
     scores: dict[str, Any] = {"word_pairs": None, "analogies": None}
     if word_pairs is not None or analogies is not None:
         vectors = TokenVectors(opened.table, opened.require_tokenizer())
         scores["word_pairs"] = None if word_pairs is None else vectors.evaluate_word_pairs(word_pairs)
         scores["analogies"] = None if analogies is None else vectors.evaluate_word_analogies(analogies)
+    geometry = None if is_broken else table_geometry(opened.table)
     return Measurements(
         health=found,
-        geometry=None if is_broken else table_geometry(opened.table),
+        geometry=geometry,
+        chance=None if geometry is None else chance_geometry(geometry),
         bands=None if opened.counts is None else norms_by_frequency(opened.table, opened.counts),
         **scores,
     )
@@ -138,6 +142,7 @@ def as_json_object(opened: "OpenedModel", content: Measurements, topn: int) -> d
             "directions_for_half": geometry.directions_for(0.5),
             "directions_for_nine_tenths": geometry.directions_for(0.9),
             "explained_variance_ratio": geometry.explained_variance_ratio.tolist(),
+            "by_chance": None if content.chance is None else asdict(content.chance),
         }
     if scores is not None:
         sums = {name: getattr(scores, name) for name in ("accuracy", "correct", "used", "total")}
@@ -161,7 +166,9 @@ def show(opened: "OpenedModel", content: Measurements, topn: int) -> None:
     """Print the measurements of one table as a readable report; `topn` limits the list of under-trained tokens."""
     console, found = make_console(), content.health
     print_line(console, _heading(opened))
-    print_facts(console, _geometry_lines(content.geometry, found))
+    print_line(console, found.summary(), indent=2)
+    print_line(console, "")
+    print_facts(console, _geometry_lines(content, found))
     _show_bands(console, content.bands)
     print_line(console, "\nRows")
     print_facts(console, _health_lines(opened, found))
@@ -175,12 +182,13 @@ def _heading(opened: "OpenedModel") -> str:
     return f"{opened.source}: {opened.kind}, {rows:,} rows of {width:,} {opened.dtype}"
 
 
-def _geometry_lines(geometry: "TableGeometry | None", found: "TableHealth") -> Iterator[tuple[str, str, str]]:
+def _geometry_lines(content: Measurements, found: "TableHealth") -> Iterator[tuple[str, str, str]]:
     """Yield `(name, value, meaning)` for each geometric measurement, for `print_facts`.
 
-    If `geometry` is `None`, one line says that no row can be measured.
+    The meaning ends with the value by chance. If there is no geometry, one line says that no row can be measured.
     """
-    if geometry is None:
+    geometry, chance = content.geometry, content.chance
+    if geometry is None or chance is None:
         yield "geometry", "none", "all rows are zero, NaN or infinite"
         return
     norms = found.norms[found.norms.isfinite() & (found.norms > 0)]
@@ -190,10 +198,18 @@ def _geometry_lines(geometry: "TableGeometry | None", found: "TableHealth") -> I
     yield "norms", f"{low:.3g}  {middle:.3g}  {high:.3g}", "10th, 50th and 90th percentile"
     yield "spectrum", _bars(shares.tolist()), f"variance by principal component; the first has {float(shares[0]):.1%}"
     yield "", f"{half:,}, {most:,} of {width:,}", "components with 50 % and 90 % of the variance"
-    yield "effective rank", f"{geometry.effective_rank:.1f} of {width:,}", "exp of the entropy of the singular values"
-    yield "mean cosine", f"{geometry.mean_cosine:.3f}", "of two different rows; 0: no common direction"
-    yield "mean row", f"{geometry.mean_norm:.3f}", "norm of the mean row over the mean norm"
-    yield "isotropy", f"{geometry.isotropy:.3g}", "1: no direction is preferred"
+    rank = f"exp of the entropy of the singular values; random numbers: {chance.effective_rank:.1f}"
+    yield "effective rank", f"{geometry.effective_rank:.1f} of {width:,}", rank
+    error = f"random directions: 0 ± {chance.mean_cosine_deviation:.2g}"
+    yield "mean cosine", f"{geometry.mean_cosine:.3f}", f"of two different rows; {error}"
+    nearest = f"of a row with its nearest row, median; random directions: {found.nearest.by_chance:.3f}"
+    yield "nearest row", f"{found.nearest.median:.3f}", nearest
+    if found.spelling is not None:
+        pairs = f"mean cosine of {found.spelling.pairs:,} pairs, such as dog and dogs; unrelated pairs: 0.000"
+        yield "spelling", f"{found.spelling.cosine:.3f}", f"{pairs} ± {found.spelling.error:.2g}"
+    mean = f"norm of the mean row over the mean norm; random numbers: {geometry.rows**-0.5:.3f}"
+    yield "mean row", f"{geometry.mean_norm:.3f}", mean
+    yield "isotropy", f"{geometry.isotropy:.3g}", f"1: no direction is preferred; random numbers: {chance.isotropy:.3g}"
 
 
 def _health_lines(opened: "OpenedModel", found: "TableHealth") -> Iterator[tuple[str, str, str]]:
@@ -206,6 +222,9 @@ def _health_lines(opened: "OpenedModel", found: "TableHealth") -> Iterator[tuple
     equal = sum(map(len, found.duplicates))
     groups = ";  ".join(_named(found, group, 4) for group in found.duplicates[:6])
     yield "equal to another", f"{equal:,}", f"in {len(found.duplicates):,} groups: {groups}" if equal else ""
+    near = sum(map(len, found.near_duplicates))
+    groups = ";  ".join(_named(found, group, 4) for group in found.near_duplicates[:6])
+    yield "nearly equal", f"{near:,}", f"within 1 %, in {len(found.near_duplicates):,} groups: {groups}" if near else ""
     if found.never_touched is None:
         yield "never touched", "?", "known for runs only: they keep the seed of the initial table"
     else:
@@ -303,6 +322,7 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
         TokenizerError: The tokenizers have no token in common.
     """
     from embedlayer.analysis.geometry import align_tables, row_movement, shared_tokens
+    from embedlayer.analysis.relation import table_relation
     from embedlayer.errors import TokenizerError
 
     one, other, pairs = before.table, after.table, None
@@ -311,14 +331,16 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
         pairs = pairs[(pairs[:, 0] < one.vocab_size) & (pairs[:, 1] < other.vocab_size)]
         if not len(pairs):
             raise TokenizerError(f"{before.source} and {after.source} have no token in common.")
-    alignment = align_tables(one, other, pairs=pairs) if aligned else None
+    relation = table_relation(one, other, pairs=pairs)
+    alignment = align_tables(one, other, pairs=pairs) if aligned and relation.verdict != "same" else None
     movement = row_movement(one, other, alignment=alignment, pairs=pairs)
     plain = row_movement(one, other, pairs=pairs) if one.embed_dim == other.embed_dim else None
     median = None if plain is None else _median(plain)
-    lists = {"most": movement.most(topn), "least": movement.least(topn)}
+    lists = _moved(movement, after, 0 if relation.verdict == "unrelated" else topn)
     texts = {row.before: _token(before, row.before) for rows in lists.values() for row in rows}
     if as_json:
         content: dict[str, Any] = {"tokens": len(movement.pairs), "median_cosine_unaligned": median, "aligned": None}
+        content |= {"relation": asdict(relation), "scale": movement.scale}
         for name, opened in (("before", before), ("after", after)):
             sizes = {"vocab_size": opened.table.vocab_size, "embed_dim": opened.table.embed_dim}
             content[name] = {"source": str(opened.source), **sizes}
@@ -333,20 +355,44 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
     console = make_console()
     for opened in (before, after):
         print_line(console, _heading(opened))
+    print_line(console, relation.sentence(), indent=2)
     facts = [("compared", f"{len(movement.pairs):,} rows", f"of the same {'ID' if pairs is None else 'token'}")]
     if plain is not None:
         facts += [("not aligned", f"{median or 0:.3f}", "median cosine of a row with itself")]
     if alignment is not None:
         left = f"median cosine; {alignment.residual:.1%} of the later table is unexplained, scale {alignment.scale:.3g}"
         facts += [("aligned", f"{_median(movement) or 0:.3f}", left)]
+    facts.append(
+        ("norms", f"x {movement.scale:.3g}", "median ratio of the norms; the lists show ratios relative to it")
+    )
     print_facts(console, facts)
+    if relation.verdict == "unrelated":
+        print_line(console, "\nUnrelated tables have no tokens that moved most.")
+        return
     for name, rows in lists.items():
-        print_line(console, f"\nMoved {name}")
+        if name == "never" and not rows:
+            continue
+        print_line(console, f"\nMoved {MOVED_NAMES[name]}")
         lines = []
         for row in rows:
-            numbers = (f"{row.cosine:.3f}", f"{row.norm_before:.4g}", f"{row.norm_after:.4g}")
+            numbers = (f"{row.cosine:.3f}", f"{row.norm_after / row.norm_before / movement.scale:.3f}")
             lines.append([str(row.before), visible_text(texts[row.before]), *numbers])
-        print_table(console, ["id", "token", "cosine", "norm before", "norm after"], lines, left=(1,))
+        print_table(console, ["id", "token", "cosine", "relative norm"], lines, left=(1,))
+
+
+def _moved(movement: "RowMovement", after: "OpenedModel", topn: int) -> "dict[str, list[MovedRow]]":
+    """Return the tokens that moved most and least, each list with at most `topn` of them.
+
+    If the number of occurrences is known, tokens that never occur are in a list of their own, `"never"`.
+    """
+    import torch
+
+    occurs = torch.ones(len(movement.pairs), dtype=torch.bool)
+    if after.counts is not None:
+        occurs = after.counts[movement.pairs[:, 1]] > 0
+    within = movement.among(occurs)
+    never = movement.among(~occurs)
+    return {"most": within.most(topn), "least": within.least(topn), "never": never.most(topn)}
 
 
 def _token(opened: "OpenedModel", row: int) -> str:

@@ -102,6 +102,13 @@ def reading(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
+def exporting() -> Iterator[Callable[[float, str], None]]:
+    """Yield a function `show(share, text)` that shows the share of a work that is done, and what is done now."""
+    with _progress(quiet=False) as show:
+        yield lambda share, text: show(round(1000 * share), 1000, text)
+
+
+@contextmanager
 def display(trainer: "Trainer", *, quiet: bool) -> Iterator[Callable[..., None]]:
     """Yield a function `show(step, line=None)` that shows the progress of a training; with `quiet` it does nothing.
 

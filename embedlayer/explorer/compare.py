@@ -1,13 +1,22 @@
 """Data of the Compare view: two tables in the same coordinates, and how far each token moved."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.analysis.geometry import CHUNK_ROWS, RowMovement, align_tables, row_movement, shared_tokens
+from embedlayer.analysis.geometry import (
+    CHUNK_ROWS,
+    MovedRow,
+    RowMovement,
+    TableAlignment,
+    align_tables,
+    row_movement,
+    shared_tokens,
+)
+from embedlayer.analysis.relation import TableRelation, table_relation
 from embedlayer.errors import SizeError
 from embedlayer.explorer import tokens
 from embedlayer.explorer.tokens import Params
@@ -26,31 +35,48 @@ class TableComparison:
         places: Coordinates of the first table's rows along its first two principal components, `(N, 2)`.
         other_places: Coordinates of the second table's aligned rows along the same components, `(N, 2)`.
         residual: Share of the first table that the aligned second one does not explain; `None` without an alignment.
+        relation: Whether the tables are related.
     """
 
     moved: RowMovement
     places: Float[Tensor, "N 2"]
     other_places: Float[Tensor, "N 2"]
     residual: float | None
+    relation: TableRelation
 
 
 def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
     """Return how far the tokens that two tables share moved, as a JSON object for the page.
 
     Its keys are `title`, of the other source; `shared`, the number of these tokens; `mean_cosine`; `residual`, of the
-    alignment, or `None`; `moved_most` and `moved_least`, lists of `[ID, ID in the other table, cosine]`; and `texts`,
-    of the tokens in `moved_most`.
+    alignment, or `None`; `scale`, the median ratio of a row's norm to that in the other table; `relation`, with its
+    `verdict` and `sentence`; and lists of `[ID, ID in the other table, cosine, ratio of the norms over scale]`.
+
+    The lists are `moved_most` and `moved_least`. If the number of occurrences is known, they have the tokens of the
+    training text, and `moved_never` has those that moved most among tokens that never occur; else it is `None`. The
+    lists are empty for unrelated tables.
     """
     found = _compared(source, other)
-    most, least = found.moved.most(LISTED), found.moved.least(LISTED)
+    moved, scale, counts = found.moved, found.moved.scale, source.counts
+    occurs = torch.ones(len(moved.pairs), dtype=torch.bool) if counts is None else counts[moved.pairs[:, 1]] > 0
+    listed = 0 if found.relation.verdict == "unrelated" else LISTED
+
+    def cells(rows: list[MovedRow]) -> list[tuple[int, int, float, float]]:
+        return [
+            (row.after, row.before, round(row.cosine, 5), round(row.norm_after / row.norm_before / scale, 4))
+            for row in rows
+        ]
+
     return {
         "title": other.title,
-        "shared": len(found.moved.pairs),
-        "mean_cosine": float(found.moved.cosines.mean()),
+        "shared": len(moved.pairs),
+        "mean_cosine": float(moved.cosines.mean()),
         "residual": found.residual,
-        "moved_most": [(row.after, row.before, round(row.cosine, 5)) for row in most],
-        "moved_least": [(row.after, row.before, round(row.cosine, 5)) for row in least],
-        "texts": [other.token_texts[row.before] for row in most],
+        "scale": scale,
+        "relation": {**asdict(found.relation), "sentence": found.relation.sentence()},
+        "moved_most": cells(moved.among(occurs).most(listed)),
+        "moved_least": cells(moved.among(occurs).least(listed)),
+        "moved_never": None if counts is None else cells(moved.among(~occurs).most(listed)),
     }
 
 
@@ -86,7 +112,8 @@ def _compared(source: OpenedModel, other: OpenedModel) -> TableComparison:
 def _compare(source: OpenedModel, other: OpenedModel) -> TableComparison:
     """Align the table of `other` with that of `source`, and compare the rows of the tokens that both have.
 
-    If `other` is `source` before training, there is no alignment: both tables then have the same directions.
+    If both tables have the same directions, as `source` before training has, there is no rotation. The second table is
+    then scaled by the median ratio of the norms, so that weight decay alone moves no row.
 
     Raises:
         SizeError: The sources have fewer than two tokens in common.
@@ -96,18 +123,24 @@ def _compare(source: OpenedModel, other: OpenedModel) -> TableComparison:
         raise SizeError(
             f"{source.title} and {other.title} have {len(pairs)} tokens in common; at least 2 are needed to align them."
         )
-    is_earlier = other is source.before()  # the same directions, so that rows that did not move are seen not to have
-    alignment = None if is_earlier else align_tables(other.table, source.table, pairs=pairs.flip(1))
+    relation = table_relation(other.table, source.table, pairs=pairs.flip(1))
+    alignment: TableAlignment | None = None
+    if other is not source.before() and relation.verdict != "same":
+        alignment = align_tables(other.table, source.table, pairs=pairs.flip(1))
     moved = row_movement(other.table, source.table, alignment=alignment, pairs=pairs.flip(1))
     found = tokens.principal(source)
-    turn = torch.eye(source.table.embed_dim).double() if alignment is None else alignment.scale * alignment.rotation
+    if alignment is None:
+        turn = moved.scale * torch.eye(source.table.embed_dim, dtype=torch.float64)
+    else:
+        turn = alignment.scale * alignment.rotation
     onto = turn @ found.components[:2].T
     centre = found.mean @ found.components[:2].T
     places = [other.rows[rows].double() @ onto - centre for rows in pairs[:, 1].split(CHUNK_ROWS)]
     known = ~moved.cosines.isnan()
     return TableComparison(
-        moved=RowMovement(*(each[known] for each in (moved.pairs, moved.cosines, moved.norms))),
+        moved=moved.among(known),
         places=found.coordinates[pairs[known, 0], :2],
         other_places=torch.cat(places)[known],
         residual=None if alignment is None else alignment.residual,
+        relation=relation,
     )

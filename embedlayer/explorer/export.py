@@ -9,13 +9,14 @@ import gzip
 import hashlib
 import posixpath
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from embedlayer.errors import EmbedLayerError
-from embedlayer.explorer import tokens
+from embedlayer.explorer import table_map, tokens
 from embedlayer.explorer.routes import BAKED_PAIRS, ROUTES, answer, manifest, others
 from embedlayer.explorer.server import page_files, to_json
 from embedlayer.explorer.source_facts import check_tokenizers, page_facts
@@ -27,20 +28,34 @@ _IMPORT = re.compile(r'^import \{([^}]*)\} from "([^"]+)";\n', flags=re.M)
 _EXPORT = re.compile(r"^export (?:async )?(?:function\*?|const|let|class) (\w+)", flags=re.M)
 
 
-def write_page(path: Path | str, sources: list[OpenedModel]) -> None:
-    """Write the page about `sources` as one file, atomically.
+MAP_SHARE, NEAREST_SHARE = 0.5, 0.4
+"""Shares of the time that the map of a table and its nearest rows take, about."""
+
+OnProgress = Callable[[float, str], None]
+"""Function of the share of the work that is done, from 0 to 1, and what is computed. It may raise an exception."""
+
+
+def write_page(
+    path: Path | str, sources: list[OpenedModel], on_progress: OnProgress = lambda share, text: None
+) -> None:
+    """Write the page about `sources` as one file, atomically: if it is interrupted, there is no file.
+
+    Args:
+        path: File to write.
+        sources: What the page shows.
+        on_progress: Function that is called often.
 
     Raises:
         FileError: The file cannot be written.
     """
-    write_text(path, page_html(sources))
+    write_text(path, page_html(sources, on_progress))
 
 
-def page_html(sources: list[OpenedModel]) -> str:
+def page_html(sources: list[OpenedModel], on_progress: OnProgress = lambda share, text: None) -> str:
     """Return the HTML text of the exported page: one document with its styles, its script and its data."""
     static = page_files()
     page = static["index.html"].decode()
-    baked = to_json(bake(sources)).decode().replace("<", "\\u003c")
+    baked = to_json(bake(sources, on_progress)).decode().replace("<", "\\u003c")
     script = one_script({name: text.decode() for name, text in static.items() if name.endswith(".js")}, "app.js")
     sheets = re.findall(r'<link rel="stylesheet" href="([^"]+)">\n', page)
     style = "\n".join(static[name].decode() for name in sheets)
@@ -55,7 +70,7 @@ def page_html(sources: list[OpenedModel]) -> str:
     return page.replace("</head>", head).replace("</body>", tail)
 
 
-def bake(sources: list[OpenedModel]) -> dict[str, Any]:
+def bake(sources: list[OpenedModel], on_progress: OnProgress = lambda share, text: None) -> dict[str, Any]:
     """Return the answers to all requests that an exported page can make: key from `_key` -> answer from `_packed`.
 
     An answer that the server would refuse is left out, and the page says so in its place. The key `"manifest"` has what
@@ -72,8 +87,14 @@ def bake(sources: list[OpenedModel]) -> dict[str, Any]:
             content[_key(name, params)] = _packed(answer(sources, name, params))
 
     for number, source in enumerate(sources):
+
+        def report(share: float, what: str, number: int = number, title: str = source.title) -> None:
+            on_progress((number + share) / len(sources), f"{title}: {what}")
+
+        _prepare(source, report)
         has = page_facts(source)["has"]
-        for name, route in ROUTES.items():
+        for place, (name, route) in enumerate(ROUTES.items()):
+            report(MAP_SHARE + NEAREST_SHARE + (1 - MAP_SHARE - NEAREST_SHARE) * place / len(ROUTES), name)
             if not {*route.needs} <= {*has}:
                 continue
             for params in route.baked(source):
@@ -84,6 +105,14 @@ def bake(sources: list[OpenedModel]) -> dict[str, Any]:
     notes = [sentence for source in sources for sentence in tokens.left_out(source)]
     content["manifest"] = {"json": {**manifest(sources), "exported": True, "left_out": list(dict.fromkeys(notes))}}
     return content
+
+
+def _prepare(source: OpenedModel, report: OnProgress) -> None:
+    """Compute what takes long, so that the progress can be shown: the map, and the nearest rows of all rows."""
+    with suppress(EmbedLayerError):  # left out, as other answers are
+        table_map.prepare(source, lambda stage, share: report(MAP_SHARE * share, f"map, {stage}"))
+    if tokens.baked_nearest(source):
+        tokens.nearest_of_all(source, lambda share: report(MAP_SHARE + NEAREST_SHARE * share, "nearest rows"))
 
 
 def one_script(modules: dict[str, str], entry: str) -> str:

@@ -1,14 +1,17 @@
 """Data of the Health view: faulty rows, and how the table uses its dimensions."""
 
+from dataclasses import asdict
 from typing import Any
 
+from embedlayer.analysis.chance import chance_geometry
 from embedlayer.analysis.geometry import table_geometry
-from embedlayer.analysis.health import TableHealth, table_health
+from embedlayer.analysis.health import TableHealth, model_health
 from embedlayer.explorer.tokens import Params
 from embedlayer.sources import OpenedModel
 
 LISTED = 2000
 DIRECTIONS = 1024
+LISTED_TEXTS = 100
 
 
 def found(source: OpenedModel, params: Params) -> Any:
@@ -19,6 +22,10 @@ def found(source: OpenedModel, params: Params) -> Any:
     report = table_report(source).to_json(LISTED)
     for finding in report["under_trained"]["tokens"]:
         finding["text"] = source.token_texts[finding["id"]]
+    broken = [report[name]["ids"] for name in ("zero_rows", "nonfinite_rows", "at_mean")]
+    groups = [*report["duplicates"]["ids"], *report["near_duplicates"]["ids"]]
+    named = sorted({row for ids in (*broken, *groups) for row in ids[:LISTED_TEXTS]})
+    report["texts"] = {str(row): source.token_texts[row] for row in named}
     return report
 
 
@@ -30,23 +37,20 @@ def scores(source: OpenedModel, params: Params) -> bytes:
 def shares(source: OpenedModel, params: Params) -> Any:
     """Return measures of the table's geometry as a JSON object; see `TableGeometry`.
 
-    Its keys are `effective_rank`, `isotropy`, `mean_cosine` and `explained`: the share of the variance along each
-    principal direction, largest first, at most `DIRECTIONS` of them.
+    Its keys are `effective_rank`, `isotropy`, `mean_cosine`, `chance`, which is the `ChanceGeometry`, and `explained`:
+    the share of the variance along each principal direction, largest first, at most `DIRECTIONS` of them.
     """
     found = source.once("geometry", lambda: table_geometry(source.table))
+    chance = source.once("chance", lambda: chance_geometry(found))
     return {
         "explained": [float(f"{share:.6g}") for share in found.explained_variance_ratio[:DIRECTIONS].tolist()],
         "effective_rank": found.effective_rank,
         "isotropy": found.isotropy,
         "mean_cosine": found.mean_cosine,
+        "chance": asdict(chance),
     }
 
 
 def table_report(source: OpenedModel) -> TableHealth:
-    """Return `table_health` of a source; the first call computes it and stores it in the source.
-
-    For a run, the rows are also compared with those before training.
-    """
-    before = source.before()
-    earlier = None if before is None else before.table
-    return source.once("health", lambda: table_health(source.table, source.tokenizer, before=earlier))
+    """Return `model_health` of a source; the first call computes it and stores it in the source."""
+    return source.once("health", lambda: model_health(source))

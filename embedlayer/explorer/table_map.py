@@ -28,6 +28,8 @@ CLUSTERS = (20, 150)
 LARGEST_FOLDED = 0.5
 """If a larger share of the rows seems to be under-trained, none is left out of the map."""
 
+SECONDS_BETWEEN_REPORTS = 0.2
+
 _SHARES = {SEARCHING: (0.0, 0.6), MOVING: (0.6, 0.35)}  # where a stage begins, and its share of the whole
 
 
@@ -77,7 +79,7 @@ class MapJob:
         self._source = source
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
+        self._stop, self._ended = threading.Event(), threading.Event()
         self._state, self._stage, self._share, self._error = "absent", "", 0.0, ""
         self._map: TableMap | None = None
 
@@ -86,9 +88,9 @@ class MapJob:
         with self._lock:
             if self._state in ("running", "ready"):
                 return
-            self._stop = threading.Event()
+            self._stop, self._ended = threading.Event(), threading.Event()
             self._state, self._stage, self._share, self._error = "running", SEARCHING, 0.0, ""
-            self._thread = threading.Thread(target=self._run, args=(self._stop,), name="map", daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(self._stop, self._ended), name="map", daemon=True)
             self._thread.start()
 
     def cancel(self) -> None:
@@ -123,18 +125,27 @@ class MapJob:
                 raise SizeError(f"The layout is not ready: its state is {self._state!r}. Request layout-start first.")
             return self._map
 
-    def wait(self) -> TableMap:
+    def wait(self, on_progress: OnProgress = lambda stage, share: None) -> TableMap:
         """Start the computation if need be, wait for it, and return the map.
+
+        If the waiting is interrupted, by Ctrl-C or by `on_progress`, the computation is cancelled.
+
+        Args:
+            on_progress: Function that is called with the stage and the share of the whole that is done.
 
         Raises:
             SizeError: It failed or was cancelled.
         """
         self.start()
-        assert self._thread is not None
-        self._thread.join()
+        try:  # not `join` with a timeout: if Ctrl-C ends it, Python 3.11 takes the thread for ended
+            while not self._ended.wait(SECONDS_BETWEEN_REPORTS):
+                on_progress(self._stage, self._share)
+        except BaseException:
+            self.cancel()
+            raise
         return self.result()
 
-    def _run(self, stop: threading.Event) -> None:
+    def _run(self, stop: threading.Event, ended: threading.Event) -> None:
         """Compute the map; every way to end leaves a final state."""
 
         def report(stage: str, share: float) -> None:
@@ -156,6 +167,7 @@ class MapJob:
             with self._lock:
                 self._state, self._stage, self._error, self._map = state, "", error, found
                 self._share = 1.0 if state == "ready" else self._share
+            ended.set()
 
 
 def map_job(source: OpenedModel) -> MapJob:
@@ -269,7 +281,17 @@ def baked(source: OpenedModel) -> list[Params]:
 
     The map is computed first.
     """
+    return [{}] if prepare(source) else []
+
+
+def prepare(source: OpenedModel, on_progress: OnProgress = lambda stage, share: None) -> bool:
+    """Compute the map for an exported page; return whether it stores one, which it does not of a large table.
+
+    Args:
+        source: The source of the rows.
+        on_progress: As in `MapJob.wait`.
+    """
     if source.table.vocab_size > BAKED_ROWS:
-        return []
-    map_job(source).wait()
-    return [{}]
+        return False
+    map_job(source).wait(on_progress)
+    return True

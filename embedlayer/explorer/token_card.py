@@ -40,9 +40,10 @@ def card(source: OpenedModel, params: Params) -> Any:
     - `norm` of the row; `norm_share`: share of the rows, of those without NaN, that have a smaller norm;
     - `score`: under-training score, see `UnderTrained.scores`;
     - `findings`: `"broken"` (NaN or infinity), `"zero"`, `"under_trained"`, `"never_looked_up"` (it does not occur in
-      the corpus of the run), `"unchanged"` (the row equals the one before training, up to a factor), `"duplicate"`;
-      `None` if nothing was found;
+      the corpus of the run), `"unchanged"` (the row equals the one before training, up to a factor), `"duplicate"`,
+      `"at_mean"` and `"near_duplicate"` (see `TableHealth`); `None` if nothing was found;
     - `equal_rows`: number `rows` of rows that are equal to this one, and the first `ids`; `None` if there are none;
+    - `near_rows`: the same for rows that are nearly equal;
     - `variants`: `[[ID, cosine], ...]` of its spelling variants, largest cosine first; `None` if there are none;
     - `kind`: one of `analysis.kinds.KINDS`; `None` without a tokenizer;
     - of a run with its corpus, `count` of occurrences and `count_rank`: 1 plus the number of tokens that occur more
@@ -151,6 +152,7 @@ def _compute_some(source: OpenedModel) -> dict[str, dict[int, Any]]:
     report = table_report(source)
     unused = [] if source.counts is None else torch.nonzero(source.counts == 0)[:, 0].tolist()
     equal = {token: group for group in report.duplicates for token in group}
+    near = {token: group for group in report.near_duplicates for token in group}
     findings: dict[int, list[str]] = {}
     for name, rows in (
         ("broken", report.nonfinite_rows),
@@ -159,18 +161,21 @@ def _compute_some(source: OpenedModel) -> dict[str, dict[int, Any]]:
         ("never_looked_up", unused),
         ("unchanged", report.never_touched or ()),
         ("duplicate", sorted(equal)),
+        ("at_mean", report.at_mean),
+        ("near_duplicate", sorted(near.keys() - equal - set(report.at_mean))),
     ):
         for row in rows:
             findings.setdefault(row, []).append(name)
     return {
         "findings": findings,
         "equal_rows": {token: _others(token, group) for token, group in equal.items()},
+        "near_rows": {token: _others(token, group) for token, group in near.items()},
         "kind": dict(enumerate(report.kinds or ())),
     }
 
 
 def _others(token: int, group: tuple[int, ...]) -> dict[str, Any]:
-    """Return the other rows of a group of equal rows: their number, and the first `LISTED_EQUAL` IDs."""
+    """Return the other rows of a group of rows: their number, and the first `LISTED_EQUAL` IDs."""
     first = [other for other in group[: LISTED_EQUAL + 1] if other != token]
     return {"rows": len(group) - 1, "ids": first[:LISTED_EQUAL]}
 

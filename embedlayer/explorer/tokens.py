@@ -1,6 +1,6 @@
 """Data of the Map view: text, coordinates, norm and frequency of each token, and nearest neighbours."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ BAKED_ROWS = 50_000
 """Of a larger table with at most so many rows, an exported page holds the nearest neighbours of each token."""
 
 NEAREST = 10
+QUERIES_AT_ONCE = 1024
 MOST = 500
 
 
@@ -145,7 +146,7 @@ def nearest(source: OpenedModel, params: Params) -> bytes:
 
     The first call computes them and stores them in the source. A missing neighbour has ID 0 and cosine -2.
     """
-    return source.once("nearest", lambda: _nearest(source))
+    return nearest_of_all(source)
 
 
 def baked_nearest(source: OpenedModel) -> list[Params]:
@@ -198,13 +199,25 @@ def _query(source: OpenedModel, plus: list[int], minus: list[int]) -> Float[Tens
     return units[: len(plus)].sum(0, keepdim=True) - units[len(plus) :].sum(0, keepdim=True)
 
 
-def _nearest(source: OpenedModel) -> bytes:
-    """Compute the bytes that `nearest` returns."""
-    V = source.table.vocab_size
-    found = nearest_rows(source.rows, torch.arange(V), NEAREST, candidates=~_nameless(source))
-    missing = (0, NEAREST - found.ids.shape[1])
-    ids = F.pad(found.ids.clamp_min(0).int(), missing)
-    return ids.numpy().tobytes() + to_bytes(F.pad(found.cosines.clamp_min(-2.0), missing, value=-2.0))
+def nearest_of_all(source: OpenedModel, on_progress: Callable[[float], None] = lambda share: None) -> bytes:
+    """Return the bytes that `nearest` returns; the first call computes them and stores them in the source.
+
+    Args:
+        source: The source of the rows.
+        on_progress: Function that is called with the share of the rows that are done, from 0 to 1.
+    """
+
+    def compute() -> bytes:
+        V, candidates, parts = source.table.vocab_size, ~_nameless(source), []
+        for ids in torch.arange(V).split(QUERIES_AT_ONCE):
+            on_progress(int(ids[0]) / V)
+            parts.append(nearest_rows(source.rows, ids, NEAREST, candidates=candidates))
+        ids, cosines = (torch.cat(each) for each in zip(*parts, strict=True))
+        missing = (0, NEAREST - ids.shape[1])
+        padded = F.pad(ids.clamp_min(0).int(), missing).numpy().tobytes()
+        return padded + to_bytes(F.pad(cosines.clamp_min(-2.0), missing, value=-2.0))
+
+    return source.once("nearest", compute)
 
 
 def token_ids(params: Params, name: str, vocab_size: int) -> list[int]:

@@ -112,3 +112,68 @@ def test_the_result_is_json() -> None:
     assert content["norms"]["min"] <= content["norms"]["median"] <= content["norms"]["max"]
     empty = table_health(torch.full((3, 2), torch.nan))
     assert json.loads(json.dumps(empty.to_json(), allow_nan=False))["norms"] is None
+
+
+def words_of(count: int) -> list[str]:
+    """Words in singular and plural, all of letters."""
+    letters = "bcdfghjklmnp"
+    stems = [f"{a}a{b}e{c}" for a in letters for b in letters for c in letters]
+    return [each for stem in stems[: count // 2] for each in (stem, stem + "s")]
+
+
+def related_rows(count: int, width: int) -> torch.Tensor:
+    """Rows in which the two forms of each of `words_of` are similar."""
+    return torch.randn(count // 2, width).repeat_interleave(2, 0) + 0.4 * torch.randn(count, width)
+
+
+FAULTS = {
+    "NaN": (lambda rows: rows[100:140].fill_(torch.nan), "40 rows hold NaN or infinity (40 words: 'badel', "),
+    "zero": (lambda rows: rows[7].fill_(0.0), "1 row is zero (1 word: 'babecs')."),
+    "equal": (lambda rows: rows[40:60].copy_(rows[200:220]), "40 rows equal another row (40 words: "),
+    "nearly equal": (
+        lambda rows: rows[40:44].copy_(1.002 * rows[200:204]),
+        "8 rows are nearly equal to another row, within 1 %",
+    ),
+    "resized": (
+        lambda rows: rows[-60:].copy_(rows[:-60].mean(0) * (1 + 1e-3 * torch.randn(60, 32))),
+        "60 rows are equal to the mean of the others within 1 %, as a resize adds them untrained (60 words: ",
+    ),
+    "shifted": (lambda rows: rows.copy_(rows.roll(1, 0)), "The tokenizer does not fit the rows: spelling variants "),
+    "random": (lambda rows: rows.copy_(torch.randn_like(rows)), "The rows look untrained: a row has a cosine of 0."),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_the_first_sentence_of_the_summary(fault) -> None:
+    words = words_of(1200)
+    tokenizer = train_tokenizer(" ".join(words), "word", vocab_size=2000)
+    spoil, sentence = FAULTS[fault]
+    ids = [tokenizer.token_to_id(word) for word in words]
+    spoiled = related_rows(1200, 32)
+    rows = torch.randn(tokenizer.get_vocab_size(), 32)
+    rows[ids] = spoiled
+    sound = table_health(rows, tokenizer)
+    assert sound.summary() == "Sound."
+    assert sound.is_sound
+    if fault == "shifted":
+        spoil(rows)
+    else:
+        spoil(spoiled)
+        rows[ids] = spoiled
+    found = table_health(rows, tokenizer)
+    assert not found.is_sound
+    first = found.summary()
+    assert first.startswith(sentence.partition("(")[0]), first
+    assert first == found.to_json()["summary"]
+
+
+def test_rows_that_never_learned_are_counted_beside_sound_ones() -> None:
+    rows = torch.cat([related_rows(400, 32), torch.randn(32) + 0.1 * torch.randn(50, 32)])
+    assert table_health(rows).summary() == "Sound. 50 rows never learned."
+    counts = torch.ones(450, dtype=torch.int64)
+    assert table_health(rows, counts=counts).summary() == (
+        "Sound. 50 rows in one narrow group cannot be told from clusters of trained tokens."
+    )
+    padded = rows.clone()
+    padded[0] = 0.0
+    assert table_health(padded).is_sound  # one zero row is a padding row

@@ -9,6 +9,7 @@ from torch import Tensor
 from embedlayer.analysis import row_reader as rows_module
 from embedlayer.analysis.kinds import token_kinds
 from embedlayer.analysis.under_trained import FEWEST, under_trained_scores
+from embedlayer.errors import ShapeError
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 
@@ -42,6 +43,8 @@ def test_byte_pieces_that_stories_never_gave_are_found(shared_data) -> None:
     assert cone.mean_cosine > 0.999
     assert dead[found.flagged].float().mean() > 0.98
     assert found.flagged[dead].float().mean() > 0.85
+    assert cone.contrast > 10
+    assert cone.outside_cosine < 0.5
     assert "230 rows are within 2 degrees of one direction" in found.explain()
 
 
@@ -98,6 +101,80 @@ def test_a_table_without_such_rows_has_none_flagged(rows) -> None:
     assert not found.flagged.any()
     assert found.scores.shape == (len(table),)
     assert "no row is flagged" in found.explain()
+
+
+def clusters(count: int, low: float, high: float, *, zipf: bool = False) -> Tensor:
+    """1,500 rows in clusters around random directions, with noise from `low` to `high` times the common part."""
+    sizes = 1 / torch.arange(1, count + 1) if zipf else torch.ones(count)
+    which = torch.multinomial(sizes, 1500, replacement=True)
+    noise = low * (high / low) ** torch.rand(count)
+    return directions(count)[which] + noise[which][:, None] * torch.randn(1500, WIDTH) / WIDTH**0.5
+
+
+def directions(count: int) -> Tensor:
+    return F.normalize(torch.randn(count, WIDTH), dim=1)
+
+
+def clusters_in_clusters() -> Tensor:
+    which = torch.randint(64, (1500,))
+    centres = directions(8).repeat_interleave(8, 0) + 0.5 * torch.randn(64, WIDTH) / WIDTH**0.5
+    return centres[which] + 0.2 * torch.randn(1500, WIDTH) / WIDTH**0.5
+
+
+def two_scripts() -> Tensor:
+    which = (torch.rand(1500) < 0.4).long()
+    noise = torch.tensor([0.9, 0.6])[which][:, None]
+    return directions(2)[which] + noise * torch.randn(1500, WIDTH) / WIDTH**0.5
+
+
+def few_clusters_in_a_broad_table() -> Tensor:
+    rows = torch.randn(1500, WIDTH) / WIDTH**0.5
+    for part in rows[:125].split(25):
+        part.copy_(directions(1) + 0.3 * torch.randn(25, WIDTH) / WIDTH**0.5)
+    return rows
+
+
+WIDTH = 32
+CLUSTERED = {
+    **{
+        f"{k} of {low} to {high}": (lambda k=k, low=low, high=high: clusters(k, low, high))
+        for k in (2, 5, 30, 100)
+        for low, high in ((0.1, 0.1), (0.3, 0.3), (0.7, 0.7), (0.2, 0.8))
+    },
+    "a few large, many small": lambda: clusters(30, 0.3, 0.3, zipf=True),
+    "a common offset": lambda: clusters(12, 0.3, 0.6) + 1.5 * directions(1),
+    "norms with heavy tails": lambda: clusters(20, 0.3, 0.6) * torch.randn(1500, 1).exp(),
+    "clusters in clusters": clusters_in_clusters,
+    "two scripts": two_scripts,
+    "few clusters in a broad table": few_clusters_in_a_broad_table,
+}
+
+
+@pytest.mark.parametrize("kind", CLUSTERED)
+def test_clusters_of_trained_rows_are_never_flagged_and_unused_rows_among_them_are_found(kind) -> None:
+    rows = CLUSTERED[kind]()
+    clean = under_trained_scores(rows)
+    assert not clean.flagged.any()
+    assert all(cone.doubt for cone in clean.undecided)
+    dead = torch.zeros(1500, dtype=torch.bool)
+    dead[torch.randperm(1500)[:120]] = True
+    rows[dead] = rows.norm(dim=1).median() * (directions(1) + 0.01 * torch.randn(120, WIDTH) / WIDTH**0.5)
+    found = under_trained_scores(rows)
+    assert found.flagged[dead].float().mean() > 0.95
+    assert found.flagged[~dead].sum() <= 2
+    assert found.cones[0].contrast > 3
+
+
+def test_counts_decide_where_directions_cannot() -> None:
+    rows = clusters(2, 0.3, 0.3)
+    mean = rows.mean(0)
+    first = (rows - mean) @ (rows[0] - mean) > 0
+    assert "Cannot tell" in under_trained_scores(rows).explain()
+    found = under_trained_scores(rows, torch.where(first, 0, 5))
+    assert torch.equal(found.flagged, first) or (found.flagged != first).sum() < 30
+    assert not under_trained_scores(rows, torch.full((1500,), 5)).flagged.any()
+    with pytest.raises(ShapeError, match="1500 rows need as many counts; found 3"):
+        under_trained_scores(rows, torch.ones(3, dtype=torch.int64))
 
 
 def test_vectors_of_words_that_gensim_trained_have_none(shared_data) -> None:

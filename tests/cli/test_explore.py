@@ -11,6 +11,7 @@ import pytest
 import torch
 from commands import run
 
+from embedlayer import TokenEmbedding
 from embedlayer.checkpoints import write_vectors
 from embedlayer.cli.explore import VIEWS
 from embedlayer.explorer.server import page_files
@@ -50,6 +51,31 @@ def test_export_writes_one_file_and_serves_nothing(table, tmp_path, capsys):
     assert run("explore", table, "--export", tmp_path / "page.html") == 0
     assert "opens without a server" in capsys.readouterr().out
     assert '"fish"' in (tmp_path / "page.html").read_text()
+
+
+def test_export_shows_progress_and_ctrl_c_leaves_no_file(tmp_path):
+    TokenEmbedding(40_000, 160).save_pretrained(tmp_path / "table")
+    command = [
+        sys.executable,
+        "-m",
+        "embedlayer",
+        "explore",
+        str(tmp_path / "table"),
+        "--export",
+        str(tmp_path / "page.html"),
+    ]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "EMBEDLAYER_CACHE": str(tmp_path / "cache")}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            assert "map" in process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+            assert process.stderr.read().endswith("Stopped.\n")
+        finally:
+            process.kill()
+    assert [path.name for path in tmp_path.iterdir() if "page" in path.name] == []
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def test_under_trained_tokens_are_shown_by_kind(tmp_path, capsys) -> None:
     assert lines["byte"][1:4] == ["128", "122", "95%"]
     assert lines["zero"][1] == "1"
     assert "122 rows are within" in shown
+    assert "122 rows never learned" in shown
 
 
 @pytest.mark.parametrize("make", [TokenEmbedding, lambda v, d: FactorizedEmbedding(v, d, rank=2)])
@@ -143,6 +144,22 @@ def test_two_tables_are_compared_by_their_tokens(tmp_path, capsys) -> None:
     assert run("inspect", tmp_path / "before.vec", tmp_path / "after") == 0
     shown = capsys.readouterr().out
     assert shown.index("Moved most") < shown.index("cat") < shown.index("Moved least")
+    assert "common tokens are too few" in " ".join(shown.split())
+
+
+def test_unrelated_tables_are_called_so_and_have_no_lists(tmp_path, capsys) -> None:
+    for name in ("one", "other"):
+        write_vectors(tmp_path / f"{name}.vec", [f"w{row}" for row in range(400)], torch.randn(400, 16))
+    assert run("inspect", tmp_path / "one.vec") == 0  # without an unknown token
+    assert "The rows look untrained" in capsys.readouterr().out
+    assert run("inspect", tmp_path / "one.vec", tmp_path / "other.vec", "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["relation"]["verdict"] == "unrelated"
+    assert content["most"] == content["least"] == []
+    assert run("inspect", tmp_path / "one.vec", tmp_path / "other.vec") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Unrelated: after a rotation that was fitted on half of the 400 common tokens" in shown
+    assert "Moved most" not in shown
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,39 @@ def test_a_run_is_compared_with_itself_before_training(of_run):
     assert found["shared"] <= of_run.table.vocab_size
     assert found["moved_most"][0][2] < found["moved_least"][0][2]
     assert found["residual"] is None
-    expected = row_movement(before.table, of_run.table).most(1)[0]
-    assert found["moved_most"][0][:2] == (expected.before, expected.after)
+    assert found["relation"]["verdict"] == "same"
+    moved = row_movement(before.table, of_run.table)
+    occurs = of_run.counts > 0
+    assert 0 < occurs.sum() < len(occurs)
+    for name, among in (("moved_most", occurs), ("moved_never", ~occurs)):
+        expected = moved.among(among & ~moved.cosines.isnan()).most(1)[0]
+        assert found[name][0][:2] == (expected.after, expected.before)
+        ratio = expected.norm_after / expected.norm_before / found["scale"]
+        assert found[name][0][3] == pytest.approx(ratio, abs=1e-3)
+
+
+def test_weight_decay_alone_moves_no_row():
+    rows = torch.randn(60, 6)
+    ours, theirs = source_of(0.7 * rows, words(60)), source_of(rows, words(60))
+    found = compare.summary(ours, theirs, {})
+    assert found["scale"] == pytest.approx(0.7)
+    assert found["residual"] is None
+    assert found["moved_most"][0][2:] == (pytest.approx(1.0), pytest.approx(1.0))
+    columns = np.frombuffer(compare.places(ours, theirs, {}), np.float32, 5 * 60).reshape(5, 60)
+    assert columns[:2] == pytest.approx(columns[2:4], abs=1e-5)
+
+
+def test_unrelated_tables_have_no_tokens_that_moved_most():
+    found = compare.summary(
+        source_of(torch.randn(600, 64), words(600)), source_of(torch.randn(600, 64), words(600)), {}
+    )
+    assert found["relation"]["verdict"] == "unrelated"
+    assert found["mean_cosine"] > 0.2  # after a rotation that was fitted on the same rows
+    assert found["moved_most"] == found["moved_least"] == []
+
+
+def test_neighbours_in_the_table_before_training_are_texts(of_run):
+    before = of_run.before()
     near = compare.other_neighbors(of_run, before, {"plus": "40", "topn": "3"})
     assert [type(text) for text, _ in near] == [str, str, str]
 

@@ -1,18 +1,22 @@
 """The view's numbers are those of the analysis."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 import torch
 
 from embedlayer.analysis import principal_components
+from embedlayer.analysis.chance import chance_geometry
 from embedlayer.analysis.geometry import table_geometry
 from embedlayer.analysis.health import table_health as examine
 from embedlayer.explorer import health
 
 
 def test_findings_are_the_analysis_own_with_the_texts_of_the_page(of_run):
-    expected = examine(of_run.table, of_run.tokenizer, before=of_run.before().table)
+    expected = examine(of_run.table, of_run.tokenizer, before=of_run.before().table, counts=of_run.counts)
     found = health.found(of_run, {})
+    assert found["summary"] == expected.summary()
     assert found["under_trained"]["rows"] == int(expected.under_trained.flagged.sum())
     assert found["never_touched"]["rows"] == len(expected.never_touched)
     scores = np.frombuffer(health.scores(of_run, {}), np.float32)
@@ -30,3 +34,4 @@ def test_shares_of_the_variance_are_those_of_the_principal_components(of_run):
     assert found["effective_rank"] == geometry.effective_rank
     assert found["mean_cosine"] == geometry.mean_cosine
     assert found["isotropy"] == geometry.isotropy
+    assert found["chance"] == asdict(chance_geometry(geometry))

@@ -11,6 +11,7 @@ from embedlayer import TokenEmbedding
 from embedlayer.analysis import TokenVectors, nearest
 from embedlayer.explorer import layout, table_map
 from embedlayer.explorer.export import write_page
+from embedlayer.explorer.health import table_report
 from embedlayer.explorer.user_columns import add_user_columns, read_user_columns
 from embedlayer.sources import OpenedModel
 
@@ -405,6 +406,22 @@ def test_compare_shows_before_and_after_and_the_slider_moves_the_points(url, ope
     page.locator(".near li button").first.click()
     page.get_by_text("Neighbours before training").wait_for()
     page.locator(".map-card .chips .token").nth(8).wait_for()
+
+
+def test_health_and_compare_open_with_a_sentence(url, open_page, of_run):
+    page = open_page(f"{url}#health")
+    assert page.locator(".verdict").inner_text() == table_report(of_run).summary()
+    page.locator("#tab-compare").click()
+    sentence = page.locator("#view-compare .verdict")
+    sentence.wait_for()
+    assert sentence.inner_text().startswith("The same table, moved: as stored, ")
+    never = page.locator("#view-compare details")
+    assert not never.locator("li").first.is_visible()
+    never.locator("summary").click()
+    row = never.locator("li button").first
+    assert of_run.counts[int(row.get_attribute("data-token"))] == 0
+    shown = page.locator("#view-compare aside > div .near button").first
+    assert of_run.counts[int(shown.get_attribute("data-token"))] > 0
 
 
 def test_a_source_that_lacks_something_is_told_why_and_what_to_do(url, open_page):

@@ -50,13 +50,24 @@ export function diverging(t, dark) {
  */
 export function cellColours(t, dark) {
   const rgb = diverging(t, dark);
-  const isLight = 0.3 * rgb[0] + 0.59 * rgb[1] + 0.11 * rgb[2] > 128;
-  return { background: css(rgb), color: isLight ? "#10161d" : "#f5f8fb" };
+  return { background: css(rgb), color: textOn(rgb) };
 }
 
 /** Format a colour for CSS. @param {Rgb} rgb */
 export function css([red, green, blue]) {
   return `rgb(${red} ${green} ${blue})`;
+}
+
+/**
+ * Return black or white, whichever has more contrast with a background: 4.58 or more, by WCAG's relative luminance.
+ * @param {Rgb} rgb
+ */
+export function textOn(rgb) {
+  const [red, green, blue] = rgb.map((value) => {
+    const share = value / 255;
+    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000" : "#fff";
 }
 
 /** Parse a colour of `getComputedStyle`, such as "rgb(1, 2, 3)". @param {string} text @returns {Rgb} */

@@ -141,6 +141,16 @@ export function token(text, { id, of = id, onClick, title } = {}) {
 }
 
 /**
+ * Create a region that scrolls, by the keyboard too.
+ * @param {string} label
+ * @param {string} className
+ * @param {...Child} children
+ */
+export function scroller(label, className, ...children) {
+  return h("div", { class: className, role: "region", "aria-label": label, tabIndex: 0 }, children);
+}
+
+/**
  * Create the message of an empty view or panel: the reason, and what to do.
  * @param {string} title
  * @param {...(string | Node)} sentence

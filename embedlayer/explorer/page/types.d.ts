@@ -185,15 +185,47 @@ export interface RowList {
 export interface Health {
   zero_rows: RowList;
   nonfinite_rows: RowList;
+  at_mean: RowList;
   never_touched?: RowList | null;
-  duplicates: { rows: number; groups: number; ids: number[][] };
+  duplicates: RowGroups;
+  near_duplicates: RowGroups;
+  /** Sentences that say what is wrong, worst first. */
+  summary: string;
+  is_sound: boolean;
+  /** Cosine of a row with its nearest row; null without two usable rows. */
+  nearest: { rows: number; median: number | null; by_chance: number | null; mean_pair: number | null };
+  spelling: { pairs: number; cosine: number; error: number; shift: number; shifted_cosine: number } | null;
+  /** Texts of the listed rows, by ID. */
+  texts: Record<string, string>;
   under_trained: {
     rows: number;
     threshold: number;
     explanation: string;
     tokens: UnderTrainedToken[];
     by_kind: { kind: string; rows: number; under_trained: number }[];
+    cones: Cone[];
+    undecided: Cone[];
   };
+}
+
+/** A group of rows with nearly one direction, see `Cone` of the analysis. */
+export interface Cone {
+  rows: number;
+  median_angle: number;
+  edge_angle: number;
+  mean_cosine: number;
+  outside_cosine: number | null;
+  peak: number;
+  valley: number;
+  contrast: number | null;
+  never_occur: number | null;
+  doubt: string;
+}
+
+export interface RowGroups {
+  rows: number;
+  groups: number;
+  ids: number[][];
 }
 
 export interface Spectrum {
@@ -201,6 +233,13 @@ export interface Spectrum {
   effective_rank: number;
   isotropy: number;
   mean_cosine: number;
+  /** The same measures of random numbers. */
+  chance: {
+    effective_rank: number;
+    isotropy: number;
+    isotropy_rows: number;
+    mean_cosine_deviation: number;
+  };
 }
 
 /** One line of a run's `metrics.jsonl`. */
@@ -222,15 +261,28 @@ export interface Metrics {
   neighbors_before: { id: number; token: string; near: [string, number][] }[];
 }
 
-export type MovedRow = [id: number, otherId: number, cosine: number];
+/** `norm` is the ratio of the row's norms over the median ratio. */
+export type MovedRow = [id: number, otherId: number, cosine: number, norm: number];
 
 export interface Comparison {
   title: string;
   shared: number;
   mean_cosine: number;
   residual: number | null;
+  /** Median ratio of a row's norm to that in the other table. */
+  scale: number;
+  relation: {
+    verdict: "same" | "related" | "unrelated" | "unknown";
+    sentence: string;
+    held_out: number | null;
+    shuffled: number | null;
+    as_stored: number | null;
+    as_stored_shuffled: number | null;
+  };
   moved_most: MovedRow[];
   moved_least: MovedRow[];
+  /** Tokens that never occur in the training text; null if the occurrences are unknown. */
+  moved_never: MovedRow[] | null;
 }
 
 /** Facts about a token; null where there is nothing to say. Numbers about a run are missing for other sources. */
@@ -243,6 +295,7 @@ export interface TokenFacts {
   score: number | null;
   findings: string[] | null;
   equal_rows: RowList | null;
+  near_rows: RowList | null;
   variants: [id: number, cosine: number | null][] | null;
   count?: number;
   count_rank?: number;

@@ -7,7 +7,7 @@ import { definitions, h, token } from "../dom.js";
 /** @type {Record<string, string>} a fault in one or two words */
 const FAULTS = {
   broken: "NaN or infinity", zero: "Zero", under_trained: "Under-trained", never_looked_up: "Never looked up",
-  unchanged: "Unchanged", duplicate: "Duplicate",
+  unchanged: "Unchanged", duplicate: "Duplicate", at_mean: "At the mean", near_duplicate: "Nearly a duplicate",
 };
 const SOUND = "Sound";
 
@@ -44,7 +44,7 @@ export function verdict(facts, texts) {
 }
 
 /** @param {string} fault @param {TokenFacts} facts @param {string[]} texts @returns {Child[]} */
-function sentence(fault, { score, equal_rows: equal }, texts) {
+function sentence(fault, { score, equal_rows: equal, near_rows: near }, texts) {
   if (fault === "broken") return ["This row holds NaN or infinity, so it has no cosine with any other."];
   if (fault === "zero") return ["All numbers of this row are 0. That is right for a padding token only."];
   if (fault === "under_trained") {
@@ -53,9 +53,16 @@ function sentence(fault, { score, equal_rows: equal }, texts) {
   }
   if (fault === "never_looked_up") return ["It does not occur in the corpus, so no step has looked up its row."];
   if (fault === "unchanged") return ["The row has the direction that it had before training."];
-  if (!equal) return [];
-  const rest = equal.rows - equal.ids.length;
-  return ["The row is equal to ", h("span", { class: "chips" }, equal.ids.map((id) => token(texts[id], { id }))),
+  if (fault === "at_mean") return ["The row is the mean of the others within 1 %, as a resize adds it, untrained."];
+  return fault === "duplicate" ? others("The row is equal to ", equal, texts)
+    : others("The row differs by 1 % or less from ", near, texts);
+}
+
+/** @param {string} words @param {{rows: number, ids: number[]} | null} group @param {string[]} texts */
+function others(words, group, texts) {
+  if (!group) return [];
+  const rest = group.rows - group.ids.length;
+  return [words, h("span", { class: "chips" }, group.ids.map((id) => token(texts[id], { id }))),
     rest ? ` and ${counted(rest)} more` : "", "."];
 }
 

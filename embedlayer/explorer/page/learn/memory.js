@@ -1,6 +1,6 @@
 /** Scene: what a table costs, and what tying saves. */
 
-import { h, select } from "../dom.js";
+import { h, scroller, select } from "../dom.js";
 import { check, claimList, fixed } from "./parts.js";
 
 /** @import { Child } from "../types" */
@@ -77,7 +77,8 @@ function draw(stage) {
     h("th", { class: i && i < 6 ? "number" : null }, text));
   return [
     controls, result,
-    h("div", { class: "scroll" }, h("table", { class: "learn-table" }, h("thead", null, h("tr", null, head)), body)),
+    scroller("Memory of the tables", "scroll",
+      h("table", { class: "learn-table" }, h("thead", null, h("tr", null, head)), body)),
     claims.element,
   ];
 }

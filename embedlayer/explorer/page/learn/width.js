@@ -1,6 +1,6 @@
 /** Scene: what the width D does to the variance and the length of input vectors. */
 
-import { h } from "../dom.js";
+import { h, scroller } from "../dom.js";
 import { norm } from "../math.js";
 import { bar } from "../pipeline/pictures.js";
 import { startRow } from "./inputs.js";
@@ -90,7 +90,7 @@ function draw(stage) {
     update();
   });
   update();
-  return [h("div", { class: "learn-controls" }, starts, scale), h("div", { class: "scroll" }, table), claims.element];
+  return [h("div", { class: "learn-controls" }, starts, scale), scroller("Variances", "scroll", table), claims.element];
 }
 
 /** @param {number} value */

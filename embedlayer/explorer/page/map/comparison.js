@@ -68,8 +68,10 @@ export class ComparisonMap {
     this.play = h("button", {
       type: "button", onClick: () => (this.#playing ? this.#stop() : this.#start()),
     }, "Play");
-    this.side = h("aside", { class: "panel map-side", "aria-label": "Tokens by how much they changed direction" });
+    this.side = h("aside", { class: "panel map-side", tabIndex: 0,
+      "aria-label": "Tokens by how much they changed direction" });
     body.replaceChildren(h("div", { class: "panel map-main" },
+      h("p", { class: "verdict" }, comparison.relation.sentence),
       h("div", { class: "map-tools" }, choice, this.time, this.play), this.stage.element, this.legend), this.side);
     document.addEventListener("themechange", this.#recolour);
     this.#recolour();
@@ -206,26 +208,57 @@ export class ComparisonMap {
     const { comparison } = this.about;
     const order = this.#order();
     const place = this.#chosenPlace();
-    this.side.replaceChildren(this.#facts(), place >= 0 ? this.#card(place) : this.#absent(),
-      segments("List", [["moved_most", "Most changed"], ["moved_least", "Least changed"]], order, (name) => {
+    const lists = comparison.relation.verdict === "unrelated"
+      ? [h("p", { class: "note" }, "Tokens of unrelated tables have no common place from which they could have moved.")]
+      : [segments("List", [["moved_most", "Most changed"], ["moved_least", "Least changed"]], order, (name) => {
         this.state.set({ order: name === "moved_most" ? null : name });
         this.#showSide();
         this.stage.draw();
-      }),
-      h("ol", { class: "near" }, comparison[order].slice(0, SHOWN).map((moved) => this.#row(moved, order))));
+      }), this.#list(order), order === "moved_most" ? this.#neverList() : ""];
+    this.side.replaceChildren(this.#facts(), place >= 0 ? this.#card(place) : this.#absent(), ...lists);
   }
 
   #facts() {
-    const { shared, mean_cosine: mean, residual } = this.about.comparison;
-    const facts = [["Common tokens", shared.toLocaleString("en")], ["Mean cosine", mean.toFixed(3)]];
-    if (residual !== null) facts.push(["Residual", `${(100 * residual).toFixed(0)} % after rotation and scaling`]);
-    return h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
+    const { shared, mean_cosine: mean, residual, scale, relation } = this.about.comparison;
+    const { held_out: heldOut, shuffled, as_stored: stored } = relation;
+    /** @type {[string, string][]} */
+    const facts = [["Common tokens", shared.toLocaleString("en")]];
+    if (stored !== null && relation.as_stored_shuffled !== null) {
+      facts.push(["As stored", `${stored.toFixed(3)}, shuffled ${relation.as_stored_shuffled.toFixed(3)}`]);
+    }
+    if (heldOut !== null && shuffled !== null && relation.verdict !== "same") {
+      facts.push(["Held out", `${heldOut.toFixed(3)}, shuffled ${shuffled.toFixed(3)}`]);
+    }
+    if (residual !== null) {
+      facts.push(["Fitted on all", `${mean.toFixed(3)} (overfitted); ${(100 * residual).toFixed(0)} % unexplained`]);
+    }
+    facts.push(["Norms", `× ${scale.toFixed(3)} in the median${residual === null ? ", undone in the map" : ""}`]);
+    return h("dl", { class: "facts", title: "Mean cosines of the two rows of a token" },
+      facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
+  }
+
+  /** @param {Order} order */
+  #list(order) {
+    const { comparison } = this.about;
+    const rows = comparison[order].slice(0, SHOWN).map((moved) => this.#row(moved, order));
+    const note = comparison.moved_never === null ? "" : " of the training text";
+    return h("div", null, h("p", { class: "note" },
+      `Tokens${note} by the cosine of their two rows, with the ratio of the norms over the median ratio.`),
+    h("ol", { class: "near" }, rows));
+  }
+
+  /** List the tokens that never occur in the training text, folded. */
+  #neverList() {
+    const { moved_never: never } = this.about.comparison;
+    if (!never?.length) return "";
+    return h("details", null, h("summary", null, `Tokens that never occur in the text (${never.length} listed)`),
+      h("ol", { class: "near" }, never.slice(0, SHOWN).map((moved) => this.#row(moved, "moved_most"))));
   }
 
   /** @param {MovedRow} moved @param {Order} order */
-  #row([id, , cosine], order) {
+  #row([id, , cosine, norm], order) {
     const item = h("li", null, h("button", { type: "button", "data-token": id, onClick: () => this.choose(id) },
-      token(this.about.texts[id]), h("span", { class: "score" }, cosine.toFixed(3))));
+      token(this.about.texts[id]), h("span", { class: "score" }, `${cosine.toFixed(3)} · ×${norm.toFixed(2)}`)));
     const share = order === "moved_most" ? 1 - cosine : cosine;
     item.style.setProperty("--share", String(Math.max(0, Math.min(1, share))));
     return item;

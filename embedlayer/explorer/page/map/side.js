@@ -61,7 +61,8 @@ export class Side {
     });
     this.offers = h("div", { class: "map-offers", role: "group", "aria-label": "Tokens with this text" });
     this.answer = h("div", { class: "map-answer" });
-    this.element = h("aside", { class: "panel map-side", "aria-label": "Selected tokens and their neighbours" },
+    const name = "Selected tokens and their neighbours";
+    this.element = h("aside", { class: "panel map-side", tabIndex: 0, "aria-label": name },
       h("label", { class: "field" }, h("span", null, "Neighbours of a token or sum of tokens"), this.input),
       this.offers, this.answer);
   }

@@ -1,6 +1,6 @@
 /** The step Logit lens: the hidden state after every block, read by the model's own norm and head. */
 
-import { h } from "../dom.js";
+import { h, scroller } from "../dom.js";
 import { unpackMatrix } from "../math.js";
 import { cellGrid } from "./lens_grid.js";
 import { bar, chip, fact, nameOf, percent, picture } from "./pictures.js";
@@ -118,7 +118,8 @@ function following(scene, lens, layer) {
   const head = h("tr", null, h("th", null, "blocks"), h("th", { class: "pipe-wide" }),
     h("th", { class: "number" }, "probability"), h("th", { class: "number" }, "rank"));
   return picture(`The token that follows, ${nameOf(scene, t + 1)}, after each block`,
-    h("div", { class: "scroll" }, h("table", null, h("thead", null, head), h("tbody", null, rows))));
+    scroller("The token that follows, after each block", "scroll",
+      h("table", null, h("thead", null, head), h("tbody", null, rows))));
 }
 
 /** Count over all positions what each layer reads. @param {Scene} scene @param {Lens} lens */
@@ -139,7 +140,7 @@ function summary(scene, lens) {
       + "often the token itself."
     : "";
   return picture("Positions where the most likely token is …",
-    h("div", { class: "scroll" },
+    scroller("Positions by block", "scroll",
       h("table", { class: "lens-summary" }, h("thead", null, head), h("tbody", null, rows))),
     note ? h("p", { class: "note" }, note) : null);
 }

@@ -1,7 +1,7 @@
 /** The steps One-hot and Rows. */
 
 import { COUNT } from "../charts/numbers.js";
-import { h } from "../dom.js";
+import { h, scroller } from "../dom.js";
 import { numberTable } from "../learn/parts.js";
 import { matrix } from "../math.js";
 import { occurrences } from "./occurrences.js";
@@ -52,7 +52,7 @@ function wholeMatrix(scene, names) {
   });
   const ones = matrix(tokens.length, names.length, (t, id) => Number(tokens[t].id === id));
   table.show(ones, { mark: (t) => t === scene.token, plainZeros: true });
-  return picture("All tokens", h("div", { class: "scroll" }, scene.keep(table)));
+  return picture("All tokens", scroller("One-hot vectors", "scroll", scene.keep(table)));
 }
 
 /** Draw the row of each token. @param {Scene} scene */

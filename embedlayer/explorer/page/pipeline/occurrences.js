@@ -1,7 +1,7 @@
 /** All occurrences of one token in the text, side by side. */
 
 import { shown } from "../charts/numbers.js";
-import { h } from "../dom.js";
+import { h, scroller } from "../dom.js";
 import { fromRows, row, similarities } from "../math.js";
 import { cellColours } from "../colour.js";
 import { theme } from "../theme.js";
@@ -40,6 +40,6 @@ function cosines(places, matrix) {
     Object.assign(cell.style, cellColours(cosine, theme().dark));
     return cell;
   })));
-  return h("div", { class: "scroll" }, h("table", { class: "learn-grid pipe-cosines" },
+  return scroller("Cosine of each pair", "scroll", h("table", { class: "learn-grid pipe-cosines" },
     h("caption", null, "cosine of each pair"), h("thead", null, head), h("tbody", null, body)));
 }

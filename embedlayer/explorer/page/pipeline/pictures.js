@@ -2,7 +2,7 @@
 
 import { HeatMap } from "../charts/heat.js";
 import { limitOf } from "../charts/numbers.js";
-import { OPENS_CARD, h, select, visibleRuns } from "../dom.js";
+import { OPENS_CARD, h, scroller, select, visibleRuns } from "../dom.js";
 import { numberTable } from "../learn/parts.js";
 import { fromRows, unpackMatrix } from "../math.js";
 import { MOST_CELLS, digitsOf } from "./vector.js";
@@ -149,7 +149,7 @@ function numbers(scene, matrix, { names, chosen, pick }, { limit, plainZeros }) 
       [...line.children].forEach((cell, i) => cell.classList.toggle("pipe-lit", i - 1 === dimension));
     }
   });
-  return h("div", { class: "scroll" }, scene.keep(table));
+  return scroller("Numbers", "scroll", scene.keep(table));
 }
 
 /**

@@ -9,8 +9,7 @@ import { empty, h, select } from "../dom.js";
 export const view = {
   id: "compare",
   title: "Compare",
-  sentence: "Two tables on one map, and the tokens whose rows changed direction most. Tables of other sources are "
-    + "first aligned by orthogonal Procrustes.",
+  sentence: "Whether two tables are related, both on one map, and the tokens whose rows changed direction most.",
   needs: ["vectors"],
   open,
 };

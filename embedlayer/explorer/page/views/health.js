@@ -2,11 +2,11 @@
 
 import { chart, chartLegend, histogram } from "../charts/chart.js";
 import { short } from "../charts/numbers.js";
-import { definitions, empty, h, select, token, visibleText } from "../dom.js";
+import { definitions, empty, h, scroller, select, token, visibleText } from "../dom.js";
 import { spread } from "../map/viewport.js";
 
-/** @import { Child, Closable, Health, Point, RowList, Spectrum, UnderTrainedToken } from "../types" */
-/** @import { View, ViewContext } from "../types" */
+/** @import { Child, Closable, Health, Point, RowGroups, RowList, Spectrum } from "../types" */
+/** @import { UnderTrainedToken, View, ViewContext } from "../types" */
 /** @import { Rule } from "../charts/chart.js" */
 /** @typedef {(values: Float32Array, range: Point, colour: string) => Rule[]} Marked the chosen token on a scale */
 
@@ -35,18 +35,20 @@ async function open(element, context) {
   const marked = markOf(context, texts);
   const charts = histograms(health, new Float32Array(norms), new Float32Array(scores), marked);
   const shares = spectrumChart(spectrum);
-  element.replaceChildren(tiles(health, spectrum, manifest.vocab_size, manifest.embed_dim),
+  element.replaceChildren(
+    h("p", { class: `verdict${health.is_sound ? " sound" : ""}`, role: "status" }, health.summary),
+    tiles(health, spectrum, manifest.vocab_size, manifest.embed_dim), health.is_sound ? "" : otherRows(health),
     h("div", { class: "grid-2" },
       panel("Norms of the rows", "Euclidean norms. The norm alone does not separate trained from untrained rows: in "
         + "tied tables untrained rows can have the largest norm.", underTrainedLegend(), charts.norms.element),
       panel("Under-training score", "Rows of tokens that did not occur in training got gradients in one common "
         + "direction, so they form a narrow cone. The score is 1 on the axis of the cone and 0 at its edge.",
-      underTrainedLegend(),
-      charts.scores.element),
+      underTrainedLegend(), charts.scores.element),
       panel("Spectrum of the variance", "Share of the variance along each principal component, largest first. "
-        + `Effective rank: ${spectrum.effective_rank.toFixed(0)} of ${manifest.embed_dim} dimensions.`, shares.element),
+        + `Effective rank: ${spectrum.effective_rank.toFixed(0)} of ${manifest.embed_dim} dimensions (random numbers: `
+        + `${spectrum.chance.effective_rank.toFixed(0)}).`, shares.element),
       kindsPanel(health)),
-    underTrainedPanel(health, counts && new Float32Array(counts), context), otherRows(health));
+    underTrainedPanel(health, counts && new Float32Array(counts), context), health.is_sound ? otherRows(health) : "");
   return {
     tokenChosen() {
       for (const each of [charts.norms, charts.scores]) each.redraw();
@@ -71,17 +73,56 @@ function panel(title, note, ...children) {
 function tiles(health, spectrum, vocabSize, embedDim) {
   const under = health.under_trained.rows;
   const share = under / vocabSize;
+  const [cone] = health.under_trained.cones;
+  const contrast = cone?.contrast ? `; contrast ${cone.contrast.toFixed(1)}, clusters have 1` : "";
   /** @type {[string, number, string][]} */
   const items = [
-    ["Under-trained", under, `${(100 * share).toFixed(under && share < 0.001 ? 2 : 1)} % of the rows`],
+    ["Under-trained", under, `${(100 * share).toFixed(under && share < 0.001 ? 2 : 1)} % of the rows${contrast}`],
     ["Zero", health.zero_rows.rows, "all values are 0"],
     ["NaN or infinity", health.nonfinite_rows.rows, "invalid values"],
-    ["Duplicates", health.duplicates.rows, `in ${health.duplicates.groups.toLocaleString("en")} groups`],
+    ["Duplicates", health.duplicates.rows, groupsNote(health.duplicates)],
+    ["Nearly equal", health.near_duplicates.rows, `within 1 %; ${groupsNote(health.near_duplicates)}`],
   ];
+  const undecided = health.under_trained.undecided.reduce((sum, { rows }) => sum + rows, 0);
+  if (undecided) items.splice(1, 0, ["Undecided", undecided, "unused rows or clusters, see below"]);
   if (health.never_touched) items.push(["Unchanged", health.never_touched.rows, "as before training"]);
-  items.push(["Effective rank", spectrum.effective_rank, `of ${embedDim} dimensions`],
-    ["Isotropy", spectrum.isotropy, "1 is isotropic"], ["Mean cosine", spectrum.mean_cosine, "over pairs of rows"]);
+  items.push(...measures(health, spectrum, embedDim));
   return definitions("tiles", items.map(([name, value, note]) => [name, tileNumber(value), h("small", null, note)]));
+}
+
+/** @param {RowGroups} list */
+function groupsNote({ groups }) {
+  return `${groups ? `in ${groupCount(groups)}; ` : ""}by chance 0`;
+}
+
+/** @param {number} groups */
+function groupCount(groups) {
+  return groups === 1 ? "one group" : `${groups.toLocaleString("en")} groups`;
+}
+
+/**
+ * Return the measures of the geometry, each beside its value for random numbers.
+ * @param {Health} health
+ * @param {Spectrum} spectrum
+ * @param {number} embedDim
+ * @returns {[string, number, string][]}
+ */
+function measures({ nearest, spelling }, spectrum, embedDim) {
+  const { chance } = spectrum;
+  /** @type {[string, number, string][]} */
+  const items = [
+    ["Effective rank", spectrum.effective_rank, `of ${embedDim}; by chance ${chance.effective_rank.toFixed(0)}`],
+    ["Isotropy", spectrum.isotropy, `by chance ${chance.isotropy.toFixed(3)}`],
+    ["Mean cosine", spectrum.mean_cosine, `of two rows; by chance 0 ± ${short(chance.mean_cosine_deviation)}`],
+  ];
+  if (nearest.median !== null && nearest.by_chance !== null) {
+    items.push(["Nearest cosine", nearest.median, `median; by chance ${nearest.by_chance.toFixed(3)}`]);
+  }
+  if (spelling) {
+    items.push(["Spelling variants", spelling.cosine,
+      `cosine of ${spelling.pairs.toLocaleString("en")} pairs; by chance 0 ± ${spelling.error.toFixed(3)}`]);
+  }
+  return items;
 }
 
 /** @param {number} value */
@@ -173,7 +214,7 @@ function kindsPanel({ under_trained: { by_kind: kinds } }) {
     return h("tr", null, h("th", { scope: "row" }, kind),
       h("td", { class: "number" }, count.toLocaleString("en")), h("td", { class: "number" }, share));
   });
-  return panel("Kinds of tokens", note, h("div", { class: "scroll" },
+  return panel("Kinds of tokens", note, scroller("Kinds of tokens", "scroll",
     table([["kind", false], ["rows", true], ["under-trained", true]], h("tbody", null, rows))));
 }
 
@@ -190,7 +231,8 @@ function table(columns, body) {
  * @param {ViewContext} context
  */
 function underTrainedPanel({ under_trained: { tokens, rows, explanation } }, counts, { state }) {
-  if (!tokens.length) return panel("Under-trained rows", explanation);
+  const reasons = explanation.split("\n").map((line) => [line, h("br")]).flat().slice(0, -1);
+  if (!tokens.length) return panel("Under-trained rows", reasons);
   const kinds = ["all", ...new Set(tokens.flatMap((each) => each.kind || []))];
   const body = h("tbody");
   const note = h("p", { class: "note" });
@@ -212,9 +254,9 @@ function underTrainedPanel({ under_trained: { tokens, rows, explanation } }, cou
   /** @type {[string, boolean][]} */
   const columns = [["token", false], ["ID", true], ["kind", false], ["score", true], ["norm", true]];
   if (counts) columns.push(["occurrences in the corpus", true]);
-  return panel("Under-trained rows", explanation,
+  return panel("Under-trained rows", reasons,
     h("div", { class: "toolbar" }, kinds.length > 2 ? choice : null, note),
-    h("div", { class: "scroll list-scroll" }, table(columns, body)));
+    scroller("Under-trained rows", "scroll list-scroll", table(columns, body)));
 }
 
 /** @param {UnderTrainedToken} each @param {Float32Array | null} counts */
@@ -225,24 +267,40 @@ function underTrainedRow({ id, text, kind, score, norm }, counts) {
     counts ? h("td", number, counts[id].toLocaleString("en")) : null);
 }
 
-/** List zero, non-finite, unchanged and duplicate rows by ID. @param {Health} health */
-function otherRows({ zero_rows: zero, nonfinite_rows: nonfinite, never_touched: unchanged, duplicates }) {
+/** List broken, unchanged and equal rows. @param {Health} health */
+function otherRows(health) {
+  const { texts } = health;
   const parts = [
-    ...idList("Zero rows", zero), ...idList("Rows with NaN or infinity", nonfinite),
-    ...idList("Unchanged rows", unchanged),
+    ...idList("Rows with NaN or infinity", health.nonfinite_rows, texts),
+    ...idList("Zero rows", health.zero_rows, texts),
+    ...groupList("Equal rows", health.duplicates, texts),
+    ...idList("Rows at the mean of the others, within 1 %", health.at_mean, texts),
+    ...groupList("Nearly equal rows, within 1 %", health.near_duplicates, texts),
+    ...idList("Unchanged rows", health.never_touched, texts),
   ];
-  if (duplicates.groups) {
-    const groups = duplicates.ids.slice(0, SHOWN_GROUPS).map((ids) =>
-      ids.slice(0, SHOWN_DUPLICATES).join(" = ") + (ids.length > SHOWN_DUPLICATES ? " = …" : ""));
-    const rest = duplicates.groups > SHOWN_GROUPS ? " …" : "";
-    parts.push(h("div", null, h("h3", null, "Equal rows"), h("p", null, groups.join("; "), rest)));
-  }
-  return parts.length ? h("section", { class: "panel others" }, h("h2", null, "Other findings"), parts) : "";
+  return parts.length ? h("section", { class: "panel others" }, h("h2", null, "Rows to look at"), parts) : "";
 }
 
-/** @param {string} title @param {RowList | null | undefined} list */
-function idList(title, list) {
+/** @param {number} id @param {Record<string, string>} texts */
+function rowChip(id, texts) {
+  return token(texts[id] ?? `row ${id}`, { id });
+}
+
+/** @param {string} title @param {RowList | null | undefined} list @param {Record<string, string>} texts */
+function idList(title, list, texts) {
   if (!list?.rows) return [];
-  const rest = list.rows > SHOWN_IDS ? ` … and ${(list.rows - SHOWN_IDS).toLocaleString("en")} more` : "";
-  return [h("div", null, h("h3", null, title), h("p", null, list.ids.slice(0, SHOWN_IDS).join(", ") + rest))];
+  const rest = list.rows > SHOWN_IDS ? `… and ${(list.rows - SHOWN_IDS).toLocaleString("en")} more` : "";
+  return [h("div", null, h("h3", null, `${title}: ${list.rows.toLocaleString("en")}`),
+    h("p", { class: "chips" }, list.ids.slice(0, SHOWN_IDS).map((id) => rowChip(id, texts)), rest))];
+}
+
+/** @param {string} title @param {RowGroups} list @param {Record<string, string>} texts */
+function groupList(title, list, texts) {
+  if (!list.groups) return [];
+  const rest = list.groups > SHOWN_GROUPS ? h("p", { class: "note" },
+    `… and ${(list.groups - SHOWN_GROUPS).toLocaleString("en")} more`) : "";
+  const groups = list.ids.slice(0, SHOWN_GROUPS).map((ids) => h("p", { class: "chips" },
+    ids.slice(0, SHOWN_DUPLICATES).map((id) => rowChip(id, texts)), ids.length > SHOWN_DUPLICATES ? "…" : ""));
+  const count = `${list.rows.toLocaleString("en")} in ${groupCount(list.groups)}`;
+  return [h("div", null, h("h3", null, `${title}: ${count}`), groups, rest)];
 }

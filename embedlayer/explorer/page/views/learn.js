@@ -35,7 +35,7 @@ class LearnView {
     this.context = context;
     this.rail = SCENES.map((scene, i) => h("button", {
       type: "button", title: scene.name, onClick: () => this.#go(i),
-    }, h("b", null, String(i + 1)), h("span", null, scene.name)));
+    }, h("b", null, String(i + 1)), " ", h("span", null, scene.name)));
     this.question = h("h2", { tabIndex: -1 });
     this.sentences = h("div", { class: "learn-sentences" });
     this.picture = h("section", { class: "panel learn-picture", "aria-label": "Picture" });
@@ -139,7 +139,7 @@ class LearnView {
     this.rail.forEach((button, i) => {
       const isDone = done.includes(SCENES[i].id);
       button.classList.toggle("learn-done", isDone);
-      button.setAttribute("aria-label", `${i + 1}. ${SCENES[i].name}${isDone ? ", done" : ""}`);
+      button.setAttribute("aria-label", `${i + 1} ${SCENES[i].name}${isDone ? ", done" : ""}`);
       if (i === index) button.setAttribute("aria-current", "step");
       else button.removeAttribute("aria-current");
     });

@@ -2,7 +2,7 @@
 
 import { chart, chartLegend } from "../charts/chart.js";
 import { short } from "../charts/numbers.js";
-import { definitions, empty, h, token } from "../dom.js";
+import { definitions, empty, h, scroller, token } from "../dom.js";
 
 /** @import { Child, Closable, Metrics, MetricsLine, View, ViewContext } from "../types" */
 
@@ -164,7 +164,7 @@ function neighborsPanel(before, context) {
       nearestBefore(row.near, context), nearestNow(row.id, context)))));
   return panel("Nearest tokens before and after training",
     "The rows nearest by cosine similarity. Before training they are random. A dot is a space.",
-    h("div", { class: "scroll" }, table));
+    scroller("Nearest tokens before and after training", "scroll", table));
 }
 
 /** @param {number[]} ids -1 for a text that is no token @param {string[]} texts */

@@ -1,0 +1,84 @@
+"""Find rows that are nearly equal, such as those that a resize adds at the mean of the other rows."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embedlayer.analysis.row_reader import RowReader
+
+NEAR = 0.01
+"""Rows are nearly equal if the norm of their difference is at most this share of the larger norm."""
+
+CELL, PROJECTIONS, TRIES = 0.2, 8, 4
+"""A row is projected on `PROJECTIONS` random directions and each result is rounded to a multiple of `CELL`."""
+
+
+@torch.no_grad()
+def near_duplicates(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...], ...]:
+    """Return groups of IDs whose rows are nearly equal (see `NEAR`) but not all equal, ordered by their first ID.
+
+    Locality-sensitive hashing finds the candidates, whose distances are then measured: rows of length 1 with equal
+    rounded projections. That misses two rows at the largest distance with a probability of about 1 %, and closer ones
+    more rarely.
+
+    Args:
+        rows: The table.
+        norms: Norm of each row; only rows with a positive norm are compared.
+    """
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.nonzero(norms > 0)[:, 0]
+    parent: dict[int, int] = {}
+
+    def root(row: int) -> int:
+        while parent.setdefault(row, row) != row:
+            parent[row] = row = parent[parent[row]]
+        return row
+
+    unequal: set[int] = set()
+    for keys in _keys(rows, norms, generator).T:
+        order = ids[torch.randperm(len(ids), generator=generator)]
+        firsts, members = _candidates(order, keys)
+        for one, other, distance in _near_pairs(rows, norms, firsts, members):
+            low, high = sorted((root(one), root(other)))
+            parent[high] = low
+            if distance:
+                unequal |= {one, other}
+    groups: dict[int, list[int]] = {}
+    for row in sorted(parent):
+        groups.setdefault(root(row), []).append(row)
+    return tuple(tuple(group) for group in groups.values() if not unequal.isdisjoint(group))
+
+
+def _keys(rows: RowReader, norms: Float[Tensor, " V"], generator: torch.Generator) -> Int[Tensor, "V T"]:
+    """Return `TRIES` keys of each row: hashes of its rounded projections."""
+    planes = torch.randn(rows.embed_dim, TRIES * PROJECTIONS, generator=generator)
+    offsets = torch.rand(TRIES * PROJECTIONS, generator=generator)
+    weights = torch.randint(-(1 << 62), 1 << 62, (TRIES, PROJECTIONS), generator=generator)
+    parts = [torch.empty(0, TRIES, dtype=torch.int64)]
+    for start, chunk in rows.chunks():
+        lengths = norms[start : start + len(chunk), None].clamp_min(1e-30)
+        units = (chunk.to("cpu", torch.float64) / lengths).float()
+        cells = (units @ planes / CELL + offsets).nan_to_num().floor().long().unflatten(1, (TRIES, PROJECTIONS))
+        parts.append((cells * weights).sum(-1))
+    return torch.cat(parts)
+
+
+def _candidates(order: Int[Tensor, " N"], keys: Int[Tensor, " V"]) -> tuple[Int[Tensor, " P"], Int[Tensor, " P"]]:
+    """Return pairs of IDs with equal keys: the first ID in `order` with a key, and each other ID with the same key."""
+    _, group, counts = keys[order].unique(return_inverse=True, return_counts=True)
+    first = torch.full((len(counts),), len(order)).scatter_reduce(0, group, torch.arange(len(order)), "amin")
+    firsts = order[first[group]]
+    chosen = (counts[group] > 1) & (firsts != order)
+    return firsts[chosen], order[chosen]
+
+
+def _near_pairs(
+    rows: RowReader, norms: Float[Tensor, " V"], firsts: Int[Tensor, " P"], members: Int[Tensor, " P"]
+) -> list[tuple[int, int, float]]:
+    """Return those pairs whose rows are nearly equal: both IDs and the norm of the difference."""
+    found = []
+    for one, other in zip(firsts.split(8192), members.split(8192), strict=True):
+        distances = torch.linalg.vector_norm(rows.take(one).double() - rows.take(other).double(), dim=1)
+        near = distances <= NEAR * torch.maximum(norms[one], norms[other])
+        found += list(zip(one[near].tolist(), other[near].tolist(), distances[near].tolist(), strict=True))
+    return found

@@ -1,0 +1,142 @@
+"""Tell whether two tables are related: by a rotation that is fitted on half of their tokens and tested on the others.
+
+An alignment always finds something: of two tables of 1,000 x 384 random numbers, the rows have a mean cosine of about
+0.5 after the rotation that fits them best. The rotation is therefore tested on tokens that it was not fitted on, beside
+the same test with shuffled tokens. Directions that all rows of a table share are the same in both.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embedlayer.analysis.geometry import align_tables, paired, row_movement
+from embedlayer.tables.dense import TableLike
+
+MARGIN = 0.05
+"""Tables are related if `(c - s) / (1 - s)` exceeds this, for mean cosines `c` of tokens, `s` of shuffled tokens."""
+
+ERRORS = 5.0
+"""The difference must also exceed its standard error by this factor."""
+
+FEWEST_TOKENS = 20
+MOST_TOKENS = 20_000
+
+Verdict = Literal["same", "related", "unrelated", "unknown"]
+
+
+@dataclass(frozen=True)
+class TableRelation:
+    """Whether two tables are related.
+
+    Attributes:
+        verdict: `"same"`: the rows are similar as they are stored, as two checkpoints of one training are. `"related"`:
+            they are similar after a rotation. `"unrelated"`: they are no more similar than shuffled tokens.
+            `"unknown"`: there are too few tokens to tell.
+        tokens: Number of tokens compared, at most `MOST_TOKENS`.
+        as_stored: Mean cosine of the two rows of a token as they are stored; `None` if the widths differ.
+        as_stored_shuffled: The same with shuffled tokens.
+        held_out: Mean cosine of the two rows of tokens that the rotation was not fitted on; `None` with fewer than
+            `FEWEST_TOKENS` tokens.
+        shuffled: The same with shuffled tokens.
+        width: Smaller width of the two tables.
+    """
+
+    verdict: Verdict
+    tokens: int
+    as_stored: float | None
+    as_stored_shuffled: float | None
+    held_out: float | None
+    shuffled: float | None
+    width: int
+
+    def sentence(self) -> str:
+        """Return the verdict with its numbers in a sentence.
+
+        Example:
+            >>> table_relation(torch.randn(2000, 32), torch.randn(2000, 32)).sentence()
+            'Unrelated: after a rotation that was fitted on half of the 2,000 common tokens, ...'
+        """
+        if self.verdict == "same":
+            return (
+                f"The same table, moved: as stored, the two rows of a token have a mean cosine of "
+                f"{self.as_stored:.3f}, and of {self.as_stored_shuffled:.3f} with shuffled tokens."
+            )
+        if self.held_out is None:
+            return f"Cannot tell whether they are related: {self.tokens:,} common tokens are too few."
+        found = (
+            f"after a rotation that was fitted on half of the {self.tokens:,} common tokens, the rows of the other "
+            f"half have a mean cosine of {self.held_out:.3f}, and of {self.shuffled:.3f} with shuffled tokens."
+        )
+        if self.verdict == "unknown":
+            return f"Cannot tell whether they are related: {self.tokens:,} tokens are too few for {self.width:,} " + (
+                f"dimensions. {found[0].upper()}{found[1:]}"
+            )
+        return f"{self.verdict.capitalize()}: {found}"
+
+
+@torch.no_grad()
+def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N 2"] | None = None) -> TableRelation:
+    """Tell whether two tables are related, see this module's docstring. The halves and the shuffling are seeded.
+
+    Args:
+        before: The first table.
+        after: The second table; its width may differ.
+        pairs: ID in `before` and ID in `after` of each shared token, `(N, 2)`; `None` pairs equal IDs.
+
+    Raises:
+        ShapeError: The tables differ in length and `pairs` is `None`, or an ID in `pairs` is outside its table.
+
+    Example:
+        >>> rows, rotation = torch.randn(500, 8), torch.linalg.qr(torch.randn(8, 8)).Q
+        >>> table_relation(rows, rows @ rotation).verdict, table_relation(rows, torch.randn(500, 8)).verdict
+        ('related', 'unrelated')
+    """
+    readers, pairs = paired(before, after, pairs)
+    norms = torch.stack([table.norms()[ids] for table, ids in zip(readers, pairs.T, strict=True)])
+    pairs = pairs[(norms > 0).all(0)]
+    generator = torch.Generator().manual_seed(0)
+    pairs = pairs[torch.randperm(len(pairs), generator=generator)[:MOST_TOKENS]]
+    shuffled = torch.stack([pairs[:, 0], pairs[:, 1].roll(1)], dim=1)  # the order of the pairs is random already
+    widths = [table.embed_dim for table in readers]
+    if len(pairs) < FEWEST_TOKENS:
+        return TableRelation("unknown", len(pairs), None, None, None, None, min(widths))
+    stored = None
+    if widths[0] == widths[1]:
+        stored = [row_movement(before, after, pairs=each).cosines for each in (pairs, shuffled)]
+    held_out = [_held_out(before, after, each) for each in (pairs, shuffled)]
+    verdict: Verdict = "unrelated"
+    if stored is not None and _exceeds(*stored):
+        verdict = "same"
+    elif _exceeds(*held_out):
+        verdict = "related"
+    elif len(pairs) < 2 * min(widths):
+        verdict = "unknown"
+    return TableRelation(
+        verdict,
+        len(pairs),
+        None if stored is None else float(stored[0].mean()),
+        None if stored is None else float(stored[1].mean()),
+        float(held_out[0].mean()),
+        float(held_out[1].mean()),
+        min(widths),
+    )
+
+
+def _held_out(before: TableLike, after: TableLike, pairs: Int[Tensor, "N 2"]) -> Float[Tensor, " N"]:
+    """Return the cosines of all pairs, each after the rotation that was fitted on the half that it is not in."""
+    halves = pairs.tensor_split(2)
+    found = []
+    for fitted, tested in (halves, halves[::-1]):
+        alignment = align_tables(before, after, pairs=fitted)
+        found.append(row_movement(before, after, alignment=alignment, pairs=tested).cosines)
+    return torch.cat(found)
+
+
+def _exceeds(cosines: Float[Tensor, " N"], shuffled: Float[Tensor, " N"]) -> bool:
+    """Return whether the mean of some cosines exceeds that of shuffled tokens by `MARGIN` and `ERRORS`."""
+    error = float(((cosines.var() + shuffled.var()) / len(cosines)).sqrt())
+    chance = float(shuffled.mean())
+    return float(cosines.mean()) - chance > max(MARGIN * (1 - chance), ERRORS * error)

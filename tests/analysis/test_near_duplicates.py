@@ -1,0 +1,39 @@
+"""Rows that are nearly equal."""
+
+import pytest
+import torch
+
+from embedlayer.analysis.near_duplicates import near_duplicates
+from embedlayer.analysis.row_reader import RowReader
+
+
+def groups_of(rows: torch.Tensor) -> tuple[tuple[int, ...], ...]:
+    table = RowReader(rows)
+    return near_duplicates(table, table.norms())
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 50.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nearly_equal_rows_are_grouped_at_every_scale(scale, dtype) -> None:
+    rows = torch.randn(3000, 48)
+    rows[10], rows[2000] = rows[5] * 1.003, rows[5] + 0.003 * torch.randn(48)
+    rows[700:900] = rows[:600].mean(0) * (1 + 0.002 * torch.randn(200, 48))
+    rows[950] = -rows[5]
+    rows[960] = 1.1 * rows[5]
+    assert groups_of((scale * rows).to(dtype)) == ((5, 10, 2000), tuple(range(700, 900)))
+
+
+def test_equal_rows_alone_are_no_near_duplicates_and_broken_rows_have_no_distance() -> None:
+    rows = torch.randn(200, 16)
+    rows[3], rows[4] = rows[7], rows[7]
+    rows[20:30], rows[40:50] = 0.0, torch.nan
+    assert groups_of(rows) == ()
+    rows[5] = rows[7] + 0.001
+    assert groups_of(rows) == ((3, 4, 5, 7),)
+    for empty in (torch.zeros(0, 4), torch.zeros(5, 4), torch.full((3, 2), torch.nan), torch.ones(1, 3)):
+        assert groups_of(empty) == ()
+
+
+def test_random_and_clustered_rows_have_none() -> None:
+    assert groups_of(torch.randn(20_000, 16)) == ()
+    assert groups_of(torch.randn(1, 64) + 0.1 * torch.randn(5000, 64)) == ()

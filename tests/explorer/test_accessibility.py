@@ -1,0 +1,84 @@
+"""axe-core finds no serious fault in any view; lists scroll by keyboard."""
+
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
+SERIOUS = ("serious", "critical")
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+READY = {
+    "map": ".map-over",
+    "pipeline": ".pipe-head h2",
+    "positions": "canvas",
+    "compare": ".verdict",
+    "health": ".verdict",
+    "training": ".chart canvas",
+    "learn": ".learn-picture input",
+}
+DESKTOP, PHONE = (1280, 800), (390, 844)
+CONTRAST = {"type": "rule", "values": ["color-contrast"]}
+ALL = {"type": "tag", "values": RULES}
+APPEARANCES = [("light", DESKTOP, ALL), ("dark", DESKTOP, CONTRAST), ("dark", PHONE, ALL), ("light", PHONE, CONTRAST)]
+
+
+@pytest.fixture(scope="module")
+def url(serve, of_run):
+    return serve(of_run)
+
+
+def faults(page, name: str) -> list[str]:
+    """What axe finds in the page as it is, light and dark, on a desktop and on a phone: serious faults alone."""
+    found = []
+    for scheme, (width, height), rules in APPEARANCES:
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        page.set_viewport_size({"width": width, "height": height})
+        options = {"runOnly": rules, "resultTypes": ["violations"]}
+        found += [
+            f"{name}, {scheme}, {width} wide: {fault['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
+            for fault in page.evaluate("options => axe.run(document, options)", options)["violations"]
+            if fault["impact"] in SERIOUS
+            for node in fault["nodes"]
+        ]
+    return found
+
+
+def test_axe_finds_no_serious_fault_in_any_view_and_scene(url, browser) -> None:
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed: npm ci")
+    context = browser.new_context(bypass_csp=True)
+    found = []
+    try:
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.goto(url)
+        page.add_script_tag(path=AXE)
+        for view, mark in READY.items():
+            page.goto(f"{url}#{view}")
+            page.locator(mark).first.wait_for()
+            found += faults(page, view)
+        scenes = page.locator(".learn-rail button")
+        for number in range(1, scenes.count()):
+            scenes.nth(number).click()
+            page.locator(".learn-picture:not([aria-busy])").wait_for()
+            found += faults(page, f"scene {number + 1}")
+    finally:
+        context.close()
+    assert not found, "\n".join(found)
+
+
+def test_every_region_that_scrolls_is_reached_by_the_keyboard(url, open_page) -> None:
+    page = open_page(url)
+    for view, mark in READY.items():
+        page.goto(f"{url}#{view}")
+        page.locator(mark).first.wait_for()
+        unreached = page.evaluate("""() => [...document.querySelectorAll("main *")].filter((each) => {
+            const style = getComputedStyle(each);
+            const scrolls = each.scrollHeight > each.clientHeight + 1 && /auto|scroll/.test(style.overflowY)
+                || each.scrollWidth > each.clientWidth + 1 && /auto|scroll/.test(style.overflowX);
+            return scrolls && !each.querySelector("button, a[href], input") && each.tabIndex < 0
+                    && each.localName !== "canvas";
+        }).map((each) => each.localName + "." + each.className)""")
+        assert unreached == [], view
