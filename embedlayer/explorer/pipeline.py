@@ -83,7 +83,7 @@ _SENTENCES = {
     "one_hot": "Each token is a vector with a 1 at its ID and zeros at all other entries of the vocabulary.",
     "rows": "All products but those of one row are 0, so the sum is that row. Therefore nothing is multiplied in "
     "practice: the row is read from the table.",
-    "scale": "Every number is multiplied by the same factor, so that tokens and positions have similar sizes.",
+    "scale": "Every number of the row is multiplied by the same factor.",
     "no scale": "This model uses its rows without a factor; others multiply them, often by √D.",
     "types": "A vector for the token's segment is added; here all tokens are in the first segment.",
     "positions": "Each position in the text has its own vector, the same for every token.",

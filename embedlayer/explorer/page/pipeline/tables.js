@@ -118,13 +118,18 @@ export function tableOfPositions(pipeline, token, space, goTo) {
 function inAttention({ name, values }, token) {
   if (name === "rotation") {
     const angles = row(unpackMatrix(values.angles), token).slice(0, LISTED);
-    return h("ul", null, `At position ${token}, modulo 2π:`,
-      Array.from(angles, (angle, pair) => h("li", null, `pair ${pair} rotates by ${shown(angle)} rad`)));
+    return listed(`At position ${token}, modulo 2π:`,
+      Array.from(angles, (angle, pair) => `pair ${pair} rotates by ${shown(angle)} rad`));
   }
   if (token === 0) return null;
   const heads = Array.from({ length: Math.min(LISTED, values.bias.shape[0]) }, (_, head) => head);
-  return h("ul", null, "To the score of the token before:", heads.map((head) =>
-    h("li", null, `head ${head} adds ${shown(row(unpackMatrix(values.bias, head), token)[token - 1])}`)));
+  return listed("To the score of the token before:", heads.map((head) =>
+    `head ${head} adds ${shown(row(unpackMatrix(values.bias, head), token)[token - 1])}`));
+}
+
+/** @param {string} title @param {string[]} lines */
+function listed(title, lines) {
+  return h("div", null, title, h("ul", null, lines.map((line) => h("li", null, line))));
 }
 
 /** Return the name of a position scheme for readers. @param {PipelineStep} step */

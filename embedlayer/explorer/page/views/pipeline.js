@@ -60,6 +60,9 @@ const DRAW = {
   lens: drawLens,
 };
 
+/** Steps after the last block: their pictures come before that of the input. */
+const AFTER_BLOCKS = ["head", "gradient", "lens"];
+
 /** @param {HTMLElement} element @param {ViewContext} context */
 async function open(element, context) {
   const choices = await context.data.load("pipeline");
@@ -264,6 +267,9 @@ class PipelineView {
     this.steps.mark(this.#step);
     this.machine.highlight(step.name, isMoving);
     const number = this.steps.numberOf(this.#step);
+    const isAfter = AFTER_BLOCKS.includes(step.name);
+    if (isAfter) this.whole.before(this.stage);
+    else this.whole.after(this.stage);
     this.head.replaceChildren(
       h("h2", null, h("span", { class: "pipe-number" }, number === null ? "–" : `${number}`), step.title),
       h("code", null, step.formula), h("span", { class: "note" }, step.note), h("p", null, step.sentence));
@@ -271,6 +277,7 @@ class PipelineView {
     this.#clear();
     const pictures = (DRAW[step.name] ?? drawResult)(scene);
     this.stage.replaceChildren(.../** @type {Node[]} */ (pictures.filter(Boolean)));
+    (isAfter ? this.stage : this.whole).prepend(this.head);
     this.machine.light(null, 0);
     if (focused < 0) return;
     const target = /** @type {HTMLElement | undefined} */ ([...this.stage.querySelectorAll(FOCUSABLE)][focused]);
