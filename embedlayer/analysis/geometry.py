@@ -419,16 +419,29 @@ class RowMovement:
     def most(self, count: int = 10) -> list[MovedRow]:
         """Return the `count` rows whose direction changed most, lowest cosine first.
 
-        Equal cosines are in the order of `pairs`. Rows with a NaN cosine are left out.
+        Cosines that are equal to four decimals are ordered by the change of the norm, the largest first, and then as
+        in `pairs`. Rows with a NaN cosine are left out.
         """
-        return self._listed(self.cosines.nan_to_num(nan=math.inf).argsort(stable=True), count)
+        return self._listed(self._order(descending=False), count)
 
     def least(self, count: int = 10) -> list[MovedRow]:
         """Return the `count` rows whose direction changed least, highest cosine first.
 
-        Equal cosines are in the order of `pairs`. Rows with a NaN cosine are left out.
+        Cosines that are equal to four decimals are ordered by the change of the norm, the smallest first, and then as
+        in `pairs`. Rows with a NaN cosine are left out.
         """
-        return self._listed(self.cosines.nan_to_num(nan=-math.inf).argsort(descending=True, stable=True), count)
+        return self._listed(self._order(descending=True), count)
+
+    def _order(self, *, descending: bool) -> Int[Tensor, " N"]:
+        """Return the order of the pairs by cosine, and by the change of the norm among equal ones."""
+        ratios = (
+            (self.norms[:, 1] / self.norms[:, 0]).log().sub(math.log(self.scale)) if len(self.pairs) else self.cosines
+        )
+        by_norm = (
+            ratios.double().abs().nan_to_num(nan=0.0).round(decimals=4).argsort(descending=not descending, stable=True)
+        )
+        cosines = self.cosines[by_norm].round(decimals=4)
+        return by_norm[cosines.argsort(descending=descending, stable=True)]
 
     def _listed(self, order: Int[Tensor, " N"], count: int) -> list[MovedRow]:
         order = order[~self.cosines[order].isnan()][:count]

@@ -1,14 +1,14 @@
 """Check every row of a table: zero, NaN or infinite, duplicate, unchanged since initialisation, under-trained.
 
-The check also compares the table with chance: whether its rows differ from random numbers, and whether spelling
-variants are similar, which shows that the tokenizer belongs to the table.
+The check also compares the table with chance: whether its rows differ from random numbers, whether norms are apart
+from all others, and whether spelling variants are similar, which shows that the tokenizer belongs to the table.
 """
 
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
-from itertools import chain, compress
+from itertools import compress
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,8 @@ from embedlayer.analysis.chance import chance_nearest_cosine
 from embedlayer.analysis.kinds import BYTE_ENTRY, KINDS, token_kinds, token_texts
 from embedlayer.analysis.near_duplicates import near_duplicates
 from embedlayer.analysis.nearest import nearest_rows
+from embedlayer.analysis.norm_outliers import NormOutliers, norm_outliers
+from embedlayer.analysis.row_hashes import equal_rows
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.tokenizer_fit import TokenizerFit, tokenizer_fit
 from embedlayer.analysis.under_trained import Cone, UnderTrained, under_trained_scores
@@ -108,7 +110,9 @@ class TableHealth:
         nonfinite_rows: IDs of rows with NaN or infinity.
         duplicates: Groups of IDs whose rows are equal, ordered by their first ID; zero rows are not listed here.
         near_duplicates: Groups of IDs whose rows differ by 1 % or less, and not all by 0.
-        at_mean: IDs of nearly equal rows at the mean of all other rows: a resize added them there.
+        at_mean: IDs of equal or nearly equal rows at the mean of all other rows: a resize added them there.
+        norm_outliers: Rows that are longer or shorter than all others by a gap, see `norm_outliers`; equal and
+            under-trained rows are left out.
         never_touched: IDs of rows that equal the earlier table up to one factor per row (weight decay scales rows
             without gradients); `None` if no earlier table was passed.
         under_trained: Under-training scores, threshold and cones.
@@ -128,6 +132,7 @@ class TableHealth:
     duplicates: tuple[tuple[int, ...], ...]
     near_duplicates: tuple[tuple[int, ...], ...]
     at_mean: tuple[int, ...]
+    norm_outliers: tuple[NormOutliers, ...]
     never_touched: tuple[int, ...] | None
     under_trained: UnderTrained
     nearest: NearestCosine
@@ -162,37 +167,66 @@ class TableHealth:
         """Yield one sentence for each fault, worst first."""
         if self.nonfinite_rows:
             yield self._sentence(self.nonfinite_rows, "{holds} NaN or infinity")
-        shift = self.spelling.shift if self.spelling is not None else 0
-        if self.spelling is not None and shift:
-            one, other = self.spelling.example
-            side = f"{abs(shift)} {'row' if abs(shift) == 1 else 'rows'} {'later' if shift > 0 else 'earlier'}"
-            yield (
-                f"The tokenizer does not fit the rows: spelling variants such as {one!r} and {other!r} have a mean "
-                f"cosine of {self.spelling.cosine:.2f} at their IDs and of {self.spelling.shifted_cosine:.2f} {side}."
-            )
+        yield from self.table_faults()
         if zero := self._written(self.zero_rows):
             yield self._sentence(zero, "{is} zero")
-        equal = self._written(chain(*self.duplicates))
+        equal = self.written_equal
         if equal:
             yield self._sentence(equal, "{equals} another row")
         if self.at_mean:
             yield self._sentence(
                 self.at_mean, "{is} equal to the mean of the others within 1 %, as a resize adds them untrained"
             )
+        for group in self.norm_outliers:
+            if any(self._written(group.ids)):
+                yield self._sentence(group.ids, _norms_sentence(group))
         learned = ~self.under_trained.flagged
         near = {row for group in self.near_duplicates for row in group if learned[row]} - {*self.at_mean, *equal}
         if near_rows := self._written(sorted(near)):
             yield self._sentence(near_rows, "{is} nearly equal to another row, within 1 %")
+
+    def table_faults(self) -> Iterator[str]:
+        """Yield one sentence for each fault of the table as a whole, which the numbers of one row cannot show."""
+        fit = self.spelling
+        if fit is not None and fit.shift:
+            side = (
+                f"{abs(fit.shift)} {'row' if abs(fit.shift) == 1 else 'rows'} {'later' if fit.shift > 0 else 'earlier'}"
+            )
+            yield (
+                f"The tokenizer does not fit the rows: spelling variants such as {_pair(fit.example)} have a mean "
+                f"cosine of {fit.cosine:.2f} in the rows at their IDs, and of {fit.shifted_cosine:.2f} at {side}."
+            )
+        elif fit is not None and fit.is_mixed:
+            yield (
+                f"Part of the rows do not fit the tokenizer: {100 * fit.unlike:.0f} % of the pairs of spelling "
+                f"variants, such as {_pair(fit.unlike_example)}, are as unlike as unrelated tokens, and the other "
+                f"pairs have a mean cosine of {fit.alike_cosine:.2f}. About {100 * fit.misplaced:.0f} % of the rows "
+                f"were exchanged or never trained."
+            )
         if self.nearest.is_random:
             yield (
                 f"The rows look untrained: a row has a cosine of {self.nearest.median:.3f} with its nearest row "
                 f"(random directions: {self.nearest.by_chance:.3f})."
             )
 
+    @property
+    def written_equal(self) -> tuple[int, ...]:
+        """Return the IDs of equal rows, of the groups in which a text can look up a row; rows at the mean left out."""
+        mean = set(self.at_mean)
+        groups = [group for group in self.duplicates if self._written(group) and not mean.issuperset(group)]
+        return tuple(row for group in groups for row in group)
+
+    @property
+    def never_learned(self) -> tuple[int, ...]:
+        """Return the IDs of the under-trained rows without equal rows of `written_equal` and rows at the mean.
+
+        Equal rows form the narrowest cone there is, whether or not they were trained before they were overwritten.
+        """
+        return tuple(sorted({*_ids(self.under_trained.flagged)} - {*self.at_mean, *self.written_equal}))
+
     def _notes(self) -> Iterator[str]:
         """Yield one sentence for each finding that is no fault."""
-        flagged = sorted({*_ids(self.under_trained.flagged)} - {*self.at_mean})
-        if flagged:
+        if flagged := self.never_learned:
             words = self._words(flagged)
             some = f", {f'{words:,}' if words else 'none'} of them {'a word' if words == 1 else 'words'}"
             yield f"{_rows(len(flagged))} never learned{some if self.kinds else ''}."
@@ -222,11 +256,10 @@ class TableHealth:
         """Return how many rows of a list are words."""
         return 0 if self.kinds is None else sum(self.kinds[row] == "word" for row in ids)
 
-    def _written(self, ids: Collection[int] | Iterator[int]) -> list[int]:
+    def _written(self, ids: Collection[int]) -> list[int]:
         """Return the IDs of rows that a text can look up; without a tokenizer one row may be a padding row."""
-        ids = list(ids)
         if self.kinds is None:
-            return ids if len(ids) > 1 else []
+            return list(ids) if len(ids) > 1 else []
         return [row for row in ids if self.kinds[row] not in NOT_WRITTEN]
 
     def findings(self, limit: int | None = None, *, kind: str | None = None) -> list[UnderTrainedRow]:
@@ -279,10 +312,15 @@ class TableHealth:
                 "ids": [list(group[:limit]) for group in self.near_duplicates[:limit]],
             },
             "at_mean": _listed(self.at_mean, limit),
+            "norm_outliers": [
+                {**asdict(group), "ids": list(group.ids[:limit]), "rows": len(group.ids)}
+                for group in self.norm_outliers
+            ],
             "summary": self.summary(),
             "is_sound": self.is_sound,
             "nearest": {name: _finite(value) for name, value in asdict(self.nearest).items()},
-            "spelling": None if self.spelling is None else asdict(self.spelling),
+            "spelling": None if self.spelling is None else self.spelling.to_json(limit),
+            "never_learned": len(self.never_learned),
             "never_touched": None if self.never_touched is None else _listed(self.never_touched, limit),
             "under_trained": {
                 "rows": int(self.under_trained.flagged.sum()),
@@ -327,20 +365,25 @@ def table_health(
     if head is not None and len(head) != len(rows):
         raise ShapeError(f"The table has {len(rows)} rows and the head {len(head)}: pass the head of this table.")
     norms = rows.norms()
-    near = near_duplicates(rows, norms)
+    near, equal = near_duplicates(rows, norms), equal_rows(rows, norms)
+    at_mean = _at_mean(rows, norms, max((*near, *equal), key=len, default=()))
+    under_trained = under_trained_scores(table if head is None else head, counts)
+    usual = ~under_trained.flagged
+    usual[[row for group in (*equal, at_mean) for row in group]] = False
     return TableHealth(
         vocab_size=rows.vocab_size,
         embed_dim=rows.embed_dim,
         norms=norms.float(),
         zero_rows=_ids(norms == 0),
         nonfinite_rows=_ids(norms.isnan()),
-        duplicates=_duplicates(rows, norms),
+        duplicates=equal,
         near_duplicates=near,
-        at_mean=_at_mean(rows, norms, near),
+        at_mean=at_mean,
+        norm_outliers=norm_outliers(norms, usual),
         never_touched=None if before is None else _ids(_untouched(rows, RowReader(before))),
-        under_trained=under_trained_scores(table if head is None else head, counts),
+        under_trained=under_trained,
         nearest=_nearest_cosine(rows, norms),
-        spelling=None if tokenizer is None else tokenizer_fit(rows, _texts(tokenizer, rows.vocab_size)),
+        spelling=None if tokenizer is None else tokenizer_fit(rows, _texts(tokenizer, rows.vocab_size), usable=usual),
         kinds=None if tokenizer is None else tuple(token_kinds(tokenizer, rows.vocab_size)),
         tokenizer=tokenizer,
     )
@@ -379,9 +422,8 @@ def _nearest_cosine(rows: RowReader, norms: Float[Tensor, " V"]) -> NearestCosin
     return NearestCosine(len(ids), float(found.cosines.median()), chance, pairs)
 
 
-def _at_mean(rows: RowReader, norms: Float[Tensor, " V"], near: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """Return the IDs of the largest group of nearly equal rows if it lies at the mean of all other rows, else none."""
-    group = max(near, key=len, default=())
+def _at_mean(rows: RowReader, norms: Float[Tensor, " V"], group: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the IDs of a group of equal or nearly equal rows if it lies at the mean of all other rows, else none."""
     inside = torch.zeros(len(rows), dtype=torch.bool)
     inside[list(group)] = True
     others = (norms > 0) & ~inside
@@ -393,33 +435,6 @@ def _at_mean(rows: RowReader, norms: Float[Tensor, " V"], near: tuple[tuple[int,
     mean = total / int(others.sum())
     distance = torch.linalg.vector_norm(rows.take(torch.tensor(group)).double().mean(0) - mean)
     return group if distance <= AT_THE_MEAN * torch.linalg.vector_norm(mean) else ()
-
-
-def _duplicates(rows: RowReader, norms: Float[Tensor, " V"]) -> tuple[tuple[int, ...], ...]:
-    """Return groups of IDs whose rows are equal, ordered by their first ID, without zero rows and rows with NaN.
-
-    Rows count as equal if a random linear 64-bit hash of their bits is equal.
-
-    Args:
-        rows: The table.
-        norms: Norm of each row; only rows with a positive norm are compared.
-    """
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.randint(-(1 << 62), 1 << 62, (2 * rows.embed_dim,), generator=generator) * 2 + 1
-    hashes = []
-    for _, chunk in rows.chunks():
-        wide = chunk.to("cpu", torch.promote_types(chunk.dtype, torch.float32)) + 0.0  # -0.0 is 0.0
-        bits = wide.contiguous().view(torch.int32).long()
-        hashes.append((bits * weights[: bits.shape[1]]).sum(1))
-    ids = torch.nonzero(norms > 0)[:, 0]
-    if not len(ids):
-        return ()
-    _, group, sizes = torch.cat(hashes)[ids].unique(return_inverse=True, return_counts=True)
-    repeated = sizes[group] > 1
-    groups: dict[int, list[int]] = {}
-    for row, number in zip(ids[repeated].tolist(), group[repeated].tolist(), strict=True):
-        groups.setdefault(number, []).append(row)
-    return tuple(map(tuple, groups.values()))
 
 
 def _untouched(rows: RowReader, before: RowReader) -> Tensor:
@@ -454,6 +469,20 @@ def _cone_json(cone: Cone) -> JsonObject:
 def _finite(value: object) -> object:
     """Return the value; `None` in place of a number that JSON cannot represent."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _pair(texts: tuple[str, str]) -> str:
+    """Return "'dog' and 'dogs'"."""
+    return " and ".join(map(repr, texts))
+
+
+def _norms_sentence(group: NormOutliers) -> str:
+    """Return what is wrong with the norms of a group of rows, to be completed by `TableHealth._sentence`."""
+    what, most = ("longer", "at most") if group.are_long else ("shorter", "at least")
+    return (
+        f"{{is}} {what} than all others by a gap: norms of {group.low:.3g} to {group.high:.3g}, the others {most} "
+        f"{group.nearest:.3g}, {group.median:.3g} in the median"
+    )
 
 
 def _rows(count: int) -> str:

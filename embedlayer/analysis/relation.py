@@ -3,16 +3,22 @@
 An alignment always finds something: of two tables of 1,000 x 384 random numbers, the rows have a mean cosine of about
 0.5 after the rotation that fits them best. The rotation is therefore tested on tokens that it was not fitted on, beside
 the same test with shuffled tokens. Directions that all rows of a table share are the same in both.
+
+A mean cosine does not tell a table in which all rows moved a little from one in which a few were overwritten. Rows that
+are equal in both tables are therefore counted, and so are rows that are equal to the row of another token.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.analysis.geometry import align_tables, paired, row_movement
+from embedlayer.analysis.row_hashes import row_hashes
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.tables.dense import TableLike
 
 MARGIN = 0.05
@@ -20,6 +26,12 @@ MARGIN = 0.05
 
 ERRORS = 5.0
 """The difference must also exceed its standard error by this factor."""
+
+ROTATED = 0.999
+"""Tables are a rotation of each other if the mean cosine of the rows that it was not fitted on is at least this."""
+
+SHIFTED = 0.9
+"""Rows are shifted if more than this share of the exchanged ones moved by the same number of places."""
 
 FEWEST_TOKENS = 20
 MOST_TOKENS = 20_000
@@ -42,6 +54,13 @@ class TableRelation:
             `FEWEST_TOKENS` tokens.
         shuffled: The same with shuffled tokens.
         width: Smaller width of the two tables.
+        shared: Number of tokens that both tables have, with those that are not compared.
+        equal: Number of them whose two rows are equal.
+        exchanged: Number of the others whose second row is equal to the first row of another token.
+        shift: Number of places by which nearly all exchanged rows moved, in the order of the tokens; 0 if they moved
+            by different ones.
+        differing_cosine: Mean cosine of the two rows of the tokens compared that are not equal; `None` without any.
+        differing_scale: Median ratio of the norms of these rows.
     """
 
     verdict: Verdict
@@ -51,6 +70,12 @@ class TableRelation:
     held_out: float | None
     shuffled: float | None
     width: int
+    shared: int = 0
+    equal: int = 0
+    exchanged: int = 0
+    shift: int = 0
+    differing_cosine: float | None = None
+    differing_scale: float | None = None
 
     def sentence(self) -> str:
         """Return the verdict with its numbers in a sentence.
@@ -59,6 +84,8 @@ class TableRelation:
             >>> table_relation(torch.randn(2000, 32), torch.randn(2000, 32)).sentence()
             'Unrelated: after a rotation that was fitted on half of the 2,000 common tokens, ...'
         """
+        if self.verdict == "same" and (self.equal or self.exchanged > self.shared / 2):
+            return self._counted()
         if self.verdict == "same":
             return (
                 f"The same table, moved: as stored, the two rows of a token have a mean cosine of "
@@ -74,7 +101,30 @@ class TableRelation:
             return f"Cannot tell whether they are related: {self.tokens:,} tokens are too few for {self.width:,} " + (
                 f"dimensions. {found[0].upper()}{found[1:]}"
             )
+        if self.verdict == "related" and self.held_out >= ROTATED:
+            return f"The same table, rotated: {found}"
         return f"{self.verdict.capitalize()}: {found}"
+
+    def _counted(self) -> str:
+        """Return how many rows are equal, and what is known of the others."""
+        differ = self.shared - self.equal
+        if not differ:
+            return f"The same table: all {self.shared:,} rows are equal."
+        found = [
+            f"{self.equal:,} of {self.shared:,} rows are equal",
+            f"{differ:,} {'differ' if differ > 1 else 'differs'}",
+        ]
+        if self.differing_cosine is not None and self.as_stored_shuffled is not None:
+            found[1] += (
+                f", with {'a mean' if differ > 1 else 'a'} cosine of {self.differing_cosine:.3f} (shuffled tokens: "
+                f"{self.as_stored_shuffled:.3f}) and norms × {self.differing_scale:.2f} in the median"
+            )
+        if self.exchanged:
+            place = f", {abs(self.shift)} {'later' if self.shift > 0 else 'earlier'} in nearly all cases" * bool(
+                self.shift
+            )
+            found[1] += f"; {self.exchanged:,} of them equal the row of another token{place}"
+        return f"The same table, {'changed in part' if self.equal else 'its rows exchanged'}: {'. '.join(found)}."
 
 
 @torch.no_grad()
@@ -95,20 +145,26 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
         ('related', 'unrelated')
     """
     readers, pairs = paired(before, after, pairs)
+    shared = len(pairs)
+    is_equal, is_exchanged, shift = _equal(readers, pairs)
+    counted = (shared, int(is_equal.sum()), int(is_exchanged.sum()), shift)
     norms = torch.stack([table.norms()[ids] for table, ids in zip(readers, pairs.T, strict=True)])
-    pairs = pairs[(norms > 0).all(0)]
+    usable = (norms > 0).all(0)
+    is_same = int(((is_equal | is_exchanged) & usable).sum()) > int(usable.sum()) / 2
+    differing = row_movement(before, after, pairs=pairs[usable & ~is_equal]) if _same_width(readers) else None
+    pairs = pairs[usable]
     generator = torch.Generator().manual_seed(0)
     pairs = pairs[torch.randperm(len(pairs), generator=generator)[:MOST_TOKENS]]
     shuffled = torch.stack([pairs[:, 0], pairs[:, 1].roll(1)], dim=1)  # the order of the pairs is random already
     widths = [table.embed_dim for table in readers]
     if len(pairs) < FEWEST_TOKENS:
-        return TableRelation("unknown", len(pairs), None, None, None, None, min(widths))
+        return TableRelation("unknown", len(pairs), None, None, None, None, min(widths), *counted)
     stored = None
-    if widths[0] == widths[1]:
+    if _same_width(readers):
         stored = [row_movement(before, after, pairs=each).cosines for each in (pairs, shuffled)]
     held_out = [_held_out(before, after, each) for each in (pairs, shuffled)]
     verdict: Verdict = "unrelated"
-    if stored is not None and _exceeds(*stored):
+    if stored is not None and (is_same or _exceeds(*stored)):
         verdict = "same"
     elif _exceeds(*held_out):
         verdict = "related"
@@ -122,7 +178,33 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
         float(held_out[0].mean()),
         float(held_out[1].mean()),
         min(widths),
+        *counted,
+        *((float(differing.cosines.mean()), differing.scale) if differing is not None and len(differing.pairs) else ()),
     )
+
+
+def _same_width(readers: Sequence[RowReader]) -> bool:
+    """Return whether two tables have the same width."""
+    return readers[0].embed_dim == readers[1].embed_dim
+
+
+def _equal(
+    readers: Sequence[RowReader], pairs: Int[Tensor, "N 2"]
+) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"], int]:
+    """Return which tokens have equal rows, which others have the first row of another token, and the shift of these."""
+    equal = torch.zeros(len(pairs), dtype=torch.bool)
+    if not _same_width(readers) or not len(pairs):
+        return equal, equal, 0
+    old, new = (row_hashes(table)[ids] for table, ids in zip(readers, pairs.T, strict=True))
+    equal = old == new
+    exchanged = torch.isin(new, old) & ~equal
+    if not exchanged.any():
+        return equal, exchanged, 0
+    ordered = old.sort()
+    places = ordered.indices[torch.searchsorted(ordered.values, new[exchanged])]
+    shifts = torch.nonzero(exchanged)[:, 0] - places
+    shift = int(shifts.mode().values)
+    return equal, exchanged, shift if int((shifts == shift).sum()) > SHIFTED * len(shifts) else 0
 
 
 def _held_out(before: TableLike, after: TableLike, pairs: Int[Tensor, "N 2"]) -> Float[Tensor, " N"]:

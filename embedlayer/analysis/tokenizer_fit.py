@@ -1,16 +1,30 @@
-"""Check that a tokenizer belongs to a table: spelling variants of a word have similar rows in trained tables."""
+"""Check that a tokenizer belongs to a table: spelling variants of a word have similar rows in trained tables.
+
+The mean cosine of the pairs can hide that they are of two sorts. Let `F` be the distribution of the cosines of the
+pairs, and `F0` that of unrelated tokens: the same tokens, paired at random. If a share `p` of the pairs is unrelated
+and the others are clearly similar, then `F(m) = p / 2` at the median `m` of `F0`. So `p` is measured as
+
+    p = 2 F(m).
+
+By chance it is 1; it is near 0 for a trained table and its own tokenizer. If a share `r` of the rows was exchanged, a
+pair is spoiled unless both of its rows were left alone: `p = 1 - (1 - r)^2`. In a table that was trained little, the
+similarity of variants falls without a gap to that of unrelated tokens. Pairs are of two sorts only if their density
+rises again between unrelated cosines and the median of the similar pairs.
+"""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.spelling import spelling_key
+from embedlayer.io.files import JsonObject
 
 FEWEST_PAIRS = 30
 MOST_PAIRS = 4096
@@ -20,6 +34,16 @@ SHIFTS = 3
 
 ERRORS = 5.0
 """A difference of two mean cosines counts from so many standard errors on."""
+
+
+MIXED, MOST_MIXED = 0.25, 0.95
+"""Pairs are of two sorts if `p` is between these, and above 0.1 by three standard errors."""
+
+APART = 3.0
+"""Cosines above the median of unrelated tokens by more standard deviations than this are no longer unrelated."""
+
+RISE = 2.0
+"""Standard errors by which more pairs must be in the upper half of the range between both sorts."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +60,12 @@ class TokenizerFit:
             in rows `ID + shift`; else 0.
         shifted_cosine: Mean cosine of the rows `ID + shift` of a pair.
         example: Texts of one pair.
+        unlike: Share of the pairs that are as unlike as unrelated tokens, `p` in this module's docstring; by chance 1.
+        alike_cosine: Mean cosine of the other pairs; NaN if all are unlike.
+        is_mixed: Whether part of the pairs are clearly similar, and part as unlike as unrelated tokens.
+        unlike_example: Texts of one pair that is as unlike as unrelated tokens, or `example` without one.
+        odd_rows: IDs of tokens that are unlike all their variants although these, two or more, are similar; only
+            searched if `is_mixed`.
     """
 
     pairs: int
@@ -44,18 +74,40 @@ class TokenizerFit:
     shift: int
     shifted_cosine: float
     example: tuple[str, str]
+    unlike: float
+    alike_cosine: float
+    is_mixed: bool
+    unlike_example: tuple[str, str]
+    odd_rows: tuple[int, ...] = ()
+
+    @property
+    def misplaced(self) -> float:
+        """Return the share `r` of the rows that were exchanged, if that is why pairs are unlike."""
+        return 1 - math.sqrt(1 - self.unlike)
+
+    def to_json(self, limit: int) -> JsonObject:
+        """Return the result as a JSON object with at most `limit` of `odd_rows`, as `{"rows": ..., "ids": ...}`."""
+        values = {name: None if value != value else value for name, value in asdict(self).items()}
+        return {
+            **values,
+            "odd_rows": {"rows": len(self.odd_rows), "ids": list(self.odd_rows[:limit])},
+        }
 
 
 @torch.no_grad()
-def tokenizer_fit(rows: RowReader, texts: Sequence[str]) -> TokenizerFit | None:
+def tokenizer_fit(
+    rows: RowReader, texts: Sequence[str], *, usable: Bool[Tensor, " V"] | None = None
+) -> TokenizerFit | None:
     """Measure how similar the rows of spelling variants are; `None` with fewer than `FEWEST_PAIRS` pairs.
 
     Args:
         rows: The table.
         texts: Readable text of each row's token, V of them; `""` for a row without a token.
+        usable: Mask of the rows that are searched for pairs of two sorts, `unlike`: those that were trained; `None` for
+            all.
     """
-    pairs = _variants(texts)
-    pairs = pairs[(pairs.amin(1) >= SHIFTS) & (pairs.amax(1) < len(rows) - SHIFTS)]
+    every = _variants(texts)
+    pairs = every[(every.amin(1) >= SHIFTS) & (every.amax(1) < len(rows) - SHIFTS)]
     if len(pairs) < FEWEST_PAIRS:
         return None
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0))[:MOST_PAIRS]
@@ -69,17 +121,102 @@ def tokenizer_fit(rows: RowReader, texts: Sequence[str]) -> TokenizerFit | None:
     is_shifted = gain > ERRORS * noise and own < found[best][0] / 2
     shift = best if is_shifted else 0
     one, other = pairs[0].tolist()
-    return TokenizerFit(len(pairs), own, error, shift, found[shift][0], (texts[one], texts[other]))
+    example = (texts[one], texts[other])
+    if usable is not None:
+        pairs = pairs[usable[pairs].all(1)]
+    sorts = _sorts(rows, pairs, mean)
+    one, other = sorts.unlike_pair or (one, other)
+    is_mixed = sorts.are_two and not shift
+    return TokenizerFit(
+        pairs=len(order),
+        cosine=own,
+        error=error,
+        shift=shift,
+        shifted_cosine=found[shift][0],
+        example=example,
+        unlike=sorts.unlike,
+        alike_cosine=sorts.alike_cosine,
+        is_mixed=is_mixed,
+        unlike_example=(texts[one], texts[other]),
+        odd_rows=_odd_rows(rows, every, mean, sorts) if is_mixed else (),
+    )
+
+
+class _Sorts(NamedTuple):
+    """What `_sorts` returns: attributes of `TokenizerFit`, and the range between both sorts of pairs."""
+
+    unlike: float
+    alike_cosine: float
+    are_two: bool
+    low: float
+    high: float
+    unlike_pair: tuple[int, int] | None
+
+
+def _sorts(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> _Sorts:
+    """Measure which share of some pairs is as unlike as unrelated tokens, see this module's docstring."""
+    shuffled = torch.stack([pairs[:, 0], pairs[:, 1].roll(1)], 1)  # the order of the pairs is random
+    cosines, chance = _cosines(rows, pairs, mean), _cosines(rows, shuffled, mean)
+    pairs, cosines, chance = pairs[cosines.isfinite()], cosines[cosines.isfinite()], chance[chance.isfinite()]
+    if len(cosines) < FEWEST_PAIRS or len(chance) < FEWEST_PAIRS:
+        return _Sorts(0.0, math.nan, False, math.nan, math.nan, None)
+    least, median, most = chance.quantile(torch.tensor([0.16, 0.5, 0.84], dtype=torch.float64)).tolist()
+    below = cosines < median
+    share = float(below.double().mean())
+    unlike, error = min(1.0, 2 * share), 2 * math.sqrt(share * (1 - share) / len(cosines))
+    pair = pairs[below][0].tolist() if below.any() else None
+    alike = (float(cosines.mean()) - unlike * median) / (1 - unlike) if unlike < 1 else math.nan
+    low, high = median + APART * (most - least) / 2, float(cosines.quantile((1 + unlike) / 2))
+    lower, upper = (int(((cosines > start) & (cosines <= stop)).sum()) for start, stop in _halves(low, high))
+    is_part = max(MIXED, 0.1 + 3 * error) <= unlike <= MOST_MIXED
+    are_two = is_part and high > low and upper - lower > RISE * math.sqrt(upper + lower)
+    return _Sorts(unlike, alike, are_two, low, high, None if pair is None else (pair[0], pair[1]))
+
+
+def _halves(low: float, high: float) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return both halves of a range."""
+    middle = (low + high) / 2
+    return (low, middle), (middle, high)
+
+
+def _odd_rows(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor, sorts: _Sorts) -> tuple[int, ...]:
+    """Return the IDs of tokens that are unlike all their variants although two of these are similar.
+
+    Args:
+        rows: The table.
+        pairs: All pairs of variants; a token and its plural are in the same family as the plural's variants.
+        mean: The row that is subtracted.
+        sorts: The range between both sorts of pairs: unlike rows are below it, similar ones in its upper half.
+    """
+    family: dict[int, set[int]] = {}
+    for one, other in pairs.tolist():
+        joined = family.get(one, {one}) | family.get(other, {other})
+        family.update(dict.fromkeys(joined, joined))
+    odd = []
+    for members in {min(each): each for each in family.values() if len(each) > 2}.values():
+        ids = torch.tensor(sorted(members))
+        units = F.normalize(rows.take(ids).double() - mean, dim=1)
+        cosines = (units @ units.T).fill_diagonal_(-1.0)
+        nearest = cosines.amax(1)
+        if nearest.max() >= (sorts.low + sorts.high) / 2:
+            odd += ids[nearest < sorts.low].tolist()
+    return tuple(sorted(odd))
 
 
 def _similarity(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> tuple[float, float]:
     """Return the mean cosine of the two rows of each pair after `mean` is subtracted, and its standard error."""
-    one, other = (F.normalize(rows.take(ids).double() - mean, dim=1) for ids in pairs.T)
-    cosines = (one * other).sum(1)
+    cosines = _cosines(rows, pairs, mean)
     cosines = cosines[cosines.isfinite()]
     if len(cosines) < FEWEST_PAIRS:
         return 0.0, math.inf
     return float(cosines.mean()), float(cosines.std() / len(cosines) ** 0.5)
+
+
+def _cosines(rows: RowReader, pairs: Int[Tensor, "N 2"], mean: Tensor) -> Float[Tensor, " N"]:
+    """Return the cosine of the two rows of each pair after `mean` is subtracted."""
+    one, other = (F.normalize(rows.take(ids).double() - mean, dim=1) for ids in pairs.T)
+    cosines: Tensor = (one * other).sum(1)
+    return cosines
 
 
 def _variants(texts: Sequence[str]) -> Int[Tensor, "N 2"]:

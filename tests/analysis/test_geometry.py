@@ -240,3 +240,13 @@ def test_tables_that_do_not_fit_together_say_what_to_give():
     with pytest.raises(SizeError, match="No pair has two usable rows"):
         align_tables(torch.zeros(5, 2), torch.randn(5, 2))
     assert row_movement(torch.zeros(0, 2), torch.zeros(0, 2)).most() == []
+
+
+def test_rows_with_the_same_direction_are_ordered_by_the_change_of_their_norms() -> None:
+    rows = torch.randn(50, 8)
+    changed = rows.clone()
+    changed[[3, 4]] *= torch.tensor([[8.0], [0.5]])
+    changed[9] = -changed[9]
+    moved = row_movement(rows, changed)
+    assert [each.after for each in moved.most(3)] == [9, 3, 4]
+    assert [each.after for each in moved.least(50)][-3:] == [4, 3, 9]

@@ -138,6 +138,22 @@ FAULTS = {
         lambda rows: rows[-60:].copy_(rows[:-60].mean(0) * (1 + 1e-3 * torch.randn(60, 32))),
         "60 rows are equal to the mean of the others within 1 %, as a resize adds them untrained (60 words: ",
     ),
+    "resized to the mean": (
+        lambda rows: rows[-60:].copy_(rows[:-60].mean(0).expand(60, -1)),
+        "60 rows are equal to the mean of the others within 1 %, as a resize adds them untrained (60 words: ",
+    ),
+    "scaled": (
+        lambda rows: rows[300:320].mul_(8.0),
+        "20 rows are longer than all others by a gap: norms of ",
+    ),
+    "shrunk": (
+        lambda rows: rows[300:320].mul_(0.05),
+        "20 rows are shorter than all others by a gap: norms of ",
+    ),
+    "exchanged": (
+        lambda rows: rows[:400].copy_(rows[torch.randperm(400)]),
+        "Part of the rows do not fit the tokenizer: ",
+    ),
     "shifted": (lambda rows: rows.copy_(rows.roll(1, 0)), "The tokenizer does not fit the rows: spelling variants "),
     "random": (lambda rows: rows.copy_(torch.randn_like(rows)), "The rows look untrained: a row has a cosine of 0."),
 }
@@ -165,6 +181,20 @@ def test_a_planted_fault_is_the_first_sentence_of_the_summary(fault) -> None:
     first = found.summary()
     assert first.startswith(sentence.partition("(")[0]), first
     assert first == found.to_json()["summary"]
+
+
+def test_equal_rows_of_words_are_not_counted_as_never_learned() -> None:
+    words = words_of(1200)
+    tokenizer = train_tokenizer(" ".join(words), "word", vocab_size=2000)
+    rows = torch.randn(tokenizer.get_vocab_size(), 32)
+    ids = [tokenizer.token_to_id(word) for word in words]
+    rows[ids] = related_rows(1200, 32)
+    rows[ids[:40]] = rows[ids[0]].clone()
+    found = table_health(rows, tokenizer)
+    assert int(found.under_trained.flagged.sum()) == 40  # equal rows are a cone without width
+    assert found.never_learned == ()
+    assert "never learned" not in found.summary()
+    assert found.to_json()["never_learned"] == 0
 
 
 def test_rows_that_never_learned_are_counted_beside_sound_ones() -> None:

@@ -46,3 +46,25 @@ def test_few_tokens_are_too_few_to_say_unrelated() -> None:
     broken = rows.clone()
     broken[:20], broken[20:40] = 0.0, torch.nan
     assert table_relation(rows, broken).tokens == 460
+
+
+def test_rows_that_are_equal_exchanged_or_overwritten_are_counted() -> None:
+    rows = torch.randn(3000, 24)
+    assert table_relation(rows, rows.clone()).sentence() == "The same table: all 3,000 rows are equal."
+    spoiled = rows.clone()
+    spoiled[500:530] = spoiled[7]
+    spoiled[900:910] *= 8
+    found = table_relation(rows, spoiled)
+    assert (found.verdict, found.equal, found.exchanged, found.shift) == ("same", 2960, 30, 0)
+    assert found.sentence().startswith(
+        "The same table, changed in part: 2,960 of 3,000 rows are equal. 40 differ, with a mean cosine of "
+    )
+    assert found.sentence().endswith("; 30 of them equal the row of another token.")
+    spoiled[5] = torch.nan
+    assert table_relation(rows, spoiled).shared == 3000
+    order = torch.randperm(3000)
+    assert table_relation(rows, rows[order]).verdict == "same"  # though cosines are as those of shuffled tokens
+    rolled = table_relation(rows, rows.roll(2, 0))
+    assert rolled.shift == 2
+    assert "3,000 of them equal the row of another token, 2 later in nearly all cases." in rolled.sentence()
+    assert table_relation(rows, rows @ rotation(24)).sentence().startswith("The same table, rotated: ")

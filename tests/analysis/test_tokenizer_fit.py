@@ -32,3 +32,30 @@ def test_random_and_broken_rows_show_no_shift_and_few_pairs_show_nothing() -> No
     assert tokenizer_fit(RowReader(rows), TEXTS).cosine > 0.7
     assert tokenizer_fit(RowReader(torch.full((900, 4), torch.nan)), TEXTS).shift == 0
     assert tokenizer_fit(RowReader(rows), ["x"] * 900) is None
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_a_share_of_exchanged_rows_is_measured(share) -> None:
+    rows = torch.randn(300, 96).repeat_interleave(3, 0) + 0.5 * torch.randn(900, 96) + 2 * torch.randn(96)
+    chosen = torch.randperm(900)[: int(900 * share)]
+    rows[chosen] = rows[chosen[torch.randperm(len(chosen))]]
+    found = tokenizer_fit(RowReader(rows), TEXTS)
+    assert found.is_mixed
+    assert found.misplaced == pytest.approx(share, abs=0.12)
+    assert found.alike_cosine == pytest.approx(0.8, abs=0.1)
+    assert len(found.odd_rows) > 20
+    assert sum(row in set(chosen.tolist()) for row in found.odd_rows) > 0.9 * len(found.odd_rows)
+    assert found.to_json(5)["odd_rows"]["rows"] == len(found.odd_rows)
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.0, 2.0, 5.0, 100.0])
+def test_a_table_that_was_trained_little_is_not_called_mixed(noise) -> None:
+    found = tokenizer_fit(RowReader(related(noise)), TEXTS)
+    assert not found.is_mixed
+    assert found.odd_rows == ()
+    assert 0 <= found.unlike <= 1
+    faint = torch.rand(300, 1).square().repeat_interleave(3, 0)  # from not similar at all to very similar
+    assert not tokenizer_fit(RowReader(faint * related() + noise * torch.randn(900, 24)), TEXTS).is_mixed
+    unused = torch.ones(900, dtype=torch.bool)
+    unused[:890] = False
+    assert not tokenizer_fit(RowReader(related(noise)), TEXTS, usable=unused).is_mixed
