@@ -229,7 +229,9 @@ class TableHealth:
         if flagged := self.never_learned:
             words = self._words(flagged)
             some = f", {f'{words:,}' if words else 'none'} of them {'a word' if words == 1 else 'words'}"
-            yield f"{_rows(len(flagged))} never learned{some if self.kinds else ''}."
+            fit = self.spelling
+            has_own_tokens = bool(self.kinds) and not (fit is not None and (fit.shift or fit.is_mixed))
+            yield f"{_rows(len(flagged))} never learned{some if has_own_tokens else ''}."
         if doubtful := sum(cone.rows for cone in self.under_trained.undecided):
             groups = len(self.under_trained.undecided)
             named = "one narrow group" if groups == 1 else f"{groups} narrow groups"

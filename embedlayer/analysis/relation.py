@@ -117,7 +117,7 @@ class TableRelation:
         if self.differing_cosine is not None and self.as_stored_shuffled is not None:
             found[1] += (
                 f", with {'a mean' if differ > 1 else 'a'} cosine of {self.differing_cosine:.3f} (shuffled tokens: "
-                f"{self.as_stored_shuffled:.3f}) and norms × {self.differing_scale:.2f} in the median"
+                f"{self.as_stored_shuffled:.3f}) and norms × {self.differing_scale:.3g} in the median"
             )
         if self.exchanged:
             place = f", {abs(self.shift)} {'later' if self.shift > 0 else 'earlier'} in nearly all cases" * bool(

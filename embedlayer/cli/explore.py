@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 VIEWS = sorted(file.stem for file in (Path(embedlayer.explorer.__file__).parent / "page" / "views").glob("*.js"))
 """Names of the page's views: each is a module of the page."""
 
+NAMED = 5
+"""Unknown tokens that are named."""
+
 
 @click.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...", type=SOURCE)
@@ -89,5 +92,9 @@ def _add_columns(path: Path, source: "OpenedModel") -> None:
         for each in found.columns
     ]
     click.echo(f"Columns for {found.rows:,} of {source.table.vocab_size:,} rows: {', '.join(names) or 'none'}.")
+    if found.unknown:
+        named = ", ".join(map(repr, found.unknown[:NAMED])) + ", ..." * (len(found.unknown) > NAMED)
+        lines = "1 line is" if len(found.unknown) == 1 else f"{len(found.unknown):,} lines are"
+        click.echo(f"{lines} skipped, since no token has the text: {named}.")
     if found.left_out:
         click.echo(f"Left out, since they hold neither numbers nor texts: {', '.join(found.left_out)}.")

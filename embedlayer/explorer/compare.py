@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from embedlayer.analysis.geometry import (
@@ -23,6 +23,9 @@ from embedlayer.explorer.tokens import Params
 from embedlayer.sources import OpenedModel
 
 LISTED = 200
+
+CHANGED = 5e-4
+"""A row changed if 1 minus the cosine of its two rows, or the change of its norm, is larger than this."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,9 @@ def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
     alignment, or `None`; `scale`, the median ratio of a row's norm to that in the other table; `relation`, with its
     `verdict` and `sentence`; and lists of `[ID, ID in the other table, cosine, ratio of the norms over scale]`.
 
-    The lists are `moved_most` and `moved_least`. If the number of occurrences is known, they have the tokens of the
-    training text, and `moved_never` has those that moved most among tokens that never occur; else it is `None`. The
+    The lists are `moved_most` (rows that changed at all, see `CHANGED`) and `moved_least`. If the number of
+    occurrences is known, they have the tokens of the training text, and `moved_never` has those that moved most among
+    tokens that never occur; else it is `None`. The
     lists are empty for unrelated tables.
     """
     found = _compared(source, other)
@@ -74,10 +78,16 @@ def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
         "residual": found.residual,
         "scale": scale,
         "relation": {**asdict(found.relation), "sentence": found.relation.sentence()},
-        "moved_most": cells(moved.among(occurs).most(listed)),
+        "moved_most": cells(moved.among(occurs & _changed(moved)).most(listed)),
         "moved_least": cells(moved.among(occurs).least(listed)),
         "moved_never": None if counts is None else cells(moved.among(~occurs).most(listed)),
     }
+
+
+def _changed(moved: RowMovement) -> Bool[Tensor, " N"]:
+    """Return which rows changed by more than rounding: their direction, or their norm beside that of the other rows."""
+    ratios = moved.norms[:, 1] / moved.norms[:, 0] / moved.scale
+    return (moved.cosines < 1 - CHANGED) | ((ratios - 1).abs() > CHANGED)
 
 
 def places(source: OpenedModel, other: OpenedModel, params: Params) -> bytes:

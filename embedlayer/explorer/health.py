@@ -23,7 +23,9 @@ def found(source: OpenedModel, params: Params) -> Any:
     for finding in report["under_trained"]["tokens"]:
         finding["text"] = source.token_texts[finding["id"]]
     broken = [report[name]["ids"] for name in ("zero_rows", "nonfinite_rows", "at_mean")]
+    broken += [report["spelling"]["odd_rows"]["ids"]] if report["spelling"] else []
     groups = [*report["duplicates"]["ids"], *report["near_duplicates"]["ids"]]
+    groups += [group["ids"] for group in report["norm_outliers"]]
     named = sorted({row for ids in (*broken, *groups) for row in ids[:LISTED_TEXTS]})
     report["texts"] = {str(row): source.token_texts[row] for row in named}
     return report

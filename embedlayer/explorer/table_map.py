@@ -176,12 +176,13 @@ def map_job(source: OpenedModel) -> MapJob:
 
 
 def folded_rows(source: OpenedModel) -> Bool[Tensor, " V"]:
-    """Return a mask of the rows that never learned, `(V,)`: under-trained, zero, or with NaN or infinity.
+    """Return a mask of the rows that never learned, `(V,)`: see `TableHealth.never_learned`, zero, or with NaN.
 
     If more than `LARGEST_FOLDED` of the rows are under-trained, only zero rows and rows with NaN or infinity are.
     """
     report = table_report(source)
-    folded = report.under_trained.flagged.clone()
+    folded = torch.zeros(report.vocab_size, dtype=torch.bool)
+    folded[list(report.never_learned)] = True
     if folded.float().mean() > LARGEST_FOLDED:
         folded.fill_(False)
     empty = torch.tensor([*report.zero_rows, *report.nonfinite_rows], dtype=torch.int64)

@@ -41,7 +41,9 @@ def card(source: OpenedModel, params: Params) -> Any:
     - `score`: under-training score, see `UnderTrained.scores`;
     - `findings`: `"broken"` (NaN or infinity), `"zero"`, `"under_trained"`, `"never_looked_up"` (it does not occur in
       the corpus of the run), `"unchanged"` (the row equals the one before training, up to a factor), `"duplicate"`,
-      `"at_mean"` and `"near_duplicate"` (see `TableHealth`); `None` if nothing was found;
+      `"at_mean"`, `"near_duplicate"` and `"norm"` (see `TableHealth`) and `"unlike_variants"` (see `TokenizerFit`);
+      `None` if nothing was found;
+    - `table_faults`: sentences about the whole table, see `TableHealth.table_faults`;
     - `equal_rows`: number `rows` of rows that are equal to this one, and the first `ids`; `None` if there are none;
     - `near_rows`: the same for rows that are nearly equal;
     - `variants`: `[[ID, cosine], ...]` of its spelling variants, largest cosine first; `None` if there are none;
@@ -61,14 +63,16 @@ def card(source: OpenedModel, params: Params) -> Any:
     facts |= {name: _plain(column[token].item()) for name, column in _numbers(source).items()}
     found = {name: column.get(token) for name, column in _some(source).items()}
     pairs = torch.tensor([[token, other] for other in _variants(source).get(token, [])], dtype=torch.int64)
-    return facts | found | {"variants": _with_cosines(source, pairs.view(-1, 2)).get(token)}
+    variants = _with_cosines(source, pairs.view(-1, 2)).get(token)
+    return facts | found | {"variants": variants, "table_faults": list(table_report(source).table_faults())}
 
 
 def cards(source: OpenedModel, params: Params) -> bytes:
     """Return the facts about all tokens, as the bytes of a JSON object, for an exported page.
 
     Its key `numbers` has the columns of `card` with a value for each token, `some` those with a value for some tokens:
-    ID -> value. `some` also has `text`, `at` and `position` of `places`, of texts that the exported page contains.
+    ID -> value, and `all` what is the same for all tokens. `some` also has `text`, `at` and `position` of `places`, of
+    texts that the exported page contains.
     """
     every = [[token, other] for token, others in _variants(source).items() for other in others]
     some = {**_some(source), "variants": _with_cosines(source, torch.tensor(every, dtype=torch.int64).view(-1, 2))}
@@ -78,7 +82,10 @@ def cards(source: OpenedModel, params: Params) -> bytes:
     some["text"] = {token: text for token, (text, _) in found.items()}
     some["at"] = {token: at for token, (_, at) in found.items()}
     numbers = {name: [_plain(value) for value in column.tolist()] for name, column in _numbers(source).items()}
-    return json.dumps({"numbers": numbers, "some": some}, separators=(",", ":"), allow_nan=False).encode()
+    every_card = {"table_faults": list(table_report(source).table_faults())}
+    return json.dumps(
+        {"numbers": numbers, "some": some, "all": every_card}, separators=(",", ":"), allow_nan=False
+    ).encode()
 
 
 def places(source: OpenedModel, params: Params) -> Any:
@@ -157,12 +164,14 @@ def _compute_some(source: OpenedModel) -> dict[str, dict[int, Any]]:
     for name, rows in (
         ("broken", report.nonfinite_rows),
         ("zero", report.zero_rows),
-        ("under_trained", torch.nonzero(report.under_trained.flagged)[:, 0].tolist()),
+        ("under_trained", report.never_learned),
         ("never_looked_up", unused),
         ("unchanged", report.never_touched or ()),
         ("duplicate", sorted(equal)),
         ("at_mean", report.at_mean),
         ("near_duplicate", sorted(near.keys() - equal - set(report.at_mean))),
+        ("norm", [row for group in report.norm_outliers for row in group.ids]),
+        ("unlike_variants", () if report.spelling is None else report.spelling.odd_rows),
     ):
         for row in rows:
             findings.setdefault(row, []).append(name)

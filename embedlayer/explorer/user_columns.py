@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,13 @@ class UserColumns:
         columns: The columns in the order of the file.
         rows: Number of rows of the table that have a line.
         left_out: Names of columns that hold neither numbers nor texts.
+        unknown: Texts of the column `token` that no token has; their lines are skipped.
     """
 
     columns: tuple[UserColumn, ...] = ()
     rows: int = 0
     left_out: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 def read_user_columns(path: Path | str, source: OpenedModel) -> UserColumns:
@@ -71,7 +74,7 @@ def read_user_columns(path: Path | str, source: OpenedModel) -> UserColumns:
     Raises:
         FileError: The file cannot be read, has no key column or no other column, or a line has another number of
             values than the header.
-        SizeError: A key is unknown, stands for several rows, or occurs twice.
+        SizeError: An ID or all tokens are unknown, or a key stands for several rows or occurs twice.
         MissingExtraError: pyarrow is missing: `pip install 'embedlayer[parquet]'`.
     """
     path = Path(path)
@@ -85,10 +88,15 @@ def read_user_columns(path: Path | str, source: OpenedModel) -> UserColumns:
         raise FileError(f"{path} needs a column named id or token; found {', '.join(map(repr, names)) or 'none'}.")
     if not cells:
         raise FileError(f"{path} has no column beside {' and '.join(keys)}, so there is nothing to show.")
-    rows = _rows_of(keys, source, path)
+    found = _rows_of(keys, source, path)
+    rows = [row for row in found if row is not None]
     plain = {name: column for name, column in cells.items() if all(isinstance(each, Cell) for each in column)}
-    made = tuple(_column(name, column, rows, source.table.vocab_size) for name, column in plain.items())
-    return UserColumns(made, len(rows), tuple(name for name in cells if name not in plain))
+    known = [row is not None for row in found]
+    made = tuple(
+        _column(name, list(compress(column, known)), rows, source.table.vocab_size) for name, column in plain.items()
+    )
+    unknown = tuple(str(text) for text, row in zip(keys.get("token", []), found, strict=False) if row is None)
+    return UserColumns(made, len(rows), tuple(name for name in cells if name not in plain), unknown)
 
 
 def add_user_columns(source: OpenedModel, found: UserColumns) -> None:
@@ -184,18 +192,20 @@ def _read_parquet(path: Path) -> tuple[list[str], list[list[Any]]]:
     ]
 
 
-def _rows_of(keys: Mapping[str, list[Any]], source: OpenedModel, path: Path) -> list[int]:
-    """Return the row of the table for each line of a file.
+def _rows_of(keys: Mapping[str, list[Any]], source: OpenedModel, path: Path) -> list[int | None]:
+    """Return the row of the table for each line of a file; `None` for a line about a token that the table lacks.
 
     Raises:
-        SizeError: A key is unknown, stands for several rows, or occurs twice; or `id` and `token` disagree.
+        SizeError: An ID or all tokens are unknown, or a key stands for several rows or occurs twice; or `id` and
+            `token` disagree.
     """
+    rows: list[int | None]
     if "id" in keys:
         rows = [_checked_id(key, source.table.vocab_size, path) for key in keys["id"]]
-        _check_texts(rows, keys.get("token", []), source, path)
+        _check_texts([row for row in rows if row is not None], keys.get("token", []), source, path)
     else:
         rows = _rows_of_texts([str(key) for key in keys["token"]], source, path)
-    repeated = [row for row, count in Counter(rows).items() if count > 1]
+    repeated = [row for row, count in Counter(rows).items() if row is not None and count > 1]
     if repeated:
         raise SizeError(f"{path}: two lines are about row {repeated[0]}, {source.token_texts[repeated[0]]!r}.")
     return rows
@@ -243,24 +253,27 @@ def _check_texts(rows: list[int], texts: list[Any], source: OpenedModel, path: P
             )
 
 
-def _rows_of_texts(texts: list[str], source: OpenedModel, path: Path) -> list[int]:
-    """Return the rows that the column `token` stands for: all of its texts are entries, or all are readable texts.
+def _rows_of_texts(texts: list[str], source: OpenedModel, path: Path) -> list[int | None]:
+    """Return the rows that the column `token` stands for; `None` for a text that no token has.
+
+    The texts are entries of the vocabulary or readable texts, whichever more of them are.
 
     Raises:
-        SizeError: No token has such a text, or several have.
+        SizeError: No token has one of these texts, or several have the same.
     """
     entries, by_text = _entries(source), _readable(source)
-    if all(text in entries for text in texts):
+    if sum(text in entries for text in texts) >= sum(text in by_text for text in texts):
         by_text = entries
+    if texts and not any(text in by_text for text in texts):
+        raise SizeError(
+            f"{path}: no token of {source.title} is {texts[0]!r}, or another text of this file. For rows without a "
+            f"token use a column id."
+        )
     for text in texts:
         rows = by_text.get(text, [])
-        if not rows:
-            raise SizeError(
-                f"{path}: no token of {source.title} is {text!r}. For rows without a token use a column id."
-            )
         if len(rows) > 1:
             raise SizeError(f"{path}: {text!r} is the text of rows {rows[0]} and {rows[1]}. Use a column id instead.")
-    return [by_text[text][0] for text in texts]
+    return [by_text[text][0] if text in by_text else None for text in texts]
 
 
 def _column(name: str, cells: Sequence[Cell], rows: Iterable[int], vocab_size: int) -> UserColumn:

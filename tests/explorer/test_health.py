@@ -11,6 +11,9 @@ from embedlayer.analysis.chance import chance_geometry
 from embedlayer.analysis.geometry import table_geometry
 from embedlayer.analysis.health import table_health as examine
 from embedlayer.explorer import health
+from embedlayer.explorer.token_card import card
+from embedlayer.sources import OpenedModel
+from embedlayer.tables.dense import TokenEmbedding
 
 
 def test_findings_are_the_analysis_own_with_the_texts_of_the_page(of_run):
@@ -23,6 +26,22 @@ def test_findings_are_the_analysis_own_with_the_texts_of_the_page(of_run):
     assert torch.equal(torch.from_numpy(scores.copy()), expected.under_trained.scores.float())
     for finding in found["under_trained"]["tokens"]:
         assert finding["text"] == of_run.token_texts[finding["id"]]
+
+
+def test_rows_with_other_norms_are_listed_with_their_texts_and_the_card_names_them() -> None:
+    rows = torch.randn(300, 24)
+    rows[40:50] *= 20
+    opened = OpenedModel("planted", TokenEmbedding.from_pretrained(rows), tokens=[f"t{row}" for row in range(300)])
+    found = health.found(opened, {})
+    (group,) = found["norm_outliers"]
+    assert (group["rows"], group["ids"]) == (10, list(range(40, 50)))
+    assert found["texts"]["41"] == "t41"
+    assert "10 rows are longer than all others by a gap" in found["summary"]
+    facts = card(opened, {"id": "41"})
+    assert facts["findings"] == ["norm"]
+    (fault,) = facts["table_faults"]  # random numbers
+    assert fault.startswith("The rows look untrained")
+    assert card(opened, {"id": "2"})["findings"] is None
 
 
 def test_shares_of_the_variance_are_those_of_the_principal_components(of_run):

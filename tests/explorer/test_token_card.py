@@ -74,7 +74,7 @@ def test_an_exported_page_stores_the_same_facts_of_all_tokens(of_run):
         facts = {name: column[token] for name, column in stored["numbers"].items()}
         some = {name: column.get(str(token)) for name, column in stored["some"].items()}
         position, text, at = some.pop("position"), some.pop("text"), some.pop("at")
-        assert {"id": token, **facts, **some} == card(of_run, {"id": str(token)})
+        assert {"id": token, **facts, **some, **stored["all"]} == card(of_run, {"id": str(token)})
         shown = places(of_run, {"id": str(token)})
         assert position == shown["position"]
         assert text is None or (text, at) == (shown["text"], shown["at"])

@@ -60,6 +60,14 @@ def test_the_columns_of_a_parquet_file_of_the_same_table_are_read(tmp_path, of_r
     assert columns["kind"].groups is not None
 
 
+def test_lines_about_tokens_that_the_table_lacks_are_skipped(tmp_path, named) -> None:
+    found = read(tmp_path, "token,x\ndog,1\ncat,5\nzebra,7\n", named)
+    assert (found.rows, found.unknown) == (1, ("dog", "zebra"))
+    (column,) = found.columns
+    assert column.values[2] == 5
+    assert int(column.values.isfinite().sum()) == 1
+
+
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [

@@ -21,7 +21,8 @@ export function compute(name, params, load) {
   return name === "neighbors" ? neighbors(params, load, source) : undefined;
 }
 
-/** @typedef {{numbers: Record<string, any[]>, some: Record<string, Record<number, any>>}} Cards facts of all tokens */
+/** @typedef {{numbers: Record<string, any[]>, some: Record<string, Record<number, any>>,
+ *   all: Record<string, any>}} Cards facts of all tokens */
 
 /** @type {Map<string | number, Promise<Cards>>} */
 const cards = new Map();
@@ -36,8 +37,9 @@ async function factsOf(id, load, source) {
   const reading = cards.get(source.source)
     ?? load("cards", source).then((buffer) => JSON.parse(new TextDecoder().decode(buffer)));
   cards.set(source.source, reading);
-  const { numbers, some } = await reading;
-  return Object.fromEntries([["id", id], ...Object.entries(numbers).map(([name, column]) => [name, column[id]]),
+  const { numbers, some, all } = await reading;
+  return Object.fromEntries([["id", id], ...Object.entries(all),
+    ...Object.entries(numbers).map(([name, column]) => [name, column[id]]),
     ...Object.entries(some).map(([name, column]) => [name, column[id] ?? null])]);
 }
 

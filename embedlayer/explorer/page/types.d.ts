@@ -194,7 +194,20 @@ export interface Health {
   is_sound: boolean;
   /** Cosine of a row with its nearest row; null without two usable rows. */
   nearest: { rows: number; median: number | null; by_chance: number | null; mean_pair: number | null };
-  spelling: { pairs: number; cosine: number; error: number; shift: number; shifted_cosine: number } | null;
+  spelling: {
+    pairs: number;
+    cosine: number;
+    error: number;
+    shift: number;
+    shifted_cosine: number;
+    /** Share of the pairs that are as unlike as unrelated tokens; by chance 1. */
+    unlike: number;
+    is_mixed: boolean;
+    odd_rows: RowList;
+  } | null;
+  /** Under-trained rows that are not named as equal rows or rows at the mean. */
+  never_learned: number;
+  norm_outliers: (RowList & { low: number; high: number; nearest: number; median: number })[];
   /** Texts of the listed rows, by ID. */
   texts: Record<string, string>;
   under_trained: {
@@ -294,6 +307,8 @@ export interface TokenFacts {
   norm_share: number | null;
   score: number | null;
   findings: string[] | null;
+  /** What is wrong with the whole table; empty if nothing is. */
+  table_faults: string[];
   equal_rows: RowList | null;
   near_rows: RowList | null;
   variants: [id: number, cosine: number | null][] | null;

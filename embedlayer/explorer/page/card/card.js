@@ -130,7 +130,7 @@ async function showFacts({ id, texts, about: { data, manifest }, isStale }, plac
     place.replaceChildren(verdict(facts, texts), factList(facts, manifest));
     variants.replaceChildren(h("h3", null, "Spelling variants"),
       facts.variants?.length ? listOf(facts.variants, texts, { showIds: true })
-        : h("p", { class: "note" }, "No other spelling of it is in the vocabulary."));
+        : h("p", { class: "note" }, "No token differs from it in case, space or marker alone."));
   } catch (error) {
     if (!isStale()) place.replaceChildren(missing(/** @type {Error} */ (error)));
   }

@@ -8,8 +8,10 @@ import { definitions, h, token } from "../dom.js";
 const FAULTS = {
   broken: "NaN or infinity", zero: "Zero", under_trained: "Under-trained", never_looked_up: "Never looked up",
   unchanged: "Unchanged", duplicate: "Duplicate", at_mean: "At the mean", near_duplicate: "Nearly a duplicate",
+  norm: "Norm beyond a gap", unlike_variants: "Unlike its variants",
 };
 const SOUND = "Sound";
+const NO_FAULT = "No fault of this row"; // of a table with faults that no single row shows
 
 /** @param {number | null | undefined} value */
 function share(value) {
@@ -25,8 +27,8 @@ function fixed(value, digits = 3) {
 const counted = (value) => value.toLocaleString("en");
 
 /** Return the facts in a few words. @param {TokenFacts} facts */
-export function summaryOf({ findings, norm_share: below, count_rank: rank }) {
-  const parts = [findings ? findings.map((name) => FAULTS[name]).join(", ") : SOUND];
+export function summaryOf({ findings, table_faults: faults, norm_share: below, count_rank: rank }) {
+  const parts = [findings ? findings.map((name) => FAULTS[name]).join(", ") : faults.length ? "Faulty table" : SOUND];
   if (below !== null) parts.push(`norm above ${share(below)} of the rows`);
   if (rank !== undefined) parts.push(`frequency rank ${counted(rank)}`);
   return parts.join(" · ");
@@ -34,13 +36,15 @@ export function summaryOf({ findings, norm_share: below, count_rank: rank }) {
 
 /** Say whether the row is sound, or what is wrong with it. @param {TokenFacts} facts @param {string[]} texts */
 export function verdict(facts, texts) {
-  const { findings } = facts;
-  if (!findings) {
-    return h("p", { class: "card-verdict" }, h("b", null, `${SOUND}. `),
-      `Its under-training score is ${fixed(facts.score)}; a row with a score above 0 is under-trained.`);
+  const { findings, table_faults: faults } = facts;
+  const ofTable = faults.map((fault) => h("p", null, h("b", null, "The table. "), fault));
+  if (findings) {
+    return h("div", { class: "card-verdict card-faults" }, findings.map((name) =>
+      h("p", null, h("b", null, `${FAULTS[name]}. `), sentence(name, facts, texts))), ofTable);
   }
-  return h("div", { class: "card-verdict card-faults" }, findings.map((name) =>
-    h("p", null, h("b", null, `${FAULTS[name]}. `), sentence(name, facts, texts))));
+  const score = `Its under-training score is ${fixed(facts.score)}; a row with a score above 0 is under-trained.`;
+  return h("div", { class: `card-verdict${faults.length ? " card-faults" : ""}` },
+    h("p", null, h("b", null, `${faults.length ? NO_FAULT : SOUND}. `), score), ofTable);
 }
 
 /** @param {string} fault @param {TokenFacts} facts @param {string[]} texts @returns {Child[]} */
@@ -54,6 +58,12 @@ function sentence(fault, { score, equal_rows: equal, near_rows: near }, texts) {
   if (fault === "never_looked_up") return ["It does not occur in the corpus, so no step has looked up its row."];
   if (fault === "unchanged") return ["The row has the direction that it had before training."];
   if (fault === "at_mean") return ["The row is the mean of the others within 1 %, as a resize adds it, untrained."];
+  if (fault === "norm") {
+    return ["A gap without any row is between its norm and those of the other rows, as if it was multiplied by a factor."];
+  }
+  if (fault === "unlike_variants") {
+    return ["It is as unlike its spelling variants as unrelated tokens, although these are similar to one another."];
+  }
   return fault === "duplicate" ? others("The row is equal to ", equal, texts)
     : others("The row differs by 1 % or less from ", near, texts);
 }

@@ -16,6 +16,8 @@ const OWN = "own:"; // begins the name of a column of the user's own
 const MOST_GROUPS = 24; // of a column of the user's own that get a colour
 
 /** The columns that the map can be coloured by; each is computed or loaded when it is first used. */
+const OF_TOKENS = ["kind", "script", "length"];
+
 export class Columns {
   /** @type {Map<string, Column>} */ #known = new Map();
 
@@ -26,12 +28,14 @@ export class Columns {
    * @param {Float32Array} about.norms
    * @param {Data} about.data
    * @param {boolean} about.hasFrequency
+   * @param {boolean} about.hasTokens whether the rows have tokens, not numbers alone
    * @param {OwnColumn[]} about.own columns of the user's own
    * @param {() => TokenSum} about.selected
    * @param {() => Groups | null} about.clusters clusters of the layout, null until it is there
    */
-  constructor({ texts, kind, norms, data, hasFrequency, own, selected, clusters }) {
+  constructor({ texts, kind, norms, data, hasFrequency, hasTokens, own, selected, clusters }) {
     this.texts = texts;
+    this.hasTokens = hasTokens;
     this.kind = kind;
     this.data = data;
     this.selected = selected;
@@ -40,7 +44,9 @@ export class Columns {
     this.own = own;
     /** @type {[string, string][]} */
     const ownOptions = own.map(({ name }) => [OWN + name, `${name} (own)`]);
-    this.options = [...OPTIONS.filter(([name]) => name !== "frequency" || hasFrequency), ...ownOptions];
+    const isKnown = (/** @type {string} */ name) => (name === "frequency" ? hasFrequency
+      : hasTokens || !OF_TOKENS.includes(name));
+    this.options = [...OPTIONS.filter(([name]) => isKnown(name)), ...ownOptions];
     this.#known.set("kind", kind).set("norm", this.norms);
   }
 

@@ -241,6 +241,7 @@ export class ComparisonMap {
   #list(order) {
     const { comparison } = this.about;
     const rows = comparison[order].slice(0, SHOWN).map((moved) => this.#row(moved, order));
+    if (!rows.length) return h("p", { class: "note" }, "No row changed by more than rounding.");
     const note = comparison.moved_never === null ? "" : " of the training text";
     return h("div", null, h("p", { class: "note" },
       `Tokens${note} by the cosine of their two rows, with the ratio of the norms over the median ratio.`),

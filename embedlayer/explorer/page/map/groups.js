@@ -34,6 +34,11 @@ export function kinds(texts, special) {
   return { names: KINDS, of };
 }
 
+/** Return one group of all rows of a table without tokens. @param {number} count @returns {Groups} */
+export function rowsAlone(count) {
+  return { names: ["row"], of: new Uint8Array(count) };
+}
+
 const SCRIPTS = [
   "Latin", "Cyrillic, Greek", "Han, Kana, Hangul", "Arabic, Hebrew", "other scripts", "digits", "symbols, spaces",
   "bytes, special, none",

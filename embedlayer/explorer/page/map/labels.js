@@ -12,7 +12,8 @@
  * @property {string} style
  *
  * @typedef {Candidate & {left: number, middle: number}} Placed left end and middle line of the text
- * @typedef {{width: number, height: number, gap: number, most: number}} Space
+ * @typedef {{width: number, height: number, covered: number[][], gap: number, most: number}} Space `covered`: boxes
+ *   that no name may be in, each left, top, right and bottom
  */
 
 const CELL = 8; // pixels
@@ -52,8 +53,9 @@ class Cells {
  * @param {Space} space
  */
 export function placeLabels(candidates, space) {
-  const { width, height, gap, most } = space;
+  const { width, height, covered, gap, most } = space;
   const cells = new Cells(width, height, CELL);
+  for (const box of covered) if (box[2] > box[0]) cells.take(box);
   /** @type {Placed[]} */
   const placed = [];
   for (const candidate of candidates) {

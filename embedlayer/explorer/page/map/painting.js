@@ -17,6 +17,7 @@ import { toScreen } from "./viewport.js";
  * @typedef {object} Overlay
  * @property {number} width in CSS pixels
  * @property {number} height in CSS pixels
+ * @property {number[][]} covered boxes without names: left, top, right, bottom
  * @property {boolean} cross whether the keyboard chooses in the middle
  * @property {Palette} colours
  * @property {string[]} axes names of the horizontal and of the vertical axis
@@ -209,7 +210,7 @@ function widthOf(context, text) {
 
 /** @param {Context2D} context @param {PointScene} scene @param {Viewport} viewport @param {Overlay} overlay */
 function paintNames(context, scene, viewport, overlay) {
-  const { width, height, colours, most } = overlay;
+  const { width, height, covered, colours, most } = overlay;
   const fonts = {
     token: `12px ${colours.mono}`, group: `600 15px ${colours.font}`, part: `500 12.5px ${colours.font}`,
   };
@@ -225,7 +226,7 @@ function paintNames(context, scene, viewport, overlay) {
     }
   }
   const gap = 4 + radiusOf(scene.xs.length, viewport.zoom / scene.home);
-  for (const { text, left, middle, style } of placeLabels(candidates(), { width, height, gap, most })) {
+  for (const { text, left, middle, style } of placeLabels(candidates(), { width, height, covered, gap, most })) {
     context.font = fonts[/** @type {Style} */ (style)];
     context.fillStyle = inks[/** @type {Style} */ (style)];
     outlined(context, text, left, middle, colours);

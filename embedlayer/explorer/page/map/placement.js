@@ -120,9 +120,11 @@ export class Placement {
   /** Say why there is no layout. @param {Error} error */
   #explain(error) {
     const wasCancelled = error instanceof NoLayout;
-    const why = wasCancelled ? "The neighbour layout was cancelled." : error.message;
+    const isExported = this.about.data.exported;
+    const why = wasCancelled ? "The neighbour layout was cancelled."
+      : isExported ? "This file has no neighbour layout: the table is too large." : error.message;
     this.about.controls.showProgress(`${why} These are the first two principal components.`,
-      [wasCancelled ? "Compute it" : "Try again", () => this.#showLayout(true)]);
+      isExported ? undefined : [wasCancelled ? "Compute it" : "Try again", () => this.#showLayout(true)]);
   }
 
   /** @param {LayoutProgress} progress */

@@ -1,7 +1,7 @@
 /** The panel beside the map: the selection, its nearest neighbours, and the tokens that were found. */
 
 import { empty, h, segments, token, visibleText } from "../dom.js";
-import { KIND, KINDS, hex } from "./groups.js";
+import { KIND, hex } from "./groups.js";
 import { isEmpty } from "./selection.js";
 import { subwordButtons } from "./subwords.js";
 import { download, toTsv } from "./tsv.js";
@@ -135,7 +135,8 @@ export class Side {
     const { texts, kind, columns } = this.about;
     const frequency = columns.frequency();
     const facts = [
-      ["ID", id.toLocaleString("en")], ["Bytes", hex(texts[id]) || "none"], ["Kind", KINDS[kind.of[id]]],
+      ["ID", id.toLocaleString("en")],
+      ...(columns.hasTokens ? [["Bytes", hex(texts[id]) || "none"], ["Kind", kind.names[kind.of[id]]]] : []),
       ["Norm", columns.norms.values[id].toFixed(3)],
     ];
     if (frequency) {

@@ -14,8 +14,8 @@ const HINT = 1600; // milliseconds
 const MANY = 60000; // points from which on a pixel of the picture is a CSS pixel
 
 /**
- * @typedef {{width: number, height: number, cross: boolean}} Frame size in CSS pixels; `cross`: whether the keyboard
- *   chooses in the middle
+ * @typedef {{width: number, height: number, cross: boolean, covered: number[][]}} Frame size in CSS pixels; `cross`:
+ *   whether the keyboard chooses in the middle; `covered`: left, top, right and bottom of each control above the picture
  *
  * @typedef {object} Host
  * @property {(width: number, height: number) => Viewport} fitted the viewport of all points
@@ -39,6 +39,11 @@ export function emptyScene(size) {
   };
 }
 
+/** Return the box of an element in its parent: left, top, right, bottom. @param {HTMLElement} element */
+function boxOf({ offsetLeft, offsetTop, offsetWidth, offsetHeight }) {
+  return [offsetLeft, offsetTop, offsetLeft + offsetWidth, offsetTop + offsetHeight];
+}
+
 export class Stage {
   /** @type {Grid | null} */ #grid = null;
   #width = 0;
@@ -52,12 +57,13 @@ export class Stage {
    * @param {PointScene} scene
    * @param {string} label for screen readers
    * @param {Host} host
-   * @param {...Node} controls above the picture
+   * @param {...HTMLElement} controls above the picture
    */
   constructor(scene, label, host, ...controls) {
     const points = h("canvas", { "aria-hidden": "true" });
     this.scene = scene;
     this.host = host;
+    this.controls = controls;
     this.over = h("canvas", { class: "map-over", tabIndex: 0, role: "application", "aria-label": label });
     this.tip = h("div", { class: "map-tip", hidden: true });
     this.hint = h("p", { class: "map-hint", hidden: true }, "Tap twice to move the map with one finger");
@@ -91,7 +97,7 @@ export class Stage {
     const scale = Math.min(devicePixelRatio || 1, scene.xs.length > MANY ? 1 : 2);
     this.painter.paint(scene, scene.viewport, width, height, scale);
     const cross = document.activeElement === over && over.matches(":focus-visible");
-    this.host.above(contextOf(over), scene.viewport, { width, height, cross });
+    this.host.above(contextOf(over), scene.viewport, { width, height, cross, covered: this.controls.map(boxOf) });
     measured("map: frame", start);
   }
 

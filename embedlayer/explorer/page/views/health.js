@@ -42,7 +42,9 @@ async function open(element, context) {
       panel("Norms of the rows", "Euclidean norms. The norm alone does not separate trained from untrained rows: in "
         + "tied tables untrained rows can have the largest norm.", underTrainedLegend(), charts.norms.element),
       panel("Under-training score", "Rows of tokens that did not occur in training got gradients in one common "
-        + "direction, so they form a narrow cone. The score is 1 on the axis of the cone and 0 at its edge.",
+        + "direction, so they form a narrow cone. "
+        + (health.under_trained.cones.length ? "The score is 1 on the axis of the cone and 0 at its edge."
+          : "There is none here, so no score is above 0: rows nearest to the densest direction score highest."),
       underTrainedLegend(), charts.scores.element),
       panel("Spectrum of the variance", "Share of the variance along each principal component, largest first. "
         + `Effective rank: ${spectrum.effective_rank.toFixed(0)} of ${manifest.embed_dim} dimensions (random numbers: `
@@ -71,13 +73,14 @@ function panel(title, note, ...children) {
  * @param {number} embedDim
  */
 function tiles(health, spectrum, vocabSize, embedDim) {
-  const under = health.under_trained.rows;
+  const under = health.never_learned;
   const share = under / vocabSize;
   const [cone] = health.under_trained.cones;
   const contrast = cone?.contrast ? `; contrast ${cone.contrast.toFixed(1)}, clusters have 1` : "";
   /** @type {[string, number, string][]} */
   const items = [
-    ["Under-trained", under, `${(100 * share).toFixed(under && share < 0.001 ? 2 : 1)} % of the rows${contrast}`],
+    ["Under-trained", under, under ? `${(100 * share).toFixed(share < 0.001 ? 2 : 1)} % of the rows${contrast}`
+      : "no narrow cone of rows"],
     ["Zero", health.zero_rows.rows, "all values are 0"],
     ["NaN or infinity", health.nonfinite_rows.rows, "invalid values"],
     ["Duplicates", health.duplicates.rows, groupsNote(health.duplicates)],
@@ -120,7 +123,8 @@ function measures({ nearest, spelling }, spectrum, embedDim) {
   }
   if (spelling) {
     items.push(["Spelling variants", spelling.cosine,
-      `cosine of ${spelling.pairs.toLocaleString("en")} pairs; by chance 0 ± ${spelling.error.toFixed(3)}`]);
+      `cosine of ${spelling.pairs.toLocaleString("en")} pairs (dog, dogs); by chance 0 ± ${spelling.error.toFixed(3)}`],
+    ["Unlike variants", spelling.unlike, "share of the pairs as unlike as unrelated tokens; by chance 1"]);
   }
   return items;
 }
@@ -151,13 +155,13 @@ function markOf({ token: chosen }, texts) {
 }
 
 /** @param {Health} health @param {Float32Array} norms @param {Float32Array} scores @param {Marked} marked */
-function histograms({ under_trained: { threshold } }, norms, scores, marked) {
+function histograms({ under_trained: { threshold, cones } }, norms, scores, marked) {
   const isUnder = Uint8Array.from(scores, (score) => Number(score > threshold));
   const [low] = spread(scores.filter(Number.isFinite), 0.0005);
   return {
     norms: histogramChart("norm", norms, isUnder, spread(norms.filter(Number.isFinite), 0.0005), marked),
     scores: histogramChart("score", scores, isUnder, [Math.min(low, -0.2), 1], marked,
-      { at: threshold, text: "edge of the cone" }),
+      cones.length ? { at: threshold, text: "edge of the cone" } : undefined),
   };
 }
 
@@ -275,10 +279,19 @@ function otherRows(health) {
     ...idList("Zero rows", health.zero_rows, texts),
     ...groupList("Equal rows", health.duplicates, texts),
     ...idList("Rows at the mean of the others, within 1 %", health.at_mean, texts),
+    ...health.norm_outliers.flatMap((group) => idList(normsTitle(group), group, texts)),
+    ...idList("Rows unlike their spelling variants, although these are similar", health.spelling?.odd_rows, texts),
     ...groupList("Nearly equal rows, within 1 %", health.near_duplicates, texts),
     ...idList("Unchanged rows", health.never_touched, texts),
   ];
   return parts.length ? h("section", { class: "panel others" }, h("h2", null, "Rows to look at"), parts) : "";
+}
+
+/** @param {Health["norm_outliers"][number]} group */
+function normsTitle({ low, high, nearest }) {
+  const side = low > nearest ? `of ${short(low)} or more, the others at most`
+    : `of ${short(high)} or less, the others at least`;
+  return `Rows with norms ${side} ${short(nearest)}`;
 }
 
 /** @param {number} id @param {Record<string, string>} texts */

@@ -6,7 +6,7 @@ import { clusterColumn, clusterNames } from "../map/clusters.js";
 import { Colouring } from "../map/colouring.js";
 import { Columns, namesInOrder } from "../map/columns.js";
 import { Controls } from "../map/controls.js";
-import { kinds } from "../map/groups.js";
+import { kinds, rowsAlone } from "../map/groups.js";
 import { Naming } from "../map/naming.js";
 import { paintOver } from "../map/painting.js";
 import { Placement } from "../map/placement.js";
@@ -87,12 +87,13 @@ class MapView {
     this.context = context;
     this.texts = texts;
     this.selected = selected;
-    this.kind = kinds(texts, special);
+    const hasTokens = manifest.has.includes("tokens");
+    this.kind = hasTokens ? kinds(texts, special) : rowsAlone(texts.length);
     this.lower = texts.map((text) => text.toLowerCase());
     this.axes = new Axes({ size: texts.length, coordinates, explained, state, data, selected });
     this.columns = new Columns({
       texts, kind: this.kind, norms: new Float32Array(norms), data, own, selected,
-      hasFrequency: manifest.has.includes("frequency"),
+      hasTokens, hasFrequency: manifest.has.includes("frequency"),
       clusters: () => (this.axes.layout ? clusterColumn(this.axes.layout, texts) : null),
     });
     this.inOrder = once(() => namesInOrder(texts, this.kind, this.columns.frequency()));
