@@ -54,3 +54,23 @@ def test_shares_of_the_variance_are_those_of_the_principal_components(of_run):
     assert found["mean_cosine"] == geometry.mean_cosine
     assert found["isotropy"] == geometry.isotropy
     assert found["chance"] == asdict(chance_geometry(geometry))
+
+
+def test_the_page_lists_rows_with_other_norms_and_a_table_without_tokens_has_no_kinds(browser, serving) -> None:
+    rows = torch.randn(300, 24)
+    rows[40:50] *= 20
+    opened = OpenedModel("planted", TokenEmbedding.from_pretrained(rows))
+    with serving(opened) as url, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{url}#health?id=41&card=open")
+        assert "Rows with norms of" in page.locator(".others h3").inner_text()
+        assert page.locator(".others [data-token]").count() == 10
+        verdict = page.locator(".card-verdict")
+        verdict.locator("p").nth(1).wait_for()
+        assert "Norm beyond a gap." in verdict.inner_text()
+        assert "The table. The rows look untrained" in verdict.inner_text()
+        page.goto(f"{url}#map?id=41")
+        facts = page.locator(".map-card .facts")
+        facts.wait_for()
+        assert facts.locator("dt").all_inner_texts() == ["ID", "Norm"]
+        assert page.locator(".map-legend").inner_text().strip() == "row"

@@ -59,7 +59,7 @@ function sentence(fault, { score, equal_rows: equal, near_rows: near }, texts) {
   if (fault === "unchanged") return ["The row has the direction that it had before training."];
   if (fault === "at_mean") return ["The row is the mean of the others within 1 %, as a resize adds it, untrained."];
   if (fault === "norm") {
-    return ["A gap without any row is between its norm and those of the other rows, as if it was multiplied by a factor."];
+    return ["There is a wide gap between its norm and those of the other rows, as if it was multiplied by a factor."];
   }
   if (fault === "unlike_variants") {
     return ["It is as unlike its spelling variants as unrelated tokens, although these are similar to one another."];

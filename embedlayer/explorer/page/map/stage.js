@@ -15,7 +15,7 @@ const MANY = 60000; // points from which on a pixel of the picture is a CSS pixe
 
 /**
  * @typedef {{width: number, height: number, cross: boolean, covered: number[][]}} Frame size in CSS pixels; `cross`:
- *   whether the keyboard chooses in the middle; `covered`: left, top, right and bottom of each control above the picture
+ *   whether the keyboard chooses in the middle; `covered`: left, top, right and bottom of each control above
  *
  * @typedef {object} Host
  * @property {(width: number, height: number) => Viewport} fitted the viewport of all points
