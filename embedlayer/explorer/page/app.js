@@ -46,6 +46,7 @@ class Page {
   /** @type {Record<string, Record<string, string>>} the state of each view */ #states = {};
   #source = 0;
   #opening = 0;
+  #switching = 0;
   /** @type {number | null} ID of the chosen token */ #token = null;
   #mark = new CSSStyleSheet();
 
@@ -85,9 +86,22 @@ class Page {
 
   /** Show another source, with the same token if it has one of this text. @param {number} source */
   async #switchSource(source) {
+    const request = ++this.#switching;
     const token = await this.#tokenIn(source);
+    if (request !== this.#switching) return;
     this.#states = {}; // the state of one table has no meaning in another
-    location.hash = formatHash(this.#current?.id ?? VIEWS[0].id, this.#pageState({}, source, token));
+    this.#navigate(formatHash(this.#current?.id ?? VIEWS[0].id, this.#pageState({}, source, token)));
+  }
+
+  /**
+   * Show what a hash says, as a new entry of the history. It is followed at once: a view that still opens may write
+   * its state into the address before an event would come.
+   * @param {string} hash
+   */
+  #navigate(hash) {
+    if (hash === location.hash) return;
+    history.pushState(null, "", hash);
+    this.#follow();
   }
 
   /** Return the ID of the chosen token in another source; null if it has none of this text. @param {number} source */
@@ -129,7 +143,7 @@ class Page {
   /** @param {string} id @param {Record<string, any>} [changes] */
   #go(id, changes) {
     if (isNarrow()) this.card.setOpen(false);
-    location.hash = this.#hash(id, changes);
+    this.#navigate(this.#hash(id, changes));
   }
 
   /** Show what the hash says. */
@@ -229,7 +243,7 @@ class Page {
       source,
       theme,
       data: this.#data(source),
-      state: this.#state(view),
+      state: this.#state(view, source),
       token: {
         get: () => this.#token,
         choose: (id) => {
@@ -249,12 +263,13 @@ class Page {
     };
   }
 
-  /** @param {View} view @returns {ViewState} */
-  #state(view) {
+  /** @param {View} view @param {number} source @returns {ViewState} */
+  #state(view, source) {
     return {
       /** @param {string} key @param {string} [fallback] */
       get: (key, fallback) => /** @type {string} */ (this.#states[view.id]?.[key] ?? fallback),
       set: (changes) => {
+        if (this.#source !== source) return; // a view of the source before still opens
         this.#states[view.id] = changed(this.#states[view.id] ?? {}, changes);
         if (this.#current === view) this.#replaceHash();
       },
