@@ -29,6 +29,7 @@ export const scene = {
     + "sentences and predicts the neighbours of each word. The gradient of that loss moves the rows (arrows).",
     "No sentence says that a cat is like a dog. But both eat, sleep and play, so their rows get similar gradients.",
   ],
+  words: ["output head", "softmax", "nats"],
   task: "Train until cat and dog are each other's nearest neighbour.",
   draw,
 };
