@@ -286,6 +286,7 @@ def do_training(page):
     assert "3 of 12 rows" in page.locator('[data-value="moved"]').inner_text()
     page.get_by_label("tied head").check()
     assert "12 of 12 rows" in page.locator('[data-value="moved"]').inner_text()
+    assert page.locator(".learn-claims li").nth(1).get_attribute("class") == "learn-fails"
     page.get_by_label("tied head").uncheck()
     page.get_by_role("button", name="Play").click()
     page.locator(".learn-right").wait_for()
@@ -527,10 +528,10 @@ def test_every_scene_fits_a_phone_and_its_text_is_short(url, open_page):
     heights = set()
     for _ in SCENES:
         page.locator(".learn-picture:not([aria-busy])").wait_for()
-        for size in ({"width": 1280, "height": 800}, {"width": 360, "height": 740}, {"width": 390, "height": 844}):
-            page.set_viewport_size(size)
-            assert page.evaluate(CROWDED) == [], size
-            if size["width"] == 1280:
+        for width, height in ((1280, 800), (1000, 700), (360, 740), (390, 844)):
+            page.set_viewport_size({"width": width, "height": height})
+            assert page.evaluate(CROWDED) == [], width
+            if width == 1280:
                 heights.add(page.locator(".learn-next").bounding_box()["y"])
         page.wait_for_timeout(50)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -87,6 +87,8 @@ function claimsOf() {
     ["Learned embeddings start random; sinusoidal ones encode relative positions.", true,
       `Cosine of positions 0 and 1: ${fixed(learned)} learned, ${fixed(fixedOnes)} sinusoidal. Training must find the `
       + "order of the learned rows by itself."],
+    ["Learned embeddings cannot generalize beyond max_seq_len.", true,
+      `The table has ${ROWS} rows, for positions 0 to ${ROWS - 1}. Position ${ROWS} has none: an IndexError.`],
     ["Sinusoidal embeddings can theoretically extrapolate.", null, "There is a vector for every position. But the loss "
       + "of a small decoder trained on 64 tokens was 3.642 there and 4.788 at 128 tokens."],
     ["RoPE and ALiBi extrapolate better.", null, "In the same experiment, from 64 to 512 tokens, the loss with rotary "

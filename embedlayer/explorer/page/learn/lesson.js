@@ -19,7 +19,8 @@ export const LESSON = [
   ["Introduction", [
     { name: "Memory table: GPT-2 small, LLaMA 7B and 70B", scene: "memory",
       claim: "Embeddings are often the largest", holds: null },
-    { name: "Intuition: Distance(cat, dog) < Distance(cat, code)", scene: "training" },
+    { name: "Intuition: Distance(cat, dog) < Distance(cat, code)", scene: "training", settings: { step: "20" },
+      claim: "Distance(cat, dog)", holds: true },
     { name: "Try This, Embedding Architecture: step through the pipeline", scene: "sum", settings: { step: "1" } },
   ]],
   ["Lookup and gradient", [
@@ -74,7 +75,8 @@ export const LESSON = [
   ]],
   ["Common Pitfalls", [
     { name: "Forgetting the sqrt scale", scene: "width", claim: "Without the factor", holds: null },
-    { name: "Exceeding max_seq_len", scene: "learned", settings: { length: "51" } },
+    { name: "Exceeding max_seq_len", scene: "learned", settings: { length: "51" },
+      claim: "Learned embeddings cannot", holds: true },
     { name: "Ignoring padding", scene: "gradient", settings: { ids: "0.5.0" }, claim: "The padding row", holds: true },
     { name: "Poor initialization", scene: "width", settings: { std: "1" }, claim: "Large initial values",
       holds: null },

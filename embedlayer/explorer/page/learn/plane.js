@@ -58,19 +58,21 @@ function drawPlane(context, { points, reach, axes }, width, height) {
   const colours = theme();
   const tall = (reach * height) / width;
   const [x, y] = [scale(-reach, reach, 0, width), scale(-tall, tall, height, 0)];
+  const placed = points.map((point) => boxAround(x(point.x), y(point.y)));
   context.font = `11px ${getComputedStyle(context.canvas).fontFamily}`;
   context.fillStyle = colours.muted;
   for (const value of ticks(-reach, reach, 6)) {
     straight(context, x(value), 0, x(value), height, value === 0 ? colours.muted : colours.line);
     if (Math.abs(value) < tall) straight(context, 0, y(value), width, y(value), value ? colours.line : colours.muted);
-    if (value > 0 && x(value) < width - 60) context.fillText(String(value), x(value) + 3, y(0) + 12);
+    if (value <= 0 || x(value) >= width - 60) continue;
+    context.fillText(String(value), x(value) + 3, y(0) + 12);
+    placed.push([x(value) + 1, y(0) + 2, x(value) + 22, y(0) + 14]);
   }
   context.textAlign = "right";
   context.fillText(axes[0], width - 6, height - 7);
   context.textAlign = "left";
   context.fillText(axes[1], x(0) + 5, 12);
   for (const point of points) if (point.arrow) drawArrow(context, point, x, y, colours);
-  const placed = points.map((point) => boxAround(x(point.x), y(point.y)));
   for (const point of [...points].sort((a, b) => Number(b.faint ?? false) - Number(a.faint ?? false))) {
     drawPoint(context, point, x(point.x), y(point.y), placed, { colours, width });
   }
@@ -86,7 +88,7 @@ function boxAround(x, y) {
  * @param {PlanePoint} point
  * @param {number} x
  * @param {number} y
- * @param {number[][]} placed boxes of all points and of the names so far
+ * @param {number[][]} placed boxes of all points, of the numbers of the axis and of the names so far
  * @param {{colours: Theme, width: number}} frame
  */
 function drawPoint(context, { name, colour, faint }, x, y, placed, { colours, width }) {
