@@ -443,6 +443,8 @@ def test_back_shows_the_scene_before_and_progress_survives(url, open_page):
     page.locator('.learn-rail button[aria-current="step"] b', has_text="3").wait_for()
     page.get_by_text("Find an exercise of the lesson").click()
     page.get_by_role("button", name="Reset all tasks and settings").click()
+    page.get_by_text("3 of 13 tasks done").wait_for()
+    page.get_by_role("button", name="Click again to reset all").click()
     page.get_by_text("0 of 13 tasks done").wait_for()
     assert current.inner_text() == "1"
     page.reload()

@@ -107,11 +107,23 @@ export function lessonIndex({ source }, onReset) {
       + "lesson's settings. Beside it: whether what the lesson says holds there."),
     h("div", { class: "learn-lesson" }, LESSON.map(([part, exercises]) => h("section", null, h("h3", null, part),
       h("ul", null, exercises.map((exercise) => h("li", null, linkTo(exercise, source))))))),
-    h("p", null, h("button", { type: "button", onClick: onReset }, "Reset all tasks and settings")));
+    h("p", null, resetButton(onReset)));
   element.addEventListener("click", (event) => {
     if (/** @type {HTMLElement} */ (event.target).closest("a")) element.open = false;
   });
   return element;
+}
+
+/** Create the button that calls `onReset` at the second click. @param {() => void} onReset */
+function resetButton(onReset) {
+  const text = "Reset all tasks and settings";
+  const button = h("button", { type: "button", onClick: () => {
+    const isSure = button.textContent !== text;
+    button.textContent = isSure ? text : "Click again to reset all";
+    if (isSure) onReset();
+  } }, text);
+  button.addEventListener("blur", () => (button.textContent = text));
+  return button;
 }
 
 /** @param {Exercise} exercise @param {number} source */
