@@ -268,10 +268,15 @@ class Page {
     return {
       /** @param {string} key @param {string} [fallback] */
       get: (key, fallback) => /** @type {string} */ (this.#states[view.id]?.[key] ?? fallback),
+      all: () => ({ ...this.#states[view.id] }),
       set: (changes) => {
         if (this.#source !== source) return; // a view of the source before still opens
         this.#states[view.id] = changed(this.#states[view.id] ?? {}, changes);
         if (this.#current === view) this.#replaceHash();
+      },
+      push: (changes) => {
+        this.#states[view.id] = changed(this.#states[view.id] ?? {}, changes);
+        if (this.#current === view) history.pushState(null, "", this.#hash(view.id));
       },
     };
   }
