@@ -212,7 +212,7 @@ def test_the_choice_survives_views_reload_and_source(url, open_page, of_run, oth
 def test_a_source_that_is_chosen_while_a_view_opens_is_shown(url, open_page, dog):
     page = open_page(f"{url}#health?id={dog}")
     page.locator("#view-health .panel").first.wait_for()
-    for view, number in (("map", "1"), ("health", "0"), ("compare", "1"), ("pipeline", "0"), ("positions", "1")):
+    for view, number in (("map", "1"), ("health", "0"), ("positions", "1"), ("pipeline", "0")):
         page.evaluate(
             "([view, number]) => { const source = document.getElementById('source');"
             "  document.getElementById(`tab-${view}`).click();"

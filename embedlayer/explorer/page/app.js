@@ -56,7 +56,7 @@ class Page {
     this.manifest = manifest;
     document.adoptedStyleSheets = [this.#mark];
     this.card = new TokenCard(element("card"), {
-      opened: () => this.#replaceHash(),
+      opened: () => this.#writeHash(),
       dismissed: () => this.#choose(null),
     });
     element("tabs").append(...VIEWS.map((view) => this.#tab(view)));
@@ -136,8 +136,12 @@ class Page {
     return formatHash(id, this.#pageState(changed(this.#states[id] ?? {}, changes)));
   }
 
-  #replaceHash() {
-    if (this.#current) history.replaceState(null, "", this.#hash(this.#current.id));
+  /** Write the state into the address. @param {boolean} [isNew] as a new entry of the history */
+  #writeHash(isNew = false) {
+    if (!this.#current) return;
+    const hash = this.#hash(this.#current.id);
+    if (isNew) history.pushState(null, "", hash);
+    else history.replaceState(null, "", hash);
   }
 
   /** @param {string} id @param {Record<string, any>} [changes] */
@@ -183,7 +187,7 @@ class Page {
   #choose(/** @type {number | null} */ id, isFromView = false) {
     if (id === this.#token) return;
     this.#setToken(id, this.card.isOpen);
-    this.#replaceHash();
+    this.#writeHash();
     if (!isFromView) this.#opened?.tokenChosen?.(id);
   }
 
@@ -265,19 +269,18 @@ class Page {
 
   /** @param {View} view @param {number} source @returns {ViewState} */
   #state(view, source) {
+    /** @param {Record<string, any>} changes @param {boolean} [isNew] */
+    const set = (changes, isNew = false) => {
+      if (this.#source !== source) return; // a view of the source before still opens
+      this.#states[view.id] = changed(this.#states[view.id] ?? {}, changes);
+      if (this.#current === view) this.#writeHash(isNew);
+    };
     return {
       /** @param {string} key @param {string} [fallback] */
       get: (key, fallback) => /** @type {string} */ (this.#states[view.id]?.[key] ?? fallback),
       all: () => ({ ...this.#states[view.id] }),
-      set: (changes) => {
-        if (this.#source !== source) return; // a view of the source before still opens
-        this.#states[view.id] = changed(this.#states[view.id] ?? {}, changes);
-        if (this.#current === view) this.#replaceHash();
-      },
-      push: (changes) => {
-        this.#states[view.id] = changed(this.#states[view.id] ?? {}, changes);
-        if (this.#current === view) history.pushState(null, "", this.#hash(view.id));
-      },
+      set: (changes) => set(changes),
+      push: (changes) => set(changes, true),
     };
   }
 
