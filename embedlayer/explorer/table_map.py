@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from embedlayer.analysis.clusters import PlaneClusters, plane_clusters, typical_tokens
-from embedlayer.errors import SizeError
+from embedlayer.errors import EmbedLayerError, SizeError
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.layout import MOVING, SEARCHING, Layout, OnProgress, compute_layout
 from embedlayer.explorer.layout_cache import layout_path, load_layout, store_layout
@@ -82,6 +82,7 @@ class MapJob:
         self._stop, self._ended = threading.Event(), threading.Event()
         self._state, self._stage, self._share, self._error = "absent", "", 0.0, ""
         self._map: TableMap | None = None
+        self._refusal: EmbedLayerError | None = None
 
     def start(self) -> None:
         """Start the computation, unless it is running or done."""
@@ -90,6 +91,7 @@ class MapJob:
                 return
             self._stop, self._ended = threading.Event(), threading.Event()
             self._state, self._stage, self._share, self._error = "running", SEARCHING, 0.0, ""
+            self._refusal = None
             self._thread = threading.Thread(target=self._run, args=(self._stop, self._ended), name="map", daemon=True)
             self._thread.start()
 
@@ -119,8 +121,11 @@ class MapJob:
 
         Raises:
             SizeError: It is not ready.
+            EmbedLayerError: The source cannot be mapped; the error is that of the computation.
         """
         with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
             if self._map is None:
                 raise SizeError(f"The layout is not ready: its state is {self._state!r}. Request layout-start first.")
             return self._map
@@ -135,6 +140,7 @@ class MapJob:
 
         Raises:
             SizeError: It failed or was cancelled.
+            EmbedLayerError: As in `result`.
         """
         self.start()
         try:  # not `join` with a timeout: if Ctrl-C ends it, Python 3.11 takes the thread for ended
@@ -156,6 +162,7 @@ class MapJob:
                 self._stage, self._share = stage, begin + part * share
 
         state, error, found = "failed", "The computation ended with an error; the terminal shows it.", None
+        refusal: EmbedLayerError | None = None
         try:
             found = compute_map(self._source, report)
             state, error = "ready", ""
@@ -163,8 +170,11 @@ class MapJob:
             state, error = "cancelled", ""
         except MemoryError as problem:
             error = f"There is not enough memory for the layout: {problem}"
+        except EmbedLayerError as problem:  # a damaged file, say
+            error, refusal = str(problem), problem
         finally:
             with self._lock:
+                self._refusal = refusal
                 self._state, self._stage, self._error, self._map = state, "", error, found
                 self._share = 1.0 if state == "ready" else self._share
             ended.set()

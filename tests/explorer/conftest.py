@@ -81,13 +81,17 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     contexts: list[Any] = []
     homes: set[str] = set()
 
+    def note(line: Any) -> None:
+        if line.type in ("error", "warning"):
+            complaints.append(f"{line.text} {line.location['url']}")
+
     def open_(url: str, **options: Any) -> Any:
         context = browser.new_context(viewport={"width": 1280, "height": 800}, **options)
         context.set_default_timeout(60_000)
         contexts.append(context)
         homes.add(url.split("#")[0])
         page = context.new_page()
-        page.on("console", lambda line: complaints.append(line.text) if line.type in ("error", "warning") else None)
+        page.on("console", note)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(url)

@@ -35,8 +35,14 @@ MODULES = {
         "twice",
         "width",
         "memory",
+        "waves",
+        "glossary",
+        "lesson",
+        "scenes",
     )
 }
+VERDICTS = {True: "learn-holds", False: "learn-fails", None: "learn-depends"}
+AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +168,14 @@ def test_the_same_word_at_two_positions_has_the_cosine_of_the_library(story, dim
         assert found == pytest.approx(expected[a, b].item(), abs=1e-6)
 
 
+def test_a_rotation_of_the_pairs_shifts_sinusoids(story):
+    rows = sinusoids(torch.arange(64).double(), 64)
+    data = rows.flatten().tolist()
+    error = story("waves.shiftError({ rows: 64, cols: 64, data })", data=data)
+    assert error < 1e-9
+    assert story("waves.shiftError({ rows: 64, cols: 64, data })", data=[*data[:-1], 0.0]) > 0.5
+
+
 def test_what_the_story_says_about_sinusoids_is_so():
     places = {dim: cosines(sinusoids(torch.arange(65).double(), dim)) for dim in (8, 16, 64, 512, 4096)}
     adjacent = {dim: float(found[0, 1]) for dim, found in places.items()}
@@ -248,7 +262,10 @@ def do_ids(page):
     field.fill("the zebra sat")
     verdict(page).get_by_text("<unk>").wait_for()
     field.fill("")
-    field.press_sequentially("the cat and the dog")
+    verdict(page).get_by_text("The text is empty.").wait_for()
+    field.fill("the, cat, dog.")
+    verdict(page).get_by_text("Each word occurs once.").wait_for()
+    field.press_sequentially(" the cat and the dog.")
 
 
 def do_onehot(page):
@@ -269,6 +286,7 @@ def do_training(page):
     assert "3 of 12 rows" in page.locator('[data-value="moved"]').inner_text()
     page.get_by_label("tied head").check()
     assert "12 of 12 rows" in page.locator('[data-value="moved"]').inner_text()
+    assert page.locator(".learn-claims li").nth(1).get_attribute("class") == "learn-fails"
     page.get_by_label("tied head").uncheck()
     page.get_by_role("button", name="Play").click()
     page.locator(".learn-right").wait_for()
@@ -295,6 +313,9 @@ def do_sum(page):
 def do_twice(page):
     slide(page, "Position b", 0)
     assert page.locator('[data-value="cosine"]').inner_text() == "1.0000"
+    page.get_by_role("button", name="learned", exact=True).click()
+    assert page.locator(".learn-claims li").nth(1).get_attribute("class") == "learn-depends", "above 0.95 by chance"
+    page.get_by_role("button", name="sinusoidal", exact=True).click()
     slide(page, "Position b", 40)
 
 
@@ -310,6 +331,7 @@ def do_waves(page):
 def do_learned(page):
     slide(page, "Length of the text, tokens", 51)
     page.get_by_text("PyTorch raises an IndexError").wait_for()
+    verdict(page).get_by_text("1 position has no learned row.").wait_for()
     slide(page, "Length of the text, tokens", 50)
 
 
@@ -384,23 +406,142 @@ def test_arrow_keys_move_between_scenes_unless_a_control_uses_them(url, open_pag
     page.get_by_role("button", name="4 A table learns").click()
     page.keyboard.press("ArrowLeft")
     assert current.inner_text() == "3"
-    page.go_back()
+
+
+def test_back_shows_the_scene_before_and_progress_survives(url, open_page):
+    page = open_page(url + "#learn")
+    current = page.locator('.learn-rail button[aria-current="step"] b')
+    count = page.locator(".learn-moves .note")
+    done_row = page.locator('.learn-row[aria-pressed="true"]', has_text="dog")
+    following = page.get_by_role("button", name="Next")
+    do_ids(page)
+    following.click()
+    do_onehot(page)
+    page.get_by_text("2 of 13 tasks done").wait_for()
+    following.click()
+    for steps, scene in [(page.go_back, "2"), (page.go_back, "1"), (page.go_forward, "2")]:
+        steps()
+        page.locator('.learn-rail button[aria-current="step"] b', has_text=scene).wait_for()
+        assert count.inner_text() == "2 of 13 tasks done"
+    done_row.wait_for()
+    page.goto("about:blank")
+    page.goto(url + "#learn")
+    page.get_by_text("2 of 13 tasks done").wait_for()
+    assert current.inner_text() == "1"
+    assert page.get_by_label("Text", exact=True).input_value().endswith("dog."), "settings are stored, too"
+    following.click()
+    done_row.wait_for()
+
     page.goto(url + "#learn?s=waves&waves.a=5&waves.b=37")
-    page.locator(".learn-right").wait_for()
-    assert page.get_by_role("slider", name="Position b").input_value() == "37"
+    verdict(page).get_by_text("The link shows a solution.").wait_for()
+    assert count.inner_text() == "2 of 13 tasks done", "a task is done by the reader, not by a link"
+    slide(page, "Position a", 6)
+    slide(page, "Position b", 38)
+    page.get_by_text("3 of 13 tasks done").wait_for()
+    page.get_by_role("button", name="13 A trained table").click()
+    page.get_by_role("button", name="To task 3").click()
+    page.locator('.learn-rail button[aria-current="step"] b', has_text="3").wait_for()
+    page.get_by_text("Find an exercise of the lesson").click()
+    page.get_by_role("button", name="Reset all tasks and settings").click()
+    page.get_by_text("3 of 13 tasks done").wait_for()
+    page.get_by_role("button", name="Click again to reset all").click()
+    page.get_by_text("0 of 13 tasks done").wait_for()
+    assert current.inner_text() == "1"
+    page.reload()
+    page.get_by_text("0 of 13 tasks done").wait_for()
+    assert page.get_by_label("Text", exact=True).input_value() == "the cat sat"
+
+
+def test_every_exercise_of_the_lesson_opens_its_scene_with_a_verdict(url, open_page, story):
+    exercises = [each for _, part in story("lesson.LESSON") for each in part]
+    names = " / ".join(each["name"] for each in exercises)
+    tries = ["step through", "same position", "adjacent positions", "distant positions (0 and 5)", "1 Frequency"]
+    tries += ["2 Adjacent", "3 Distant", "4 Unique", "5 Sin/Cos", "Exercise 1", "Exercise 2", "Exercise 3"]
+    assert [name for name in tries if name not in names] == []
+    page = open_page(url + "#learn")
+    page.get_by_text("Find an exercise of the lesson").click()
+    assert page.locator(".learn-lesson a > span").all_inner_texts() == [each["name"] for each in exercises]
+    links = [link.get_attribute("href") for link in page.locator(".learn-lesson a").all()]
+    page.locator(".learn-lesson a", has_text="Same Token: distant").click()
+    page.locator(".learn-index:not([open])").wait_for()
+    page.get_by_role("slider", name="Position b").wait_for()
+    assert page.get_by_role("slider", name="Position b").input_value() == "5"
+    for exercise, link in zip(exercises, links, strict=True):
+        page.evaluate("hash => { location.hash = hash; }", link)
+        number = SCENES.index(exercise["scene"]) + 1
+        page.locator(f'.learn-rail button[aria-current="step"][aria-label^="{number} "]').wait_for()
+        page.locator(".learn-picture:not([aria-busy])").wait_for()
+        said = verdict(page)
+        said.get_by_text("Not yet.").wait_for()
+        if claim := exercise.get("claim"):
+            found = page.locator(".learn-claims li", has=page.locator("q", has_text=claim)).first
+            assert found.get_attribute("class") == VERDICTS[exercise["holds"]], exercise
+    page.get_by_text("0 of 13 tasks done").wait_for()
+
+
+def test_special_words_have_definitions_for_pointer_and_keyboard(url, open_page, story):
+    glossary = {name for name, _, _ in story("glossary.GLOSSARY")}
+    words = {word for scene in story("scenes.SCENES") for word in scene.get("words", [])}
+    assert words <= glossary
+    page = open_page(url + "#learn", bypass_csp=True, color_scheme="dark")
+    page.set_viewport_size({"width": 390, "height": 844})
+    box = page.locator("#learn-definition")
+    shown = set()
+    for _ in SCENES:
+        page.locator(".learn-picture:not([aria-busy])").wait_for()
+        shown |= set(page.locator(".learn-term").evaluate_all("each => each.map((word) => word.dataset.term)"))
+        page.keyboard.press("ArrowRight")
+    assert shown == glossary, "each word of the glossary is used and each is explained"
+    page.goto(url + "#learn?s=gradient")
+    page.locator(".learn-claims .learn-term", has_text="RowAdamW").click()
+    assert "looked up" in box.inner_text()
+    rectangle = box.bounding_box()
+    assert rectangle["x"] >= 0
+    assert rectangle["x"] + rectangle["width"] <= 390
+    loss = page.locator(".learn-term", has_text="loss").first
+    loss.focus()
+    page.keyboard.press("Enter")
+    assert box.inner_text().startswith("loss")
+    assert loss.get_attribute("aria-expanded") == "true"
+    if AXE.exists():
+        page.get_by_text("Find an exercise of the lesson").click()
+        loss.press("Enter")
+        page.add_script_tag(path=AXE)
+        found = page.evaluate("axe.run(document.querySelector('main'), { resultTypes: ['violations'] })")["violations"]
+        assert [fault["id"] for fault in found if fault["impact"] in ("serious", "critical")] == []
+    page.keyboard.press("Escape")
+    box.wait_for(state="hidden")
+
+
+CROWDED = """() => {
+  const scrolls = [...document.querySelectorAll("main *")].filter((each) => each.scrollWidth > each.clientWidth + 1
+    && each.clientWidth && /auto|scroll/.test(getComputedStyle(each).overflowX)).map((each) => each.className);
+  const targets = [...document.querySelectorAll("main :is(button:not(.learn-term), input, select, a, summary)")];
+  const small = targets.filter((each) => {
+    const { width, height } = (each.closest("label") ?? each).getBoundingClientRect();
+    return width && (width < 24 || height < 24);
+  }).map((each) => each.outerHTML.slice(0, 80));
+  return [...scrolls, ...small];
+}"""
 
 
 def test_every_scene_fits_a_phone_and_its_text_is_short(url, open_page):
-    page = open_page(url + "#learn", color_scheme="dark")
-    page.set_viewport_size({"width": 390, "height": 844})
+    page = open_page(url + "#learn", color_scheme="dark", is_mobile=True)
+    heights = set()
     for _ in SCENES:
         page.locator(".learn-picture:not([aria-busy])").wait_for()
+        for width, height in ((1280, 800), (1000, 700), (360, 740), (390, 844)):
+            page.set_viewport_size({"width": width, "height": height})
+            assert page.evaluate(CROWDED) == [], width
+            if width == 1280:
+                heights.add(page.locator(".learn-next").bounding_box()["y"])
         page.wait_for_timeout(50)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert page.locator("h2", has_text="?").is_visible()
         foot = page.locator(".learn-foot").bounding_box()
         assert foot["y"] + foot["height"] <= 845, "the task stays on the screen"
         page.keyboard.press("ArrowRight")
+    assert len(heights) == 1, "Next stays in its place"
 
 
 def test_the_story_works_in_a_file_and_without_names_of_tokens(tmp_path, of_run, open_page):

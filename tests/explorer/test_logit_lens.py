@@ -18,7 +18,6 @@ from embedlayer import (
 from embedlayer.errors import CheckpointError
 from embedlayer.explorer import logit_lens as module
 from embedlayer.explorer import pipeline
-from embedlayer.explorer.appended import longer_text
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.logit_lens import LogitLens, answer, baked, logit_lens
 from embedlayer.models.sampling import Sampler
@@ -152,27 +151,7 @@ def test_only_whole_decoders_have_a_lens(words, tmp_path):
 # Appended tokens
 
 
-def test_an_appended_token_becomes_text_where_the_tokenizer_agrees():
-    tokenizer = train_tokenizer("the cat ate the cake and the cat sat " * 9, vocab_size=300)
-    ids = {text: tokenizer.encode(text, add_special_tokens=False).ids for text in (" cat", "é", "the cat")}
-    assert longer_text(tokenizer, "the", ids[" cat"], 300) == ("the cat", ())
-    first, second = ids["é"]  # two bytes of one character
-    assert longer_text(tokenizer, "the", [first], 300) == ("the", (first,))
-    assert longer_text(tokenizer, "the", [first, second], 300) == ("theé", ())
-    assert longer_text(tokenizer, "the", [*ids[" cat"], first], 300) == ("the cat", (first,))
-    line = tokenizer.encode("\n", add_special_tokens=False).ids
-    assert longer_text(tokenizer, "the", [*ids[" cat"], *line, *ids["the cat"]], 300) == (
-        "the cat",
-        (*line, *ids["the cat"]),
-    )
-    end = tokenizer.token_to_id("<|endoftext|>")
-    assert longer_text(tokenizer, "the", [end], 300) == ("the", (end,))
-    c, a = (tokenizer.encode(letter, add_special_tokens=False).ids[0] for letter in "ca")
-    assert longer_text(tokenizer, "the ", [c, a], 300) == ("the ", (c, a))  # the tokenizer would merge them
-
-
 def test_appended_tokens_become_text_without_a_tokenizer_too(words):
-    assert longer_text(None, "#3", [4, 1], 9) == ("#3 #4 #1", ())
     source = OpenedModel("words", small().table, tokenizer=words)
     tiny = {"layer": "tiny", "position": "alibi", "tied": "0"}
     found = pipeline.answer(source, {"text": "dogs", "appended": "1,4", **tiny})

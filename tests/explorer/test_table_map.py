@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from embedlayer import TokenEmbedding
-from embedlayer.errors import SizeError
+from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.explorer import table_map
 from embedlayer.explorer.table_map import map_job
 from embedlayer.sources import OpenedModel
@@ -89,6 +89,19 @@ def test_a_failure_is_a_state_with_a_sentence(monkeypatch) -> None:
     with pytest.raises(SizeError, match="its state is 'failed'"):
         map_job(source).wait()
     assert table_map.progress(source, {})["error"] == "There is not enough memory for the layout: 12 GB"
+
+
+def test_an_error_of_ours_is_raised_where_the_map_is_waited_for(monkeypatch) -> None:
+    def damaged(*args, **options):
+        raise CheckpointError("run.json is damaged")
+
+    monkeypatch.setattr(table_map, "compute_layout", damaged)
+    source = opened(grouped(100, 0))
+    for ask in (map_job(source).wait, map_job(source).result):
+        with pytest.raises(CheckpointError, match="run.json is damaged"):
+            ask()
+    assert table_map.progress(source, {})["state"] == "failed"
+    assert table_map.progress(source, {})["error"] == "run.json is damaged"
 
 
 @pytest.mark.parametrize("rows", [torch.randn(1, 4), torch.randn(2, 1), torch.randn(3, 1), torch.zeros(9, 4)])

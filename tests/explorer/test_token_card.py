@@ -209,6 +209,23 @@ def test_the_choice_survives_views_reload_and_source(url, open_page, of_run, oth
 
 
 @pytest.mark.browser
+def test_a_source_that_is_chosen_while_a_view_opens_is_shown(url, open_page, dog):
+    page = open_page(f"{url}#health?id={dog}")
+    page.locator("#view-health .panel").first.wait_for()
+    for view, number in (("map", "1"), ("health", "0"), ("positions", "1"), ("pipeline", "0")):
+        page.evaluate(
+            "([view, number]) => { const source = document.getElementById('source');"
+            "  document.getElementById(`tab-${view}`).click();"
+            "  source.value = number; source.dispatchEvent(new Event('change')); }",
+            [view, number],
+        )
+        until(page, f"(new URLSearchParams(location.hash.split('?')[1]).get('source') ?? '0') === '{number}'")
+        page.locator(f"#view-{view} > :not(.loading)").first.wait_for()
+        assert page.evaluate("document.getElementById('source').value") == number
+        assert (f"source={number}" in page.url) == (number != "0")
+
+
+@pytest.mark.browser
 def test_health_marks_the_token_and_the_card_says_what_is_wrong_with_it(url, open_page):
     page = open_page(url + "#health?source=1")
     page.evaluate("""() => {

@@ -47,7 +47,7 @@ TINY = {
 """Every size that configurations of text models have, under the names that they use."""
 
 HEARING = ["audioflamingo3", "glmasr", "granite_speech", "granite_speech_plus", "moss_transcribe_diarize"]
-HEARING += ["musicflamingo", "nemo_speechlm", "qwen2_audio", "qwen3_asr", "vibevoice_asr", "voxtral"]
+HEARING += ["musicflamingo", "nemo_speechlm", "omniasr", "qwen2_audio", "qwen3_asr", "vibevoice_asr", "voxtral"]
 NESTED = ["encoder-decoder", "t5gemma", "t5gemma2", *HEARING, "voxtral_realtime"]
 """Sequence-to-sequence types whose sizes are in configurations of their parts."""
 
@@ -76,8 +76,15 @@ def built(task: str, kind: str, **options: object) -> nn.Module:
     sizes = {name: value for name, value in TINY.items() if hasattr(base, name)}
     if kind == "prophetnet":
         del sizes["num_hidden_layers"]  # it refuses that one
+    model_class, config = (
+        getattr(transformers, NAMES[task][kind]),
+        type(base)(**sizes, decoder_start_token_id=2, **options),
+    )
+    with torch.device("meta"):
+        count = sum(p.numel() for p in model_class(copy.deepcopy(config)).parameters())
+    assert count < 5_000_000, f"{kind} has {count:,} parameters: it names its sizes in another way than TINY"
     torch.manual_seed(0)
-    model = getattr(transformers, NAMES[task][kind])(type(base)(**sizes, decoder_start_token_id=2, **options))
+    model = model_class(config)
     with torch.no_grad():  # large enough that a wrong scale, a zeroed padding row or a masked logit shows
         model.get_input_embeddings().weight.normal_(std=0.5)
     return model

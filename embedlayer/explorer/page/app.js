@@ -46,6 +46,7 @@ class Page {
   /** @type {Record<string, Record<string, string>>} the state of each view */ #states = {};
   #source = 0;
   #opening = 0;
+  #switching = 0;
   /** @type {number | null} ID of the chosen token */ #token = null;
   #mark = new CSSStyleSheet();
 
@@ -55,7 +56,7 @@ class Page {
     this.manifest = manifest;
     document.adoptedStyleSheets = [this.#mark];
     this.card = new TokenCard(element("card"), {
-      opened: () => this.#replaceHash(),
+      opened: () => this.#writeHash(),
       dismissed: () => this.#choose(null),
     });
     element("tabs").append(...VIEWS.map((view) => this.#tab(view)));
@@ -85,9 +86,22 @@ class Page {
 
   /** Show another source, with the same token if it has one of this text. @param {number} source */
   async #switchSource(source) {
+    const request = ++this.#switching;
     const token = await this.#tokenIn(source);
+    if (request !== this.#switching) return;
     this.#states = {}; // the state of one table has no meaning in another
-    location.hash = formatHash(this.#current?.id ?? VIEWS[0].id, this.#pageState({}, source, token));
+    this.#navigate(formatHash(this.#current?.id ?? VIEWS[0].id, this.#pageState({}, source, token)));
+  }
+
+  /**
+   * Show what a hash says, as a new entry of the history. It is followed at once: a view that still opens may write
+   * its state into the address before an event would come.
+   * @param {string} hash
+   */
+  #navigate(hash) {
+    if (hash === location.hash) return;
+    history.pushState(null, "", hash);
+    this.#follow();
   }
 
   /** Return the ID of the chosen token in another source; null if it has none of this text. @param {number} source */
@@ -122,14 +136,18 @@ class Page {
     return formatHash(id, this.#pageState(changed(this.#states[id] ?? {}, changes)));
   }
 
-  #replaceHash() {
-    if (this.#current) history.replaceState(null, "", this.#hash(this.#current.id));
+  /** Write the state into the address. @param {boolean} [isNew] as a new entry of the history */
+  #writeHash(isNew = false) {
+    if (!this.#current) return;
+    const hash = this.#hash(this.#current.id);
+    if (isNew) history.pushState(null, "", hash);
+    else history.replaceState(null, "", hash);
   }
 
   /** @param {string} id @param {Record<string, any>} [changes] */
   #go(id, changes) {
     if (isNarrow()) this.card.setOpen(false);
-    location.hash = this.#hash(id, changes);
+    this.#navigate(this.#hash(id, changes));
   }
 
   /** Show what the hash says. */
@@ -169,7 +187,7 @@ class Page {
   #choose(/** @type {number | null} */ id, isFromView = false) {
     if (id === this.#token) return;
     this.#setToken(id, this.card.isOpen);
-    this.#replaceHash();
+    this.#writeHash();
     if (!isFromView) this.#opened?.tokenChosen?.(id);
   }
 
@@ -229,7 +247,7 @@ class Page {
       source,
       theme,
       data: this.#data(source),
-      state: this.#state(view),
+      state: this.#state(view, source),
       token: {
         get: () => this.#token,
         choose: (id) => {
@@ -249,15 +267,20 @@ class Page {
     };
   }
 
-  /** @param {View} view @returns {ViewState} */
-  #state(view) {
+  /** @param {View} view @param {number} source @returns {ViewState} */
+  #state(view, source) {
+    /** @param {Record<string, any>} changes @param {boolean} [isNew] */
+    const set = (changes, isNew = false) => {
+      if (this.#source !== source) return; // a view of the source before still opens
+      this.#states[view.id] = changed(this.#states[view.id] ?? {}, changes);
+      if (this.#current === view) this.#writeHash(isNew);
+    };
     return {
       /** @param {string} key @param {string} [fallback] */
       get: (key, fallback) => /** @type {string} */ (this.#states[view.id]?.[key] ?? fallback),
-      set: (changes) => {
-        this.#states[view.id] = changed(this.#states[view.id] ?? {}, changes);
-        if (this.#current === view) this.#replaceHash();
-      },
+      all: () => ({ ...this.#states[view.id] }),
+      set: (changes) => set(changes),
+      push: (changes) => set(changes, true),
     };
   }
 

@@ -337,8 +337,12 @@ export interface ChosenToken {
 export interface ViewState {
   get(key: string): string | undefined;
   get(key: string, fallback: string): string;
+  /** Return a copy of all keys and values. */
+  all(): Record<string, string>;
   /** Change the state and the URL; null and undefined remove a key. */
   set(changes: Record<string, any>): void;
+  /** As `set`, with a new entry in the browser's history: Back returns to the state before. */
+  push(changes: Record<string, any>): void;
 }
 
 export interface ViewContext {

@@ -24,6 +24,7 @@ export const scene = {
     "The table gets dL/dW = one_hotᵀ · dL/doutput: each row gets the sum of the gradients of its tokens. A row that "
     + "was not looked up gets none.",
   ],
+  words: ["padding"],
   task: "Choose the three tokens so that one row gets a gradient of total size 12.",
   draw,
 };
@@ -57,7 +58,7 @@ function draw(stage) {
     caption: "dL/dW", rowNames: WORDS.map((word, id) => `${id} ${word}`), columnNames: columns, digits: 0, limit: 4,
   });
   const sizes = h("ol", { class: "learn-sizes", "aria-label": "Sum of the sizes of each row's gradient" });
-  const claims = claimList();
+  const claims = claimList(stage);
   const update = () => {
     const found = rowGradients(ids);
     output.show(fromRows(ids.map((id) => row(table, id))));
@@ -89,6 +90,8 @@ function claimsOf(ids) {
     ["Only the selected rows receive gradients.", true, `Rows with a gradient: ${used.join(", ") || "none"}`
       + `${ids.includes(PADDING) ? "; the padding row, ID 0, is left out on purpose" : ""}. This is the input table; a `
       + "tied output head adds a gradient to every row (scene 4 shows it)."],
+    ["The padding row is zero and gets no gradient.", true, "ID 0 is declared as padding here (padding_idx of "
+      + "nn.Embedding), so its row stays zero. Without that declaration it is trained like any other row."],
     ["Each batch only updates a small subset of rows.", null,
       "It is so for plain SGD. AdamW also moves rows without a gradient, by momentum and weight decay, unless it is "
       + "row-wise as RowAdamW of this library."],

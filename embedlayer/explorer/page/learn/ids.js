@@ -9,6 +9,7 @@ import { PADDING, UNKNOWN, WORDS, tokenize } from "./words.js";
 
 const START = "the cat sat";
 const [WAIT, MOST_SHOWN] = [350, 40]; // milliseconds, tokens
+const IS_WORD = /[\p{L}\p{N}]/u; // a comma or a full stop is unknown, too, but no word
 
 /** @type {Scene} */
 export const scene = {
@@ -27,7 +28,7 @@ export const scene = {
 /** @param {Stage} stage */
 function draw(stage) {
   const chips = h("ol", { class: "pipe-chips learn-flow", "aria-label": "Tokens and IDs" });
-  const vocabulary = h("ol", { class: "learn-vocabulary", "aria-label": "The vocabulary" });
+  const vocabulary = vocabularyList();
   const own = ownTokens(stage);
   const input = h("input", {
     type: "text", id: "learn-text", value: stage.text("text", START), maxLength: 200, autocomplete: "off",
@@ -39,29 +40,38 @@ function draw(stage) {
     stage.set({ text: text === START ? null : text });
     chips.replaceChildren(...tokens.map(({ word, id }) => h("li", { class: "pipe-chip learn-big" },
       h("span", null, word), h("small", null, `ID ${id}`))));
-    vocabulary.replaceChildren(...WORDS.map((word, id) => h("li", {
-      class: tokens.some((token) => token.id === id) ? "learn-used" : null,
-    }, h("b", null, String(id)), word)));
+    vocabulary.show(tokens.map(({ id }) => id));
     stage.judge(...verdict(tokens));
     own.show(text);
   };
   update();
   return [
     h("div", { class: "pipe-entry" }, h("label", { class: "note", for: "learn-text" }, "Text"), input), chips,
-    h("section", { class: "learn-part" }, h("h3", null, "The vocabulary of this story: ten words"), vocabulary),
+    h("section", { class: "learn-part" }, h("h3", null, "The vocabulary of this story: ten words"), vocabulary.element),
     own.element,
   ];
 }
 
+/** Create the list of the ten words; `show` marks those with some IDs. */
+export function vocabularyList() {
+  const element = h("ol", { class: "learn-vocabulary", "aria-label": "The vocabulary" });
+  return {
+    element,
+    /** @param {number[]} ids */
+    show: (ids) => element.replaceChildren(...WORDS.map((word, id) =>
+      h("li", { class: ids.includes(id) ? "learn-used" : null }, h("b", null, String(id)), word))),
+  };
+}
+
 /** @param {{word: string, id: number}[]} tokens @returns {[boolean, ...Child[]]} */
 function verdict(tokens) {
-  const unknown = tokens.find(({ id }) => id === UNKNOWN);
+  const unknown = tokens.find(({ word, id }) => id === UNKNOWN && IS_WORD.test(word));
   if (unknown) {
     return [false, `“${unknown.word}” is not in the vocabulary: it becomes <unk>, ID ${UNKNOWN}. The word is lost.`];
   }
   const ids = tokens.map(({ id }) => id);
-  const twice = tokens.find(({ id }, place) => id !== PADDING && ids.indexOf(id) !== place);
-  if (!twice) return [false, "No word occurs twice yet."];
+  const twice = tokens.find(({ id }, place) => id !== PADDING && id !== UNKNOWN && ids.indexOf(id) !== place);
+  if (!twice) return [false, tokens.length ? "Each word occurs once." : "The text is empty."];
   return [true, `“${twice.word}” has ID ${twice.id} each time. The same token always gets the same row of the table.`];
 }
 

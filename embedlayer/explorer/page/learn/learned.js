@@ -17,13 +17,14 @@ const NO_ROW = new Float64Array(DIM).fill(NaN);
 export const scene = {
   id: "learned",
   name: "Learned or sinusoidal",
-  question: "Learned or sinusoidal positions: what is the difference?",
+  question: "How do learned and sinusoidal positions differ?",
   sentences: [
     `A learned scheme is a second table: ${ROWS} rows of ${DIM} numbers, random at the start (here as nn.Embedding `
     + "draws them, standard deviation 1) and then trained.",
     "A sinusoidal scheme is a formula without parameters. Make the text longer, and see which scheme has a vector for "
     + "each position.",
   ],
+  words: ["RoPE", "ALiBi"],
   task: "Set the longest text for which the learned table has a row for each token.",
   draw,
 };
@@ -36,7 +37,7 @@ function draw(stage) {
     rowName: (p) => `position ${p}`, columnName: (d) => `dimension ${d}`,
   }));
   const fact = h("p", { class: "pipe-fact", "data-value": "length" });
-  const claims = claimList();
+  const claims = claimList(stage);
   claims.show(claimsOf());
   const update = () => {
     stage.set({ length: length === 20 ? null : length });
@@ -47,9 +48,10 @@ function draw(stage) {
     fact.textContent = missing
       ? `Positions ${ROWS} to ${length - 1} have no learned row: PyTorch raises an IndexError.`
       : `A text of ${length} tokens: positions 0 to ${length - 1} have a vector in both schemes.`;
+    const some = missing === 1 ? "1 position has" : `${missing} positions have`;
     stage.judge(length === ROWS, length === ROWS
       ? `${ROWS} tokens are positions 0 to ${ROWS - 1}. The token after them has no row.`
-      : missing ? `${missing} positions have no learned row.` : "A longer text is possible.");
+      : missing ? `${some} no learned row.` : "A longer text is possible.");
   };
   const size = slider({
     label: "Length of the text, tokens", min: 1, max: MOST, value: length,
@@ -85,6 +87,8 @@ function claimsOf() {
     ["Learned embeddings start random; sinusoidal ones encode relative positions.", true,
       `Cosine of positions 0 and 1: ${fixed(learned)} learned, ${fixed(fixedOnes)} sinusoidal. Training must find the `
       + "order of the learned rows by itself."],
+    ["Learned embeddings cannot generalize beyond max_seq_len.", true,
+      `The table has ${ROWS} rows, for positions 0 to ${ROWS - 1}. Position ${ROWS} has none: an IndexError.`],
     ["Sinusoidal embeddings can theoretically extrapolate.", null, "There is a vector for every position. But the loss "
       + "of a small decoder trained on 64 tokens was 3.642 there and 4.788 at 128 tokens."],
     ["RoPE and ALiBi extrapolate better.", null, "In the same experiment, from 64 to 512 tokens, the loss with rotary "

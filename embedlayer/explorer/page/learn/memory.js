@@ -35,6 +35,7 @@ export const scene = {
     + "tied one uses the same table twice.",
     "1 MB is 1,000,000 bytes, 1 MiB is 1,048,576. The two differ by 5 %, and by 7 % for GB and GiB.",
   ],
+  words: ["float32"],
   task: `Bring the model to ${WANTED} MiB. Leave the vocabulary and the width as they are.`,
   draw,
 };
@@ -70,7 +71,7 @@ function draw(stage) {
     stage.judge(...verdict(model, bytes));
   };
   const controls = controlsOf(model, update);
-  const claims = claimList();
+  const claims = claimList(stage);
   claims.show(claimsOf());
   update();
   const head = ["", "V", "D", "parameters", "MiB", "MB", "the lesson says"].map((text, i) =>
@@ -78,7 +79,7 @@ function draw(stage) {
   return [
     controls, result,
     scroller("Memory of the tables", "scroll",
-      h("table", { class: "learn-table" }, h("thead", null, h("tr", null, head)), body)),
+      h("table", { class: "learn-table learn-tables" }, h("thead", null, h("tr", null, head)), body)),
     claims.element,
   ];
 }
@@ -116,7 +117,9 @@ function lineOf({ name, vocab, dim, said, note }, dtype) {
   const { parameters, bytes } = costOf({ vocab, dim, dtype, tied: true });
   const numbers = [vocab, dim, parameters].map((value) => value.toLocaleString("en"));
   const sizes = [bytes / MIB, bytes / 1e6].map((value) => SIZE.format(value));
-  return h("tr", null, h("th", null, name), [...numbers, ...sizes].map((text) => h("td", { class: "number" }, text)),
+  const shape = h("small", { class: "learn-narrow" }, `${numbers[0]} × ${numbers[1]}`);
+  return h("tr", null, h("th", null, name, " ", shape),
+    [...numbers, ...sizes].map((text) => h("td", { class: "number" }, text)),
     h("td", { class: "learn-said" }, said, h("small", null, ` ${note}`)));
 }
 
@@ -143,6 +146,8 @@ function claimsOf() {
       + `parameters untied, ${(untied / 2).toLocaleString("en")} tied.`],
     ["GPT-2, LLaMA and most modern models tie their weights.", false,
       "GPT-2 does. LLaMA 7B and 70B do not; Llama 3.2 1B and 3B do. Small models tie, large ones mostly do not."],
+    ["A larger vocabulary means fewer tokens per text, but a larger table.", null,
+      "Twice the rows are twice the memory. How many tokens a text has depends on the tokenizer and the text."],
     ["Embeddings are often the largest single component.", null,
       `GPT-2 small: ${fixed(100 * 38597376 / 124439808, 0)} % of 124.4 million parameters. LLaMA 7B: `
       + `${fixed(100 * 131072000 / 6738415616, 1)} % of 6.74 billion for the input table.`],

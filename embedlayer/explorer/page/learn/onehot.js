@@ -41,7 +41,7 @@ function draw(stage) {
   }, h("b", null, String(id)), h("span", null, word)));
   const { onehot, weights, products } = tablesOf(buttons);
   const fact = h("p", { class: "pipe-fact", "data-value": "sum" });
-  const claims = claimList();
+  const claims = claimList(stage);
   const update = () => {
     stage.set({ id: chosen === 3 ? null : chosen });
     buttons.forEach((button, id) => button.setAttribute("aria-pressed", String(id === chosen)));

@@ -50,7 +50,7 @@ function draw(stage) {
   let hasPositions = stage.text("positions") === "1";
   const boxes = [h("div"), h("div")];
   const fact = h("p", { class: "pipe-fact", "data-value": "difference" });
-  const claims = claimList();
+  const claims = claimList(stage);
   const buttons = ORDERS.map((text) => h("button", { type: "button", onClick: () => {
     order = text.split(".").map(Number);
     update();

@@ -4,10 +4,11 @@ import { cellColours } from "../colour.js";
 import { h, segments, slider } from "../dom.js";
 import { changed, formatHash } from "../state.js";
 import { theme } from "../theme.js";
+import { withTerms } from "./terms.js";
 
 /** @import { Child, Closable, Matrix } from "../types" */
 /** @import { Stage } from "./stage.js" */
-/** @typedef {[quote: string, holds: boolean | null, ...result: Child[]]} Claim null: it depends */
+/** @typedef {[quote: string, holds: boolean | null, result: string]} Claim null: it depends */
 /** @typedef {{mark?: (row: number) => boolean, plainZeros?: boolean}} TableMarks which rows have a frame */
 
 /**
@@ -22,19 +23,29 @@ export function fixed(value, digits = 4) {
 
 /**
  * Create the list of what is often said, each with what this page computes.
+ * @param {Stage} stage
  * @returns {{element: HTMLElement, show: (claims: Claim[]) => void}}
  */
-export function claimList() {
+export function claimList({ seen }) {
   const list = h("ul");
+  let shown = "";
   return {
     element: h("section", { class: "learn-claims" }, h("h3", null, "What is often said"), list),
-    show: (claims) => list.replaceChildren(...claims.map(([quote, holds, ...result]) => {
-      const [name, verdict] = holds === null ? ["depends", "It depends. "]
-        : holds ? ["holds", "Holds here. "] : ["fails", "Not so here. "];
-      return h("li", { class: `learn-${name}` },
-        h("q", null, quote), h("p", null, h("b", null, verdict), result));
-    })),
+    show: (claims) => {
+      if (JSON.stringify(claims) === shown) return;
+      shown = JSON.stringify(claims);
+      const known = new Set(seen);
+      list.replaceChildren(...claims.map((claim) => claimItem(claim, known)));
+    },
   };
+}
+
+/** @param {Claim} claim @param {Set<string>} known special words that need no definition */
+function claimItem([quote, holds, result], known) {
+  const [name, verdict] = holds === null ? ["depends", "It depends. "]
+    : holds ? ["holds", "Holds here. "] : ["fails", "Not so here. "];
+  return h("li", { class: `learn-${name}` },
+    h("q", null, withTerms(quote, known)), h("p", null, h("b", null, verdict), withTerms(result, known)));
 }
 
 /**
@@ -123,7 +134,7 @@ function numberCell(value, limit, digits, plainZeros) {
 /** Create the link to the view Positions, with sinusoids of a width. @param {Stage} stage @param {number} dim */
 export function positionsLink({ context: { source } }, dim) {
   const href = formatHash("positions", changed({}, { scheme: "sinusoidal", dim, source: source || null }));
-  return h("p", { class: "note" }, h("a", { href }, "The view Positions"),
+  return h("p", { class: "note learn-link" }, h("a", { href }, "The view Positions"),
     " draws the sine and cosine of each pair as curves, and rotary positions and ALiBi.");
 }
 

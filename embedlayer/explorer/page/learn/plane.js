@@ -58,22 +58,29 @@ function drawPlane(context, { points, reach, axes }, width, height) {
   const colours = theme();
   const tall = (reach * height) / width;
   const [x, y] = [scale(-reach, reach, 0, width), scale(-tall, tall, height, 0)];
+  const placed = points.map((point) => boxAround(x(point.x), y(point.y)));
   context.font = `11px ${getComputedStyle(context.canvas).fontFamily}`;
   context.fillStyle = colours.muted;
   for (const value of ticks(-reach, reach, 6)) {
     straight(context, x(value), 0, x(value), height, value === 0 ? colours.muted : colours.line);
     if (Math.abs(value) < tall) straight(context, 0, y(value), width, y(value), value ? colours.line : colours.muted);
-    if (value > 0 && x(value) < width - 60) context.fillText(String(value), x(value) + 3, y(0) + 12);
+    if (value <= 0 || x(value) >= width - 60) continue;
+    context.fillText(String(value), x(value) + 3, y(0) + 12);
+    placed.push([x(value) + 1, y(0) + 2, x(value) + 22, y(0) + 14]);
   }
   context.textAlign = "right";
   context.fillText(axes[0], width - 6, height - 7);
   context.textAlign = "left";
   context.fillText(axes[1], x(0) + 5, 12);
   for (const point of points) if (point.arrow) drawArrow(context, point, x, y, colours);
-  const placed = /** @type {number[][]} */ ([]);
   for (const point of [...points].sort((a, b) => Number(b.faint ?? false) - Number(a.faint ?? false))) {
     drawPoint(context, point, x(point.x), y(point.y), placed, { colours, width });
   }
+}
+
+/** Return the box of a point: left, top, right, bottom. @param {number} x @param {number} y */
+function boxAround(x, y) {
+  return [x - 6, y - 6, x + 6, y + 6];
 }
 
 /**
@@ -81,7 +88,7 @@ function drawPlane(context, { points, reach, axes }, width, height) {
  * @param {PlanePoint} point
  * @param {number} x
  * @param {number} y
- * @param {number[][]} placed boxes of the names so far
+ * @param {number[][]} placed boxes of all points, of the numbers of the axis and of the names so far
  * @param {{colours: Theme, width: number}} frame
  */
 function drawPoint(context, { name, colour, faint }, x, y, placed, { colours, width }) {
@@ -92,11 +99,12 @@ function drawPoint(context, { name, colour, faint }, x, y, placed, { colours, wi
   context.fill();
   context.font = `${faint ? "" : "600 "}13px ${getComputedStyle(context.canvas).fontFamily}`;
   const wide = context.measureText(name).width;
-  const places = [[9, 4], [-9 - wide, 4], [-wide / 2, -11], [-wide / 2, 20], [9, -10], [9, 18]];
+  const places = [[9, 4], [-9 - wide, 4], [-wide / 2, -11], [-wide / 2, 20], [9, -10], [9, 18], [-9 - wide, -10],
+    [-9 - wide, 18], [-wide / 2, -25], [-wide / 2, 34], [16, -22], [16, 30], [-16 - wide, -22], [-16 - wide, 30]];
   const [left, base] = places.map(([dx, dy]) => [x + dx, y + dy]).find(([at, up]) => at > 2 && at + wide < width - 2
     && !placed.some((box) => at < box[2] && at + wide > box[0] && up - 10 < box[3] && up + 3 > box[1]))
     ?? [x + 9, y + 4];
-  placed.push([left - 2, base - 10, left + wide + 2, base + 3], [x - 6, y - 6, x + 6, y + 6]);
+  placed.push([left - 2, base - 10, left + wide + 2, base + 3]);
   context.lineWidth = 3;
   context.strokeStyle = colours.paper;
   context.lineJoin = "round";

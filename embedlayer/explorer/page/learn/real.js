@@ -109,7 +109,7 @@ function listOf({ context: { manifest, source } }, texts, id, near, choose) {
     h("h3", null, "Nearest to ", token(texts[id], { id })), h("ol", { class: "learn-near" }, lines),
     h("p", { class: "note" }, `For comparison: two random directions in D = ${manifest.embed_dim} have a cosine of `
       + `about ±${fixed(typical, 2)}.`),
-    h("p", null, h("a", { href }, "See this token on the map"))];
+    h("p", { class: "learn-link" }, h("a", { href }, "See this token on the map"))];
 }
 
 /**

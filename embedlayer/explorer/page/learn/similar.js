@@ -68,7 +68,7 @@ function draw(stage) {
   });
   const names = h("p", { class: "learn-ticks", "aria-hidden": "true" }, NAMES.map((name) => h("span", null, name)));
   const picture = plane({ label: "PCA of the ten vectors", aspect: 1 });
-  const claims = claimList();
+  const claims = claimList(stage);
   const update = () => {
     stage.set({ noise: noise === 0.1 ? null : noise, seed: seed === 3 ? null : seed });
     const vectors = groups(noise, seed);

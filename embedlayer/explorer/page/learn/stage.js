@@ -9,6 +9,7 @@
  * @property {string} question heading
  * @property {string[]} sentences
  * @property {string} task
+ * @property {string[]} [words] special words of the picture, names of the glossary
  * @property {(stage: Stage) => Child[] | Promise<Child[]>} draw return the picture and its controls
  */
 
@@ -16,10 +17,16 @@ export class Stage {
   /** @type {(() => void)[]} */ #closers = [];
   isClosed = false;
 
-  /** @param {string} id @param {ViewContext} context @param {(isDone: boolean, ...text: Child[]) => void} judge */
-  constructor(id, context, judge) {
+  /**
+   * @param {string} id
+   * @param {ViewContext} context
+   * @param {(isDone: boolean, ...text: Child[]) => void} judge
+   * @param {Set<string>} [seen] special words that the scene's sentences explain
+   */
+  constructor(id, context, judge, seen = new Set()) {
     this.id = id;
     this.context = context;
+    this.seen = seen;
     /** Say whether the task is done, and why. */
     this.judge = judge;
   }

@@ -4,6 +4,7 @@ import { HeatMap } from "../charts/heat.js";
 import { h, slider } from "../dom.js";
 import { fromRows } from "../math.js";
 import { tiles } from "../positions/scene.js";
+import { vocabularyList } from "./ids.js";
 import { STD, inputVector, meanNorm } from "./inputs.js";
 import { claimList, fixed, listSlider, schemeSwitches } from "./parts.js";
 import { WORDS } from "./words.js";
@@ -38,20 +39,19 @@ function draw(stage) {
   let dim = DIMS.find((each) => each === stage.number("dim", 64, 16, 4096)) ?? 64;
   const heat = strip((c) => (step === 2 ? `ID ${c}` : `dimension ${c}`));
   const formula = h("p", { class: "pipe-fact", "data-value": "formula" });
-  const [numbers, claims, strips] = [h("div"), claimList(), stage.keep(heat)];
+  const vocabulary = vocabularyList();
+  vocabulary.show(IDS);
+  const [numbers, claims, strips] = [h("div"), claimList(stage), stage.keep(heat)];
   const update = () => {
     const { scheme, scaled } = switches.chosen;
     stage.set({ step: step === 1 ? null : step, dim: dim === 64 ? null : dim });
     const parts = IDS.map((token, position) => inputVector({ token, position, dim, scheme, scaled }));
     strips.hidden = step === 1;
+    vocabulary.element.hidden = step > 1;
     if (step > 1) heat.show(matrixOf(step, parts), {});
     formula.textContent = formulaOf(step, parts[1], dim);
     const [tokens, places] = [meanNorm(parts.map((p) => p.scaledRow)), meanNorm(parts.map((p) => p.place))];
-    numbers.replaceChildren(tiles([
-      ["length of the token part", fixed(tokens, 3), "token"],
-      ["length of the position part", fixed(places, 3), "place"],
-      ["token ÷ position", fixed(tokens / places, 3), "ratio"],
-    ]));
+    numbers.replaceChildren(lengthsOf(tokens, places));
     claims.show(claimsOf(dim, scaled && tokens > places));
     stage.judge(...verdict(step, scheme, tokens / places));
   };
@@ -69,9 +69,19 @@ function draw(stage) {
   });
   update();
   return [
-    steps, h("ol", { class: "pipe-chips learn-flow" }, chips()), h("div", { class: "learn-strips" }, strips, formula),
+    steps, h("ol", { class: "pipe-chips learn-flow" }, chips()),
+    h("div", { class: "learn-strips" }, vocabulary.element, strips, formula),
     h("div", { class: "learn-controls" }, switches.elements, width), numbers, claims.element,
   ];
+}
+
+/** @param {number} tokens mean length of the token parts @param {number} places mean length of the position parts */
+function lengthsOf(tokens, places) {
+  return tiles([
+    ["length of the token part", fixed(tokens, 3), "token"],
+    ["length of the position part", fixed(places, 3), "place"],
+    ["token ÷ position", fixed(tokens / places, 3), "ratio"],
+  ]);
 }
 
 /** Create the heat strips of the six tokens. @param {(column: number) => string} columnName */

@@ -4,13 +4,14 @@ import { Curves } from "../charts/curves.js";
 import { h } from "../dom.js";
 import { distance, row } from "../math.js";
 import { tiles } from "../positions/scene.js";
-import { check, fixed } from "./parts.js";
+import { check, claimList, fixed } from "./parts.js";
 import { plane } from "./plane.js";
 import {
   DIM, SENTENCES, WORDS, descend, fullLoss, gradients, nearestRow, newModel, pairsOf, sentenceAt,
 } from "./trainer.js";
 
 /** @import { Child, Point } from "../types" */
+/** @import { Claim } from "./parts.js" */
 /** @import { Scene, Stage } from "./stage.js" */
 /** @import { Gradients, Model } from "./trainer.js" */
 
@@ -29,6 +30,7 @@ export const scene = {
     + "sentences and predicts the neighbours of each word. The gradient of that loss moves the rows (arrows).",
     "No sentence says that a cat is like a dog. But both eat, sleep and play, so their rows get similar gradients.",
   ],
+  words: ["output head", "softmax", "nats"],
   task: "Train until cat and dog are each other's nearest neighbour.",
   draw,
 };
@@ -114,15 +116,17 @@ function picturesOf(stage) {
   });
   const fact = h("p", { class: "pipe-fact", "data-value": "moved" });
   const distances = h("div");
+  const claims = claimList(stage);
   const beside = h("div", null, stage.keep(losses), distances);
   return {
-    elements: [fact, h("div", { class: "learn-training" }, stage.keep(picture), beside)],
+    elements: [fact, h("div", { class: "learn-training" }, stage.keep(picture), beside), claims.element],
     /** @param {Run} run @param {boolean} tied */
     show: (run, tied) => {
       picture.show({ points: pointsOf(run), reach: run.reach, axes: ["number 0", "number 1"] });
       losses.show([{ name: "loss", colour: 0, values: run.losses }], { range: [0, 3] });
       fact.replaceChildren(movedText(run, tied));
       distances.replaceChildren(distancesOf(run.model));
+      claims.show(claimsOf(run, tied));
     },
   };
 }
@@ -189,13 +193,30 @@ function movedText({ step, sentence, found, losses }, tied) {
     h("b", null, `“${sentence}”`), `. ${which}`);
 }
 
+/** @param {Model} model @param {string} a @param {string} b */
+function apart({ table }, a, b) {
+  return distance(row(table, WORDS.indexOf(a)), row(table, WORDS.indexOf(b)));
+}
+
 /** @param {Model} model */
-function distancesOf({ table }) {
-  /** @param {string} a @param {string} b */
-  const apart = (a, b) => fixed(distance(row(table, WORDS.indexOf(a)), row(table, WORDS.indexOf(b))), 2);
+function distancesOf(model) {
   return tiles([
-    ["Distance(cat, dog)", apart("cat", "dog"), "near"], ["Distance(cat, code)", apart("cat", "code"), "far"],
+    ["Distance(cat, dog)", fixed(apart(model, "cat", "dog"), 2), "near"],
+    ["Distance(cat, code)", fixed(apart(model, "cat", "code"), 2), "far"],
   ]);
+}
+
+/** @param {Run} run @param {boolean} tied @returns {Claim[]} */
+function claimsOf({ model, step, found }, tied) {
+  const [near, far] = [apart(model, "cat", "dog"), apart(model, "cat", "code")];
+  const moved = WORDS.filter((_, id) => isMoved(found, id)).length;
+  return [
+    ["Distance(cat, dog) < Distance(cat, code).", step ? near < far : null, step
+      ? `${fixed(near, 2)} and ${fixed(far, 2)} after ${step} step${step === 1 ? "" : "s"} of training.`
+      : "Before the first step the rows are random, so this is chance."],
+    ["Each batch only updates a small subset of rows.", !tied, `${moved} of 12 rows in this step`
+      + (tied ? ": the gradient of the tied output head is not sparse." : ". This is plain SGD and an untied head.")],
+  ];
 }
 
 /** @param {Run} run @returns {[boolean, ...Child[]]} */

@@ -46,7 +46,7 @@ function draw(stage) {
     columnName: (d) => `dimension ${d}`,
   });
   const number = h("output", { class: "learn-number", "data-value": "cosine" });
-  const claims = claimList();
+  const claims = claimList(stage);
   const update = () => {
     const options = { dim, ...switches.chosen };
     stage.set({ a: at.a || null, b: at.b === 1 ? null : at.b, dim: dim === 64 ? null : dim });
@@ -90,8 +90,8 @@ function claimsOf(options) {
   return [
     ["Same position: the similarity is 1.0.", same > 1 - 1e-9, `Positions 0 and 0: ${fixed(same)}.`],
     ["Positions 0 and 1 are very similar (> 0.95), because position embeddings change gradually.",
-      next > 0.95 && !isLearned, `Positions 0 and 1: ${fixed(next)}. `
-      + (isLearned ? `Learned rows start at random, so nothing is gradual: 0 and 50 have ${fixed(farther)}.`
+      isLearned ? null : next > 0.95, `Positions 0 and 1: ${fixed(next)}. `
+      + (isLearned ? `The reason is another one: learned rows start at random, and 0 and 50 have ${fixed(farther)}.`
         : `It depends on D: ${fixed(between(0, 1, 8))} at D = 8, ${fixed(between(0, 1, 512))} at D = 512.`)],
     ["Positions 0 and 5: the similarity drops.", far < next - 0.05, `${fixed(next)} for 0 and 1, ${fixed(far)} for 0 `
       + `and 5. ${isLearned ? "Before training, all pairs of different positions are about equally similar."

@@ -43,7 +43,7 @@ function draw(stage) {
     label: "Vector at position a", axes: ["dimension", "value at a"], height: 110, xName: (d) => `dimension ${d}`,
   });
   const number = h("output", { class: "learn-number", "data-value": "cosine" });
-  const claims = claimList();
+  const claims = claimList(stage);
   claims.show(claimsOf(rows));
   const update = () => {
     stage.set({ a: at.a || null, b: at.b === 1 ? null : at.b });
@@ -84,12 +84,18 @@ function claimsOf(rows) {
   const { data } = similarities(rows);
   const found = closest(rows);
   const [first, last] = [SCHEME.wavelength(0), SCHEME.wavelength(SCHEME.pairs - 1)];
+  const of = (/** @type {number} */ a, /** @type {number} */ b) => data[a * LENGTH + b];
   /** @param {number} dim */
   const next = (dim) => cosine(sinusoid(0, dim), sinusoid(1, dim)).toFixed(3);
   return [
     ["Low dimensions oscillate rapidly, high dimensions change slowly.", true,
       `The first pair repeats after ${fixed(first, 2)} positions, the last one after `
       + `${Math.round(last).toLocaleString("en")}.`],
+    ["PE(pos+k) is a linear function of PE(pos).", true, "Pair i of PE(pos), rotated by k · 10000^(−2i/D), is pair i "
+      + `of PE(pos+k). For k = ${GAP} and all rows shown, the largest difference is ${fixed(shiftError(rows))}.`],
+    ["Nearby positions are more similar, and the similarity is symmetric.", null,
+      `5 and 6: ${fixed(of(5, 6))}, 5 and 15: ${fixed(of(5, 15))}. But 0 and 5 have ${fixed(of(0, 5))}, 0 and 6 `
+      + `${fixed(of(0, 6))}: farther and more similar. Symmetric: yes, 15 and 5 have ${fixed(of(15, 5))}.`],
     ["Positions 0 and 1: about 0.99 or more, almost identical.", data[1] >= 0.985,
       `The cosine is ${fixed(data[1])}. It is ${next(8)} at D = 8 and ${next(512)} at D = 512, and with base 10,000 it `
       + "never reaches 0.98."],
@@ -100,4 +106,21 @@ function claimsOf(rows) {
     ["Sine and cosine are 90° out of phase.", true,
       `cos(x) = sin(x + 90°), so sin² + cos² = 1 in each pair: every vector has length √32 = ${fixed(Math.sqrt(32))}.`],
   ];
+}
+
+/**
+ * Return the largest difference between PE(p + GAP) and PE(p) with each pair (sin, cos) rotated by GAP · θ, over all p.
+ * @param {Matrix} rows
+ */
+export function shiftError({ data, cols }) {
+  let largest = 0;
+  for (let at = 0; at < (LENGTH - GAP) * cols; at += 2) {
+    const angle = (2 * Math.PI * GAP) / SCHEME.wavelength((at % cols) / 2);
+    const [sin, cos] = [data[at], data[at + 1]];
+    const [s, c] = [Math.sin(angle), Math.cos(angle)];
+    const to = at + GAP * cols;
+    const errors = [sin * c + cos * s - data[to], cos * c - sin * s - data[to + 1]].map(Math.abs);
+    largest = Math.max(largest, ...errors);
+  }
+  return largest;
 }

@@ -63,7 +63,7 @@ function draw(stage) {
   const table = h("table", { class: "learn-table" }, h("thead", null, h("tr", null,
     h("th", null, "D"), h("th", { class: "number" }, "variance"), h("th", { class: "learn-bars" }),
     h("th", { class: "number" }, "formula"), h("th", { class: "number" }, "length"))), body);
-  const claims = claimList();
+  const claims = claimList(stage);
   const update = () => {
     stage.set({ std: std === 1 ? "1" : null, scale: scaled ? null : "0" });
     const found = DIMS.map((dim) => ({ dim, ...measured(dim, std, scaled) }));
@@ -111,8 +111,12 @@ function claimsOf(std, scaled, variances, lengths) {
       ? `With it the variance is std² · (D + 1): ${fixed(std * std * 9, 4)} at D = 8, `
         + `${fixed(std * std * 513, 4)} at D = 512.`
       : `Without it the variance is 2 · std² at every D: ${fixed(variances, 2)} times from D = 8 to 512.`],
-    ["Without the factor the magnitude would vary significantly with D.", !scaled,
-      `From D = 8 to 512 the length becomes ${fixed(lengths, 1)} times as large ${scaled ? "with" : "without"} the `
-      + "factor: with it, it grows as D; without it, as √D. A start with std 1/√D and the factor keeps the variance."],
+    ["Without the factor the magnitude would vary significantly with D.", null,
+      `The length grows as √D without the factor, 8 times from D = 8 to 512, but as D with it. Here: `
+      + `${fixed(lengths, 1)} times. A start with std 1/√D and the factor keeps the variance.`],
+    ["Large initial values cause instability, use a small std (0.01 to 0.02).", null,
+      "Where a normalisation follows, the length of the input does not matter. A tied output head multiplies it by the "
+      + `table again: its scores have a std of about std · √D = ${fixed(std * Math.sqrt(512), 2)} at D = 512. From `
+      + "about 1 on, the first predictions are far from even."],
   ];
 }

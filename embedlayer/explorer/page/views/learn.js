@@ -1,8 +1,11 @@
 /** The view Learn: a guided story in short scenes, each with a task that the page checks. */
 
 import { h } from "../dom.js";
+import { lessonIndex } from "../learn/lesson.js";
+import { Progress } from "../learn/progress.js";
 import { SCENES } from "../learn/scenes.js";
 import { Stage } from "../learn/stage.js";
+import { definitionBox, termLine, withTerms } from "../learn/terms.js";
 
 /** @import { Child, View, ViewContext } from "../types" */
 
@@ -18,6 +21,8 @@ export const view = {
 
 /** Elements that use the arrow keys themselves. */
 const USES_ARROWS = "input, select, textarea, canvas, [role=tab], dialog[open]";
+/** Events by which a reader changes a picture. */
+const ACTIONS = ["pointerdown", "keydown", "input", "click"];
 
 /** @param {HTMLElement} element @param {ViewContext} context */
 async function open(element, context) {
@@ -29,39 +34,48 @@ async function open(element, context) {
 class LearnView {
   /** @type {Stage | null} */ #stage = null;
   #shown = "";
+  /** Whether the reader changed the picture since it was drawn. */ #hasActed = false;
 
   /** @param {HTMLElement} element @param {ViewContext} context */
   constructor(element, context) {
-    this.context = context;
+    this.progress = new Progress(context);
+    this.context = { ...context, state: this.progress.state };
+    this.definitions = definitionBox(element);
     this.rail = SCENES.map((scene, i) => h("button", {
       type: "button", title: scene.name, onClick: () => this.#go(i),
     }, h("b", null, String(i + 1)), " ", h("span", null, scene.name)));
+    this.name = h("p", { class: "note learn-name" });
     this.question = h("h2", { tabIndex: -1 });
     this.sentences = h("div", { class: "learn-sentences" });
     this.picture = h("section", { class: "panel learn-picture", "aria-label": "Picture" });
     this.task = h("p", { class: "learn-task" });
     this.verdict = h("p", { class: "learn-verdict", role: "status", "aria-live": "polite" });
     this.back = h("button", { type: "button", onClick: () => this.#go(this.#index() - 1) }, "Back");
-    const goOn = () => this.#go(this.#index() + 1);
+    const goOn = () => this.#go(this.#nextIndex());
     this.next = h("button", { type: "button", class: "learn-next", onClick: goOn }, "Next");
     this.count = h("span", { class: "note" });
     element.replaceChildren(
       h("nav", { class: "learn-rail", "aria-label": "Scenes" },
         h("ol", null, this.rail.map((each) => h("li", null, each)))),
       h("div", { class: "learn" },
-        h("div", { class: "learn-text" }, this.question, this.sentences), this.picture,
+        h("div", { class: "learn-text" }, this.name, this.question, this.sentences), this.picture,
         h("section", { class: "learn-foot", "aria-label": "Task" }, this.task, this.verdict,
-          h("div", { class: "learn-moves" }, this.back, this.count, this.next))));
+          h("div", { class: "learn-moves" }, this.back, this.count, this.next)),
+        lessonIndex(context, () => this.#reset())),
+      this.definitions.element);
+    for (const action of ACTIONS) this.picture.addEventListener(action, () => (this.#hasActed = true), true);
     document.addEventListener("keydown", this.#onKey);
   }
 
   close() {
     this.#stage?.close();
+    this.definitions.close();
     document.removeEventListener("keydown", this.#onKey);
   }
 
   stateChanged() {
     this.show();
+    this.#reveal();
   }
 
   /** Draw the scene about the real table again, if it shows another token. @param {number | null} id */
@@ -73,20 +87,16 @@ class LearnView {
 
   /** Draw the scene of the URL. */
   async show() {
+    this.progress.restore();
     const index = this.#index();
     const scene = SCENES[index];
     this.#stage?.close();
+    this.definitions.hide();
+    const seen = this.#showText(index);
     const stage = new Stage(scene.id, this.context, (isDone, ...text) => {
       if (!stage.isClosed) this.#judge(isDone, text);
-    });
-    this.#stage = stage;
-    this.#shown = "";
-    this.question.textContent = scene.question;
-    this.sentences.replaceChildren(...scene.sentences.map((sentence) => h("p", null, sentence)));
-    this.task.replaceChildren(h("b", null, "Your task. "), scene.task);
-    this.verdict.replaceChildren();
-    this.back.disabled = index === 0;
-    this.next.disabled = index === SCENES.length - 1;
+    }, seen);
+    [this.#stage, this.#shown, this.#hasActed] = [stage, "", false];
     this.picture.setAttribute("aria-busy", "true");
     try {
       const parts = await scene.draw(stage);
@@ -100,6 +110,21 @@ class LearnView {
     this.#showProgress();
   }
 
+  /** Show the text of a scene; return the special words in it. @param {number} index */
+  #showText(index) {
+    const { name, question, sentences, task, words = [] } = SCENES[index];
+    const seen = /** @type {Set<string>} */ (new Set());
+    this.name.textContent = `Scene ${index + 1} of ${SCENES.length}: ${name}`;
+    this.question.textContent = question;
+    this.sentences.replaceChildren(...sentences.map((sentence) => h("p", null, withTerms(sentence, seen))));
+    this.task.replaceChildren(h("b", null, "Your task. "), ...h("span", null, withTerms(task, seen)).childNodes);
+    const line = termLine(words, seen);
+    if (line) this.sentences.append(line);
+    this.verdict.replaceChildren();
+    this.back.disabled = index === 0;
+    return seen;
+  }
+
   #index() {
     return Math.max(0, SCENES.findIndex(({ id }) => id === this.context.state.get("s")));
   }
@@ -107,24 +132,42 @@ class LearnView {
   /** @param {number} index */
   #go(index) {
     if (index < 0 || index >= SCENES.length) return;
-    this.context.state.set({ s: index ? SCENES[index].id : null });
+    this.context.state.push({ s: index ? SCENES[index].id : null });
     this.show();
+    this.#reveal();
+  }
+
+  /** Scroll to the scene and focus its heading. */
+  #reveal() {
     this.question.focus({ preventScroll: true });
     document.querySelector(".learn-rail")?.scrollIntoView({ block: "nearest" });
   }
 
-  /** Return the IDs of the scenes whose tasks are done, in the order of the story. */
-  #done() {
-    const done = this.context.state.get("done", "").split(".");
-    return SCENES.map(({ id }) => id).filter((id) => done.includes(id));
+  /** Return the scene after this one; after the last one, the first whose task is open, or -1. */
+  #nextIndex() {
+    const index = this.#index();
+    if (index < SCENES.length - 1) return index + 1;
+    const done = this.progress.done();
+    return SCENES.findIndex(({ id }, i) => i !== index && !done.includes(id));
   }
 
-  /** Show whether the task is done; what was done once stays done. @param {boolean} isDone @param {Child[]} text */
-  #judge(isDone, text) {
+  #reset() {
+    this.progress.clear();
+    this.show();
+    this.#reveal();
+  }
+
+  /**
+   * Show whether the task is done. What was done once stays done; what a link shows counts once the reader changes it.
+   * @param {boolean} isRight
+   * @param {Child[]} text
+   */
+  #judge(isRight, text) {
     const { id } = SCENES[this.#index()];
-    const done = this.#done();
-    if (isDone && !done.includes(id)) this.context.state.set({ done: [...done, id].join(".") });
-    const state = isDone ? "Done. " : done.includes(id) ? "Done before. " : "Not yet. ";
+    if (isRight && this.#hasActed && !this.progress.done().includes(id)) this.progress.addDone(id);
+    const wasDone = this.progress.done().includes(id);
+    const isDone = isRight && wasDone;
+    const state = isDone ? "Done. " : wasDone ? "Done before. " : isRight ? "The link shows a solution. " : "Not yet. ";
     const content = h("span", null, h("b", null, state), text);
     const said = content.textContent ?? "";
     if (said === this.#shown) return;
@@ -135,7 +178,7 @@ class LearnView {
   }
 
   #showProgress() {
-    const [index, done] = [this.#index(), this.#done()];
+    const [index, done, next] = [this.#index(), this.progress.done(), this.#nextIndex()];
     this.rail.forEach((button, i) => {
       const isDone = done.includes(SCENES[i].id);
       button.classList.toggle("learn-done", isDone);
@@ -143,6 +186,8 @@ class LearnView {
       if (i === index) button.setAttribute("aria-current", "step");
       else button.removeAttribute("aria-current");
     });
+    this.next.disabled = next < 0;
+    this.next.textContent = next < 0 || next > index ? "Next" : `To task ${next + 1}`;
     this.next.classList.toggle("learn-ready", done.includes(SCENES[index].id));
     this.count.textContent = `${done.length} of ${SCENES.length} tasks done`;
   }

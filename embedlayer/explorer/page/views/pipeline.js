@@ -264,6 +264,7 @@ class PipelineView {
     if (!this.#pipeline) return;
     const scene = this.#scene(this.#pipeline);
     const { step } = scene;
+    const focused = [...this.stage.querySelectorAll(FOCUSABLE)].indexOf(document.activeElement ?? this.stage);
     this.steps.mark(this.#step);
     this.machine.highlight(step.name, isMoving);
     const number = this.steps.numberOf(this.#step);
@@ -273,7 +274,6 @@ class PipelineView {
     this.head.replaceChildren(
       h("h2", null, h("span", { class: "pipe-number" }, number === null ? "–" : `${number}`), step.title),
       h("code", null, step.formula), h("span", { class: "note" }, step.note), h("p", null, step.sentence));
-    const focused = [...this.stage.querySelectorAll(FOCUSABLE)].indexOf(document.activeElement ?? this.stage);
     this.#clear();
     const pictures = (DRAW[step.name] ?? drawResult)(scene);
     this.stage.replaceChildren(.../** @type {Node[]} */ (pictures.filter(Boolean)));
