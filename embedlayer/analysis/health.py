@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
-from itertools import compress
 
 import torch
 import torch.nn.functional as F
@@ -142,9 +141,9 @@ class TableHealth:
 
     @property
     def by_kind(self) -> tuple[KindCount, ...]:
-        """Return for each kind of token its number of rows and of under-trained rows; empty without a tokenizer."""
+        """Return for each kind of token its number of rows and of `never_learned`; empty without a tokenizer."""
         kinds = self.kinds or ()
-        rows, flagged = Counter(kinds), Counter(compress(kinds, self.under_trained.flagged.tolist()))
+        rows, flagged = Counter(kinds), Counter(kinds[row] for row in self.never_learned if kinds)
         return tuple(KindCount(kind, rows[kind], flagged[kind]) for kind in KINDS if kind in rows)
 
     def summary(self) -> str:
@@ -189,12 +188,10 @@ class TableHealth:
         """Yield one sentence for each fault of the table as a whole, which the numbers of one row cannot show."""
         fit = self.spelling
         if fit is not None and fit.shift:
-            side = (
-                f"{abs(fit.shift)} {'row' if abs(fit.shift) == 1 else 'rows'} {'later' if fit.shift > 0 else 'earlier'}"
-            )
+            there = f"ID {'+' if fit.shift > 0 else '-'} {abs(fit.shift)}"
             yield (
                 f"The tokenizer does not fit the rows: spelling variants such as {_pair(fit.example)} have a mean "
-                f"cosine of {fit.cosine:.2f} in the rows at their IDs, and of {fit.shifted_cosine:.2f} at {side}."
+                f"cosine of {fit.cosine:.2f} in the rows at their IDs, and of {fit.shifted_cosine:.2f} at {there}."
             )
         elif fit is not None and fit.is_mixed:
             yield (
@@ -265,7 +262,7 @@ class TableHealth:
         return [row for row in ids if self.kinds[row] not in NOT_WRITTEN]
 
     def findings(self, limit: int | None = None, *, kind: str | None = None) -> list[UnderTrainedRow]:
-        """Return the under-trained rows, highest score first.
+        """Return the under-trained rows (`never_learned`), highest score first.
 
         Rows whose scores are equal to three decimals, as they are printed, are ordered by ID.
 
@@ -274,7 +271,7 @@ class TableHealth:
             kind: Return only rows of this kind; `None` for all kinds.
         """
         scores = self.under_trained.scores
-        ids = torch.nonzero(self.under_trained.flagged)[:, 0]
+        ids = torch.tensor(self.never_learned, dtype=torch.int64)
         ids = ids[scores[ids].round(decimals=3).argsort(descending=True, stable=True)]
         kinds = self.kinds or [None] * self.vocab_size
         chosen = [row for row in ids.tolist() if kind in (None, kinds[row])]
@@ -322,10 +319,9 @@ class TableHealth:
             "is_sound": self.is_sound,
             "nearest": {name: _finite(value) for name, value in asdict(self.nearest).items()},
             "spelling": None if self.spelling is None else self.spelling.to_json(limit),
-            "never_learned": len(self.never_learned),
             "never_touched": None if self.never_touched is None else _listed(self.never_touched, limit),
             "under_trained": {
-                "rows": int(self.under_trained.flagged.sum()),
+                "rows": len(self.never_learned),
                 "threshold": self.under_trained.threshold,
                 "explanation": self.under_trained.explain(),
                 "cones": [_cone_json(cone) for cone in self.under_trained.cones],

@@ -231,9 +231,9 @@ def _health_lines(opened: "OpenedModel", found: "TableHealth") -> Iterator[tuple
         yield "never touched", f"{len(found.never_touched):,}", _named(found, found.never_touched)
     if opened.counts is not None:
         absent = (opened.counts == 0).nonzero()[:, 0].tolist()
-        both = int(found.under_trained.flagged[absent].sum())
+        both = len({*absent} & {*found.never_learned})
         yield "not in the text", f"{len(absent):,}", f"{both:,} of them are among the under-trained"
-    flagged = int(found.under_trained.flagged.sum())
+    flagged = len(found.never_learned)
     yield "under-trained", f"{flagged:,}", f"{flagged / found.vocab_size:.1%} of the rows" if flagged else ""
 
 
@@ -248,7 +248,7 @@ def _show_under_trained(console: "Console", found: "TableHealth", topn: int, *, 
     """
     print_line(console, f"\nUnder-trained tokens{', by the rows of the untied head' * by_head}")
     print_line(console, found.under_trained.explain(), indent=2)
-    if not found.under_trained.flagged.any():
+    if not found.never_learned:
         return
     lines = []
     for count in found.by_kind or ():

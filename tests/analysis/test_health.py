@@ -194,7 +194,8 @@ def test_equal_rows_of_words_are_not_counted_as_never_learned() -> None:
     assert int(found.under_trained.flagged.sum()) == 40  # equal rows are a cone without width
     assert found.never_learned == ()
     assert "never learned" not in found.summary()
-    assert found.to_json()["never_learned"] == 0
+    assert found.to_json()["under_trained"]["rows"] == 0
+    assert found.findings() == []
 
 
 def test_rows_that_never_learned_are_counted_beside_sound_ones() -> None:

@@ -205,11 +205,10 @@ export interface Health {
     is_mixed: boolean;
     odd_rows: RowList;
   } | null;
-  /** Under-trained rows that are not named as equal rows or rows at the mean. */
-  never_learned: number;
   norm_outliers: (RowList & { low: number; high: number; nearest: number; median: number })[];
   /** Texts of the listed rows, by ID. */
   texts: Record<string, string>;
+  /** Rows inside a cone; rows that are named as equal, or at the mean, are not counted. */
   under_trained: {
     rows: number;
     threshold: number;

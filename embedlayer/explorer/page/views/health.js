@@ -73,7 +73,7 @@ function panel(title, note, ...children) {
  * @param {number} embedDim
  */
 function tiles(health, spectrum, vocabSize, embedDim) {
-  const under = health.never_learned;
+  const under = health.under_trained.rows;
   const share = under / vocabSize;
   const [cone] = health.under_trained.cones;
   const contrast = cone?.contrast ? `; contrast ${cone.contrast.toFixed(1)}, clusters have 1` : "";
