@@ -293,7 +293,13 @@ def do_training(page):
     page.get_by_role("button", name="Play").wait_for()  # it stops where the task is done
 
 
+def claim_class(page, number):
+    return page.locator(".learn-claims li").nth(number).get_attribute("class")
+
+
 def do_similar(page):
+    slide(page, "Noise", 1)
+    assert [claim_class(page, number) for number in (0, 1)] == ["learn-fails", "learn-holds"], "apart in the picture"
     slide(page, "Noise", 1.5)
 
 
@@ -301,6 +307,10 @@ def do_order(page):
     page.get_by_role("button", name="sat the cat").click()
     assert "0.0000" in page.locator('[data-value="difference"]').inner_text()
     page.get_by_label("add positions").check()
+    assert claim_class(page, 1) == "learn-fails"
+    page.get_by_role("button", name="the cat sat", exact=True).click()
+    assert claim_class(page, 1) == "learn-depends", "equal orders show nothing"
+    page.get_by_role("button", name="sat the cat").click()
 
 
 def do_sum(page):
@@ -308,13 +318,20 @@ def do_sum(page):
         slide(page, "Step", step)
     assert re.search(r"−?0\.\d+ \+ 0\.8415 = ", page.locator('[data-value="formula"]').inner_text())
     slide(page, "Width D", 4)
+    page.get_by_label("multiply the row by √D").uncheck()
+    assert claim_class(page, 0) == "learn-depends"
+    page.get_by_label("multiply the row by √D").check()
+    assert claim_class(page, 0) == "learn-holds"
 
 
 def do_twice(page):
     slide(page, "Position b", 0)
     assert page.locator('[data-value="cosine"]').inner_text() == "1.0000"
     page.get_by_role("button", name="learned", exact=True).click()
-    assert page.locator(".learn-claims li").nth(1).get_attribute("class") == "learn-depends", "above 0.95 by chance"
+    assert claim_class(page, 1) == "learn-depends", "above 0.95 by chance"
+    page.get_by_label("multiply the row by √D").uncheck()
+    assert claim_class(page, 1) == "learn-fails"
+    page.get_by_label("multiply the row by √D").check()
     page.get_by_role("button", name="sinusoidal", exact=True).click()
     slide(page, "Position b", 40)
 
@@ -342,14 +359,22 @@ def do_width(page):
 
 
 def do_memory(page):
+    width = page.get_by_role("spinbutton", name="Width D")
+    for wrong in ("0", "", "1000.5", "200000"):
+        width.fill(wrong)
+        page.get_by_text("Width D must be a whole number from 1 to 100,000.").wait_for()
+    width.fill("4096")
+    page.get_by_text("Width D must be").wait_for(state="hidden")
     page.get_by_label("Type of number").select_option("bfloat16")
     page.get_by_label("tied to the output head").check()
 
 
 def do_real(page):
     page.locator(".learn-near .token").first.wait_for()
+    page.get_by_role("searchbox").fill("zzzzz")
+    page.get_by_text("No token matches “zzzzz”.").wait_for()
     page.get_by_role("searchbox").fill(f"#{do_real.first}")
-    page.get_by_role("group", name="Tokens found").get_by_role("button").click()
+    page.get_by_role("searchbox").press("Enter")
     near = page.locator(".learn-near .token")
     page.locator(".learn-neighbors h3 small", has_text=str(do_real.first)).wait_for()
     near.nth(do_real.place).click()
@@ -462,10 +487,14 @@ def test_every_exercise_of_the_lesson_opens_its_scene_with_a_verdict(url, open_p
     page.get_by_text("Find an exercise of the lesson").click()
     assert page.locator(".learn-lesson a > span").all_inner_texts() == [each["name"] for each in exercises]
     links = [link.get_attribute("href") for link in page.locator(".learn-lesson a").all()]
+    page.get_by_role("button", name="8 The same word twice").click()
+    page.get_by_role("button", name="learned", exact=True).click()
+    page.get_by_role("slider", name="Width D").fill("0")
     page.locator(".learn-lesson a", has_text="Same Token: distant").click()
     page.locator(".learn-index:not([open])").wait_for()
     page.get_by_role("slider", name="Position b").wait_for()
     assert page.get_by_role("slider", name="Position b").input_value() == "5"
+    assert page.locator(".learn-asked q").inner_text().startswith("Positions 0 and 5")
     for exercise, link in zip(exercises, links, strict=True):
         page.evaluate("hash => { location.hash = hash; }", link)
         number = SCENES.index(exercise["scene"]) + 1
@@ -473,6 +502,8 @@ def test_every_exercise_of_the_lesson_opens_its_scene_with_a_verdict(url, open_p
         page.locator(".learn-picture:not([aria-busy])").wait_for()
         said = verdict(page)
         said.get_by_text("Not yet.").wait_for()
+        left = re.findall(rf"[?&]{exercise['scene']}\.(\w+)=", page.url)
+        assert exercise["scene"] == "real" or set(left) <= exercise["settings"].keys(), "settings of the reader stay"
         if claim := exercise.get("claim"):
             found = page.locator(".learn-claims li", has=page.locator("q", has_text=claim)).first
             assert found.get_attribute("class") == VERDICTS[exercise["holds"]], exercise

@@ -434,6 +434,10 @@ def test_a_typed_text_is_read_by_the_model_and_kept_in_the_address(source, serve
     shown = page.locator(".next-list .pipe-value").first.inner_text()
     assert shown == f"{head['top_tokens'][-1][0]['chance']:.1%}"
     assert "text=dogs+love+me" in page.url
+    for layer, tokens in [("tiny", 7), ("model", 3)]:  # each layer keeps its text
+        page.locator(f'.pipe-switches [data-key="{layer}"]').dblclick()
+        wait_for_tokens(page, tokens)
+    assert page.get_by_label("Text", exact=True).input_value() == "dogs love me"
     page.get_by_label("Text", exact=True).fill("")
     page.get_by_text("Type a text", exact=True).wait_for()
 

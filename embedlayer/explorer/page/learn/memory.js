@@ -59,6 +59,7 @@ function draw(stage) {
   };
   const result = h("output", { class: "learn-cost", "data-value": "cost" });
   const body = h("tbody");
+  const problem = h("p", { class: "note learn-problem", role: "status" });
   const update = () => {
     stage.set({
       vocab: model.vocab === START.vocab ? null : model.vocab, dim: model.dim === START.dim ? null : model.dim,
@@ -70,29 +71,37 @@ function draw(stage) {
     body.replaceChildren(...TABLES.map((each) => lineOf(each, model.dtype)));
     stage.judge(...verdict(model, bytes));
   };
-  const controls = controlsOf(model, update);
+  const controls = controlsOf(model, (said) => {
+    problem.textContent = said;
+    update();
+  });
   const claims = claimList(stage);
   claims.show(claimsOf());
   update();
   const head = ["", "V", "D", "parameters", "MiB", "MB", "the lesson says"].map((text, i) =>
     h("th", { class: i && i < 6 ? "number" : null }, text));
   return [
-    controls, result,
+    controls, problem, result,
     scroller("Memory of the tables", "scroll",
       h("table", { class: "learn-table learn-tables" }, h("thead", null, h("tr", null, head)), body)),
     claims.element,
   ];
 }
 
-/** @param {{vocab: number, dim: number, dtype: string, tied: boolean}} model @param {() => void} update */
+/**
+ * @param {{vocab: number, dim: number, dtype: string, tied: boolean}} model
+ * @param {(problem: string) => void} update
+ */
 function controlsOf(model, update) {
   /** @param {string} label @param {"vocab" | "dim"} key @param {number} most */
   const field = (label, key, most) => {
     const input = h("input", {
       type: "number", min: 1, max: most, value: String(model[key]), onInput: () => {
-        const value = Math.round(Number(input.value));
-        if (value >= 1 && value <= most) model[key] = value;
-        update();
+        const isRight = input.value !== "" && input.checkValidity();
+        input.setAttribute("aria-invalid", String(!isRight));
+        if (isRight) model[key] = Number(input.value);
+        update(isRight ? "" : `${label} must be a whole number from 1 to ${most.toLocaleString("en")}. The memory `
+          + `below is that of ${model[key].toLocaleString("en")}.`);
       },
     });
     return h("label", { class: "field" }, h("span", null, label), input);
@@ -100,15 +109,16 @@ function controlsOf(model, update) {
   return h("div", { class: "learn-controls" }, field("Vocabulary V", "vocab", 1e7), field("Width D", "dim", 1e5),
     select({
       label: "Type of number", value: model.dtype,
-      options: Object.entries(BYTES).map(([name, bytes]) => [name, `${name}, ${bytes} bytes`]),
+      options: Object.entries(BYTES).map(([name, bytes]) =>
+        [name, `${name}, ${bytes} ${bytes === 1 ? "byte" : "bytes"}`]),
       onChange: (value) => {
         model.dtype = value;
-        update();
+        update("");
       },
     }),
     check("tied to the output head", model.tied, (value) => {
       model.tied = value;
-      update();
+      update("");
     }));
 }
 

@@ -67,7 +67,7 @@ function draw(stage) {
     shown = [pictureOf(boxes[0], [0, 1, 2], straight), pictureOf(boxes[1], order, other)];
     const difference = largestDifference(other, permuted(straight, order));
     fact.textContent = `Put back into the first order, the largest difference of a score is ${fixed(difference)}.`;
-    claims.show(claimsOf(difference));
+    claims.show(claimsOf(order, hasPositions, difference));
     stage.judge(...verdict(order, hasPositions, difference));
   };
   const positions = check("add positions", hasPositions, (checked) => {
@@ -79,6 +79,11 @@ function draw(stage) {
     h("div", { class: "learn-orders", role: "group", "aria-label": "Order of the words" }, buttons), positions,
     h("div", { class: "learn-pair learn-close" }, boxes), fact, claims.element,
   ];
+}
+
+/** @param {number[]} order */
+function isStraight(order) {
+  return order.every((token, place) => token === place);
 }
 
 /** @param {number[]} order */
@@ -98,16 +103,22 @@ function pictureOf(box, order, values) {
   return table;
 }
 
-/** @param {number} difference @returns {Claim[]} */
-function claimsOf(difference) {
-  const isSame = difference < SAME;
+/**
+ * @param {number[]} order
+ * @param {boolean} hasPositions
+ * @param {number} difference
+ * @returns {Claim[]}
+ */
+function claimsOf(order, hasPositions, difference) {
+  const isOpen = hasPositions && isStraight(order);
   return [
     ["Attention is permutation-invariant.", false,
       "It is equivariant: the rows of the result change places with the tokens. Only their mean or sum is invariant."],
-    ["The model cannot distinguish “the cat sat” from “sat the cat”.", isSame, isSame
-      ? "Without positions and without a mask the scores are the same. A decoder's causal mask alone already breaks "
-      + "this: the first token sees only itself."
-      : "With positions the scores differ."],
+    ["The model cannot distinguish “the cat sat” from “sat the cat”.", isOpen ? null : !hasPositions,
+      isOpen ? "Both sides have the same order here. With positions, another order gives other scores."
+        : !hasPositions ? "Without positions and without a mask the scores are the same. A decoder's causal mask alone "
+          + "already breaks this: the first token sees only itself."
+          : `With positions the scores differ by up to ${fixed(difference, 2)}.`],
   ];
 }
 
@@ -118,8 +129,7 @@ function claimsOf(difference) {
  * @returns {[boolean, ...Child[]]}
  */
 function verdict(order, hasPositions, difference) {
-  const isStraight = order.every((token, place) => token === place);
-  if (isStraight) return [false, "Both sides have the same order. Choose another one."];
+  if (isStraight(order)) return [false, "Both sides have the same order. Choose another one."];
   if (difference < SAME) {
     const hint = hasPositions ? "" : " Now add positions.";
     return [false, `The nine scores are the same, at other places.${hint}`];

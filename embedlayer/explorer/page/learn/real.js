@@ -75,15 +75,23 @@ async function draw(stage) {
  */
 function searchField(label, texts, choose) {
   const lower = texts.map((text) => text.toLowerCase());
+  /** @type {number[]} */
+  let found = [];
   const offers = h("div", { class: "chips", role: "group", "aria-label": "Tokens found" });
   const input = h("input", {
     type: "search", id: "learn-token", autocomplete: "off", spellcheck: false, placeholder: "a word, or #17",
     onInput: () => {
-      const found = [...search(parseQuery(input.value), texts, lower).slice(0, OFFERED)];
-      offers.replaceChildren(...found.map((id) => token(texts[id], { id, onClick: () => choose(id) })));
+      found = [...search(parseQuery(input.value), texts, lower).slice(0, OFFERED)];
+      const nothing = input.value.trim() ? h("p", { class: "note" }, `No token matches “${input.value.trim()}”.`) : "";
+      offers.replaceChildren(...found.map((id) => token(texts[id], { id, onClick: () => choose(id) })),
+        found.length ? "" : nothing);
+    },
+    onKeydown: (/** @type {KeyboardEvent} */ event) => {
+      if (event.key === "Enter" && found.length) choose(found[0]);
     },
   });
-  return h("div", { class: "pipe-entry" }, h("label", { class: "note", for: "learn-token" }, label), input, offers);
+  return h("div", { class: "learn-search" },
+    h("div", { class: "pipe-entry" }, h("label", { class: "note", for: "learn-token" }, label), input), offers);
 }
 
 /** Return a token that most readers know, or a row in the middle of the table. @param {string[]} texts */

@@ -58,6 +58,18 @@ export function separation({ data, cols }) {
   return { inside, between, mixed };
 }
 
+/**
+ * Return how many points have their nearest point in their own group.
+ * @param {Matrix} coordinates of two columns
+ */
+export function nearOwn({ data, rows }) {
+  return NAMES.filter((_, i) => {
+    const distances = Array.from({ length: rows }, (__, j) =>
+      (i === j ? Infinity : Math.hypot(data[2 * i] - data[2 * j], data[2 * i + 1] - data[2 * j + 1])));
+    return Math.floor(distances.indexOf(Math.min(...distances)) / EACH) === Math.floor(i / EACH);
+  }).length;
+}
+
 /** @param {Stage} stage */
 function draw(stage) {
   let noise = stage.number("noise", 0.1, 0, 2);
@@ -77,7 +89,7 @@ function draw(stage) {
     const { coordinates, explained } = principal(vectors, 2);
     picture.show(planeOf(coordinates, explained));
     const found = separation(cosines);
-    claims.show(claimsOf(found, explained));
+    claims.show(claimsOf(found, explained, nearOwn(coordinates)));
     stage.judge(...verdict(found));
   };
   /** @param {number} nextNoise @param {number} nextSeed */
@@ -120,15 +132,17 @@ function planeOf(coordinates, explained) {
 /**
  * @param {{inside: number, between: number}} found
  * @param {number[]} explained
+ * @param {number} own points with their nearest point in their own group
  * @returns {Claim[]}
  */
-function claimsOf({ inside, between }, explained) {
+function claimsOf({ inside, between }, explained, own) {
   return [
     ["Numbers are similar to each other, letters are similar to each other, numbers and letters are different.",
       inside > between, `Inside at least ${fixed(inside, 2)}, between at most ${fixed(between, 2)}. “Different” means `
       + "a cosine near 0, not −1: two random directions are almost at a right angle."],
-    ["Similar tokens cluster together in 2-D.", inside > between && explained[0] > 0.5,
-      `PC1 and PC2 show ${(100 * (explained[0] + explained[1])).toFixed(0)} % of the variance. The rest is not in `
+    ["Similar tokens cluster together in 2-D.", own === NAMES.length,
+      `In the picture ${own} of ${NAMES.length} points have their nearest point in their own group. `
+      + `PC1 and PC2 show ${(100 * (explained[0] + explained[1])).toFixed(0)} % of the variance. The rest is not in `
       + "the picture, so check neighbours with cosines."],
   ];
 }

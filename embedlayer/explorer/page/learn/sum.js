@@ -52,7 +52,7 @@ function draw(stage) {
     formula.textContent = formulaOf(step, parts[1], dim);
     const [tokens, places] = [meanNorm(parts.map((p) => p.scaledRow)), meanNorm(parts.map((p) => p.place))];
     numbers.replaceChildren(lengthsOf(tokens, places));
-    claims.show(claimsOf(dim, scaled && tokens > places));
+    claims.show(claimsOf(dim, scaled ? tokens > places : null));
     stage.judge(...verdict(step, scheme, tokens / places));
   };
   const switches = schemeSwitches(stage, () => update());
@@ -97,10 +97,11 @@ function chips() {
     h("li", { class: "pipe-chip learn-big" }, h("span", null, WORDS[id]), h("small", null, `ID ${id} at ${t}`)));
 }
 
-/** @param {number} dim @param {boolean} holds @returns {Claim[]} */
+/** @param {number} dim @param {boolean | null} holds null: the scale is off @returns {Claim[]} */
 function claimsOf(dim, holds) {
   return [["Scaling by √D prevents the positional signal from dominating.", holds,
-    `With std 0.02 the scaled row has a length of about 0.02 · D = ${fixed(STD * dim, 2)}. Sinusoids have √(D/2) = `
+    `${holds === null ? "The scale is off here. " : ""}With std 0.02 the scaled row has a length of about 0.02 · D = `
+    + `${fixed(STD * dim, 2)}. Sinusoids have √(D/2) = `
     + `${fixed(Math.sqrt(dim / 2), 2)}, learned positions at the start about 0.02 · √D = `
     + `${fixed(STD * Math.sqrt(dim), 2)}.`]];
 }

@@ -90,11 +90,13 @@ function claimsOf(options) {
   return [
     ["Same position: the similarity is 1.0.", same > 1 - 1e-9, `Positions 0 and 0: ${fixed(same)}.`],
     ["Positions 0 and 1 are very similar (> 0.95), because position embeddings change gradually.",
-      isLearned ? null : next > 0.95, `Positions 0 and 1: ${fixed(next)}. `
-      + (isLearned ? `The reason is another one: learned rows start at random, and 0 and 50 have ${fixed(farther)}.`
+      isLearned && next > 0.95 ? null : next > 0.95, `Positions 0 and 1: ${fixed(next)}. `
+      + (isLearned ? `${next > 0.95 ? "The reason is another one: l" : "L"}earned rows start at random, and 0 and 50 `
+        + `have ${fixed(farther)}.`
         : `It depends on D: ${fixed(between(0, 1, 8))} at D = 8, ${fixed(between(0, 1, 512))} at D = 512.`)],
-    ["Positions 0 and 5: the similarity drops.", far < next - 0.05, `${fixed(next)} for 0 and 1, ${fixed(far)} for 0 `
-      + `and 5. ${isLearned ? "Before training, all pairs of different positions are about equally similar."
-        : "It does not fall evenly with the distance."}`],
+    ["Positions 0 and 5: the similarity drops.", far < next - 0.05 && (isLearned ? null : true),
+      `${fixed(next)} for 0 and 1, ${fixed(far)} for 0 and 5. `
+      + (isLearned ? "Before training, the similarity of learned rows does not depend on the distance."
+        : "It does not fall evenly with the distance.")],
   ];
 }

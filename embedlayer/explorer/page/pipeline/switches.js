@@ -45,7 +45,7 @@ export function switches({ manifest }, choices, layer, pipeline, change) {
   const isModel = ["head", "position"].some((name) => manifest.has.includes(name));
   const which = group("Layer", [["model", `this ${isModel ? "model" : "table"}, ${size}`],
     ["tiny", `tiny, ${tinySize}`]], layer.tiny ? "tiny" : "model",
-  (value) => change({ layer: value === "tiny" ? "tiny" : null, text: null, token: null, dim: null }));
+  (value) => change({ layer: value === "tiny" ? "tiny" : null, token: null, dim: null }));
   if (choices.refused) disable(which, (key) => key === "model", choices.refused);
   const scheme = layer.tiny ? layer.position : schemeOf(pipeline);
   const schemes = group("Positions", SCHEMES, scheme,

@@ -34,6 +34,7 @@ async function open(element, context) {
 class LearnView {
   /** @type {Stage | null} */ #stage = null;
   #shown = "";
+  /** What the exercise says that was opened last: its verdict is marked. */ #claim = "";
   /** Whether the reader changed the picture since it was drawn. */ #hasActed = false;
 
   /** @param {HTMLElement} element @param {ViewContext} context */
@@ -61,7 +62,7 @@ class LearnView {
         h("div", { class: "learn-text" }, this.name, this.question, this.sentences), this.picture,
         h("section", { class: "learn-foot", "aria-label": "Task" }, this.task, this.verdict,
           h("div", { class: "learn-moves" }, this.back, this.count, this.next)),
-        lessonIndex(context, () => this.#reset())),
+        lessonIndex(context, () => this.#reset(), (claim) => this.#markClaim(claim))),
       this.definitions.element);
     for (const action of ACTIONS) this.picture.addEventListener(action, () => (this.#hasActed = true), true);
     document.addEventListener("keydown", this.#onKey);
@@ -107,6 +108,8 @@ class LearnView {
       if (!stage.isClosed) this.picture.replaceChildren(h("p", { class: "note" }, message));
     }
     this.picture.removeAttribute("aria-busy");
+    this.#markClaim(this.#claim);
+    this.#claim = "";
     this.#showProgress();
   }
 
@@ -123,6 +126,15 @@ class LearnView {
     this.verdict.replaceChildren();
     this.back.disabled = index === 0;
     return seen;
+  }
+
+  /** Mark the verdict about a claim in this scene, and in the next one that is drawn. @param {string} claim */
+  #markClaim(claim) {
+    this.#claim = claim;
+    for (const item of this.picture.querySelectorAll(".learn-claims li")) {
+      const quote = item.querySelector("q")?.textContent ?? "";
+      item.classList.toggle("learn-asked", claim !== "" && quote.startsWith(claim));
+    }
   }
 
   #index() {

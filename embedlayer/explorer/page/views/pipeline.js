@@ -76,6 +76,8 @@ class PipelineView {
   /** @type {((dimension: number | null, dims: number) => void)[]} */ #lights = [];
   /** @type {Layer | null} */ #layer = null;
   /** @type {import("../pipeline/entry.js").Entry | null} */ #entry = null;
+  /** The text of the layer that is not shown, by whether it is the tiny one. @type {Map<boolean, string | null>} */
+  #otherText = new Map();
   #step = 0;
   #token = 0;
   #head = 0;
@@ -149,11 +151,22 @@ class PipelineView {
     const layer = /** @type {Layer} */ (this.#layer);
     const pipeline = layer.tiny ? null : this.#pipeline;
     const focused = [...this.switchPlace.querySelectorAll("button")].findIndex((b) => b === document.activeElement);
-    this.switchPlace.replaceChildren(switches(this.context, this.choices, layer, pipeline, (changes) => {
-      this.context.state.set(changes);
-      this.stateChanged();
-    }));
+    const change = (/** @type {Record<string, any>} */ changes) => this.#change(changes);
+    this.switchPlace.replaceChildren(switches(this.context, this.choices, layer, pipeline, change));
     if (focused >= 0) this.switchPlace.querySelectorAll("button")[focused]?.focus();
+  }
+
+  /** Change the URL; another layer gets the text that it had before. @param {Record<string, any>} changes */
+  #change(changes) {
+    const tiny = this.#layer?.tiny ?? false;
+    let text = {};
+    if ("layer" in changes) {
+      if (tiny === (changes.layer === "tiny")) return;
+      this.#otherText.set(tiny, this.context.state.get("text") || null);
+      text = { text: this.#otherText.get(!tiny) ?? null };
+    }
+    this.context.state.set({ ...changes, ...text });
+    this.stateChanged();
   }
 
   /** @param {string} text */
@@ -297,10 +310,7 @@ class PipelineView {
         this.context.state.set({ head: head || null });
         this.#draw(false);
       },
-      showTiny: this.#layer?.tiny ? null : () => {
-        this.context.state.set({ layer: "tiny", text: null, token: null, dim: null });
-        this.stateChanged();
-      },
+      showTiny: this.#layer?.tiny ? null : () => this.#change({ layer: "tiny", token: null, dim: null }),
       light: (dimension, dims) => this.machine.light(dimension, dims),
       onLight: (dims, show) => this.#lights.push((dimension, of) => show(of === dims ? dimension : null)),
       keep: (part) => {
