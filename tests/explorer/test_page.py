@@ -289,7 +289,7 @@ def test_the_map_opens_on_the_neighbour_layout_with_clusters_and_two_components_
     page.locator(".map-legend").get_by_text("no cluster").or_(
         page.locator(".map-legend button").nth(1)
     ).first.wait_for()
-    until(page, "!document.querySelector('.map-legend').textContent.includes('starts a word')")
+    until(page, "!document.querySelector('.map-legend').textContent.includes('special')")
     assert page.locator(".map-progress").is_hidden()
     assert page.get_by_label("x axis").input_value() == "n"
     assert not page.get_by_label("y axis").is_visible()

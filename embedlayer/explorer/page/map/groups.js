@@ -4,9 +4,8 @@ import { bytesOf } from "./search.js";
 
 /** @import { Groups } from "../types" */
 
-export const KINDS = [
-  "starts a word", "inside a word", "number", "punctuation", "part of a character", "special", "no token",
-];
+/** Names of `analysis/kinds.py`, which also knows which tokens are spaces or unreachable. */
+export const KINDS = ["word", "part", "number", "punctuation", "byte", "special", "no token"];
 /** Numbers of `KINDS`. */
 export const KIND = { start: 0, inside: 1, number: 2, punctuation: 3, byte: 4, special: 5, none: 6 };
 
