@@ -1,6 +1,7 @@
 """The page in a real browser: every view, from the server and from a file."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -296,6 +297,13 @@ def test_the_map_opens_on_the_neighbour_layout_with_clusters_and_two_components_
     page.get_by_label("x axis").select_option("3")
     page.get_by_label("y axis").wait_for()
     until(page, "location.hash.includes('x=3')")
+
+
+def test_clusters_of_one_colour_are_far_apart(in_page):
+    colours = partial(in_page, {"clusters": "map/clusters.js"}, "clusters.distantColours(places, count)")
+    places = [{"x": x, "y": 0} for x in (0, 10, 20, 1, 21, 11)]
+    assert colours(places=places, count=6) == [0, 1, 2, 3, 4, 5]
+    assert colours(places=places, count=3) == [0, 1, 2, 2, 0, 0]
 
 
 def test_a_lasso_is_in_the_address_and_found_again(url, open_page):

@@ -427,6 +427,7 @@ export interface Groups {
   names: string[];
   of: Uint8Array;
   rest?: number; // from this group on, groups are drawn without colour: what is in no other
+  colours?: number[]; // the number of each group's colour; without it, that of the group
 }
 
 /** A column of the user's own: numbers, or texts as groups. */

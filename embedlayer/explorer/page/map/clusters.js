@@ -44,7 +44,27 @@ export function clusterNames({ clusters }, texts, zoom) {
  * @returns {Groups}
  */
 export function clusterColumn({ clusters, of }, texts) {
-  const names = clusters.filter(({ level }) => level === 0).map((cluster) => nameOf(cluster, texts) || "unnamed");
+  const large = clusters.filter(({ level }) => level === 0);
+  const names = large.map((cluster) => nameOf(cluster, texts) || "unnamed");
   const rest = names.length;
-  return { names: [...names, "no cluster"], of: Uint8Array.from(of, (group) => (group < 0 ? rest : group)), rest };
+  const groups = Uint8Array.from(of, (group) => (group < 0 ? rest : group));
+  return { names: [...names, "no cluster"], of: groups, rest, colours: distantColours(large) };
+}
+
+/**
+ * Return the number of a colour for each cluster: an unused one, else that whose clusters are farthest away.
+ * @param {{x: number, y: number}[]} clusters
+ * @param {number} [count] of colours
+ */
+export function distantColours(clusters, count = 8) {
+  /** @type {number[]} */
+  const chosen = [];
+  for (const { x, y } of clusters) {
+    const nearest = new Array(count).fill(Infinity);
+    chosen.forEach((colour, i) => {
+      nearest[colour] = Math.min(nearest[colour], Math.hypot(clusters[i].x - x, clusters[i].y - y));
+    });
+    chosen.push(nearest.indexOf(Math.max(...nearest)));
+  }
+  return chosen;
 }

@@ -126,8 +126,9 @@ export class Colouring {
   }
 
   /** Return the colour of a group in CSS. @param {Groups} column @param {number} group */
-  #colourOf({ rest }, group) {
-    return rest !== undefined && group >= rest ? this.palette.muted : this.palette.series[group % 8];
+  #colourOf({ rest, colours }, group) {
+    if (rest !== undefined && group >= rest) return this.palette.muted;
+    return this.palette.series[(colours?.[group] ?? group) % 8];
   }
 
   /** @param {NumberColumn} column @param {(rgb: Rgb) => number} faded */
