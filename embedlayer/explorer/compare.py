@@ -57,8 +57,7 @@ def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
 
     The lists are `moved_most` (rows that changed at all, see `CHANGED`) and `moved_least`. If the number of
     occurrences is known, they have the tokens of the training text, and `moved_never` has those that moved most among
-    tokens that never occur; else it is `None`. The
-    lists are empty for unrelated tables.
+    tokens that never occur; else it is `None`. The lists are empty for unrelated tables.
     """
     found = _compared(source, other)
     moved, scale, counts = found.moved, found.moved.scale, source.counts

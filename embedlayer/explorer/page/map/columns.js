@@ -15,9 +15,10 @@ const OPTIONS = [
 const OWN = "own:"; // begins the name of a column of the user's own
 const MOST_GROUPS = 24; // of a column of the user's own that get a colour
 
-/** The columns that the map can be coloured by; each is computed or loaded when it is first used. */
+/** Columns that only tokens have. */
 const OF_TOKENS = ["kind", "script", "length"];
 
+/** The columns that the map can be coloured by; each is computed or loaded when it is first used. */
 export class Columns {
   /** @type {Map<string, Column>} */ #known = new Map();
 
