@@ -28,8 +28,8 @@ check-js: node_modules/.installed  ## lint and types of the explorer's page
 bench: $(VENV)/.installed-dev  ## our speed beside the peers'
 	@$(BIN)/python -m benchmarks
 
-docs: $(VENV)/.installed-dev  ## build the documentation into docs/_build
-	@$(BIN)/python -m sphinx -q -W -b html docs docs/_build
+docs: $(VENV)/.installed-dev  ## build the site into docs/_build/html: guides, course, recipes, API reference
+	@$(BIN)/python -m sphinx -q -W -b html docs docs/_build/html
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) node_modules out docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

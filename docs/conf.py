@@ -1,12 +1,17 @@
-"""Sphinx: Markdown pages by MyST, the API reference by autodoc, the theme is Furo."""
+"""Sphinx: Markdown pages and executed lessons by MyST-NB, the API reference by autodoc, the theme is Furo."""
 
 import ast
+import logging
+import os
+import runpy
+import tempfile
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
 from docutils.statemachine import StringList
+from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
@@ -17,8 +22,8 @@ project = "embedlayer"
 author = "the embedlayer authors"
 copyright = "the embedlayer authors"
 version = release = embedlayer.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
-source_suffix = {".md": "markdown"}
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "myst-nb"}
 exclude_patterns = ["_build"]
 default_role = "code"  # docstrings write `code` as Markdown does
 napoleon_use_ivar = True
@@ -26,8 +31,19 @@ napoleon_attr_annotations = False
 autodoc_member_order = "bysource"
 python_maximum_signature_line_length = 88
 myst_enable_extensions = ["dollarmath"]
+nb_execution_mode = "force"  # a lesson is executed when its page is read; it writes into a temporary folder
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120  # seconds for a cell
+nb_output_stderr = "error"  # a warning in a lesson is a warning of the build
+nb_merge_streams = True
+nb_code_prompt_show = "Show the {type}"
+nb_code_prompt_hide = "Hide the {type}"
 html_theme = "furo"
 html_title = "embedlayer"
+html_math_renderer = "mathml"  # the site needs no network
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 suppress_warnings = ["config.cache"]
 
 
@@ -102,7 +118,36 @@ class PublicNames(SphinxDirective):
         return node.children
 
 
+def draw_math(translator: Any, node: nodes.Element) -> None:
+    """Write a formula as MathML, which browsers draw themselves."""
+    is_block = isinstance(node, nodes.math_block)
+    formula = tex2mathml(node.astext(), as_block=is_block)
+    translator.body.append(f"<p>{formula}</p>" if is_block else formula)
+    raise nodes.SkipNode
+
+
+def use_own_ipython_profile(app: Sphinx) -> None:
+    """Execute lessons with an IPython profile of this build's own, so that no profile of the user changes an output."""
+    folder = tempfile.TemporaryDirectory()
+    app.connect("build-finished", lambda app, error: folder.cleanup())
+    profile = Path(folder.name) / "profile_default"
+    profile.mkdir()
+    settings = ["c.IPKernelApp.log_level = 'ERROR'", "c.HistoryManager.enabled = False"]
+    (profile / "ipython_kernel_config.py").write_text("\n".join(["c = get_config()", *settings]))
+    os.environ["IPYTHONDIR"] = folder.name
+    logging.getLogger("traitlets").setLevel(logging.WARNING)  # it says which kernel executes each lesson
+
+
+def write_story(app: Sphinx, error: Exception | None) -> None:
+    """Write the story that lessons link to beside the pages."""
+    if error is None and app.builder.name == "html":
+        runpy.run_path(str(Path(app.srcdir) / "story.py"))["write_story"](Path(app.outdir) / "story.html")
+
+
 def setup(app: Sphinx) -> None:
-    """Register the directive and the conversion of tables."""
+    """Register the directive, the conversion of tables, and what executed lessons and their links need."""
+    app.connect("builder-inited", use_own_ipython_profile)
+    app.connect("build-finished", write_story)
     app.add_directive("public-names", PublicNames)
+    app.add_html_math_renderer("mathml", (draw_math, None), (draw_math, None))
     app.connect("autodoc-process-docstring", convert_tables, priority=900)

@@ -4,10 +4,12 @@ import gc
 import importlib
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jaxtyping
 import pytest
@@ -128,3 +130,27 @@ def shared_data() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"the real inputs at {SHARED} are not on this machine")
     return SHARED
+
+
+SWITCHES = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Debian's chromium, headless, with a profile of its own that is thrown away."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the browser extra (playwright) is not installed")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("Debian's chromium is not installed")
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=chromium, args=list(SWITCHES))
+        yield launched
+        launched.close()

@@ -92,9 +92,10 @@ def new_figure(
         The figure, and its axes: an array of all panels, row by row, or without `panels` one `Axes`.
     """
     matplotlib = require("matplotlib", extra="plots")
-    figures = require("matplotlib.figure", extra="plots")
+    from embedlayer.plots.notebook_figure import NotebookFigure
+
     with matplotlib.rc_context({**STYLE, "font.family": font_families()}):
-        figure = figures.Figure(figsize=(width, height))
+        figure = NotebookFigure(figsize=(width, height))
         grid = figure.subplots(*(panels or (1, 1)), squeeze=False, **options).flatten()
         for axes in grid:
             keep_ticks(axes)

@@ -1,6 +1,5 @@
 """A real browser, a server of the page, and a guard over what pages complain about."""
 
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -22,29 +21,6 @@ from embedlayer import (
 from embedlayer.data.tokenizer import table_size
 from embedlayer.explorer.server import address, make_server
 from embedlayer.sources import OpenedModel, open_model
-
-SWITCHES = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Debian's chromium, headless, with a profile of its own that is thrown away."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="the browser extra (playwright) is not installed")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("Debian's chromium is not installed")
-    with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=chromium, args=list(SWITCHES))
-        yield launched
-        launched.close()
 
 
 @contextmanager

@@ -1,0 +1,59 @@
+"""The course: its parts, its quotations, and its links into the story. The build of the site executes the lessons."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+COURSE = ROOT / "docs" / "course"
+LESSONS = sorted(COURSE.glob("[0-9]*.md"))
+CELL = re.compile(r"^```\{code-cell\}\n(?:---\n(.*?)---\n)?(.*?)^```", flags=re.S | re.M)
+STORY_LINK = re.compile(r'href="\.\./story\.html#learn\?s=(\w+)([^"]*)"')
+LETTERS = {"L": "000", "M": "001", "N": "002", "E": "003", "G": "004"}
+"""The letter by which the course names a text, and the start of the text's file name."""
+
+
+def plain(text: str) -> str:
+    """The text in lower case, without white space and the marks of Markdown and of comments."""
+    for mark, sign in (("’", "'"), ("“", '"'), ("”", '"'), ('")', ""), ('print("', "")):
+        text = text.replace(mark, sign)
+    return re.sub(r"[\\`*#\s]", "", text).lower()
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+def test_a_lesson_has_its_parts(lesson) -> None:
+    text = lesson.read_text(encoding="utf-8")
+    cells = CELL.findall(text)
+    assert f"{{nb-download}}`{lesson.stem}.ipynb`" in text
+    assert re.search(r"^> ", text, flags=re.M), "a statement of a text"
+    assert any("plots." in code for _, code in cells), "a picture"
+    assert "\n## Where the text" in text
+    assert ["hide-cell" in options for options, _ in cells].count(True) == 1, "one solution"
+    assert "hide-cell" in cells[-1][0]
+    assert text.index("\n## Exercise\n") < text.index("hide-cell") < text.index("\n## In the story\n")
+    assert STORY_LINK.search(text)
+    too_long = [line for _, code in cells for line in code.splitlines() if len(line) > 88]
+    assert not too_long, "the page has room for 88 characters"
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+def test_a_quotation_is_in_its_text(lesson, shared_data) -> None:
+    for quotation in re.findall(r"(?:^>.*\n)+", lesson.read_text(encoding="utf-8"), flags=re.M):
+        *passages, rest = re.split(r"\\\[([LMNEG])\\\]", re.sub(r"^> ?", "", quotation, flags=re.M))
+        assert not rest.strip(), "each quotation names its text"
+        for said, letter in zip(passages[::2], passages[1::2], strict=True):
+            (file,) = (shared_data.parent / "seeds").glob(f"{LETTERS[letter]}_*")
+            source = plain(file.read_text(encoding="utf-8"))
+            for sentence in re.split(r"(?<=[.!?:])\s+", said.strip()):
+                assert plain(sentence).rstrip(".:!") in source, f"[{letter}] does not say: {sentence}"
+
+
+def test_the_index_lists_the_lessons_and_where_each_text_is_quoted() -> None:
+    page = (COURSE / "index.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| \[\d.*?\]\((.*?)\)", page, flags=re.M) == [lesson.name for lesson in LESSONS]
+    for lesson in LESSONS:
+        assert f"[{lesson.read_text(encoding='utf-8').partition('# ')[2].partition(chr(10))[0]}]({lesson.name})" in page
+    for letter, said in re.findall(r"^\| \\\[(\w)\\\] \|.*\| ([\d, ]+) \|$", page, flags=re.M):
+        quoted = [int(lesson.name[:2]) for lesson in LESSONS if f"\\[{letter}\\]" in lesson.read_text(encoding="utf-8")]
+        assert said == ", ".join(map(str, quoted))

