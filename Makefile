@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo explore test check check-js bench docs clean
+.PHONY: demo explore test check check-js bench docs dist clean
 
 demo: $(VENV)/.installed  ## train an embedding layer on text that Python carries (a minute or so)
 	@$(BIN)/embedlayer demo --output out/demo
@@ -31,8 +31,13 @@ bench: $(VENV)/.installed-dev  ## our speed beside the peers'
 docs: $(VENV)/.installed-dev  ## build the site into docs/_build/html: guides, course, recipes, API reference
 	@$(BIN)/python -m sphinx -q -W -b html docs docs/_build/html
 
+dist: $(VENV)/.installed-dev  ## build the source distribution and the wheel into dist, and check them
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation
+	@$(BIN)/python -m twine check --strict dist/*
+
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) node_modules out docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) node_modules out dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "embedlayer needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
