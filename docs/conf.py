@@ -135,6 +135,7 @@ def use_own_ipython_profile(app: Sphinx) -> None:
     settings = ["c.IPKernelApp.log_level = 'ERROR'", "c.HistoryManager.enabled = False"]
     (profile / "ipython_kernel_config.py").write_text("\n".join(["c = get_config()", *settings]))
     os.environ["IPYTHONDIR"] = folder.name
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # lessons compute little; more threads wait for each other
     logging.getLogger("traitlets").setLevel(logging.WARNING)  # it says which kernel executes each lesson
 
 
