@@ -145,10 +145,11 @@ def write_story(app: Sphinx, error: Exception | None) -> None:
         runpy.run_path(str(Path(app.srcdir) / "story.py"))["write_story"](Path(app.outdir) / "story.html")
 
 
-def setup(app: Sphinx) -> None:
+def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directive, the conversion of tables, and what executed lessons and their links need."""
     app.connect("builder-inited", use_own_ipython_profile)
     app.connect("build-finished", write_story)
     app.add_directive("public-names", PublicNames)
     app.add_html_math_renderer("mathml", (draw_math, None), (draw_math, None))
     app.connect("autodoc-process-docstring", convert_tables, priority=900)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
