@@ -30,6 +30,8 @@ html_theme = "furo"
 html_title = "embedlayer"
 suppress_warnings = ["config.cache"]
 
+ROOT = Path(__file__).resolve().parents[1]
+
 
 def exports(package: str) -> dict[str, str]:
     """Return the public names of a package and the module that defines each, read from its stub `__init__.pyi`."""
@@ -102,7 +104,16 @@ class PublicNames(SphinxDirective):
         return node.children
 
 
+def shorten_paths_of_diffs(app: Sphinx, doctree: nodes.document) -> None:
+    """Name the files of a `literalinclude` with `:diff:` relative to the repository, in place."""
+    for block in doctree.findall(nodes.literal_block):
+        if block.get("language") == "udiff":
+            block[:] = [nodes.Text(block.astext().replace(f"{ROOT}/", ""))]
+            block.rawsource = block.astext()  # highlighted only where both are equal
+
+
 def setup(app: Sphinx) -> None:
-    """Register the directive and the conversion of tables."""
+    """Register the directive, the conversion of tables and the paths of diffs."""
     app.add_directive("public-names", PublicNames)
+    app.connect("doctree-read", shorten_paths_of_diffs)
     app.connect("autodoc-process-docstring", convert_tables, priority=900)

@@ -121,7 +121,7 @@ def test_every_module_has_its_test_file() -> None:
             assert (ROOT / "tests" / test).exists(), f"{name} has no tests"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md", "docs/recipes.md"])
 def test_the_numbers_on_a_page_are_rows_of_the_results(page) -> None:
     text = (ROOT / page).read_text()
     table = re.search(r"<!-- numbers -->\n(.*?)<!-- end of numbers -->", text, flags=re.S).group(1)
@@ -291,3 +291,4 @@ def test_the_documentation_builds_without_a_warning(tmp_path) -> None:
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "tying.html").exists()
+    assert str(ROOT) not in (tmp_path / "recipes.html").read_text()

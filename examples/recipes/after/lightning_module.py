@@ -35,6 +35,6 @@ model = LanguageModel()
 L.seed_everything(0)
 for parameter in model.parameters():
     nn.init.uniform_(parameter, -0.1, 0.1)
-trainer = L.Trainer(max_epochs=1, limit_train_batches=40, gradient_clip_val=1.0, default_root_dir="out/lightning")
+trainer = L.Trainer(max_epochs=1, limit_train_batches=50, gradient_clip_val=1.0, default_root_dir="out/lightning")
 trainer.fit(model, DataLoader(windows, batch_size=16, shuffle=True))
 print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")
