@@ -46,6 +46,8 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 suppress_warnings = ["config.cache"]
 
+ROOT = Path(__file__).resolve().parents[1]
+
 
 def exports(package: str) -> dict[str, str]:
     """Return the public names of a package and the module that defines each, read from its stub `__init__.pyi`."""
@@ -145,11 +147,20 @@ def write_story(app: Sphinx, error: Exception | None) -> None:
         runpy.run_path(str(Path(app.srcdir) / "story.py"))["write_story"](Path(app.outdir) / "story.html")
 
 
+def shorten_paths_of_diffs(app: Sphinx, doctree: nodes.document) -> None:
+    """Name the files of a `literalinclude` with `:diff:` relative to the repository, in place."""
+    for block in doctree.findall(nodes.literal_block):
+        if block.get("language") == "udiff":
+            block[:] = [nodes.Text(block.astext().replace(f"{ROOT}/", ""))]
+            block.rawsource = block.astext()  # highlighted only where both are equal
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the directive, the conversion of tables, and what executed lessons and their links need."""
+    """Register the directive, the conversion of tables, the paths of diffs, and what lessons and their links need."""
     app.connect("builder-inited", use_own_ipython_profile)
     app.connect("build-finished", write_story)
     app.add_directive("public-names", PublicNames)
     app.add_html_math_renderer("mathml", (draw_math, None), (draw_math, None))
+    app.connect("doctree-read", shorten_paths_of_diffs)
     app.connect("autodoc-process-docstring", convert_tables, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

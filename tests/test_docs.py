@@ -120,7 +120,7 @@ def test_every_module_has_its_test_file() -> None:
             assert (ROOT / "tests" / test).exists(), f"{name} has no tests"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md", "docs/recipes.md"])
 def test_the_numbers_on_a_page_are_rows_of_the_results(page) -> None:
     text = (ROOT / page).read_text()
     table = re.search(r"<!-- numbers -->\n(.*?)<!-- end of numbers -->", text, flags=re.S).group(1)

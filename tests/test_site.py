@@ -22,6 +22,7 @@ def site(tmp_path_factory) -> Path:
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert not result.stderr, result.stderr
+    assert str(ROOT) not in (folder / "recipes.html").read_text(encoding="utf-8"), "a diff names the files of a machine"
     return folder
 
 
