@@ -53,7 +53,7 @@ def require(name: str) -> None:
     """Skip a test of a recipe that imports a package which is not installed."""
     for package in re.findall(r"^(?:import|from) (\w+)", (RECIPES / "before" / f"{name}.py").read_text(), flags=re.M):
         if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: pip install '.[interop]'")
+            pytest.skip(f"{package} is not installed: pip install '.[recipes]'")
 
 
 def test_each_recipe_has_two_versions_of_few_lines() -> None:
