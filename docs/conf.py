@@ -3,12 +3,14 @@
 import ast
 import logging
 import os
+import re
 import runpy
 import tempfile
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from docutils import nodes
 from docutils.statemachine import StringList
 from docutils.utils.math.latex2mathml import tex2mathml
@@ -141,6 +143,17 @@ def use_own_ipython_profile(app: Sphinx) -> None:
     logging.getLogger("traitlets").setLevel(logging.WARNING)  # it says which kernel executes each lesson
 
 
+def strip_links_of_notebooks(app: Sphinx, error: Exception | None) -> None:
+    """Replace links in the notebooks for download by their labels: beside a downloaded file there are no pages."""
+    for file in Path(app.outdir).glob("_downloads/*/*.ipynb"):
+        notebook = nbformat.read(file, as_version=4)
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                text = re.sub(r"^Notebook: .*\n\n", "", cell.source, flags=re.M)
+                cell.source = re.sub(r"\[([^\]]+)\]\([^)]+\)|<a [^>]*>([^<]+)</a>", r"\1\2", text)
+        nbformat.write(notebook, file)
+
+
 def write_story(app: Sphinx, error: Exception | None) -> None:
     """Write the story that lessons link to beside the pages."""
     if error is None and app.builder.name == "html":
@@ -158,6 +171,7 @@ def shorten_paths_of_diffs(app: Sphinx, doctree: nodes.document) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directive, the conversion of tables, the paths of diffs, and what lessons and their links need."""
     app.connect("builder-inited", use_own_ipython_profile)
+    app.connect("build-finished", strip_links_of_notebooks)
     app.connect("build-finished", write_story)
     app.add_directive("public-names", PublicNames)
     app.add_html_math_renderer("mathml", (draw_math, None), (draw_math, None))

@@ -250,7 +250,7 @@ def _outside(kind: Kind, value: int, size: int, *, row: int, column: int) -> Emb
     if kind == "token id":
         return TokenIdError(
             f"{place} is outside this table of {size} rows (0..{size - 1}).\n"
-            f"Check that tokenizer and table belong together, or build the table with the tokenizer's vocabulary size."
+            "Check that tokenizer and table belong together; embedlayer.data.table_size(tokenizer) is the number of rows."
         )
     hint = (
         f"Shorten the sequence to {size} tokens, or build the layer with a larger max_seq_len."

@@ -45,7 +45,8 @@ def one_hot(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Float[np.n
         array([[0., 0., 1.],
                [1., 0., 0.]])
     """
-    rows: np.ndarray = np.zeros((*_checked(ids, vocab_size).shape, vocab_size))
+    ids = _checked(np.asarray(ids), vocab_size)
+    rows: np.ndarray = np.zeros((*ids.shape, vocab_size))
     np.put_along_axis(rows, ids[..., None].astype(np.int64), 1.0, axis=-1)
     return rows
 

@@ -490,6 +490,14 @@ def test_a_bad_id_is_named(ids, words):
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_ids_may_be_a_list_or_a_tensor():
+    emb, ids = ScratchEmbedding(10, 4), [[3, 7, 1]]
+    for given in (ids, torch.tensor(ids)):
+        np.testing.assert_array_equal(emb(given), emb(np.array(ids)))
+        np.testing.assert_array_equal(one_hot(given, 10), one_hot(np.array(ids), 10))
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_a_scalar_and_an_empty_sequence_are_no_sequences():
     with pytest.raises(ShapeError, match="found the scalar 3"):
         ScratchEmbedding(10, 4)(np.array(3))

@@ -34,6 +34,8 @@ def test_every_lesson_was_executed_and_can_be_downloaded_as_a_notebook(site) -> 
         assert all(cell["execution_count"] for cell in cells), name
         assert any("image/png" in output.get("data", {}) for cell in cells for output in cell["outputs"]), name
         assert cells[-1]["metadata"]["jupyter"]["source_hidden"], "the solution is folded"
+        prose = "".join(cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+        assert not re.search(r"nb-download|\]\(|href", prose), "nothing beside the notebook to link to"
 
 
 def test_no_page_loads_anything_from_another_host(site) -> None:

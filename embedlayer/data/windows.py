@@ -115,7 +115,8 @@ def create_dataloader(
         generator: Source of the random order; by default torch's global generator.
 
     Raises:
-        TextError: The text is empty, shorter than one window and its target, or a path as `str`.
+        TextError: The text is empty, shorter than one window and its target, or a path as `str`; or it has fewer than
+            `batch_size` windows, and `drop_last` leaves them all out.
         TokenizerError: A text is passed without a tokenizer.
         ShapeError: The IDs are not integers.
         SizeError: A size is not an integer or is below 1, or the IDs have several dimensions.
@@ -130,8 +131,14 @@ def create_dataloader(
         (b've d', b'e do')
     """
     _check_sizes(batch_size=batch_size)
+    windows = TokenWindows(_ids_of(text_or_corpus, tokenizer), max_length, stride)
+    if drop_last and len(windows) < batch_size:
+        raise TextError(
+            f"there is no batch: the number of windows of {max_length} tokens is {len(windows)}, below the batch size of "
+            f"{batch_size}, and drop_last leaves them out. Pass drop_last=False, or a smaller batch_size or stride."
+        )
     return _WindowLoader(
-        TokenWindows(_ids_of(text_or_corpus, tokenizer), max_length, stride),
+        windows,
         batch_size=batch_size,
         shuffle=shuffle,
         drop_last=drop_last,

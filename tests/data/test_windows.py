@@ -59,9 +59,12 @@ def test_batches_equal_those_of_the_notebooks_list(count, max_length, stride, ba
     corpus = TokenCorpus(
         ids, np.array([0]), np.array([[len(ids), len(ids)]]), vocab_size=60_000, tokenizer_fingerprint=""
     )
-    loader = create_dataloader(
-        corpus, batch_size=batch_size, max_length=max_length, stride=stride, shuffle=False, drop_last=drop_last
-    )
+    options = {"batch_size": batch_size, "max_length": max_length, "stride": stride, "drop_last": drop_last}
+    if len(expected) == 0:  # the notebook's loader is empty, and its reader gets a StopIteration
+        with pytest.raises(TextError, match=r"no batch: the number of windows .* Pass drop_last=False"):
+            create_dataloader(corpus, shuffle=False, **options)
+        return
+    loader = create_dataloader(corpus, shuffle=False, **options)
     assert as_lists(loader) == as_lists(expected)
     assert len(loader) == len(expected)
 
@@ -313,4 +316,4 @@ def test_a_path_as_a_str_is_refused_by_the_loader(tmp_path) -> None:
     (tmp_path / "a.txt").write_text("dogs love dogs")
     with pytest.raises(TextError, match=r"names a file.*pathlib\.Path"):
         create_dataloader(str(tmp_path / "a.txt"), BYTES, max_length=2)
-    assert len(create_dataloader(tmp_path / "a.txt", BYTES, max_length=2).dataset) > 0
+    assert len(create_dataloader(tmp_path / "a.txt", BYTES, max_length=2, stride=1).dataset) > 0

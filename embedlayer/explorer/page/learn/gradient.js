@@ -93,8 +93,8 @@ function claimsOf(ids) {
     ["The padding row is zero and gets no gradient.", true, "ID 0 is declared as padding here (padding_idx of "
       + "nn.Embedding), so its row stays zero. Without that declaration it is trained like any other row."],
     ["Each batch only updates a small subset of rows.", null,
-      "It is so for plain SGD. AdamW also moves rows without a gradient, by momentum and weight decay, unless it is "
-      + "row-wise as RowAdamW of this library."],
+      "It is so for plain SGD. AdamW also moves rows without a gradient, by momentum and weight decay. RowAdamW of "
+      + "this library has the same result, and writes such a row only when it is read; SparseAdam leaves it out."],
   ];
 }
 

@@ -118,7 +118,7 @@ export function hashOf({ scene, settings = {} }, source) {
 export function lessonIndex({ source }, onReset, onOpen) {
   const element = h("details", { class: "learn-index" },
     h("summary", null, "Find an exercise of the lesson"),
-    h("p", { class: "note" }, "The lesson is seed 001, “Module 04: Embeddings”. Each link opens the scene with the "
+    h("p", { class: "note" }, "The lesson is “Module 04: Embeddings”. Each link opens the scene with the "
       + "lesson's settings. Beside it: whether what the lesson says holds there."),
     h("div", { class: "learn-lesson" }, LESSON.map(([part, exercises]) => h("section", null, h("h3", null, part),
       h("ul", null, exercises.map((exercise) => h("li", null, linkTo(exercise, source))))))),
