@@ -250,7 +250,7 @@ def _outside(kind: Kind, value: int, size: int, *, row: int, column: int) -> Emb
     if kind == "token id":
         return TokenIdError(
             f"{place} is outside this table of {size} rows (0..{size - 1}).\n"
-            "Check that tokenizer and table belong together; embedlayer.data.table_size(tokenizer) is the number of rows."
+            "Check that tokenizer and table belong together; embedlayer.data.table_size(tokenizer) rows are needed."
         )
     hint = (
         f"Shorten the sequence to {size} tokens, or build the layer with a larger max_seq_len."

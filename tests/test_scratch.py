@@ -492,9 +492,9 @@ def test_a_bad_id_is_named(ids, words):
 @pytest.mark.usefixtures("unchecked")
 def test_ids_may_be_a_list_or_a_tensor():
     emb, ids = ScratchEmbedding(10, 4), [[3, 7, 1]]
-    for given in (ids, torch.tensor(ids)):
-        np.testing.assert_array_equal(emb(given), emb(np.array(ids)))
-        np.testing.assert_array_equal(one_hot(given, 10), one_hot(np.array(ids), 10))
+    for same in (ids, torch.tensor(ids)):
+        np.testing.assert_array_equal(emb(same), emb(np.array(ids)))
+        np.testing.assert_array_equal(one_hot(same, 10), one_hot(np.array(ids), 10))
 
 
 @pytest.mark.usefixtures("unchecked")

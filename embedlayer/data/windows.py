@@ -134,8 +134,8 @@ def create_dataloader(
     windows = TokenWindows(_ids_of(text_or_corpus, tokenizer), max_length, stride)
     if drop_last and len(windows) < batch_size:
         raise TextError(
-            f"there is no batch: the number of windows of {max_length} tokens is {len(windows)}, below the batch size of "
-            f"{batch_size}, and drop_last leaves them out. Pass drop_last=False, or a smaller batch_size or stride."
+            f"there is no batch: the number of windows of {max_length} tokens is {len(windows)}, below the batch size "
+            f"of {batch_size}, and drop_last leaves them out. Pass drop_last=False, or a smaller batch_size or stride."
         )
     return _WindowLoader(
         windows,
