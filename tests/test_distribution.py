@@ -44,7 +44,7 @@ class Distribution:
 
 def build(tree: Path, folder: Path, *options: str, repository: str = "") -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), *options, str(tree)]
-    environment = {**os.environ, "EMBEDLAYER_REPOSITORY": repository}
+    environment = {**os.environ, "EMBEDLAYER_REPOSITORY": repository, "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
