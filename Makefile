@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo explore test check check-js bench docs dist clean
+.PHONY: demo explore test check check-js bench docs course dist clean
 
 demo: $(VENV)/.installed  ## train an embedding layer on text that Python carries (a minute or so)
 	@$(BIN)/embedlayer demo --output out/demo
@@ -29,7 +29,11 @@ bench: $(VENV)/.installed-dev  ## our speed beside the peers'
 	@$(BIN)/python -m benchmarks
 
 docs: $(VENV)/.installed-dev  ## build the site into docs/_build/html: guides, course, recipes, API reference
-	@$(BIN)/python -m sphinx -q -W -b html docs docs/_build/html
+	@$(BIN)/python -m sphinx -q -W $(SPHINX_OPTIONS) -b html docs docs/_build/html
+
+course: $(VENV)/.installed-dev  ## execute every lesson and every recipe, and compare the recipes with their originals
+	@$(PIP) --editable '.[recipes]'
+	@$(BIN)/python -m pytest --all-lessons tests/test_course.py tests/test_site.py tests/test_training_recipes.py tests/test_recipes.py
 
 dist: $(VENV)/.installed-dev  ## build the source distribution and the wheel into dist, and check them
 	@rm -rf dist

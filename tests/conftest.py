@@ -47,8 +47,9 @@ SHARED = ROOT.parent / "shared" / "data"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option under which tests run as on a machine without the extra `fast`."""
+    """Add the options of `.ci/run` and `make course`."""
     parser.addoption("--without-numba", action="store_true", help="Run as where numba is not installed.")
+    parser.addoption("--all-lessons", action="store_true", help="Execute every lesson and recipe: `make course`.")
 
 
 def pytest_configure(config: pytest.Config) -> None:

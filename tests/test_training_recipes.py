@@ -53,7 +53,7 @@ def require(name: str) -> None:
     """Skip a test of a recipe that imports a package which is not installed."""
     for package in re.findall(r"^(?:import|from) (\w+)", (RECIPES / "before" / f"{name}.py").read_text(), flags=re.M):
         if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: pip install '.[recipes]'")
+            pytest.skip(f"{package} is not installed; `make course` installs it")
 
 
 def test_each_recipe_has_two_versions_of_few_lines() -> None:
@@ -123,7 +123,9 @@ def losses_of_ranks(output: str) -> list[list[float]]:
     return [[float(first), float(last)] for _, first, last in found]
 
 
-def test_both_versions_have_the_same_losses_under_fsdp() -> None:
+def test_both_versions_have_the_same_losses_under_fsdp(pytestconfig) -> None:
+    if not pytestconfig.getoption("--all-lessons"):
+        pytest.skip("run by `make course`, for time")
     command = [[*torchrun(2), RECIPES / version / "fsdp2_script.py"] for version in ("before", "after")]
     results = []
     with started(*command[0]) as before, started(*command[1]) as after:

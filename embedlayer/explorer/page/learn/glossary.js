@@ -18,8 +18,8 @@ export const GLOSSARY = [
   ["momentum", "momentum", "An average over the gradients of the last steps. It still moves a row some steps after its "
     + "last gradient."],
   ["weight decay", "weight decay", "Each step makes every number a little smaller, also those without a gradient."],
-  ["RowAdamW", "RowAdamW", "An optimizer with the results of AdamW that writes only the rows of the batch. It applies "
-    + "the updates of another row when that row is read."],
+  ["RowAdamW", "RowAdamW", "An optimizer with the results of AdamW that writes only the rows that were looked up in "
+    + "the step. It applies the updates of another row when that row is read."],
   ["padding", "<pad>|padding row|padding", "A token that fills short texts up to the length of the longest of a "
     + "batch. It has no meaning, so its row is kept at zero."],
   ["batch", "batch", "The texts of one training step."],
