@@ -29,7 +29,7 @@ bench: $(VENV)/.installed-dev  ## our speed beside the peers'
 	@$(BIN)/python -m benchmarks
 
 docs: $(VENV)/.installed-dev  ## build the site into docs/_build/html: guides, course, recipes, API reference
-	@$(BIN)/python -m sphinx -q -W $(SPHINX_OPTIONS) -b html docs docs/_build/html
+	@$(BIN)/python -m sphinx -q -W -b html docs docs/_build/html
 
 course: $(VENV)/.installed-dev  ## execute every lesson and every recipe, and compare the recipes with their originals
 	@$(PIP) --editable '.[recipes]'

@@ -34,6 +34,10 @@ autodoc_member_order = "bysource"
 python_maximum_signature_line_length = 88
 myst_enable_extensions = ["dollarmath"]
 nb_execution_mode = "force"  # a lesson is executed when its page is read; it writes into a temporary folder
+LESSONS = sorted(file.name for file in (Path(__file__).parent / "course").glob("[0-9]*.md"))
+nb_execution_excludepatterns = [  # EMBEDLAYER_LESSONS is how many lessons are executed; by default all
+    f"course/{lesson}" for lesson in LESSONS[int(os.environ.get("EMBEDLAYER_LESSONS", len(LESSONS))) :]
+]
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120  # seconds for a cell
@@ -46,7 +50,7 @@ html_title = "embedlayer"
 html_math_renderer = "mathml"  # the site needs no network
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-suppress_warnings = ["config.cache"]
+suppress_warnings = ["config.cache", "myst-nb.lexer"]  # the latter: of lessons that are not executed
 
 ROOT = Path(__file__).resolve().parents[1]
 
