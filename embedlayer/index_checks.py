@@ -248,10 +248,12 @@ def _outside(kind: Kind, value: int, size: int, *, row: int, column: int) -> Emb
     """
     place = f"{kind} {value} at row {row}, column {column}"
     if kind == "token id":
-        return TokenIdError(
-            f"{place} is outside this table of {size} rows (0..{size - 1}).\n"
+        hint = (
             "Check that tokenizer and table belong together; embedlayer.data.table_size(tokenizer) rows are needed."
+            if value >= 0
+            else "IDs count from 0. A target without a loss has the value of ignore_index, which is -100 by default."
         )
+        return TokenIdError(f"{place} is outside this table of {size} rows (0..{size - 1}).\n{hint}")
     hint = (
         f"Shorten the sequence to {size} tokens, or build the layer with a larger max_seq_len."
         if value >= 0

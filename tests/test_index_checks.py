@@ -134,3 +134,12 @@ def test_rows_in_front_of_row_0_are_reached_and_errors_name_the_index_itself() -
     assert outside.tolist() == [[False, False], [True, True]]
     with pytest.raises(PositionError, match="position 10 at row 1, column 0: a sequence of 11 exceeds the 10"):
         bounds.check()
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("bad", "advice"), [(-1, "value of ignore_index"), (9, "table_size")])
+def test_the_advice_fits_the_id(bad, advice) -> None:
+    table = TokenEmbedding(9, 4)
+    for call in (lambda ids: table(ids), lambda ids: table.loss(torch.zeros(1, 2, 4), ids)):
+        with pytest.raises(TokenIdError, match=advice):
+            call(torch.tensor([[3, bad]]))
