@@ -172,7 +172,7 @@ def shorten_paths_of_diffs(app: Sphinx, doctree: nodes.document) -> None:
             block.rawsource = block.astext()  # highlighted only where both are equal
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
+def setup(app: Sphinx) -> None:
     """Register the directive, the conversion of tables, the paths of diffs, and what lessons and their links need."""
     app.connect("builder-inited", use_own_ipython_profile)
     app.connect("build-finished", strip_links_of_notebooks)
@@ -181,4 +181,3 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_html_math_renderer("mathml", (draw_math, None), (draw_math, None))
     app.connect("doctree-read", shorten_paths_of_diffs)
     app.connect("autodoc-process-docstring", convert_tables, priority=900)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}

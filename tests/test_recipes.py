@@ -81,7 +81,7 @@ def test_a_recipe_is_a_short_page_that_prints_both_losses(page, capsys) -> None:
 @pytest.fixture
 def trainer() -> MagicMock:
     """Return what the losses of TRL's trainers read of the trainer, which would need data and a tokenizer."""
-    pytest.importorskip("trl", reason="the interop extra is not installed")
+    pytest.importorskip("trl", reason="trl is not installed; `make course` installs it")
     accelerator = MagicMock()
     for name in ("gather", "gather_for_metrics", "reduce"):
         getattr(accelerator, name).side_effect = lambda tensor, **options: tensor
@@ -132,7 +132,7 @@ def test_the_grpo_step_is_that_of_the_grpo_trainer(trainer) -> None:
 
 def test_the_divergences_are_those_of_the_gkd_trainer(monkeypatch) -> None:
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    pytest.importorskip("trl", reason="the interop extra is not installed")
+    pytest.importorskip("trl", reason="trl is not installed; `make course` installs it")
     from recipes import distillation
 
     student, losses = distillation.example(torch.float64)
