@@ -208,10 +208,21 @@ def test_the_choice_survives_views_reload_and_source(url, open_page, of_run, oth
     until(page, "location.hash.includes('source=1') && document.querySelector('#card').hidden")
 
 
+LATE = """() => {
+    const { fetch } = window;
+    window.fetch = async (url, ...rest) => {
+        const answer = await fetch(url, ...rest);
+        if (String(url).includes("source=1")) await new Promise((resolve) => setTimeout(resolve, 400));
+        return answer;
+    };
+}"""
+
+
 @pytest.mark.browser
 def test_a_source_that_is_chosen_while_a_view_opens_is_shown(url, open_page, dog):
     page = open_page(f"{url}#health?id={dog}")
     page.locator("#view-health .panel").first.wait_for()
+    page.evaluate(LATE)
     for view, number in (("map", "1"), ("health", "0"), ("positions", "1"), ("pipeline", "0")):
         page.evaluate(
             "([view, number]) => { const source = document.getElementById('source');"
@@ -223,6 +234,8 @@ def test_a_source_that_is_chosen_while_a_view_opens_is_shown(url, open_page, dog
         page.locator(f"#view-{view} > :not(.loading)").first.wait_for()
         assert page.evaluate("document.getElementById('source').value") == number
         assert (f"source={number}" in page.url) == (number != "0")
+    page.locator("#view-pipeline .pipe-chips button").first.wait_for()
+    page.wait_for_timeout(1000)  # what was requested for the other source arrives
 
 
 @pytest.mark.browser

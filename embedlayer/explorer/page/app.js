@@ -249,7 +249,7 @@ class Page {
       data: this.#data(source),
       state: this.#state(view, source),
       token: {
-        get: () => this.#token,
+        get: () => (this.#source === source ? this.#token : null),
         choose: (id) => {
           if (this.#current === view && this.#source === source) this.#choose(id, true);
         },
@@ -267,18 +267,25 @@ class Page {
     };
   }
 
-  /** @param {View} view @param {number} source @returns {ViewState} */
+  /**
+   * Return the state of a view of a source. While another source is shown it is empty and nothing changes it: a view
+   * that still opens must not read the text and the token of another vocabulary.
+   * @param {View} view
+   * @param {number} source
+   * @returns {ViewState}
+   */
   #state(view, source) {
+    const own = () => (this.#source === source && this.#states[view.id]) || {};
     /** @param {Record<string, any>} changes @param {boolean} [isNew] */
     const set = (changes, isNew = false) => {
-      if (this.#source !== source) return; // a view of the source before still opens
+      if (this.#source !== source) return;
       this.#states[view.id] = changed(this.#states[view.id] ?? {}, changes);
       if (this.#current === view) this.#writeHash(isNew);
     };
     return {
       /** @param {string} key @param {string} [fallback] */
-      get: (key, fallback) => /** @type {string} */ (this.#states[view.id]?.[key] ?? fallback),
-      all: () => ({ ...this.#states[view.id] }),
+      get: (key, fallback) => /** @type {string} */ (own()[key] ?? fallback),
+      all: () => ({ ...own() }),
       set: (changes) => set(changes),
       push: (changes) => set(changes, true),
     };
