@@ -31,6 +31,10 @@ from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import TokenTable, check_width, logits_of_function
 
 
+NEW_ROWS = "new_rows"
+"""Name of the child of an untied head that has the rows which are trained separately; see `train_only_rows`."""
+
+
 class OutputHead(Pretrained, HeadOutputs, nn.Linear):
     """LM head: one logit for each token, `finish_logits(hidden @ weight.T)`.
 
@@ -225,8 +229,9 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         """
         references: list[ChildReference] = self.__dict__.get("table_references", [])
         found = [resolve_table(each.module, each.name) for each in references if each.module is not None]
-        if self.__dict__.get("table") is not None:
-            return found
+        table = self.__dict__.get("table")
+        if table is not None:  # the trained rows of an untied head follow no table
+            return [] if table is self._modules.get(NEW_ROWS) else found
         weight = self._parameters.get("weight")  # transformers may tie and untie it
         return [each for each in found if weight is not None and weight_of(each) is weight]
 

@@ -1,6 +1,7 @@
 """A frozen table with a few trained rows, for fine-tuning new or selected tokens."""
 
 import hashlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -13,16 +14,19 @@ from torch import Tensor, nn
 from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.initialization import init_normal_
-from embedlayer.io.files import JsonObject, create_folder, read_json, write_json
-from embedlayer.io.safetensors_files import byte_chunks, load_tensors, save_tensors
+from embedlayer.io.files import JsonObject
+from embedlayer.io.json_fields import parse_json
+from embedlayer.io.peft_files import ADAPTER_WEIGHTS, read_adapter, write_token_rows
+from embedlayer.io.safetensors_files import byte_chunks
 from embedlayer.kinds import kind_of
-from embedlayer.pretrained import FORMAT_VERSION, describe
+from embedlayer.pretrained import describe
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
 from embedlayer.tracing import fusible
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+BASE = "embedlayer.base"
+"""Key of the metadata of an adapter's weights that describes the base."""
 
 Delta = TypeVar("Delta", bound="DeltaEmbedding")
 
@@ -83,7 +87,8 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
             if values is not None:
                 if values.shape != rows.shape:
                     raise ShapeError(f"values must have shape {tuple(rows.shape)}, not {tuple(values.shape)}.")
-                rows = values[torch.tensor(given, device=values.device).argsort()].to(rows)
+                order = torch.tensor(given, device=values.device).argsort()
+                rows = values[order].to(rows.device, dtype or rows.dtype)
         self.base = base.requires_grad_(False)
         self.delta = nn.Parameter(rows.to(dtype) if dtype is not None else rows)
         self.recompute_buffers(device)
@@ -205,58 +210,63 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
             self.base.weight.index_copy_(0, self.token_tensor, self.delta.to(self.base.weight.dtype))
         return self.base
 
-    def save_adapter(self, directory: Path | str) -> None:
-        """Save the trained rows without the base, as `adapter_config.json` and `adapter_model.safetensors`.
+    def save_adapter(self, directory: Path | str, *, module: str = "model.embed_tokens") -> None:
+        """Save the trained rows without the base, as an adapter of PEFT's method trainable tokens.
 
-        The configuration contains the `fingerprint` of the base, so that `from_pretrained(directory, base=...)` refuses
-        any other base. `save_pretrained` saves the base too.
+        `peft.PeftModel.from_pretrained(model, directory)` loads the folder, if `module` names the table in `model`. The
+        header of the file of weights contains the `fingerprint` of the base, which PEFT ignores: with it,
+        `from_pretrained(directory, base=...)` refuses any other base. `save_pretrained` saves the base too.
 
         Args:
-            directory: Folder, created if missing.
+            directory: Folder, created if missing. It gets `adapter_config.json` and `adapter_model.safetensors`.
+            module: Name of the table in the model of transformers that the adapter is for. The default is that of
+                LLaMA, Mistral, Qwen, Gemma and most others.
 
         Raises:
             FileError: The folder cannot be written.
         """
-        directory = create_folder(directory)
-        save_tensors(directory / ADAPTER_WEIGHTS, {"delta": self.delta, "token_ids": self.token_tensor})
-        config = {"format_version": FORMAT_VERSION, "kind": kind_of(type(self)), "base": _identity(self.base)}
-        write_json(directory / ADAPTER_CONFIG, config)
+        metadata = {BASE: json.dumps(_identity(self.base))}
+        write_token_rows(directory, {module: self.delta}, self.token_tensor, metadata)
 
     @classmethod
     def from_pretrained(
-        cls: type[Delta], directory: Path | str, *, device: torch.device | str = "cpu", base: TokenTable | None = None
+        cls: type[Delta],
+        directory: Path | str,
+        *,
+        device: torch.device | str = "cpu",
+        base: TokenTable | None = None,
+        module: str | None = None,
     ) -> Delta:
-        """Read a folder that `save_pretrained` wrote or, with `base`, one that `save_adapter` wrote, bit for bit.
+        """Read a folder that `save_pretrained` wrote or, with `base`, the trainable tokens of a PEFT adapter.
+
+        All rows are read bit for bit. An adapter that `save_adapter` wrote is loaded onto its own base only. Those that
+        PEFT wrote do not describe their base, so only the width and the token IDs are compared.
 
         Args:
             directory: Folder to read.
             device: Device of the table that `save_pretrained` wrote. Ignored with `base`: an adapter is on its base's
                 device.
             base: Table that the adapter was trained on; `None` for a folder of `save_pretrained`.
+            module: Name of the module to read, if the adapter has trainable tokens in several and they differ.
 
         Raises:
             FileError: The folder or a file in it is missing.
-            CheckpointError: A file is damaged or has another format, or the adapter was trained on another base.
+            CheckpointError: A file is damaged, the adapter was trained on another base, or it changes more of the table
+                than the rows of some tokens; `embedlayer.vocab.merge_adapter` reads that.
+            TokenIdError: A token of the adapter is outside the base.
         """
         if base is None:
             return super().from_pretrained(directory, device=device)
-        directory = Path(directory)
-        config = read_json(directory / ADAPTER_CONFIG)
-        if (config.get("format_version"), config.get("kind")) != (FORMAT_VERSION, kind_of(cls)):
+        adapter = read_adapter(directory)
+        if BASE in adapter.metadata:
+            _check_identity(parse_json(adapter.metadata[BASE], directory), base, source=Path(directory))
+        change = adapter.choose(base.vocab_size, base.embed_dim, module)
+        if change.rows is None or change.token_ids is None or change.weight is not None or change.low_rank is not None:
             raise CheckpointError(
-                f"{directory / ADAPTER_CONFIG} has format version {config.get('format_version')!r} and kind "
-                f"{config.get('kind')!r}; this embedlayer reads version {FORMAT_VERSION} of {cls.__name__}."
+                f"The adapter in {directory} changes more than the rows of some tokens: it has LoRA or a whole "
+                f"weight.\nWrite it into a dense table: embedlayer.vocab.merge_adapter(table, {str(directory)!r})."
             )
-        _check_identity(config.get("base"), base, source=directory)
-        tensors, _ = load_tensors(directory / ADAPTER_WEIGHTS)
-        delta, token_ids = tensors.get("delta"), tensors.get("token_ids")
-        if delta is None or token_ids is None or delta.shape != (token_ids.numel(), base.embed_dim):
-            found = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in sorted(tensors.items()))
-            raise CheckpointError(
-                f"{directory / ADAPTER_WEIGHTS} must hold delta (N, {base.embed_dim}) and token_ids (N,), not "
-                f"{found}: it is damaged or has another format."
-            )
-        return cls(base, token_ids, values=delta, dtype=delta.dtype)
+        return cls(base, change.token_ids, values=change.rows, dtype=change.rows.dtype)
 
     def extra_repr(self) -> str:
         """Return the vocabulary size, the width and the number of trained rows, for `print`."""
@@ -368,7 +378,7 @@ def _check_identity(expected: object, base: TokenTable, *, source: Path) -> None
     """
     found = _identity(base)
     if not isinstance(expected, dict) or expected.keys() != found.keys():
-        raise CheckpointError(f"{source / ADAPTER_CONFIG} does not say what table it is for: it is damaged.")
+        raise CheckpointError(f"{source / ADAPTER_WEIGHTS} does not say what table it is for: it is damaged.")
     for name, value in found.items():
         if expected[name] != value:
             shown = f"{name} {expected[name]!r}, not {value!r}" if name != "fingerprint" else "other numbers"

@@ -1,3 +1,6 @@
+from .adapters import load_adapter as load_adapter
+from .adapters import merge_adapter as merge_adapter
+from .adapters import save_adapter as save_adapter
 from .edit import EditOptions as EditOptions
 from .edit import add_tokens as add_tokens
 from .edit import edit_vocabulary as edit_vocabulary

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.errors import SizeError
-from embedlayer.layers.output import OutputHead
+from embedlayer.layers.output import NEW_ROWS, OutputHead
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
@@ -101,7 +101,7 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
     for name, head in modules.heads.items():
         if name in heads:
             head.__dict__["table"] = heads[name]
-            head.add_module("new_rows", heads[name])  # so that its rows are found among the parameters
+            head.add_module(NEW_ROWS, heads[name])  # so that its rows are found among the parameters
         elif head.__dict__["table"] is not None:  # a patched head reads the table that replaces its own
             head.__dict__["table"] = deltas[id(head.__dict__["table"])]
     for rows in [*heads.values(), *deltas.values()]:
@@ -117,14 +117,13 @@ def merge_rows(module: nn.Module) -> None:
     Raises:
         SizeError: `train_only_rows` was not called on this module, or `merge_rows` was called already.
     """
-    trained = module.__dict__.pop(_TRAINED_BEFORE, None)
-    if trained is None:
-        raise SizeError("This module has no rows that are trained separately: call train_only_rows first.")
+    trained_rows(module)
+    trained = module.__dict__.pop(_TRAINED_BEFORE)
     for head in [part for part in module.modules() if isinstance(part, OutputHead)]:
         rows = head.__dict__["table"]
         if isinstance(rows, DeltaEmbedding):
-            head.__dict__["table"] = None if "new_rows" in head._modules else rows.base
-            if head._modules.pop("new_rows", None) is not None:
+            head.__dict__["table"] = None if NEW_ROWS in head._modules else rows.base
+            if head._modules.pop(NEW_ROWS, None) is not None:
                 rows.merge()
     for part in list(module.modules()):
         for name, child in part._modules.items():
@@ -132,6 +131,18 @@ def merge_rows(module: nn.Module) -> None:
                 part._modules[name] = child.merge()
     for parameter in trained:
         parameter.requires_grad_(True)
+
+
+def trained_rows(module: nn.Module) -> dict[str, DeltaEmbedding]:
+    """Return the rows that `train_only_rows` made trainable, by the name of their table or untied head in the module.
+
+    Raises:
+        SizeError: `train_only_rows` was not called on this module, or `merge_rows` was called since.
+    """
+    if _TRAINED_BEFORE not in module.__dict__:
+        raise SizeError("This module has no rows that are trained separately: call train_only_rows first.")
+    parts = module.named_modules()
+    return {name.removesuffix(f".{NEW_ROWS}"): part for name, part in parts if isinstance(part, DeltaEmbedding)}
 
 
 def _dense(name: str, table: TokenTable) -> TokenEmbedding:

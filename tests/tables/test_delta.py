@@ -253,16 +253,16 @@ def test_a_damaged_adapter_says_so(tmp_path: Path) -> None:
     with pytest.raises(FileError):
         DeltaEmbedding.from_pretrained(tmp_path, base=table.base)
     table.save_adapter(tmp_path)
-    config, weights = tmp_path / module.ADAPTER_CONFIG, tmp_path / module.ADAPTER_WEIGHTS
-    tensors, _ = load_tensors(weights)
-    save_tensors(weights, {"delta": tensors["delta"]})
-    with pytest.raises(CheckpointError, match=r"must hold delta \(N, 6\) and token_ids \(N,\), not delta \(3, 6\)"):
+    config, weights = tmp_path / "adapter_config.json", tmp_path / "adapter_model.safetensors"
+    tensors, metadata = load_tensors(weights)
+    save_tensors(weights, {name: rows[:2] for name, rows in tensors.items()}, metadata)
+    with pytest.raises(CheckpointError, match=r"2 rows of model.embed_tokens and 3 token IDs: it is damaged"):
         DeltaEmbedding.from_pretrained(tmp_path, base=table.base)
-    config.write_text('{"format_version": 1, "kind": "delta_embedding", "base": 5}')
+    save_tensors(weights, tensors, {module.BASE: "5"})
     with pytest.raises(CheckpointError, match="does not say what table"):
         DeltaEmbedding.from_pretrained(tmp_path, base=table.base)
-    config.write_text('{"peft_type": "LORA"}')
-    with pytest.raises(CheckpointError, match="format version None and kind None"):
+    config.write_text('{"format_version": 1}')
+    with pytest.raises(CheckpointError, match="peft_type None"):
         DeltaEmbedding.from_pretrained(tmp_path, base=table.base)
 
 

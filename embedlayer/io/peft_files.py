@@ -1,0 +1,281 @@
+"""PEFT's adapter folders, as far as they concern token tables and LM heads: trainable tokens, LoRA, whole weights.
+
+A folder has `adapter_config.json` and `adapter_model.safetensors`, whose tensors are named after the modules of the
+model: `base_model.model.<module>.<what>`. `read_adapter` groups the tensors by module and checks the configuration.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embedlayer.errors import CheckpointError
+from embedlayer.io.files import JsonObject, create_folder, read_json, write_json
+from embedlayer.io.safetensors_files import load_tensors, save_tensors
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+TRAINABLE_TOKENS = "TRAINABLE_TOKENS"
+
+_PREFIX = "base_model.model."
+_ROWS = ("trainable_tokens_delta", "token_adapter.trainable_tokens_delta")
+_WEIGHTS = ("weight", "base_layer.weight")
+_LOW_RANK = (("lora_embedding_A", "lora_embedding_B"), ("lora_A.weight", "lora_B.weight"))
+_PARTS = sorted((*_ROWS, f"base_layer.{_ROWS[0]}", *_WEIGHTS, *_LOW_RANK[0], *_LOW_RANK[1]), key=len, reverse=True)
+_STARTS = (True, False, "gaussian", "orthogonal", "eva", "mica")
+"""Values of `init_lora_weights` that leave the weights of the model as they are."""
+
+_NEUTRAL = {
+    *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config"),
+    *("exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "init_weights", "layers_pattern"),
+    *("layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "modules_to_save", "peft_type"),
+    *("peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type"),
+    *("token_indices", "trainable_token_indices", "use_rslora"),
+}
+"""Keys of a configuration that are read, or do not change what the adapter computes."""
+
+
+@dataclass(frozen=True)
+class ModuleAdapter:
+    """What an adapter changes in one module with a weight of one row per token, `(V, D)`.
+
+    The changes apply in the order of the attributes; `None` for no such change.
+
+    Attributes:
+        weight: The whole weight, which replaces that of the module, `(V, D)`.
+        low_rank: `(A, B, scaling)` of LoRA: `scaling * (B @ A)` is added to the weight. `A` is `(r, D)` and `B` is
+            `(V, r)`, whatever the module.
+        token_ids: The tokens whose rows are replaced, `(N,)`.
+        rows: Their rows, `(N, D)`.
+    """
+
+    weight: Float[Tensor, "V D"] | None = None
+    low_rank: tuple[Float[Tensor, "r D"], Float[Tensor, "V r"], float] | None = None
+    token_ids: Int[Tensor, " N"] | None = None
+    rows: Float[Tensor, "N D"] | None = None
+
+    @property
+    def sizes(self) -> tuple[int | None, int]:
+        """Return `(V, D)` of the weight that the adapter was trained on; V is `None` if it has rows of tokens only."""
+        if self.weight is not None:
+            return len(self.weight), self.weight.shape[1]
+        if self.low_rank is not None:
+            return len(self.low_rank[1]), self.low_rank[0].shape[1]
+        assert self.rows is not None
+        return None, self.rows.shape[1]
+
+    def equals(self, other: "ModuleAdapter") -> bool:
+        """Return whether two modules are changed in the same way, bit for bit, as the two ends of a tied table are."""
+        pairs = zip(self._tensors(), other._tensors(), strict=False)
+        return len(self._tensors()) == len(other._tensors()) and all(torch.equal(one, two) for one, two in pairs)
+
+    def _tensors(self) -> list[Tensor]:
+        factors = () if self.low_rank is None else (*self.low_rank[:2], torch.tensor(self.low_rank[2]))
+        return [tensor for tensor in (self.weight, *factors, self.token_ids, self.rows) if tensor is not None]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter folder of PEFT.
+
+    Attributes:
+        directory: The folder.
+        modules: What the adapter changes in each module with a matrix as its weight, by the module's name in the model.
+        others: Names of the modules with other changes, such as a trained bias, sorted.
+        metadata: Strings in the header of the weights' file.
+    """
+
+    directory: Path
+    modules: Mapping[str, ModuleAdapter]
+    others: tuple[str, ...]
+    metadata: Mapping[str, str]
+
+    def choose(self, vocab_size: int, embed_dim: int, module: str | None = None) -> ModuleAdapter:
+        """Return what the adapter changes in a weight of these sizes.
+
+        Args:
+            vocab_size: Number of tokens, V.
+            embed_dim: Width of a row, D.
+            module: Name of the module, or its last parts, such as `"embed_tokens"`. `None` if only one module has these
+                sizes, or if all that have them are changed in the same way, as the two ends of a tied table are.
+
+        Raises:
+            CheckpointError: The adapter has no such module, or several.
+        """
+        named = {
+            name: change
+            for name, change in self.modules.items()
+            if module is None or name == module or name.endswith(f".{module}")
+        }
+        found = {name: c for name, c in named.items() if c.sizes in ((vocab_size, embed_dim), (None, embed_dim))}
+        if not found:
+            sizes = {name: "rows of width {1}" if c.sizes[0] is None else "{0} x {1}" for name, c in named.items()}
+            shown = ", ".join(f"{name} ({sizes[name].format(*c.sizes)})" for name, c in sorted(named.items()))
+            raise CheckpointError(
+                f"The adapter in {self.directory} changes no {module or 'module'} of {vocab_size} x {embed_dim} "
+                f"numbers: it has {shown or ', '.join(sorted(self.modules)) or 'no module that can be read'}."
+            )
+        first, *rest = found.values()
+        if not all(first.equals(change) for change in rest):
+            raise CheckpointError(
+                f"The adapter in {self.directory} changes {', '.join(sorted(found))} in different ways: name one of "
+                f"them with module=."
+            )
+        return first
+
+
+def read_adapter(directory: Path | str) -> Adapter:
+    """Read an adapter folder that PEFT or `write_token_rows` wrote.
+
+    Raises:
+        FileError: The folder or a file in it is missing or cannot be read.
+        CheckpointError: A file is damaged, or the adapter is of a kind whose changes are not known here, such as DoRA.
+    """
+    directory = Path(directory)
+    config = read_json(directory / ADAPTER_CONFIG)
+    _check_kind(config, directory)
+    tensors, metadata = load_tensors(directory / ADAPTER_WEIGHTS)
+    by_module: dict[str, dict[str, Tensor]] = {}
+    others: set[str] = set()
+    for name, tensor in tensors.items():
+        module, what = _split(name, directory)
+        if what not in _PARTS or tensor.dim() != 2:
+            others.add(module)
+        elif what != f"base_layer.{_ROWS[0]}":  # a second name of the same rows
+            by_module.setdefault(module, {})[what] = tensor
+    modules = {
+        module: _module_adapter(module, found, config, directory)
+        for module, found in by_module.items()
+        if module not in others
+    }
+    return Adapter(directory, modules, tuple(sorted(others)), metadata)
+
+
+def write_token_rows(
+    directory: Path | str,
+    rows: Mapping[str, Float[Tensor, "N D"]],
+    token_ids: Int[Tensor, " N"],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write an adapter folder of PEFT's method trainable tokens, which `PeftModel.from_pretrained` loads.
+
+    Args:
+        directory: Folder, created if missing.
+        rows: The rows of the tokens, `(N, D)`, by the name of the module in the model, such as `model.embed_tokens`.
+        token_ids: The tokens, `(N,)`, the same in all modules.
+        metadata: Strings for the header of the weights' file, which PEFT ignores.
+
+    Raises:
+        FileError: The folder cannot be written.
+    """
+    directory = create_folder(directory)
+    config = {
+        "peft_type": TRAINABLE_TOKENS,
+        "target_modules": list(rows),
+        "token_indices": token_ids.tolist(),
+        "init_weights": True,
+        "inference_mode": True,
+        "base_model_name_or_path": None,
+        "task_type": None,
+    }
+    tensors = {f"{_PREFIX}{module}.{_ROWS[0]}": tensor for module, tensor in rows.items()}
+    save_tensors(directory / ADAPTER_WEIGHTS, tensors, metadata)
+    write_json(directory / ADAPTER_CONFIG, config)
+
+
+def _check_kind(config: JsonObject, directory: Path) -> None:
+    """Check that the changes of an adapter are known here, judged by its configuration.
+
+    Raises:
+        CheckpointError: It is another kind of adapter, or it has an option that changes what LoRA computes.
+    """
+    kind, path = config.get("peft_type"), directory / ADAPTER_CONFIG
+    if kind not in (TRAINABLE_TOKENS, "LORA"):
+        raise CheckpointError(f"{path} is of peft_type {kind!r}; TRAINABLE_TOKENS and LORA can be read.")
+    unknown = {key: value for key, value in config.items() if value and key not in _NEUTRAL and value != "none"}
+    if config.get("init_lora_weights", True) not in _STARTS:
+        unknown["init_lora_weights"] = config["init_lora_weights"]
+    if unknown:
+        shown = ", ".join(f"{key} {value!r}" for key, value in unknown.items())
+        raise CheckpointError(
+            f"{path} has {shown}: what this adapter computes is not known here.\n"
+            f"Merge it with PEFT, PeftModel.merge_and_unload(), and load the merged model."
+        )
+
+
+def _split(name: str, directory: Path) -> tuple[str, str]:
+    """Return `(module, what)` of the name of a tensor: `("lm_head", "lora_A.weight")`, for example.
+
+    Raises:
+        CheckpointError: The name does not start as all names of PEFT do.
+    """
+    if not name.startswith(_PREFIX):
+        raise CheckpointError(
+            f"{directory / ADAPTER_WEIGHTS} has a tensor {name!r}; the names of PEFT start with {_PREFIX!r}."
+        )
+    name = name.removeprefix(_PREFIX)
+    for part in _PARTS:
+        if name.endswith(f".{part}"):
+            return name.removesuffix(f".{part}"), part
+    module, _, what = name.rpartition(".")
+    return module, what
+
+
+def _module_adapter(module: str, found: Mapping[str, Tensor], config: JsonObject, directory: Path) -> ModuleAdapter:
+    """Return what an adapter changes in a module.
+
+    Args:
+        module: Name of the module.
+        found: Tensors of the module, by what they are.
+        config: Configuration of the adapter.
+        directory: Folder of the adapter, for messages.
+
+    Raises:
+        CheckpointError: The tensors do not fit together.
+    """
+    rows = next((found[name] for name in _ROWS if name in found), None)
+    weight = next((found[name] for name in _WEIGHTS if name in found), None)
+    token_ids = None if rows is None else torch.tensor(_token_ids(config, module))
+    if rows is not None and token_ids is not None and token_ids.shape != rows.shape[:1]:
+        raise CheckpointError(
+            f"{directory} has {len(rows)} rows of {module} and {token_ids.numel()} token IDs: it is damaged."
+        )
+    low_rank = None
+    for pair in _LOW_RANK:
+        first, second = (found.get(name) for name in pair)
+        if first is None and second is None:
+            continue
+        if first is None or second is None or len(first) != second.shape[1]:
+            raise CheckpointError(f"{directory / ADAPTER_WEIGHTS} has half of the LoRA of {module}: it is damaged.")
+        rank, alpha = len(first), _alpha(config, module)
+        factors = (second.T, first.T) if pair == _LOW_RANK[0] else (first, second)
+        low_rank = (*factors, alpha / (rank**0.5 if config.get("use_rslora") else rank))
+    return ModuleAdapter(weight, low_rank, token_ids, rows)
+
+
+def _token_ids(config: JsonObject, module: str) -> list[int]:
+    """Return the token IDs that a configuration states for a module."""
+    ids = config.get("token_indices") or config.get("trainable_token_indices") or []
+    if isinstance(ids, dict):
+        ids = next((ids[key] for key in ids if module == key or module.endswith(f".{key}")), [])
+    return ids if isinstance(ids, list) and all(isinstance(each, int) for each in ids) else []
+
+
+def _alpha(config: JsonObject, module: str) -> float:
+    """Return `lora_alpha` of a module: that of the first pattern that its name or the end of its name matches.
+
+    Raises:
+        CheckpointError: It is no number.
+    """
+    patterns, alpha = config.get("alpha_pattern") or {}, config.get("lora_alpha", 8)
+    for pattern in patterns if isinstance(patterns, dict) else ():
+        if re.fullmatch(rf"(.*\.)?({pattern})", module):
+            alpha = patterns[pattern]
+            break
+    if not isinstance(alpha, int | float):
+        raise CheckpointError(f"lora_alpha of {module} is {alpha!r}, no number: {ADAPTER_CONFIG} is damaged.")
+    return float(alpha)

@@ -1,0 +1,207 @@
+"""Adapters of PEFT that change token tables and LM heads: saved and loaded as trained rows, or merged into the weights.
+
+For a model of transformers, `patch(model)` first: its tables and heads then are those of this library, under the same
+names, which are the names in the adapter's files.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from embedlayer.errors import CheckpointError, SizeError, TokenIdError
+from embedlayer.io.peft_files import Adapter, ModuleAdapter, read_adapter, write_token_rows
+from embedlayer.layers.output import OutputHead
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
+from embedlayer.vocab.live_modules import vocabulary_modules
+from embedlayer.vocab.row_training import train_only_rows, trained_rows
+
+Weight = TokenEmbedding | OutputHead
+"""What an adapter is merged into: a dense table, or an untied head."""
+
+Changes = dict[str, tuple[Weight, ModuleAdapter]]
+"""Weights that an adapter changes, with the change of each, by name."""
+
+
+def save_adapter(module: nn.Module, directory: Path | str) -> None:
+    """Save the rows that were trained after `train_only_rows` as an adapter of PEFT's method trainable tokens.
+
+    The adapter has the rows of each table and of each untied head, under their names in the module.
+    `peft.PeftModel.from_pretrained(model, directory)` loads it onto the model of transformers.
+
+    Args:
+        module: Model on which `train_only_rows` was called; `merge_rows` must not have been called yet.
+        directory: Folder, created if missing.
+
+    Raises:
+        SizeError: The module has no rows that are trained separately.
+        FileError: The folder cannot be written.
+    """
+    found = trained_rows(module)
+    token_ids = next(iter(found.values())).token_tensor
+    write_token_rows(directory, {name: rows.delta for name, rows in found.items()}, token_ids)
+
+
+def load_adapter(module: nn.Module, directory: Path | str) -> None:
+    """Read the trainable tokens of an adapter into a live module, in place, to use them or to train them further.
+
+    It calls `train_only_rows` with the tokens of the adapter, and copies their rows bit for bit. The rows of an untied
+    head that the adapter does not contain start as they are. If an error is raised, nothing changes.
+
+    Args:
+        module: Model with dense tables. Its rows must not be trained separately yet.
+        directory: Folder that PEFT or `save_adapter` wrote.
+
+    Raises:
+        FileError: The folder or a file in it is missing.
+        CheckpointError: A file is damaged; or the adapter changes another module than a table or a head, other tokens
+            in each of them, or more than the rows of some tokens.
+        SizeError: `train_only_rows` raises it.
+        TokenIdError: A token of the adapter is outside the tables.
+    """
+    changes = _changes(module, read_adapter(directory))
+    token_ids, *others = [change.token_ids for _, change in changes.values()]
+    plain = all(change.weight is None and change.low_rank is None for _, change in changes.values())
+    if token_ids is None or not plain or any(ids is None or not torch.equal(token_ids, ids) for ids in others):
+        raise CheckpointError(
+            f"The adapter in {directory} changes more than the rows of the same tokens in each table and head: it can "
+            f"only be merged. Call embedlayer.vocab.merge_adapter(model, {str(directory)!r})."
+        )
+    train_only_rows(module, token_ids.tolist())
+    order = token_ids.argsort()
+    for name, rows in trained_rows(module).items():
+        if name in changes and (values := changes[name][1].rows) is not None:
+            rows.delta = nn.Parameter(values[order].to(rows.delta.device, copy=True))
+
+
+def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | None = None) -> None:
+    """Write the changes of a PEFT adapter into a dense table, an untied head, or all of these in a model, in place.
+
+    The new weight is `W + scaling * B @ A` for LoRA, with `scaling = lora_alpha / r` (`/ sqrt(r)` for rsLoRA); the
+    whole weight for `modules_to_save`; and for trainable tokens W with their rows replaced. Sums are rounded to the
+    dtype of W. A tied head reads the merged table, as after `PeftModel.merge_and_unload`. The padding row stays zero.
+    If an error is raised, nothing changes.
+
+    Args:
+        target: Table, untied head, or a model that contains these.
+        directory: Folder that PEFT, `save_adapter` or `DeltaEmbedding.save_adapter` wrote.
+        module: If `target` is a table or a head: its name in the adapter. `None` if the adapter changes only one module
+            of its sizes. For a model names are those of its modules.
+
+    Raises:
+        FileError: The folder or a file in it is missing.
+        CheckpointError: A file is damaged; the adapter is of a kind whose changes are not known here, such as DoRA; it
+            does not change the target; or, for a model, it also changes another module than a table or a head.
+        SizeError: A table does not store each row separately.
+        TokenIdError: A token of the adapter is outside the target.
+
+    Reference: PEFT, `tuners/lora/layer.py` and `tuners/trainable_tokens/layer.py`.
+    """
+    adapter = read_adapter(directory)
+    if isinstance(target, TokenTable | OutputHead):
+        weight = _weight(target)
+        changes = {module or "weight": (weight, adapter.choose(*_sizes(weight), module))}
+        _check_fit(changes, directory)
+    else:
+        changes = _changes(target, adapter)
+    for weight, change in changes.values():
+        _merge(weight, change)
+
+
+def _changes(module: nn.Module, adapter: Adapter) -> Changes:
+    """Return each table and untied head of a module that an adapter changes, with the change, by name.
+
+    Raises:
+        CheckpointError: The adapter changes none of them, or also another module; or the ends of a tied table in
+            different ways; or it is for weights of other sizes.
+        SizeError: There is no table and no head, or a table is not dense.
+        TokenIdError: A token is outside a table.
+    """
+    found = vocabulary_modules(module)
+    others = sorted({*adapter.others, *adapter.modules} - {*found.tables, *found.heads})
+    if others:
+        shown = ", ".join(others[:3]) + (f", and {len(others) - 3} more" if len(others) > 3 else "")
+        raise CheckpointError(
+            f"The adapter in {adapter.directory} changes modules that are no table and no head here: {shown}.\n"
+            f"Merge it with PEFT, PeftModel.merge_and_unload(); or merge the part for one table, passing that table."
+        )
+    changes: Changes = {}
+    for name, part in (*found.tables.items(), *found.heads.items()):
+        if (change := adapter.modules.get(name)) is None:
+            continue
+        weight = _weight(part)
+        same = next((other for owner, other in changes.values() if owner.weight is weight.weight), None)
+        if same is None:
+            changes[name] = weight, change
+        elif not same.equals(change):
+            raise CheckpointError(
+                f"The adapter in {adapter.directory} changes {name} otherwise than the table that it is tied to."
+            )
+    if not changes:
+        raise CheckpointError(f"The adapter in {adapter.directory} changes no module that has weights.")
+    _check_fit(changes, adapter.directory)
+    return changes
+
+
+def _weight(part: nn.Module) -> Weight:
+    """Return what stores the rows of a table or a head: a dense table, or an untied head.
+
+    Raises:
+        SizeError: It is another table.
+    """
+    if isinstance(part, OutputHead) and part.__dict__["table"] is not None:
+        part = part.__dict__["table"]
+    if not isinstance(part, Weight):
+        raise SizeError(
+            f"An adapter cannot be merged into a {type(part).__name__}, which does not store each row as it is.\n"
+            f"Merge it into the dense table, and convert that."
+        )
+    return part
+
+
+def _sizes(weight: Weight) -> tuple[int, int]:
+    """Return the number of tokens and the width of a table or an untied head, `(V, D)`."""
+    rows = weight.vocab_size if isinstance(weight, TokenEmbedding) else weight.out_features
+    return rows, weight.weight.shape[1]
+
+
+def _check_fit(changes: Changes, directory: Path | str) -> None:
+    """Check that each change can be merged into its weight.
+
+    Raises:
+        CheckpointError: A change is for a weight of other sizes.
+        TokenIdError: A token is outside a weight.
+    """
+    for name, (weight, change) in changes.items():
+        vocab_size, embed_dim = _sizes(weight)
+        if change.sizes not in ((vocab_size, embed_dim), (None, embed_dim)):
+            raise CheckpointError(
+                f"The adapter in {directory} is for a {name} of {change.sizes[0] or vocab_size} x {change.sizes[1]} "
+                f"numbers; this one has {vocab_size} x {embed_dim}. Edit the vocabulary first, as before the training."
+            )
+        ids = change.token_ids
+        if ids is not None and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+            raise TokenIdError(
+                f"The adapter in {directory} has rows of tokens {int(ids.min())} to {int(ids.max())}; {name} has "
+                f"{vocab_size} rows. Add the tokens first, as before the training."
+            )
+
+
+@torch.no_grad()
+def _merge(owner: Weight, change: ModuleAdapter) -> None:
+    """Write a change into a weight, `ROWS_AT_ONCE` rows at a time."""
+    if isinstance(owner, TokenEmbedding):
+        owner.apply_pending_updates()
+    weight, padding = owner.weight, owner.padding_idx
+    for start in range(0, _sizes(owner)[0], ROWS_AT_ONCE):
+        stop = min(start + ROWS_AT_ONCE, _sizes(owner)[0])
+        if change.weight is not None:
+            weight[start:stop] = change.weight[start:stop].to(weight)
+        if change.low_rank is not None:
+            first, second, scaling = change.low_rank
+            weight[start:stop] += (second[start:stop].float() @ first.float() * scaling).to(weight)
+    if change.rows is not None and change.token_ids is not None:
+        weight.index_copy_(0, change.token_ids.to(weight.device), change.rows.to(weight))
+    if padding is not None:
+        weight[padding] = 0
