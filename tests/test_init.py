@@ -67,6 +67,12 @@ def test_importing_the_package_loads_no_torch() -> None:
     assert result.stdout.strip() == "[]"
 
 
+def test_training_in_one_process_loads_no_module_of_distributed_tensors() -> None:
+    code = "import sys, embedlayer; embedlayer.Trainer; print('torch.distributed.tensor' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
+
+
 def test_shapes_in_signatures_are_checked_in_tests() -> None:
     table = embedlayer.TokenEmbedding(10, 4)
     with pytest.raises(jaxtyping.TypeCheckError):

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 from copy import deepcopy
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
 from embedlayer.collectives import ProcessGroup, RowPartition
 from embedlayer.computed_buffers import recompute_all_buffers
+from embedlayer.distributed.dtensors import as_dtensor, is_dtensor, rows_of_this_rank
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject
@@ -23,6 +23,9 @@ from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
 from embedlayer.tables.table import TokenTable, check_width
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 ROW_TENSORS: dict[type[TokenTable], tuple[str, ...]] = {
     TokenEmbedding: ("weight",),
@@ -137,14 +140,13 @@ class ShardedTable(TokenTable):
             if name in ROW_TENSORS[type(self.local)]:
                 yield name, parameter
 
-    def as_dtensor(self, part: Tensor) -> DTensor:
+    def as_dtensor(self, part: Tensor) -> "DTensor":
         """Return a DTensor with the rows of all ranks, whose shard on this rank is `part`, without a copy.
 
         Args:
             part: A tensor with one row for each row that this rank stores.
         """
-        shape, stride = torch.Size((self.vocab_size, *part.shape[1:])), part.stride()
-        return DTensor.from_local(part, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+        return as_dtensor(part, self.mesh, self.vocab_size)
 
     def look_up(self, ids: Ids) -> Vectors:
         """Return the vectors of `ids` without `scale`, `(...)` to `(..., D)`; every rank must call it.
@@ -186,7 +188,7 @@ class ShardedTable(TokenTable):
         logits: Tensor = joined[:, : self.vocab_size].reshape(*hidden.shape[:-1], self.vocab_size)
         return logits
 
-    def sharded_logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> DTensor:
+    def sharded_logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> "DTensor":
         """Return the logits of the hidden states of all ranks, as a DTensor sharded over the vocabulary.
 
         It has shape `(tokens of all ranks, V)`, in the order of the ranks, as torch's `loss_parallel` needs it. Under
@@ -199,8 +201,7 @@ class ShardedTable(TokenTable):
         scores = self._local_logits(hidden, None, options)
         if scores.requires_grad:  # DTensor sums the gradients of the ranks; here they become means
             scores.register_hook(lambda grad: grad * size)
-        shape, stride = torch.Size((len(scores), self.vocab_size)), (self.vocab_size, 1)
-        return DTensor.from_local(scores, self.mesh, [Shard(1)], run_check=False, shape=shape, stride=stride)
+        return as_dtensor(scores, self.mesh, self.vocab_size, dim=1)
 
     def uncomputed_logits(
         self, hidden: Float[Tensor, "*batch D"], *, impl: Impl = "auto", **options: Unpack[LogitOptions]
@@ -360,8 +361,8 @@ def _rows_from_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str,
     """
     for name in table.local.state_dict():
         value = state.pop(prefix + name, None)
-        if isinstance(value, DTensor):
-            value = value.redistribute(table.mesh, [Shard(0)]).to_local()
+        if is_dtensor(value):
+            value = rows_of_this_rank(value, table.mesh)
         elif value is not None and name in ROW_TENSORS[type(table.local)]:
             value = value[table.partition.start : table.partition.stop]
         if value is not None:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from embedlayer.collectives import Collectives, RowPartition
+from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ShardedTable
-from embedlayer.distributed.state import to_local
 from embedlayer.io.files import replace_file
 from embedlayer.io.safetensors_files import byte_chunks, encode_header, open_safetensors, rows_per_chunk
 

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.optim.row_adamw import RowAdamW, is_row_sparse
 
@@ -88,8 +88,3 @@ def sharded_tables(model: nn.Module) -> Iterator[tuple[str, ShardedTable]]:
     for name, module in model.named_modules():
         if isinstance(module, ShardedTable):
             yield name.removesuffix(".rows"), module
-
-
-def to_local(tensor: Tensor) -> Tensor:
-    """Return the shard of this rank if `tensor` is a DTensor, and `tensor` itself if it is not."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

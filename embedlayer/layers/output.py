@@ -30,7 +30,6 @@ from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import TokenTable, check_width, logits_of_function
 
-
 NEW_ROWS = "new_rows"
 """Name of the child of an untied head that has the rows which are trained separately; see `train_only_rows`."""
 

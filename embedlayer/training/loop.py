@@ -18,8 +18,9 @@ from torch import Tensor
 
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.windows import TokenWindows, WindowSampler
+from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ShardedTable
-from embedlayer.distributed.state import to_local, trained_parameters
+from embedlayer.distributed.state import trained_parameters
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, SizeError, TextError
 from embedlayer.io.files import JsonObject
 from embedlayer.models.decoder import DecoderLM

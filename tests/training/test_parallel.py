@@ -35,8 +35,8 @@ from embedlayer import (
 from embedlayer.cli.main import main
 from embedlayer.cli.train import was_started_by
 from embedlayer.collectives import SINGLE_PROCESS, ProcessGroup
+from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.launch import Launch
-from embedlayer.distributed.state import to_local
 from embedlayer.io.safetensors_files import load_tensors
 from embedlayer.pretrained import describe
 from embedlayer.training.parallel import ParallelContext, parallel_context
