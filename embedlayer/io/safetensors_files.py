@@ -22,6 +22,7 @@ from torch import Tensor
 from embedlayer.errors import CheckpointError, FileError
 from embedlayer.io.files import read_json, recover_folder, replace_file
 
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CHUNK_BYTES = 1 << 24
 """Most bytes of a tensor that are in memory at a time where a tensor is written or sent in chunks."""
@@ -477,12 +478,14 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
 
     Raises:
         FileError: There is no safetensors file.
-        CheckpointError: The weights are pickles or GGUF files, the index is damaged or names files outside its folder,
-            or there are several files and no index.
+        CheckpointError: The weights are pickles, GGUF files or an adapter of PEFT; the index is damaged or names files
+            outside its folder; or there are several files and no index.
     """
     if file is not None:
         path = folder.find(file)
         assert path is not None
+        if file == ADAPTER_WEIGHTS:
+            raise _adapter_error(path)
         if file.endswith(".index.json"):
             return _read_weight_map(path)
         if path.suffix in _PICKLE_SUFFIXES:
@@ -501,6 +504,8 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
         )
     found = [path for path in files if path.suffix == ".safetensors"]
     if len(found) == 1:
+        if found[0].name == ADAPTER_WEIGHTS:
+            raise _adapter_error(found[0])
         return found[0].name
     if found:
         raise CheckpointError(
@@ -559,6 +564,15 @@ def _pickle_error(path: Path) -> CheckpointError:
         f'python -c "import sys, torch, safetensors.torch as s; t = torch.load(sys.argv[1], weights_only=True); '
         f"s.save_file({{k: v.contiguous().clone() for k, v in t.items()}}, sys.argv[2], {{'format': 'pt'}})\" "
         f"{path.name} {WEIGHTS}"
+    )
+
+
+def _adapter_error(path: Path) -> CheckpointError:
+    """Create, but do not raise, the error for the weights of a PEFT adapter, which are changes of a model."""
+    return CheckpointError(
+        f"{path} is an adapter of PEFT: it has changes of a model, and no table.\n"
+        f"Open the model that it was trained on, and write the changes into its table: "
+        f"embedlayer.vocab.merge_adapter(layer.table, {str(path.parent)!r})."
     )
 
 
