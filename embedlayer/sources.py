@@ -45,7 +45,8 @@ Answer = TypeVar("Answer")
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 FIRST_BYTES = 4096
-STRUCTURED_FILES = (".json", ".jsonl", ".safetensors", ".gguf")
+GGUF_SUFFIX = ".gguf"
+STRUCTURED_FILES = (".json", ".jsonl", ".safetensors")
 
 
 class PathKind(StrEnum):
@@ -62,7 +63,8 @@ class PathKind(StrEnum):
     CORPUS_OF_RUN = "the corpus of token IDs inside a run"
     FOLDER = "a folder"
     TEXT = "a text file"
-    DATA_FILE = "a JSON, safetensors or GGUF file"
+    DATA_FILE = "a JSON or safetensors file"
+    GGUF = "a GGUF file"
     BINARY = "a binary file"
 
 
@@ -107,7 +109,9 @@ def _kind_of_folder(path: Path) -> PathKind:
         return PathKind.SAVED if _describes_layer(path / CONFIG) else PathKind.CHECKPOINT
     if "tensors.tsv" in names:
         return PathKind.VECTORS
-    return PathKind.CHECKPOINT if any(name.endswith(".safetensors") for name in names) else PathKind.FOLDER
+    return (
+        PathKind.CHECKPOINT if any(name.endswith((".safetensors", GGUF_SUFFIX)) for name in names) else PathKind.FOLDER
+    )
 
 
 def _describes_layer(config: Path) -> bool:
@@ -128,6 +132,8 @@ def _kind_of_file(path: Path) -> PathKind:
         start = file.read(FIRST_BYTES)
     if not start:
         return PathKind.EMPTY_FILE
+    if path.suffix == GGUF_SUFFIX or start.startswith(b"GGUF"):
+        return PathKind.GGUF
     if path.suffix in STRUCTURED_FILES:
         return PathKind.DATA_FILE
     from embedlayer.checkpoints.vector_files import SUFFIXES
@@ -370,7 +376,11 @@ class OpenedModel:
             ends = () if end is None else (end,)
             return ends, ends
         stated: dict[str, Any] = {}
-        for name in (CONFIG, GENERATION):
+        if Path(self.source).suffix == GGUF_SUFFIX:
+            from embedlayer.checkpoints.reader import Checkpoint
+
+            stated |= Checkpoint.open(Path(self.source)).config
+        for name in (CONFIG, GENERATION) if not stated else ():
             file = _folder(Path(self.source)) / name
             if file.exists():
                 stated |= {key: value for key, value in read_json(file).items() if value is not None}
@@ -436,6 +446,7 @@ def open_model(source: Path | str, tokenizer: Path | str | None = None, *, devic
     | folder that `embedlayer train` wrote | the decoder, with its run |
     | folder that `save_pretrained` wrote | the layer, model or table |
     | checkpoint folder, safetensors file or index | a LLaMA-type decoder, else the embedding layer, else the table |
+    | GGUF file | the same; the decoder only if its blocks are not quantised |
     | word2vec, GloVe, fastText, NumPy or projector file | the table, with a token for each row |
     | `owner/name` on the hub | the embedding layer; only shards with its tensors are downloaded |
 
@@ -550,7 +561,8 @@ def _open_checkpoint(path: Path, device: str) -> OpenedModel:
         opened.no_decoder = opened.no_decoder or str(error)
     else:
         config = _folder(path) / CONFIG
-        family = read_json(config).get("model_type") if config.exists() else None
+        is_described = config.exists() and path.suffix != GGUF_SUFFIX
+        family = read_json(config).get("model_type") if is_described else None
         kind = f"checkpoint of family {family}" if family else "checkpoint"
         opened = OpenedModel(_title(path), model.table, source=path, kind=kind, model=model)
     if opened.tokenizer is None:
@@ -606,7 +618,7 @@ def _tokenizer_beside(path: Path) -> "tuple[Tokenizer | None, str]":
     from embedlayer.data.tokenizer import load_tokenizer
 
     try:
-        return load_tokenizer(_folder(path)), ""
+        return load_tokenizer(path if path.suffix == GGUF_SUFFIX else _folder(path)), ""
     except (FileError, TokenizerError, CheckpointError) as error:
         return None, str(error)
 

@@ -160,7 +160,7 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
         if start.startswith(_PICKLE_STARTS):
             raise _pickle_error(path) from error
         if start == _GGUF.encode():
-            raise _gguf_error(path) from error
+            raise CheckpointError(f"{path} is a GGUF file: pass this file itself.") from error
         raise CheckpointError(
             f"{path} is not a whole safetensors file ({error}): it is damaged, cut short or another kind of file. "
             f"Copy it again or use an earlier checkpoint."
@@ -465,20 +465,20 @@ def no_such_path(path: Path | str) -> FileError:
 
 
 def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> str | Mapping[str, str]:
-    """Choose the safetensors files from which the tensors of a folder are read.
+    """Choose the safetensors files, or the only GGUF file, from which the tensors of a folder are read.
 
     Args:
         folder: Folder of the checkpoint.
         file: Name of an existing safetensors file or index in the folder. By default, the first that exists of
-            `model.safetensors`, `model.safetensors.index.json`, and the only safetensors file.
+            `model.safetensors`, `model.safetensors.index.json`, the only safetensors file, and the only GGUF file.
 
     Returns:
         The second argument of `WeightFiles`: the name of the only file, or the file name of each tensor by its name.
 
     Raises:
         FileError: There is no safetensors file.
-        CheckpointError: The weights are pickles or GGUF files, the index is damaged or names files outside its folder,
-            or there are several files and no index.
+        CheckpointError: The weights are pickles, the index is damaged or names files outside its folder, or there are
+            several files and no index.
     """
     if file is not None:
         path = folder.find(file)
@@ -511,8 +511,10 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
     if pickles:
         raise _pickle_error(pickles[0])
     others = [path for path in files if path.suffix == f".{_GGUF.lower()}"]
+    if len(others) == 1:
+        return others[0].name
     if others:
-        raise _gguf_error(others[0])
+        raise CheckpointError(f"{folder.name} holds {len(others)} GGUF files: name one of them.")
     raise FileError(f"{folder.name} holds no safetensors file.")
 
 
@@ -559,18 +561,4 @@ def _pickle_error(path: Path) -> CheckpointError:
         f'python -c "import sys, torch, safetensors.torch as s; t = torch.load(sys.argv[1], weights_only=True); '
         f"s.save_file({{k: v.contiguous().clone() for k, v in t.items()}}, sys.argv[2], {{'format': 'pt'}})\" "
         f"{path.name} {WEIGHTS}"
-    )
-
-
-def _gguf_error(path: Path) -> CheckpointError:
-    """Create, but do not raise, the error for a GGUF file, whose tables are quantised as a rule.
-
-    Its message has a command that converts the file to safetensors.
-    """
-    return CheckpointError(
-        f"{path} is a GGUF file (llama.cpp), whose tables are quantised as a rule: embedlayer reads safetensors only. "
-        f"Convert it once, with transformers and gguf, which dequantise it:\n"
-        f'python -c "import sys, transformers as t; '
-        f't.AutoModelForCausalLM.from_pretrained(sys.argv[1], gguf_file=sys.argv[2]).save_pretrained(sys.argv[3])" '
-        f"{path.parent} {path.name} converted"
     )

@@ -14,8 +14,10 @@ from torch.optim import Optimizer
 
 from embedlayer.data.tokenizer import as_tokenizer, table_size
 from embedlayer.errors import EmbedLayerError, SizeError, VocabularyError
+from embedlayer.sources import PathKind, path_kind
 from embedlayer.vocab.edit_request import EditRequest, TokenMap
 from embedlayer.vocab.folders import RECEIPT, apply_to_folder, new_folder, receipts_in
+from embedlayer.vocab.gguf_files import apply_to_gguf, new_file
 from embedlayer.vocab.live_modules import apply_to_module
 from embedlayer.vocab.receipt import Receipt
 from embedlayer.vocab.row_init import RowInit, SubwordMeanInit
@@ -319,6 +321,11 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
     if optimizer is not None:
         raise SizeError("A folder contains the state of its optimizer: pass optimizer=... for live modules only.")
     folder = Path(target)
+    if path_kind(folder) is PathKind.GGUF:
+        file = new_file(folder, out)
+        receipt = Receipt.of(apply_to_gguf(folder, file, request))
+        receipt.save(file.with_name(f"{file.name}.receipt"))
+        return receipt
     with new_folder(folder, out) as partial:
         receipt = Receipt.of(*apply_to_folder(folder, partial, request), folder)
         receipt.save(partial / RECEIPT.format(len(receipts_in(folder)) + 1))
