@@ -45,7 +45,6 @@ Answer = TypeVar("Answer")
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 FIRST_BYTES = 4096
-GGUF_SUFFIX = ".gguf"
 STRUCTURED_FILES = (".json", ".jsonl", ".safetensors")
 
 
@@ -109,9 +108,7 @@ def _kind_of_folder(path: Path) -> PathKind:
         return PathKind.SAVED if _describes_layer(path / CONFIG) else PathKind.CHECKPOINT
     if "tensors.tsv" in names:
         return PathKind.VECTORS
-    return (
-        PathKind.CHECKPOINT if any(name.endswith((".safetensors", GGUF_SUFFIX)) for name in names) else PathKind.FOLDER
-    )
+    return PathKind.CHECKPOINT if any(name.endswith((".safetensors", ".gguf")) for name in names) else PathKind.FOLDER
 
 
 def _describes_layer(config: Path) -> bool:
@@ -132,7 +129,7 @@ def _kind_of_file(path: Path) -> PathKind:
         start = file.read(FIRST_BYTES)
     if not start:
         return PathKind.EMPTY_FILE
-    if path.suffix == GGUF_SUFFIX or start.startswith(b"GGUF"):
+    if path.suffix == ".gguf" or start.startswith(b"GGUF"):
         return PathKind.GGUF
     if path.suffix in STRUCTURED_FILES:
         return PathKind.DATA_FILE
@@ -376,7 +373,7 @@ class OpenedModel:
             ends = () if end is None else (end,)
             return ends, ends
         stated: dict[str, Any] = {}
-        if Path(self.source).suffix == GGUF_SUFFIX:
+        if path_kind(Path(self.source)) is PathKind.GGUF:
             from embedlayer.checkpoints.reader import Checkpoint
 
             stated |= Checkpoint.open(Path(self.source)).config
@@ -561,9 +558,9 @@ def _open_checkpoint(path: Path, device: str) -> OpenedModel:
         opened.no_decoder = opened.no_decoder or str(error)
     else:
         config = _folder(path) / CONFIG
-        is_described = config.exists() and path.suffix != GGUF_SUFFIX
-        family = read_json(config).get("model_type") if is_described else None
-        kind = f"checkpoint of family {family}" if family else "checkpoint"
+        is_file = path_kind(path) is PathKind.GGUF
+        family = read_json(config).get("model_type") if config.exists() and not is_file else None
+        kind = "GGUF file" if is_file else f"checkpoint of family {family}" if family else "checkpoint"
         opened = OpenedModel(_title(path), model.table, source=path, kind=kind, model=model)
     if opened.tokenizer is None:
         opened.tokenizer, opened.no_tokenizer = _tokenizer_beside(path)
@@ -597,12 +594,13 @@ def _open_layer(source: Path | str, device: str) -> OpenedModel:
             raise error from None
         reason = str(error)
         warnings.warn(f"Only the table is read. {reason}", EmbedLayerWarning, stacklevel=3)
+    noun = "GGUF file" if path_kind(Path(source)) is PathKind.GGUF else "checkpoint"
     download = f"Only the embedding layer of {source} is read from the hub: download the model."
     return OpenedModel(
         _title(Path(source)) if is_here else str(source),
         layer.table,
         source=source,
-        kind="checkpoint" if layer.family == UNKNOWN.name else f"checkpoint of family {layer.family}",
+        kind=noun if layer.family == UNKNOWN.name else f"{noun} of family {layer.family}",
         model=None if reason else layer,
         tokenizer=layer.tokenizer,
         table_only=reason,
@@ -618,7 +616,7 @@ def _tokenizer_beside(path: Path) -> "tuple[Tokenizer | None, str]":
     from embedlayer.data.tokenizer import load_tokenizer
 
     try:
-        return load_tokenizer(path if path.suffix == GGUF_SUFFIX else _folder(path)), ""
+        return load_tokenizer(path if path_kind(path) is PathKind.GGUF else _folder(path)), ""
     except (FileError, TokenizerError, CheckpointError) as error:
         return None, str(error)
 

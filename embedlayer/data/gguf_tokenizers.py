@@ -125,7 +125,7 @@ def _sentencepiece(
     values: Values, entries: list[str], kinds: list[int], scores: list[float], *, is_unigram: bool
 ) -> Tokenizer:
     """Return a tokenizer as SentencePiece builds it, BPE or Unigram."""
-    adds_space = bool(values.get(f"{PREFIX}add_space_prefix", True))
+    adds_space = bool(values.get(f"{PREFIX}add_space_prefix", not is_unigram))
     charsmap = bytes(byte % 256 for byte in values.get(f"{PREFIX}precompiled_charsmap", [])) if is_unigram else b""
     trims = is_unigram and bool(values.get(f"{PREFIX}remove_extra_whitespaces", False))
     unknown = values.get(f"{PREFIX}unknown_token_id", kinds.index(UNKNOWN) if UNKNOWN in kinds else 0)
@@ -215,8 +215,12 @@ def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path)
     Raises:
         TokenizerError: The metadata cannot describe the tokenizer, because it gives other IDs.
     """
-    data = json.loads(tokenizer.to_str())
-    kind, before = old[f"{PREFIX}model"], tokenizer_of(old, path)
+    data, before = json.loads(tokenizer.to_str()), tokenizer_of(old, path)
+    kind, model, wanted = old[f"{PREFIX}model"], data["model"]["type"], type(before.model).__name__
+    if model != wanted:
+        raise TokenizerError(
+            f"{path} has a tokenizer of kind {kind!r} ({wanted}), which cannot describe a {model} model."
+        )
     old_kinds = old.get(f"{PREFIX}token_type", [NORMAL] * len(old[f"{PREFIX}tokens"]))
     old_scores = old.get(f"{PREFIX}scores", [_SCORE] * len(old_kinds))
     old_ids = before.get_vocab(with_added_tokens=True)

@@ -22,6 +22,7 @@ from embedlayer.data.sentencepiece_files import convert as read_sentencepiece
 from embedlayer.data.unigram import train_subwords
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError, TokenIdError, TokenizerError
 from embedlayer.io.files import read_bytes, read_json, write_text
+from embedlayer.io.gguf_files import is_gguf
 
 TokenizerKind = Literal["bpe", "wordpiece", "unigram", "word", "byte"]
 
@@ -152,7 +153,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     """
     if path.suffix == ".model":
         return _add_tokens_beside(path, _build_checked(path, lambda: read_sentencepiece(path)))
-    if path.suffix == ".gguf":
+    if is_gguf(path):
         return read_gguf_tokenizer(path)
     if path.suffix == ".bin":
         return _build_checked(path, lambda: read_llama2c(path))
