@@ -602,7 +602,7 @@ def _open_layer(source: Path | str, device: str) -> OpenedModel:
         source=source,
         kind=noun if layer.family == UNKNOWN.name else f"{noun} of family {layer.family}",
         model=None if reason else layer,
-        tokenizer=layer.tokenizer,
+        tokenizer=None if noun == "GGUF file" else layer.tokenizer,
         table_only=reason,
         no_decoder=reason or ("" if is_here else download),
     )

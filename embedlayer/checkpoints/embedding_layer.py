@@ -670,7 +670,7 @@ def _with_table_only(layer: EmbeddingLayer) -> EmbeddingLayer:
 def _tokenizer_file(checkpoint: Checkpoint) -> Path | None:
     """Return the path of the tokenizer file that this library prefers among those of a checkpoint, or `None`."""
     if checkpoint.gguf is not None:
-        return checkpoint.gguf.path
+        return checkpoint.gguf.path if checkpoint.gguf.get("tokenizer.ggml.model") is not None else None
     for names in TOKENIZERS:
         found = [checkpoint.file(name) for name in names]
         if all(found):

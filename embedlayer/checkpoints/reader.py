@@ -15,8 +15,8 @@ from torch import Tensor
 
 from embedlayer.errors import CheckpointError, FileError, MissingExtraError, require
 from embedlayer.families import GGUF_HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, gguf_config
-from embedlayer.io.files import JsonObject, read_bytes, read_json
-from embedlayer.io.gguf_files import GGUFFile, is_gguf, read_gguf
+from embedlayer.io.files import JsonObject, is_gguf, read_bytes, read_json
+from embedlayer.io.gguf_files import GGUFFile, read_gguf
 from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import (
     DTYPES,
@@ -168,7 +168,7 @@ class Checkpoint(WeightFiles):
 
     Raises:
         FileError: There is no safetensors file.
-        CheckpointError: A file is damaged, or all weights are pickles.
+        CheckpointError: A file is damaged, all weights are pickles, or a GGUF file has no tensors.
     """
 
     def __init__(self, place: CheckpointFolder, file: str | None = None, *, is_static_embedding: bool = False) -> None:
@@ -180,6 +180,8 @@ class Checkpoint(WeightFiles):
         config = place.find(CONFIG) if self.gguf is None else None
         self.config: JsonObject = {} if config is None else read_json(config)
         if self.gguf is not None and isinstance(files, str):
+            if not self.gguf.tensors:
+                raise CheckpointError(f"{self.gguf.path} is a GGUF file without tensors, such as that of a tokenizer.")
             self.config = _config_of(self.gguf)
             self.bytes_read += self.gguf.size
             self._headers[files] = Header(self.gguf.tensors, {}, self.gguf.size)

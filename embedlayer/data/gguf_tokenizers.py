@@ -25,7 +25,7 @@ from embedlayer.data.sentencepiece_files import (
     sentencepiece_tokenizer,
 )
 from embedlayer.errors import TokenizerError
-from embedlayer.families import PRE_TOKENIZERS
+from embedlayer.families import GGUF_TOKENIZERS, PRE_TOKENIZERS
 from embedlayer.io.gguf_files import read_gguf
 
 PREFIX, JSON = "tokenizer.ggml.", "tokenizer.huggingface.json"
@@ -78,17 +78,18 @@ def tokenizer_of(values: Values, path: Path) -> Tokenizer:
             f"must be equal. Copy it again."
         )
     builders: dict[str, Callable[[], Tokenizer]] = {
-        "gpt2": lambda: _byte_level(values, entries, kinds, path),
-        "llama": lambda: _sentencepiece(values, entries, kinds, scores, is_unigram=False),
-        "t5": lambda: _sentencepiece(values, entries, kinds, scores, is_unigram=True),
-        "bert": lambda: _wordpiece(values, entries, kinds),
+        "byte-level": lambda: _byte_level(values, entries, kinds, path),
+        "sentencepiece": lambda: _sentencepiece(values, entries, kinds, scores, is_unigram=False),
+        "unigram": lambda: _sentencepiece(values, entries, kinds, scores, is_unigram=True),
+        "wordpiece": lambda: _wordpiece(values, entries, kinds),
     }
-    if kind not in builders:
-        raise TokenizerError(f"{path} has a tokenizer of kind {kind!r}; embedlayer reads {', '.join(builders)}.")
+    form = GGUF_TOKENIZERS.get(str(kind))
+    if form is None:
+        raise TokenizerError(f"{path} has a tokenizer of kind {kind!r}; embedlayer reads {', '.join(GGUF_TOKENIZERS)}.")
     try:
-        tokenizer = builders[str(kind)]()
-        if kind != "bert":
-            _add_ends(tokenizer, values, entries, str(kind))
+        tokenizer = builders[form]()
+        if form != "wordpiece":
+            _add_ends(tokenizer, values, entries, form)
     except TokenizerError:
         raise
     except Exception as error:  # the class of all errors of the tokenizers library
@@ -169,15 +170,18 @@ def _add(tokenizer: Tokenizer, names: list[str], kinds: list[int]) -> None:
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name, kind in pairs if kind == USER_DEFINED])
 
 
-def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], kind: str) -> None:
+def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: str) -> None:
     """Let a tokenizer put the begin-of-text and end-of-text token around a text, as the metadata says.
 
     Raises:
         TokenizerError: The metadata does not say which tokens these are.
     """
-    splits = PRE_TOKENIZERS.get(values.get(f"{PREFIX}pre", "")) if kind == "gpt2" else None
-    defaults = {"bos": kind == "llama" or (splits is not None and splits.adds_bos), "eos": kind == "t5"}
-    known = {"llama": {"bos": 1, "eos": 2}, "t5": {"eos": 1}}.get(kind, {})
+    splits = PRE_TOKENIZERS.get(values.get(f"{PREFIX}pre", "")) if form == "byte-level" else None
+    defaults = {
+        "bos": form == "sentencepiece" or (splits is not None and splits.adds_bos),
+        "eos": form == "unigram",
+    }
+    known = {"sentencepiece": {"bos": 1, "eos": 2}, "unigram": {"eos": 1}}.get(form, {})
     ends = {}
     for end, default in defaults.items():
         if values.get(f"{PREFIX}add_{end}_token", default):
@@ -216,7 +220,8 @@ def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path)
         TokenizerError: The metadata cannot describe the tokenizer, because it gives other IDs.
     """
     data, before = json.loads(tokenizer.to_str()), tokenizer_of(old, path)
-    kind, model, wanted = old[f"{PREFIX}model"], data["model"]["type"], type(before.model).__name__
+    kind = old[f"{PREFIX}model"]
+    model, wanted = data["model"]["type"], type(before.model).__name__
     if model != wanted:
         raise TokenizerError(
             f"{path} has a tokenizer of kind {kind!r} ({wanted}), which cannot describe a {model} model."
@@ -238,7 +243,7 @@ def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path)
         if row in added:
             number = USER_DEFINED if not added[row].special else UNKNOWN if number == UNKNOWN else CONTROL
         text = name
-        if kind == "bert" and number in (NORMAL, UNUSED):
+        if wanted == "WordPiece" and number in (NORMAL, UNUSED):
             text = name.removeprefix("##") if name.startswith("##") else SPACE + name
         tokens.append((text, number, scores.get(name, _SCORE if token is None else old_scores[token])))
     new = {

@@ -16,13 +16,11 @@ from typing import Any, Literal, get_args
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from embedlayer.data.bert_tokenizers import bert_tokenizer, is_lowercased, wordpiece_tokenizer
-from embedlayer.data.gguf_tokenizers import read as read_gguf_tokenizer
 from embedlayer.data.llama2c_files import read as read_llama2c
 from embedlayer.data.sentencepiece_files import convert as read_sentencepiece
 from embedlayer.data.unigram import train_subwords
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError, TokenIdError, TokenizerError
-from embedlayer.io.files import read_bytes, read_json, write_text
-from embedlayer.io.gguf_files import is_gguf
+from embedlayer.io.files import is_gguf, read_bytes, read_json, write_text
 
 TokenizerKind = Literal["bpe", "wordpiece", "unigram", "word", "byte"]
 
@@ -154,6 +152,8 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     if path.suffix == ".model":
         return _add_tokens_beside(path, _build_checked(path, lambda: read_sentencepiece(path)))
     if is_gguf(path):
+        from embedlayer.data.gguf_tokenizers import read as read_gguf_tokenizer  # imports torch
+
         return read_gguf_tokenizer(path)
     if path.suffix == ".bin":
         return _build_checked(path, lambda: read_llama2c(path))

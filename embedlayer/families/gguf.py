@@ -8,7 +8,7 @@ Reference: gguf/constants.py, convert_hf_to_gguf.py and src/llama-vocab.cpp in t
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from embedlayer.families.causal import META_TENSORS
 from embedlayer.families.records import META_LLAMA, Family, LearnedPositions, NormSpec
@@ -143,6 +143,14 @@ def _rope_scaling(
 
 
 # Tokenizers
+
+GGUF_TOKENIZERS: Mapping[str, Literal["byte-level", "sentencepiece", "unigram", "wordpiece"]] = {
+    "gpt2": "byte-level",
+    "llama": "sentencepiece",
+    "t5": "unigram",
+    "bert": "wordpiece",
+}
+"""Value of `tokenizer.ggml.model` -> what it is: byte-level BPE, BPE or Unigram of SentencePiece, or WordPiece."""
 
 
 @dataclass(frozen=True)

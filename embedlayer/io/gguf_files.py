@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, FileError, require
-from embedlayer.io.files import file_errors, replace_file
+from embedlayer.io.files import GGUF, file_errors, replace_file
 from embedlayer.io.safetensors_files import CHUNK_BYTES, DTYPES, TensorInfo
 
-SUFFIX, MAGIC = ".gguf", b"GGUF"
 FALLBACK_TYPE = "Q8_0"
 """Type in which rows are written where `gguf` cannot quantise to the type of the file."""
 
@@ -197,16 +197,6 @@ def can_quantise(dtype: str) -> bool:
 # Reading
 
 
-def is_gguf(path: Path) -> bool:
-    """Return whether a file is a GGUF file, by the end of its name or its first bytes.
-
-    Raises:
-        FileError: The file cannot be read.
-    """
-    with file_errors(f"read {path}"), path.open("rb") as file:
-        return path.suffix == SUFFIX or file.read(len(MAGIC)) == MAGIC
-
-
 def read_gguf(path: Path | str) -> GGUFFile:
     """Read and check the header of a GGUF file; no tensor is read.
 
@@ -223,7 +213,7 @@ def read_gguf(path: Path | str) -> GGUFFile:
             raise CheckpointError(f"{path} is no whole GGUF file: it has {path.stat().st_size} bytes. Copy it again.")
         data = np.memmap(path, np.uint8, "r")
     header = _Header(path, data)
-    if (magic := bytes(header.take(4))) != MAGIC:
+    if (magic := bytes(header.take(4))) != GGUF:
         raise CheckpointError(f"{path} is no GGUF file: it starts with {magic!r}. Check the name of the file.")
     version = header.number("I")
     if version & 0xFFFF == 0:
@@ -272,7 +262,7 @@ class _Header:
         data: All bytes of the file.
     """
 
-    def __init__(self, path: Path, data: np.ndarray[Any, Any]) -> None:
+    def __init__(self, path: Path, data: npt.NDArray[np.uint8]) -> None:
         self.path, self.data, self.at = path, data.data, 0
 
     def damaged(self, what: str) -> CheckpointError:
@@ -369,7 +359,7 @@ def write_gguf(source: GGUFFile, path: Path, *, metadata: Mapping[str, Any], ten
     values = {
         key: _encoded(old.raw, metadata[key]) if key in metadata else old.raw for key, old in source.metadata.items()
     }
-    header = [MAGIC, struct.pack("<IQQ", source.version, len(source.tensors), len(values))]
+    header = [GGUF, struct.pack("<IQQ", source.version, len(source.tensors), len(values))]
     for key, raw in values.items():
         header += [_string(key), raw]
     offset = 0

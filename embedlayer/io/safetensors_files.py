@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.io.files import read_json, recover_folder, replace_file
+from embedlayer.io.files import GGUF, is_gguf, read_json, recover_folder, replace_file
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CHUNK_BYTES = 1 << 24
@@ -48,8 +48,6 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MAX_DIMENSIONS = 16
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PICKLE_STARTS = (b"PK", b"\x80")  # a zip file by torch.save, or a bare pickle
-_GGUF = "GGUF"
-"""First bytes of a GGUF file and, in small letters, the end of its name."""
 
 
 @dataclass(frozen=True)
@@ -156,10 +154,10 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
     except SafetensorError as error:
         with path.open("rb") as opened:
-            start = opened.read(len(_GGUF))
+            start = opened.read(len(GGUF))
         if start.startswith(_PICKLE_STARTS):
             raise _pickle_error(path) from error
-        if start == _GGUF.encode():
+        if start == GGUF:
             raise CheckpointError(f"{path} is a GGUF file: pass this file itself.") from error
         raise CheckpointError(
             f"{path} is not a whole safetensors file ({error}): it is damaged, cut short or another kind of file. "
@@ -510,7 +508,7 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
     pickles = [path for path in files if path.suffix in _PICKLE_SUFFIXES]
     if pickles:
         raise _pickle_error(pickles[0])
-    others = [path for path in files if path.suffix == f".{_GGUF.lower()}"]
+    others = [path for path in files if is_gguf(path)]
     if len(others) == 1:
         return others[0].name
     if others:

@@ -30,6 +30,7 @@ COMMANDS = {
     "inspect": "{source} --tokenizer {tokenizer_from} --word-pairs {word_pairs} --analogies {analogies}",
     "inspect OTHER": "{source} {other}",
     "export": "{source} -o {out}.vec --tokenizer {tokenizer_from}",
+    "export OTHER": "{source} -o {out}.gguf --into {into}",
     "report": "{directory}",
     "plan": "--checkpoint {checkpoint} --text {texts} --tokenizer {tokenizer_from}",
     "compress": "{source} --to int8 -o {out} --text {text} --tokenizer {tokenizer_from}",
