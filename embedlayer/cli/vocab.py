@@ -1,4 +1,4 @@
-"""`embedlayer vocab`: add, remove, trim or replace the tokens of a run, a saved layer or a checkpoint."""
+"""`embedlayer vocab`: add, remove, trim or replace the tokens of a run, a saved layer, a checkpoint or a GGUF file."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -34,9 +34,9 @@ VALIDATION_TOKENS = 8192
 def vocab() -> None:
     """Edit the vocabulary of a model.
 
-    The model is the folder of a run, a saved layer or a checkpoint. Tables, heads, tokenizer, configuration and
-    training state are edited together. The result is a new folder, which appears complete or not at all. The receipt in
-    it undoes the edit and remaps stored token IDs.
+    The model is the folder of a run, a saved layer or a checkpoint, or a GGUF file. Tables, heads, tokenizer,
+    configuration and training state are edited together. The result is a new folder or file, which appears complete or
+    not at all. The receipt in it (of a GGUF file, beside it) remaps stored token IDs, and undoes the edit of a folder.
     """
 
 
@@ -207,7 +207,7 @@ def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> li
     A warning names the terms that are tokens already.
 
     Args:
-        directory: The model's folder.
+        directory: The model's folder or GGUF file.
         terms: The terms, which may be repeated.
         spaced: Whether to write each term with one space before it, and none after it. Ignored for tokenizers that do
             not mark spaces.
@@ -267,7 +267,7 @@ def _train_new_rows(
     Ctrl-C stops the training after its current step. The last tenth of the text, about, is held out.
 
     Args:
-        directory: The model's folder.
+        directory: The model's folder or GGUF file.
         terms: The new tokens.
         special: The new special tokens.
         texts: Text files and folders to train on.
