@@ -111,13 +111,11 @@ def gguf_config(values: Mapping[str, Any], *, is_tied: bool, factors: Mapping[st
     config |= {theirs: values[key] for key, theirs in _TOKENS.items() if key in values}
     if "tokenizer.ggml.tokens" in values:
         config["vocab_size"] = len(values["tokenizer.ggml.tokens"])
-    width, heads, rotated = (
-        config.get("hidden_size"),
-        config.get("num_attention_heads"),
-        own.get("rope.dimension_count"),
-    )
-    if rotated and width and heads:
-        config["partial_rotary_factor"] = rotated / config.setdefault("head_dim", width // heads)
+    sizes = [config.get("hidden_size"), config.get("num_attention_heads"), own.get("rope.dimension_count")]
+    if all(type(size) is int and size > 0 for size in sizes) and sizes[0] >= sizes[1]:
+        head_dim = config.setdefault("head_dim", sizes[0] // sizes[1])
+        if head_dim:
+            config["partial_rotary_factor"] = sizes[2] / head_dim
     scaling = _rope_scaling(own, config.get("max_position_embeddings"), factors)
     return config if scaling is None else {**config, "rope_scaling": scaling}
 

@@ -245,7 +245,7 @@ def read_gguf(path: Path | str) -> GGUFFile:
                 f"{path}: {name} has type {kind}, which the installed package gguf does not know: pip install -U gguf."
             )
         dtype, (block, _) = types[kind].name, gguf.GGML_QUANT_SIZES[types[kind]]
-        if not shape or shape[-1] % block:
+        if not shape or 0 in shape or shape[-1] % block:
             raise header.damaged(f"{name} of shape {list(shape)} is no whole number of {dtype} blocks, of {block} each")
         nbytes = row_bytes(dtype, shape[-1]) * int(np.prod(shape[:-1], dtype=object))
         tensors[name] = TensorInfo(name, dtype, shape, path, start + offset, start + offset + nbytes)

@@ -77,7 +77,7 @@ def load_llama(
             f"{checkpoint.name} is no LLaMA-type checkpoint: it has neither {HUGGING_FACE_TENSORS['table.weight']} "
             f"(Hugging Face's layout) nor {META_TENSORS['table.weight']} (Meta's)."
         )
-    loader = Loader(checkpoint, None, device)
+    loader = Loader(checkpoint, None if checkpoint.gguf is None else dtype, device)  # a GGUF file mixes dtypes
     model = loader.build(lambda: _build(loader))
     for note in loader.notes:
         warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)

@@ -201,7 +201,7 @@ def _number_of_rows(file: GGUFFile) -> int:
     """Return the number of rows of the token table.
 
     Raises:
-        CheckpointError: There is no table, or the metadata has another number of tokens.
+        CheckpointError: There is no table, or the metadata or the head has another number of tokens.
     """
     if GGUF_TABLE not in file.tensors or len(file.tensors[GGUF_TABLE].shape) != 2:
         raise CheckpointError(
@@ -212,6 +212,12 @@ def _number_of_rows(file: GGUFFile) -> int:
         raise CheckpointError(
             f"{file.path}: {GGUF_TABLE} has {rows:,} rows and tokenizer.ggml.tokens {entries:,} entries: they do not "
             f"belong together."
+        )
+    other = [name for name in ENDS if name in file.tensors and file.tensors[name].shape[0] != rows]
+    if other:
+        raise CheckpointError(
+            f"{file.path}: {other[0]} has {file.tensors[other[0]].shape[0]:,} rows and {GGUF_TABLE} {rows:,}: they do "
+            f"not belong together."
         )
     return rows
 
