@@ -32,7 +32,7 @@ FLOAT = 0  # GGML_TYPE_F32, for keys and values
 
 def write_model(path: Path, model: el.DecoderLM, dtype: str) -> None:
     """Write a decoder with interleaved rotary pairs: its table in the type `dtype`, and an untied head in F32."""
-    texts = PAGE.read_text(encoding="utf-8")
+    texts = PAGE.with_name("corpora.md").read_text(encoding="utf-8")
     tokenizer = el.train_tokenizer(texts, "bpe", vocab_size=model.table.vocab_size)
     tokens = [tokenizer.id_to_token(token) for token in range(tokenizer.get_vocab_size())]
     config, state = model.config, dict(model.state_dict())

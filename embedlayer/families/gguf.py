@@ -111,11 +111,12 @@ def gguf_config(values: Mapping[str, Any], *, is_tied: bool, factors: Mapping[st
     config |= {theirs: values[key] for key, theirs in _TOKENS.items() if key in values}
     if "tokenizer.ggml.tokens" in values:
         config["vocab_size"] = len(values["tokenizer.ggml.tokens"])
-    sizes = [config.get("hidden_size"), config.get("num_attention_heads"), own.get("rope.dimension_count")]
-    if all(type(size) is int and size > 0 for size in sizes) and sizes[0] >= sizes[1]:
-        head_dim = config.setdefault("head_dim", sizes[0] // sizes[1])
+    stated = (config.get("hidden_size"), config.get("num_attention_heads"), own.get("rope.dimension_count"))
+    width, heads, rotated = (size if type(size) is int else 0 for size in stated)
+    if 0 < heads <= width and rotated:
+        head_dim = config.setdefault("head_dim", width // heads)
         if head_dim:
-            config["partial_rotary_factor"] = sizes[2] / head_dim
+            config["partial_rotary_factor"] = rotated / head_dim
     scaling = _rope_scaling(own, config.get("max_position_embeddings"), factors)
     return config if scaling is None else {**config, "rope_scaling": scaling}
 

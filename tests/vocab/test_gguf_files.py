@@ -110,7 +110,11 @@ def test_what_cannot_be_edited_is_refused_and_nothing_is_written(tmp_path, capsy
     narrow = el.TokenEmbedding(SIZE, 8)
     narrow.save_pretrained(tmp_path / "narrow", tokenizer=BPE)
     el.TokenEmbedding(SIZE, WIDTH).save_pretrained(tmp_path / "alone", tokenizer=BPE)
+    (tmp_path / "folder").mkdir()
+    write_file(tmp_path / "folder" / "model.gguf", tokenizer=("gpt2", BPE), dtype="F32")
     names = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(CheckpointError, match="model.gguf is a GGUF file: write into it with"):
+        add_tokens(tmp_path / "folder", [" otters"], out=tmp_path / "copy")
     out = tmp_path / "new.gguf"
     with pytest.raises(CheckpointError, match=r"blk.0.map.weight of .* has 300 rows or columns"):
         add_tokens(odd, [" otters"], out=out)
