@@ -158,31 +158,28 @@ def _quantised_rows(file: GGUFFile, name: str, rows: Any, sources: Tensor) -> tu
         sources: The row of the same token in the file for each new row, or -1.
     """
     info, old = file.tensors[name], file.stored_rows(name)
-    dtype = info.dtype
-    decode = partial(_numbers, dtype=dtype)
-    size, blocks = len(sources), []
-    for start in range(0, size, ROWS_AT_ONCE):
-        chunk, places = (
-            rows(start, min(start + ROWS_AT_ONCE, size)).detach().cpu(),
-            sources[start : start + ROWS_AT_ONCE],
-        )
-        stored = old.index_select(0, places.clamp(min=0))
-        equal = (decode(stored).float() == chunk.float()).all(1) & (places >= 0)
-        blocks.append((start, equal, stored))
-    is_equal = torch.cat([equal for _, equal, _ in blocks])
-    if not bool(is_equal.all()) and not (dtype in DTYPES or can_quantise(dtype)):
-        dtype = FALLBACK_TYPE
-        is_equal = torch.zeros_like(is_equal)
+    dtype, size = info.dtype, len(sources)
+
+    def equal(start: int, chunk: Tensor) -> Tensor:
+        """Return for each row of a chunk whether it equals the row of the same token in the file."""
+        places = sources[start : start + len(chunk)]
+        stored = _numbers(old.index_select(0, places.clamp(min=0)), dtype=info.dtype)
+        return (stored.float() == chunk.float()).all(1) & (places >= 0)
+
+    spans = [(start, min(start + ROWS_AT_ONCE, size)) for start in range(0, size, ROWS_AT_ONCE)]
+    keeps = torch.cat([equal(start, rows(start, stop).detach().cpu()) for start, stop in spans])
+    if not keeps.all() and not can_quantise(dtype):
+        dtype, keeps = FALLBACK_TYPE, torch.zeros_like(keeps)
     packed = torch.empty((size, row_bytes(dtype, info.shape[1])), dtype=torch.uint8)
-    for start, _, stored in blocks:
-        keeps = is_equal[start : start + len(stored)]
-        chunk = rows(start, start + len(stored)).detach().cpu()
-        found = quantise(chunk, dtype)
-        assert found is not None
-        packed[start : start + len(stored)] = torch.where(keeps[:, None], stored, found) if keeps.any() else found
+    if keeps.any():
+        packed[keeps] = old.index_select(0, sources[keeps])
+    for start, stop in spans:
+        changed = (~keeps[start:stop]).nonzero().squeeze(1)
+        if len(changed):
+            packed[start + changed] = _bytes(rows(start, stop).detach().cpu()[changed], dtype=dtype)
     new = NewTensor(dtype, (size, info.shape[1]), packed)
     _warn_of_type(file, name, new)
-    return new, int(is_equal.sum())
+    return new, int(keeps.sum())
 
 
 def _numbers(stored: Tensor, *, dtype: str) -> Tensor:

@@ -12,7 +12,7 @@ import embedlayer as el
 from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, TokenizerError, VocabularyError
 from embedlayer.io.gguf_files import quantise
-from embedlayer.vocab import add_tokens, edit_vocabulary, remove_tokens
+from embedlayer.vocab import add_tokens, edit_vocabulary, remove_tokens, write_into_gguf
 from embedlayer.vocab.receipt import Receipt
 
 SIZE = 300
@@ -100,6 +100,21 @@ def test_export_writes_an_edited_table_into_a_copy_and_equal_rows_keep_their_byt
     assert changed == [7]
     np.testing.assert_array_equal(found[7:8], gguf.quants.quantize(np.full((1, WIDTH), 0.5, np.float32), TYPES.Q4_0))
     assert el.open_model(tmp_path / "new.gguf").encode("an otters")[-1] == SIZE
+
+
+def test_a_table_of_kept_rows_is_written_in_a_type_that_gguf_cannot_quantise(tmp_path) -> None:
+    original = write_file(tmp_path / "old.gguf", dtype="Q6_K", tokenizer=("gpt2", BPE))
+    table, tokenizer = el.load(original).table, load_tokenizer(original)
+    assert write_into_gguf(table, tokenizer, original, tmp_path / "same.gguf", head=None) == SIZE
+    assert (tmp_path / "same.gguf").read_bytes() == original.read_bytes()
+    rows = table.rows(0, SIZE)
+    rows[3] = 1
+    with pytest.warns(EmbedLayerWarning, match="is written as Q8_0"):
+        write_into_gguf(
+            el.TokenEmbedding.from_pretrained(rows), tokenizer, original, tmp_path / "other.gguf", head=None
+        )
+    found = by_name(tmp_path / "other.gguf")[ENDS[0]].data
+    np.testing.assert_array_equal(found, gguf.quants.quantize(rows.numpy(), TYPES.Q8_0))
 
 
 def test_what_cannot_be_edited_is_refused_and_nothing_is_written(tmp_path, capsys) -> None:
