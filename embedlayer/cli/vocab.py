@@ -1,4 +1,4 @@
-"""`embedlayer vocab`: add, remove, trim or replace the tokens of a run, a saved layer or a checkpoint."""
+"""`embedlayer vocab`: add, remove, trim or replace the tokens of a run, a saved layer, a checkpoint or a GGUF file."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -34,9 +34,9 @@ VALIDATION_TOKENS = 8192
 def vocab() -> None:
     """Edit the vocabulary of a model.
 
-    The model is the folder of a run, a saved layer or a checkpoint. Tables, heads, tokenizer, configuration and
-    training state are edited together. The result is a new folder, which appears complete or not at all. The receipt in
-    it undoes the edit and remaps stored token IDs.
+    The model is the folder of a run, a saved layer or a checkpoint, or a GGUF file. Tables, heads, tokenizer,
+    configuration and training state are edited together. The result is a new folder or file, which appears complete or
+    not at all. The receipt in it (of a GGUF file, beside it) remaps stored token IDs, and undoes the edit of a folder.
     """
 
 
@@ -207,7 +207,7 @@ def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> li
     A warning names the terms that are tokens already.
 
     Args:
-        directory: The model's folder.
+        directory: The model's folder or GGUF file.
         terms: The terms, which may be repeated.
         spaced: Whether to write each term with one space before it, and none after it. Ignored for tokenizers that do
             not mark spaces.
@@ -216,10 +216,12 @@ def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> li
 
     from embedlayer.data.tokenizer import load_tokenizer
     from embedlayer.errors import EmbedLayerWarning
+    from embedlayer.sources import PathKind, path_kind
     from embedlayer.vocab.folders import check_folder
     from embedlayer.vocab.token_bytes import TokenBytes
 
-    check_folder(directory)
+    if path_kind(directory) is not PathKind.GGUF:
+        check_folder(directory)
     tokens = TokenBytes(load_tokenizer(directory))
     spaced = spaced and tokens.convention in ("byte-level", "sentencepiece")
     wanted = dict.fromkeys(f" {term.strip()}" if spaced else term for term in terms)
@@ -265,7 +267,7 @@ def _train_new_rows(
     Ctrl-C stops the training after its current step. The last tenth of the text, about, is held out.
 
     Args:
-        directory: The model's folder.
+        directory: The model's folder or GGUF file.
         terms: The new tokens.
         special: The new special tokens.
         texts: Text files and folders to train on.
@@ -378,7 +380,12 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
             f"         {trained['loss_before_training']:.4f} with the new ones before training\n"
             f"         {trained['loss_after_training']:.4f} after it"
         )
-    click.echo(f"\nWritten to {output}; undo with: embedlayer vocab undo {output} -o ...")
+    undo = (
+        f"the receipt is {output.name}.receipt"
+        if output.is_file()
+        else f"undo with: embedlayer vocab undo {output} -o ..."
+    )
+    click.echo(f"\nWritten to {output}; {undo}")
 
 
 def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
@@ -402,9 +409,11 @@ def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
 
 
 def _weight_bytes(folder: Path) -> int:
-    """Return the bytes of a model's weights on disk.
+    """Return the bytes of a model's weights on disk, or the size of a GGUF file.
 
-    These are all safetensors files directly in the folder except `checkpoint.safetensors`, which is training state.
+    In a folder these are all safetensors files directly in it except `checkpoint.safetensors`, which is training state.
     """
+    if folder.is_file():
+        return folder.stat().st_size
     files = (file for file in folder.glob("*.safetensors") if file.name != "checkpoint.safetensors")
     return sum(file.stat().st_size for file in files)

@@ -7,6 +7,7 @@ from .edit import edit_vocabulary as edit_vocabulary
 from .edit import remove_tokens as remove_tokens
 from .edit import transplant as transplant
 from .edit import trim_vocabulary as trim_vocabulary
+from .gguf_files import write_into_gguf as write_into_gguf
 from .receipt import Receipt as Receipt
 from .receipt import last_receipt as last_receipt
 from .row_init import CopyInit as CopyInit

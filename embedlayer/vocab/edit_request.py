@@ -270,7 +270,11 @@ class EditRequest(VocabularyEdit):
                 yield _bias(stored[: tokens.num_tokens], sources)
                 return
             old = WeightRows(
-                stored, vocab_size=tokens.num_tokens, num_rows=row_map.old_size, collectives=rows.collectives
+                stored,
+                vocab_size=tokens.num_tokens,
+                num_rows=row_map.old_size,
+                collectives=rows.collectives,
+                decode=rows.decode,
             )
             found = computed_from[rows.end] = []
             init = self.init if rows.end == "table" else self.init_head
@@ -279,7 +283,7 @@ class EditRequest(VocabularyEdit):
                     for origin in new.origins:
                         origins.setdefault(new_ids[len(found)], str(origin))
                         found.append(origin.old_ids)
-                    yield new.values
+                    yield new.values if rows.encode is None else rows.encode(new.values)
 
         return values
 
