@@ -25,7 +25,7 @@ from embedlayer.vocab.special_tokens import tokenizer_with_roles
 from embedlayer.vocab.token_bytes import Token
 from embedlayer.vocab.token_selection import NumberedTokens, require_ids, select_tokens
 from embedlayer.vocab.token_usage import Corpus, used_tokens
-from embedlayer.vocab.tokenizer_edit import edit_tokenizer
+from embedlayer.vocab.tokenizer_edit import AddedTokens, edit_tokenizer
 from embedlayer.vocab.tokenizer_match import match_tokenizers
 
 Target = nn.Module | Path | str
@@ -57,7 +57,7 @@ class EditOptions(TypedDict, total=False):
 def edit_vocabulary(
     target: Target,
     *,
-    add: Iterable[str | AddedToken] | int = (),
+    add: AddedTokens | int = (),
     remove: Iterable[Token] = (),
     keep: Iterable[Token] | None = None,
     reorder: Sequence[Token] | None = None,
@@ -80,7 +80,8 @@ def edit_vocabulary(
         target: A table, a head, a layer, a model or any module that contains these; or a folder. A folder is one that
             `save_pretrained` wrote, a run (its checkpoint and corpus are edited too, and it can be resumed), or a
             checkpoint of a family that `load` reads, in one file or in shards (all other tensors keep every bit).
-        add: New tokens, which get the last IDs; without a tokenizer, the number of new tokens.
+        add: New tokens, which get the last IDs, as `edit_tokenizer` takes them; without a tokenizer, their
+            number.
         remove: Tokens to remove, by text or ID.
         keep: Remove all tokens but these; not together with `remove`.
         reorder: All tokens of the result, in the order of their new IDs; without a tokenizer, the old ones only.
@@ -135,7 +136,7 @@ def edit_vocabulary(
 
 def add_tokens(
     target: Target,
-    tokens: Iterable[str | AddedToken] | int,
+    tokens: AddedTokens | int,
     *,
     special: Iterable[str | AddedToken] = (),
     train_only_new: bool = False,
