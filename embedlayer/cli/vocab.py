@@ -195,16 +195,23 @@ def undo(directory: Path, output: Path) -> None:
 
 
 @vocab.command()
-@click.argument("directory", type=TOKENIZER)
+@click.argument("directory", type=FOLDER)
 @click.argument("files", nargs=-1, required=True, metavar="TEXT...", type=TEXTS)
 @click.option("--count", default=500, show_default=True, help="Number of tokens to suggest.")
 @click.option("--prune", is_flag=True, help="Suggest tokens to remove: those whose removal costs least.")
+@click.option("--held-out", multiple=True, type=TEXTS, help="Text to measure on.  [default: a tenth of TEXT...]")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File for the list.")
 @json_option
 def suggest(
-    directory: Path, files: tuple[Path, ...], count: int, prune: bool, output: Path | None, as_json: bool
+    directory: Path,
+    files: tuple[Path, ...],
+    count: int,
+    prune: bool,
+    held_out: tuple[Path, ...],
+    output: Path | None,
+    as_json: bool,
 ) -> None:
-    """Suggest tokens to add to the model or tokenizer DIRECTORY, so that TEXT... is encoded with fewer tokens.
+    """Suggest tokens to add to the tokenizer in DIRECTORY, so that TEXT... is encoded with fewer tokens.
 
     TEXT... are text files (.gz too) and folders of them. A tenth of the text is held out, and the bytes per token
     before and after are measured on it. For BPE the tokens are the next merges of its training, continued on TEXT. No
@@ -214,7 +221,8 @@ def suggest(
     from embedlayer.io.files import write_text
     from embedlayer.vocab.suggestion import suggest_removals, suggest_tokens
 
-    suggestion = (suggest_removals if prune else suggest_tokens)(load_tokenizer(directory), files, count=count)
+    choose = suggest_removals if prune else suggest_tokens
+    suggestion = choose(load_tokenizer(directory), files, count=count, held_out=held_out or None)
     if output is not None:
         write_text(output, "".join(f"{line}\n" for line in suggestion.lines()))
     _show_suggestion(suggestion, directory, output, prune=prune, as_json=as_json)

@@ -137,7 +137,9 @@ def read_terms(lines: Sequence[str]) -> list[str | AddedMerge]:
     return merges
 
 
-def suggest_tokens(tokenizer: object, texts: Texts, *, count: int = 500) -> TokenSuggestion:
+def suggest_tokens(
+    tokenizer: object, texts: Texts, *, count: int = 500, held_out: Texts | None = None
+) -> TokenSuggestion:
     """Return the tokens that shorten the encoding of a text most, and what they save on a held-out part of it.
 
     What is suggested depends on the kind of tokenizer:
@@ -155,6 +157,7 @@ def suggest_tokens(tokenizer: object, texts: Texts, *, count: int = 500) -> Toke
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
         texts: One text or several (`str`), or files and folders with text (`Path`), also mixed; read once.
         count: Largest number of tokens.
+        held_out: Other text of the same kind to measure on, which is kept in memory; then all of `texts` is trained on.
 
     Raises:
         SizeError: `count` is below 1.
@@ -173,7 +176,7 @@ def suggest_tokens(tokenizer: object, texts: Texts, *, count: int = 500) -> Toke
     Reference:
         See `embedlayer.vocab.continued_bpe`.
     """
-    old, parts = _opened(tokenizer, count), _Parts()
+    old, parts = _opened(tokenizer, count), _Parts(share=HELD_OUT if held_out is None else 0.0)
     data = tokenizer_data(old.tokenizer)
     kind = data["model"]["type"]
     training = parts.training(text_chunks(texts, old.tokenizer))
@@ -182,7 +185,7 @@ def suggest_tokens(tokenizer: object, texts: Texts, *, count: int = 500) -> Toke
         tokens = _merged_tokens(old, data, training, count)
     else:
         tokens = _whole_words(old, data, training, count)
-    held_out = parts.require_held_out()
+    measured = parts.require_held_out() if held_out is None else [*text_chunks(held_out, old.tokenizer)]
     if not tokens:
         raise VocabularyError(
             f"The text yields no token to add: in its {parts.num_bytes:,} bytes, no pair of tokens and no word that "
@@ -190,18 +193,20 @@ def suggest_tokens(tokenizer: object, texts: Texts, *, count: int = 500) -> Toke
         )
     edit = edit_tokenizer(old.tokenizer, add=tokens)
     edited, unknown = TokenBytes(edit.tokenizer), _unknown(old, data)
-    before, counts = _counted(held_out, old.tokenizer), _counted(held_out, edited.tokenizer)
+    before, counts = _counted(measured, old.tokenizer), _counted(measured, edited.tokenizer)
     new_ids = [token_id for token_id, source in enumerate(edit.sources) if source is None]
     subwords = _subwords(old, tokens)
     scores = [
         TokenScore(token_text(edit.tokenizer, token_id), each, int(counts[token_id]))
         for token_id, each in zip(new_ids, subwords, strict=True)
     ]
-    sizes = _size(held_out, before, unknown, old), _size(held_out, counts, unknown, edited)
+    sizes = _size(measured, before, unknown, old), _size(measured, counts, unknown, edited)
     return TokenSuggestion(tuple(tokens), tuple(scores), count, *sizes)
 
 
-def suggest_removals(tokenizer: object, texts: Texts, *, count: int = 500) -> TokenSuggestion:
+def suggest_removals(
+    tokenizer: object, texts: Texts, *, count: int = 500, held_out: Texts | None = None
+) -> TokenSuggestion:
     """Return the tokens of a BPE tokenizer whose removal lengthens the encoding of a text least, the cheapest first.
 
     Only leaves are suggested: tokens from which no merge builds a longer one, or only merges of tokens that are
@@ -212,6 +217,7 @@ def suggest_removals(tokenizer: object, texts: Texts, *, count: int = 500) -> To
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
         texts: As for `suggest_tokens`. The tokens are chosen by the text that is not held out.
         count: Largest number of tokens.
+        held_out: As for `suggest_tokens`.
 
     Raises:
         VocabularyError: The tokenizer has no merges. All other errors are those of `suggest_tokens`.
@@ -222,7 +228,7 @@ def suggest_removals(tokenizer: object, texts: Texts, *, count: int = 500) -> To
         >>> [score.text for score in suggestion.scores], suggestion.after.num_tokens - suggestion.before.num_tokens
         ([' love', ' lo'], 44)
     """
-    old, parts = _opened(tokenizer, count), _Parts()
+    old, parts = _opened(tokenizer, count), _Parts(share=HELD_OUT if held_out is None else 0.0)
     data = tokenizer_data(old.tokenizer)
     if data["model"]["type"] != "BPE" or not data["model"]["merges"]:
         raise VocabularyError(
@@ -231,7 +237,7 @@ def suggest_removals(tokenizer: object, texts: Texts, *, count: int = 500) -> To
         )
     merges = BPEMerges(data["model"])
     counts = _counted(parts.training(text_chunks(texts, old.tokenizer)), old.tokenizer)
-    held_out = parts.require_held_out()
+    measured = parts.require_held_out() if held_out is None else [*text_chunks(held_out, old.tokenizer)]
     kept = {old.entries[i] for i in old.added | old.single_bytes | required_tokens(data, old).keys()}
     kept |= {entry for entry in old.vocabulary if not _fits_a_line(entry)}
     used = {old.entries[i]: int(counts[i]) for i in np.flatnonzero(counts).tolist()}
@@ -239,13 +245,13 @@ def suggest_removals(tokenizer: object, texts: Texts, *, count: int = 500) -> To
     if not leaves:
         raise VocabularyError("The tokenizer needs all of its tokens: none is a leaf that may be removed.")
     edited, unknown = TokenBytes(edit_tokenizer(old.tokenizer, remove=leaves).tokenizer), _unknown(old, data)
-    before, after = _counted(held_out, old.tokenizer), _counted(held_out, edited.tokenizer)
+    before, after = _counted(measured, old.tokenizer), _counted(measured, edited.tokenizer)
     scores = []
     for leaf in leaves:
         token_id = old.vocabulary[leaf]
         subwords = tuple(token_text(edited.tokenizer, i) for i in edited.encode(old.readings(token_id)[0]))
         scores.append(TokenScore(token_text(old.tokenizer, token_id), subwords, int(before[token_id])))
-    sizes = _size(held_out, before, unknown, old), _size(held_out, after, unknown, edited)
+    sizes = _size(measured, before, unknown, old), _size(measured, after, unknown, edited)
     return TokenSuggestion(tuple(leaves), tuple(scores), count, *sizes)
 
 
@@ -255,21 +261,24 @@ def suggest_removals(tokenizer: object, texts: Texts, *, count: int = 500) -> To
 class _Parts:
     """Split the chunks of a text into a part to train on and a part that is held out.
 
+    Args:
+        share: Share of the bytes to hold out.
+
     Attributes:
         held_out: The chunks that are held out.
         num_bytes: Number of bytes of all chunks so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, share: float) -> None:
         self.held_out: list[str] = []
         self.num_bytes = self._held = 0
-        self._share = HELD_OUT
+        self._share = share
 
     def training(self, chunks: Iterable[str]) -> Iterator[str]:
         """Yield the chunks that are not held out; the others are stored in `held_out`.
 
-        A chunk is held out if the held-out part then has at most a tenth of the bytes. If the held-out part becomes too
-        large for the memory, every second of its chunks is yielded, and the share is halved.
+        A chunk is held out if the held-out part then has at most its share of the bytes. If the held-out part
+        becomes too large for the memory, every second of its chunks is yielded, and the share is halved.
         """
         for chunk in chunks:
             size = len(chunk.encode())
