@@ -28,3 +28,4 @@ from .tokenizer_edit import AddedMerge as AddedMerge
 from .tokenizer_edit import TokenizerEdit as TokenizerEdit
 from .tokenizer_edit import edit_tokenizer as edit_tokenizer
 from .tokenizer_match import match_tokenizers as match_tokenizers
+from .transformers_objects import transformers_tokenizer as transformers_tokenizer

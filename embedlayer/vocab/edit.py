@@ -39,7 +39,9 @@ class EditOptions(TypedDict, total=False):
         init: How new rows are initialised. The default is `SubwordMeanInit()`: the mean of the rows of the subwords
             that encoded the new token's text before. Without a tokenizer that is the mean of all rows.
         init_head: How new rows of an untied head are initialised, from the head's own rows; the default is `init`.
-        tokenizer: The tokenizer of a live module. Layers that `load` returned and folders have their own.
+        tokenizer: The tokenizer of a live module. Layers that `load` returned and folders have their own. It is not
+            changed: `receipt.tokenizer` is the edited one, and `transformers_tokenizer(receipt.tokenizer, like=...)`
+            is a tokenizer of transformers with the settings of the old one.
         optimizer: The optimizer of a live module, whose state is edited too.
         pad_to_multiple_of: The number of stored rows is rounded up to a multiple of this, as in `TokenEmbedding`; the
             default is the same multiple as before. Sharded tables have no padding rows.

@@ -202,6 +202,7 @@ def _new_tokens(old: TokenBytes, add: AddedTokens, special: Iterable[str | Added
                 f"{text!r} cannot be added: it is token {there} ({old.entries[there]!r}) of this tokenizer already. "
                 f"Leave it out."
             )
+    _check_normalized(old, [text for text, token in added.items() if isinstance(token, str) and text not in specials])
     tokens: dict[str, AddedToken | None] = {}
     outside = _has_added_ids(old)
     for text, token in (added | specials).items():
@@ -217,6 +218,39 @@ def _new_tokens(old: TokenBytes, add: AddedTokens, special: Iterable[str | Added
             _check_spelled_out(old, token)
             tokens[text] = _rules(old, token, word=entry == text, special=text in specials)
     return tokens
+
+
+def _check_normalized(old: TokenBytes, texts: Sequence[str]) -> None:
+    """Check that no two new tokens, and no new and old token, are the same text after the tokenizer's normalizer.
+
+    Spaces around the texts are compared as they are.
+
+    Args:
+        old: The old tokenizer.
+        texts: The new tokens that were passed as texts.
+
+    Raises:
+        VocabularyError: Two are the same.
+    """
+    if old.tokenizer.normalizer is None:
+        return
+    seen: dict[str, str] = {}
+    for text in texts:
+        same = normalized(old.tokenizer, text).replace("▁", " ")
+        other = seen.setdefault(same, text)
+        if other.replace("▁", " ").strip() != text.replace("▁", " ").strip():
+            raise VocabularyError(
+                f"{other!r} and {text!r} are the same after the tokenizer's normalizer: {same!r}. Name one of them, or "
+                f"pass an AddedToken with normalized=False for a spelling that is found as it is written."
+            )
+        if same.strip() == text.strip():
+            continue
+        token_id = old.vocabulary.get(same, old.by_bytes.get(same.encode()))
+        if token_id is not None:
+            raise VocabularyError(
+                f"{text!r} cannot be added: the tokenizer's normalizer makes it {same!r}, which is token {token_id} "
+                f"already. Leave it out, or pass an AddedToken with normalized=False to find it as it is written."
+            )
 
 
 def _check_spelled_out(old: TokenBytes, token: str | AddedToken) -> None:

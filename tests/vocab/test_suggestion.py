@@ -52,6 +52,8 @@ def test_what_is_saved_is_what_the_edited_tokenizer_saves_and_the_list_reads_bac
             before, after = (t.encode(text, add_special_tokens=False) for t in (tokenizer, edit.tokenizer))
             assert expanded(edit, after.ids, suggestion.tokens) == before.tokens, text
             assert edit.tokenizer.decode(after.ids) == tokenizer.decode(before.ids)
+        back = edit_tokenizer(edit.tokenizer, remove=[merge.name() for merge in suggestion.tokens])
+        assert back.tokenizer.to_str() == tokenizer.to_str()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in BPE if kind != "bytes"])
