@@ -261,7 +261,7 @@ def test_what_is_said_about_suggested_tokens_follows_from_the_table() -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
     old, frequent, saving, texts, merges, peer, *_, swapped = (tuple(map(float, row[1:])) for row in rows)
     assert all(merge > max(words) for merge, *words in zip(merges, old, frequent, saving, strict=True))
-    assert all(abs(ours - theirs) <= 0.001 for ours, theirs in zip(merges, peer, strict=True))
+    assert all(abs(ours - theirs) < 0.0015 for ours, theirs in zip(merges, peer, strict=True))
     assert [text > merge for text, merge in zip(texts, merges, strict=True)] == [False, True, False]
     assert swapped == merges
 
