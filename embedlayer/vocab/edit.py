@@ -27,7 +27,7 @@ from embedlayer.vocab.special_tokens import tokenizer_with_roles
 from embedlayer.vocab.token_bytes import Token
 from embedlayer.vocab.token_selection import NumberedTokens, require_ids, select_tokens
 from embedlayer.vocab.token_usage import Corpus, used_tokens
-from embedlayer.vocab.tokenizer_edit import edit_tokenizer
+from embedlayer.vocab.tokenizer_edit import AddedTokens, edit_tokenizer
 from embedlayer.vocab.tokenizer_match import match_tokenizers
 
 Target = nn.Module | Path | str
@@ -41,7 +41,9 @@ class EditOptions(TypedDict, total=False):
         init: How new rows are initialised. The default is `SubwordMeanInit()`: the mean of the rows of the subwords
             that encoded the new token's text before. Without a tokenizer that is the mean of all rows.
         init_head: How new rows of an untied head are initialised, from the head's own rows; the default is `init`.
-        tokenizer: The tokenizer of a live module. Layers that `load` returned and folders have their own.
+        tokenizer: The tokenizer of a live module. Layers that `load` returned and folders have their own. It is not
+            changed: `receipt.tokenizer` is the edited one, and `transformers_tokenizer(receipt.tokenizer, like=...)`
+            is a tokenizer of transformers with the settings of the old one.
         optimizer: The optimizer of a live module, whose state is edited too.
         pad_to_multiple_of: The number of stored rows is rounded up to a multiple of this, as in `TokenEmbedding`; the
             default is the same multiple as before. Sharded tables have no padding rows.
@@ -60,7 +62,7 @@ class EditOptions(TypedDict, total=False):
 def edit_vocabulary(
     target: Target,
     *,
-    add: Iterable[str | AddedToken] | int = (),
+    add: AddedTokens | int = (),
     remove: Iterable[Token] = (),
     keep: Iterable[Token] | None = None,
     reorder: Sequence[Token] | None = None,
@@ -86,7 +88,7 @@ def edit_vocabulary(
             `save_pretrained` wrote, a run (its checkpoint and corpus are edited too, and it can be resumed), or a
             checkpoint of a family that `load` reads, in one file or in shards (all other tensors keep every bit). Or a
             GGUF file: rows that are kept keep their bytes, and the receipt is written as `OUT.receipt`.
-        add: New tokens, which get the last IDs; without a tokenizer, the number of new tokens.
+        add: New tokens, which get the last IDs, as `edit_tokenizer` takes them; without a tokenizer, their number.
         remove: Tokens to remove, by text or ID.
         keep: Remove all tokens but these; not together with `remove`.
         reorder: All tokens of the result, in the order of their new IDs; without a tokenizer, the old ones only.
@@ -141,7 +143,7 @@ def edit_vocabulary(
 
 def add_tokens(
     target: Target,
-    tokens: Iterable[str | AddedToken] | int,
+    tokens: AddedTokens | int,
     *,
     special: Iterable[str | AddedToken] = (),
     train_only_new: bool = False,
