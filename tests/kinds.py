@@ -33,7 +33,6 @@ TABLES: dict[str, Callable[[], el.TokenTable]] = {
     "int8": lambda: quantized(8),
     "int4": lambda: quantized(4),
     "int4, groups": lambda: quantized(4, group_size=8),
-    "int8, q8_0": lambda: quantized(8, layout=el.tables.GGUFBlocks()),
     "int4, q4_0": lambda: quantized(4, layout=el.tables.GGUFBlocks()),
     "delta": lambda: el.DeltaEmbedding(dense(), [7, 48, 49]),
     "delta over int8": lambda: el.DeltaEmbedding(quantized(8), [7, 48, 49]),

@@ -7,7 +7,7 @@ import click
 
 from embedlayer.cli.options import SOURCE, json_option, tokenizer_option
 
-FORMATS = ("word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector", "parquet")
+FORMATS = ("word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector", "parquet", "onnx")
 
 
 @click.command()
@@ -31,7 +31,8 @@ def export(
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
     Spaces in tokens become "▁" in formats that end a token at a space. Rows without a token are left out. A parquet
-    file is for embedding-atlas: it contains a map and neighbours instead of the rows.
+    file is for embedding-atlas: it contains a map and neighbours instead of the rows. An onnx file computes look-ups
+    and, if the head is tied, logits; it needs a table that embedlayer compress wrote with --to q4_0 or q8_0.
     """
     import torch
 
@@ -39,6 +40,9 @@ def export(
     from embedlayer.checkpoints.vector_files import format_of, write_vectors
     from embedlayer.sources import open_model
 
+    if format == "onnx" or (format is None and output.suffix == ".onnx"):
+        _export_onnx(source, output, tokenizer_from, as_json=as_json)
+        return
     as_parquet = format == "parquet" or (format is None and output.suffix == ".parquet")
     chosen = None if as_parquet else format_of(output, format)
     opened = open_model(source, tokenizer_from)
@@ -57,7 +61,21 @@ def export(
             kept = opened.table if len(ids) == len(rows) else rows.take(torch.tensor(ids))
             write_vectors(output, tokens, kept, chosen)
         count = len(ids)
-    name = chosen or "parquet"
-    facts = {"file": str(output), "format": name, "rows": count, "columns": rows.embed_dim}
-    text = f"Wrote {count:,} rows of {rows.embed_dim} numbers as {name} to {output}"
+    _report(output, chosen or "parquet", count, rows.embed_dim, as_json=as_json)
+
+
+def _export_onnx(source: Path, output: Path, tokenizer_from: Path | None, *, as_json: bool) -> None:
+    """Write the table of a source as an ONNX file, with logits unless the model's head is untied."""
+    from embedlayer.compress.onnx_export import export_onnx
+    from embedlayer.sources import open_model
+
+    opened = open_model(source, tokenizer_from)
+    export_onnx(opened.table, output, logits=opened.head is None or opened.head.tied)
+    _report(output, "onnx", opened.table.vocab_size, opened.table.embed_dim, as_json=as_json)
+
+
+def _report(output: Path, name: str, count: int, embed_dim: int, *, as_json: bool) -> None:
+    """Print the file, its format and the number of its rows and columns."""
+    facts = {"file": str(output), "format": name, "rows": count, "columns": embed_dim}
+    text = f"Wrote {count:,} rows of {embed_dim} numbers as {name} to {output}"
     click.echo(json.dumps(facts) if as_json else text)

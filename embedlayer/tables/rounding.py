@@ -42,7 +42,7 @@ class Levels(NamedTuple):
     @property
     def centre(self) -> int:
         """Return the code in the middle, that of zero if the levels are symmetric."""
-        return 2 ** (self.bits - 1)
+        return 1 << (self.bits - 1)
 
     def codes(self, x: Tensor) -> Tensor:
         """Return for each number the code of the nearest level of its group, as floats, `(N, group_size)`.
@@ -171,7 +171,7 @@ class CovarianceRounding:
     """
 
     strength: float = 8.0
-    rounds: int = 1
+    rounds: int = 2
 
     def __post_init__(self) -> None:
         if not self.strength > 0 or self.rounds < 1:

@@ -222,7 +222,7 @@ class GGUFBlocks(RowLayout):
 
     def largest(self, bits: int) -> float:
         """Return the largest float16 number times `2^(bits - 1) - 1`."""
-        return torch.finfo(torch.float16).max * (2 ** (bits - 1) - 1)
+        return torch.finfo(torch.float16).max * ((1 << (bits - 1)) - 1)
 
     def has_row_scale(self, bits: int) -> bool:
         """Return `False`: the scale of a block is absolute."""
@@ -232,7 +232,7 @@ class GGUFBlocks(RowLayout):
         """Return codes shifted to `0..2^bits - 1`, steps, and the offsets that undo the shift."""
         step, codes = floats(groups[:, :2], torch.float16), groups[:, 2:]
         codes = torch.cat([codes % 16, codes // 16], dim=1) if bits == 4 else codes ^ 128
-        return codes, step, -(2.0 ** (bits - 1)) * step
+        return codes, step, -float(1 << (bits - 1)) * step
 
     def encode(
         self, codes: UInt8[Tensor, "N group_size"], step: Tensor, offset: Tensor, bits: int
