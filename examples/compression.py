@@ -3,12 +3,16 @@
 import argparse
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 from tables import markdown_table, write_between_markers
 
 from embedlayer.cli.compress import measure_use
 from embedlayer.compress.report import CHOICES, CompressionResult, compare_compression
 from embedlayer.sources import open_model
+from embedlayer.tables import CovarianceRounding, GGUFBlocks
+from embedlayer.tables.quantized import QuantizedEmbedding
+from embedlayer.tables.table import TokenTable
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "compression.md"
 
@@ -35,6 +39,16 @@ def cells(row: CompressionResult, *, with_loss: bool) -> dict[str, str]:
     return line
 
 
+def by_rounding(table: TokenTable) -> dict[str, TokenTable]:
+    """The table in 4 bits, with codes rounded to the nearest level and by the covariance of its rows."""
+    layouts: dict[str, dict[str, Any]] = {"int4": {}, "int4-g32": {"group_size": 32}, "q4_0": {"layout": GGUFBlocks()}}
+    return {
+        f"{name}, {how}": QuantizedEmbedding.from_table(table, 4, rounding=rounding, **options)
+        for name, options in layouts.items()
+        for how, rounding in (("nearest", None), ("covariance", CovarianceRounding()))
+    }
+
+
 def main() -> None:
     """Measure and print; with --write, put the table into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -42,11 +56,13 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--text", type=Path)
     parser.add_argument("--choices", nargs="+", default=[*CHOICES, "rank=192", "rank=96"])
+    parser.add_argument("--rounding", action="store_true", help="4-bit kinds with and without CovarianceRounding")
     parser.add_argument("--write", metavar="NAME", help="of the table on the page")
     options = parser.parse_args()
     opened = open_model(options.source or minilm(), options.tokenizer)
     use = {} if options.text is None else measure_use(opened, options.text)
-    rows = compare_compression(opened.table, options.choices, counts=use.get("counts"), loss=use.get("loss"))
+    choices = by_rounding(opened.table) if options.rounding else options.choices
+    rows = compare_compression(opened.table, choices, counts=use.get("counts"), loss=use.get("loss"))
     text = markdown_table([cells(row, with_loss="loss" in use) for row in rows])
     print(text)
     if options.write:

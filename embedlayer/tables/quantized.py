@@ -153,9 +153,9 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
             symmetric: Whether the levels (the numbers that codes stand for) are symmetric around zero, and zero is one
                 of them, as always with `GGUFBlocks`. By default they run from the smallest to the largest number of a
                 group.
-            clip: Whether outliers may be clipped to reduce the squared error of a group: the best of 11 ranges is
-                refined by least squares. Without clipping, no number has an error of more than half the step of its
-                group (and with 4 bits 2^-11 of the largest number of the row).
+            clip: Whether outliers may be clipped to reduce the squared error of a group: each of 9 ranges is refined by
+                least squares, and the best one is taken. Without clipping, no number has an error of more than half the
+                step of its group (and with 4 bits 2^-11 of the largest number of the row).
             rounding: `CovarianceRounding()` for codes that keep more nearest neighbours; `None` for the nearest levels.
             padding_idx: For a plain tensor: row that is set to zero.
             scale: For a plain tensor: as in the constructor.

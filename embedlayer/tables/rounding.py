@@ -10,11 +10,11 @@ from torch import Tensor
 
 from embedlayer.errors import SizeError
 
-SHRINKS = tuple(1 - 0.05 * step for step in range(11))
+SHRINKS = tuple(1 - 0.05 * step for step in range(9))
 """Shares of a group's range that are tried as the range of its levels."""
 
-REFITS = 10
-"""Rounds of rounding and least squares."""
+REFITS = 5
+"""Rounds of rounding and least squares, for each range and again for the best one: the start decides what is found."""
 
 COLUMNS = 32
 """Columns whose codes `CovarianceRounding` chooses before it updates the error of all others."""
@@ -103,8 +103,8 @@ def fit_levels(
 ) -> Levels:
     """Return levels for each group of numbers that keep the squared error of quantisation small.
 
-    With `clip`, the best of the ranges `SHRINKS` is refined `REFITS` times by least squares; otherwise the levels cover
-    the whole range. Steps and offsets are rounded to the dtype in which they are stored.
+    With `clip`, each of the ranges `SHRINKS` is refined by least squares, and the best result is taken; otherwise the
+    levels cover the whole range. Steps and offsets are rounded to the dtype in which they are stored.
 
     Args:
         x: Numbers, one group in each row, `(N, group_size)`.
@@ -134,7 +134,9 @@ def fit_levels(
         return unclipped
     best, least = unclipped, unclipped.error(x)
     for factor in (*SHRINKS, *(-each for each in SHRINKS if signed)):
-        levels = shrunk(factor).refitted(x)
+        levels = shrunk(factor)
+        for _ in range(REFITS):
+            levels = levels.refitted(x)
         error = levels.error(x)
         best, least = levels.where(error < least, best), error.minimum(least)
     for _ in range(REFITS):
@@ -170,7 +172,7 @@ class CovarianceRounding:
     of the inputs of a layer. We take the covariance of the table's own rows, and coordinate descent.
     """
 
-    strength: float = 8.0
+    strength: float = 4.0
     rounds: int = 2
 
     def __post_init__(self) -> None:
