@@ -1,4 +1,4 @@
-"""What a quantised table costs in ONNX Runtime, as a table of docs/compression.md: bytes, and the time of its logits."""
+"""What a quantised table costs in ONNX Runtime, as a table of docs/compression.md: bytes, time and error of logits."""
 
 import argparse
 import tempfile
@@ -16,7 +16,7 @@ from embedlayer.tables import GGUFBlocks
 from embedlayer.tables.quantized import QuantizedEmbedding
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "compression.md"
-VOCAB_SIZE, EMBED_DIM = 50_257, 768
+EMBED_DIM = 768
 
 
 def measure(table: QuantizedEmbedding, accuracy_level: int, folder: Path) -> dict[str, str]:
@@ -47,10 +47,11 @@ def measure(table: QuantizedEmbedding, accuracy_level: int, folder: Path) -> dic
 def main() -> None:
     """Measure and print; with --write, put the table into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vocab-size", type=int, default=50_257)
     parser.add_argument("--write", metavar="NAME", help="of the table on the page")
     options = parser.parse_args()
     torch.manual_seed(0)
-    rows = 0.02 * torch.randn(VOCAB_SIZE, EMBED_DIM)
+    rows = 0.02 * torch.randn(options.vocab_size, EMBED_DIM)
     tables = [QuantizedEmbedding.from_table(rows, bits, layout=GGUFBlocks(), clip=False) for bits in (4, 8)]
     with tempfile.TemporaryDirectory() as folder:
         lines = [measure(table, level, Path(folder)) for table in tables for level in (1, 4)]

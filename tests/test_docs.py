@@ -187,6 +187,7 @@ def test_the_changelog_knows_the_version() -> None:
         ["starting_rows.py", "--steps", "1", "--terms", "5"],
         ["domain_terms.py", "--count", "5"],
         ["compression.py", "--choices", "rank=96"],
+        ["onnx_table.py", "--vocab-size", "100"],
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
@@ -210,6 +211,7 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "starting_rows.py",
         "domain_terms.py",
         "compression.py",
+        "onnx_table.py",
         "tables.py",
         "all_families.py",  # run by test_all_families.py
         "patched_loss.py",

@@ -1,12 +1,11 @@
-"""Quantised tables in GGUF's blocks: the numbers that gguf-py reads, and a smaller error than its own quantisation."""
+"""GGUF's blocks: the numbers that gguf-py reads, and a smaller error than its own. Fused rows: `test_quantized.py`."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from embedlayer import EmbedLayerError, QuantizedEmbedding, SizeError, TokenEmbedding
-from embedlayer.tables import CovarianceRounding, GGUFBlocks, gguf_blocks
-from embedlayer.tables.rounding import unit_rows
+from embedlayer import EmbedLayerError, QuantizedEmbedding, TokenEmbedding
+from embedlayer.tables import GGUFBlocks, gguf_blocks
 
 
 def in_blocks(rows: Tensor, bits: int, **options: object) -> QuantizedEmbedding:
@@ -62,26 +61,8 @@ def test_it_is_saved_with_its_layout(tmp_path) -> None:
         (lambda: in_blocks(torch.full((2, 32), 5e5), 4), "Row 0 holds .* above the 4.59e\\+05 of this layout"),
         (lambda: gguf_blocks(in_blocks(torch.randn(2, 40), 4)), "width 40 are not whole blocks of 32"),
         (lambda: gguf_blocks(QuantizedEmbedding(9, 64, 4)), "layout=GGUFBlocks"),
-        (lambda: CovarianceRounding(strength=0.0), "strength must be above 0"),
     ],
 )
 def test_what_cannot_be_is_refused(make, message) -> None:
     with pytest.raises(EmbedLayerError, match=message):
         make()
-    assert issubclass(SizeError, EmbedLayerError)
-
-
-@pytest.mark.parametrize("options", [{}, {"group_size": 8}, {"layout": GGUFBlocks()}, {"symmetric": True}])
-def test_covariance_rounding_lowers_its_objective_and_stays_on_the_levels(options) -> None:
-    rows = torch.randn(200, 40) @ torch.randn(40, 40) + 3 * torch.randn(40)
-    rows[7] = 0
-    tables = [QuantizedEmbedding.from_table(rows, 4, rounding=r, **options) for r in (None, CovarianceRounding())]
-    covariance = torch.cov(unit_rows(rows).T, correction=0)
-    weights = covariance / covariance.diagonal().mean() + 4.0 * torch.eye(40, dtype=torch.float64)
-    before, after = (((e := table.rows(0, 200).double() - rows) @ weights * e).sum(1) for table in tables)
-    assert (after <= before * (1 + 1e-5)).all()
-    assert after.sum() < before.sum()
-    one, other = (table.row_format.decode(table.packed) for table in tables)
-    assert torch.equal(one[1], other[1])
-    assert torch.equal(one[2], other[2])
-    assert tables[1].rows(7, 8).eq(0).all()
