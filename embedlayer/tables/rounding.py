@@ -118,6 +118,8 @@ def fit_levels(
     if symmetric:
         whole = x.abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1)
         centre = torch.zeros_like(whole)
+        if signed:  # the level that one side has more is on the side of the largest number
+            whole = whole.where(x.amin(dim=1, keepdim=True).abs() >= x.amax(dim=1, keepdim=True), -whole)
     else:
         low, high = x.amin(dim=1, keepdim=True), x.amax(dim=1, keepdim=True)
         whole = high / (2**bits - 1) - low / (2**bits - 1)  # high - low may overflow
@@ -133,7 +135,7 @@ def fit_levels(
     if not clip:
         return unclipped
     best, least = unclipped, unclipped.error(x)
-    for factor in (*SHRINKS, *(-each for each in SHRINKS if signed)):
+    for factor in SHRINKS:
         levels = shrunk(factor)
         for _ in range(REFITS):
             levels = levels.refitted(x)
@@ -203,8 +205,8 @@ class CovarianceRounding:
         codes, step = codes.T.contiguous(), step.T.contiguous()
         error = torch.addcmul(offset.T, codes, step) - rows.T
         divisor = step.where(step != 0, torch.inf) * weights.diagonal().unsqueeze(1)
+        slope = weights @ error
         for _ in range(self.rounds):
-            slope = weights @ error
             for start in range(0, len(codes), COLUMNS):
                 block = slice(start, start + COLUMNS)
                 before, own = error[block].clone(), slope[block].clone()
@@ -220,5 +222,6 @@ class CovarianceRounding:
 
 
 def unit_rows(rows: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-    """Return rows divided by their norms, in float64. Zero rows stay zero."""
-    return F.normalize(rows.double(), dim=1, eps=torch.finfo(torch.float64).tiny)
+    """Return rows divided by their norms. Zero rows stay zero."""
+    largest = rows.abs().amax(dim=1, keepdim=True)  # squares of very small or large numbers would not be finite
+    return F.normalize(rows / largest.where(largest > 0, 1.0), dim=1)
