@@ -19,6 +19,8 @@ KINDS: dict[str, str] = {
     "factorized_embedding": "embedlayer.tables.factorized:FactorizedEmbedding",
     "quantized_embedding": "embedlayer.tables.quantized:QuantizedEmbedding",
     "gguf_embedding": "embedlayer.tables.gguf_rows:GGUFEmbedding",
+    "fused_rows": "embedlayer.tables.row_layouts:FusedRows",
+    "gguf_blocks": "embedlayer.tables.row_layouts:GGUFBlocks",
     "delta_embedding": "embedlayer.tables.delta:DeltaEmbedding",
     "no_position": "embedlayer.positions.position:Position",
     "learned_positions": "embedlayer.positions.learned:LearnedPositionalEmbedding",

@@ -31,7 +31,7 @@ from typing import Any
 from embedlayer.errors import SizeError
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, tokens_per_chunk
 
-DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}
+DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4, "q8_0": 8, "q4_0": 4}
 """Bits of one stored number, by the name of its type."""
 
 FLOAT_DTYPES = ("fp32", "fp16", "bf16")
@@ -39,10 +39,14 @@ FLOAT_DTYPES = ("fp32", "fp16", "bf16")
 OPTIMIZER_MOMENTS = {"adamw": 2, "sgd": 0, "none": 0}
 """Numbers that an optimizer stores for each parameter. `none` is inference, without gradients."""
 
-SCALE_BYTES = {"int8": 8, "int4": 4}
-"""Bytes of the step and the offset of a quantised row, or of a group of its numbers: in fp32, in fp16."""
+SCALE_BYTES = {"int8": 8, "int4": 4, "q8_0": 2, "q4_0": 2}
+"""Bytes of the step and the offset of a quantised row, or of a group of its numbers: in fp32, in fp16; GGUF's blocks
+have a step in fp16 alone."""
 
-ROW_SCALE_BYTES = {"int8": 0, "int4": 4}
+GGUF_BLOCK = {"q8_0": 32, "q4_0": 32}
+"""Numbers in a group of GGUF's types. The last block of a row is filled up."""
+
+ROW_SCALE_BYTES = {"int8": 0, "int4": 4, "q8_0": 0, "q4_0": 0}
 """Bytes of the fp32 scale of a quantised row."""
 
 ID_BYTES = 8
@@ -136,12 +140,12 @@ class EmbeddingPlan:
                 f"delta_rows {self.delta_rows} is for one process: a DeltaEmbedding can be neither sharded nor "
                 f"replicated. Plan it with vocab_parallel_size=1 and replicas=1, or without delta_rows."
             )
-        if self.group_size is not None and not self.quantised:
+        if self.group_size is not None and (not self.quantised or self.dtype in GGUF_BLOCK):
             raise SizeError(f"group_size {self.group_size} is for int8 and int4, not for {self.dtype}.")
 
     @property
     def quantised(self) -> bool:
-        """Return whether the weights are stored as integer codes: int8 or int4."""
+        """Return whether the weights are stored as integer codes: int8, int4, or GGUF's q8_0 and q4_0."""
         return self.dtype not in FLOAT_DTYPES
 
     @property
@@ -473,9 +477,13 @@ class EmbeddingPlan:
             return self.delta_parameters
         return self._factors[0][0] * self._factors[0][1] if self.tied else self.head_parameters
 
+    def _group_size(self, columns: int) -> int:
+        """Return how many of the `columns` numbers of a quantised row share one step and offset."""
+        return GGUF_BLOCK.get(self.dtype) or self.group_size or columns
+
     def _groups(self, columns: int) -> int:
-        """Return the number of groups in a quantised row of `columns` numbers; a group shares one step and offset."""
-        return -(-columns // (self.group_size or columns))
+        """Return the number of groups in a quantised row of `columns` numbers."""
+        return -(-columns // self._group_size(columns))
 
     def _scale_bytes_of(self, columns: int) -> int:
         """Return the bytes of the steps, offsets and scale of one quantised row of `columns` numbers."""
@@ -485,7 +493,7 @@ class EmbeddingPlan:
         """Return the bytes of one stored row of `columns` numbers; of a quantised row also its steps and offsets."""
         if not self.quantised:
             return columns * self._number_bytes
-        codes = -(-(self.group_size or columns) * DTYPE_BITS[self.dtype] // 8)
+        codes = -(-self._group_size(columns) * DTYPE_BITS[self.dtype] // 8)
         return self._groups(columns) * codes + self._scale_bytes_of(columns)
 
 

@@ -14,9 +14,9 @@ import embedlayer as el
 VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS = 50, 24, 16, 4
 
 
-def quantized(bits: int, group_size: int | None = None) -> el.QuantizedEmbedding:
+def quantized(bits: int, **options: object) -> el.QuantizedEmbedding:
     rows = torch.randn(VOCAB_SIZE, EMBED_DIM)
-    return el.QuantizedEmbedding.from_table(rows, bits, group_size=group_size, padding_idx=0, scale="sqrt_dim")
+    return el.QuantizedEmbedding.from_table(rows, bits, padding_idx=0, scale="sqrt_dim", **options)
 
 
 def dense(**options: object) -> el.TokenEmbedding:
@@ -32,7 +32,8 @@ TABLES: dict[str, Callable[[], el.TokenTable]] = {
     "factorised": lambda: el.FactorizedEmbedding(VOCAB_SIZE, EMBED_DIM, 8, padding_idx=0, scale="sqrt_dim"),
     "int8": lambda: quantized(8),
     "int4": lambda: quantized(4),
-    "int4, groups": lambda: quantized(4, 8),
+    "int4, groups": lambda: quantized(4, group_size=8),
+    "int4, q4_0": lambda: quantized(4, layout=el.tables.GGUFBlocks()),
     "delta": lambda: el.DeltaEmbedding(dense(), [7, 48, 49]),
     "delta over int8": lambda: el.DeltaEmbedding(quantized(8), [7, 48, 49]),
     "delta over factorised": lambda: el.DeltaEmbedding(TABLES["factorised"](), [7, 48, 49]),

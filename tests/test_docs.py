@@ -190,6 +190,7 @@ def test_the_changelog_knows_the_version() -> None:
         ["domain_terms.py", "--count", "5"],
         ["suggested_tokens.py", "--count", "5"],
         ["compression.py", "--choices", "rank=96"],
+        ["onnx_table.py", "--vocab-size", "100"],
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
@@ -214,6 +215,7 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "domain_terms.py",
         "suggested_tokens.py",
         "compression.py",
+        "onnx_table.py",
         "tables.py",
         "all_families.py",  # run by test_all_families.py
         "patched_loss.py",

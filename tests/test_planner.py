@@ -41,6 +41,7 @@ from embedlayer.planner import (
     plan,
     plan_alternatives,
 )
+from embedlayer.tables import GGUFBlocks
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -313,6 +314,8 @@ def test_quantised_rows_are_as_large_as_the_quantised_table(bits, group_size, em
     row = EmbeddingPlan(37, embed_dim, dtype=f"int{bits}", group_size=group_size, tokens=5)
     assert row.weight_bytes == table.nbytes
     assert 0 < row.scale_bytes < row.weight_bytes
+    blocks = EmbeddingPlan(37, embed_dim, dtype=f"q{bits}_0")
+    assert blocks.weight_bytes == QuantizedEmbedding(37, embed_dim, bits, layout=GGUFBlocks()).nbytes
     assert row.gradient_bytes == row.optimizer_bytes == 0
     assert row.loss_bytes == row.logits_bytes == torch.zeros(5, 37).nbytes
 

@@ -79,6 +79,8 @@ from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import FLOATS, assign, is_description
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.gguf_rows import GGUFEmbedding
+from embedlayer.tables.quantized import QuantizedEmbedding
+from embedlayer.tables.row_layouts import GGUFBlocks
 from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -385,7 +387,7 @@ class Loader:
         key = "table.packed" if "table.packed" in self.tensors else "table.weight"
         return {key if own == "table.weight" else own: names for own, names in self.names.items()}
 
-    def _new_table(self, weight: Tensor, pad: int | None, *, is_scaled: bool = True) -> TokenEmbedding | GGUFEmbedding:
+    def _new_table(self, weight: Tensor, pad: int | None, *, is_scaled: bool = True) -> TokenTable:
         """Return a new token table of the family for rows that are in `tensors`.
 
         Args:
@@ -404,6 +406,9 @@ class Loader:
         info, file = self.checkpoint.info(self.names["table.weight"][0]), self.checkpoint.gguf
         assert file is not None
         self.tensors["table.packed"] = file.stored_rows(info.name).to(self.device)
+        bits = {"Q4_0": 4, "Q8_0": 8}.get(info.dtype)
+        if bits is not None:
+            return QuantizedEmbedding(rows, width, bits, layout=GGUFBlocks(), scale=scale, **options)
         return GGUFEmbedding(rows, width, info.dtype, scale=scale, **options)
 
     def _used_steps(self, recipe: Sequence[Step]) -> list[Step]:

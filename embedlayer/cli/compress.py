@@ -22,7 +22,9 @@ WINDOW = 256
 
 @click.command()
 @click.argument("source", type=SOURCE)
-@click.option("--to", help="Kind of the smaller table: int8, int4, int4-g32 (groups of 32 columns), or rank=128.")
+@click.option(
+    "--to", help="Kind of the smaller table: int8, int4, int4-g32 (groups of 32 columns), q8_0, q4_0, or rank=128."
+)
 @click.option("-o", "--output", type=NewFolder(), help="New folder for the result.")
 @click.option("--compare", is_flag=True, help="Show all choices side by side, with --to among them.")
 @click.option("--text", type=TEXT, help="Text to measure the loss on, and to count tokens in.")
@@ -137,7 +139,7 @@ def _choices(width: int, to: str | None) -> list[str]:
     """
     from embedlayer.compress.report import CHOICES
 
-    choices = [choice for choice in CHOICES if width > 32 or "-g" not in choice]
+    choices = [choice for choice in CHOICES if width > 32 or choice in ("int8", "int4")]
     choices += [f"rank={rank}" for rank in (width // 2, width // 4) if rank]
     if to is not None and to not in choices:
         choices.append(to)

@@ -2,13 +2,18 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from embedlayer.cli.options import GGUF_FILE, SOURCE, json_option, tokenizer_option
 from embedlayer.errors import FileError
 
-FORMATS = ("word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector", "parquet", "gguf")
+if TYPE_CHECKING:
+    from embedlayer.checkpoints.vector_files import VectorFormat
+    from embedlayer.sources import OpenedModel
+
+FORMATS = ("word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector", "parquet", "onnx", "gguf")
 
 
 @click.command()
@@ -41,42 +46,54 @@ def export(
     Spaces in tokens become "▁" in formats that end a token at a space. Rows without a token are left out. A parquet
     file is for embedding-atlas: it contains a map and neighbours instead of the rows.
 
+    An onnx file computes look-ups and, if the head is tied, logits. It needs a table that embedlayer compress wrote
+    with --to q4_0 or q8_0.
+
     A gguf file is a copy of the file --into, in which the table, an untied head and the tokens are those of SOURCE. All
     other tensors are copied byte for byte, and rows that did not change keep their bytes.
     """
-    import torch
-
-    from embedlayer.analysis.row_reader import RowReader
-    from embedlayer.checkpoints.vector_files import format_of, write_vectors
+    from embedlayer.checkpoints.vector_files import format_of
     from embedlayer.sources import open_model
 
-    as_gguf = format == "gguf" or (format is None and output.suffix == ".gguf")
-    if as_gguf != (into is not None):
+    chosen = format or (output.suffix[1:] if output.suffix in (".parquet", ".onnx", ".gguf") else format_of(output))
+    if (chosen == "gguf") != (into is not None):
         raise FileError("A gguf file is a copy of another one: name that file with --into, and the format gguf.")
-    as_parquet = format == "parquet" or (format is None and output.suffix == ".parquet")
-    chosen = None if as_parquet or as_gguf else format_of(output, format)
-    opened = open_model(source, tokenizer_from)
-    rows, tokenizer = RowReader(opened.table), opened.require_tokenizer()
-    name = chosen or ("gguf" if as_gguf else "parquet")
+    opened, count = open_model(source, tokenizer_from), None
     if into is not None:
         from embedlayer.vocab.gguf_files import new_file, write_into_gguf
 
-        write_into_gguf(opened.table, tokenizer, into, new_file(source, output), head=opened.untied_head)
-        count = len(rows)
-    elif chosen is None:
+        tokenizer, target = opened.require_tokenizer(), new_file(source, output)
+        write_into_gguf(opened.table, tokenizer, into, target, head=opened.untied_head)
+    elif chosen == "onnx":
+        from embedlayer.compress.onnx_export import export_onnx
+
+        export_onnx(opened.table, output, logits=opened.head is None or opened.head.tied)
+    elif chosen == "parquet":
         from embedlayer.analysis.atlas import write_atlas
 
-        count = write_atlas(output, opened.table, tokenizer, num_neighbors=neighbors)
+        count = write_atlas(output, opened.table, opened.require_tokenizer(), num_neighbors=neighbors)
     else:
-        named = [(row, tokenizer.id_to_token(row)) for row in range(len(rows))]
-        ids = [row for row, token in named if token is not None]
-        tokens = [token for _, token in named if token is not None]
-        if chosen not in ("npy", "projector"):
-            tokens = [token.replace(" ", "▁") for token in tokens]
-        with torch.no_grad():
-            kept = opened.table if len(ids) == len(rows) else rows.take(torch.tensor(ids))
-            write_vectors(output, tokens, kept, chosen)
-        count = len(ids)
-    facts = {"file": str(output), "format": name, "rows": count, "columns": rows.embed_dim}
-    text = f"Wrote {count:,} rows of {rows.embed_dim} numbers as {name} to {output}"
+        count = _write_vectors(opened, output, format_of(output, chosen))
+    rows, columns = opened.table.vocab_size if count is None else count, opened.table.embed_dim
+    facts = {"file": str(output), "format": chosen, "rows": rows, "columns": columns}
+    text = f"Wrote {rows:,} rows of {columns} numbers as {chosen} to {output}"
     click.echo(json.dumps(facts) if as_json else text)
+
+
+def _write_vectors(opened: "OpenedModel", output: Path, format: "VectorFormat") -> int:
+    """Write the rows that have a token, in a file format of word vectors; return their number."""
+    import torch
+
+    from embedlayer.analysis.row_reader import RowReader
+    from embedlayer.checkpoints.vector_files import write_vectors
+
+    rows, tokenizer = RowReader(opened.table), opened.require_tokenizer()
+    named = [(row, tokenizer.id_to_token(row)) for row in range(len(rows))]
+    ids = [row for row, token in named if token is not None]
+    tokens = [token for _, token in named if token is not None]
+    if format not in ("npy", "projector"):
+        tokens = [token.replace(" ", "▁") for token in tokens]
+    with torch.no_grad():
+        kept = opened.table if len(ids) == len(rows) else rows.take(torch.tensor(ids))
+        write_vectors(output, tokens, kept, format)
+    return len(ids)

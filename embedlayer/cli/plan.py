@@ -10,7 +10,15 @@ import click
 
 from embedlayer.cli.options import SOURCE, TEXTS, tokenizer_option
 from embedlayer.formatting import format_bytes, format_parameters
-from embedlayer.planner import OPTIONS, PRESETS, EmbeddingPlan, PlanAlternative, command_flag, plan_alternatives
+from embedlayer.planner import (
+    GGUF_BLOCK,
+    OPTIONS,
+    PRESETS,
+    EmbeddingPlan,
+    PlanAlternative,
+    command_flag,
+    plan_alternatives,
+)
 from embedlayer.planner import plan as plan_sizes
 
 if TYPE_CHECKING:
@@ -130,7 +138,7 @@ def planned(
     if isinstance(base, GGUFEmbedding):
         stored = f"{base.block_type} blocks"
     if isinstance(base, QuantizedEmbedding):
-        dtype = f"int{base.row_format.bits}"
+        dtype = base.row_format.layout.type_name(base.row_format.bits)
     if dtype is None:
         raise CheckpointError(f"A table of {stored} cannot be planned: give its sizes and --dtype.")
     return EmbeddingPlan(
@@ -217,8 +225,10 @@ def _note(plans: list[EmbeddingPlan]) -> str:
     """Return the note to print below the table of one or several plans, or `""` if there is none."""
     if plans[0].quantised:
         scales = f", {format_bytes(plans[0].scale_bytes)}" if len(plans) == 1 else ""
-        kind = "group" if plans[0].group_size else "row"
-        return f"{plans[0].dtype} rows are not trained; each {kind} has a step and an offset{scales}."
+        kind, stored = "group" if plans[0].group_size else "row", "a step and an offset"
+        if plans[0].dtype in GGUF_BLOCK:
+            kind, stored = "block of 32 numbers", "a scale"
+        return f"{plans[0].dtype} rows are not trained; each {kind} has {stored}{scales}."
     if len(plans) == 1 and plans[0].trained and plans[0].tokens:
         return "The peak: weights, optimizer, activations, and the larger of loss and gradients."
     return ""

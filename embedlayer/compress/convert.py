@@ -13,11 +13,13 @@ from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.dense import as_table
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
+from embedlayer.tables.rounding import CovarianceRounding
+from embedlayer.tables.row_layouts import GGUFBlocks
 from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=DecoderLM | EmbeddingLayer | TransformerEmbedding)
 
-_KIND = re.compile(r"int(?P<bits>8|4)(-g(?P<group>\d+))?|rank=(?P<rank>\d+)")
+_KIND = re.compile(r"int(?P<bits>8|4)(-g(?P<group>\d+))?|q(?P<blocks>8|4)_0|rank=(?P<rank>\d+)")
 
 
 def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor | None = None) -> TokenTable:
@@ -27,8 +29,9 @@ def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor 
 
     Args:
         table: A table of any kind, or a plain `nn.Embedding`.
-        to: `"int8"` or `"int4"`; `"int4-g32"` for groups of 32 columns with a scale each; `"rank=128"` for a factorised
-            table.
+        to: `"int8"` or `"int4"`; `"int4-g32"` for groups of 32 columns with a scale each; `"q8_0"` or `"q4_0"` for
+            GGUF's blocks of 32 columns, which `export_onnx` writes too; `"rank=128"` for a factorised table. 4-bit
+            codes are rounded by `CovarianceRounding`.
         counts: Number of occurrences of each token, `(V,)`: weights of the error that a factorised table minimises;
             `None` weights all tokens equally. Other kinds ignore it.
 
@@ -45,15 +48,17 @@ def compress_table(table: TokenTable | nn.Embedding, to: str, *, counts: Tensor 
     numbers, table = check_kind(to), as_table(table)
     if "rank" in numbers:
         return FactorizedEmbedding.from_table(table, numbers["rank"], counts)
-    return QuantizedEmbedding.from_table(table, numbers["bits"], group_size=numbers.get("group"))
+    bits, layout = (numbers["blocks"], GGUFBlocks()) if "blocks" in numbers else (numbers["bits"], None)
+    rounding = CovarianceRounding() if bits == 4 else None
+    return QuantizedEmbedding.from_table(table, bits, group_size=numbers.get("group"), layout=layout, rounding=rounding)
 
 
 def check_kind(to: str) -> dict[str, int]:
     """Check that `compress_table` knows the kind `to`, and return the numbers in its name. No table is needed.
 
     Returns:
-        `{"rank": R}` for a factorised table. For a quantised one `{"bits": B}`, and the key `group` for groups of
-        columns.
+        `{"rank": R}` for a factorised table, `{"blocks": B}` for GGUF's blocks of B bits. For another quantised one
+        `{"bits": B}`, and the key `group` for groups of columns.
 
     Raises:
         SizeError: `compress_table` does not know the name.
@@ -64,7 +69,10 @@ def check_kind(to: str) -> dict[str, int]:
     """
     found = _KIND.fullmatch(to)
     if found is None:
-        raise SizeError(f"A table can be compressed to int8, int4, groups as in int4-g32, or rank=128; not to {to!r}.")
+        raise SizeError(
+            f"A table can be compressed to int8, int4, groups as in int4-g32, GGUF's q8_0 or q4_0, or rank=128; "
+            f"not to {to!r}."
+        )
     return {name: int(digits) for name, digits in found.groupdict().items() if digits is not None}
 
 

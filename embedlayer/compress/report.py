@@ -17,7 +17,7 @@ from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.dense import as_table
 from embedlayer.tables.table import TokenTable
 
-CHOICES = ("int8", "int4", "int4-g32")
+CHOICES = ("int8", "int4", "int4-g32", "q8_0", "q4_0")
 QUERIES = 1000
 NEAREST = 10
 TOKENS_AT_ONCE = 4096

@@ -71,6 +71,38 @@ def dequantise_4_bits(start: int, stop: int, ids: Any, packed: Any, row_scale: A
 
 
 @kernel
+def dequantise_blocks(start: int, stop: int, ids: Any, packed: Any, row_format: Any, out: Any) -> None:
+    """Dequantise as `dequantise_8_bits` does, from blocks of 32 codes behind a float16 scale (GGUF's Q4_0 and Q8_0).
+
+    Args:
+        start: First place.
+        stop: Last place + 1.
+        ids: IDs that were checked, `(N,)`.
+        packed: All stored rows, uint8.
+        row_format: Bits of a code, 4 or 8.
+        out: Result, `(N, D)`.
+    """
+    bits = row_format[0]
+    width, block_bytes = out.shape[1], 2 + 4 * bits
+    for n in range(start, stop):
+        prefetch(packed[ids[min(n + AHEAD, len(ids) - 1)]])
+        row, to = packed[ids[n]], out[n]
+        for block in range((width + 31) // 32):
+            first, place = 32 * block, block_bytes * block
+            numbers = to[first : min(first + 32, width)]
+            step = _float16(row[place : place + 2])
+            codes = row[place + 2 : place + block_bytes]
+            if bits == 8:
+                for i in range(len(numbers)):
+                    numbers[i] = narrow(step * (np.float32(codes[i] ^ np.uint8(128)) - np.float32(128)), to[0])
+            else:
+                for i in range(min(16, len(numbers))):
+                    numbers[i] = narrow(step * (np.float32(codes[i] & np.uint8(15)) - np.float32(8)), to[0])
+                for i in range(16, len(numbers)):
+                    numbers[i] = narrow(step * (np.float32(codes[i - 16] >> np.uint8(4)) - np.float32(8)), to[0])
+
+
+@kernel
 def _float32(stored: Any) -> Any:
     """Return the number that four little-endian bytes are, at any address."""
     low = np.uint32(np.uint32(stored[0]) | np.uint32(stored[1]) << np.uint32(8))

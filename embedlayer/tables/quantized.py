@@ -4,9 +4,8 @@
 reads the bytes of the requested rows only. PyTorch's own kernels for such rows do so where it cannot be compiled.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +16,15 @@ from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject
-from embedlayer.kernels.kernel import Kernel, kernels_apply
+from embedlayer.kernels.kernel import kernels_apply
+from embedlayer.pretrained import describe
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TableLike, describe_options, resolve_scale, source_of_rows, with_zero_padding
-from embedlayer.tables.lookup import check_sizes
+from embedlayer.tables.lookup import LookupTable, check_sizes
+from embedlayer.tables.rounding import CovarianceRounding, fit_levels, unit_rows
+from embedlayer.tables.row_layouts import GGUFBlocks, RowFormat, RowLayout, row_format_of
 from embedlayer.tables.table import TokenTable, check_width
 from embedlayer.tracing import is_transformed, plain_operators_only
-
-HEADER = {8: torch.float32, 4: torch.float16}
-"""Data type of the step and the offset of a group, by the bits of a code."""
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 """Data types of vectors, by name."""
@@ -33,48 +32,11 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float1
 NUMBERS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Numbers in a block, by device: few enough for the cache of a core, or enough for one kernel launch."""
 
+ROWS_OF_A_PRODUCT = 1024
+"""Least rows in a block that is multiplied by a `(D, D)` matrix: with fewer, reading the matrix takes the time."""
+
 CLAIMED_NUMEL = 1 << 16
 """Numbers that a thread of a compiled kernel claims at once."""
-
-DEQUANTISE_8_BITS = Kernel("quantized", "dequantise_8_bits")
-DEQUANTISE_4_BITS = Kernel("quantized", "dequantise_4_bits")
-
-SHRINKS = (1.0, 0.9, 0.8, 0.7, 0.6)
-"""Shares of a group's range that are tried as the range of its levels."""
-
-REFITS = 4
-"""Rounds of rounding and least squares."""
-
-
-class RowFormat(NamedTuple):
-    """The layout of a row of a quantised table in bytes: for each group of columns its codes, then its step and offset.
-
-    If `embed_dim` is no multiple of `group_size`, the last group is filled up with columns that are never read.
-
-    Attributes:
-        bits: Bits of a code, 8 or 4.
-        embed_dim: Width of a row, D.
-        group_size: Columns that share a step and an offset.
-    """
-
-    bits: int
-    embed_dim: int
-    group_size: int
-
-    @property
-    def groups(self) -> int:
-        """Return the number of groups in a row, G."""
-        return math.ceil(self.embed_dim / self.group_size)
-
-    @property
-    def code_bytes(self) -> int:
-        """Return the number of bytes that the codes of one group take."""
-        return self.group_size * self.bits // 8
-
-    @property
-    def row_bytes(self) -> int:
-        """Return the number of bytes of a stored row, which is the width of `QuantizedEmbedding.packed`."""
-        return self.groups * (self.code_bytes + 2 * HEADER[self.bits].itemsize)
 
 
 class QuantizedEmbedding(TokenTable, ComputedBuffers):
@@ -93,6 +55,8 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
     |---|---|---|---|
     | 8 | `D + 8 D / g` | 392, 25.5 % | 480, 31.3 % |
     | 4 | `D / 2 + 4 D / g + 4` | 200, 13.0 % | 244, 15.9 % |
+    | 8, `GGUFBlocks` | `D + 2 D / 32` | | 408, 26.6 % |
+    | 4, `GGUFBlocks` | `D / 2 + 2 D / 32` | | 216, 14.1 % |
 
     The constructor creates rows of zeros. Use `from_table` to quantise another table.
 
@@ -101,6 +65,8 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
         embed_dim: Width of a row, D.
         bits: Bits of a code, 8 or 4.
         group_size: Columns that share a step and an offset; `None` for a whole row. With 4 bits an even number.
+        layout: Layout of the stored bytes; `None` for the one above. `GGUFBlocks()` are blocks of 32 columns with one
+            float16 scale, GGUF's Q4_0 and Q8_0, without `row_scale`.
         padding_idx: Row that is exactly zero; `None` for no such row.
         scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
         round_scale: Whether to round the scale to the dtype of the vectors, as Gemma does.
@@ -125,7 +91,7 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
     each group."""
 
     row_scale: Tensor | None
-    """Scale of each row with 4 bits, float32, `(V,)`; `None` with 8 bits."""
+    """Scale of each row with 4 bits, float32, `(V,)`; `None` with 8 bits and in `GGUFBlocks`."""
 
     example: Tensor
     embed_scale: float | Tensor | None
@@ -137,6 +103,7 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
         bits: int = 8,
         *,
         group_size: int | None = None,
+        layout: RowLayout | None = None,
         padding_idx: int | None = None,
         scale: float | Literal["sqrt_dim"] | None = None,
         round_scale: bool = False,
@@ -151,12 +118,14 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
         self.scale = resolve_scale(scale, embed_dim)
         self.round_scale = round_scale
         self.group_size = group_size
-        self.row_format = row_format_of(bits, embed_dim, group_size)
+        self.layout = layout
+        self.row_format = row_format_of(bits, embed_dim, group_size, layout)
         self.index_check = IndexCheck(vocab_size, "token id")
         self.register_buffer(
             "packed", torch.zeros(vocab_size, self.row_format.row_bytes, dtype=torch.uint8, device=device)
         )
-        row_scale = torch.zeros(vocab_size, dtype=torch.float32, device=device) if bits == 4 else None
+        scaled = self.row_format.layout.has_row_scale(bits)
+        row_scale = torch.zeros(vocab_size, dtype=torch.float32, device=device) if scaled else None
         self.register_buffer("row_scale", row_scale)
         self.register_buffer("example", torch.empty(0, dtype=_dtype_of(dtype)), persistent=False)
         if not round_scale:
@@ -171,8 +140,10 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
         bits: int = 8,
         *,
         group_size: int | None = None,
+        layout: RowLayout | None = None,
         symmetric: bool = False,
         clip: bool = True,
+        rounding: CovarianceRounding | None = None,
         padding_idx: int | None = None,
         scale: float | Literal["sqrt_dim"] | None = None,
         dtype: torch.dtype | None = None,
@@ -183,17 +154,21 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
             table: A table, which keeps its scale and padding, or a plain tensor or NumPy array, `(V, D)`.
             bits: Bits of a code, 8 or 4.
             group_size: Columns that share a step and an offset; `None` for a whole row.
+            layout: As in the constructor.
             symmetric: Whether the levels (the numbers that codes stand for) are symmetric around zero, and zero is one
-                of them. By default they run from the smallest to the largest number of a group.
-            clip: Whether outliers may be clipped to reduce the squared error of a group: the best of 5 ranges is
-                refined by least squares. Without clipping, no number has an error of more than half the step of its
-                group (and with 4 bits 2^-11 of the largest number of the row).
+                of them, as always with `GGUFBlocks`. By default they run from the smallest to the largest number of a
+                group.
+            clip: Whether outliers may be clipped to reduce the squared error of a group: each of 9 ranges is refined by
+                least squares, and the best one is taken. Without clipping, no number has an error of more than half the
+                step of its group (and with 4 bits 2^-11 of the largest number of the row).
+            rounding: `CovarianceRounding()` for codes that keep more nearest neighbours; `None` for the nearest levels.
             padding_idx: For a plain tensor: row that is set to zero.
             scale: For a plain tensor: as in the constructor.
             dtype: Data type of the vectors; `None` for that of the table.
 
         Raises:
-            ShapeError: A plain tensor is not `(V, D)`, or a row holds NaN or infinity.
+            ShapeError: A plain tensor is not `(V, D)`, or a row holds NaN, infinity or a number above the range of the
+                layout.
             SizeError: `bits` or `group_size` is not possible.
 
         Example:
@@ -202,7 +177,7 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
             >>> error = [(QuantizedEmbedding.from_table(table, bits)(ids) - table(ids)).norm() / table(ids).norm()
             ...          for bits in (8, 4) for ids in [torch.arange(1000)]]
             >>> [f"{e:.1%}" for e in error]
-            ['0.5%', '8.3%']
+            ['0.5%', '8.2%']
         """
         source, padding_idx = source_of_rows(table, padding_idx, scale)
         first = source.rows(0, 1)
@@ -211,17 +186,23 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
             source.embed_dim,
             bits,
             group_size=group_size,
+            layout=layout,
             padding_idx=padding_idx,
             scale=source.scale,
             round_scale=isinstance(source.factor, Tensor),
             dtype=first.dtype if dtype is None else dtype,
             device=first.device,
         )
-        for start, stop in _blocks(source.vocab_size, source.embed_dim, first.device):
+        largest = quantised.row_format.layout.largest(bits)
+        weights = None if rounding is None else _weights(source, rounding, first.device)
+        at_least = 1 if rounding is None else ROWS_OF_A_PRODUCT
+        for start, stop in _blocks(source.vocab_size, source.embed_dim, first.device, at_least=at_least):
             rows = source.rows(start, stop).to(torch.float32)
-            _refuse_unsound(rows, start)
+            _refuse_unsound(rows, start, largest)
             rows = with_zero_padding(rows, start, quantised.padding_idx)
-            packed, row_scale = quantise(rows, quantised.row_format, symmetric=symmetric, clip=clip)
+            packed, row_scale = quantise(
+                rows, quantised.row_format, symmetric=symmetric, clip=clip, rounding=rounding, weights=weights
+            )
             quantised.packed[start:stop] = packed
             if quantised.row_scale is not None and row_scale is not None:
                 quantised.row_scale[start:stop] = row_scale
@@ -251,6 +232,7 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
             "embed_dim": self.embed_dim,
             "bits": self.row_format.bits,
             "group_size": self.group_size,
+            "layout": None if self.layout is None else describe(self.layout),
             "padding_idx": self.padding_idx,
             "scale": self.scale,
             "round_scale": self.round_scale,
@@ -349,6 +331,7 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
     def extra_repr(self) -> str:
         """Return the sizes and the options that are set, for `print`: `"100, 64, bits=4, dtype=float32"`."""
         group = "" if self.group_size is None else f", group_size={self.group_size}"
+        group += "" if self.layout is None else f", layout={self.layout}"
         options = f"{group}{describe_options(self)}, dtype={str(self.dtype).removeprefix('torch.')}"
         return f"{self.vocab_size}, {self.embed_dim}, bits={self.row_format.bits}{options}"
 
@@ -362,49 +345,23 @@ def dequantise(
 
     Args:
         packed: Stored rows, uint8, `(N, row_format.row_bytes)`.
-        row_scale: Scale of each row, `(N,)`; `None` for 1, as with 8 bits.
+        row_scale: Scale of each row, `(N,)`; `None` for 1.
         row_format: Layout of a stored row.
     """
-    groups = packed.reshape(packed.shape[0] * row_format.groups, row_format.row_bytes // row_format.groups)
-    codes, header = groups[:, : row_format.code_bytes], groups[:, row_format.code_bytes :]
-    header = header.clone(memory_format=torch.contiguous_format)  # aligned: a slice of one row need not be
-    step, offset = _floats(header, HEADER[row_format.bits]).split(1, dim=1)
-    if row_format.bits == 4:
-        codes = torch.stack([codes % 16, codes // 16], dim=-1).flatten(1)
+    codes, step, offset = row_format.decode(packed)
     numbers: Tensor = (step * codes + offset).view(packed.shape[0], row_format.groups * row_format.group_size)
     numbers = numbers[:, : row_format.embed_dim]
     return numbers if row_scale is None else row_scale.unsqueeze(1) * numbers
 
 
-def _floats(stored: UInt8[Tensor, "N bytes"], dtype: torch.dtype) -> Float[Tensor, "N numbers"]:
-    """Reinterpret little-endian bytes as finite numbers of `dtype`, and return them in float32.
-
-    In an exported graph they are computed from sign, exponent and fraction, because ONNX has no operator that
-    reinterprets bytes.
-
-    Args:
-        stored: Bytes, `(N, bytes)`.
-        dtype: `torch.float32` or `torch.float16`.
-
-    Returns:
-        Numbers, `(N, bytes / dtype.itemsize)`.
-    """
-    if not torch.compiler.is_exporting():
-        return stored.view(dtype).to(torch.float32)
-    bytes_each, fraction_bits = dtype.itemsize, {torch.float32: 23, torch.float16: 10}[dtype]
-    exponents = 2 ** (8 * bytes_each - 1 - fraction_bits)
-    places = torch.tensor([256**place for place in range(bytes_each)], device=stored.device)
-    codes = (stored.unflatten(-1, (-1, bytes_each)).long() * places).sum(-1)
-    fraction, exponent = codes % 2**fraction_bits, codes // 2**fraction_bits % exponents
-    whole = fraction + torch.where(exponent > 0, 2**fraction_bits, 0)  # below exponent 1 numbers are subnormal
-    lowest = 2 - exponents // 2 - fraction_bits
-    powers = torch.tensor([2.0 ** (lowest + max(at - 1, 0)) for at in range(exponents)], device=stored.device)
-    size = whole.to(torch.float32) * powers[exponent]
-    return torch.where(codes < exponents * 2**fraction_bits, size, -size)
-
-
 def quantise(
-    rows: Float[Tensor, "N D"], row_format: RowFormat, *, symmetric: bool = False, clip: bool = True
+    rows: Float[Tensor, "N D"],
+    row_format: RowFormat,
+    *,
+    symmetric: bool = False,
+    clip: bool = True,
+    rounding: CovarianceRounding | None = None,
+    weights: Float[Tensor, "D D"] | None = None,
 ) -> tuple[UInt8[Tensor, "N bytes"], Float[Tensor, " N"] | None]:
     """Quantise float32 rows, and return `(packed, row_scale)`, the buffers of a `QuantizedEmbedding`.
 
@@ -413,130 +370,70 @@ def quantise(
         row_format: Layout of a stored row.
         symmetric: As in `QuantizedEmbedding.from_table`.
         clip: As in `QuantizedEmbedding.from_table`.
+        rounding: As in `QuantizedEmbedding.from_table`.
+        weights: The weights of `rounding`, `(D, D)`.
 
     Returns:
-        Stored rows, uint8, `(N, row_format.row_bytes)`; and the scale of each row, `(N,)`, or `None` with 8 bits.
+        Stored rows, uint8, `(N, row_format.row_bytes)`; and the scale of each row, `(N,)`, or `None` without one.
     """
-    row_scale = None
-    if row_format.bits == 4:
+    bits, embed_dim, group_size, _ = row_format
+    layout, row_scale = row_format.layout, None
+    if layout.has_row_scale(bits):
         row_scale = rows.abs().amax(dim=1)
         rows = rows / row_scale.where(row_scale > 0, 1.0).unsqueeze(1)
-    missing = row_format.groups * row_format.group_size - row_format.embed_dim
-    rows = torch.cat([rows, rows[:, -1:].expand(-1, missing)], dim=1)
-    grid = _fitted(rows.view(-1, row_format.group_size), row_format.bits, symmetric=symmetric, clip=clip)
-    codes = grid.codes(rows.view(-1, row_format.group_size)).to(torch.uint8)
-    if row_format.bits == 4:
-        codes = codes[:, ::2] | codes[:, 1::2] << 4
-    header = torch.cat([grid.step, grid.offset], dim=1).to(HEADER[row_format.bits]).view(torch.uint8)
-    return torch.cat([codes, header], dim=1).view(len(rows), row_format.row_bytes), row_scale
+    missing = row_format.groups * group_size - embed_dim
+    groups = torch.cat([rows, rows[:, -1:].expand(-1, missing)], dim=1).view(-1, group_size)
+    dtype, count = layout.header(bits)
+    levels = fit_levels(groups, bits, dtype, symmetric=symmetric or count == 1, signed=count == 1, clip=clip)
+    codes = levels.codes(groups)
+    if rounding is not None and weights is not None:
+        step, offset = (
+            part.expand_as(codes).reshape(len(rows), -1)[:, :embed_dim] for part in (levels.step, levels.offset)
+        )
+        whole = codes.view(len(rows), -1)
+        whole[:, :embed_dim] = rounding.codes(rows, whole[:, :embed_dim], step, offset, weights, 2**bits - 1)
+    stored = layout.encode(codes.to(torch.uint8), levels.step.to(dtype), levels.offset.to(dtype), bits)
+    return stored.view(len(rows), row_format.row_bytes), row_scale
 
 
-class _Grid(NamedTuple):
-    """The levels of N groups, which are the numbers `step * code + offset` that the codes of a group stand for.
+def gguf_blocks(table: TokenTable) -> UInt8[Tensor, "V bytes"]:
+    """Return the rows of a table of the layout `GGUFBlocks` as the blocks that GGUF files store, without a copy.
 
-    Attributes:
-        step: Distance between levels, `(N, 1)`.
-        offset: Level of code 0, `(N, 1)`.
-        bits: Bits of a code, 8 or 4.
-        symmetric: Whether code 0 is not used and the level of code `2^(bits - 1)` is zero.
+    Their type is Q4_0 or Q8_0 by the table's bits; `gguf.quants.dequantize` returns `table.rows(0, V)` bit for bit.
+
+    Returns:
+        Bytes, uint8, `(V, 18 D / 32)` with 4 bits, `(V, 34 D / 32)` with 8.
+
+    Raises:
+        SizeError: The table has another layout, or its width is no multiple of 32.
+
+    Example:
+        >>> gguf_blocks(QuantizedEmbedding(100, 64, bits=8, layout=GGUFBlocks())).shape
+        torch.Size([100, 68])
     """
-
-    step: Tensor
-    offset: Tensor
-    bits: int
-    symmetric: bool
-
-    def codes(self, x: Tensor) -> Tensor:
-        """Return for each number the code of the nearest level of its group, as floats, `(N, group_size)`.
-
-        Args:
-            x: Numbers of N groups, `(N, group_size)`.
-        """
-        codes = ((x - self.offset) / self.step.where(self.step > 0, 1.0)).round_()
-        return codes.clamp_(1 if self.symmetric else 0, 2**self.bits - 1).masked_fill_(self.step == 0, 0)
-
-    def error(self, x: Tensor) -> Tensor:
-        """Return for each group the sum of squared differences between its numbers and their nearest levels, `(N, 1)`.
-
-        Args:
-            x: Numbers of N groups, `(N, group_size)`.
-        """
-        return torch.addcmul(self.offset, self.codes(x), self.step).sub_(x).square_().sum(dim=1, keepdim=True)
-
-    def where(self, chosen: Tensor, other: "_Grid") -> "_Grid":
-        """Return a grid with the levels of this grid where `chosen` is true, and those of `other` elsewhere.
-
-        Args:
-            chosen: Boolean, `(N, 1)`.
-            other: Grid of the same N groups.
-        """
-        step, offset = self.step.where(chosen, other.step), self.offset.where(chosen, other.offset)
-        return self._replace(step=step, offset=offset)
-
-    def rounded(self) -> "_Grid":
-        """Return the grid with steps and offsets rounded to the dtype in which they are stored, as float32."""
-        step, offset = (part.to(HEADER[self.bits]).to(torch.float32) for part in (self.step, self.offset))
-        return self._replace(step=step, offset=offset)
-
-    def refitted(self, x: Tensor) -> "_Grid":
-        """Return the grid with the steps and offsets of least squared error, if each number keeps its present code.
-
-        A group stays unchanged if all its codes are equal, or if the best step is not positive.
-
-        Args:
-            x: Numbers of N groups, `(N, group_size)`.
-        """
-        codes = self.codes(x)
-        if self.symmetric:
-            centre = 2 ** (self.bits - 1)
-            codes -= centre
-            step = (codes * x).sum(1, keepdim=True) / codes.square().sum(1, keepdim=True)
-            offset = -centre * step
-        else:
-            middle, mean = codes.mean(1, keepdim=True), x.mean(1, keepdim=True)
-            codes -= middle
-            step = (codes * (x - mean)).sum(1, keepdim=True) / codes.square().sum(1, keepdim=True)
-            offset = mean - step * middle
-        return self._replace(step=step, offset=offset).where((step > 0) & step.isfinite(), self)
+    if not isinstance(table, QuantizedEmbedding) or not isinstance(table.layout, GGUFBlocks):
+        raise SizeError(
+            "Only a table in GGUF's blocks has their bytes: convert it first with "
+            "QuantizedEmbedding.from_table(table, bits=4, layout=GGUFBlocks())."
+        )
+    if table.embed_dim % table.row_format.group_size:
+        raise SizeError(
+            f"Rows of width {table.embed_dim} are not whole blocks of {table.row_format.group_size}, which GGUF needs "
+            f"for Q4_0 and Q8_0: store the rows in float16 or float32 there."
+        )
+    return table.packed
 
 
-def _fitted(x: Tensor, bits: int, *, symmetric: bool, clip: bool) -> _Grid:
-    """Return levels for each group of numbers that keep the squared error of quantisation small.
-
-    With `clip`, the best of the ranges `SHRINKS` is refined `REFITS` times by least squares; otherwise the levels cover
-    the whole range. Steps and offsets are rounded to the dtype in which they are stored.
-
-    Args:
-        x: Numbers, one group in each row, `(N, group_size)`.
-        bits: Bits of a code, 8 or 4.
-        symmetric: As in `QuantizedEmbedding.from_table`.
-        clip: As in `QuantizedEmbedding.from_table`.
-    """
-    if symmetric:
-        whole = x.abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1)
-        centre = torch.zeros_like(whole)
-    else:
-        low, high = x.amin(dim=1, keepdim=True), x.amax(dim=1, keepdim=True)
-        whole = high / (2**bits - 1) - low / (2**bits - 1)  # high - low may overflow
-        centre = low / 2 + high / 2
-    levels = 2 ** (bits - 1) if symmetric else (2**bits - 1) / 2
-
-    def shrunk(factor: float) -> _Grid:
-        """Return levels that cover `factor` times the range of each group, around the same centre."""
-        return _Grid(factor * whole, centre - factor * whole * levels, bits, symmetric)
-
-    unclipped = shrunk(1.0).rounded()
-    if not clip:
-        return unclipped
-    best, least = unclipped, unclipped.error(x)
-    for factor in SHRINKS:
-        grid = shrunk(factor).refitted(x)
-        error = grid.error(x)
-        best, least = grid.where(error < least, best), error.minimum(least)
-    for _ in range(REFITS):
-        best = best.refitted(x)
-    best = best.rounded()
-    return best.where(best.error(x) < unclipped.error(x), unclipped)
+def _weights(source: LookupTable, rounding: CovarianceRounding, device: torch.device) -> Float[Tensor, "D D"]:
+    """Return the weights of `rounding` for the rows of `source`, from sums over all of its rows."""
+    width = source.embed_dim
+    moment = torch.zeros(width, width, dtype=torch.float64, device=device)
+    total = torch.zeros(width, dtype=torch.float64, device=device)
+    for start, stop in _blocks(source.vocab_size, width, device, at_least=ROWS_OF_A_PRODUCT):
+        rows = unit_rows(source.rows(start, stop).to(torch.float32))
+        moment += rows.T @ rows
+        total += rows.sum(0)
+    return rounding.weights(moment / source.vocab_size, total / source.vocab_size)
 
 
 def dequantised_rows(
@@ -549,7 +446,7 @@ def dequantised_rows(
     Args:
         ids: IDs that were checked, `(N,)`.
         packed: All stored rows, uint8, `(V, row_format.row_bytes)`.
-        row_scale: Scale of each of the V rows, or `None` with 8 bits.
+        row_scale: Scale of each of the V rows, or `None`.
         row_format: Layout of a stored row.
         dtype: Data type of the result.
 
@@ -584,19 +481,21 @@ def _in_one_pass(
     if not kernels_apply(ids, packed, row_scale):
         return None
     vectors = torch.empty(len(ids), row_format.embed_dim, dtype=dtype, device=ids.device)
-    layout = (row_format.group_size, row_format.row_bytes // row_format.groups)
+    kernel, sizes = row_format.layout.kernel(row_format)
     stored = (ids.long().contiguous(), packed.contiguous(), *([] if row_scale is None else [row_scale.contiguous()]))
-    kernel = DEQUANTISE_8_BITS if row_scale is None else DEQUANTISE_4_BITS
     block = max(1, CLAIMED_NUMEL // row_format.embed_dim)
-    return vectors if kernel.run(len(ids), *stored, layout, vectors, block=block) else None
+    return vectors if kernel.run(len(ids), *stored, sizes, vectors, block=block) else None
 
 
 def _with_torch_kernels(ids: Tensor, packed: Tensor, row_scale: Tensor | None, row_format: RowFormat) -> Tensor:
     """Dequantise the rows of `ids` on the CPU to float32, `(N, D)`, with PyTorch's quantised embedding-bag kernels.
 
-    Each ID is a bag of one row. If rows have several groups, each group is a bag. The arguments are those of
+    Layouts that these do not read are dequantised by the definition. Each ID is a bag of one row. If rows have several
+    groups, each group is a bag. The arguments are those of
     `dequantised_rows`.
     """
+    if not row_format.layout.has_torch_kernels:
+        return dequantise(packed.index_select(0, ids), row_scale, row_format)
     operators: Any = torch.ops.quantized
     ids = ids.contiguous()  # the kernels refuse strided ones
     weights = None if row_scale is None else row_scale.index_select(0, ids)
@@ -682,22 +581,6 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 times_rows.register_autograd(_backward, setup_context=_keep)
 
 
-def row_format_of(bits: int, embed_dim: int, group_size: int | None) -> RowFormat:
-    """Return the layout of a stored row for these options. With `group_size=None` the whole row is one group.
-
-    Raises:
-        SizeError: `bits` is not 8 or 4, or `group_size` is below 1, wider than a row, or odd with 4 bits.
-    """
-    if bits not in HEADER:
-        raise SizeError(f"bits must be 8 or 4, not {bits}.")
-    if group_size is None:
-        return RowFormat(bits, embed_dim, math.ceil(embed_dim * bits / 8) * 8 // bits)
-    if not 1 <= group_size <= embed_dim or group_size * bits % 8:
-        even = " and even, two codes to a byte" if bits == 4 else ""
-        raise SizeError(f"group_size must be from 1 to embed_dim {embed_dim}{even}, not {group_size}.")
-    return RowFormat(bits, embed_dim, group_size)
-
-
 def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
     """Return the dtype of vectors that the constructor's argument `dtype` means.
 
@@ -722,20 +605,21 @@ def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) 
     return ((start, min(start + step, count)) for start in range(0, count, step))
 
 
-def _refuse_unsound(rows: Tensor, start: int) -> None:
-    """Check that no row holds NaN or infinity.
+def _refuse_unsound(rows: Tensor, start: int, largest: float) -> None:
+    """Check that no row holds NaN, infinity or a number above `largest`.
 
     Args:
         rows: A block of rows, `(N, D)`.
         start: Number of the first row in the whole table, for the message.
+        largest: Largest absolute value that the layout represents.
 
     Raises:
         ShapeError: A row holds such a number; the message names the first one.
     """
-    sound = rows.isfinite().all(dim=1)
+    sound = (rows.abs() <= largest).all(dim=1)
     if not sound.all():
         unsound = (~sound).nonzero()
         raise ShapeError(
-            f"Row {start + int(unsound[0])} holds NaN, infinity or a number too large for float32, which no code "
-            f"can represent: repair it first, for instance set it to zero."
+            f"Row {start + int(unsound[0])} holds NaN, infinity or a number too large for float32, or above the "
+            f"{largest:.3g} of this layout, which no code can represent: repair it first, for instance set it to zero."
         )

@@ -14,6 +14,7 @@ from embedlayer.families import GGUF_ARCHITECTURES, META_LLAMA
 from embedlayer.io.files import write_json
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.tables.gguf_rows import GGUFEmbedding
+from embedlayer.tables.quantized import QuantizedEmbedding
 
 ADDED = {"position_embd.weight": (64, WIDTH), "token_types.weight": (2, WIDTH)}
 ADDED |= {"token_embd_norm.weight": (WIDTH,), "token_embd_norm.bias": (WIDTH,)}
@@ -87,12 +88,12 @@ def test_scaled_rotations_follow_the_metadata_and_the_factors(tmp_path) -> None:
     assert torch.equal(position.frequencies(), expected.frequencies())
 
 
-@pytest.mark.parametrize("dtype", ["Q8_0", "Q6_K", "IQ4_XS"])
+@pytest.mark.parametrize("dtype", ["Q8_0", "Q4_0", "Q6_K", "IQ4_XS"])
 def test_a_quantised_table_dequantises_the_requested_rows_only(tmp_path, dtype) -> None:
     path = write_file(tmp_path / "model.gguf", "gemma", dtype=dtype, head=None)
     layer = el.load(path)
     rows = torch.from_numpy(gguf.quants.dequantize(blocks(dtype, 12), TYPES[dtype]))
-    assert isinstance(layer.table, GGUFEmbedding)
+    assert type(layer.table) is (QuantizedEmbedding if dtype.endswith("_0") else GGUFEmbedding)
     assert layer.table.packed.shape == (12, blocks(dtype, 12).shape[1])
     ids = torch.tensor([[3, 0, 11]])
     assert torch.equal(layer.table(ids), rows[ids] * 16)

@@ -127,7 +127,7 @@ def test_a_file_of_vectors_becomes_a_layer_with_its_words(tmp_path) -> None:
         (
             ["{run}", "--to", "int3", "-o", "{tmp}/out"],
             2,
-            "int8, int4, groups as in int4-g32, or rank=128; not to 'int3'",
+            "int8, int4, groups as in int4-g32, GGUF's q8_0 or q4_0, or rank=128; not to 'int3'",
         ),
         (["{run}", "--to", "rank=99", "-o", "{tmp}/out"], 2, "rank 99 exceeds embed_dim 16"),
         (["{run}", "--to", "int4-g5", "-o", "{tmp}/out"], 2, "group_size must be from 1 to embed_dim 16 and even"),

@@ -7,14 +7,14 @@ import pytest
 import torch
 from commands import run
 
-from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, train_tokenizer
+from embedlayer import DecoderLM, OutputHead, RotaryEmbedding, TokenEmbedding, train_tokenizer
 from embedlayer.checkpoints import read_vectors, write_vectors
 from embedlayer.checkpoints.vector_files import VectorFormat
 from embedlayer.cli.export import FORMATS
 
 
 def test_the_choices_are_the_formats() -> None:
-    assert (*VectorFormat.__args__, "parquet", "gguf") == FORMATS
+    assert (*VectorFormat.__args__, "parquet", "onnx", "gguf") == FORMATS
 
 
 @pytest.mark.parametrize("format", VectorFormat.__args__)
@@ -54,6 +54,20 @@ def test_parquet_goes_by_its_name(tmp_path, capsys) -> None:
     count = tokenizer.get_vocab_size()
     assert json.loads(capsys.readouterr().out) == {"file": str(file), "format": "parquet", "rows": count, "columns": 8}
     assert len(parquet.read_table(file)["neighbors"][0]["ids"].as_py()) == 3
+
+
+def test_onnx_goes_by_its_name_and_has_logits_of_a_tied_head_alone(tmp_path, capsys) -> None:
+    onnx = pytest.importorskip("onnx")
+    table, position = TokenEmbedding(20, 32), RotaryEmbedding(16)
+    for name, head in (("tied", None), ("untied", OutputHead(vocab_size=20, embed_dim=32))):
+        DecoderLM(table, position, head, num_layers=1, num_heads=2).save_pretrained(tmp_path / name)
+        assert run("compress", tmp_path / name, "--to", "q4_0", "-o", tmp_path / f"{name}4") == 0
+        assert run("export", tmp_path / f"{name}4", "-o", tmp_path / "table.onnx") == 0
+        assert "Wrote 20 rows of 32 numbers as onnx" in capsys.readouterr().out
+        outputs = [each.name for each in onnx.load(tmp_path / "table.onnx").graph.output]
+        assert outputs == (["vectors", "logits"] if name == "tied" else ["vectors"])
+    assert run("export", tmp_path / "tied", "-o", tmp_path / "dense.onnx") == 2
+    assert "convert it first with compress_table(table, 'q4_0')" in capsys.readouterr().err
 
 
 def test_the_projectors_folder_is_one_that_tensorboard_finds(tmp_path) -> None:

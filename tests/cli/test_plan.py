@@ -84,6 +84,7 @@ def test_tables_fit_80_columns_and_are_plain_where_no_terminal_is(args):
 @pytest.mark.parametrize("models", [["gpt2"], ["gpt2", "bert-base"]])
 def test_a_quantised_plan_says_that_it_is_not_trained_and_has_scales(models):
     assert "int4 rows are not trained; each row has a step and an offset" in run(*models, "--dtype=int4").output
+    assert "q4_0 rows are not trained; each block of 32 numbers has a scale" in run(*models, "--dtype=q4_0").output
     assert "each group has" in run(*models, "--dtype=int4", "--group-size=32").output
 
 

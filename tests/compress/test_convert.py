@@ -16,6 +16,7 @@ from embedlayer import (
 from embedlayer.compress import compress_table, replace_table
 from embedlayer.compress.convert import check_kind
 from embedlayer.layers import PredictionHead
+from embedlayer.tables import CovarianceRounding, GGUFBlocks
 
 
 def decoder(head: OutputHead | None = None) -> DecoderLM:
@@ -27,8 +28,10 @@ def test_a_name_says_which_kind() -> None:
     table = TokenEmbedding(40, 16, padding_idx=2, scale=3.0)
     kinds = {
         "int8": QuantizedEmbedding.from_table(table, 8),
-        "int4": QuantizedEmbedding.from_table(table, 4),
-        "int4-g8": QuantizedEmbedding.from_table(table, 4, group_size=8),
+        "int4": QuantizedEmbedding.from_table(table, 4, rounding=CovarianceRounding()),
+        "int4-g8": QuantizedEmbedding.from_table(table, 4, group_size=8, rounding=CovarianceRounding()),
+        "q8_0": QuantizedEmbedding.from_table(table, 8, layout=GGUFBlocks()),
+        "q4_0": QuantizedEmbedding.from_table(table, 4, layout=GGUFBlocks(), rounding=CovarianceRounding()),
         "rank=4": FactorizedEmbedding.from_table(table, 4),
     }
     for name, expected in kinds.items():
@@ -41,9 +44,9 @@ def test_a_name_says_which_kind() -> None:
     assert torch.equal(weighted.rows(0, 40), FactorizedEmbedding.from_table(table, 4, counts).rows(0, 40))
 
 
-@pytest.mark.parametrize("name", ["int5", "int4-g", "int4-g7x", "rank=", "rank=-1", "", "INT8"])
+@pytest.mark.parametrize("name", ["int5", "int4-g", "int4-g7x", "rank=", "rank=-1", "", "INT8", "q4_1"])
 def test_an_unknown_name_is_refused(name) -> None:
-    with pytest.raises(SizeError, match="int8, int4, groups as in int4-g32, or rank=128"):
+    with pytest.raises(SizeError, match="int8, int4, groups as in int4-g32, GGUF's q8_0 or q4_0, or rank=128"):
         check_kind(name)
     with pytest.raises(SizeError):
         compress_table(TokenEmbedding(9, 4), name)

@@ -4,10 +4,19 @@ import pytest
 import torch
 
 from embedlayer import QuantizedEmbedding
-from embedlayer.tables import quantized
+from embedlayer.tables import GGUFBlocks, quantized
 from embedlayer.tables.quantized import dequantise
 
-KINDS = [(8, None), (8, 5), (4, None), (4, 6), (4, 32)]
+KINDS = [(8, None), (8, 5), (4, None), (4, 6), (4, 32), (8, "gguf"), (4, "gguf")]
+
+
+def quantised(rows: torch.Tensor, bits: int, group_size: int | str | None, **options: object) -> QuantizedEmbedding:
+    """A table of these rows; of GGUF's blocks, whose scales are float16, rows of 0.001 to 1000."""
+    if group_size == "gguf":
+        rows = rows / rows.abs().amax(1, keepdim=True) * torch.logspace(-3, 3, len(rows)).unsqueeze(1)
+        return QuantizedEmbedding.from_table(rows, bits, layout=GGUFBlocks(), **options)
+    group_size = None if group_size is None or group_size > rows.shape[1] else group_size
+    return QuantizedEmbedding.from_table(rows, bits, group_size=group_size, **options)
 
 
 @pytest.fixture
@@ -22,9 +31,8 @@ def path(both_paths, monkeypatch) -> None:
 @pytest.mark.parametrize("width", [1, 7, 33, 96])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_rows_are_those_of_the_definition(bits, group_size, width, dtype) -> None:
-    group_size = None if group_size is None or group_size > width else group_size
     rows = torch.randn(50, width) * torch.logspace(-30, 30, 50).unsqueeze(1)
-    table = QuantizedEmbedding.from_table(rows, bits, group_size=group_size, dtype=dtype)
+    table = quantised(rows, bits, group_size, dtype=dtype)
     expected = dequantise(table.packed, table.row_scale, table.row_format)
     ids = torch.randint(0, 50, (3, 41), dtype=torch.int32).T
     largest = expected.abs().amax(1)[ids].unsqueeze(-1)
@@ -50,7 +58,7 @@ def test_small_steps_and_numbers_that_are_not_finite_are_read_as_float16() -> No
 @pytest.mark.parametrize(("bits", "group_size"), KINDS)
 @pytest.mark.parametrize("block", [1, 1000, 1 << 20])
 def test_numbers_depend_neither_on_blocks_nor_on_threads(bits, group_size, block, monkeypatch) -> None:
-    table = QuantizedEmbedding.from_table(torch.randn(60, 40), bits, group_size=group_size)
+    table = quantised(torch.randn(60, 40), bits, group_size)
     ids = torch.randint(0, 60, (500,))
     expected = table(ids)
     monkeypatch.setattr(quantized, "CLAIMED_NUMEL", block)
