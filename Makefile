@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo explore test check check-js bench docs course dist clean
+.PHONY: demo explore test test-all check check-js bench docs course dist clean
 
 demo: $(VENV)/.installed  ## train an embedding layer on text that Python carries (a minute or so)
 	@$(BIN)/embedlayer demo --output out/demo
@@ -15,6 +15,10 @@ explore: $(VENV)/.installed  ## learn what an embedding is, in the browser, and 
 
 test: $(VENV)/.installed-dev  ## run the test suite
 	@$(BIN)/python -m pytest
+
+test-all: $(VENV)/.installed-dev  ## run the test suite with what it leaves out for time: long tests, all lessons, all recipes
+	@$(PIP) --editable '.[recipes]'
+	@$(BIN)/python -m pytest --all
 
 check: $(VENV)/.installed-dev check-js  ## lint, formatting, types
 	@$(BIN)/ruff check .
@@ -33,7 +37,7 @@ docs: $(VENV)/.installed-dev  ## build the site into docs/_build/html: guides, c
 
 course: $(VENV)/.installed-dev  ## execute every lesson and every recipe, and compare the recipes with their originals
 	@$(PIP) --editable '.[recipes]'
-	@$(BIN)/python -m pytest --all-lessons tests/test_course.py tests/test_site.py tests/test_training_recipes.py tests/test_recipes.py
+	@$(BIN)/python -m pytest --all tests/test_course.py tests/test_site.py tests/test_training_recipes.py tests/test_recipes.py
 
 dist: $(VENV)/.installed-dev  ## build the source distribution and the wheel into dist, and check them
 	@rm -rf dist

@@ -7,6 +7,7 @@ or has the number of the sentence with which the command refuses the source.
 import argparse
 import contextlib
 import io
+import json
 import re
 import sys
 import tempfile
@@ -14,11 +15,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import gguf
 import torch
+from tokenizers import Tokenizer
 
 import embedlayer as el
 from embedlayer.cli.main import main as embedlayer
 from embedlayer.data.tokenizer import save_tokenizer
+from embedlayer.families import GGUF_TENSORS
 from embedlayer.io.files import write_json
 from embedlayer.io.safetensors_files import save_tensors
 
@@ -68,6 +72,7 @@ KINDS = {
     "sharded checkpoint": "sharded",
     "safetensors file": "llama/model.safetensors",
     "Meta's layout": "meta",
+    "GGUF file": "model.gguf",
     "unknown family": "unknown",
     "word2vec": "word2vec.bin",
     "GloVe": "glove.txt",
@@ -135,6 +140,7 @@ def make_sources(folder: Path) -> dict[str, Source]:
     save_tensors(folder / "unknown" / "model.safetensors", llama)
     save_tensors(folder / "meta" / "model.safetensors", _renamed(model, META, "layers.0."))
     write_json(folder / "meta" / "params.json", {"n_heads": 2, "norm_eps": 1e-6})
+    _write_gguf(folder / "model.gguf", bpe)
     for name in ("word2vec.bin", "glove.txt", "rows.npy"):
         form = "glove" if name == "glove.txt" else None
         el.checkpoints.write_vectors(folder / name, WORDS, torch.randn(len(WORDS), WIDTH), form)
@@ -160,6 +166,37 @@ def _write_bert(folder: Path) -> None:
     config = {"model_type": "bert", "vocab_size": sizes["word_embeddings"], "hidden_size": WIDTH, "pad_token_id": 0}
     write_json(folder / "config.json", {**config, "max_position_embeddings": 16, "type_vocab_size": 2})
     save_tensors(folder / "model.safetensors", tensors)
+
+
+def _write_gguf(path: Path, tokenizer: Tokenizer) -> None:
+    """Write a small LLaMA-type model with a table of Q8_0 blocks, as llama.cpp's converter names its parts."""
+    width, rows = 32, tokenizer.get_vocab_size()
+    model = el.DecoderLM(el.TokenEmbedding(rows, width), el.RotaryEmbedding(16), num_layers=1, num_heads=2)
+    state = {name.replace("blocks.0", "blocks.{}"): tensor.numpy() for name, tensor in model.state_dict().items()}
+    vocabulary = tokenizer.get_vocab()
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, size in {"embedding_length": width, "block_count": 1, "attention.head_count": 2}.items():
+        writer.add_uint32(f"llama.{key}", size)
+    writer.add_rope_dimension_count(16)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(sorted(vocabulary, key=vocabulary.__getitem__))
+    writer.add_token_types(
+        [3 if token == "<|endoftext|>" else 1 for token in sorted(vocabulary, key=vocabulary.__getitem__)]
+    )
+    writer.add_token_merges([" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]])
+    writer.add_eos_token_id(vocabulary["<|endoftext|>"])
+    q8_0 = gguf.GGMLQuantizationType.Q8_0
+    writer.add_tensor(
+        GGUF_TENSORS["table.weight"], gguf.quants.quantize(state.pop("table.weight"), q8_0), raw_dtype=q8_0
+    )
+    for name, tensor in state.items():
+        writer.add_tensor(GGUF_TENSORS[name].replace("{}", "0"), tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _renamed(model: el.DecoderLM, names: Mapping[str, str], block: str) -> dict[str, torch.Tensor]:

@@ -18,6 +18,7 @@ KINDS: dict[str, str] = {
     "token_embedding": "embedlayer.tables.dense:TokenEmbedding",
     "factorized_embedding": "embedlayer.tables.factorized:FactorizedEmbedding",
     "quantized_embedding": "embedlayer.tables.quantized:QuantizedEmbedding",
+    "gguf_embedding": "embedlayer.tables.gguf_rows:GGUFEmbedding",
     "delta_embedding": "embedlayer.tables.delta:DeltaEmbedding",
     "no_position": "embedlayer.positions.position:Position",
     "learned_positions": "embedlayer.positions.learned:LearnedPositionalEmbedding",

@@ -45,7 +45,7 @@ Answer = TypeVar("Answer")
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 FIRST_BYTES = 4096
-STRUCTURED_FILES = (".json", ".jsonl", ".safetensors", ".gguf")
+STRUCTURED_FILES = (".json", ".jsonl", ".safetensors")
 
 
 class PathKind(StrEnum):
@@ -62,7 +62,8 @@ class PathKind(StrEnum):
     CORPUS_OF_RUN = "the corpus of token IDs inside a run"
     FOLDER = "a folder"
     TEXT = "a text file"
-    DATA_FILE = "a JSON, safetensors or GGUF file"
+    DATA_FILE = "a JSON or safetensors file"
+    GGUF = "a GGUF file"
     BINARY = "a binary file"
 
 
@@ -107,7 +108,7 @@ def _kind_of_folder(path: Path) -> PathKind:
         return PathKind.SAVED if _describes_layer(path / CONFIG) else PathKind.CHECKPOINT
     if "tensors.tsv" in names:
         return PathKind.VECTORS
-    return PathKind.CHECKPOINT if any(name.endswith(".safetensors") for name in names) else PathKind.FOLDER
+    return PathKind.CHECKPOINT if any(name.endswith((".safetensors", ".gguf")) for name in names) else PathKind.FOLDER
 
 
 def _describes_layer(config: Path) -> bool:
@@ -128,6 +129,8 @@ def _kind_of_file(path: Path) -> PathKind:
         start = file.read(FIRST_BYTES)
     if not start:
         return PathKind.EMPTY_FILE
+    if path.suffix == ".gguf" or start.startswith(b"GGUF"):
+        return PathKind.GGUF
     if path.suffix in STRUCTURED_FILES:
         return PathKind.DATA_FILE
     from embedlayer.checkpoints.vector_files import SUFFIXES
@@ -370,7 +373,11 @@ class OpenedModel:
             ends = () if end is None else (end,)
             return ends, ends
         stated: dict[str, Any] = {}
-        for name in (CONFIG, GENERATION):
+        if path_kind(Path(self.source)) is PathKind.GGUF:
+            from embedlayer.checkpoints.reader import Checkpoint
+
+            stated |= Checkpoint.open(Path(self.source)).config
+        for name in (CONFIG, GENERATION) if not stated else ():
             file = _folder(Path(self.source)) / name
             if file.exists():
                 stated |= {key: value for key, value in read_json(file).items() if value is not None}
@@ -436,6 +443,7 @@ def open_model(source: Path | str, tokenizer: Path | str | None = None, *, devic
     | folder that `embedlayer train` wrote | the decoder, with its run |
     | folder that `save_pretrained` wrote | the layer, model or table |
     | checkpoint folder, safetensors file or index | a LLaMA-type decoder, else the embedding layer, else the table |
+    | GGUF file | the same; the decoder only if its blocks are not quantised |
     | word2vec, GloVe, fastText, NumPy or projector file | the table, with a token for each row |
     | `owner/name` on the hub | the embedding layer; only shards with its tensors are downloaded |
 
@@ -550,8 +558,9 @@ def _open_checkpoint(path: Path, device: str) -> OpenedModel:
         opened.no_decoder = opened.no_decoder or str(error)
     else:
         config = _folder(path) / CONFIG
-        family = read_json(config).get("model_type") if config.exists() else None
-        kind = f"checkpoint of family {family}" if family else "checkpoint"
+        is_file = path_kind(path) is PathKind.GGUF
+        family = read_json(config).get("model_type") if config.exists() and not is_file else None
+        kind = "GGUF file" if is_file else f"checkpoint of family {family}" if family else "checkpoint"
         opened = OpenedModel(_title(path), model.table, source=path, kind=kind, model=model)
     if opened.tokenizer is None:
         opened.tokenizer, opened.no_tokenizer = _tokenizer_beside(path)
@@ -585,14 +594,15 @@ def _open_layer(source: Path | str, device: str) -> OpenedModel:
             raise error from None
         reason = str(error)
         warnings.warn(f"Only the table is read. {reason}", EmbedLayerWarning, stacklevel=3)
+    noun = "GGUF file" if path_kind(Path(source)) is PathKind.GGUF else "checkpoint"
     download = f"Only the embedding layer of {source} is read from the hub: download the model."
     return OpenedModel(
         _title(Path(source)) if is_here else str(source),
         layer.table,
         source=source,
-        kind="checkpoint" if layer.family == UNKNOWN.name else f"checkpoint of family {layer.family}",
+        kind=noun if layer.family == UNKNOWN.name else f"{noun} of family {layer.family}",
         model=None if reason else layer,
-        tokenizer=layer.tokenizer,
+        tokenizer=None if noun == "GGUF file" else layer.tokenizer,
         table_only=reason,
         no_decoder=reason or ("" if is_here else download),
     )
@@ -606,7 +616,7 @@ def _tokenizer_beside(path: Path) -> "tuple[Tokenizer | None, str]":
     from embedlayer.data.tokenizer import load_tokenizer
 
     try:
-        return load_tokenizer(_folder(path)), ""
+        return load_tokenizer(path if path_kind(path) is PathKind.GGUF else _folder(path)), ""
     except (FileError, TokenizerError, CheckpointError) as error:
         return None, str(error)
 

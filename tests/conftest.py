@@ -47,9 +47,9 @@ SHARED = ROOT.parent / "shared" / "data"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of `.ci/run` and `make course`."""
+    """Add the options of `.ci/run`, `make course` and `make test-all`."""
     parser.addoption("--without-numba", action="store_true", help="Run as where numba is not installed.")
-    parser.addoption("--all-lessons", action="store_true", help="Execute every lesson and recipe: `make course`.")
+    parser.addoption("--all", action="store_true", help="Also run what is left out for time: `make test-all`.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,6 +58,14 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.modules["numba"] = None  # type: ignore[assignment]
         first = str(Path(__file__).parent / "without_numba")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (first, os.environ.get("PYTHONPATH"))))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip the tests that are marked `long`, unless `--all` is set."""
+    if not config.getoption("--all"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="run by `make test-all`, for time"))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -22,7 +22,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "gallery.md"], ids=lambda page: page.name)
-@pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*The rows start:UserWarning", "ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_the_code_on_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, unchecked) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict = {}
@@ -112,6 +112,8 @@ def test_every_module_has_its_test_file() -> None:
         "vocab/special_tokens.py": "laws/test_transformers_folder.py",
         "vocab/token_selection.py": "vocab/test_edit.py",
         "vocab/token_usage.py": "laws/test_trim.py",
+        "io/peft_files.py": "vocab/test_adapters.py",
+        "distributed/dtensors.py": "distributed/test_sharded.py",
     }
     for file in (ROOT / "embedlayer").rglob("*.py"):
         name = file.relative_to(ROOT / "embedlayer")
@@ -186,6 +188,7 @@ def test_the_changelog_knows_the_version() -> None:
         ["checkpoints.py", "GPT-2", "T5 1.1"],
         ["starting_rows.py", "--steps", "1", "--terms", "5"],
         ["domain_terms.py", "--count", "5"],
+        ["suggested_tokens.py", "--count", "5"],
         ["compression.py", "--choices", "rank=96"],
     ],
 )
@@ -209,6 +212,7 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "checkpoints.py",
         "starting_rows.py",
         "domain_terms.py",
+        "suggested_tokens.py",
         "compression.py",
         "tables.py",
         "all_families.py",  # run by test_all_families.py
@@ -251,6 +255,17 @@ def test_what_is_said_about_lengths_follows_from_the_table() -> None:
     assert at_64["ALiBi"] < at_64["rotary"] + 0.05
     for name in ("relative (T5)", "none", "learned, resized by interpolation"):
         assert at_512[name] > at_64[name] + 0.1
+
+
+def test_what_is_said_about_suggested_tokens_follows_from_the_table() -> None:
+    page = (ROOT / "docs" / "vocabulary.md").read_text()
+    table = re.search(r"<!-- suggested-tokens: .*?-->\n(.*?)<!-- end", page, flags=re.S).group(1)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    old, frequent, saving, texts, merges, peer, *_, swapped = (tuple(map(float, row[1:])) for row in rows)
+    assert all(merge > max(words) for merge, *words in zip(merges, old, frequent, saving, strict=True))
+    assert all(abs(ours - theirs) < 0.0015 for ours, theirs in zip(merges, peer, strict=True))
+    assert [text > merge for text, merge in zip(texts, merges, strict=True)] == [False, True, False]
+    assert swapped == merges
 
 
 def test_what_is_said_about_starting_rows_follows_from_the_table() -> None:

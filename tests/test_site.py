@@ -12,12 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LESSONS = sorted(file.stem for file in (ROOT / "docs" / "course").glob("[0-9]*.md"))
 FIRST = 3
-"""Lessons that are executed without `--all-lessons`, for time."""
+"""Lessons that are executed without `--all`, for time."""
 
 
 @pytest.fixture(scope="module")
 def executed(pytestconfig) -> list[str]:
-    return LESSONS if pytestconfig.getoption("--all-lessons") else LESSONS[:FIRST]
+    return LESSONS if pytestconfig.getoption("--all") else LESSONS[:FIRST]
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,14 @@ def trained(version: str, name: str, folder: Path) -> tuple[list[float], dict[st
     return names["losses"], load_tensors(saved[-1])[0] if saved else names["model"].state_dict()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "fsdp2_script"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long) if name.startswith("sentence") else name
+        for name in NAMES
+        if name != "fsdp2_script"
+    ],
+)
 @pytest.mark.filterwarnings(*PEERS)
 def test_both_versions_have_the_same_losses(name, in_folder, capsys, caplog, unchecked) -> None:
     require(name)
@@ -123,9 +130,8 @@ def losses_of_ranks(output: str) -> list[list[float]]:
     return [[float(first), float(last)] for _, first, last in found]
 
 
-def test_both_versions_have_the_same_losses_under_fsdp(pytestconfig) -> None:
-    if not pytestconfig.getoption("--all-lessons"):
-        pytest.skip("run by `make course`, for time")
+@pytest.mark.long
+def test_both_versions_have_the_same_losses_under_fsdp() -> None:
     command = [[*torchrun(2), RECIPES / version / "fsdp2_script.py"] for version in ("before", "after")]
     results = []
     with started(*command[0]) as before, started(*command[1]) as after:

@@ -563,9 +563,9 @@ def load(
     """Load the embedding layer of a checkpoint: table, positions, scale, norms and head, and no other weights.
 
     Args:
-        source: A folder in Hugging Face's layout, a safetensors file, an index of several such files, a folder that
-            `save_pretrained` wrote, or a name on the hub such as `"openai-community/gpt2"`. The hub needs the `hf`
-            extra; with `HF_HUB_OFFLINE` set, only its cache on this machine is searched.
+        source: A folder in Hugging Face's layout, a safetensors file, an index of several such files, a GGUF file of
+            llama.cpp, a folder that `save_pretrained` wrote, or a name on the hub such as `"openai-community/gpt2"`.
+            The hub needs the `hf` extra; with `HF_HUB_OFFLINE` set, only its cache on this machine is searched.
         dtype: Dtype of all tensors; `None` for that of the table in the checkpoint.
         device: Device of the tensors. On the CPU, without a change of dtype, tensors stay mapped to the file until they
             are written to.
@@ -581,7 +581,7 @@ def load(
         CheckpointError: The model family is unknown and `table_only` is false; a file is damaged or a pickle; a tensor
             that the family needs is missing; or tensors and configuration disagree.
         SizeError: `dtype` is not a floating-point dtype of at least 16 bits.
-        MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`.
+        MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`, and a GGUF file `'embedlayer[gguf]'`.
 
     Warns:
         EmbedLayerWarning: Rows contain NaN or infinity, or the configuration contradicts the tensors in a way that can
@@ -669,6 +669,8 @@ def _with_table_only(layer: EmbeddingLayer) -> EmbeddingLayer:
 
 def _tokenizer_file(checkpoint: Checkpoint) -> Path | None:
     """Return the path of the tokenizer file that this library prefers among those of a checkpoint, or `None`."""
+    if checkpoint.gguf is not None:
+        return checkpoint.gguf.path if checkpoint.gguf.get("tokenizer.ggml.model") is not None else None
     for names in TOKENIZERS:
         found = [checkpoint.file(name) for name in names]
         if all(found):

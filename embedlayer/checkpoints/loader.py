@@ -31,6 +31,7 @@ from embedlayer.families import (
     UNKNOWN,
     Family,
     family_of,
+    gguf_family,
     rotary_facts,
     stated_size,
 )
@@ -53,6 +54,7 @@ from embedlayer.families.records import (
 )
 from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject
+from embedlayer.io.gguf_files import dequantise
 from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.layers.decoder_input import DecoderInput
 from embedlayer.layers.input_parts import (
@@ -76,6 +78,7 @@ from embedlayer.positions.rotary_config import read_blocks
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import FLOATS, assign, is_description
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.gguf_rows import GGUFEmbedding
 from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -373,25 +376,35 @@ class Loader:
             "other_positions": schemes,
             "block_positions": self.blocks,
             "encoder_block_positions": self.encoder_blocks,
-            "tensor_names": self.names,
+            "tensor_names": self.state_names,
         }
 
-    def _new_table(self, weight: Tensor, pad: int | None) -> TokenEmbedding:
+    @property
+    def state_names(self) -> dict[str, Names]:
+        """Return `names` by the keys of the layer's `state_dict`, in which the rows of a GGUF file are bytes."""
+        key = "table.packed" if "table.packed" in self.tensors else "table.weight"
+        return {key if own == "table.weight" else own: names for own, names in self.names.items()}
+
+    def _new_table(self, weight: Tensor, pad: int | None, *, is_scaled: bool = True) -> TokenEmbedding | GGUFEmbedding:
         """Return a new token table of the family for rows that are in `tensors`.
 
         Args:
-            weight: The rows, `(V, D)`.
+            weight: The rows, `(V, D)`; on the meta device for rows that a GGUF file stores in blocks.
             pad: The configuration's `pad_token_id`, or `None`.
+            is_scaled: Whether the table has the factor of the family.
         """
-        factor = self.family.scale
-        return TokenEmbedding(
-            weight.shape[0],
-            weight.shape[1],
-            padding_idx=self._padding_idx(weight, pad),
-            scale=None if factor is None else self._factor(factor, weight.shape[1]),
-            round_scale=factor is not None and factor.rounding == "rows",
-            dtype=weight.dtype,
-        )
+        factor = self.family.scale if is_scaled else None
+        padding_idx = self._padding_idx(weight, pad)
+        scale = None if factor is None else self._factor(factor, weight.shape[1])
+        round_scale = factor is not None and factor.rounding == "rows"
+        options: dict[str, Any] = {"padding_idx": padding_idx, "round_scale": round_scale, "dtype": weight.dtype}
+        rows, width = weight.shape
+        if not weight.is_meta:
+            return TokenEmbedding(rows, width, scale=scale, **options)
+        info, file = self.checkpoint.info(self.names["table.weight"][0]), self.checkpoint.gguf
+        assert file is not None
+        self.tensors["table.packed"] = file.stored_rows(info.name).to(self.device)
+        return GGUFEmbedding(rows, width, info.dtype, scale=scale, **options)
 
     def _used_steps(self, recipe: Sequence[Step]) -> list[Step]:
         """Return the steps that this checkpoint has, without those that its configuration leaves out.
@@ -464,10 +477,9 @@ class Loader:
             weight: Rows of the table, `(V, D)`.
             pad: The configuration's `pad_token_id`, or `None`.
         """
-        rows, width = weight.shape
-        table = TokenEmbedding(rows, width, padding_idx=self._padding_idx(weight, pad), dtype=weight.dtype)
+        table = self._new_table(weight, pad, is_scaled=False)
         self.width = table.embed_dim
-        return {"table": table, "family": self.family_name, "padding_id": pad, "tensor_names": self.names}
+        return {"table": table, "family": self.family_name, "padding_id": pad, "tensor_names": self.state_names}
 
     def build(self, make: Callable[[], Model]) -> Model:
         """Build a layer or a model on the meta device, without memory for weights, and assign `tensors` to it.
@@ -483,7 +495,8 @@ class Loader:
                 model = make()
         except SizeError as error:
             raise CheckpointError(f"{self.checkpoint.name}: the configuration cannot be built. {error}") from error
-        assign(model, self.tensors, source=Path(self.checkpoint.name))
+        tensors = {key: tensor for key, tensor in self.tensors.items() if not tensor.is_meta}
+        assign(model, tensors, source=Path(self.checkpoint.name))
         recompute_all_buffers(model, self.device)
         return model
 
@@ -503,7 +516,10 @@ class Loader:
         """
         info = self.checkpoint.info(name)
         self._refuse_quantised(key, (name,), name)
-        tensor = self.checkpoint.read(name, dtype=self.dtype, device=self.device)
+        if key == "table.weight" and self.checkpoint.has_blocks(name):
+            tensor = torch.empty(info.shape, dtype=self.dtype or torch.float32, device="meta")
+        else:
+            tensor = self.checkpoint.read(name, dtype=self.dtype, device=self.device)
         self.read.append(LoadedTensor(key, name, info.shape, info.dtype, info.nbytes))
         self.tensors[key] = tensor
         self.names[key] = (name, *aliases)
@@ -525,7 +541,7 @@ class Loader:
         what = "table" if is_table else key.partition(".")[0]
         parts = quantised_parts(self.checkpoint, names)
         dtype = self.checkpoint.info(stored).dtype if stored else ""
-        is_float = not stored or DTYPES.get(dtype) in FLOATS
+        is_float = not stored or DTYPES.get(dtype) in FLOATS or self.checkpoint.has_blocks(stored)
         if parts or not (is_float or (self.requested and states_quantisation(self.checkpoint.config) is None)):
             if not parts and states_quantisation(self.checkpoint.config) is None:
                 raise CheckpointError(
@@ -743,6 +759,8 @@ class Loader:
             what: `"table"` or `"head"`.
             rows: Rows of the table or the head, `(V, D)`.
         """
+        if rows.is_meta:
+            return  # they are dequantised where they are looked up
         count = sum(int((~chunk.isfinite().all(-1)).sum()) for chunk in rows.split(ROWS_AT_ONCE))
         if count:
             self.nonfinite[what] = count
@@ -757,11 +775,19 @@ class Loader:
             weight: Rows of the token table, `(V, D)`.
             pad: The configuration's `pad_token_id`, which may be outside the table, or `None`.
         """
-        if pad is None or not 0 <= pad < weight.shape[0] or weight[pad].any():
+        if pad is None or not 0 <= pad < weight.shape[0] or self._stored_row(weight, pad).any():
             return None
         spec = self.family.head
         biases = self.checkpoint.find(*spec.bias) if spec is not None else []
         return None if biases and self.checkpoint.read(biases[0]).flatten()[pad : pad + 1].any() else pad
+
+    def _stored_row(self, weight: Tensor, row: int) -> Tensor:
+        """Return a row of the token table, which is dequantised if `weight` is a tensor on the meta device."""
+        if not weight.is_meta:
+            return weight[row]
+        assert self.checkpoint.gguf is not None
+        info = self.checkpoint.info(self.names["table.weight"][0])
+        return dequantise(self.checkpoint.gguf.stored_rows(info.name)[row : row + 1], info.dtype)
 
     def _factor(self, factor: Factor, width: int) -> float | None:
         """Return a factor on rows or logits, `of / per`; `None` if the configuration switches it off.
@@ -1346,7 +1372,8 @@ def checkpoint_family(checkpoint: Checkpoint) -> Family | None:
     """Return the family that a checkpoint's configuration names, or `None` if it names none or an unknown one."""
     if checkpoint.is_static_embedding:
         return family_of(STATIC_EMBEDDING)
-    return family_of(text_config(checkpoint.config).get("model_type"))
+    family = family_of(text_config(checkpoint.config).get("model_type"))
+    return family if family is None or checkpoint.gguf is None else gguf_family(family)
 
 
 def is_unknown_family(checkpoint: Checkpoint) -> bool:

@@ -1,7 +1,7 @@
 """Open a checkpoint: read its configuration, list its tensors, and read single tensors.
 
-A checkpoint is a folder in Hugging Face's layout, a safetensors file, an index of several such files, or a name on the
-hub. From the hub, only the shards that contain a requested tensor are downloaded.
+A checkpoint is a folder in Hugging Face's layout, a safetensors file, an index of several such files, a GGUF file, or a
+name on the hub. From the hub, only the shards that contain a requested tensor are downloaded.
 """
 
 import re
@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, FileError, MissingExtraError, require
-from embedlayer.io.files import JsonObject, read_bytes, read_json
+from embedlayer.families import GGUF_HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, gguf_config
+from embedlayer.io.files import JsonObject, is_gguf, read_bytes, read_json
+from embedlayer.io.gguf_files import GGUFFile, read_gguf
 from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import (
+    DTYPES,
     CheckpointFolder,
+    Header,
     WeightFiles,
     byte_chunks,
     choose_weight_files,
@@ -154,23 +158,33 @@ class Checkpoint(WeightFiles):
 
     Args:
         place: Folder or hub repository that has the files.
-        file: Name of the safetensors file or index in `place` to read; `None` to find it by the usual names.
+        file: Name of the safetensors file, GGUF file or index in `place` to read; `None` to find it by the usual names.
         is_static_embedding: Whether it is sentence-transformers' StaticEmbedding, a table without a model.
 
     Attributes:
-        config: Content of `config.json`; empty if there is none.
+        config: Content of `config.json`, or the same for the metadata of a GGUF file; empty if there is none.
         is_static_embedding: The argument of this name.
+        gguf: Header of a GGUF file; `None` for other checkpoints.
 
     Raises:
         FileError: There is no safetensors file.
-        CheckpointError: A file is damaged, or all weights are pickles.
+        CheckpointError: A file is damaged, all weights are pickles, or a GGUF file has no tensors.
     """
 
     def __init__(self, place: CheckpointFolder, file: str | None = None, *, is_static_embedding: bool = False) -> None:
-        super().__init__(place, choose_weight_files(place, file))
+        files = choose_weight_files(place, file)
+        super().__init__(place, files)
         self.is_static_embedding = is_static_embedding
-        config = place.find(CONFIG)
+        path = place.find(files) if isinstance(files, str) else None
+        self.gguf: GGUFFile | None = read_gguf(path) if path is not None and is_gguf(path) else None
+        config = place.find(CONFIG) if self.gguf is None else None
         self.config: JsonObject = {} if config is None else read_json(config)
+        if self.gguf is not None and isinstance(files, str):
+            if not self.gguf.tensors:
+                raise CheckpointError(f"{self.gguf.path} is a GGUF file without tensors, such as that of a tokenizer.")
+            self.config = _config_of(self.gguf)
+            self.bytes_read += self.gguf.size
+            self._headers[files] = Header(self.gguf.tensors, {}, self.gguf.size)
 
     @classmethod
     def open(cls, source: Path | str, *, revision: str | None = None) -> "Checkpoint":
@@ -206,9 +220,29 @@ class Checkpoint(WeightFiles):
     def file(self, name: str) -> Path | None:
         """Return the local path of another file of the checkpoint, such as `tokenizer.json`; `None` if it is missing.
 
-        From the hub, the file is downloaded first.
+        From the hub, the file is downloaded first. A GGUF file has all it needs in itself: the result is `None`.
         """
-        return self._folder.find(name)
+        return None if self.gguf is not None else self._folder.find(name)
+
+    def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
+        """Read one tensor and return it, as `WeightFiles.read` does; a quantised tensor of a GGUF file is dequantised.
+
+        Args:
+            name: Name of the tensor.
+            dtype: Data type of the result; by default that of the file, and float32 for a quantised tensor.
+            device: Device of the result.
+
+        Raises:
+            CheckpointError: There is no such tensor, or it is damaged or of a type that cannot be read.
+        """
+        if self.gguf is None:
+            return super().read(name, dtype=dtype, device=device)
+        self.bytes_read += self.info(name).nbytes
+        return self.gguf.read(name, dtype).to(device)
+
+    def has_blocks(self, name: str) -> bool:
+        """Return whether a tensor is one of a GGUF file whose numbers are quantised in blocks."""
+        return self.gguf is not None and self.info(name).dtype not in DTYPES
 
     def stores(self, name: str, tensor: Tensor) -> bool:
         """Return whether the tensor `name` of the checkpoint equals `tensor` in shape and, bit for bit, in its numbers.
@@ -218,6 +252,15 @@ class Checkpoint(WeightFiles):
         stored = self.read(name)
         pairs = zip(byte_chunks(stored), byte_chunks(tensor, stored.dtype), strict=True)
         return stored.shape == tensor.shape and all(torch.equal(old, new) for old, new in pairs)
+
+
+def _config_of(file: GGUFFile) -> JsonObject:
+    """Return the configuration of the model in a GGUF file, in the form that `config.json` has."""
+    factors = {
+        name: file.read(name).tolist() for name in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS) if name in file.tensors
+    }
+    values = {key: entry.value for key, entry in file.metadata.items()}
+    return gguf_config(values, is_tied=GGUF_HEAD not in file.tensors, factors=factors)
 
 
 def is_hub_name(source: str) -> bool:

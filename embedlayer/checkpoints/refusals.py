@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.errors import CheckpointError
-from embedlayer.families import REFUSED, TRANSFORMERS_VERSION, nearest_model_types
+from embedlayer.families import GGUF_ARCHITECTURES, REFUSED, TRANSFORMERS_VERSION, nearest_model_types
 from embedlayer.io.files import JsonObject
 
 TABLE_ONLY = "load(..., table_only=True)"
@@ -30,6 +30,12 @@ def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> Checkpoi
     """
     alone = f"To read the table alone: {TABLE_ONLY}."
     file = checkpoint.file(CONFIG)
+    if checkpoint.gguf is not None:
+        name = checkpoint.gguf.get("general.architecture")
+        return CheckpointError(
+            f"{checkpoint.name}: general.architecture {name!r} is not known here (known: "
+            f"{', '.join(GGUF_ARCHITECTURES)}), so scale, positions and head are not known either. {alone}"
+        )
     if file is None:
         return CheckpointError(
             f"{checkpoint.name}: there is no {CONFIG}, so the model family is unknown, and with it scale, positions "

@@ -55,7 +55,8 @@ def write_tensors(
         The changed tensors and files.
 
     Raises:
-        CheckpointError: A name in `tensors` is not in the checkpoint, or a new tensor has another shape than expected.
+        CheckpointError: A name in `tensors` is not in the checkpoint, a new tensor has another shape than expected, or
+            the checkpoint is a GGUF file.
         FileError: `out_dir` is not empty or cannot be written.
     """
     source, target = Path(checkpoint_dir), Path(out_dir)
@@ -64,6 +65,11 @@ def write_tensors(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileError(f"{target} is not empty. Choose a folder that does not exist yet.")
     checkpoint = Checkpoint.open(source)
+    if checkpoint.gguf is not None:
+        raise CheckpointError(
+            f"{checkpoint.gguf.path} is a GGUF file: write into it with embedlayer.vocab.write_into_gguf, or edit its "
+            f"vocabulary by the name of the file."
+        )
     old_rows, rows = checkpoint.info(table).shape[0], tensors[table].shape[0]
     tensors = {
         name: tensor[None] if checkpoint.info(name).shape == (1, old_rows) and tensor.dim() == 1 else tensor

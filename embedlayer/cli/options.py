@@ -89,15 +89,18 @@ _TEXT_FILES = (PathKind.TEXT, PathKind.VECTORS, PathKind.DATA_FILE, PathKind.BIN
 
 SOURCE = InputPath(
     "a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors",
-    *(*_FOLDERS, PathKind.DATA_FILE, PathKind.BINARY, PathKind.VECTORS),
+    *(*_FOLDERS, PathKind.DATA_FILE, PathKind.GGUF, PathKind.BINARY, PathKind.VECTORS),
     hub=True,
 )
 RUN = InputPath("the folder of a run, which embedlayer train wrote", PathKind.RUN)
-FOLDER = InputPath("a folder on this machine: a run, a saved layer, or a checkpoint", *_FOLDERS)
-EDITED = InputPath("a folder that embedlayer vocab wrote", *_FOLDERS)
+FOLDER = InputPath(
+    "a folder on this machine (a run, a saved layer, or a checkpoint) or a GGUF file", *_FOLDERS, PathKind.GGUF
+)
+GGUF_FILE = InputPath("a GGUF file", PathKind.GGUF)
+EDITED = InputPath("a folder that embedlayer vocab wrote", *_FOLDERS, PathKind.GGUF)
 TOKENIZER = InputPath(
     "a tokenizer: a file such as tokenizer.json, or a folder that contains one",
-    *(*_FOLDERS, PathKind.CORPUS, PathKind.DATA_FILE, PathKind.BINARY, PathKind.TEXT, PathKind.VECTORS),
+    *(*_FOLDERS, PathKind.CORPUS, PathKind.DATA_FILE, PathKind.GGUF, PathKind.BINARY, PathKind.TEXT, PathKind.VECTORS),
 )
 TEXT = InputPath("a text file", *_TEXT_FILES)
 TEXTS = InputPath("text files (.gz too) and folders of them", *_TEXT_FILES, PathKind.FOLDER)

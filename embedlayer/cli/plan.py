@@ -121,11 +121,14 @@ def planned(
     from embedlayer.positions.learned import LearnedPositionalEmbedding
     from embedlayer.tables.delta import DeltaEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding
+    from embedlayer.tables.gguf_rows import GGUFEmbedding
     from embedlayer.tables.quantized import QuantizedEmbedding
 
     base = table.base if isinstance(table, DeltaEmbedding) else table
     stored = str(next(iter(base.state_dict().values())).dtype).removeprefix("torch.")
     dtype = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(stored)
+    if isinstance(base, GGUFEmbedding):
+        stored = f"{base.block_type} blocks"
     if isinstance(base, QuantizedEmbedding):
         dtype = f"int{base.row_format.bits}"
     if dtype is None:

@@ -1,7 +1,8 @@
-"""`embedlayer vocab`: add, remove, trim or replace the tokens of a run, a saved layer or a checkpoint."""
+"""`embedlayer vocab`: add, remove, trim or replace the tokens of a run, a saved layer, a checkpoint or a GGUF file."""
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from embedlayer.training.loop import TrainingOptions
     from embedlayer.vocab.receipt import Receipt
     from embedlayer.vocab.row_init import RowInit
+    from embedlayer.vocab.suggestion import TokenSuggestion
+    from embedlayer.vocab.tokenizer_edit import AddedMerge
 
 STARTS = {
     "subword-mean": "SubwordMeanInit",
@@ -34,9 +37,9 @@ VALIDATION_TOKENS = 8192
 def vocab() -> None:
     """Edit the vocabulary of a model.
 
-    The model is the folder of a run, a saved layer or a checkpoint. Tables, heads, tokenizer, configuration and
-    training state are edited together. The result is a new folder, which appears complete or not at all. The receipt in
-    it undoes the edit and remaps stored token IDs.
+    The model is the folder of a run, a saved layer or a checkpoint, or a GGUF file. Tables, heads, tokenizer,
+    configuration and training state are edited together. The result is a new folder or file, which appears complete or
+    not at all. The receipt in it (of a GGUF file, beside it) remaps stored token IDs, and undoes the edit of a folder.
     """
 
 
@@ -75,7 +78,7 @@ _seed = click.option("--seed", default=0, show_default=True, help="Seed of rando
 
 @_edit_command
 @click.argument("terms", nargs=-1, metavar="TERM...")
-@click.option("--terms", "file", type=TEXT, help="File with one term a line.")
+@click.option("--terms", "file", type=TEXT, help="File with one term a line, or what `vocab suggest` wrote.")
 @click.option("--special", multiple=True, help="A special token to add; may be repeated.")
 @click.option("--as-is", is_flag=True, help="Add terms unchanged, without the space before a word in running text.")
 @_init
@@ -106,8 +109,9 @@ def add(
     from embedlayer.training.loop import TrainingOptions
     from embedlayer.vocab.edit import add_tokens
     from embedlayer.vocab.row_training import TrainedInit
+    from embedlayer.vocab.suggestion import read_terms
 
-    wanted = _without_known(directory, [*terms, *_lines(file)], spaced=not as_is)
+    wanted = _without_known(directory, [*terms, *read_terms(_lines(file))], spaced=not as_is)
     if not wanted and not special:
         raise VocabularyError("There is nothing to add: pass terms, or a file with one a line.")
     start, trained = _seeded_init(init, seed), dict[str, Any]()
@@ -190,6 +194,40 @@ def undo(directory: Path, output: Path) -> None:
     click.echo(f"{old:,} tokens -> {new:,} tokens, as before the edit\nWritten to {output}")
 
 
+@vocab.command()
+@click.argument("directory", type=FOLDER)
+@click.argument("files", nargs=-1, required=True, metavar="TEXT...", type=TEXTS)
+@click.option("--count", default=500, show_default=True, help="Number of tokens to suggest.")
+@click.option("--prune", is_flag=True, help="Suggest tokens to remove: those whose removal costs least.")
+@click.option("--held-out", multiple=True, type=TEXTS, help="Text to measure on.  [default: a tenth of TEXT...]")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File for the list.")
+@json_option
+def suggest(
+    directory: Path,
+    files: tuple[Path, ...],
+    count: int,
+    prune: bool,
+    held_out: tuple[Path, ...],
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Suggest tokens to add to the tokenizer in DIRECTORY, so that TEXT... is encoded with fewer tokens.
+
+    TEXT... are text files (.gz too) and folders of them. A tenth of the text is held out, and the bytes per token
+    before and after are measured on it. For BPE the tokens are the next merges of its training, continued on TEXT. No
+    file but the list is written.
+    """
+    from embedlayer.data.tokenizer import load_tokenizer
+    from embedlayer.io.files import write_text
+    from embedlayer.vocab.suggestion import suggest_removals, suggest_tokens
+
+    choose = suggest_removals if prune else suggest_tokens
+    suggestion = choose(load_tokenizer(directory), files, count=count, held_out=held_out or None)
+    if output is not None:
+        write_text(output, "".join(f"{line}\n" for line in suggestion.lines()))
+    _show_suggestion(suggestion, directory, output, prune=prune, as_json=as_json)
+
+
 # Terms
 
 
@@ -201,14 +239,14 @@ def _lines(file: Path | None) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> list[str]:
+def _without_known(directory: Path, terms: "Sequence[str | AddedMerge]", *, spaced: bool) -> "list[str | AddedMerge]":
     """Return the terms that are not yet tokens, each once, in the form in which they occur in running text.
 
     A warning names the terms that are tokens already.
 
     Args:
-        directory: The model's folder.
-        terms: The terms, which may be repeated.
+        directory: The model's folder or GGUF file.
+        terms: The terms, which may be repeated. A merge is not changed, and is left out if its token exists.
         spaced: Whether to write each term with one space before it, and none after it. Ignored for tokenizers that do
             not mark spaces.
     """
@@ -216,18 +254,28 @@ def _without_known(directory: Path, terms: Sequence[str], *, spaced: bool) -> li
 
     from embedlayer.data.tokenizer import load_tokenizer
     from embedlayer.errors import EmbedLayerWarning
+    from embedlayer.sources import PathKind, path_kind
     from embedlayer.vocab.folders import check_folder
     from embedlayer.vocab.token_bytes import TokenBytes
+    from embedlayer.vocab.tokenizer_edit import AddedMerge
 
-    check_folder(directory)
+    if path_kind(directory) is not PathKind.GGUF:
+        check_folder(directory)
     tokens = TokenBytes(load_tokenizer(directory))
     spaced = spaced and tokens.convention in ("byte-level", "sentencepiece")
-    wanted = dict.fromkeys(f" {term.strip()}" if spaced else term for term in terms)
-    known = [term for term in wanted if term in tokens.vocabulary or (spaced and term.encode() in tokens.by_bytes)]
+    wanted: dict[str, str | AddedMerge] = {}
+    known = []
+    for term in terms:
+        name = term.name(tokens.prefix) if isinstance(term, AddedMerge) else f" {term.strip()}" if spaced else term
+        is_text = spaced and not isinstance(term, AddedMerge)
+        if name in tokens.vocabulary or (is_text and name.encode() in tokens.by_bytes):
+            known.append(name)
+        else:
+            wanted.setdefault(name, term if isinstance(term, AddedMerge) else name)
     if known:
         shown = ", ".join(repr(term) for term in known[:SHOWN]) + (", ..." if len(known) > SHOWN else "")
         warnings.warn(f"Already tokens, and left unchanged ({len(known)}): {shown}", EmbedLayerWarning, stacklevel=2)
-    return [term for term in wanted if term not in known]
+    return list(wanted.values())
 
 
 def _seeded_init(name: str, seed: int) -> "RowInit":
@@ -253,7 +301,7 @@ def _seeded_init(name: str, seed: int) -> "RowInit":
 
 def _train_new_rows(
     directory: Path,
-    terms: Sequence[str],
+    terms: "Sequence[str | AddedMerge]",
     special: Sequence[str],
     texts: Sequence[Path],
     init: "RowInit",
@@ -265,7 +313,7 @@ def _train_new_rows(
     Ctrl-C stops the training after its current step. The last tenth of the text, about, is held out.
 
     Args:
-        directory: The model's folder.
+        directory: The model's folder or GGUF file.
         terms: The new tokens.
         special: The new special tokens.
         texts: Text files and folders to train on.
@@ -378,7 +426,57 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
             f"         {trained['loss_before_training']:.4f} with the new ones before training\n"
             f"         {trained['loss_after_training']:.4f} after it"
         )
-    click.echo(f"\nWritten to {output}; undo with: embedlayer vocab undo {output} -o ...")
+    undo = (
+        f"the receipt is {output.name}.receipt"
+        if output.is_file()
+        else f"undo with: embedlayer vocab undo {output} -o ..."
+    )
+    click.echo(f"\nWritten to {output}; {undo}")
+
+
+def _show_suggestion(
+    suggestion: "TokenSuggestion", directory: Path, file: Path | None, *, prune: bool, as_json: bool
+) -> None:
+    """Print suggested tokens and the size of held-out text, as lines of text or, with `as_json`, as one JSON object.
+
+    Args:
+        suggestion: The suggestion.
+        directory: The folder or tokenizer that the tokens are suggested for.
+        file: The file of the list, or `None`.
+        prune: Whether the tokens are to be removed.
+        as_json: Whether to print JSON.
+    """
+    from embedlayer.plots import visible_text
+
+    before, after, scores = suggestion.before, suggestion.after, suggestion.scores
+    lines = suggestion.lines()
+    if as_json:
+        tokens = [{**asdict(score), "saved": score.saved} for score in scores]
+        sizes = {
+            when: {**asdict(size), "bytes_per_token": size.bytes_per_token}
+            for when, size in (("before", before), ("after", after))
+        }
+        click.echo(json.dumps({"requested": suggestion.requested, "lines": lines, "tokens": tokens, **sizes}))
+        return
+    change = 100 * (after.num_tokens / before.num_tokens - 1)
+    click.echo(f"Text     {before.num_bytes:,} bytes held out")
+    click.echo(f"Tokens   {before.num_tokens:,} -> {after.num_tokens:,} for it ({change:+.1f} %)")
+    click.echo(f"Bytes    {before.bytes_per_token:.3f} -> {after.bytes_per_token:.3f} per token")
+    if before.num_unknown or after.num_unknown:
+        click.echo(f"Unknown  {before.num_unknown:,} -> {after.num_unknown:,} tokens")
+    fewer = "" if len(scores) == suggestion.requested else f" of {suggestion.requested:,}: the text yields no more"
+    click.echo(f"\n{'Remove' if prune else 'Add':<9}{len(scores):,}{fewer}")
+    for score in sorted(scores, key=lambda score: -abs(score.saved))[:SHOWN]:
+        subwords = " ".join(visible_text(each) for each in score.subwords)
+        click.echo(f"  {visible_text(score.text):<24}  {score.count:>6,} times, {'as' if prune else 'for'} {subwords}")
+    if len(scores) > SHOWN:
+        click.echo(f"  ... and {len(scores) - SHOWN:,} more")
+    if file is None:
+        click.echo("\n-o FILE writes the list")
+        return
+    texts = "" if prune or lines[0].startswith("#version") else " --as-is"
+    edit = f"remove {directory} --tokens {file}" if prune else f"add {directory} --terms {file}{texts}"
+    click.echo(f"\nWritten to {file}; next: embedlayer vocab {edit} -o ...")
 
 
 def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
@@ -402,9 +500,11 @@ def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
 
 
 def _weight_bytes(folder: Path) -> int:
-    """Return the bytes of a model's weights on disk.
+    """Return the bytes of a model's weights on disk, or the size of a GGUF file.
 
-    These are all safetensors files directly in the folder except `checkpoint.safetensors`, which is training state.
+    In a folder these are all safetensors files directly in it except `checkpoint.safetensors`, which is training state.
     """
+    if folder.is_file():
+        return folder.stat().st_size
     files = (file for file in folder.glob("*.safetensors") if file.name != "checkpoint.safetensors")
     return sum(file.stat().st_size for file in files)

@@ -15,9 +15,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from embedlayer.errors import TokenizerError, require
 from embedlayer.io.files import read_bytes
 
-_SPACE = "▁"
+SPACE = "▁"
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""Kinds of subwords, which GGUF files have too."""
+
 _UNIGRAM, _BPE = 1, 2
-_USER_DEFINED = 4
 _PROBE = (
     "The quick brown fox, aged 12, can't jump over 3.14 lazy dogs!",
     "  Two spaces  in  front and between,\nlines\tand tabs.  ",
@@ -42,55 +44,85 @@ def convert(path: Path) -> Tokenizer:
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=raw)
         kinds = [dict(_fields(entry)).get(3, 1) for number, entry in _fields(raw) if number == 1]
-        symbols = [processor.id_to_piece(i) for i, kind in enumerate(kinds) if kind == _USER_DEFINED]
-        tokenizer = _tokenizer(processor, raw, symbols)
+        symbols = [processor.id_to_piece(i) for i, kind in enumerate(kinds) if kind == USER_DEFINED]
+        tokenizer = _tokenizer(processor, raw, kinds)
     except (RuntimeError, IndexError, struct.error) as error:
         raise TokenizerError(f"{path} is not a whole SentencePiece model ({error}): it is damaged.") from error
     _check_same_ids(path, tokenizer, processor, [*_PROBE, *(f"a {symbol} b{symbol}c" for symbol in symbols[:4])])
     return tokenizer
 
 
-def _tokenizer(processor: Any, raw: bytes, symbols: Sequence[str]) -> Tokenizer:
+def _tokenizer(processor: Any, raw: bytes, kinds: Sequence[int]) -> Tokenizer:
     """Build the tokenizer for a SentencePiece model.
 
     Args:
         processor: The loaded model, a `SentencePieceProcessor`.
         raw: Bytes of the model's file, for the fields that `processor` does not return.
-        symbols: User-defined symbols of the model, which are never split.
+        kinds: Kind of each subword.
 
     Raises:
         TokenizerError: The model is neither BPE nor Unigram.
     """
     fields = dict(_fields(raw))
     trainer, normalizer = dict(_fields(fields.get(2, b""))), dict(_fields(fields.get(3, b"")))
-    subwords = [(processor.id_to_piece(i), processor.get_score(i)) for i in range(len(processor))]
-    byte_fallback = any(processor.is_byte(i) for i in range(len(subwords)))
     kind = trainer.get(3, _UNIGRAM)
-    if kind == _UNIGRAM:
-        tokenizer = Tokenizer(models.Unigram(subwords, processor.unk_id(), byte_fallback))
-    elif kind == _BPE:
-        unknown = processor.id_to_piece(processor.unk_id())
-        merged = [i for i in range(len(subwords)) if not (processor.is_byte(i) or processor.is_control(i))]
-        tokenizer = Tokenizer(bpe_of_scores(subwords, merged, unknown, byte_fallback=byte_fallback))
-    else:
+    if kind not in (_UNIGRAM, _BPE):
         raise TokenizerError("It holds a word or character model; only BPE and Unigram models can be converted.")
-
     adds_space = bool(normalizer.get(3, 1))
-    tokenizer.normalizer = _normalizer(
-        normalizer.get(2, b""),
+    return sentencepiece_tokenizer(
+        [(processor.id_to_piece(i), processor.get_score(i)) for i in range(len(processor))],
+        kinds,
+        processor.unk_id(),
+        is_unigram=kind == _UNIGRAM,
+        normalizer=sentencepiece_normalizer(
+            normalizer.get(2, b""),
+            adds_space=adds_space,
+            trims=bool(normalizer.get(4, 1)),
+            space=SPACE if normalizer.get(5, 1) else " ",
+        ),
         adds_space=adds_space,
-        trims=bool(normalizer.get(4, 1)),
-        space=_SPACE if normalizer.get(5, 1) else " ",
+        normalizes_symbols=not adds_space,
     )
-    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+
+
+def sentencepiece_tokenizer(
+    subwords: Sequence[tuple[str, float]],
+    kinds: Sequence[int],
+    unknown: int,
+    *,
+    is_unigram: bool,
+    normalizer: normalizers.Normalizer,
+    adds_space: bool,
+    normalizes_symbols: bool,
+) -> Tokenizer:
+    """Build a tokenizer from the content of a SentencePiece model.
+
+    Args:
+        subwords: Subword and score of each ID.
+        kinds: Kind of each subword: `NORMAL`, `UNKNOWN`, `CONTROL`, `USER_DEFINED`, `UNUSED` or `BYTE`.
+        unknown: ID of unknown text.
+        is_unigram: Whether the model is Unigram, not BPE.
+        normalizer: What changes a text before it is split.
+        adds_space: Whether the normaliser puts a space before the text, which decoding removes.
+        normalizes_symbols: Whether user-defined symbols are found in the normalised text.
+    """
+    byte_fallback = BYTE in kinds
+    if is_unigram:
+        tokenizer = Tokenizer(models.Unigram(list(subwords), unknown, byte_fallback))
+    else:
+        merged = [i for i, kind in enumerate(kinds) if kind not in (BYTE, CONTROL)]
+        tokenizer = Tokenizer(bpe_of_scores(subwords, merged, subwords[unknown][0], byte_fallback=byte_fallback))
+    tokenizer.normalizer = normalizer
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if adds_space else []))
-    controls = [i for i in range(len(subwords)) if processor.is_control(i) or processor.is_unknown(i)]
-    tokenizer.add_special_tokens([AddedToken(subwords[i][0], normalized=False, special=True) for i in controls])
-    tokenizer.add_tokens([AddedToken(symbol, normalized=not adds_space, special=False) for symbol in symbols])
+    controls = [subword for (subword, _), kind in zip(subwords, kinds, strict=True) if kind in (CONTROL, UNKNOWN)]
+    symbols = [subword for (subword, _), kind in zip(subwords, kinds, strict=True) if kind == USER_DEFINED]
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in controls])
+    tokenizer.add_tokens([AddedToken(text, normalized=normalizes_symbols, special=False) for text in symbols])
     return tokenizer
 
 
-def _normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, space: str) -> normalizers.Normalizer:
+def sentencepiece_normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, space: str) -> normalizers.Normalizer:
     """Return the normaliser that changes a text as SentencePiece does before it splits the text.
 
     Args:

@@ -15,11 +15,12 @@ from typing import Any, Literal, get_args
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from embedlayer.data.bert_tokenizers import bert_tokenizer, is_lowercased, wordpiece_tokenizer
 from embedlayer.data.llama2c_files import read as read_llama2c
 from embedlayer.data.sentencepiece_files import convert as read_sentencepiece
 from embedlayer.data.unigram import train_subwords
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError, TokenIdError, TokenizerError
-from embedlayer.io.files import read_bytes, read_json, write_text
+from embedlayer.io.files import is_gguf, read_bytes, read_json, write_text
 
 TokenizerKind = Literal["bpe", "wordpiece", "unigram", "word", "byte"]
 
@@ -34,6 +35,7 @@ MAX_TOKEN_IDS = 1 << 24
 _LONGEST_PATH = 4096
 _PATH = re.compile(r"(?:~|\.{1,2})?/\S*\w\S*|[A-Za-z]:\\\S+|\S+\.(?:txt|md|jsonl?|csv|tsv|gz|zip|parquet)")
 _LLAMA2C = ("tokenizer.bin", "tok[0-9]*.bin")
+_FILES = (("tokenizer.json",), ("vocab.json", "encoder.json"), ("*.model",), ("vocab.txt",), _LLAMA2C, ("*.gguf",))
 _WORDS = r"\w+(?:['’]\w+)*|[^\w\s]"
 
 
@@ -118,6 +120,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     - SentencePiece's `.model`, BPE or Unigram, with the `spm` extra. The IDs of sample texts are compared with
       SentencePiece; a model with other IDs is refused. Unlike in SentencePiece, `</s>` in a text is the control symbol.
     - llama2.c's `tokenizer.bin` (`tok512.bin`).
+    - A GGUF file of llama.cpp, with the `gguf` extra.
     - A folder with one of these, searched for in this order.
 
     Beside a GPT-2, BERT or SentencePiece vocabulary, `added_tokens.json` is read too, as transformers writes it.
@@ -125,7 +128,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     Raises:
         FileError: There is no such file, or it cannot be read.
         TokenizerError: The file is damaged, incomplete or of an unknown format, or the folder has several tokenizers.
-        MissingExtraError: A `.model` needs `pip install 'embedlayer[spm]'`.
+        MissingExtraError: A `.model` needs `pip install 'embedlayer[spm]'`, and a `.gguf` `'embedlayer[gguf]'`.
     """
     path = Path(path)
     if path.is_dir():
@@ -148,6 +151,10 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     """
     if path.suffix == ".model":
         return _add_tokens_beside(path, _build_checked(path, lambda: read_sentencepiece(path)))
+    if is_gguf(path):
+        from embedlayer.data.gguf_tokenizers import read as read_gguf_tokenizer  # imports torch
+
+        return read_gguf_tokenizer(path)
     if path.suffix == ".bin":
         return _build_checked(path, lambda: read_llama2c(path))
     pair = _bpe_pair(path)
@@ -162,7 +169,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         return _add_tokens_beside(path, _load_vocab_txt(path))
     raise TokenizerError(
         f"{path} has no known tokenizer format. Pass a tokenizer.json, encoder.json with vocab.bpe, vocab.json with "
-        f"merges.txt, a BERT vocab.txt, a SentencePiece .model, or llama2.c's tokenizer.bin."
+        f"merges.txt, a BERT vocab.txt, a SentencePiece .model, llama2.c's tokenizer.bin, or a GGUF file."
     )
 
 
@@ -448,7 +455,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, specials: list[str],
     alphabet = _wordpiece_vocabulary(texts, 0, specials, min_frequency)
     continuing = sorted(letter for letter in alphabet if letter.startswith("##") and letter not in specials)
     vocabulary = _wordpiece_vocabulary(texts, vocab_size, specials + continuing, min_frequency)
-    tokenizer = _bert_tokenizer(vocabulary, lowercase=False)
+    tokenizer = bert_tokenizer(vocabulary, lowercase=False)
     tokenizer.add_special_tokens(specials)
     return tokenizer
 
@@ -462,26 +469,12 @@ def _wordpiece_vocabulary(texts: list[str], vocab_size: int, first: list[str], m
         first: Entries that get the first IDs, in this order.
         min_frequency: Fewest occurrences of a pair that is merged.
     """
-    tokenizer = _bert_tokenizer({"[UNK]": 0}, lowercase=False)
+    tokenizer = bert_tokenizer({"[UNK]": 0}, lowercase=False)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=first, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer.get_vocab()
-
-
-def _bert_tokenizer(vocabulary: dict[str, int], *, lowercase: bool) -> Tokenizer:
-    """Return a WordPiece tokenizer that normalises and splits text as BERT does.
-
-    Args:
-        vocabulary: ID of each entry, `[UNK]` among them.
-        lowercase: Whether text is lower-cased and accents are removed.
-    """
-    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    return tokenizer
 
 
 def _train_unigram(texts: Iterable[str], vocab_size: int, specials: list[str], _: int) -> Tokenizer:
@@ -546,7 +539,7 @@ def _find_tokenizer(folder: Path) -> Path:
     Raises:
         TokenizerError: The folder has no tokenizer file, or several of the first format that is found.
     """
-    for names in (("tokenizer.json",), ("vocab.json", "encoder.json"), ("*.model",), ("vocab.txt",), _LLAMA2C):
+    for names in _FILES:
         for pattern in (*names, *(f"*{name.lstrip('*')}" for name in names)):
             found = sorted(file for file in folder.glob(pattern) if not file.name.startswith("."))
             if len(found) > 1:
@@ -556,7 +549,7 @@ def _find_tokenizer(folder: Path) -> Path:
                 return found[0]
     raise TokenizerError(
         f"{folder} has no tokenizer: none of tokenizer.json, vocab.json with merges.txt, encoder.json with "
-        f"vocab.bpe, a SentencePiece .model, vocab.txt, or llama2.c's tokenizer.bin."
+        f"vocab.bpe, a SentencePiece .model, vocab.txt, llama2.c's tokenizer.bin, or a GGUF file."
     )
 
 
@@ -664,15 +657,7 @@ def _load_vocab_txt(path: Path) -> Tokenizer:
         raise TokenizerError(
             f"{path} is not a BERT vocabulary: it has no [UNK]. Pass a vocab.txt with one subword a line."
         )
-    tokenizer = _build_checked(path, lambda: _bert_tokenizer(vocabulary, lowercase=_is_lowercased(path, vocabulary)))
-    tokenizer.add_special_tokens(
-        [entry for entry in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if entry in vocabulary]
-    )
-    if "[CLS]" in vocabulary and "[SEP]" in vocabulary:
-        tokenizer.post_processor = processors.BertProcessing(
-            ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
-        )
-    return tokenizer
+    return _build_checked(path, lambda: wordpiece_tokenizer(vocabulary, lowercase=_is_lowercased(path, vocabulary)))
 
 
 def _is_lowercased(path: Path, vocabulary: Iterable[str]) -> bool:
@@ -686,7 +671,7 @@ def _is_lowercased(path: Path, vocabulary: Iterable[str]) -> bool:
         stated = _read_json(config).get("do_lower_case")
         if isinstance(stated, bool):
             return stated
-    return not any(entry != entry.lower() for entry in vocabulary if not re.fullmatch(r"\[.*\]", entry))
+    return is_lowercased(vocabulary)
 
 
 def _read_text(path: Path) -> str:

@@ -11,6 +11,20 @@ from difflib import get_close_matches
 
 from embedlayer.families.causal import CAUSAL_FAMILIES, HUGGING_FACE_TENSORS, META_TENSORS, REFUSED_CAUSAL
 from embedlayer.families.encoder_decoder import ENCODER_DECODER_FAMILIES
+from embedlayer.families.gguf import (
+    GGUF_ARCHITECTURES,
+    GGUF_HEAD,
+    GGUF_HEAD_BIAS,
+    GGUF_TABLE,
+    GGUF_TENSORS,
+    GGUF_TOKENIZERS,
+    LONG_FACTORS,
+    PRE_TOKENIZERS,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    gguf_config,
+    gguf_family,
+)
 from embedlayer.families.masked import MASKED_FAMILIES, REFUSED_MASKED
 from embedlayer.families.multimodal import MULTIMODAL, REFUSED_MULTIMODAL
 from embedlayer.families.records import (
@@ -29,16 +43,26 @@ from embedlayer.families.rotary import REFUSED_ROTARY, ROTARY
 __all__ = [
     "CONFIG_KEYS",
     "FAMILIES",
+    "GGUF_ARCHITECTURES",
+    "GGUF_HEAD",
+    "GGUF_HEAD_BIAS",
+    "GGUF_TABLE",
+    "GGUF_TENSORS",
+    "GGUF_TOKENIZERS",
     "HEAD_CLASSES",
     "HUGGING_FACE_TENSORS",
+    "LONG_FACTORS",
     "META_LLAMA",
     "META_TENSORS",
     "MULTIMODAL",
     "OWN_MODEL_TYPE",
+    "PRE_TOKENIZERS",
     "REFUSED",
     "REFUSED_ROTARY",
+    "ROPE_FACTORS",
     "ROTARY",
     "SCALE_ATTRIBUTES",
+    "SHORT_FACTORS",
     "STATIC_EMBEDDING",
     "TEXT_CONFIGS",
     "TRANSFORMERS_VERSION",
@@ -47,6 +71,8 @@ __all__ = [
     "Family",
     "RotaryPositions",
     "family_of",
+    "gguf_config",
+    "gguf_family",
     "nearest_model_types",
     "rotary_facts",
     "stated_size",
@@ -97,7 +123,7 @@ UNKNOWN = Family(
         f"{name}.weight"
         for name in (
             *("embed_tokens", "word_embeddings", "shared", "token_embedding", "token_embeddings", "wte"),
-            *("tok_embeddings", "embed_in", "embeddings", "embedding", "tok_emb"),
+            *("tok_embeddings", "embed_in", "embeddings", "embedding", "tok_emb", "token_embd"),
         )
     ),
     head=HeadSpec(("lm_head.weight", "embed_out.weight", "output.weight", "proj_out.weight")),

@@ -27,6 +27,9 @@ JsonObject = dict[str, Any]
 PARTIAL, OLD = ".partial", ".old"
 """Suffixes of hidden temporary names: of what is being written, and of an old folder that is being replaced."""
 
+GGUF = b"GGUF"
+"""First bytes of a GGUF file and, in small letters, the end of its name."""
+
 
 @contextmanager
 def file_errors(action: str, advice: str = "") -> Iterator[None]:
@@ -284,6 +287,16 @@ def read_bytes(path: Path | str) -> bytes:
     """
     with file_errors(f"read {path}"):
         return Path(path).read_bytes()
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether a file is a GGUF file, by the end of its name or its first bytes.
+
+    Raises:
+        FileError: The file cannot be read.
+    """
+    with file_errors(f"read {path}"), path.open("rb") as file:
+        return path.suffix == f".{GGUF.decode().lower()}" or file.read(len(GGUF)) == GGUF
 
 
 def read_json(path: Path | str) -> JsonObject:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from embedlayer.errors import CheckpointError
 from embedlayer.io.files import JsonObject, create_folder, read_json, write_json
-from embedlayer.io.safetensors_files import load_tensors, save_tensors
+from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, load_tensors, save_tensors
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 
 TRAINABLE_TOKENS = "TRAINABLE_TOKENS"
 

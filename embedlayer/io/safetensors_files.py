@@ -20,8 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.io.files import read_json, recover_folder, replace_file
+from embedlayer.io.files import GGUF, is_gguf, read_json, recover_folder, replace_file
 
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CHUNK_BYTES = 1 << 24
 """Most bytes of a tensor that are in memory at a time where a tensor is written or sent in chunks."""
@@ -48,8 +49,6 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MAX_DIMENSIONS = 16
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PICKLE_STARTS = (b"PK", b"\x80")  # a zip file by torch.save, or a bare pickle
-_GGUF = "GGUF"
-"""First bytes of a GGUF file and, in small letters, the end of its name."""
 
 
 @dataclass(frozen=True)
@@ -156,11 +155,11 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
     except SafetensorError as error:
         with path.open("rb") as opened:
-            start = opened.read(len(_GGUF))
+            start = opened.read(len(GGUF))
         if start.startswith(_PICKLE_STARTS):
             raise _pickle_error(path) from error
-        if start == _GGUF.encode():
-            raise _gguf_error(path) from error
+        if start == GGUF:
+            raise CheckpointError(f"{path} is a GGUF file: pass this file itself.") from error
         raise CheckpointError(
             f"{path} is not a whole safetensors file ({error}): it is damaged, cut short or another kind of file. "
             f"Copy it again or use an earlier checkpoint."
@@ -465,24 +464,26 @@ def no_such_path(path: Path | str) -> FileError:
 
 
 def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> str | Mapping[str, str]:
-    """Choose the safetensors files from which the tensors of a folder are read.
+    """Choose the safetensors files, or the only GGUF file, from which the tensors of a folder are read.
 
     Args:
         folder: Folder of the checkpoint.
         file: Name of an existing safetensors file or index in the folder. By default, the first that exists of
-            `model.safetensors`, `model.safetensors.index.json`, and the only safetensors file.
+            `model.safetensors`, `model.safetensors.index.json`, the only safetensors file, and the only GGUF file.
 
     Returns:
         The second argument of `WeightFiles`: the name of the only file, or the file name of each tensor by its name.
 
     Raises:
         FileError: There is no safetensors file.
-        CheckpointError: The weights are pickles or GGUF files, the index is damaged or names files outside its folder,
-            or there are several files and no index.
+        CheckpointError: The weights are pickles or an adapter of PEFT; the index is damaged or names files
+            outside its folder; or there are several files and no index.
     """
     if file is not None:
         path = folder.find(file)
         assert path is not None
+        if file == ADAPTER_WEIGHTS:
+            raise _adapter_error(path)
         if file.endswith(".index.json"):
             return _read_weight_map(path)
         if path.suffix in _PICKLE_SUFFIXES:
@@ -501,6 +502,8 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
         )
     found = [path for path in files if path.suffix == ".safetensors"]
     if len(found) == 1:
+        if found[0].name == ADAPTER_WEIGHTS:
+            raise _adapter_error(found[0])
         return found[0].name
     if found:
         raise CheckpointError(
@@ -510,9 +513,11 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
     pickles = [path for path in files if path.suffix in _PICKLE_SUFFIXES]
     if pickles:
         raise _pickle_error(pickles[0])
-    others = [path for path in files if path.suffix == f".{_GGUF.lower()}"]
+    others = [path for path in files if is_gguf(path)]
+    if len(others) == 1:
+        return others[0].name
     if others:
-        raise _gguf_error(others[0])
+        raise CheckpointError(f"{folder.name} holds {len(others)} GGUF files: name one of them.")
     raise FileError(f"{folder.name} holds no safetensors file.")
 
 
@@ -562,15 +567,10 @@ def _pickle_error(path: Path) -> CheckpointError:
     )
 
 
-def _gguf_error(path: Path) -> CheckpointError:
-    """Create, but do not raise, the error for a GGUF file, whose tables are quantised as a rule.
-
-    Its message has a command that converts the file to safetensors.
-    """
+def _adapter_error(path: Path) -> CheckpointError:
+    """Create, but do not raise, the error for the weights of a PEFT adapter, which are changes of a model."""
     return CheckpointError(
-        f"{path} is a GGUF file (llama.cpp), whose tables are quantised as a rule: embedlayer reads safetensors only. "
-        f"Convert it once, with transformers and gguf, which dequantise it:\n"
-        f'python -c "import sys, transformers as t; '
-        f't.AutoModelForCausalLM.from_pretrained(sys.argv[1], gguf_file=sys.argv[2]).save_pretrained(sys.argv[3])" '
-        f"{path.parent} {path.name} converted"
+        f"{path} is an adapter of PEFT: it has changes of a model, and no table.\n"
+        f"Open the model that it was trained on, and write the changes into its table: "
+        f"embedlayer.vocab.merge_adapter(layer.table, {str(path.parent)!r})."
     )

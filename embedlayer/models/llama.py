@@ -16,11 +16,12 @@ from embedlayer.checkpoints.loader import Loader
 from embedlayer.checkpoints.meta_layout import has_meta_layout, meta_config, require_value
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.errors import CheckpointError, EmbedLayerWarning
-from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS, META_TENSORS
+from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS, META_LLAMA, META_TENSORS
 from embedlayer.io.config_values import as_number, as_whole_number
+from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.models.decoder import DecoderLM
 
-_DERIVED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|rope\.freqs|freqs_cos|freqs_sin)")
+_DERIVED = re.compile(r"rope_freqs\.weight|(.*\.)?(rotary_emb\.inv_freq|rope\.freqs|freqs_cos|freqs_sin)")
 """Tensors in old checkpoints that follow from the sizes."""
 
 
@@ -34,6 +35,7 @@ def load_llama(
     - Meta's layout: a safetensors file with `tok_embeddings.weight`, `layers.0.attention.wq.weight`, ..., or a folder
       with one. Its sizes (`n_heads`, `norm_eps`, ...) are in the metadata of the file or in `params.json` in the same
       folder. A missing rotary base is 10000, as in LLaMA 1 and 2. A missing LM head is tied to the table.
+    - A GGUF file of the architecture `llama` whose blocks are not quantised.
 
     Table, position scheme and head are read as by `load`.
 
@@ -66,6 +68,8 @@ def load_llama(
     checkpoint = Checkpoint.open(source)
     if has_meta_layout(checkpoint):
         checkpoint.config = meta_config(checkpoint)
+    elif checkpoint.gguf is not None:
+        _check_gguf(checkpoint)
     elif HUGGING_FACE_TENSORS["table.weight"] in checkpoint.names:
         _check_implemented(checkpoint)
     else:
@@ -73,7 +77,7 @@ def load_llama(
             f"{checkpoint.name} is no LLaMA-type checkpoint: it has neither {HUGGING_FACE_TENSORS['table.weight']} "
             f"(Hugging Face's layout) nor {META_TENSORS['table.weight']} (Meta's)."
         )
-    loader = Loader(checkpoint, None, device)
+    loader = Loader(checkpoint, None if checkpoint.gguf is None else dtype, device)  # a GGUF file mixes dtypes
     model = loader.build(lambda: _build(loader))
     for note in loader.notes:
         warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
@@ -99,7 +103,9 @@ def _build(loader: Loader) -> DecoderLM:
     used = {name for known in loader.names.values() for name in known}
     for name in checkpoint.names:
         if name not in used and not _DERIVED.fullmatch(name):
-            loader.tensors[_decoder_name(name, ours)] = checkpoint.read(name, device=loader.device)
+            loader.tensors[_decoder_name(name, ours)] = checkpoint.read(
+                name, dtype=None if checkpoint.gguf is None else loader.dtype, device=loader.device
+            )
     found = len({name.split(".")[1] for name in loader.tensors if name.startswith("blocks.")})
     if config.get("num_hidden_layers", found) != found:
         raise CheckpointError(
@@ -119,6 +125,28 @@ def _build(loader: Loader) -> DecoderLM:
         mlp_dim=max(1, torch.atleast_1d(up).shape[0]),
         norm_eps=as_number(config.get("rms_norm_eps"), "rms_norm_eps", above=0.0),
     )
+
+
+def _check_gguf(checkpoint: Checkpoint) -> None:
+    """Check that `DecoderLM` implements the model of a GGUF file, and that its blocks are not quantised.
+
+    Raises:
+        CheckpointError: Another architecture, a sliding window, or quantised tensors, which would be dequantised whole.
+    """
+    if checkpoint.config.get("model_type") != META_LLAMA:
+        assert checkpoint.gguf is not None
+        name = checkpoint.gguf.get("general.architecture")
+        raise CheckpointError(
+            f"{checkpoint.name}: blocks of the architecture {name!r} are not read, only those of llama."
+        )
+    require_value(checkpoint.name, checkpoint.config, "sliding_window", 0, None)
+    types = sorted({checkpoint.info(name).dtype for name in checkpoint.names if name.startswith("blk.")})
+    quantised = [dtype for dtype in types if dtype not in DTYPES]
+    if quantised:
+        raise CheckpointError(
+            f"{checkpoint.name}: its blocks are quantised ({', '.join(quantised)}), and only the embedding layer of "
+            f"such a file is read. To compute with the whole model, run llama.cpp."
+        )
 
 
 def _check_implemented(checkpoint: Checkpoint) -> None:
@@ -142,6 +170,6 @@ def _decoder_name(name: str, ours: Mapping[str, str]) -> str:
         name: Name in the checkpoint, such as `"model.layers.3.mlp.up_proj.weight"`.
         ours: Name in the checkpoint -> name in `DecoderLM`, with `{}` for the number of the block in both.
     """
-    block = re.fullmatch(r"(.*?\.?layers)\.(0|[1-9]\d{0,5})\.(.*)", name)
+    block = re.fullmatch(r"(.*?\.?layers|blk)\.(0|[1-9]\d{0,5})\.(.*)", name)
     pattern = ours.get(name if block is None else f"{block[1]}.{{}}.{block[3]}", name)
     return pattern if block is None or pattern == name else pattern.format(block[2])

@@ -16,8 +16,8 @@ from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdErr
 from embedlayer.initialization import init_normal_
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import parse_json
-from embedlayer.io.peft_files import ADAPTER_WEIGHTS, read_adapter, write_token_rows
-from embedlayer.io.safetensors_files import byte_chunks
+from embedlayer.io.peft_files import read_adapter, write_token_rows
+from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, byte_chunks
 from embedlayer.kinds import kind_of
 from embedlayer.pretrained import describe
 from embedlayer.shapes import Ids, Vectors

@@ -7,6 +7,7 @@ from .edit import edit_vocabulary as edit_vocabulary
 from .edit import remove_tokens as remove_tokens
 from .edit import transplant as transplant
 from .edit import trim_vocabulary as trim_vocabulary
+from .gguf_files import write_into_gguf as write_into_gguf
 from .receipt import Receipt as Receipt
 from .receipt import last_receipt as last_receipt
 from .row_init import CopyInit as CopyInit
@@ -20,8 +21,15 @@ from .row_init import VectorsInit as VectorsInit
 from .row_map import RowMap as RowMap
 from .row_training import merge_rows as merge_rows
 from .row_training import train_only_rows as train_only_rows
+from .suggestion import EncodedSize as EncodedSize
+from .suggestion import TokenScore as TokenScore
+from .suggestion import TokenSuggestion as TokenSuggestion
+from .suggestion import suggest_removals as suggest_removals
+from .suggestion import suggest_tokens as suggest_tokens
 from .token_usage import used_tokens as used_tokens
 from .token_usage import with_required_tokens as with_required_tokens
+from .tokenizer_edit import AddedMerge as AddedMerge
 from .tokenizer_edit import TokenizerEdit as TokenizerEdit
 from .tokenizer_edit import edit_tokenizer as edit_tokenizer
 from .tokenizer_match import match_tokenizers as match_tokenizers
+from .transformers_objects import transformers_tokenizer as transformers_tokenizer

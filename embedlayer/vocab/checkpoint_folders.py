@@ -24,11 +24,13 @@ from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
 from embedlayer.vocab.live_modules import ModuleResult, row_tensors, vocabulary_modules
 from embedlayer.vocab.row_map import RowMap, RowTensor, apply_row_map
 from embedlayer.vocab.special_tokens import (
+    LISTS_OF_NAMES,
     USUAL_NAMES,
     NewTokenIds,
     added_texts,
     first_id,
     names_in,
+    reads_tokenizer_json,
     special_tokens_of,
     stated_roles,
     token_text,
@@ -36,7 +38,6 @@ from embedlayer.vocab.special_tokens import (
 )
 from embedlayer.vocab.tokenizer_edit import tokenizer_data
 
-LISTS_OF_NAMES = ("additional_special_tokens", "extra_special_tokens")
 LISTS_OF_IDS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
 GENERATION, TOKENIZER_CONFIG, SPECIALS = "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"
 ADDED = "added_tokens.json"
@@ -238,7 +239,7 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, 
     Raises:
         VocabularyError: A configuration names a removed token.
     """
-    ids, special = tokens.new_token_ids(row_map), tokens.special_tokens
+    ids, special, model = tokens.new_token_ids(row_map), tokens.special_tokens, _read(folder / CONFIG)
     old_size, size = row_map.old_size, row_map.size
     edits: dict[str, Callable[[JsonObject], JsonObject]] = {
         CONFIG: lambda content: _with_all_roles(_with_size(_with_ids(content, ids, CONFIG), old_size, size), ids),
@@ -250,13 +251,13 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, 
     if special is not None:
         special.warn()
         _warn_of_own_rules(folder)
-        edits[TOKENIZER_CONFIG] = lambda content: tokenizer_config(content, special, replaced=True)
+        edits[TOKENIZER_CONFIG] = lambda content: tokenizer_config(content, special, model, replaced=True)
         edits[SPECIALS] = lambda _: dict(special)
         removed = list(folder.glob(ADDED))
     elif old_tokenizer is not None and tokenizer is not None:
         roles = _roles_in(folder, old_tokenizer, tokenizer)
         edits[TOKENIZER_CONFIG] = lambda content: _without_removed_names(
-            tokenizer_config(content, roles, replaced=False), tokens, tokenizer, TOKENIZER_CONFIG
+            tokenizer_config(content, roles, model, replaced=False), tokens, tokenizer, TOKENIZER_CONFIG
         )
         edits[SPECIALS] = lambda content: _without_removed_names(content, tokens, tokenizer, SPECIALS)
         edits[ADDED] = lambda content: _added_tokens(content, tokens, tokenizer)
@@ -312,7 +313,7 @@ def _roles_in(folder: Path, old: Tokenizer, new: Tokenizer) -> Mapping[str, str]
     The tokenizer's files state roles as texts. For a role that they do not state, the ID in `config.json`, else in
     `generation_config.json`, is converted to a text by the old tokenizer. Roles whose text is not an added token of the
     new tokenizer are left out. If no role is left, the roles follow from the usual names, such as `</s>`, as in
-    `special_tokens_of`.
+    `special_tokens_of`. A tokenizer class that has no roles but the stated ones gets no others.
 
     Args:
         folder: The checkpoint before the edit.
@@ -320,6 +321,8 @@ def _roles_in(folder: Path, old: Tokenizer, new: Tokenizer) -> Mapping[str, str]
         new: The tokenizer after the edit.
     """
     stated = stated_roles(folder)
+    if reads_tokenizer_json(_read(folder / TOKENIZER_CONFIG).get("tokenizer_class")):
+        return {role: token for role, token in stated.items() if token in added_texts(new)}
     for name in (CONFIG, GENERATION):
         content = _read(folder / name)
         for role in USUAL_NAMES:

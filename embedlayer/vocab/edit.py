@@ -14,8 +14,10 @@ from torch.optim import Optimizer
 
 from embedlayer.data.tokenizer import as_tokenizer, table_size
 from embedlayer.errors import EmbedLayerError, SizeError, VocabularyError
+from embedlayer.sources import PathKind, path_kind
 from embedlayer.vocab.edit_request import EditRequest, TokenMap
 from embedlayer.vocab.folders import RECEIPT, apply_to_folder, new_folder, receipts_in
+from embedlayer.vocab.gguf_files import apply_to_gguf, new_file
 from embedlayer.vocab.live_modules import apply_to_module
 from embedlayer.vocab.receipt import Receipt
 from embedlayer.vocab.row_init import RowInit, SubwordMeanInit
@@ -25,11 +27,11 @@ from embedlayer.vocab.special_tokens import tokenizer_with_roles
 from embedlayer.vocab.token_bytes import Token
 from embedlayer.vocab.token_selection import NumberedTokens, require_ids, select_tokens
 from embedlayer.vocab.token_usage import Corpus, used_tokens
-from embedlayer.vocab.tokenizer_edit import edit_tokenizer
+from embedlayer.vocab.tokenizer_edit import AddedTokens, edit_tokenizer
 from embedlayer.vocab.tokenizer_match import match_tokenizers
 
 Target = nn.Module | Path | str
-"""A live module, or a folder."""
+"""A live module, or a folder or GGUF file."""
 
 
 class EditOptions(TypedDict, total=False):
@@ -39,11 +41,14 @@ class EditOptions(TypedDict, total=False):
         init: How new rows are initialised. The default is `SubwordMeanInit()`: the mean of the rows of the subwords
             that encoded the new token's text before. Without a tokenizer that is the mean of all rows.
         init_head: How new rows of an untied head are initialised, from the head's own rows; the default is `init`.
-        tokenizer: The tokenizer of a live module. Layers that `load` returned and folders have their own.
+        tokenizer: The tokenizer of a live module. Layers that `load` returned and folders have their own. It is not
+            changed: `receipt.tokenizer` is the edited one, and `transformers_tokenizer(receipt.tokenizer, like=...)`
+            is a tokenizer of transformers with the settings of the old one.
         optimizer: The optimizer of a live module, whose state is edited too.
         pad_to_multiple_of: The number of stored rows is rounded up to a multiple of this, as in `TokenEmbedding`; the
             default is the same multiple as before. Sharded tables have no padding rows.
-        out: For a folder: path of the edited folder, which must not exist or must be empty.
+        out: For a folder: path of the edited folder, which must not exist or must be empty. For a GGUF file: path of
+            the edited file, which must not exist.
     """
 
     init: RowInit
@@ -57,7 +62,7 @@ class EditOptions(TypedDict, total=False):
 def edit_vocabulary(
     target: Target,
     *,
-    add: Iterable[str | AddedToken] | int = (),
+    add: AddedTokens | int = (),
     remove: Iterable[Token] = (),
     keep: Iterable[Token] | None = None,
     reorder: Sequence[Token] | None = None,
@@ -65,7 +70,9 @@ def edit_vocabulary(
     special: Iterable[str | AddedToken] = (),
     **options: Unpack[EditOptions],
 ) -> Receipt:
-    """Edit the vocabulary of a live module in place, or of a folder into a new one; if anything fails, nothing changes.
+    """Edit the vocabulary of a live module in place, or of a folder or GGUF file into a new one.
+
+    If anything fails, nothing changes.
 
     All tensors with a row for each token are edited together: the input table (dense, factorised, row-sparse), the
     output head (tied stays tied), its bias, and the optimizer's state. Sizes, the padding token, the tokenizer and the
@@ -79,8 +86,9 @@ def edit_vocabulary(
     Args:
         target: A table, a head, a layer, a model or any module that contains these; or a folder. A folder is one that
             `save_pretrained` wrote, a run (its checkpoint and corpus are edited too, and it can be resumed), or a
-            checkpoint of a family that `load` reads, in one file or in shards (all other tensors keep every bit).
-        add: New tokens, which get the last IDs; without a tokenizer, the number of new tokens.
+            checkpoint of a family that `load` reads, in one file or in shards (all other tensors keep every bit). Or a
+            GGUF file: rows that are kept keep their bytes, and the receipt is written as `OUT.receipt`.
+        add: New tokens, which get the last IDs, as `edit_tokenizer` takes them; without a tokenizer, their number.
         remove: Tokens to remove, by text or ID.
         keep: Remove all tokens but these; not together with `remove`.
         reorder: All tokens of the result, in the order of their new IDs; without a tokenizer, the old ones only.
@@ -135,7 +143,7 @@ def edit_vocabulary(
 
 def add_tokens(
     target: Target,
-    tokens: Iterable[str | AddedToken] | int,
+    tokens: AddedTokens | int,
     *,
     special: Iterable[str | AddedToken] = (),
     train_only_new: bool = False,
@@ -319,6 +327,11 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
     if optimizer is not None:
         raise SizeError("A folder contains the state of its optimizer: pass optimizer=... for live modules only.")
     folder = Path(target)
+    if path_kind(folder) is PathKind.GGUF:
+        file = new_file(folder, out)
+        receipt = Receipt.of(apply_to_gguf(folder, file, request))
+        receipt.save(file.with_name(f"{file.name}.receipt"))
+        return receipt
     with new_folder(folder, out) as partial:
         receipt = Receipt.of(*apply_to_folder(folder, partial, request), folder)
         receipt.save(partial / RECEIPT.format(len(receipts_in(folder)) + 1))

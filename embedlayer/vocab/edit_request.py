@@ -269,8 +269,13 @@ class EditRequest(VocabularyEdit):
                 sources = computed_from.get(rows.end, computed_from.get("table", none))
                 yield _bias(rows.collectives.all_gather(stored)[: tokens.num_tokens], sources)
                 return
-            num_rows = rows.partitions(row_map)[0].num_rows
-            old = WeightRows(stored, vocab_size=tokens.num_tokens, num_rows=num_rows, collectives=rows.collectives)
+            old = WeightRows(
+                stored,
+                vocab_size=tokens.num_tokens,
+                num_rows=rows.partitions(row_map)[0].num_rows,
+                collectives=rows.collectives,
+                decode=rows.decode,
+            )
             found = computed_from[rows.end] = []
             init = self.init if rows.end == "table" else self.init_head
             for how, wanted in ((init, new_tokens), (MeanInit(), unused)):
@@ -278,7 +283,7 @@ class EditRequest(VocabularyEdit):
                     for origin in new.origins:
                         origins.setdefault(new_ids[len(found)], str(origin))
                         found.append(origin.old_ids)
-                    yield new.values
+                    yield new.values if rows.encode is None else rows.encode(new.values)
 
         return values
 

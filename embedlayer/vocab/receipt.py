@@ -19,6 +19,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import Count, Range, check_fields, parse_json, printable
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.short_repr import short_repr
+from embedlayer.sources import PathKind, path_kind
 from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit
 from embedlayer.vocab.folders import RECEIPT, apply_to_folder, new_folder, receipts_in
 from embedlayer.vocab.live_modules import ModuleResult, apply_to_module
@@ -212,6 +213,7 @@ class Receipt:
             apply_to_module(target, Undo(self), optimizer)
             return
         folder = Path(target)
+        _refuse_gguf(folder)
         with new_folder(folder, out) as partial:
             apply_to_folder(folder, partial, Undo(self))
             for name, content in self.files.items():
@@ -341,12 +343,25 @@ def last_receipt(folder: Path | str) -> Receipt:
     """Read the receipt of the last edit that led to a folder.
 
     Raises:
-        CheckpointError: The folder has no receipt, or the receipt is damaged.
+        CheckpointError: The folder has no receipt, the receipt is damaged, or `folder` is a GGUF file.
     """
+    _refuse_gguf(Path(folder))
     receipts = receipts_in(folder)
     if not receipts:
         raise CheckpointError(f"{folder} has no receipt ({RECEIPT.format('N')}): no edit wrote it.")
     return Receipt.load(receipts[-1])
+
+
+def _refuse_gguf(path: Path) -> None:
+    """Check that a path is no GGUF file.
+
+    Raises:
+        CheckpointError: It is one. The edit of such a file needs no undo.
+    """
+    if path_kind(path) is PathKind.GGUF:
+        raise CheckpointError(
+            "An edit of a GGUF file leaves the old file as it was: use that file in place of an undo."
+        )
 
 
 def _without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

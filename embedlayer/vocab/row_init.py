@@ -33,6 +33,7 @@ class WeightRows:
         vocab_size: Number of rows to read, V; `None` for all rows of `weight`.
         num_rows: Number of rows of all ranks together; required if the rows are sharded.
         collectives: The ranks over which the rows are sharded.
+        decode: If the rows are stored as bytes: function that returns their numbers. They are then not sharded.
     """
 
     def __init__(
@@ -43,14 +44,18 @@ class WeightRows:
         vocab_size: int | None = None,
         num_rows: int | None = None,
         collectives: Collectives = SINGLE_PROCESS,
+        decode: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        self.decode = decode
         self.weight, self.padding_idx, self.collectives = weight, padding_idx, collectives
         self.vocab_size = len(weight) if vocab_size is None else vocab_size
         self.num_rows = len(weight) if num_rows is None else num_rows
-        self.embed_dim = weight.shape[1]
+        self.embed_dim = weight.shape[1] if decode is None else decode(weight[:1]).shape[1]
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Return rows `start` to `stop - 1`; a view if the rows are not sharded."""
+        if self.decode is not None:
+            return self.decode(self.weight[start:stop])
         return self.weight[start:stop] if self.collectives.size == 1 else self.look_up(torch.arange(start, stop))
 
     def look_up(self, ids: Int[Tensor, " k"]) -> Float[Tensor, "k D"]:
@@ -61,7 +66,8 @@ class WeightRows:
         """
         places, is_local = self.collectives.partition(self.num_rows).local(ids.to(self.weight.device))
         if self.collectives.size == 1:
-            return self.weight.index_select(0, places)
+            found = self.weight.index_select(0, places)
+            return found if self.decode is None else self.decode(found)
         found = self.weight.new_zeros((len(ids), self.embed_dim))
         found[is_local] = self.weight.index_select(0, places[is_local])
         if found.numel():

@@ -182,12 +182,16 @@ class RowTensor:
             `None` for zeros, as in the optimizer's state.
         padding: Number of zero rows that follow the rows of the tokens after the edit.
         collectives: The ranks over which the rows are sharded.
+        encode: For rows that are stored as bytes: function that returns the bytes of new rows; else `None`.
+        decode: For rows that are stored as bytes: function that returns the numbers of stored rows; else `None`.
     """
 
     tensor: Tensor
     end: Literal["table", "head"] | None = None
     padding: int = 0
     collectives: Collectives = SINGLE_PROCESS
+    encode: Callable[[Tensor], Tensor] | None = None
+    decode: Callable[[Tensor], Tensor] | None = None
 
     @property
     def local(self) -> Tensor:

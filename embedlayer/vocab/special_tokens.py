@@ -37,6 +37,14 @@ _IDENTIFYING = ("pad_token", "eos_token", "bos_token", "sep_token", "cls_token",
 _READS_TOKENIZER_JSON = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of transformers that read tokenizer.json as it is; those of a model family add rules of their own."""
 
+LISTS_OF_NAMES = ("additional_special_tokens", "extra_special_tokens")
+"""Names under which transformers lists special tokens that have no role."""
+
+_BERT = ("Bert", "ConvBert", "MobileBert", "SqueezeBert", "DPRContextEncoder", "DPRQuestionEncoder", "MarkupLM")
+_DEBERTA = ("Deberta", "DebertaV2")
+_PADS_LEFT = ("CodeLlama", "Cohere", "Gemma", "Llama", "Siglip2", "XLNet")
+"""Tokenizer classes of transformers, without `Tokenizer`, whose settings differ from those of the generic class."""
+
 _OF_THE_MODEL = ("model_max_length", "padding_side", "truncation_side", "model_input_names", "chat_template")
 _OF_FILES = ("auto_map", "tokenizer_file", "vocab_file", "merges_file", "spm_file")
 
@@ -253,19 +261,54 @@ def names_in(template: str, names: Sequence[str]) -> list[str]:
     return [name for name in names if name in template or json.dumps(name)[1:-1] in template]
 
 
-def tokenizer_config(old: JsonObject, roles: Mapping[str, str], *, replaced: bool) -> JsonObject:
+def tokenizer_config(old: JsonObject, roles: Mapping[str, str], model: JsonObject, *, replaced: bool) -> JsonObject:
     """Return the content of a `tokenizer_config.json` with which transformers uses `tokenizer.json` as it is.
 
     Args:
         old: The old content, empty if there was no file; it is not changed.
         roles: From each role, such as `eos_token`, to the text of its special token.
+        model: The content of the model's `config.json`, empty if there is none.
         replaced: Whether another tokenizer replaces the old one. If so, only the old entries about the model, such as
             `model_max_length`, are kept, and `roles` override old roles. If not, old roles override `roles`.
     """
     kept = {key: value for key, value in old.items() if (key in _OF_THE_MODEL if replaced else key not in _OF_FILES)}
+    kept = class_settings(old.get("tokenizer_class"), model) | kept
     stated = {role: token for role, token in roles.items() if replaced or kept.get(role) is None}
     generic = old.get("tokenizer_class") if old.get("tokenizer_class") in _READS_TOKENIZER_JSON else None
     return {**kept, **stated, "tokenizer_class": generic or _READS_TOKENIZER_JSON[0]}
+
+
+def class_settings(name: str | None, model: JsonObject) -> JsonObject:
+    """Return the settings of a tokenizer class of transformers that differ from those of `PreTrainedTokenizerFast`.
+
+    A `tokenizer_config.json` need not state these. Without them, a BERT tokenizer would return no `token_type_ids`,
+    and a LLaMA tokenizer would pad on the other side. transformers 5 opens the class of LLaMA as the generic one if
+    the model is of another family, so its side counts for its own family only.
+
+    Args:
+        name: Name of the class, such as `BertTokenizer` or `BertTokenizerFast`, or `None` if the files name none.
+        model: The content of the model's `config.json`.
+
+    Example:
+        >>> class_settings("LlamaTokenizerFast", {"model_type": "llama"})
+        {'padding_side': 'left'}
+    """
+    stem, inputs = (name or "").removesuffix("Fast").removesuffix("Tokenizer"), ["input_ids", "attention_mask"]
+    family = str(model.get("model_type", "")).replace("_", "")
+    if stem in _PADS_LEFT and family and (family.startswith(stem.lower()) or stem.lower().endswith(family)):
+        return {"padding_side": "left"}
+    if stem in _DEBERTA:
+        return {"model_input_names": [*inputs, "token_type_ids"]}
+    if stem == "FNet":
+        return {"model_input_names": ["input_ids", "token_type_ids"]}
+    if stem in _BERT or (name is None and model.get("type_vocab_size", 0) > 1):
+        return {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    return {}
+
+
+def reads_tokenizer_json(name: str | None) -> bool:
+    """Return whether a tokenizer class of transformers uses a `tokenizer.json` as it is, with the stated roles only."""
+    return name in _READS_TOKENIZER_JSON
 
 
 def token_text(token: Any) -> Any:

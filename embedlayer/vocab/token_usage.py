@@ -194,16 +194,9 @@ def _encoded(
         TextError: An item is neither a text nor a path, or the first text looks like the path of a file.
         FileError: A file cannot be read.
     """
-    given: Any = [texts] if isinstance(texts, str | Path | bytes) or not isinstance(texts, Iterable) else texts
-    rest, files, first = iter(given), 0, True
+    rest, files = _checked(texts), 0
     while block := list(islice(rest, _TEXTS_AT_ONCE)):
-        for text in block:
-            if not isinstance(text, str | Path):
-                raise TextError(f"A corpus consists of texts (str) and paths (Path), not of {type(text).__name__}.")
         short = [text for text in block if isinstance(text, str) and len(text) <= _LONGEST_UNCUT]
-        if first and short:
-            raise_if_path(short[0])
-            first = False
         encodings = tokenizer.encode_batch_fast(short, add_special_tokens=False)
         yield from ((text, np.array(each.ids, dtype=np.int64)) for text, each in zip(short, encodings, strict=True))
         for text in block:
@@ -216,6 +209,45 @@ def _encoded(
     separator = end_of_text_id(tokenizer)
     if separator is not None and files > 1:
         counts[separator] += files - 1
+
+
+def text_chunks(texts: Path | str | Iterable[str | Path], tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield the texts, and the text of the files and folders, in chunks of some thousand characters.
+
+    Args:
+        texts: The texts, files and folders; see `Corpus`.
+        tokenizer: The tokenizer with which the cuts between chunks are checked, without truncation.
+
+    Raises:
+        TextError: An item is neither a text nor a path, or the first text looks like the path of a file.
+        FileError: A file cannot be read.
+    """
+    for item in _checked(texts):
+        if isinstance(item, str):
+            yield from split_text([item], tokenizer)
+        else:
+            for file in find_text_files([item]):
+                yield from read_text_chunks(file, tokenizer=tokenizer)
+
+
+def _checked(texts: Path | str | Iterable[str | Path]) -> Iterator[str | Path]:
+    """Yield texts and paths one by one, after a check of each.
+
+    Args:
+        texts: The texts, files and folders; see `Corpus`.
+
+    Raises:
+        TextError: An item is neither a text nor a path, or the first text looks like the path of a file.
+    """
+    given: Any = [texts] if isinstance(texts, str | Path | bytes) or not isinstance(texts, Iterable) else texts
+    first = True
+    for item in given:
+        if not isinstance(item, str | Path):
+            raise TextError(f"A corpus consists of texts (str) and paths (Path), not of {type(item).__name__}.")
+        if first and isinstance(item, str):
+            raise_if_path(item)
+            first = False
+        yield item
 
 
 def _tried(word: str, model: Data) -> list[str]:

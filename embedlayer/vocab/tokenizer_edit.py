@@ -23,6 +23,40 @@ from embedlayer.vocab.token_selection import select_tokens, shown_names
 
 Data = dict[str, Any]
 
+
+@dataclass(frozen=True)
+class AddedMerge:
+    """Name a new BPE token by the two tokens that it is merged from; its merge comes after all others.
+
+    Text is first encoded with the merges that were there before. Then each neighbouring pair `left`, `right` inside a
+    pre-token becomes the new token, as in continued BPE training. So a text is encoded as before, with some runs of its
+    tokens joined.
+
+    Attributes:
+        left: The first token as written in the vocabulary, such as `Ġasync`; an old token or an earlier new one.
+        right: The second token as written in the vocabulary, such as `io`, with its continuation prefix if any.
+
+    Example:
+        >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=270)
+        >>> edit = edit_tokenizer(tokenizer, add=[AddedMerge("d", "o"), AddedMerge("do", "g")])
+        >>> edit.tokenizer.encode("dogs, fog").tokens
+        ['dog', 's', ',', 'Ġ', 'f', 'o', 'g']
+
+    Reference:
+        Purason et al., "Teaching Old Tokenizers New Words", https://arxiv.org/abs/2512.03989.
+    """
+
+    left: str
+    right: str
+
+    def name(self, prefix: str = "") -> str:
+        """Return the new token as written in the vocabulary: `left`, and `right` without the continuation prefix."""
+        return self.left + self.right[len(prefix) :]
+
+
+AddedTokens = Iterable[str | AddedToken | AddedMerge]
+"""New tokens, each as a text, as an `AddedToken` with its own rules, or as an `AddedMerge` of a BPE tokenizer."""
+
 _ABOVE_ITS_SUBWORDS = 1e-4
 
 
@@ -49,7 +83,7 @@ class TokenizerEdit:
 def edit_tokenizer(
     tokenizer: object,
     *,
-    add: Iterable[str | AddedToken] = (),
+    add: AddedTokens = (),
     remove: Iterable[Token] = (),
     keep: Iterable[Token] | None = None,
     order: Sequence[Token] | None = None,
@@ -67,7 +101,7 @@ def edit_tokenizer(
       tokens. A word in running text includes the space before it: add `" dog"`. Some normalizers put a space before the
       text (LLaMA-2, llama2.c), and put one after an added token too. The new tokenizer's decoder removes that space
       from decoded text; the space's token stays among the IDs. `AddedToken(" dog", rstrip=True)` includes the following
-      space instead.
+      space instead. An `AddedMerge` instead joins two tokens where they are neighbours; `suggest_tokens` returns these.
     - **Other kinds get an ordinary entry for a new word.** WordPiece and word tokenizers find it where a whole word
       (or, with `##`, the rest of a word) is that text. Unigram finds it where the text was encoded as its subwords
       before; add `" dog"` here too. A new token of more than one word, or a special token, is found wherever its text
@@ -79,7 +113,8 @@ def edit_tokenizer(
 
     Args:
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-        add: New tokens; an `AddedToken` has its own rules for spaces, normalization and word borders.
+        add: New tokens; an `AddedToken` has its own rules for spaces, normalization and word borders, and an
+            `AddedMerge` joins two tokens of a BPE tokenizer.
         remove: Tokens to remove.
         keep: Remove all tokens but these; not together with `remove`.
         order: All tokens of the result, in the order of their new IDs. An added token before one of the model's tokens
@@ -105,7 +140,7 @@ def edit_tokenizer(
         ((0, 1, 2, 3, 4, 6, None), (5,))
     """
     tokenizer = as_tokenizer(tokenizer)
-    add, special = (tokens if isinstance(tokens, str) else list(tokens) for tokens in (add, special))
+    add, special = (add if isinstance(add, str) else [*add], special if isinstance(special, str) else [*special])
     data = tokenizer_data(tokenizer)
     old = TokenBytes(tokenizer)
     new = _new_tokens(old, add, special)
@@ -120,8 +155,10 @@ def edit_tokenizer(
         with_parts=lambda kept: with_parts(kept, old, data),
         unreachable=lambda removed: _unreachable_without(removed, old, data),
     )
-    edited = _built(data, names, new, old)
-    _check_reached(edited, new)
+    merges = {_name(token, old): token for token in add if isinstance(token, AddedMerge)}
+    _check_parts(merges, names, data)
+    edited = _built(data, names, new, old, merges.values())
+    _check_reached(edited, new, BPEMerges(data["model"]) if merges else None)
     warn_of_other_texts(tokenizer, edited, [text for text in add if isinstance(text, str) and text not in special])
     return TokenizerEdit(
         tokenizer=edited,
@@ -134,9 +171,7 @@ def edit_tokenizer(
 # New tokens
 
 
-def _new_tokens(
-    old: TokenBytes, add: Iterable[str | AddedToken], special: Iterable[str | AddedToken]
-) -> dict[str, AddedToken | None]:
+def _new_tokens(old: TokenBytes, add: AddedTokens, special: Iterable[str | AddedToken]) -> dict[str, AddedToken | None]:
     """Decide for each new token whether it becomes an entry of the model's vocabulary or an added token.
 
     Args:
@@ -154,12 +189,12 @@ def _new_tokens(
     """
     if isinstance(add, str) or isinstance(special, str):
         raise VocabularyError(f"Give a list of tokens, not the text {add or special!r}: its letters would be added.")
-    added, specials = _by_text(add, "add"), _by_text(special, "special")
-    for text in added | specials:
+    added, specials = _by_name(add, "add", old), _by_name(special, "special", old)
+    for text, token in (added | specials).items():
         if not text:
             raise VocabularyError("An empty text cannot be a token. Leave it out.")
         there = old.vocabulary.get(text)
-        if there is None and old.convention in ("byte-level", "sentencepiece"):
+        if there is None and not isinstance(token, AddedMerge) and old.convention in ("byte-level", "sentencepiece"):
             there = old.by_bytes.get(text.encode())
             there = None if there is not None and old.is_byte(there) else there
         if there is not None:
@@ -167,10 +202,15 @@ def _new_tokens(
                 f"{text!r} cannot be added: it is token {there} ({old.entries[there]!r}) of this tokenizer already. "
                 f"Leave it out."
             )
+    _check_normalized(old, [text for text, token in added.items() if isinstance(token, str) and text not in specials])
     tokens: dict[str, AddedToken | None] = {}
+    outside = _has_added_ids(old)
     for text, token in (added | specials).items():
+        if isinstance(token, AddedMerge):
+            tokens[text] = None
+            continue
         entry = None if text in specials or isinstance(token, AddedToken) else _entry(old, text)
-        if entry is not None and not _has_added_ids(old):
+        if entry is not None and not outside:
             if entry in tokens:
                 raise VocabularyError(f"{text!r} is named twice among the new tokens. Name each once.")
             tokens[entry] = None
@@ -178,6 +218,39 @@ def _new_tokens(
             _check_spelled_out(old, token)
             tokens[text] = _rules(old, token, word=entry == text, special=text in specials)
     return tokens
+
+
+def _check_normalized(old: TokenBytes, texts: Sequence[str]) -> None:
+    """Check that no two new tokens, and no new and old token, are the same text after the tokenizer's normalizer.
+
+    Spaces around the texts are compared as they are.
+
+    Args:
+        old: The old tokenizer.
+        texts: The new tokens that were passed as texts.
+
+    Raises:
+        VocabularyError: Two are the same.
+    """
+    if old.tokenizer.normalizer is None:
+        return
+    seen: dict[str, str] = {}
+    for text in texts:
+        same = normalized(old.tokenizer, text).replace("▁", " ")
+        other = seen.setdefault(same, text)
+        if other.replace("▁", " ").strip() != text.replace("▁", " ").strip():
+            raise VocabularyError(
+                f"{other!r} and {text!r} are the same after the tokenizer's normalizer: {same!r}. Name one of them, or "
+                f"pass an AddedToken with normalized=False for a spelling that is found as it is written."
+            )
+        if same.strip() == text.strip():
+            continue
+        token_id = old.vocabulary.get(same, old.by_bytes.get(same.encode()))
+        if token_id is not None:
+            raise VocabularyError(
+                f"{text!r} cannot be added: the tokenizer's normalizer makes it {same!r}, which is token {token_id} "
+                f"already. Leave it out, or pass an AddedToken with normalized=False to find it as it is written."
+            )
 
 
 def _check_spelled_out(old: TokenBytes, token: str | AddedToken) -> None:
@@ -235,23 +308,58 @@ def _entry(old: TokenBytes, text: str) -> str | None:
     return entry if whole and word and normalized(old.tokenizer, word) == word else None
 
 
-def _by_text(tokens: Iterable[str | AddedToken], option: str) -> dict[str, str | AddedToken]:
-    """Return a dictionary from the text of each new token to the token as it was passed.
+def _by_name(tokens: AddedTokens, option: str, old: TokenBytes) -> dict[str, str | AddedToken | AddedMerge]:
+    """Return a dictionary from the name of each new token to the token as it was passed.
 
     Args:
         tokens: The new tokens.
         option: Name of the option that lists them, for the error.
+        old: The old tokenizer.
 
     Raises:
-        VocabularyError: `tokens` contains a text twice.
+        VocabularyError: `tokens` contains a name twice.
     """
-    named: dict[str, str | AddedToken] = {}
+    named: dict[str, str | AddedToken | AddedMerge] = {}
     for token in tokens:
-        text = token if isinstance(token, str) else token.content
-        if text in named:
-            raise VocabularyError(f"{option} names {text!r} twice. Name each new token once.")
-        named[text] = token
+        name = _name(token, old)
+        if name in named:
+            raise VocabularyError(f"{option} names {name!r} twice. Name each new token once.")
+        named[name] = token
     return named
+
+
+def _name(token: str | AddedToken | AddedMerge, old: TokenBytes) -> str:
+    """Return the text of a new token; for an `AddedMerge`, the vocabulary entry that it gives."""
+    if isinstance(token, AddedMerge):
+        return token.name(old.prefix)
+    return token if isinstance(token, str) else token.content
+
+
+def _check_parts(merges: Mapping[str, AddedMerge], names: Sequence[str], data: Data) -> None:
+    """Check that the model of a tokenizer can have new merges, and that both parts of each exist before it.
+
+    Args:
+        merges: The new merges in their order, by the name of the token that each gives.
+        names: Names of all tokens after the edit.
+        data: The content of the old `tokenizer.json`.
+
+    Raises:
+        VocabularyError: The model is not BPE, or a part is no token, or is a token of a later merge.
+    """
+    kind = data["model"]["type"]
+    if merges and kind != "BPE":
+        raise VocabularyError(
+            f"{next(iter(merges))!r} cannot be added as a merge: a {kind} tokenizer has none. Pass the text itself."
+        )
+    known = set(names) - merges.keys()
+    for name, merge in merges.items():
+        missing = [part for part in (merge.left, merge.right) if part not in known]
+        if missing:
+            raise VocabularyError(
+                f"{name!r} cannot be merged from {merge.left!r} and {merge.right!r}: {missing[0]!r} is no token before "
+                f"it. Name parts as the vocabulary writes them, and add the merge of a part first."
+            )
+        known.add(name)
 
 
 # Tokens that depend on others
@@ -358,7 +466,13 @@ def _unreachable_without(removed: set[int], old: TokenBytes, data: Data) -> set[
 # The new tokenizer
 
 
-def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], old: TokenBytes) -> Tokenizer:
+def _built(
+    data: Data,
+    names: list[str],
+    new: Mapping[str, AddedToken | None],
+    old: TokenBytes,
+    merges: Iterable[AddedMerge] = (),
+) -> Tokenizer:
     """Build the tokenizer after an edit, in which the token of ID i is `names[i]`.
 
     Args:
@@ -366,6 +480,7 @@ def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], o
         names: Name of each token in the order of the new IDs.
         new: The new tokens by name, as `_new_tokens` returns them.
         old: The old tokenizer.
+        merges: The new merges of a BPE tokenizer, in their order.
 
     Raises:
         TokenizerError: The tokenizers library cannot read the result, or numbers its tokens in another order.
@@ -377,7 +492,7 @@ def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], o
     new_id_of = {token_id: ids[name] for token_id, name in old.entries.items() if name in ids}
 
     inside = model["type"] != "BPE" and not _has_added_ids(old)
-    entries = {name for name in names if name in old_model or (inside and name in new)}
+    entries = {name for name in names if name in old_model or (name in new and (inside or new[name] is None))}
     last = max((ids[name] for name in entries), default=-1)
     entries |= set(names[: last + 1])  # the library numbers tokens outside the model after the model's
     in_order = [name for name in names if name in entries]
@@ -392,6 +507,8 @@ def _built(data: Data, names: list[str], new: Mapping[str, AddedToken | None], o
         model["vocab"] = {name: ids[name] for name in in_order}
     if model["type"] == "BPE" and not old_model.keys() <= ids.keys():
         model["merges"] = BPEMerges({**model, "vocab": old_model}).without(old_model.keys() - ids.keys()).pairs
+    for merge in merges:
+        model["merges"].append((merge.left, merge.right))
 
     records = [{**record, "id": ids[record["content"]]} for record in data["added_tokens"] if record["content"] in ids]
     records += [{"id": ids[text], **token.__getstate__()} for text, token in new.items() if token is not None]
@@ -497,6 +614,7 @@ def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) ->
         )
 
 
+_CONTEXTS = ("{}", "a{}", "{}a", " {}", "{} a", "1{}", ".{}")
 _AROUND = (("", ""), ("a ", " b"), ("a", "b"), ("は", "は"), ("は ", " は"))
 _BEGINS, _ENDS = "\ufdd0", "\ufdd1"
 """Marks inside a decoder: code points that are not characters, so that no text contains them."""
@@ -544,17 +662,26 @@ def _renumber_template(processor: Data | None, new_id_of: Mapping[int, int]) -> 
         }
 
 
-def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None]) -> None:
-    """Check that the edited tokenizer encodes the text of each new added token as that token.
+def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], merges: BPEMerges | None) -> None:
+    """Check that the edited tokenizer encodes the text of each new token as that token.
 
     Args:
         tokenizer: The edited tokenizer.
-        new: The new tokens by name, as `_new_tokens` returns them; those with `None` are not checked.
+        new: The new tokens by name, as `_new_tokens` returns them. Those with `None` are checked for BPE only.
+        merges: The merges of the edited tokenizer if it has new ones, else `None`.
 
     Raises:
-        VocabularyError: Another token always matches a part of the new token's text first.
+        VocabularyError: Another token always matches a part of the new token's text first, or other merges come first.
     """
     bare = without_truncation(tokenizer)
+    if merges is not None:
+        tokens = TokenBytes(bare)
+        for name in [name for name, rules in new.items() if rules is None]:
+            if merges.parts_of(name) is None or not _is_in_a_word(tokens, name):
+                raise VocabularyError(
+                    f"{name!r} cannot be added as a merge: no text is encoded with it, because another merge comes "
+                    f"first, or because the tokenizer changes or splits its text before that. Leave it out."
+                )
     for text in [text for text, rules in new.items() if rules is not None]:
         encoding = bare.encode(text, add_special_tokens=False)
         if encoding.ids != [bare.token_to_id(text)]:
@@ -562,6 +689,23 @@ def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None]) -
                 f"{text!r} cannot be added: it would never be found in a text, which is encoded as {encoding.tokens}. "
                 f"Pass an AddedToken with other rules, or remove the token that matches first."
             )
+
+
+def _is_in_a_word(tokens: TokenBytes, name: str) -> bool:
+    """Return whether a BPE token can be part of a pre-token, alone or with other text around it.
+
+    Args:
+        tokens: The tokenizer.
+        name: The token's entry. The result is true for a token that is not whole characters, which is not tried.
+    """
+    try:
+        text = tokens.readings(tokens.vocabulary[name])[0].decode()
+    except UnicodeDecodeError:
+        return True
+    letters, steps = name.removeprefix(tokens.prefix).removesuffix(tokens.suffix), tokens.tokenizer.pre_tokenizer
+    texts = [normalized(tokens.tokenizer, around.format(text)) for around in _CONTEXTS]
+    words = texts if steps is None else [word for each in texts for word, _ in steps.pre_tokenize_str(each)]
+    return any(letters in word for word in words)
 
 
 # Reading and writing

@@ -14,7 +14,7 @@ from embedlayer.cli.export import FORMATS
 
 
 def test_the_choices_are_the_formats() -> None:
-    assert (*VectorFormat.__args__, "parquet") == FORMATS
+    assert (*VectorFormat.__args__, "parquet", "gguf") == FORMATS
 
 
 @pytest.mark.parametrize("format", VectorFormat.__args__)

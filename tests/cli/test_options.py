@@ -30,6 +30,7 @@ COMMANDS = {
     "inspect": "{source} --tokenizer {tokenizer_from} --word-pairs {word_pairs} --analogies {analogies}",
     "inspect OTHER": "{source} {other}",
     "export": "{source} -o {out}.vec --tokenizer {tokenizer_from}",
+    "export OTHER": "{source} -o {out}.gguf --into {into}",
     "report": "{directory}",
     "plan": "--checkpoint {checkpoint} --text {texts} --tokenizer {tokenizer_from}",
     "compress": "{source} --to int8 -o {out} --text {text} --tokenizer {tokenizer_from}",
@@ -75,6 +76,7 @@ def there() -> Iterator[dict[str, Path]]:
         (root / folder).mkdir()
     (root / "texts" / "a.txt").write_text(TEXT)
     (root / "empty.txt").write_text("")
+    (root / "model.gguf").write_bytes(b"GGUF")
     (root / "sealed.txt").write_text(TEXT)
     model = DecoderLM(TokenEmbedding(257, 8), RotaryEmbedding(4), num_layers=1, num_heads=2)
     model.save_pretrained(root / "run", tokenizer=tokenizer)
@@ -87,6 +89,7 @@ def there() -> Iterator[dict[str, Path]]:
         "a path through a file": root / "notes.md" / "nothere",
         "a text file": root / "notes.md",
         "an empty file": root / "empty.txt",
+        "a GGUF file": root / "model.gguf",
         "an empty folder": root / "an-empty-folder",
         "an unreadable folder": root / "sealed",
         "an unreadable file": root / "sealed.txt",
@@ -115,7 +118,8 @@ def command_line(line: str, there: dict[str, Path], out: Path, **paths: Path) ->
     """A line of the table with these paths, and with a run or a text at the other places."""
     command = line.removesuffix(" OTHER")
     for name, kind in INPUTS[command].items():
-        paths.setdefault(name, there["a run"] if PathKind.RUN in kind.kinds else there["a text file"])
+        default = "a GGUF file" if kind.kinds == {PathKind.GGUF} else "a text file"
+        paths.setdefault(name, there["a run" if PathKind.RUN in kind.kinds else default])
     return f"{command} {COMMANDS[line]}".format(**paths, out=out).split()
 
 
@@ -174,6 +178,7 @@ def test_what_is_at_a_path_is_found_by_names_and_first_bytes(there, tmp_path) ->
         "a path through a file": PathKind.MISSING,
         "a text file": PathKind.TEXT,
         "an empty file": PathKind.EMPTY_FILE,
+        "a GGUF file": PathKind.GGUF,
         "an empty folder": PathKind.EMPTY_FOLDER,
         "a folder of texts": PathKind.FOLDER,
         "a corpus": PathKind.CORPUS,

@@ -135,3 +135,32 @@ def test_bad_input_ends_with_a_clear_error_and_no_folder(trained, domain, tmp_pa
         assert run("vocab", *arguments) == code, arguments
         assert words in capsys.readouterr().err, arguments
         assert not out.exists()
+
+
+@pytest.mark.parametrize("prune", [False, True])
+def test_a_suggested_list_is_what_add_and_remove_take(trained, domain, prune, tmp_path, capsys) -> None:
+    text = domain / "text.txt"
+    command = [
+        "vocab",
+        "suggest",
+        trained,
+        text,
+        "--count",
+        9,
+        *(["--prune"] if prune else []),
+        "-o",
+        tmp_path / "list",
+    ]
+    assert run(*command, "--json") == 0
+    suggested = json.loads(capsys.readouterr().out)
+    assert suggested["lines"] == (tmp_path / "list").read_text().splitlines()
+    assert (suggested["after"]["bytes_per_token"] > suggested["before"]["bytes_per_token"]) is not prune
+    option = ["remove", trained, "--tokens"] if prune else ["add", trained, "--terms"]
+    assert run("vocab", *option, tmp_path / "list", "-o", tmp_path / "new") == 0
+    capsys.readouterr()
+    assert run(*command, "--held-out", text) == 0
+    said = capsys.readouterr().out
+    assert f"next: embedlayer vocab {option[0]} {trained} {option[2]} {tmp_path / 'list'} -o ..." in said
+    edited = el.open_model(tmp_path / "new").tokenizer
+    tokens = len(edited.encode(text.read_text(), add_special_tokens=False))
+    assert f"-> {tokens:,} for it" in said

@@ -75,7 +75,7 @@ def sharded_outputs():
     return results
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(3, marks=pytest.mark.long)])
 def test_they_equal_those_of_one_process_with_their_gradients(ranks) -> None:
     results = on_ranks(ranks, sharded_outputs)
     for number, kind in enumerate(TABLES):

@@ -66,6 +66,7 @@ def test_two_machines_with_a_replica_each_train_as_one_process_does(arguments, a
     assert_same_run(tmp_path / "four", alone)
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_on_one_machine_starts_both_again(arguments, alone, tmp_path) -> None:
     command, environment = unlucky(arguments, tmp_path / "two", [[1, "step", 5]])
     first, second = (torchrun(1, restarts=1, meeting=meeting) for meeting in machines("2"))
@@ -77,6 +78,7 @@ def test_a_process_that_is_killed_on_one_machine_starts_both_again(arguments, al
     assert_same_run(tmp_path / "two", alone)
 
 
+@pytest.mark.long
 def test_a_machine_that_dies_leaves_the_run_to_the_other(arguments, alone, tmp_path) -> None:
     command, environment = unlucky(arguments, tmp_path / "two", [[1, "machine", 5]])
     quick = ",last_call_timeout=8,keep_alive_interval=1,keep_alive_max_attempt=3"

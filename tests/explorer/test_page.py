@@ -454,7 +454,7 @@ def test_a_file_shows_the_same_without_a_server(of_run, tmp_path, open_page):
         assert page.locator(".empty").count() == 0, view
 
 
-@pytest.fixture(params=["MiniLM", "synthetic"])
+@pytest.fixture(params=["MiniLM", pytest.param("synthetic", marks=pytest.mark.long)])
 def large(request) -> OpenedModel:
     if request.param == "MiniLM":
         layer = minilm()

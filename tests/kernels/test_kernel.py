@@ -145,7 +145,9 @@ FALLBACKS = {
 }
 
 
-@pytest.mark.parametrize("case", FALLBACKS)
+@pytest.mark.parametrize(
+    "case", [next(iter(FALLBACKS)), *(pytest.param(case, marks=pytest.mark.long) for case in [*FALLBACKS][1:])]
+)
 def test_torch_operators_are_used_after_one_line_in_the_log_where_kernels_cannot_be_had(case) -> None:
     preparation, reason = FALLBACKS[case]
     script = """

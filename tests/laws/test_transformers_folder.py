@@ -7,11 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import quiet
-from tokenizer_kinds import LANGUAGES, tokenizer_of
+from tokenizer_kinds import BUILDERS, ENGLISH, LANGUAGES, tokenizer_of
+from tokenizers import AddedToken, Tokenizer
 
 import embedlayer as el
+from embedlayer.vocab.special_tokens import class_settings
 
-TEXTS = (*LANGUAGES, "Two  spaces, a\ttab\nand a line.", " leading", "naïve café (don't!) 3.14 ")
+CODE = "def f(x):\n    return x**2  # code\n\n"
+TEXTS = (
+    *LANGUAGES,
+    "我喜欢狗，也喜欢猫。",
+    CODE,
+    "Two  spaces, a\ttab\nand a line.",
+    " leading",
+    "naïve café (don't!) 3.14 ",
+)
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 FILES = {
     "gpt2": ("gpt2-encoder.json", "gpt2-vocab.bpe"),
@@ -117,6 +127,8 @@ def test_after_an_edit_transformers_gives_our_ids(folders, name, edit, tmp_path)
             folders[name], add=new, remove=gone, special=["<|tool|>"], out=tmp_path / "new"
         )
     theirs = assert_ours(tmp_path / "new", receipt.tokenizer)
+    assert theirs.padding_side == ("left" if name == "llama2" else "right")  # as the class of the old tokenizer
+    assert ("token_type_ids" in theirs.model_input_names) == (name == "bert")
     for role in ROLES:
         token = STATED[name].get(role)
         assert getattr(theirs, role) == token
@@ -131,8 +143,8 @@ def test_after_an_edit_transformers_gives_our_ids(folders, name, edit, tmp_path)
         assert after == expected
 
 
-PAIRS = [("gpt2", "llama2"), ("gpt2", "bert"), ("llama2", "phi-3"), ("bert", "bert uncased"), ("phi-3", "t5")]
-PAIRS += [("t5", "bert"), ("bert", "gpt2")]
+PAIRS = [("gpt2", "llama2"), ("bert", "bert uncased"), ("phi-3", "t5")]
+LONG_PAIRS = [("gpt2", "bert"), ("llama2", "phi-3"), ("t5", "bert"), ("bert", "gpt2")]
 
 
 def uncased(folder: Path, shared_data: Path) -> Path:
@@ -145,7 +157,9 @@ def uncased(folder: Path, shared_data: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("old", "new"), PAIRS)
+@pytest.mark.parametrize(
+    ("old", "new"), [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.long) for pair in LONG_PAIRS)]
+)
 def test_after_a_transplant_transformers_gives_the_new_tokenizers_ids(folders, old, new, shared_data, tmp_path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -236,3 +250,83 @@ def test_a_family_whose_folders_are_opened_with_rules_of_its_own_is_warned_of(tm
         assert PreTrainedTokenizerFast.from_pretrained(tmp_path / "new")("dogs love")["input_ids"] == ours
         theirs = AutoTokenizer.from_pretrained(tmp_path / "new")("dogs love")["input_ids"]
     assert theirs != ours
+
+
+TEMPLATES = {"default": "{{ messages }}", "tool_use": "tools: {{ messages }}"}
+WITH_NEW = (
+    *TEXTS,
+    "The  <mask> zebra <tool> dog<tool>  zebras New York.",
+    "<|call|> a <|call|>b York  zebra x",
+    "ZEBRA",
+)
+SPACED = [AddedToken(" zebra", rstrip=True), AddedToken("York", lstrip=True, single_word=True)]
+
+
+def saved_by_transformers(kind: str, folder: Path):
+    """Write a small checkpoint with a kind of tokenizer, saved through transformers, and return that tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    ours = Tokenizer.from_str(tokenizer_of(kind).to_str())
+    names = ours.get_vocab(with_added_tokens=True)
+    ends = next((name for name in ("<|endoftext|>", "</s>", "[UNK]") if name in names), "<unk>")
+    old = PreTrainedTokenizerFast(
+        tokenizer_object=ours,
+        eos_token=ends,
+        chat_template=TEMPLATES,
+        extra_special_tokens=["<|a|>"],
+        padding_side="left",
+    )
+    old.add_tokens([AddedToken("<mask>", lstrip=True), AddedToken("<tool>", rstrip=True)])
+    with quiet():
+        config = LlamaConfig(vocab_size=len(old), bos_token_id=None, eos_token_id=old.eos_token_id, **SIZES)
+        LlamaForCausalLM(config).save_pretrained(folder)
+        old.save_pretrained(folder)
+    return old
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_every_kind_of_tokenizer_stays_in_step_with_transformers_after_every_edit(kind, tmp_path) -> None:
+    """A folder through `AutoTokenizer`, and `transformers_tokenizer` of a live edit: the edited tokenizer's IDs."""
+    from transformers import AutoTokenizer
+
+    old = saved_by_transformers(kind, tmp_path / "old")
+    edits = {
+        "texts": {"add": ["zebra", " zebras", "New York"], "special": ["<|call|>"]},
+        "rules": {"add": SPACED, "special": [AddedToken("<|call|>", lstrip=True, rstrip=True)]},
+        "removal": {"remove": ["<tool>", "<|a|>"]},
+        "trimmed": {"keep": el.vocab.used_tokens(old, (*TEXTS, ENGLISH[:300]))},
+    }
+    if kind != "bytes" and "BPE" in kind:
+        edits["merges"] = {"add": el.vocab.suggest_tokens(old, CODE * 200, count=8).tokens}
+    for name, edit in edits.items():
+        with quiet():
+            receipt = el.vocab.edit_vocabulary(tmp_path / "old", **edit, out=tmp_path / name)
+            opened = AutoTokenizer.from_pretrained(tmp_path / name)
+        wrapped = el.vocab.transformers_tokenizer(receipt.tokenizer, like=old)
+        for text in WITH_NEW:
+            ids = receipt.tokenizer.encode(text, add_special_tokens=False).ids
+            for theirs in (opened, wrapped):
+                assert theirs(text, add_special_tokens=False)["input_ids"] == ids, (name, text)
+                assert theirs.decode(ids, clean_up_tokenization_spaces=False) == receipt.tokenizer.decode(
+                    ids, skip_special_tokens=False
+                )
+        for theirs in (opened, wrapped):
+            assert len(theirs) == receipt.num_tokens[1]
+            assert theirs.chat_template == TEMPLATES
+            assert (theirs.eos_token, theirs.bos_token, theirs.padding_side) == (old.eos_token, None, "left")
+            assert theirs.extra_special_tokens == ([] if name == "removal" else ["<|a|>"])
+    assert old.backend_tokenizer.get_vocab_size() == len(old)  # the passed tokenizer is not changed
+
+
+def test_settings_of_tokenizer_classes_are_those_of_transformers() -> None:
+    import transformers
+
+    generic = transformers.PreTrainedTokenizerFast
+    for name in dir(transformers):
+        one = getattr(transformers, name) if name.endswith(("Tokenizer", "TokenizerFast")) else None
+        if isinstance(one, type) and issubclass(one, generic) and not name.startswith("LayoutLM"):
+            found = {"padding_side": generic.padding_side, "model_input_names": generic.model_input_names}
+            family = name.removesuffix("Fast").removesuffix("Tokenizer").lower()
+            found |= class_settings(name, {"model_type": family})
+            assert found == {"padding_side": one.padding_side, "model_input_names": one.model_input_names}, name
+    assert "token_type_ids" in class_settings(None, {"type_vocab_size": 2})["model_input_names"]  # bert's own files

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from embedlayer import DeltaEmbedding, OutputHead, TokenEmbedding, patch
+from embedlayer import DeltaEmbedding, OutputHead, TokenEmbedding, open_model, patch
 from embedlayer.errors import CheckpointError, FileError, SizeError, TokenIdError
-from embedlayer.io.peft_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from embedlayer.io.safetensors_files import load_tensors, save_tensors
+from embedlayer.io.peft_files import ADAPTER_CONFIG
+from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, load_tensors, save_tensors
 from embedlayer.vocab import load_adapter, merge_adapter, merge_rows, save_adapter, train_only_rows
 
 IDS = torch.tensor([[5, 60, 7, 3, 9, 1]])
@@ -181,3 +181,10 @@ def test_what_cannot_be_read_right_is_refused_and_nothing_changes(tmp_path: Path
     with pytest.raises(CheckpointError, match="init_lora_weights 'pissa'"):
         load_adapter(patched, tmp_path)
     assert all(torch.equal(one, two) for one, two in zip(before, (*patched.parameters(), table.weight), strict=True))
+
+
+@pytest.mark.parametrize("path", ["", ADAPTER_WEIGHTS])
+def test_an_adapter_is_not_opened_as_a_model(path, tmp_path: Path) -> None:
+    adapted(model_of(tied=False), WEIGHTS["LoRA"], tmp_path)
+    with pytest.raises(CheckpointError, match="is an adapter of PEFT: it has changes of a model, and no table"):
+        open_model(tmp_path / path)

@@ -427,3 +427,24 @@ def test_a_tokenizer_with_parts_written_in_python_is_refused() -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Spaces())
     with pytest.raises(TokenizerError, match="cannot be written as a tokenizer.json"):
         edit_tokenizer(tokenizer, add=["a"])
+
+
+NORMALIZED = [
+    (["zebra", "Zebra"], "'zebra' and 'Zebra' are the same after the tokenizer's normalizer: 'zebra'"),
+    (["cafe\u0301s", "cafés"], "are the same after the tokenizer's normalizer: 'cafés'"),
+    (["Dog"], "'Dog' cannot be added: the tokenizer's normalizer makes it 'dog', which is token"),
+]
+
+
+@pytest.mark.parametrize(("new", "message"), NORMALIZED)
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "word", "unigram"])
+def test_new_tokens_that_are_the_same_after_normalization_are_refused(kind, new, message) -> None:
+    tokenizer = Tokenizer.from_str(TRAINED[kind].to_str())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    if "Dog" in new:
+        tokenizer = edit_tokenizer(tokenizer, add=[] if kind in ("wordpiece", "word") else ["dog"]).tokenizer
+    with pytest.raises(VocabularyError, match=message):
+        edit_tokenizer(tokenizer, add=new)
+    as_written = [AddedToken(text, normalized=False) for text in new[-1:]]
+    edited = edit_tokenizer(tokenizer, add=as_written).tokenizer
+    assert new[-1] in edited.encode(f"the {new[-1]}", add_special_tokens=False).tokens

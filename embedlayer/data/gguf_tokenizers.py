@@ -1,0 +1,277 @@
+"""Convert the tokenizer in the metadata of a GGUF file to a `tokenizers.Tokenizer`, and back.
+
+A GGUF file states the kind of the model, a text, a kind and a score for each token, and for byte-level BPE the merges
+and the name of a pre-tokenizer, which is data of llama.cpp's code (`embedlayer.families.PRE_TOKENIZERS`).
+
+Reference: src/llama-vocab.cpp and convert_hf_to_gguf.py in the repository of llama.cpp.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from embedlayer.data.bert_tokenizers import bert_tokenizer, is_lowercased
+from embedlayer.data.sentencepiece_files import (
+    CONTROL,
+    NORMAL,
+    SPACE,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    sentencepiece_normalizer,
+    sentencepiece_tokenizer,
+)
+from embedlayer.errors import TokenizerError
+from embedlayer.families import GGUF_TOKENIZERS, PRE_TOKENIZERS
+from embedlayer.io.gguf_files import read_gguf
+
+PREFIX, JSON = "tokenizer.ggml.", "tokenizer.huggingface.json"
+TOKEN_ID = "_token_id"
+"""End of the keys of a special token's ID."""
+
+_SCORE = -1000.0
+"""Score of tokens that are never merged, as llama.cpp's converter writes it."""
+
+_PROBE = (
+    "The quick brown fox, aged 12345, can't jump over 3.14 lazy dogs!",
+    "  Two spaces  in  front and between,\nlines\n\n\tand tabs.  ",
+    "naïve café, 日本語のテキスト, Привет мир, ½ ™ 🙂",
+    "def f(x):\n    return x**2  # code",
+)
+
+Values = Mapping[str, Any]
+
+
+def read(path: Path) -> Tokenizer:
+    """Read the tokenizer of a GGUF file.
+
+    Raises:
+        FileError: The file cannot be read.
+        CheckpointError: The file is damaged.
+        TokenizerError: The file has no tokenizer, or one of an unknown kind.
+    """
+    file = read_gguf(path)
+    return tokenizer_of({key: entry.value for key, entry in file.metadata.items()}, path)
+
+
+def tokenizer_of(values: Values, path: Path) -> Tokenizer:
+    """Return the tokenizer that the metadata of a GGUF file describes.
+
+    Args:
+        values: The metadata.
+        path: The file, for error messages.
+
+    Raises:
+        TokenizerError: There is no tokenizer, its kind or pre-tokenizer is unknown, or it is damaged.
+    """
+    kind, entries = values.get(f"{PREFIX}model"), values.get(f"{PREFIX}tokens")
+    if kind is None or not entries:
+        raise TokenizerError(f"{path} has no tokenizer: its metadata has no {PREFIX}model or no {PREFIX}tokens.")
+    kinds = values.get(f"{PREFIX}token_type", [NORMAL] * len(entries))
+    scores = values.get(f"{PREFIX}scores", [0.0] * len(entries))
+    if not len(entries) == len(kinds) == len(scores):
+        raise TokenizerError(
+            f"{path} has {len(entries):,} tokens, {len(kinds):,} token types and {len(scores):,} scores: the numbers "
+            f"must be equal. Copy it again."
+        )
+    builders: dict[str, Callable[[], Tokenizer]] = {
+        "byte-level": lambda: _byte_level(values, entries, kinds, path),
+        "sentencepiece": lambda: _sentencepiece(values, entries, kinds, scores, is_unigram=False),
+        "unigram": lambda: _sentencepiece(values, entries, kinds, scores, is_unigram=True),
+        "wordpiece": lambda: _wordpiece(values, entries, kinds),
+    }
+    form = GGUF_TOKENIZERS.get(str(kind))
+    if form is None:
+        raise TokenizerError(f"{path} has a tokenizer of kind {kind!r}; embedlayer reads {', '.join(GGUF_TOKENIZERS)}.")
+    try:
+        tokenizer = builders[form]()
+        if form != "wordpiece":
+            _add_ends(tokenizer, values, entries, form)
+    except TokenizerError:
+        raise
+    except Exception as error:  # the class of all errors of the tokenizers library
+        raise TokenizerError(f"The tokenizer of {path} cannot be built ({error}): the file is damaged.") from error
+    return tokenizer
+
+
+def _byte_level(values: Values, entries: list[str], kinds: list[int], path: Path) -> Tokenizer:
+    """Return a byte-level BPE tokenizer, as in GPT-2.
+
+    Raises:
+        TokenizerError: Its pre-tokenizer is missing or unknown.
+    """
+    name = values.get(f"{PREFIX}pre")
+    if name not in PRE_TOKENIZERS:
+        stated = (
+            "names no pre-tokenizer" if name is None else f"has the pre-tokenizer {name!r}, which is not known here"
+        )
+        raise TokenizerError(f"{path} {stated} (known: {', '.join(PRE_TOKENIZERS)}).")
+    splits, merges = PRE_TOKENIZERS[str(name)], values.get(f"{PREFIX}merges", [])
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    vocabulary = {entry: token for token, entry in enumerate(entries)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=splits.ignores_merges))
+    steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in splits.patterns]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    _add(tokenizer, entries, kinds)
+    return tokenizer
+
+
+def _sentencepiece(
+    values: Values, entries: list[str], kinds: list[int], scores: list[float], *, is_unigram: bool
+) -> Tokenizer:
+    """Return a tokenizer as SentencePiece builds it, BPE or Unigram."""
+    adds_space = bool(values.get(f"{PREFIX}add_space_prefix", not is_unigram))
+    charsmap = bytes(byte % 256 for byte in values.get(f"{PREFIX}precompiled_charsmap", [])) if is_unigram else b""
+    trims = is_unigram and bool(values.get(f"{PREFIX}remove_extra_whitespaces", False))
+    unknown = values.get(f"{PREFIX}unknown_token_id", kinds.index(UNKNOWN) if UNKNOWN in kinds else 0)
+    return sentencepiece_tokenizer(
+        list(zip(entries, scores, strict=True)),
+        kinds,
+        unknown,
+        is_unigram=is_unigram,
+        normalizer=sentencepiece_normalizer(charsmap, adds_space=adds_space, trims=trims, space=SPACE),
+        adds_space=adds_space,
+        normalizes_symbols=False,
+    )
+
+
+def _wordpiece(values: Values, entries: list[str], kinds: list[int]) -> Tokenizer:
+    """Return a WordPiece tokenizer, as in BERT."""
+    names = [_wordpiece_name(entry, kind) for entry, kind in zip(entries, kinds, strict=True)]
+    vocabulary = {name: token for token, name in enumerate(names)}
+    tokenizer = bert_tokenizer(vocabulary, lowercase=is_lowercased(names))
+    _add(tokenizer, names, kinds)
+    start = values.get(f"{PREFIX}cls{TOKEN_ID}", values.get(f"{PREFIX}bos{TOKEN_ID}", vocabulary.get("[CLS]")))
+    end = values.get(f"{PREFIX}seperator{TOKEN_ID}", vocabulary.get("[SEP]"))  # spelt so in llama.cpp
+    if start is not None and end is not None:
+        tokenizer.post_processor = processors.BertProcessing((names[end], end), (names[start], start))
+    return tokenizer
+
+
+def _wordpiece_name(entry: str, kind: int) -> str:
+    """Return a token as WordPiece writes it: in GGUF files `▁` marks the start of a word, not `##` the rest of one."""
+    if kind not in (NORMAL, UNUSED):
+        return entry
+    return entry[1:] if entry.startswith(SPACE) else f"##{entry}"
+
+
+def _add(tokenizer: Tokenizer, names: list[str], kinds: list[int]) -> None:
+    """Tell a tokenizer which of its tokens are special, and which are found anywhere in a text."""
+    pairs = list(zip(names, kinds, strict=True))
+    tokenizer.add_special_tokens(
+        [AddedToken(name, normalized=False, special=True) for name, kind in pairs if kind in (CONTROL, UNKNOWN)]
+    )
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name, kind in pairs if kind == USER_DEFINED])
+
+
+def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: str) -> None:
+    """Let a tokenizer put the begin-of-text and end-of-text token around a text, as the metadata says.
+
+    Raises:
+        TokenizerError: The metadata does not say which tokens these are.
+    """
+    splits = PRE_TOKENIZERS.get(values.get(f"{PREFIX}pre", "")) if form == "byte-level" else None
+    defaults = {
+        "bos": form == "sentencepiece" or (splits is not None and splits.adds_bos),
+        "eos": form == "unigram",
+    }
+    known = {"sentencepiece": {"bos": 1, "eos": 2}, "unigram": {"eos": 1}}.get(form, {})
+    ends = {}
+    for end, default in defaults.items():
+        if values.get(f"{PREFIX}add_{end}_token", default):
+            token = values.get(f"{PREFIX}{end}{TOKEN_ID}", known.get(end))
+            if token is None or token >= len(entries):
+                raise TokenizerError(
+                    f"The tokenizer adds {end}, and its metadata has no valid {PREFIX}{end}{TOKEN_ID}."
+                )
+            ends[end] = entries[token], token
+    if ends:
+        single = [*([ends["bos"][0]] if "bos" in ends else []), "$A", *([ends["eos"][0]] if "eos" in ends else [])]
+        pair = [*single, *(["$B" if part == "$A" else part for part in single])]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=single, pair=pair, special_tokens=list(dict.fromkeys(ends.values()))
+        )
+
+
+# Writing
+
+
+def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path) -> dict[str, Any]:
+    """Return the metadata of a GGUF file for an edited tokenizer: tokens, their kinds and scores, and merges.
+
+    Tokens that the old tokenizer has keep kind and score. Rows without a token become unused tokens.
+
+    Args:
+        tokenizer: The new tokenizer.
+        old: Metadata of the file.
+        rows: Number of rows of the new table.
+        path: The file, for error messages.
+
+    Returns:
+        New values of keys that the file has.
+
+    Raises:
+        TokenizerError: The metadata cannot describe the tokenizer, because it gives other IDs.
+    """
+    data, before = json.loads(tokenizer.to_str()), tokenizer_of(old, path)
+    kind = old[f"{PREFIX}model"]
+    model, wanted = data["model"]["type"], type(before.model).__name__
+    if model != wanted:
+        raise TokenizerError(
+            f"{path} has a tokenizer of kind {kind!r} ({wanted}), which cannot describe a {model} model."
+        )
+    old_kinds = old.get(f"{PREFIX}token_type", [NORMAL] * len(old[f"{PREFIX}tokens"]))
+    old_scores = old.get(f"{PREFIX}scores", [_SCORE] * len(old_kinds))
+    old_ids = before.get_vocab(with_added_tokens=True)
+    added = tokenizer.get_added_tokens_decoder()
+    scores = dict(data["model"]["vocab"]) if data["model"]["type"] == "Unigram" else {}
+    names = {token: name for name, token in tokenizer.get_vocab(with_added_tokens=True).items()}
+    tokens: list[tuple[str, int, float]] = []
+    for row in range(rows):
+        name = names.get(row)
+        if name is None:
+            tokens.append((f"[PAD{row}]", UNUSED, _SCORE))
+            continue
+        token = old_ids.get(name)
+        number = NORMAL if token is None else old_kinds[token]
+        if row in added:
+            number = USER_DEFINED if not added[row].special else UNKNOWN if number == UNKNOWN else CONTROL
+        text = name
+        if wanted == "WordPiece" and number in (NORMAL, UNUSED):
+            text = name.removeprefix("##") if name.startswith("##") else SPACE + name
+        tokens.append((text, number, scores.get(name, _SCORE if token is None else old_scores[token])))
+    new = {
+        f"{PREFIX}tokens": [text for text, _, _ in tokens],
+        f"{PREFIX}token_type": [number for _, number, _ in tokens],
+        f"{PREFIX}scores": [score for _, _, score in tokens],
+        f"{PREFIX}merges": [m if isinstance(m, str) else " ".join(m) for m in data["model"].get("merges", [])],
+        JSON: tokenizer.to_str(),
+    }
+    new = {key: value for key, value in new.items() if key in old}
+    _check_same_ids(tokenizer, tokenizer_of({**old, **new}, path), path)
+    return new
+
+
+def _check_same_ids(tokenizer: Tokenizer, written: Tokenizer, path: Path) -> None:
+    """Check that a tokenizer and the one that was written into metadata give some texts the same IDs.
+
+    The texts are samples, and the last tokens of the vocabulary, which an edit added.
+
+    Raises:
+        TokenizerError: The IDs of a text differ.
+    """
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    last = [tokenizer.decode([token], skip_special_tokens=False) for token in range(max(0, size - 64), size)]
+    for text in [*_PROBE, *(f"a{token} b{token}" for token in last)]:
+        ours, theirs = (each.encode(text, add_special_tokens=False).ids for each in (tokenizer, written))
+        if ours != theirs:
+            raise TokenizerError(
+                f"The metadata of {path} cannot describe this tokenizer: {text!r} becomes {ours}, and with the rules "
+                f"of the file {theirs}."
+            )

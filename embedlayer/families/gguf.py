@@ -1,0 +1,190 @@
+"""Names in GGUF files: architectures, tensors, keys of sizes, and the pre-tokenizers of byte-level BPE.
+
+A file of llama.cpp names an architecture, which often covers several model types with equal input and head. The record
+of a family is the one of its other checkpoints, with the names that tensors have in GGUF files.
+
+Reference: gguf/constants.py, convert_hf_to_gguf.py and src/llama-vocab.cpp in the repository of llama.cpp.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from embedlayer.families.causal import META_TENSORS
+from embedlayer.families.records import META_LLAMA, Family, LearnedPositions, NormSpec
+
+GGUF_TABLE, GGUF_HEAD, GGUF_HEAD_BIAS = "token_embd.weight", "output.weight", "output.bias"
+ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+"""Tensors with a number for each rotated pair, by which its frequency is divided."""
+
+GGUF_ARCHITECTURES: Mapping[str, str] = {
+    "llama": META_LLAMA,  # the converter permutes queries and keys so that pairs are channels (2i, 2i + 1)
+    **{name: name for name in ("qwen2", "qwen3", "gemma", "gemma2", "phi3", "gpt2", "bert", "starcoder2", "olmo2")},
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+    "gptneox": "gpt_neox",
+    "gemma3": "gemma3_text",
+}
+"""Architecture -> model type of the family whose input and head it has."""
+
+GGUF_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "gemma2": {"final_logit_softcapping": 30.0},
+    "gemma3": {"rope_local_base_freq": 1e4, "sliding_window_pattern": 6},
+}
+"""Architecture -> values that llama.cpp has in its code."""
+
+_KEYS = {
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
+}
+"""Key after the name of the architecture -> key of the same meaning in transformers' configurations."""
+
+_TOKENS = {"tokenizer.ggml.bos_token_id": "bos_token_id", "tokenizer.ggml.eos_token_id": "eos_token_id"}
+_TOKENS |= {"tokenizer.ggml.padding_token_id": "pad_token_id"}
+
+_BLOCK_TENSORS = {
+    "attention_norm": "attn_norm",
+    "attention.query": "attn_q",
+    "attention.key": "attn_k",
+    "attention.value": "attn_v",
+    "attention.out": "attn_output",
+    "mlp_norm": "ffn_norm",
+    "mlp.gate": "ffn_gate",
+    "mlp.up": "ffn_up",
+    "mlp.down": "ffn_down",
+}
+
+GGUF_TENSORS: Mapping[str, str] = {
+    "table.weight": GGUF_TABLE,
+    **{f"blocks.{{}}.{ours}.weight": f"blk.{{}}.{theirs}.weight" for ours, theirs in _BLOCK_TENSORS.items()},
+    "norm.weight": "output_norm.weight",
+    "head.weight": GGUF_HEAD,
+}
+"""Tensor names of `DecoderLM`, and the names in GGUF files of the architecture `llama`."""
+
+
+def gguf_family(family: Family) -> Family:
+    """Return the record of a family with the names that its tensors have in GGUF files."""
+    head, position = family.head, family.position
+    if head is not None:
+        head = replace(head, weight=(GGUF_HEAD,), bias=(GGUF_HEAD_BIAS,) if head.bias else ())
+    if isinstance(position, LearnedPositions):
+        position = replace(position, names=("position_embd.weight",))
+    return replace(
+        family,
+        table=(GGUF_TABLE,),
+        head=head,
+        position=position,
+        types=("token_types.weight",) if isinstance(family.types, tuple) and family.types else family.types,
+        norm=replace(family.norm, name="token_embd_norm") if isinstance(family.norm, NormSpec) else family.norm,
+        decoder=GGUF_TENSORS if family.decoder is META_TENSORS else None,
+    )
+
+
+def gguf_config(values: Mapping[str, Any], *, is_tied: bool, factors: Mapping[str, list[float]]) -> dict[str, Any]:
+    """Return the configuration that transformers would have for the model of a GGUF file.
+
+    It has no `model_type` if the architecture is none of `GGUF_ARCHITECTURES`.
+
+    Args:
+        values: Metadata of the file.
+        is_tied: Whether the file has no rows of a head.
+        factors: Numbers of the tensors `ROPE_FACTORS`, `LONG_FACTORS` and `SHORT_FACTORS` that the file has.
+    """
+    name = values.get("general.architecture")
+    own = {key.removeprefix(f"{name}."): value for key, value in values.items() if key.startswith(f"{name}.")}
+    config: dict[str, Any] = {"tie_word_embeddings": is_tied, **GGUF_DEFAULTS.get(str(name), {})}
+    if str(name) in GGUF_ARCHITECTURES:
+        config["model_type"] = GGUF_ARCHITECTURES[str(name)]
+    config |= {theirs: own[key] for key, theirs in _KEYS.items() if key in own and not isinstance(own[key], list)}
+    config |= {theirs: values[key] for key, theirs in _TOKENS.items() if key in values}
+    if "tokenizer.ggml.tokens" in values:
+        config["vocab_size"] = len(values["tokenizer.ggml.tokens"])
+    stated = (config.get("hidden_size"), config.get("num_attention_heads"), own.get("rope.dimension_count"))
+    width, heads, rotated = (size if type(size) is int else 0 for size in stated)
+    if 0 < heads <= width and rotated:
+        head_dim = config.setdefault("head_dim", width // heads)
+        if head_dim:
+            config["partial_rotary_factor"] = rotated / head_dim
+    scaling = _rope_scaling(own, config.get("max_position_embeddings"), factors)
+    return config if scaling is None else {**config, "rope_scaling": scaling}
+
+
+def _rope_scaling(
+    own: Mapping[str, Any], length: int | None, factors: Mapping[str, list[float]]
+) -> dict[str, Any] | None:
+    """Return the `rope_scaling` of transformers; `None` for unscaled frequencies.
+
+    Args:
+        own: Metadata of the architecture, without its name.
+        length: Number of positions.
+        factors: See `gguf_config`.
+    """
+    kind, original = own.get("rope.scaling.type", "none"), own.get("rope.scaling.original_context_length")
+    stated = {"factor": own.get("rope.scaling.factor"), "original_max_position_embeddings": original or length}
+    if ROPE_FACTORS in factors or LONG_FACTORS in factors:  # LLaMA 3.1 in this form; Phi-3
+        both = factors.get(ROPE_FACTORS)
+        long, short = factors.get(LONG_FACTORS, both), factors.get(SHORT_FACTORS, both)
+        scale = {"attention_factor": own.get("rope.scaling.attn_factor", 1.0)}
+        return {"rope_type": "longrope", "long_factor": long, "short_factor": short, **stated, "factor": 1.0, **scale}
+    return None if kind == "none" else {"rope_type": kind, **stated}
+
+
+# Tokenizers
+
+GGUF_TOKENIZERS: Mapping[str, Literal["byte-level", "sentencepiece", "unigram", "wordpiece"]] = {
+    "gpt2": "byte-level",
+    "llama": "sentencepiece",
+    "t5": "unigram",
+    "bert": "wordpiece",
+}
+"""Value of `tokenizer.ggml.model` -> what it is: byte-level BPE, BPE or Unigram of SentencePiece, or WordPiece."""
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """How a byte-level BPE tokenizer of a GGUF file splits a text before it merges bytes.
+
+    Attributes:
+        patterns: Regular expressions that split the text one after the other.
+        ignores_merges: Whether a part of the text that is a token is not merged from bytes.
+        adds_bos: Whether a text starts with the begin-of-text token if the file does not say so.
+    """
+
+    patterns: tuple[str, ...]
+    ignores_merges: bool = False
+    adds_bos: bool = False
+
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + _REST
+_QWEN = _ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + _REST
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = r"[^\r\n\p{{L}}\p{{N}}]?{0}*{1}+{2}|[^\r\n\p{{L}}\p{{N}}]?{0}+{1}*{2}|"
+_REST_WITH_SLASH = _REST.replace(r"[\r\n]*", r"[\r\n/]*")
+_O200K = _CASED.format(_UPPER, _LOWER, f"{_ENDINGS}?") + r"\p{N}{1,3}|" + _REST_WITH_SLASH
+_TEKKEN = _CASED.format(_UPPER, _LOWER, "") + r"\p{N}|" + _REST_WITH_SLASH
+
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion"), PreTokenizer((_GPT2,))),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3"), PreTokenizer((_LLAMA3,), True, True)),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenizer((_LLAMA3,))),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), PreTokenizer((_QWEN,))),
+    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell"), PreTokenizer((r"\p{N}", _GPT2))),
+    **dict.fromkeys(("gpt-4o", "llama4"), PreTokenizer((_O200K,))),
+    "tekken": PreTokenizer((_TEKKEN,), True, True),
+}
+"""Value of `tokenizer.ggml.pre` -> what it does."""

@@ -1,0 +1,407 @@
+"""Read and write GGUF files, the format of llama.cpp: metadata, tensors of floating point, and tensors in blocks.
+
+A block is 16 to 256 consecutive numbers of a row, which share scales. The `gguf` package knows the types of blocks and
+dequantises them. The header is read here, with a check of every size. Metadata and tensors that do not change are
+written back byte for byte.
+
+Reference: docs/gguf.md in the repository of ggml.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from embedlayer.errors import CheckpointError, FileError, require
+from embedlayer.io.files import GGUF, file_errors, replace_file
+from embedlayer.io.safetensors_files import CHUNK_BYTES, DTYPES, TensorInfo
+
+FALLBACK_TYPE = "Q8_0"
+"""Type in which rows are written where `gguf` cannot quantise to the type of the file."""
+
+_ALIGNMENT, _SPLITS = "general.alignment", "split.count"
+_VERSIONS = (2, 3)
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_MOST_DIMENSIONS = 4
+_NUMBERS_AT_ONCE = 1 << 20
+
+
+class MetadataValue(NamedTuple):
+    """A value of the metadata of a GGUF file.
+
+    Attributes:
+        value: A number, a string, or a list of either.
+        raw: Its bytes in the file, with the number of its type in front.
+    """
+
+    value: Any
+    raw: bytes
+
+
+class NewTensor(NamedTuple):
+    """A tensor to write into a GGUF file.
+
+    Attributes:
+        dtype: Name of its type, such as `"Q8_0"`.
+        shape: Sizes, rows first.
+        data: Its bytes, uint8; the shape is ignored.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Tensor
+
+
+@dataclass(frozen=True)
+class GGUFFile:
+    """The header of a GGUF file.
+
+    Attributes:
+        path: The file.
+        version: Version of the format.
+        metadata: Every value of the metadata by key, in the order of the file.
+        tensors: Every tensor by name, in the order of the file. Shapes have the rows first; `dtype` may be a type of
+            blocks, such as `"Q4_K"`.
+        alignment: Each tensor starts at a multiple of this number of bytes.
+        size: Bytes of the header.
+    """
+
+    path: Path
+    version: int
+    metadata: dict[str, MetadataValue]
+    tensors: dict[str, TensorInfo]
+    alignment: int
+    size: int
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value of the metadata, or `default` if there is no such key."""
+        found = self.metadata.get(key)
+        return default if found is None else found.value
+
+    def stored_rows(self, name: str) -> UInt8[Tensor, "N row_bytes"]:
+        """Return the bytes of the rows of a tensor, mapped to the file: writing to them does not change the file.
+
+        A tensor of one dimension has one row.
+
+        Raises:
+            FileError: The file cannot be mapped into memory.
+        """
+        info = self.tensors[name]
+        count = info.shape[0] if len(info.shape) > 1 else 1
+        try:
+            stored = np.memmap(self.path, np.uint8, "c", info.start, (count, info.nbytes // count))
+        except (OSError, ValueError) as error:
+            raise FileError(f"Cannot map {name} of {self.path} into memory: {error}.") from error
+        return torch.from_numpy(stored)
+
+    def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a tensor; one of a type of blocks is dequantised, a few rows at a time.
+
+        Args:
+            name: Name of the tensor.
+            dtype: Data type of the result; `None` for that of the file, and float32 for a type of blocks.
+
+        Raises:
+            CheckpointError: `gguf` cannot dequantise the type.
+            FileError: The file cannot be mapped into memory.
+        """
+        info, stored = self.tensors[name], self.stored_rows(name)
+        if info.dtype in DTYPES:
+            kind = DTYPES[info.dtype]
+            stored = stored.clone() if stored.data_ptr() % kind.itemsize else stored
+            return stored.view(kind).view(info.shape).to(dtype or kind)
+        rows = torch.empty((len(stored), info.shape[-1]), dtype=dtype or torch.float32, device="cpu")
+        step = max(1, _NUMBERS_AT_ONCE // rows.shape[1])
+        for start in range(0, len(rows), step):
+            rows[start : start + step] = dequantise(stored[start : start + step], info.dtype)
+        return rows.view(info.shape)
+
+
+# Types of blocks
+
+
+def row_bytes(dtype: str, width: int) -> int:
+    """Return the number of bytes of a row of `width` numbers.
+
+    Args:
+        dtype: Name of the type, such as `"Q4_K"`.
+        width: Numbers in a row.
+
+    Raises:
+        CheckpointError: The type is unknown, or a row is no whole number of blocks.
+    """
+    gguf = require("gguf", extra="gguf")
+    if dtype not in gguf.GGMLQuantizationType.__members__:
+        raise CheckpointError(f"The package gguf knows no type {dtype!r}: pip install -U gguf.")
+    block, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[dtype]]
+    if width % block:
+        raise CheckpointError(f"A row of {width:,} numbers is no whole number of {dtype} blocks, of {block} each.")
+    return int(width // block * nbytes)
+
+
+def dequantise(stored: UInt8[Tensor, "N row_bytes"], dtype: str) -> Float[Tensor, "N D"]:
+    """Return the float32 numbers of rows that are stored in blocks.
+
+    Args:
+        stored: Bytes of the rows.
+        dtype: Name of their type, such as `"Q4_K"`.
+
+    Raises:
+        CheckpointError: `gguf` cannot dequantise the type.
+    """
+    gguf = require("gguf", extra="gguf")
+    try:
+        with np.errstate(all="ignore"):  # scales of a damaged file may be infinite
+            found = gguf.quants.dequantize(stored.cpu().numpy(), gguf.GGMLQuantizationType[dtype])
+    except NotImplementedError as error:
+        raise CheckpointError(f"The package gguf cannot dequantise {dtype} ({error}): pip install -U gguf.") from error
+    return torch.from_numpy(np.ascontiguousarray(found, dtype=np.float32))
+
+
+def quantise(rows: Float[Tensor, "N D"], dtype: str) -> UInt8[Tensor, "N row_bytes"] | None:
+    """Return the bytes of rows in a type of GGUF files; `None` if `gguf` cannot quantise to that type.
+
+    Args:
+        rows: The rows.
+        dtype: Name of the type, such as `"Q8_0"` or `"F16"`.
+    """
+    if dtype in DTYPES:
+        return rows.to(DTYPES[dtype]).contiguous().view(torch.uint8)
+    gguf = require("gguf", extra="gguf")
+    kind = gguf.GGMLQuantizationType[dtype]
+    parts = [torch.empty((0, row_bytes(dtype, rows.shape[1])), dtype=torch.uint8, device="cpu")]
+    try:
+        for chunk in rows.split(max(1, _NUMBERS_AT_ONCE // max(1, rows.shape[1]))):
+            with np.errstate(all="ignore"):  # a row of zeros is divided by its scale
+                parts.append(torch.from_numpy(gguf.quants.quantize(chunk.float().cpu().numpy(), kind)))
+    except NotImplementedError:
+        return None
+    return torch.cat(parts)
+
+
+def can_quantise(dtype: str) -> bool:
+    """Return whether rows can be written in a type, such as `"Q8_0"`."""
+    gguf = require("gguf", extra="gguf")
+    block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[dtype]][0]
+    return quantise(torch.zeros(1, block, device="cpu"), dtype) is not None
+
+
+# Reading
+
+
+def read_gguf(path: Path | str) -> GGUFFile:
+    """Read and check the header of a GGUF file; no tensor is read.
+
+    Raises:
+        FileError: The file is missing or cannot be read.
+        CheckpointError: The file is damaged, cut short, big-endian or a part of a split model, is of another version,
+            or has a tensor of an unknown type.
+        MissingExtraError: The `gguf` extra is not installed.
+    """
+    path = Path(path)
+    gguf = require("gguf", extra="gguf")
+    with file_errors(f"read {path}"):
+        if path.stat().st_size < 24:
+            raise CheckpointError(f"{path} is no whole GGUF file: it has {path.stat().st_size} bytes. Copy it again.")
+        data = np.memmap(path, np.uint8, "r")
+    header = _Header(path, data)
+    if (magic := bytes(header.take(4))) != GGUF:
+        raise CheckpointError(f"{path} is no GGUF file: it starts with {magic!r}. Check the name of the file.")
+    version = header.number("I")
+    if version & 0xFFFF == 0:
+        raise CheckpointError(f"{path} is a big-endian GGUF file: convert it with gguf-convert-endian {path} little.")
+    if version not in _VERSIONS:
+        raise CheckpointError(f"{path} is a GGUF file of version {version}; embedlayer reads versions 2 and 3.")
+    num_tensors, num_values = header.count(24), header.count(13)
+    metadata: dict[str, MetadataValue] = {}
+    for _ in range(num_values):
+        key = header.string()
+        if key in metadata:
+            raise header.damaged(f"the key {key!r} is there twice")
+        metadata[key] = header.value()
+    if (parts := metadata.get(_SPLITS)) is not None and parts.value != 1:
+        raise CheckpointError(
+            f"{path} is one of {parts.value} parts of a split model: join them with llama-gguf-split --merge."
+        )
+    alignment = metadata[_ALIGNMENT].value if _ALIGNMENT in metadata else gguf.GGUF_DEFAULT_ALIGNMENT
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise header.damaged(f"{_ALIGNMENT} is {alignment!r}, no power of two")
+    entries = [header.tensor() for _ in range(num_tensors)]
+    start, types = -(-header.at // alignment) * alignment, {kind.value: kind for kind in gguf.GGMLQuantizationType}
+    tensors: dict[str, TensorInfo] = {}
+    for name, kind, shape, offset in entries:
+        if name in tensors:
+            raise header.damaged(f"the tensor {name!r} is there twice")
+        if kind not in types:
+            raise CheckpointError(
+                f"{path}: {name} has type {kind}, which the installed package gguf does not know: pip install -U gguf."
+            )
+        dtype, (block, _) = types[kind].name, gguf.GGML_QUANT_SIZES[types[kind]]
+        if not shape or 0 in shape or shape[-1] % block:
+            raise header.damaged(f"{name} of shape {list(shape)} is no whole number of {dtype} blocks, of {block} each")
+        nbytes = row_bytes(dtype, shape[-1]) * int(np.prod(shape[:-1], dtype=object))
+        tensors[name] = TensorInfo(name, dtype, shape, path, start + offset, start + offset + nbytes)
+        if tensors[name].stop > len(data) or offset % alignment:
+            raise header.damaged(f"{name} does not lie inside it")
+    return GGUFFile(path, version, metadata, tensors, alignment, header.at)
+
+
+class _Header:
+    """Reads the header of a GGUF file from its bytes.
+
+    Args:
+        path: The file, for error messages.
+        data: All bytes of the file.
+    """
+
+    def __init__(self, path: Path, data: npt.NDArray[np.uint8]) -> None:
+        self.path, self.data, self.at = path, data.data, 0
+
+    def damaged(self, what: str) -> CheckpointError:
+        """Return, without raising it, the error for a damaged file."""
+        return CheckpointError(f"{self.path} is no whole GGUF file: {what}. It is damaged or cut short: copy it again.")
+
+    def take(self, count: int) -> memoryview:
+        """Return the next `count` bytes.
+
+        Raises:
+            CheckpointError: The file ends before.
+        """
+        if count > len(self.data) - self.at:
+            raise self.damaged(f"it ends at byte {len(self.data):,}, inside its header")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def number(self, code: str) -> Any:
+        """Return the next number; `code` is its format for `struct`."""
+        return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
+
+    def count(self, least: int) -> int:
+        """Return the next number of things, each of which takes at least `least` bytes.
+
+        Raises:
+            CheckpointError: The rest of the file is too short for them.
+        """
+        count: int = self.number("Q")
+        if count * least > len(self.data) - self.at:
+            raise self.damaged(f"it states {count:,} entries and has {len(self.data):,} bytes")
+        return count
+
+    def string(self) -> str:
+        """Return the next string; bytes that are not UTF-8 become lone surrogates."""
+        return bytes(self.take(self.count(1))).decode(errors="surrogateescape")
+
+    def value(self) -> MetadataValue:
+        """Return the next value of the metadata, which starts with the number of its type."""
+        start = self.at
+        kind = self.number("I")
+        value = self._array() if kind == _ARRAY else self._single(kind)
+        return MetadataValue(value, bytes(self.data[start : self.at]))
+
+    def _array(self) -> list[Any]:
+        """Return the next list of values of one type."""
+        kind = self.number("I")
+        if kind in _SCALARS:
+            code = _SCALARS[kind]
+            count = self.count(struct.calcsize(code))
+            return list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(f"<{code}"))))
+        return [self._single(kind) for _ in range(self.count(8))]
+
+    def _single(self, kind: int) -> Any:
+        """Return the next value of the type `kind`.
+
+        Raises:
+            CheckpointError: The type is unknown, or a list inside a list.
+        """
+        if kind == _STRING:
+            return self.string()
+        if kind not in _SCALARS:
+            raise self.damaged(f"a value has type {kind}")
+        return self.number(_SCALARS[kind])
+
+    def tensor(self) -> tuple[str, int, tuple[int, ...], int]:
+        """Return name, number of the type, shape (rows first) and offset of the next tensor."""
+        name, dimensions = self.string(), self.number("I")
+        if dimensions > _MOST_DIMENSIONS:
+            raise self.damaged(f"{name!r} has {dimensions} dimensions")
+        shape = tuple(self.number("Q") for _ in range(dimensions))[::-1]
+        return name, self.number("I"), shape, self.number("Q")
+
+
+# Writing
+
+
+def write_gguf(source: GGUFFile, path: Path, *, metadata: Mapping[str, Any], tensors: Mapping[str, NewTensor]) -> None:
+    """Write a copy of a GGUF file, atomically, in which some metadata and some tensors are replaced.
+
+    Order, alignment and all other bytes stay. An existing file at `path` is replaced.
+
+    Args:
+        source: Header of the file to copy.
+        path: The new file, another one than `source.path`.
+        metadata: New values by key, of the same type as the old ones. Keys that the file lacks are ignored.
+        tensors: New tensors by name, which the file has.
+
+    Raises:
+        FileError: A file cannot be read or written, or `path` is the file to copy.
+    """
+    if path.exists() and path.samefile(source.path):
+        raise FileError(f"{path} is the file that is copied: name another one.")
+    gguf = require("gguf", extra="gguf")
+    values = {
+        key: _encoded(old.raw, metadata[key]) if key in metadata else old.raw for key, old in source.metadata.items()
+    }
+    header = [GGUF, struct.pack("<IQQ", source.version, len(source.tensors), len(values))]
+    for key, raw in values.items():
+        header += [_string(key), raw]
+    offset = 0
+    for name, info in source.tensors.items():
+        new = tensors.get(name)
+        dtype, shape = (info.dtype, info.shape) if new is None else (new.dtype, new.shape)
+        kind = gguf.GGMLQuantizationType[dtype].value
+        header += [_string(name), struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape[::-1], kind, offset)]
+        nbytes = info.nbytes if new is None else new.data.nbytes
+        offset += nbytes + -nbytes % source.alignment
+    with replace_file(path) as partial, source.path.open("rb") as old, partial.open("wb") as file:
+        file.write(b"".join(header))
+        for name, info in source.tensors.items():
+            file.write(bytes(-file.tell() % source.alignment))
+            if name in tensors:
+                for chunk in tensors[name].data.flatten().split(CHUNK_BYTES):
+                    file.write(chunk.numpy().data)
+            else:
+                _copy(old, file, info)
+        file.write(bytes(-file.tell() % source.alignment))
+
+
+def _copy(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
+    """Copy the bytes of a tensor from one file to the present position of another, in buffers."""
+    old.seek(info.start)
+    for left in range(info.nbytes, 0, -CHUNK_BYTES):
+        new.write(old.read(min(left, CHUNK_BYTES)))
+
+
+def _string(text: str) -> bytes:
+    """Return a string as a GGUF file stores it: its length, and its bytes."""
+    content = text.encode(errors="surrogateescape")
+    return struct.pack("<Q", len(content)) + content
+
+
+def _encoded(old: bytes, value: Any) -> bytes:
+    """Return a value of the metadata as a file stores it, in the type of the old value, whose bytes are `old`."""
+    (kind,) = struct.unpack_from("<I", old)
+    if kind != _ARRAY:
+        return old[:4] + (_string(value) if kind == _STRING else struct.pack(f"<{_SCALARS[kind]}", value))
+    (item,) = struct.unpack_from("<I", old, 4)
+    start = old[:8] + struct.pack("<Q", len(value))
+    if item == _STRING:
+        return start + b"".join(map(_string, value))
+    return start + struct.pack(f"<{len(value)}{_SCALARS[item]}", *value)

@@ -1,0 +1,313 @@
+"""GGUF files: rows and tokenizer of an edited copy. All other tensors and metadata are copied byte for byte.
+
+A row is a whole number of blocks, so rows that are kept keep their bytes. New rows are quantised to the type of the
+table where `gguf` can do so. Otherwise the whole table is written as `FALLBACK_TYPE`, and a warning says so.
+"""
+
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from embedlayer.data.gguf_tokenizers import TOKEN_ID, tokenizer_metadata, tokenizer_of
+from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, VocabularyError
+from embedlayer.families import GGUF_HEAD, GGUF_HEAD_BIAS, GGUF_TABLE
+from embedlayer.io.gguf_files import (
+    FALLBACK_TYPE,
+    GGUFFile,
+    NewTensor,
+    can_quantise,
+    dequantise,
+    quantise,
+    read_gguf,
+    row_bytes,
+    write_gguf,
+)
+from embedlayer.io.safetensors_files import DTYPES
+from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
+from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
+from embedlayer.vocab.live_modules import ModuleResult
+from embedlayer.vocab.row_map import DROPPED, RowTensor, apply_row_map
+from embedlayer.vocab.special_tokens import SpecialTokens
+
+ENDS = {GGUF_TABLE: "table", GGUF_HEAD: "head", GGUF_HEAD_BIAS: "head"}
+"""Tensors with a row for each token -> which initialisation computes new rows."""
+
+
+def new_file(source: Path, out: Path | str | None) -> Path:
+    """Return the path of the new file, after a check that it is another one than the source and does not exist.
+
+    Raises:
+        FileError: `out` is `None`, exists, or cannot be written.
+    """
+    if out is None:
+        raise FileError(f"The edit of {source} is written to a new file: name it with out=...")
+    path = Path(out)
+    if path.exists():
+        raise FileError(f"{path} exists. Choose a file that does not exist.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"Cannot write into the folder {path.parent}: {error.strerror or error}.") from error
+    return path
+
+
+def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> dict[str, ModuleResult]:
+    """Write the edited copy of a GGUF file, atomically; `source` does not change.
+
+    Args:
+        source: The file before the edit.
+        out: The new file.
+        edit: The edit.
+
+    Returns:
+        A dictionary with the result under the key "".
+
+    Raises:
+        CheckpointError: The file is damaged, or has more tensors with a row for each token.
+        TokenizerError: The file cannot describe the new tokenizer.
+        VocabularyError: The metadata names a removed token.
+
+    Warns:
+        EmbedLayerWarning: The table is written in another type.
+    """
+    file = read_gguf(source)
+    values = {key: entry.value for key, entry in file.metadata.items()}
+    num_rows = _number_of_rows(file)
+    resolved = edit.resolve([tokenizer_of(values, source)], num_rows, all_rows_have_ids=True)
+    row_map, tokens = resolved.rows.row_map, resolved.tokens
+    assert tokens is not None
+    assert tokens.tokenizer is not None
+    _check_other_tensors(file, num_rows)
+    adds = len(row_map.initialised) > 0
+    tensors = {name: _stored(file, name, adds=adds) for name in ENDS if name in file.tensors}
+    types = {name: tensors[name][0] for name in tensors}
+    result = apply_row_map({name: rows for name, (_, rows) in tensors.items()}, resolved.rows)
+    new = {
+        name: NewTensor(types[name], (row_map.size, *file.tensors[name].shape[1:]), rows.contiguous().view(torch.uint8))
+        for name, rows in result.tensors.items()
+    }
+    ids = row_map.token_ids(tokens.merged).tolist()
+    _write(file, out, tokens.tokenizer, new, _ids_by_map(values, ids, tokens), row_map.size)
+    return {"": ModuleResult(resolved, result, {})}
+
+
+def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out: Path, *, head: Tensor | None) -> int:
+    """Write a copy of a GGUF file with the rows of a table and the tokens of a tokenizer, atomically.
+
+    A row that equals the dequantised row of the same token in `original` keeps its bytes. The others are quantised.
+
+    Args:
+        table: The table.
+        tokenizer: Its tokenizer.
+        original: The file to copy, which does not change.
+        out: The new file.
+        head: Rows of an untied head, `(V, D)`; `None` for a tied one or none.
+
+    Returns:
+        The number of rows of the table that keep their bytes.
+
+    Raises:
+        CheckpointError: The width differs; one of the two models has an untied head and the other has not; or the file
+            has more tensors with a row for each token, and the number of tokens changes.
+        TokenizerError: The file cannot describe the tokenizer.
+        VocabularyError: The metadata names a token that the tokenizer lacks.
+
+    Warns:
+        EmbedLayerWarning: The table is written in another type.
+    """
+    file = read_gguf(original)
+    values = {key: entry.value for key, entry in file.metadata.items()}
+    num_rows, width = _number_of_rows(file), file.tensors[GGUF_TABLE].shape[1]
+    if width != table.embed_dim:
+        raise CheckpointError(f"The rows have {table.embed_dim:,} numbers and those of {original} {width:,}.")
+    if (head is None) != (GGUF_HEAD not in file.tensors):
+        has = "an untied head and the table that is written has none" if head is None else "no head of its own"
+        raise CheckpointError(f"{original} has {has}: both must have one, or neither.")
+    if GGUF_HEAD_BIAS in file.tensors and num_rows != table.vocab_size:
+        raise CheckpointError(f"{original} has {GGUF_HEAD_BIAS}, with another number of tokens than the table.")
+    if num_rows != table.vocab_size:
+        _check_other_tensors(file, num_rows)
+    old_ids = tokenizer_of(values, original).get_vocab(with_added_tokens=True)
+    names = {token: name for name, token in tokenizer.get_vocab(with_added_tokens=True).items()}
+    sources = torch.tensor([old_ids.get(names.get(row, ""), DROPPED) for row in range(table.vocab_size)])
+    new, kept = {}, 0
+    for name, rows in ((GGUF_TABLE, table.rows), (GGUF_HEAD, None if head is None else lambda a, b: head[a:b])):
+        if rows is not None:
+            new[name], equal = _quantised_rows(file, name, rows, sources)
+            kept = equal if name == GGUF_TABLE else kept
+    ids = {name: token for token, name in names.items()}
+    by_name = {token: ids.get(name, DROPPED) for name, token in old_ids.items()}
+    changed = _ids_by_map(values, by_name, None)
+    _write(file, out, tokenizer, new, changed, table.vocab_size)
+    return kept
+
+
+def _quantised_rows(file: GGUFFile, name: str, rows: Any, sources: Tensor) -> tuple[NewTensor, int]:
+    """Return a table in the type of a file, and the number of rows that keep the file's bytes.
+
+    Args:
+        file: The file.
+        name: The tensor that is replaced.
+        rows: Function that returns rows `start` to `stop - 1`.
+        sources: The row of the same token in the file for each new row, or -1.
+    """
+    info, old = file.tensors[name], file.stored_rows(name)
+    dtype, size = info.dtype, len(sources)
+
+    def equal(start: int, chunk: Tensor) -> Tensor:
+        """Return for each row of a chunk whether it equals the row of the same token in the file."""
+        places = sources[start : start + len(chunk)]
+        stored = _numbers(old.index_select(0, places.clamp(min=0)), dtype=info.dtype)
+        return (stored.float() == chunk.float()).all(1) & (places >= 0)
+
+    spans = [(start, min(start + ROWS_AT_ONCE, size)) for start in range(0, size, ROWS_AT_ONCE)]
+    keeps = torch.cat([equal(start, rows(start, stop).detach().cpu()) for start, stop in spans])
+    if not keeps.all() and not can_quantise(dtype):
+        dtype, keeps = FALLBACK_TYPE, torch.zeros_like(keeps)
+    packed = torch.empty((size, row_bytes(dtype, info.shape[1])), dtype=torch.uint8)
+    if keeps.any():
+        packed[keeps] = old.index_select(0, sources[keeps])
+    for start, stop in spans:
+        changed = (~keeps[start:stop]).nonzero().squeeze(1)
+        if len(changed):
+            packed[start + changed] = _bytes(rows(start, stop).detach().cpu()[changed], dtype=dtype)
+    new = NewTensor(dtype, (size, info.shape[1]), packed)
+    _warn_of_type(file, name, new)
+    return new, int(keeps.sum())
+
+
+def _numbers(stored: Tensor, *, dtype: str) -> Tensor:
+    """Return the numbers of stored rows, which have a type of a GGUF file."""
+    return stored.view(DTYPES[dtype]) if dtype in DTYPES else dequantise(stored, dtype)
+
+
+def _bytes(rows: Tensor, *, dtype: str) -> Tensor:
+    """Return the bytes of rows in a type to which `gguf` can quantise."""
+    found = quantise(rows, dtype)
+    assert found is not None
+    return found
+
+
+def _number_of_rows(file: GGUFFile) -> int:
+    """Return the number of rows of the token table.
+
+    Raises:
+        CheckpointError: There is no table, or the metadata or the head has another number of tokens.
+    """
+    if GGUF_TABLE not in file.tensors or len(file.tensors[GGUF_TABLE].shape) != 2:
+        raise CheckpointError(
+            f"{file.path} has no token table: no tensor with rows and columns is called {GGUF_TABLE}."
+        )
+    rows, entries = file.tensors[GGUF_TABLE].shape[0], len(file.get("tokenizer.ggml.tokens", []))
+    if rows != entries:
+        raise CheckpointError(
+            f"{file.path}: {GGUF_TABLE} has {rows:,} rows and tokenizer.ggml.tokens {entries:,} entries: they do not "
+            f"belong together."
+        )
+    other = [name for name in ENDS if name in file.tensors and file.tensors[name].shape[0] != rows]
+    if other:
+        raise CheckpointError(
+            f"{file.path}: {other[0]} has {file.tensors[other[0]].shape[0]:,} rows and {GGUF_TABLE} {rows:,}: they do "
+            f"not belong together."
+        )
+    return rows
+
+
+def _check_other_tensors(file: GGUFFile, old: int) -> None:
+    """Check that no other tensor can have a row for each of the `old` tokens.
+
+    Raises:
+        CheckpointError: A tensor has as many rows or columns as there are tokens.
+    """
+    others = [name for name, info in file.tensors.items() if old in info.shape and name not in ENDS]
+    if others:
+        raise CheckpointError(
+            f"{', '.join(others[:4])} of {file.path} has {old:,} rows or columns, as many as there are tokens. Whether "
+            f"they must change too is not known, so the vocabulary is not edited."
+        )
+
+
+def _stored(file: GGUFFile, name: str, *, adds: bool) -> tuple[str, RowTensor]:
+    """Return the type in which a tensor is written, and its old rows in that type.
+
+    Args:
+        file: The file.
+        name: Name of the tensor.
+        adds: Whether rows are added.
+    """
+    info, end = file.tensors[name], ENDS[name]
+    if info.dtype in DTYPES:
+        return info.dtype, RowTensor(file.read(name), end)  # type: ignore[arg-type]
+    stored, dtype = file.stored_rows(name), info.dtype
+    if adds and not can_quantise(dtype):
+        dtype = FALLBACK_TYPE
+        parts = [_bytes(dequantise(rows, info.dtype), dtype=dtype) for rows in stored.split(ROWS_AT_ONCE)]
+        stored = torch.cat(parts)
+        _warn_of_type(file, name, NewTensor(dtype, info.shape, stored))
+    coding = {"encode": partial(_bytes, dtype=dtype), "decode": partial(_numbers, dtype=dtype)}
+    return dtype, RowTensor(stored, end, **coding)  # type: ignore[arg-type]
+
+
+def _warn_of_type(file: GGUFFile, name: str, new: NewTensor) -> None:
+    """Warn if a tensor is written in another type than before, with the bytes per row."""
+    info = file.tensors[name]
+    if new.dtype != info.dtype:
+        before, after = (row_bytes(dtype, info.shape[1]) for dtype in (info.dtype, new.dtype))
+        warnings.warn(
+            f"{name} is stored as {info.dtype}, to which the package gguf cannot quantise new rows: the whole tensor "
+            f"is written as {new.dtype}, {(after - before) * new.shape[0]:,} bytes more for {new.shape[0]:,} rows.",
+            EmbedLayerWarning,
+            stacklevel=4,
+        )
+
+
+def _ids_by_map(values: Mapping[str, Any], ids: Any, tokens: TokenMap | None) -> dict[str, int]:
+    """Return the new ID of each special token that the metadata names.
+
+    Args:
+        values: The metadata.
+        ids: New ID of each old ID, or -1 for a removed token.
+        tokens: The edit, which may replace the tokenizer; `None` if only `ids` counts.
+
+    Raises:
+        VocabularyError: A special token is removed.
+    """
+    roles: SpecialTokens | None = None if tokens is None else tokens.special_tokens
+    new_tokenizer = None if tokens is None else tokens.tokenizer
+    vocabulary = {} if new_tokenizer is None else new_tokenizer.get_vocab(with_added_tokens=True)
+    found: dict[str, int] = {}
+    for key, old in values.items():
+        if not key.endswith(TOKEN_ID) or type(old) is not int:
+            continue
+        role = key.rpartition(".")[2].removesuffix("_id").replace("padding", "pad").replace("unknown", "unk")
+        if roles is not None and role in roles:
+            found[key] = vocabulary[roles[role]]
+            continue
+        try:
+            new = ids[old]
+        except (KeyError, IndexError):
+            continue  # no token before, none afterwards
+        if new == DROPPED:
+            raise VocabularyError(f"{key} is token {old}, which would be removed: keep it.")
+        found[key] = new
+    return found
+
+
+def _write(
+    file: GGUFFile, out: Path, tokenizer: Tokenizer, tensors: Mapping[str, NewTensor], ids: Mapping[str, int], rows: int
+) -> None:
+    """Write a copy of a file with new tensors, and the metadata of a new tokenizer.
+
+    Raises:
+        TokenizerError: The metadata cannot describe the tokenizer.
+    """
+    values = {key: entry.value for key, entry in file.metadata.items()}
+    sizes = {key: rows for key in values if key.endswith(".vocab_size")}
+    metadata = {**tokenizer_metadata(tokenizer, {**values, **ids}, rows, file.path), **ids, **sizes}
+    write_gguf(file, out, metadata=metadata, tensors=tensors)

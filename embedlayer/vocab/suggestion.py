@@ -1,0 +1,472 @@
+"""Which tokens to add to a tokenizer, or to remove from it, for a text; with what that saves on held-out text."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from embedlayer.data.corpus import IdArray
+from embedlayer.data.tokenizer import as_tokenizer, table_size, token_text
+from embedlayer.errors import SizeError, TextError, VocabularyError
+from embedlayer.short_repr import short_repr
+from embedlayer.vocab.bpe_merges import BPEMerges
+from embedlayer.vocab.continued_bpe import cheapest_leaves, continue_merges, cut_words
+from embedlayer.vocab.token_bytes import TokenBytes
+from embedlayer.vocab.token_usage import text_chunks
+from embedlayer.vocab.tokenizer_edit import (
+    AddedMerge,
+    Data,
+    edit_tokenizer,
+    normalized,
+    required_tokens,
+    tokenizer_data,
+    unknown_token,
+)
+
+Texts = Path | str | Iterable[str | Path]
+"""One text or several (`str`), or files and folders with text (`Path`), also mixed."""
+
+HELD_OUT = 0.1
+"""Share of the bytes of a text that is held out."""
+
+MERGES_HEADER = "#version: 0.2"
+"""First line of a list of merges, as in the `merges.txt` of GPT-2."""
+
+_MOST_HELD_OUT = 1 << 24
+_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class EncodedSize:
+    """Store the size of a text and the number of tokens that encode it.
+
+    Attributes:
+        num_bytes: Number of UTF-8 bytes.
+        num_tokens: Number of tokens, without special tokens around the text.
+        num_unknown: How many of them are the unknown token.
+    """
+
+    num_bytes: int
+    num_tokens: int
+    num_unknown: int
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Return the mean number of bytes that a token encodes."""
+        return self.num_bytes / max(self.num_tokens, 1)
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """Store what one suggested token changes on held-out text.
+
+    Attributes:
+        text: Text of the token.
+        subwords: Texts of the tokens that encode it without the suggestion; after a removal, those that then do.
+        count: How often the token encodes a part of the held-out text.
+    """
+
+    text: str
+    subwords: tuple[str, ...]
+    count: int
+
+    @property
+    def saved(self) -> int:
+        """Return how many tokens fewer the held-out text has with this token than without it."""
+        return self.count * (len(self.subwords) - 1)
+
+
+@dataclass(frozen=True)
+class TokenSuggestion:
+    """Store suggested tokens, and the size of held-out text before and after they are added or removed.
+
+    Attributes:
+        tokens: For `edit_tokenizer(add=...)`: an `AddedMerge` each for BPE, else texts. Of `suggest_removals`, for
+            `edit_tokenizer(remove=...)`: entries of the vocabulary.
+        scores: What each of the tokens changes, in the same order.
+        requested: How many tokens were requested; the text may yield fewer.
+        before: Size of the held-out text, encoded with the old tokenizer.
+        after: The same text, encoded with the edited tokenizer.
+    """
+
+    __repr__ = short_repr
+
+    tokens: tuple[str | AddedMerge, ...]
+    scores: tuple[TokenScore, ...]
+    requested: int
+    before: EncodedSize
+    after: EncodedSize
+
+    def lines(self) -> list[str]:
+        """Return the lines of a file for `embedlayer vocab add --terms`, or for `remove --tokens`.
+
+        Merges are written as in a `merges.txt`: first `#version: 0.2`, then the two parts of each with a space between.
+        Texts are one a line, as they are (`--as-is`). `read_terms` reads the lines back.
+        """
+        merges = [f"{token.left} {token.right}" for token in self.tokens if isinstance(token, AddedMerge)]
+        return [MERGES_HEADER, *merges] if merges else [str(token) for token in self.tokens]
+
+
+def read_terms(lines: Sequence[str]) -> list[str | AddedMerge]:
+    """Return the tokens that the lines of a file name: texts, or after the line `#version: ...` merges.
+
+    Blank lines are left out.
+
+    Raises:
+        VocabularyError: A line of merges does not have two parts.
+
+    Example:
+        >>> read_terms(["#version: 0.2", "Ġasync io"]), read_terms(["asyncio"])
+        ([AddedMerge(left='Ġasync', right='io')], ['asyncio'])
+    """
+    filled = [line for line in lines if line.strip()]
+    if not filled or not filled[0].startswith(MERGES_HEADER.split()[0]):
+        return list(filled)
+    merges: list[str | AddedMerge] = []
+    for line in filled[1:]:
+        parts = line.split(" ")
+        if len(parts) != 2 or not all(parts):
+            raise VocabularyError(
+                f"{line!r} is no merge: after the line {filled[0]!r}, each line names two tokens, separated by a space."
+            )
+        merges.append(AddedMerge(*parts))
+    return merges
+
+
+def suggest_tokens(
+    tokenizer: object, texts: Texts, *, count: int = 500, held_out: Texts | None = None
+) -> TokenSuggestion:
+    """Return the tokens that shorten the encoding of a text most, and what they save on a held-out part of it.
+
+    What is suggested depends on the kind of tokenizer:
+
+    - **BPE**: the next merges of its training, continued on the text; see `AddedMerge`. Merges join tokens inside a
+      pre-token only, and never special or added tokens. Each merge comes after those of its parts.
+    - **Unigram**: runs of its subwords inside a pre-token, found by the same merges, by the tokens that they save.
+    - **WordPiece and word tokenizers**: whole words, by the tokens that they save. A word that is unknown so far counts
+      as one of as many subwords as it has characters.
+
+    About a tenth of the text is held out, in pieces spread over the text, at most 16 MiB. The suggestion does not
+    depend on it. Memory use grows with the number of different words, not with the size of the text.
+
+    Args:
+        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+        texts: One text or several (`str`), or files and folders with text (`Path`), also mixed; read once.
+        count: Largest number of tokens.
+        held_out: Other text of the same kind to measure on, which is kept in memory; then all of `texts` is trained on.
+
+    Raises:
+        SizeError: `count` is below 1.
+        TextError: The text is too short to hold out a part, or the first text looks like the path of a file.
+        FileError: A file cannot be read.
+        VocabularyError: No pair of tokens and no word occurs twice.
+
+    Example:
+        >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=270)
+        >>> suggestion = suggest_tokens(tokenizer, "The other otters love otters. " * 200, count=3)
+        >>> suggestion.tokens[0], suggestion.scores[2].text
+        (AddedMerge(left='e', right='r'), ' ot')
+        >>> round(suggestion.before.bytes_per_token, 2), round(suggestion.after.bytes_per_token, 2)
+        (1.15, 1.76)
+
+    Reference:
+        See `embedlayer.vocab.continued_bpe`.
+    """
+    old, parts = _opened(tokenizer, count), _Parts(share=HELD_OUT if held_out is None else 0.0)
+    data = tokenizer_data(old.tokenizer)
+    kind = data["model"]["type"]
+    training = parts.training(text_chunks(texts, old.tokenizer))
+    tokens: Sequence[str | AddedMerge]
+    if kind in ("BPE", "Unigram"):
+        tokens = _merged_tokens(old, data, training, count)
+    else:
+        tokens = _whole_words(old, data, training, count)
+    measured = parts.require_held_out() if held_out is None else [*text_chunks(held_out, old.tokenizer)]
+    if not tokens:
+        raise VocabularyError(
+            f"The text yields no token to add: in its {parts.num_bytes:,} bytes, no pair of tokens and no word that "
+            f"could be a new token occurs twice. Pass more text."
+        )
+    edit = edit_tokenizer(old.tokenizer, add=tokens)
+    edited, unknown = TokenBytes(edit.tokenizer), _unknown(old, data)
+    before, counts = _counted(measured, old.tokenizer), _counted(measured, edited.tokenizer)
+    new_ids = [token_id for token_id, source in enumerate(edit.sources) if source is None]
+    subwords = _subwords(old, tokens)
+    scores = [
+        TokenScore(token_text(edit.tokenizer, token_id), each, int(counts[token_id]))
+        for token_id, each in zip(new_ids, subwords, strict=True)
+    ]
+    sizes = _size(measured, before, unknown, old), _size(measured, counts, unknown, edited)
+    return TokenSuggestion(tuple(tokens), tuple(scores), count, *sizes)
+
+
+def suggest_removals(
+    tokenizer: object, texts: Texts, *, count: int = 500, held_out: Texts | None = None
+) -> TokenSuggestion:
+    """Return the tokens of a BPE tokenizer whose removal lengthens the encoding of a text least, the cheapest first.
+
+    Only leaves are suggested: tokens from which no merge builds a longer one, or only merges of tokens that are
+    suggested too. So no other token is lost. Special and added tokens, single bytes and letters, and tokens that the
+    tokenizer itself needs are not suggested.
+
+    Args:
+        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+        texts: As for `suggest_tokens`. The tokens are chosen by the text that is not held out.
+        count: Largest number of tokens.
+        held_out: As for `suggest_tokens`.
+
+    Raises:
+        VocabularyError: The tokenizer has no merges. All other errors are those of `suggest_tokens`.
+
+    Example:
+        >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=261)
+        >>> suggestion = suggest_removals(tokenizer, "I love cats, not dogs. " * 300, count=2)
+        >>> [score.text for score in suggestion.scores], suggestion.after.num_tokens - suggestion.before.num_tokens
+        ([' love', ' lo'], 44)
+    """
+    old, parts = _opened(tokenizer, count), _Parts(share=HELD_OUT if held_out is None else 0.0)
+    data = tokenizer_data(old.tokenizer)
+    if data["model"]["type"] != "BPE" or not data["model"]["merges"]:
+        raise VocabularyError(
+            f"This {data['model']['type']} tokenizer has no merges, which say which tokens no other token is built "
+            f"from. Remove the tokens that a text does not use with trim_vocabulary instead."
+        )
+    merges = BPEMerges(data["model"])
+    counts = _counted(parts.training(text_chunks(texts, old.tokenizer)), old.tokenizer)
+    measured = parts.require_held_out() if held_out is None else [*text_chunks(held_out, old.tokenizer)]
+    kept = {old.entries[i] for i in old.added | old.single_bytes | required_tokens(data, old).keys()}
+    kept |= {entry for entry in old.vocabulary if not _fits_a_line(entry)}
+    used = {old.entries[i]: int(counts[i]) for i in np.flatnonzero(counts).tolist()}
+    leaves = cheapest_leaves(merges, used, count, kept=kept)
+    if not leaves:
+        raise VocabularyError("The tokenizer needs all of its tokens: none is a leaf that may be removed.")
+    edited, unknown = TokenBytes(edit_tokenizer(old.tokenizer, remove=leaves).tokenizer), _unknown(old, data)
+    before, after = _counted(measured, old.tokenizer), _counted(measured, edited.tokenizer)
+    scores = []
+    for leaf in leaves:
+        token_id = old.vocabulary[leaf]
+        subwords = tuple(token_text(edited.tokenizer, i) for i in edited.encode(old.readings(token_id)[0]))
+        scores.append(TokenScore(token_text(old.tokenizer, token_id), subwords, int(before[token_id])))
+    sizes = _size(measured, before, unknown, old), _size(measured, after, unknown, edited)
+    return TokenSuggestion(tuple(leaves), tuple(scores), count, *sizes)
+
+
+# The text
+
+
+class _Parts:
+    """Split the chunks of a text into a part to train on and a part that is held out.
+
+    Args:
+        share: Share of the bytes to hold out.
+
+    Attributes:
+        held_out: The chunks that are held out.
+        num_bytes: Number of bytes of all chunks so far.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.held_out: list[str] = []
+        self.num_bytes = self._held = 0
+        self._share = share
+
+    def training(self, chunks: Iterable[str]) -> Iterator[str]:
+        """Yield the chunks that are not held out; the others are stored in `held_out`.
+
+        A chunk is held out if the held-out part then has at most its share of the bytes. If the held-out part
+        becomes too large for the memory, every second of its chunks is yielded, and the share is halved.
+        """
+        for chunk in chunks:
+            size = len(chunk.encode())
+            self.num_bytes += size
+            if self._held + size > self._share * self.num_bytes:
+                yield chunk
+                continue
+            self.held_out.append(chunk)
+            self._held += size
+            if self._held > _MOST_HELD_OUT:
+                yield from self.held_out[1::2]
+                self.held_out = self.held_out[::2]
+                self._held = sum(len(each.encode()) for each in self.held_out)
+                self._share /= 2
+
+    def require_held_out(self) -> list[str]:
+        """Return the chunks that are held out, after all chunks were read.
+
+        Raises:
+            TextError: There are none.
+        """
+        if not self.held_out:
+            raise TextError(
+                f"The text has {self.num_bytes:,} bytes, which is too little to hold out a tenth and measure what the "
+                f"tokens save. Pass a text of some thousand characters."
+            )
+        return self.held_out
+
+
+def _opened(tokenizer: object, count: int) -> TokenBytes:
+    """Return the tokens of a tokenizer, after a check of the requested number of tokens.
+
+    Raises:
+        SizeError: `count` is below 1.
+    """
+    if count < 1:
+        raise SizeError(f"count is {count}; it must be 1 or more, the number of tokens to suggest.")
+    return TokenBytes(as_tokenizer(tokenizer))
+
+
+def _counted(chunks: Iterable[str], tokenizer: Tokenizer) -> IdArray:
+    """Encode chunks of text, each by itself, and return how often each token ID occurs, `(V,)`."""
+    rest, counts = iter(chunks), np.zeros(table_size(tokenizer), dtype=np.int64)
+    while block := list(itertools.islice(rest, _AT_ONCE)):
+        for encoding in tokenizer.encode_batch_fast(block, add_special_tokens=False):
+            counts += np.bincount(np.array(encoding.ids, dtype=np.int64), minlength=len(counts))
+    return counts
+
+
+def _size(chunks: Iterable[str], counts: IdArray, unknown: str | None, tokens: TokenBytes) -> EncodedSize:
+    """Return the size of a text from its token counts.
+
+    Args:
+        chunks: The text.
+        counts: How often each token ID occurs in it, `(V,)`.
+        unknown: Name of the unknown token, or `None`.
+        tokens: The tokenizer.
+    """
+    num_unknown = 0 if unknown is None else int(counts[tokens.vocabulary[unknown]])
+    return EncodedSize(sum(len(chunk.encode()) for chunk in chunks), int(counts.sum()), num_unknown)
+
+
+def _unknown(old: TokenBytes, data: Data) -> str | None:
+    """Return the name of the unknown token, or `None` if there is none; `data` is the tokenizer's `tokenizer.json`."""
+    token_id = unknown_token(data, old)
+    return None if token_id is None else old.entries.get(token_id)
+
+
+# Candidates
+
+
+def _merged_tokens(old: TokenBytes, data: Data, chunks: Iterable[str], count: int) -> Sequence[str | AddedMerge]:
+    """Return the suggested merges of a BPE tokenizer, or the suggested texts for a Unigram one.
+
+    Args:
+        old: The tokenizer.
+        data: The content of its `tokenizer.json`.
+        chunks: The text to train on.
+        count: Largest number of tokens.
+    """
+    apart = {old.entries[i] for i in old.added} | {name for name in (_unknown(old, data),) if name is not None}
+    apart |= {entry for entry, i in old.vocabulary.items() if old.is_byte(i) or not _fits_a_line(entry)}
+    words = _word_counts(old, chunks, apart)
+    is_bpe = data["model"]["type"] == "BPE"
+    pairs, used = continue_merges(
+        words,
+        count if is_bpe else 2 * count,
+        join=lambda pair: AddedMerge(*pair).name(old.prefix),
+        taken=old.vocabulary,
+    )
+    if is_bpe:
+        return [AddedMerge(left, right) for left, right in pairs]
+    texts = {left + right: (left + right).replace("▁", " ") for left, right in pairs}
+    saved = {text: used[entry] * (len(old.encode(text.encode())) - 1) for entry, text in texts.items()}
+    return sorted((text for text in saved if saved[text] > 0), key=lambda text: (-saved[text], text))[:count]
+
+
+def _word_counts(old: TokenBytes, chunks: Iterable[str], apart: set[str]) -> Counter[tuple[str, ...]]:
+    """Count the runs of two tokens or more inside which tokens may be merged.
+
+    They are the pre-tokens. If the tokenizer does not split words (LLaMA-2), they end before each word too.
+
+    Args:
+        old: The tokenizer.
+        chunks: The text.
+        apart: Names of the tokens that are never merged.
+    """
+    entries, runs = old.entries, Counter[tuple[int, ...]]()
+    for ids, words, _, _ in _with_words(old, chunks):
+        ends = (np.flatnonzero(words[1:] != words[:-1]) + 1).tolist()
+        numbers = ids.tolist()
+        for begin, end in itertools.pairwise([0, *ends, len(numbers)]):
+            if end - begin > 1:
+                runs[tuple(numbers[begin:end])] += 1
+    spaces = {name: (text[:1].isspace(), text.isspace()) for i, name in entries.items() for text in old.readings(i)[:1]}
+    splits = len({*old.tokenizer.encode("a b", add_special_tokens=False).word_ids}) > 1
+    found = Counter[tuple[str, ...]]()
+    for run, number in runs.items():
+        names = [entries[i] for i in run]
+        for part in cut_words(
+            names, apart, lambda a, b: not splits and spaces[b][0] and not (spaces[a][1] and spaces[b][1])
+        ):
+            found[tuple(part)] += number
+    return found
+
+
+def _with_words(
+    old: TokenBytes, chunks: Iterable[str]
+) -> Iterator[tuple[IdArray, IdArray, str, list[tuple[int, int]]]]:
+    """Encode chunks of text, and yield the pre-token of each token.
+
+    Yields:
+        The token IDs, `(N,)`; the number of the pre-token of each, `(N,)`; the chunk; and the start and end of each
+        token in it.
+    """
+    rest = iter(chunks)
+    while block := list(itertools.islice(rest, _AT_ONCE)):
+        for chunk, encoding in zip(block, old.tokenizer.encode_batch(block, add_special_tokens=False), strict=True):
+            words = [-1 if word is None else word for word in encoding.word_ids]
+            yield np.array(encoding.ids), np.array(words), chunk, encoding.offsets
+
+
+def _whole_words(old: TokenBytes, data: Data, chunks: Iterable[str], count: int) -> list[str]:
+    """Return the words of a text that would save the most tokens as single tokens of a WordPiece or word tokenizer.
+
+    Args:
+        old: The tokenizer.
+        data: The content of its `tokenizer.json`.
+        chunks: The text.
+        count: Largest number of words.
+    """
+    unknown = unknown_token(data, old)
+    counts, costs = Counter[str](), dict[str, int]()
+    for ids, words, chunk, offsets in _with_words(old, chunks):
+        ends = (np.flatnonzero(words[1:] != words[:-1]) + 1).tolist()
+        for begin, end in itertools.pairwise([0, *ends, len(ids)]):
+            if end - begin > 1 or (len(ids) and ids[begin] == unknown):
+                word = chunk[offsets[begin][0] : offsets[end - 1][1]]
+                counts[word] += 1
+                costs[word] = len(word) if unknown in ids[begin:end] else end - begin
+    saved = Counter[str]()
+    for word, number in counts.items():
+        entry = normalized(old.tokenizer, word).strip()
+        if number > 1 and entry and entry not in old.vocabulary and _fits_a_line(entry) and entry == entry.split()[0]:
+            saved[entry] += number * max(costs[word] - 1, 1)
+    return sorted(saved, key=lambda word: (-saved[word], word))[:count]
+
+
+def _subwords(old: TokenBytes, tokens: Sequence[str | AddedMerge]) -> list[tuple[str, ...]]:
+    """Return the texts of the old tokens that each new token replaces.
+
+    Args:
+        old: The old tokenizer.
+        tokens: The new tokens; a merge comes after those of its parts.
+    """
+    built: dict[str, tuple[str, ...]] = {}
+    subwords = []
+    for token in tokens:
+        if isinstance(token, AddedMerge):
+            left, right = (built.get(part, (part,)) for part in (token.left, token.right))
+            names = built[token.name(old.prefix)] = left + right
+            ids: Sequence[int] = [old.vocabulary[name] for name in names]
+        else:
+            ids = old.encode(token.encode())
+        subwords.append(tuple(token_text(old.tokenizer, i) for i in ids))
+    return subwords
+
+
+def _fits_a_line(text: str) -> bool:
+    """Return whether a text is one line of a file that is read back unchanged."""
+    return text.splitlines() == [text] and text.strip() != ""

@@ -1,0 +1,121 @@
+"""GGUF files: headers read as by the package gguf, copies written byte for byte, and damage refused."""
+
+import struct
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf_models import TYPES, WIDTH, blocks, write_file
+
+from embedlayer.errors import CheckpointError, FileError
+from embedlayer.io.gguf_files import NewTensor, can_quantise, dequantise, quantise, read_gguf, write_gguf
+
+QUANTISED = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4")
+READ = (
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
+    *("IQ4_NL", "IQ4_XS"),
+)
+
+
+@pytest.mark.parametrize("dtype", ["F32", *QUANTISED, *READ])
+def test_rows_of_every_type_are_those_of_the_package_gguf(dtype) -> None:
+    stored = blocks(dtype, 3)
+    assert can_quantise(dtype) == (dtype not in READ)
+    expected = gguf.quants.dequantize(stored.view(np.float32) if dtype == "F32" else stored, TYPES[dtype])
+    if dtype == "F16":
+        expected = stored.view(np.float16).astype(np.float32)
+    if dtype not in ("F32", "F16"):
+        np.testing.assert_array_equal(dequantise(torch.from_numpy(stored), dtype).numpy(), expected)
+    if dtype not in READ:
+        again = quantise(torch.from_numpy(np.ascontiguousarray(expected, np.float32)), dtype)
+        assert again is not None
+        assert again.shape == stored.shape
+
+
+@pytest.mark.parametrize("alignment", [None, 64])
+def test_a_header_is_read_as_by_the_package_gguf_and_a_copy_has_the_same_bytes(tmp_path, alignment) -> None:
+    path = write_file(tmp_path / "a.gguf", dtype="Q5_0", head="F16", alignment=alignment)
+    file, reader = read_gguf(path), gguf.GGUFReader(path)
+    assert file.alignment == reader.alignment
+    assert {key: value.value for key, value in file.metadata.items()} == {
+        key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")
+    }
+    for tensor in reader.tensors:
+        info = file.tensors[tensor.name]
+        assert (info.dtype, info.start) == (tensor.tensor_type.name, tensor.data_offset)
+        assert info.shape == tuple(reversed(tensor.shape.tolist()))
+        assert file.stored_rows(tensor.name).numpy().tobytes() == tensor.data.tobytes()
+    write_gguf(file, tmp_path / "b.gguf", metadata={}, tensors={})
+    assert (tmp_path / "b.gguf").read_bytes() == path.read_bytes()
+    with pytest.raises(FileError, match="the file that is copied"):
+        write_gguf(file, path, metadata={}, tensors={})
+
+
+def test_replaced_tensors_and_values_are_read_back_and_the_rest_stays(tmp_path) -> None:
+    path = write_file(tmp_path / "a.gguf")
+    new = NewTensor("Q4_0", (5, WIDTH), torch.from_numpy(blocks("Q4_0", 5)))
+    write_gguf(
+        read_gguf(path),
+        tmp_path / "b.gguf",
+        metadata={"tokenizer.ggml.tokens": ["ä", "b\0"], "llama.block_count": 7, "unknown": 1},
+        tensors={"token_embd.weight": new},
+    )
+    before, after = gguf.GGUFReader(path), gguf.GGUFReader(tmp_path / "b.gguf")
+    assert after.get_field("tokenizer.ggml.tokens").contents() == ["ä", "b\0"]
+    assert after.get_field("llama.block_count").contents() == 7
+    assert after.get_field("unknown") is None
+    first, *rest = after.tensors
+    assert (first.tensor_type, first.data.tobytes()) == (TYPES.Q4_0, new.data.numpy().tobytes())
+    for old, tensor in zip(before.tensors[1:], rest, strict=True):
+        assert (old.name, old.tensor_type, old.data.tobytes()) == (
+            tensor.name,
+            tensor.tensor_type,
+            tensor.data.tobytes(),
+        )
+        assert tensor.data_offset % after.alignment == 0
+
+
+def edited(path, place: int, content: bytes) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[place : place + len(content)] = content
+    path.write_bytes(raw)
+
+
+def test_damage_is_a_sentence_and_not_a_traceback(tmp_path) -> None:
+    whole = write_file(tmp_path / "whole.gguf").read_bytes()
+    path = tmp_path / "a.gguf"
+    for content, message in {
+        whole[:10]: "is no whole GGUF file: it has 10 bytes",
+        b"GGML" + whole[4:]: "is no GGUF file: it starts with b'GGML'",
+        b"GGUF" + struct.pack(">I", 3) + whole[8:]: "is a big-endian GGUF file",
+        b"GGUF" + struct.pack("<I", 9) + whole[8:]: "is a GGUF file of version 9",
+        whole[:8] + b"\xff" * 16 + whole[24:]: "is no whole GGUF file: it states",
+        whole[:-600]: "does not lie inside it",
+        whole[:300]: "It is damaged or cut short: copy it again",
+    }.items():
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=message):
+            read_gguf(path)
+    place = whole.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 16
+    path.write_bytes(whole)
+    edited(path, place, struct.pack("<I", 250))
+    with pytest.raises(
+        CheckpointError, match="token_embd.weight has type 250, which the installed package gguf does not"
+    ):
+        read_gguf(path)
+    for cut in range(24, len(whole) - 1, 97):  # wherever it is cut
+        path.write_bytes(whole[:cut])
+        with pytest.raises(CheckpointError):
+            read_gguf(path)
+
+
+def test_a_part_of_a_split_model_is_refused(tmp_path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m-00001-of-00002.gguf", "llama")
+    writer.add_uint16("split.count", 2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match="is one of 2 parts of a split model: join them"):
+        read_gguf(tmp_path / "m-00001-of-00002.gguf")

@@ -1,0 +1,150 @@
+"""Edits of GGUF files, checked with the reader of the package gguf."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from commands import run
+from gguf_models import TYPES, WIDTH, blocks, write_file
+from tokenizer_kinds import ENGLISH
+
+import embedlayer as el
+from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
+from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, TokenizerError, VocabularyError
+from embedlayer.io.gguf_files import quantise
+from embedlayer.vocab import add_tokens, edit_vocabulary, remove_tokens, write_into_gguf
+from embedlayer.vocab.receipt import Receipt
+
+SIZE = 300
+BPE = train_tokenizer(ENGLISH, "bpe", vocab_size=SIZE)
+ENDS = ("token_embd.weight", "output.weight")
+EDITED = {f"tokenizer.ggml.{key}" for key in ("tokens", "token_type", "scores", "merges")} | {"llama.vocab_size"}
+
+
+def by_name(path) -> dict[str, gguf.ReaderTensor]:
+    return {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+
+
+def check_rest(old, new) -> None:
+    """Check that all tensors but the table and the head have the same bytes, and all metadata but the tokens too."""
+    before, after = gguf.GGUFReader(old), gguf.GGUFReader(new)
+    assert [tensor.name for tensor in before.tensors] == [tensor.name for tensor in after.tensors]
+    for one, other in zip(before.tensors, after.tensors, strict=True):
+        assert other.data_offset % after.alignment == 0
+        if one.name not in ENDS:
+            assert (one.tensor_type, one.data.tobytes()) == (other.tensor_type, other.data.tobytes())
+    assert list(before.fields) == list(after.fields)
+    changed = {key for key, field in before.fields.items() if field.contents() != after.fields[key].contents()}
+    assert changed <= EDITED
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16", "Q4_0", "Q5_1", "Q8_0", "TQ2_0", "MXFP4"])
+def test_kept_rows_keep_their_bytes_and_new_rows_are_quantised(tmp_path, dtype) -> None:
+    old, new = tmp_path / "old.gguf", tmp_path / "new.gguf"
+    write_file(old, dtype=dtype, head=dtype, tokenizer=("gpt2", BPE), alignment=64)
+    raw = old.read_bytes()
+    receipt = edit_vocabulary(old, add=[" otters", " zebras"], remove=[" dogs"], special=["<|x|>"], out=new)
+    assert old.read_bytes() == raw
+    check_rest(old, new)
+    kept = receipt.row_map.sources[receipt.row_map.sources >= 0].numpy()
+    size = SIZE - len(receipt.dropped)
+    for seed, name in enumerate(ENDS):
+        before, after = blocks(dtype, SIZE, seed=seed), by_name(new)[name]
+        assert after.tensor_type == TYPES[dtype]
+        stored = after.data.reshape(len(after.data), -1).view(np.uint8)
+        np.testing.assert_array_equal(stored[:size], before.view(np.uint8)[kept])
+        numbers = torch.from_numpy(gguf.quants.dequantize(after.data, TYPES[dtype]).astype(np.float32))
+        ids = BPE.encode(" otters").ids
+        of = torch.from_numpy(gguf.quants.dequantize(by_name(old)[name].data, TYPES[dtype]).astype(np.float32))
+        mean = torch.stack([of[token] for token in ids]).mean(0, keepdim=True)
+        if dtype == "F32":
+            torch.testing.assert_close(numbers[size : size + 1], mean)
+        else:
+            np.testing.assert_array_equal(stored[size : size + 1], quantise(mean, dtype).numpy())
+        assert numbers.shape == (size + 3, WIDTH)
+    opened = el.open_model(new)
+    assert opened.encode("my otters<|x|>")[-2:] == [size, size + 2]
+    assert opened.tokenizer.decode([size, size + 1]) == " otters zebras"
+    fields = gguf.GGUFReader(new).fields
+    types = dict(zip(*(fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "token_type")), strict=True))
+    assert (types[" otters"], types["<|x|>"], types["Ġthe"]) == (4, 3, 1)
+    assert Receipt.load(f"{new}.receipt").added == receipt.added
+
+
+def test_a_type_that_gguf_cannot_quantise_becomes_q8_0_with_a_warning_only_if_rows_are_added(tmp_path) -> None:
+    old = write_file(tmp_path / "old.gguf", dtype="Q6_K", tokenizer=("gpt2", BPE))
+    remove_tokens(old, [" dogs"], out=tmp_path / "fewer.gguf")
+    assert by_name(tmp_path / "fewer.gguf")[ENDS[0]].tensor_type == TYPES.Q6_K
+    with pytest.warns(EmbedLayerWarning, match=r"is written as Q8_0, 18,600 bytes more for 300 rows"):
+        add_tokens(old, [" otters"], out=tmp_path / "more.gguf")
+    check_rest(old, tmp_path / "more.gguf")
+    found = by_name(tmp_path / "more.gguf")[ENDS[0]]
+    rows = gguf.quants.dequantize(blocks("Q6_K", SIZE), TYPES.Q6_K)
+    np.testing.assert_array_equal(found.data[:SIZE], gguf.quants.quantize(rows, TYPES.Q8_0))
+
+
+def test_export_writes_an_edited_table_into_a_copy_and_equal_rows_keep_their_bytes(tmp_path, capsys) -> None:
+    original = write_file(tmp_path / "old.gguf", dtype="Q4_0", tokenizer=("gpt2", BPE))
+    layer = el.load(original)
+    table = el.TokenEmbedding.from_pretrained(layer.table.rows(0, SIZE))
+    edited = el.EmbeddingLayer(table, head=el.OutputHead(table))
+    receipt = edit_vocabulary(edited, add=[" otters"], tokenizer=load_tokenizer(original))
+    with torch.no_grad():
+        table.weight[7] = 0.5
+    edited.save_pretrained(tmp_path / "folder", tokenizer=receipt.tokenizer)
+    assert run("export", tmp_path / "folder", "--into", original, "-o", tmp_path / "new.gguf") == 0
+    assert "Wrote 301 rows of 256 numbers as gguf" in capsys.readouterr().out
+    check_rest(original, tmp_path / "new.gguf")
+    found, before = by_name(tmp_path / "new.gguf")[ENDS[0]].data, blocks("Q4_0", SIZE)
+    changed = [row for row in range(SIZE) if found[row].tobytes() != before[row].tobytes()]
+    assert changed == [7]
+    np.testing.assert_array_equal(found[7:8], gguf.quants.quantize(np.full((1, WIDTH), 0.5, np.float32), TYPES.Q4_0))
+    assert el.open_model(tmp_path / "new.gguf").encode("an otters")[-1] == SIZE
+
+
+def test_a_table_of_kept_rows_is_written_in_a_type_that_gguf_cannot_quantise(tmp_path) -> None:
+    original = write_file(tmp_path / "old.gguf", dtype="Q6_K", tokenizer=("gpt2", BPE))
+    table, tokenizer = el.load(original).table, load_tokenizer(original)
+    assert write_into_gguf(table, tokenizer, original, tmp_path / "same.gguf", head=None) == SIZE
+    assert (tmp_path / "same.gguf").read_bytes() == original.read_bytes()
+    rows = table.rows(0, SIZE)
+    rows[3] = 1
+    with pytest.warns(EmbedLayerWarning, match="is written as Q8_0"):
+        write_into_gguf(
+            el.TokenEmbedding.from_pretrained(rows), tokenizer, original, tmp_path / "other.gguf", head=None
+        )
+    found = by_name(tmp_path / "other.gguf")[ENDS[0]].data
+    np.testing.assert_array_equal(found, gguf.quants.quantize(rows.numpy(), TYPES.Q8_0))
+
+
+def test_what_cannot_be_edited_is_refused_and_nothing_is_written(tmp_path, capsys) -> None:
+    old = write_file(tmp_path / "old.gguf", tokenizer=("gpt2", BPE), head="Q8_0")
+    odd = write_file(
+        tmp_path / "odd.gguf", tokenizer=("gpt2", BPE), tensors={"blk.0.map.weight": np.ones(SIZE, np.float32)}
+    )
+    narrow = el.TokenEmbedding(SIZE, 8)
+    narrow.save_pretrained(tmp_path / "narrow", tokenizer=BPE)
+    el.TokenEmbedding(SIZE, WIDTH).save_pretrained(tmp_path / "alone", tokenizer=BPE)
+    (tmp_path / "folder").mkdir()
+    write_file(tmp_path / "folder" / "model.gguf", tokenizer=("gpt2", BPE), dtype="F32")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(CheckpointError, match="model.gguf is a GGUF file: write into it with"):
+        add_tokens(tmp_path / "folder", [" otters"], out=tmp_path / "copy")
+    out = tmp_path / "new.gguf"
+    with pytest.raises(CheckpointError, match=r"blk.0.map.weight of .* has 300 rows or columns"):
+        add_tokens(odd, [" otters"], out=out)
+    with pytest.raises(FileError, match="exists"):
+        add_tokens(old, [" otters"], out=old)
+    with pytest.raises(FileError, match="is written to a new file"):
+        add_tokens(old, [" otters"])
+    with pytest.raises(VocabularyError):
+        add_tokens(old, [" the"], out=out)
+    with pytest.raises(TokenizerError, match="cannot describe a WordLevel model"):
+        el.vocab.transplant(old, train_tokenizer(ENGLISH, "word"), out=out)
+    assert run("export", tmp_path / "narrow", "--into", old, "-o", out) == 2
+    assert "The rows have 8 numbers and those of" in capsys.readouterr().err
+    assert run("export", tmp_path / "alone", "--into", old, "-o", out) == 2
+    assert "has an untied head and the table that is written has none" in capsys.readouterr().err
+    assert run("export", tmp_path / "alone", "-o", out) == 1
+    assert "name that file with --into" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
