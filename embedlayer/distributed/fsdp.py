@@ -127,19 +127,21 @@ class FsdpParameter:
         sizes = nn.Parameter(
             torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), requires_grad=self.parameter.requires_grad
         )
-        new = type(record)(
-            param=sizes,
-            module_info=record._module_info,
-            mesh_info=record.mesh_info,
-            post_forward_mesh_info=record.post_forward_mesh_info,
-            device=record.device,
-            shard_placement_fn=None,
-            mp_policy=record.mp_policy,
-            offload_policy=self.group.offload_policy,
-        )
+        try:
+            new = type(record)(
+                param=sizes,
+                module_info=record._module_info,
+                mesh_info=record.mesh_info,
+                post_forward_mesh_info=record.post_forward_mesh_info,
+                device=record.device,
+                shard_placement_fn=None,
+                mp_policy=record.mp_policy,
+                offload_policy=self.group.offload_policy,
+            )
+        finally:
+            record._setattr_on_modules(self.parameter)  # the constructor registers a parameter of its own
         replace_dtensor(self.parameter, tensor)
         new.sharded_param = self.parameter
-        new._setattr_on_modules(self.parameter)
         new.reset_sharded_param()  # it reads the parameter of the module, and adds FSDP's own padding
         new.init_dtype_attrs(new.mp_policy)
         self.group.fsdp_params[self.group.fsdp_params.index(record)] = new

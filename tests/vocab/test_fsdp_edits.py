@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 import embedlayer as el
 from embedlayer.distributed import fsdp, register_fsdp_methods
 from embedlayer.kernels import kernels_disabled
-from embedlayer.vocab import MeanNoiseInit, RandomInit, add_tokens, edit_vocabulary
+from embedlayer.vocab import MeanNoiseInit, RandomInit, add_tokens, edit_vocabulary, live_modules
 
 V, D = 29, 4
 EDITS: dict[str, dict[str, Any]] = {
@@ -218,6 +218,14 @@ def refusals() -> list[tuple[str, str]]:
         finally:
             fsdp.USED = used
 
+    def with_a_failing_step() -> None:
+        do_all = live_modules._do_all
+        live_modules._do_all = lambda steps: do_all([*steps, ({}.popitem, int)])
+        try:
+            edit_vocabulary(model, add=9, optimizer=optimizer)
+        finally:
+            live_modules._do_all = do_all
+
     def with_unreduced_gradients() -> None:
         model.set_requires_gradient_sync(False)
         loss_of(model).backward()
@@ -225,6 +233,7 @@ def refusals() -> list[tuple[str, str]]:
 
     for error, words, refused in [
         (el.SizeError, "has no sizes. Edit the model before fully_shard, or reserve rows", with_other_torch),
+        (KeyError, "dictionary is empty", with_a_failing_step),
         (el.SizeError, "pass that module", lambda: edit_vocabulary(model.table, add=1)),
         (el.SizeError, "before fully_shard", lambda: add_tokens(model, 1, optimizer=None, train_only_new=True)),
         (el.CheckpointError, "patch before fully_shard", lambda: el.patch(unpatched)),
@@ -241,6 +250,8 @@ def refusals() -> list[tuple[str, str]]:
             refused()
         found.append((type(caught.value).__name__, str(caught.value)))
         assert_same(state_of(model, optimizer), before, words)
+    model.set_requires_gradient_sync(True)
+    train(model, optimizer)
     del loss
     edit_vocabulary(plain, add=1)
     return found
