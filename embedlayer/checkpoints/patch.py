@@ -12,6 +12,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from embedlayer.distributed.dtensors import has_fsdp_modules
 from embedlayer.errors import CheckpointError
 from embedlayer.families import SCALE_ATTRIBUTES
 from embedlayer.layers.logit_source import LogitsReport
@@ -50,8 +51,8 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
         The same model.
 
     Raises:
-        CheckpointError: An embedding does more than look-up and scale, or `row_sparse` is requested for a model with a
-            tied head. The model is then unchanged.
+        CheckpointError: An embedding does more than look-up and scale, `row_sparse` is requested for a model with a
+            tied head, or `fully_shard` was called before. The model is then unchanged.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -60,6 +61,8 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
         ('TokenEmbedding', 'OutputHead')
     """
     old_tables, old_heads = _look_ups(model), _heads(model)
+    if (old_tables or old_heads) and has_fsdp_modules(model):
+        raise CheckpointError("FSDP gathers parameters for the modules it was given: patch before fully_shard.")
     if row_sparse:
         _refuse_tied(old_tables, model)
     tables = [(old, _table_like(old, row_sparse=row_sparse)) for old in old_tables]

@@ -1,10 +1,22 @@
-"""FSDP2 for modules with methods other than `forward` that read parameters, such as `loss` and `logits`."""
+"""FSDP2 for modules with methods other than `forward` that read parameters, and for edits of the number of rows.
+
+torch has no public function that gives a parameter another size after `fully_shard`. FSDP2 stores the sizes of each
+parameter in an object of its own (`FSDPParam` in torch/distributed/fsdp/_fully_shard/_fsdp_param.py), which
+`FsdpParameter` replaces by a new one of the same class. This is the only place that uses FSDP's private objects. They
+are checked before anything is changed, so another version of torch gives an error that names the alternatives.
+"""
 
 import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, cast
 
-from torch import nn
-from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
+from embedlayer.distributed.dtensors import check_replaceable, replace_dtensor
+from embedlayer.errors import SizeError
 from embedlayer.pretrained import Pretrained
 
 METHODS = (
@@ -40,3 +52,139 @@ def register_fsdp_methods(model: nn.Module) -> nn.Module:
             if inspect.ismethod(method) and name not in vars(module):
                 register_fsdp_forward_method(module, name)
     return model
+
+
+USED = (
+    *("_module_info", "mesh_info", "post_forward_mesh_info", "device", "mp_policy", "is_dtensor"),
+    *("_post_load_hook_handle", "_setattr_on_modules", "reset_sharded_param", "init_dtype_attrs"),
+)
+"""Attributes of torch's `FSDPParam` that `FsdpParameter` uses to change the number of rows."""
+
+ARGUMENTS = (
+    *("param", "module_info", "mesh_info", "post_forward_mesh_info", "device", "shard_placement_fn", "mp_policy"),
+    "offload_policy",
+)
+"""Arguments of the constructor of `FSDPParam`."""
+
+
+@dataclass(frozen=True)
+class FsdpParameter:
+    """A parameter that `fully_shard` has sharded, and the FSDP group that gathers it.
+
+    Attributes:
+        parameter: The parameter, a DTensor.
+        group: FSDP's group of parameters that are gathered together (`FSDPParamGroup`).
+    """
+
+    parameter: nn.Parameter
+    group: Any
+
+    def check(self, num_rows: int) -> None:
+        """Check that `replace` can replace the parameter by one with `num_rows` rows; nothing is changed.
+
+        Raises:
+            SizeError: FSDP has gradients that it has not reduced or is gathering the parameter, or torch has another
+                `FSDPParam` than this module knows.
+        """
+        record = self._record()
+        pending = (
+            getattr(record, "unsharded_accumulated_grad", None),
+            getattr(getattr(record, "unsharded_param", None), "grad", None),
+            getattr(self.group, "_partial_reduce_output", None),
+        )
+        if any(each is not None for each in pending):
+            raise SizeError(
+                "FSDP has gradients that are not reduced yet, as after set_requires_gradient_sync(False): edit after a "
+                "backward pass that reduces them."
+            )
+        if getattr(self.group, "_all_gather_result", None) is not None:
+            raise SizeError("FSDP is gathering this parameter (unshard(async_op=True)): wait for it before the edit.")
+        if num_rows == len(self.parameter):
+            return
+        missing = [name for name in USED if not hasattr(record, name)]
+        missing += [name for name in ARGUMENTS if name not in inspect.signature(type(record)).parameters]
+        if missing or record.is_dtensor:
+            reason = f"FSDP of torch {torch.__version__} has no {', '.join(missing)}"
+            raise SizeError(
+                f"The number of rows cannot change from {len(self.parameter)} to {num_rows} after fully_shard: "
+                f"{reason if missing else 'the parameter was a DTensor before fully_shard'}. Edit the model before "
+                f"fully_shard, or reserve rows for new tokens before it with pad_to_multiple_of."
+            )
+        check_replaceable(self.parameter)
+
+    def replace(self, tensor: Tensor) -> None:
+        """Replace the values of the parameter by those of a DTensor; the parameter stays the same object.
+
+        With the same number of rows the values are copied in place. With another number FSDP's record of the sizes is
+        replaced by a new one. `check` must have passed.
+        """
+        record = self._record()
+        if hasattr(record, "unsharded_param"):  # a loss that still exists must not be differentiated with new rows
+            torch.autograd.graph.increment_version(record.unsharded_param)
+        if tensor.shape == self.parameter.shape:
+            replace_dtensor(self.parameter, tensor)
+            return
+        sizes = nn.Parameter(
+            torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), requires_grad=self.parameter.requires_grad
+        )
+        try:
+            new = type(record)(
+                param=sizes,
+                module_info=record._module_info,
+                mesh_info=record.mesh_info,
+                post_forward_mesh_info=record.post_forward_mesh_info,
+                device=record.device,
+                shard_placement_fn=None,
+                mp_policy=record.mp_policy,
+                offload_policy=self.group.offload_policy,
+            )
+        finally:
+            record._setattr_on_modules(self.parameter)  # the constructor registers a parameter of its own
+        replace_dtensor(self.parameter, tensor)
+        new.sharded_param = self.parameter
+        new.reset_sharded_param()  # it reads the parameter of the module, and adds FSDP's own padding
+        new.init_dtype_attrs(new.mp_policy)
+        self.group.fsdp_params[self.group.fsdp_params.index(record)] = new
+        record._post_load_hook_handle.remove()
+
+    def _record(self) -> Any:
+        """Return FSDP's object with the sizes of this parameter."""
+        return next(each for each in self.group.fsdp_params if each.sharded_param is self.parameter)
+
+
+def fsdp_parameters(module: nn.Module, parts: Iterable[nn.Module] = ()) -> dict[int, FsdpParameter]:
+    """Reshard a module, and return the parameters that FSDP2 shards in it, by the `id` of the parameter.
+
+    After `fully_shard` a module has sharded or gathered parameters, depending on its last call. Afterwards all are the
+    sharded ones, which have the optimizer's state. The values of no parameter change.
+
+    Args:
+        module: The module. If `fully_shard` was called on none of its submodules, the result is empty.
+        parts: Submodules whose parameters must be in the result, if FSDP shards them.
+
+    Raises:
+        SizeError: FSDP shards a parameter of `parts` in a module that contains `module`, or the FSDP of this torch has
+            no groups of parameters where this function looks for them.
+    """
+    found: dict[int, FsdpParameter] = {}
+    for wrapped in module.modules():
+        if not isinstance(wrapped, FSDPModule):
+            continue
+        wrapped.reshard()
+        groups = getattr(cast(Any, fully_shard).state(wrapped), "_fsdp_param_groups", None)
+        if groups is None:
+            raise SizeError(
+                f"FSDP of torch {torch.__version__} stores its parameters elsewhere than expected: edit the model "
+                f"before fully_shard."
+            )
+        for group in groups:
+            for record in group.fsdp_params:
+                found[id(record.sharded_param)] = FsdpParameter(record.sharded_param, group)
+    for part in parts if not isinstance(module, FSDPModule) else ():
+        own = [parameter for parameter in part.parameters(recurse=False) if not hasattr(parameter, "shard_group")]
+        if getattr(part, "_is_fsdp_managed_module", False) and any(id(parameter) not in found for parameter in own):
+            raise SizeError(
+                f"fully_shard was called on a module that contains this {type(module).__name__}, and FSDP gathers its "
+                f"rows there: pass that module."
+            )
+    return found

@@ -79,9 +79,9 @@ def edit_vocabulary(
     token IDs in configurations are changed to match. Kept rows and their moments keep every bit; the moments of new
     rows are zero. Parameters stay the same objects.
 
-    If tables are sharded over ranks (`embedlayer.distributed.sharded`), each rank edits its own rows. All ranks must
-    make the same call. Random rows get the values of rank 0. Each rank has a receipt with its own dropped rows, and all
-    ranks must call `receipt.undo`.
+    If tables are sharded over ranks (`embedlayer.distributed.sharded`, `fully_shard`), each rank edits its own rows.
+    All ranks must make the same call. Random rows get the values of rank 0. Each rank has a receipt with its own
+    dropped rows, and all ranks must call `receipt.undo`.
 
     Args:
         target: A table, a head, a layer, a model or any module that contains these; or a folder. A folder is one that

@@ -263,16 +263,16 @@ class EditRequest(VocabularyEdit):
         computed_from: dict[str | None, list[tuple[int, ...]]] = {}
 
         def values(rows: RowTensor) -> Iterator[Tensor]:
-            stored = rows.tensor.detach()
+            stored = rows.local
             if stored.dim() == 1:
                 none: list[tuple[int, ...]] = [()] * len(new_ids)
                 sources = computed_from.get(rows.end, computed_from.get("table", none))
-                yield _bias(stored[: tokens.num_tokens], sources)
+                yield _bias(rows.collectives.all_gather(stored)[: tokens.num_tokens], sources)
                 return
             old = WeightRows(
                 stored,
                 vocab_size=tokens.num_tokens,
-                num_rows=row_map.old_size,
+                num_rows=rows.partitions(row_map)[0].num_rows,
                 collectives=rows.collectives,
                 decode=rows.decode,
             )

@@ -4,10 +4,11 @@ All new tensors are computed first; then they replace the old ones together, or 
 same objects, so tied heads and optimizers keep their references. Each rank moves its own rows of a sharded table.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -18,6 +19,13 @@ from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.checkpoints.patch import REPLACED
 from embedlayer.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
 from embedlayer.data.tokenizer import fingerprint
+from embedlayer.distributed.dtensors import (
+    check_replaceable,
+    is_dtensor,
+    placements_of,
+    replace_dtensor,
+    row_collectives,
+)
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.errors import CheckpointError, SizeError, TokenIdError, VocabularyError
 from embedlayer.families import VOCAB_SIZE_KEYS
@@ -30,6 +38,9 @@ from embedlayer.tables.sparse_gradient import row_gradient
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit, round_up
 from embedlayer.vocab.row_map import RowMap, RowResult, RowTensor, apply_row_map, row_fingerprint
+
+if TYPE_CHECKING:
+    from embedlayer.distributed.fsdp import FsdpParameter
 
 TOKEN_IDS = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "mask_token_id", "sep_token_id"),
@@ -47,7 +58,7 @@ class LocalTable(NamedTuple):
     Attributes:
         local: The stored rows as a table: `table` itself, or this rank's part of a sharded table.
         table: The whole table.
-        collectives: The ranks over which the rows are sharded; a single process if they are not.
+        collectives: The ranks over which the rows of a `ShardedTable` are sharded; a single process for other tables.
         of_head: Whether the table is the weight of a sharded untied head.
     """
 
@@ -60,6 +71,11 @@ class LocalTable(NamedTuple):
     def stored(self) -> TokenEmbedding:
         """Return the dense table that stores the rows: the inner table of a factorised one, else `local`."""
         return self.local.inner if isinstance(self.local, FactorizedEmbedding) else self.local
+
+    @property
+    def shards(self) -> Collectives:
+        """Return the ranks over which the rows are sharded, in a `ShardedTable` or as a DTensor, which FSDP2 uses."""
+        return row_collectives(self.stored.weight) if self.local is self.table else self.collectives
 
     @property
     def padding_idx(self) -> int | None:
@@ -89,8 +105,10 @@ class VocabularyModules(NamedTuple):
 
     @property
     def collectives(self) -> Collectives:
-        """Return the ranks that must edit together: those of the first sharded table, or a single process."""
-        return next((part.collectives for part in self.local.values() if part.local is not part.table), SINGLE_PROCESS)
+        """Return the ranks that must edit together: those of the first sharded table or head, or a single process."""
+        heads = [head.weight for head in self.heads.values() if not head.tied]
+        shards = [part.shards for part in self.local.values()] + [row_collectives(weight) for weight in heads]
+        return next((each for each in shards if each is not SINGLE_PROCESS), SINGLE_PROCESS)
 
     @property
     def vocab_size(self) -> int:
@@ -189,7 +207,11 @@ def _local_table(name: str, table: TokenTable, of_head: bool) -> tuple[str, Loca
 
 
 def row_tensors(
-    module: nn.Module, modules: VocabularyModules, optimizer: Optimizer | None = None, padding: Mapping[str, int] = {}
+    module: nn.Module,
+    modules: VocabularyModules,
+    optimizer: Optimizer | None = None,
+    padding: Mapping[str, int] = {},
+    fsdp: Mapping[int, "FsdpParameter"] = {},
 ) -> tuple[dict[str, RowTensor], dict[str, Callable[[Tensor], None]]]:
     """Return all tensors of a module and its optimizer with a row for each token, and functions that replace them.
 
@@ -199,10 +221,12 @@ def row_tensors(
         optimizer: The optimizer of the module, or `None`.
         padding: From the name of each dense table that stores rows (`VocabularyModules.stored`) to the number of its
             padding rows after the edit.
+        fsdp: The parameters that FSDP2 shards, by their `id`.
 
     Returns:
         The tensors by name: tables, then heads and their biases, then the optimizer's state as
-        `optimizer.PARAMETER.KEY`. By the same names, functions that put a new tensor in the place of the old one.
+        `optimizer.PARAMETER.KEY`. By the same names, functions that put a new tensor in the place of the old one: a
+        DTensor in the place of a DTensor.
 
     Raises:
         SizeError: The optimizer trains none of these tensors, or its state has a shape that does not show which
@@ -212,15 +236,16 @@ def row_tensors(
     found: dict[int, tuple[str, RowTensor]] = {}
     for name, part in modules.stored.items():
         weight = part.stored.weight
-        rows = RowTensor(weight, "head" if part.of_head else "table", padding.get(name, 0), part.collectives)
+        rows = RowTensor(weight, "head" if part.of_head else "table", padding.get(name, 0), part.shards)
         found[id(weight)] = names.get(id(weight), _join(name, "weight")), rows
     for name, head in modules.heads.items():
         for key, parameter in (("weight", None if head.tied else head.weight), ("bias", head.bias)):
             if parameter is not None:
-                found[id(parameter)] = names.get(id(parameter), _join(name, key)), RowTensor(parameter, "head")
+                rows = RowTensor(parameter, "head", collectives=row_collectives(parameter))
+                found[id(parameter)] = names.get(id(parameter), _join(name, key)), rows
     tensors = dict(found.values())
     replace: dict[str, Callable[[Tensor], None]] = {
-        name: partial(_replace_data, rows.tensor) for name, rows in tensors.items()
+        name: _replace_function(rows.tensor, fsdp.get(id(rows.tensor))) for name, rows in tensors.items()
     }
     if optimizer is not None:
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -237,11 +262,18 @@ def row_tensors(
     return tensors, replace
 
 
-def _replace_data(parameter: Tensor, tensor: Tensor) -> None:
-    """Replace the values of a parameter in place by those of a tensor with another number of rows.
+def _replace_function(parameter: Tensor, fsdp: "FsdpParameter | None") -> Callable[[Tensor], None]:
+    """Return a function that replaces the values of a parameter by those of a tensor with another number of rows.
 
     The parameter stays the same object, so that heads and optimizers keep their references to it.
     """
+    if fsdp is not None:
+        return fsdp.replace
+    return partial(replace_dtensor if is_dtensor(parameter) else _replace_data, parameter)
+
+
+def _replace_data(parameter: Tensor, tensor: Tensor) -> None:
+    """Replace the values of a parameter in place; see `_replace_function`."""
     # A graph that still exists has stored the old shape for this parameter's gradient; torch discards that only when
     # the dtype changes.
     other = torch.float16 if tensor.dtype != torch.float16 else torch.float32
@@ -269,6 +301,11 @@ def _state_with_rows(state: Mapping[str, Any], name: str, parameter: Tensor) -> 
         has_rows = value.shape == parameter.shape or (
             value.shape[0] == len(parameter) and (len(parameter) not in parameter.shape[1:] or "row" in key)
         )
+        if has_rows and is_dtensor(parameter) and placements_of(value) != placements_of(parameter):
+            raise SizeError(
+                f"The optimizer stores {key} of {name} otherwise than the parameter, which is a DTensor: it is not "
+                f"known which values belong to a row. Build the optimizer again after the edit."
+            )
         if not value.is_floating_point() or not (has_rows or value.shape[-1:] == parameter.shape[-1:]):
             raise SizeError(
                 f"The optimizer stores {key} of {name} as {tuple(value.shape)} of {value.dtype}: it is not known how "
@@ -286,8 +323,9 @@ def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
     """
     grad, ranks = rows.tensor.grad, rows.collectives
     if grad is None or not grad.is_sparse:
-        return None if grad is None else row_map.apply(grad, padding=rows.padding, collectives=ranks)
-    old, new = ranks.partition(row_map.old_size), ranks.partition(row_map.size)
+        moved = None if grad is None else row_map.apply(grad, padding=rows.padding, collectives=ranks)
+        return None if moved is None else rows.with_rows(moved, row_map)
+    old, new = rows.partitions(row_map)
     places = row_map.new_ids.to(grad.device)[grad._indices()[0] + old.start]
     order = torch.argsort(places, stable=True)[(places < 0).sum() :]  # dropped rows, which are -1, come first
     counts = torch.bincount(new.rank_of(places[order]), minlength=ranks.size).tolist()
@@ -295,7 +333,7 @@ def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
     places = ranks.all_to_all(places[order], counts, received) - new.start
     values = ranks.all_to_all(grad._values().index_select(0, order), counts, received)
     order = torch.argsort(places, stable=True)
-    shape = (len(new) + rows.padding, *grad.shape[1:])
+    shape = (len(new), *grad.shape[1:])
     moved = torch.sparse_coo_tensor(places[order].unsqueeze(0), values[order], shape, check_invariants=False)
     return row_gradient(rows.tensor, moved)
 
@@ -441,7 +479,8 @@ def apply_to_module(
 ) -> ModuleResult:
     """Apply an edit, or the undo of one, to a live module in place; if anything fails, nothing is changed.
 
-    If tables are sharded, all ranks must call this.
+    If tables are sharded, or parameters are DTensors, all ranks must call this. A module that FSDP2 has gathered is
+    resharded.
 
     Args:
         module: The module.
@@ -461,6 +500,7 @@ def apply_to_module(
         PeerError: Another rank raised an error, or applies another edit.
     """
     modules = vocabulary_modules(module)
+    fsdp = _fsdp_parameters(module, modules)
     ranks = modules.collectives
     stored = [part.stored for part in modules.local.values()]
     pending = [(updates, each.weight) for each in stored if (updates := each.pending_updates) is not None]
@@ -471,7 +511,7 @@ def apply_to_module(
             part=part,
             all_rows_have_ids=any(layer.tensor_names for layer in modules.layers.values()),
         )
-        if resolved.pad_to_multiple_of is not None and ranks is not SINGLE_PROCESS:
+        if resolved.pad_to_multiple_of is not None and any(p.local is not p.table for p in modules.local.values()):
             raise SizeError("Sharded tables have no padding rows: leave out pad_to_multiple_of.")
         row_map = resolved.rows.row_map
         settings, old_settings = new_settings(modules, resolved), settings_of(modules)
@@ -479,8 +519,10 @@ def apply_to_module(
         for updates, weight in pending:  # rows and moments become those of dense AdamW
             updates.apply_all(weight, moments=True)
         padding = {n: settings[_join(n, "num_rows")] - settings[_join(n, "vocab_size")] for n in modules.stored}
-        tensors, replace = row_tensors(module, modules, optimizer, padding)
+        tensors, replace = row_tensors(module, modules, optimizer, padding, fsdp)
         parameters = {name: rows for name, rows in tensors.items() if isinstance(rows.tensor, nn.Parameter)}
+        for rows in parameters.values():
+            _check_rows(rows, row_map, fsdp.get(id(rows.tensor)))
         if ranks is not SINGLE_PROCESS:
             grads = {name: rows.tensor.grad for name, rows in parameters.items()}
             facts["the tensors"] = [(name, str(r.tensor.dtype), r.tensor.shape[1:]) for name, r in tensors.items()]
@@ -492,7 +534,7 @@ def apply_to_module(
     ranks.barrier()
     steps = [_assign(rows.tensor, "grad", None) for rows in parameters.values()]
     steps += [
-        (partial(replace[name], result.tensors[name]), partial(replace[name], rows.tensor.data))
+        (partial(replace[name], rows.with_rows(result.tensors[name], row_map)), partial(replace[name], _saved(rows)))
         for name, rows in tensors.items()
     ]
     steps += [_assign(*old_settings[name][:2], value) for name, value in settings.items()]
@@ -506,6 +548,43 @@ def apply_to_module(
     for updates, _ in pending:
         updates.detach()  # nothing is pending: the optimizer's next step begins a new one
     return ModuleResult(resolved, result, before)
+
+
+def _fsdp_parameters(module: nn.Module, modules: VocabularyModules) -> Mapping[int, "FsdpParameter"]:
+    """Reshard a module that FSDP2 shards, and return its sharded parameters by their `id`.
+
+    Raises:
+        SizeError: FSDP shards the tables or heads in a module that contains this one.
+    """
+    if "torch.distributed.fsdp" not in sys.modules:  # nobody has sharded anything with it, and the import takes 0.7 s
+        return {}
+    from embedlayer.distributed.fsdp import fsdp_parameters
+
+    return fsdp_parameters(module, [*(part.stored for part in modules.local.values()), *modules.heads.values()])
+
+
+def _check_rows(rows: RowTensor, row_map: RowMap, fsdp: "FsdpParameter | None") -> None:
+    """Check that a parameter can get the number of rows that an edit gives it; nothing is changed.
+
+    Args:
+        rows: The parameter.
+        row_map: The old row of each new row.
+        fsdp: What FSDP2 stores of the parameter, or `None` if it does not shard it.
+
+    Raises:
+        SizeError: A rank would store no row, or torch cannot change the size of the parameter now.
+    """
+    old, new = (partition.num_rows for partition in rows.partitions(row_map))
+    if fsdp is not None:
+        fsdp.check(new)
+    elif is_dtensor(rows.tensor) and new != old:
+        check_replaceable(rows.tensor)
+
+
+def _saved(rows: RowTensor) -> Tensor:
+    """Return the values of a tensor before an edit: a copy if an edit may overwrite them, as in a DTensor parameter."""
+    values = rows.tensor.detach()
+    return values.clone() if is_dtensor(values) and isinstance(rows.tensor, nn.Parameter) else values
 
 
 def _assign(owner: object, name: str, value: object) -> Step:

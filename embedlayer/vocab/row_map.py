@@ -20,9 +20,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from embedlayer.collectives import SINGLE_PROCESS, Collectives
+from embedlayer.collectives import SINGLE_PROCESS, Collectives, RowPartition
+from embedlayer.distributed.dtensors import dtensor_like, is_dtensor, to_local
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.io.safetensors_files import byte_chunks
 
@@ -113,20 +115,20 @@ class RowMap:
         them.
 
         Args:
-            tensor: `(old_size, ...)`, or the rows of this rank. Further rows, which are padding, are ignored.
+            tensor: `(old_size, ...)`, the rows of this rank, or a DTensor. Further rows are padding and are ignored.
             padding: Number of zero rows to append.
             collectives: The ranks over which the rows are sharded.
 
         Returns:
-            `(N + padding, ...)`, or the new rows of this rank and `padding` rows, with the dtype and device of
-            `tensor`.
+            `(N + padding, ...)`, or those of these rows that this rank stores, with the dtype and device of `tensor`.
         """
-        old, new = collectives.partition(self.old_size), collectives.partition(self.size)
-        tensor, device = tensor.detach(), tensor.device
-        moved = tensor.new_empty((len(new) + padding, *tensor.shape[1:]))
+        old, new = self.partitions(tensor, padding, collectives)
+        sources = F.pad(self.sources, (0, padding), value=NEW)
+        tensor, device = to_local(tensor.detach()), tensor.device
+        moved = tensor.new_empty((len(new), *tensor.shape[1:]))
         rows_at_once = max(ROWS_AT_ONCE // collectives.size, 1)  # all ranks may request rows of one rank
         for first in range(0, new.rows_per_rank, rows_at_once):
-            wanted = [self.sources[new.slice_of(rank)][first:][:rows_at_once] for rank in range(collectives.size)]
+            wanted = [sources[new.slice_of(rank)][first:][:rows_at_once] for rank in range(collectives.size)]
             requested = [ids[(ids >= old.start) & (ids < old.stop)] - old.start for ids in wanted]
             places = (wanted[collectives.rank] != NEW).nonzero().squeeze(1)
             ranks = old.rank_of(wanted[collectives.rank][places])
@@ -136,19 +138,29 @@ class RowMap:
                 torch.bincount(ranks, minlength=collectives.size).tolist(),
             )
             moved.index_copy_(0, (places[torch.argsort(ranks, stable=True)] + first).to(device), received)
-        moved[len(new) :] = 0
-        return moved.index_fill_(0, local_rows(self.initialised, self.size, collectives).to(device), 0)
+        initialised = (sources[new.start : new.stop] == NEW).nonzero().squeeze(1)
+        return moved.index_fill_(0, initialised.to(device), 0)
+
+    def partitions(
+        self, tensor: Tensor, padding: int = 0, collectives: Collectives = SINGLE_PROCESS
+    ) -> tuple[RowPartition, RowPartition]:
+        """Return which rows of a tensor this rank stores, before and after the row map; see `apply` for the arguments.
+
+        Raises:
+            SizeError: A rank would store no row.
+        """
+        old_rows = len(tensor) if is_dtensor(tensor) else self.old_size
+        return collectives.partition(old_rows), collectives.partition(self.size + padding)
 
 
-def local_rows(rows: Tensor, size: int, collectives: Collectives) -> Tensor:
+def local_rows(rows: Tensor, partition: RowPartition) -> Tensor:
     """Return the position on this rank of each of `rows` that this rank stores; the others are left out.
 
     Args:
         rows: Row numbers in the whole tensor.
-        size: Number of rows of the whole tensor, over all ranks.
-        collectives: The ranks over which the tensor is sharded.
+        partition: The rows that this rank stores.
     """
-    numbers, is_local = collectives.partition(size).local(rows)
+    numbers, is_local = partition.local(rows)
     return numbers[is_local]
 
 
@@ -165,7 +177,7 @@ class RowTensor:
     """Describe a tensor that has one row for each token.
 
     Attributes:
-        tensor: The tensor, or the rows of this rank. Padding rows may follow the rows of the tokens.
+        tensor: The tensor, the rows of this rank, or a DTensor. Padding rows may follow the rows of the tokens.
         end: Which initialisation computes new rows: `"table"` for the input table's, `"head"` for the output head's, or
             `None` for zeros, as in the optimizer's state.
         padding: Number of zero rows that follow the rows of the tokens after the edit.
@@ -180,6 +192,19 @@ class RowTensor:
     collectives: Collectives = SINGLE_PROCESS
     encode: Callable[[Tensor], Tensor] | None = None
     decode: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def local(self) -> Tensor:
+        """Return the rows that this rank stores, without gradient: the shard of a DTensor, else the tensor itself."""
+        return to_local(self.tensor.detach())
+
+    def partitions(self, row_map: RowMap) -> tuple[RowPartition, RowPartition]:
+        """Return which rows this rank stores before and after an edit; see `RowMap.partitions`."""
+        return row_map.partitions(self.tensor, self.padding, self.collectives)
+
+    def with_rows(self, local: Tensor, row_map: RowMap) -> Tensor:
+        """Return the tensor after an edit, from the rows of this rank: a DTensor if the tensor is one, else `local`."""
+        return dtensor_like(self.tensor, local, row_map.size + self.padding) if is_dtensor(self.tensor) else local
 
 
 RowValues = Callable[[RowTensor], Iterable[Tensor]]
@@ -244,33 +269,36 @@ def apply_row_map(
     """
     row_map, result = edit.row_map, RowResult()
     with collectives.all_or_none():
-        result.before.update({name: row_fingerprint(rows.tensor) for name, rows in tensors.items()})
+        result.before.update({name: row_fingerprint(rows.local) for name, rows in tensors.items()})
         _check_fingerprints(edit.before, result.before)
         if edit.restored_rows is not None:
             _check_restored_rows(tensors, edit, edit.restored_rows)
     for name, rows in tensors.items():
+        before, after = rows.partitions(row_map)
         new = row_map.apply(rows.tensor, padding=rows.padding, collectives=rows.collectives)
         if edit.restored_rows is not None:
-            places = local_rows(row_map.initialised, row_map.size, rows.collectives)
+            places = local_rows(row_map.initialised, after)
             new.index_copy_(0, places.to(new.device), edit.restored_rows[name].to(new.device, new.dtype))
         elif edit.values is not None and rows.end is not None and len(row_map.initialised):
-            _fill(new, row_map, rows.collectives, edit.values(rows), collectives)
-        dropped = local_rows(row_map.dropped, row_map.old_size, rows.collectives)
+            _fill(new, row_map, after, edit.values(rows), collectives)
+        dropped = local_rows(row_map.dropped, before)
         result.tensors[name] = new
-        result.dropped_rows[name] = rows.tensor.detach().index_select(0, dropped.to(new.device)).cpu()
+        result.dropped_rows[name] = rows.local.index_select(0, dropped.to(new.device)).cpu()
         result.after[name] = row_fingerprint(new)
     with collectives.all_or_none():
         _check_fingerprints(edit.after, result.after)
     return result
 
 
-def _fill(new: Tensor, row_map: RowMap, shards: Collectives, chunks: Iterable[Tensor], everyone: Collectives) -> None:
+def _fill(
+    new: Tensor, row_map: RowMap, partition: RowPartition, chunks: Iterable[Tensor], everyone: Collectives
+) -> None:
     """Write initialised rows into `new` in place, with the values of rank 0; all ranks must call this.
 
     Args:
         new: The tensor to write to, or the rows of this rank. Each rank writes only the rows that it stores.
         row_map: The row map, which says which rows are initialised.
-        shards: The ranks over which the rows are sharded.
+        partition: The rows that this rank stores after the edit.
         chunks: The values of all initialised rows, in chunks of consecutive rows.
         everyone: The ranks that receive the values of rank 0.
 
@@ -281,7 +309,7 @@ def _fill(new: Tensor, row_map: RowMap, shards: Collectives, chunks: Iterable[Te
     for values in chunks:
         values = everyone.broadcast(values.detach().to(new.device, new.dtype).contiguous())
         rows, done = row_map.initialised[done : done + len(values)], done + len(values)
-        places, is_local = shards.partition(row_map.size).local(rows)
+        places, is_local = partition.local(rows)
         new.index_copy_(0, places[is_local].to(new.device), values[is_local.to(new.device)])
     if done != len(row_map.initialised):
         raise ShapeError(
@@ -301,7 +329,7 @@ def _check_restored_rows(tensors: Mapping[str, RowTensor], edit: RowEdit, restor
         CheckpointError: Rows of a tensor are missing or have another shape.
     """
     for name, rows in tensors.items():
-        count = len(local_rows(edit.row_map.initialised, edit.row_map.size, rows.collectives))
+        count = len(local_rows(edit.row_map.initialised, rows.partitions(edit.row_map)[1]))
         found, wanted = restored.get(name), (count, *rows.tensor.shape[1:])
         if found is None or tuple(found.shape) != wanted:
             raise CheckpointError(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from embedlayer.distributed.dtensors import has_fsdp_modules, is_dtensor
 from embedlayer.errors import SizeError
 from embedlayer.layers.output import NEW_ROWS, OutputHead
 from embedlayer.tables.delta import DeltaEmbedding
@@ -67,8 +68,8 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
         token_ids: The IDs of the tokens, each once.
 
     Raises:
-        SizeError: The module is a table itself, has a table that does not store its rows separately, or has tables that
-            share one weight; or `DeltaEmbedding` raises it. Nothing was changed.
+        SizeError: The module is a table itself, has a table that does not store its rows separately, has tables that
+            share one weight, or is sharded; or `DeltaEmbedding` raises it. Nothing was changed.
 
     Example:
         >>> train_only_rows(model, [7, 9])
@@ -85,6 +86,8 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
             f"{', '.join(modules.tables)} share one weight, as in an encoder-decoder: trained separately, their rows "
             f"would differ. Train the whole weight."
         )
+    if has_fsdp_modules(module) or any(is_dtensor(parameter) for parameter in module.parameters()):
+        raise SizeError("The rows are sharded: call train_only_rows before fully_shard or parallelize_module.")
     ids = list(token_ids)
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:

@@ -1,0 +1,283 @@
+"""Edits of models whose parameters are DTensors, by `fully_shard` or by hand, compared with edits of whole models."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import on_ranks
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+import embedlayer as el
+from embedlayer.distributed import fsdp, register_fsdp_methods
+from embedlayer.kernels import kernels_disabled
+from embedlayer.vocab import MeanNoiseInit, RandomInit, add_tokens, edit_vocabulary, live_modules
+
+V, D = 29, 4
+EDITS: dict[str, dict[str, Any]] = {
+    "rows added and removed": {"add": 6, "remove": [1, 9, 28], "init": MeanNoiseInit(), "init_head": RandomInit()},
+    "as many rows": {"add": 2, "remove": [7, 28]},
+    "fewer rows": {"keep": range(0, 28, 2)},
+}
+
+
+def decoder(*, padded: bool = False, tied: bool = True) -> el.DecoderLM:
+    table = el.TokenEmbedding(V, D, padding_idx=3, pad_to_multiple_of=8 if padded else None)
+    head = el.OutputHead(table, bias=True) if tied else el.OutputHead(vocab_size=V, embed_dim=D, bias=True)
+    return el.DecoderLM(table, el.RotaryEmbedding(2), head, num_layers=1, num_heads=2)
+
+
+def llama(*, tied: bool) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": D, "intermediate_size": D}
+    config = LlamaConfig(vocab_size=V, **sizes, pad_token_id=3, tie_word_embeddings=tied, bos_token_id=5)
+    return el.patch(LlamaForCausalLM(config))
+
+
+def whole_model(model: nn.Module) -> list[Any]:
+    return [*(model.blocks if isinstance(model, el.DecoderLM) else model.model.layers), model]
+
+
+def table_alone(model: nn.Module) -> list[Any]:
+    if isinstance(model, el.DecoderLM):
+        return [model.table, *([] if model.head.tied else [[model.norm, model.head]]), *whole_model(model)]
+    return [model.model.embed_tokens, [model.model.norm, model.lm_head], *whole_model(model)]
+
+
+MODELS = {
+    "tied, padding rows": (lambda: decoder(padded=True), whole_model),
+    "tied, table by itself": (decoder, table_alone),
+    "untied, padding rows, table and head by themselves": (lambda: decoder(tied=False, padded=True), table_alone),
+    "transformers, tied": (lambda: llama(tied=True), whole_model),
+    "transformers, table and head by themselves": (lambda: llama(tied=False), table_alone),
+}
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, torch.Tensor]:
+    """Whole tensors of parameters, gradients and moments, and all sizes."""
+    fsdp.fsdp_parameters(model)  # shards what a call has gathered
+    state = {}
+    for name, parameter in model.named_parameters():
+        moments = {} if optimizer is None else optimizer.state[parameter]
+        state[name] = full(parameter)
+        state |= {f"{name}.{key}": full(value) for key, value in {**moments, "grad": parameter.grad}.items()}
+    for name, part in model.named_modules():
+        sizes = [getattr(part, size, None) for size in ("vocab_size", "num_rows", "out_features", "padding_idx")]
+        state[f"{name} sizes"] = torch.tensor([-1 if size is None else size for size in sizes])
+    return state
+
+
+def restored(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """All that undoing restores: not the gradients of removed rows."""
+    return {name: tensor for name, tensor in state_of(model, optimizer).items() if "grad" not in name}
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], case: str) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(
+            tensor, other[name], rtol=0, atol=0, msg=lambda text, name=name: f"{case} {name} {text}"
+        )
+
+
+def loss_of(model: nn.Module) -> torch.Tensor:
+    ids = torch.arange(12).view(2, 6) + 2
+    return model.loss(ids[:, :-1], ids[:, 1:]) if isinstance(model, el.DecoderLM) else model(ids, labels=ids).loss
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    loss_of(model).backward()
+    optimizer.step()
+
+
+def mesh_of(kind: str) -> DeviceMesh:
+    """All ranks; for one kind of model as one group of replicas (hybrid sharding)."""
+    if kind == "tied, table by itself":
+        return init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicas", "shards"))
+    return init_device_mesh("cpu", (2,))
+
+
+def made(kind: str, *, sharded: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+    make, parts = MODELS[kind]
+    torch.manual_seed(0)
+    model = make()
+    for part in parts(model) if sharded else ():
+        fully_shard(part, mesh=mesh_of(kind))
+    register_fsdp_methods(model)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    train(model, optimizer)
+    return model, optimizer
+
+
+def logits_of(model: nn.Module) -> torch.Tensor:
+    ids = torch.arange(8).unsqueeze(0)
+    with torch.no_grad():
+        found = model(ids)
+        return torch.as_tensor(found if isinstance(model, el.DecoderLM) else found.logits[:])
+
+
+def edits_under_fsdp() -> None:
+    for number, kind in enumerate(MODELS):
+        whole, its = made(kind, sharded=False)
+        model, optimizer = made(kind, sharded=True)
+        for name in [*EDITS][: 2 if number == 0 else 1]:
+            case = f"{kind}, {name}:"
+            before = restored(model, optimizer)
+            assert_same(state_of(model, optimizer), state_of(whole, its), case)
+            parameters = list(model.parameters())
+            torch.manual_seed(7)
+            expected = edit_vocabulary(whole, **EDITS[name], optimizer=its)
+            for again in range(2):
+                torch.manual_seed(7 + dist.get_rank())  # rank 0's numbers count
+                receipt = edit_vocabulary(model, **EDITS[name], optimizer=optimizer)
+                assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+                assert receipt.origins == expected.origins
+                if not again:
+                    assert_same(state_of(model, optimizer), state_of(whole, its), case)
+                    assert dropped_rows(receipt, expected)
+                    receipt.undo(model, optimizer=optimizer)
+                    assert_same(restored(model, optimizer), before, case)
+            assert torch.equal(logits_of(model), logits_of(whole)), case
+            for _ in range(2):
+                train(model, optimizer)
+                train(whole, its)
+            assert_same(state_of(model, optimizer), state_of(whole, its), case)
+
+
+def dropped_rows(receipt: Any, expected: Any) -> bool:
+    """Whether the ranks together have the rows that one process has dropped."""
+    for name, rows in expected.dropped_rows.items():
+        parts: list[Any] = [None, None]
+        dist.all_gather_object(parts, receipt.dropped_rows[name])
+        found = [parts[0]] if "optimizer" not in name and len(parts[0]) == len(rows) else parts
+        assert torch.equal(torch.cat(found), rows), name
+    return bool(expected.dropped_rows)
+
+
+def rowwise(table: el.TokenEmbedding, mesh: DeviceMesh) -> None:
+    parallelize_module(table, mesh, RowwiseParallel(input_layouts=Replicate()))
+
+
+def by_rows(table: el.TokenEmbedding, mesh: DeviceMesh) -> None:
+    table.weight = nn.Parameter(distribute_tensor(table.weight, mesh, [Shard(0)]))
+
+
+def replicated(table: el.TokenEmbedding, mesh: DeviceMesh) -> None:
+    table.weight = nn.Parameter(distribute_tensor(table.weight, mesh))
+
+
+def edits_of_dtensors() -> None:
+    torch.manual_seed(0)
+    for shard in (rowwise, by_rows, replicated):
+        whole, table = (decoder(padded=True).table for _ in range(2))
+        table.load_state_dict(whole.state_dict())
+        shard(table, init_device_mesh("cpu", (2,)))
+        weight = table.weight
+        for options in EDITS.values():
+            before = full(weight)
+            torch.manual_seed(7)
+            edit_vocabulary(whole, **options)
+            for again in range(2):
+                torch.manual_seed(7)
+                receipt = edit_vocabulary(table, **options)
+                assert torch.equal(full(weight), whole.weight)
+                if not again:
+                    receipt.undo(table)
+                    assert torch.equal(full(weight), before)
+        assert table.weight is weight
+        ids = torch.arange(whole.vocab_size)
+        assert shard is not rowwise or torch.equal(table(ids), whole(ids))
+
+
+def refusals() -> list[tuple[str, str]]:
+    rank, found = dist.get_rank(), []
+    mesh = init_device_mesh("cpu", (2,))
+    model, optimizer = made("tied, padding rows", sharded=True)
+    columns, plain = el.TokenEmbedding(V, D), el.TokenEmbedding(V, D)
+    columns.weight = nn.Parameter(distribute_tensor(columns.weight, mesh, [Shard(1)]))
+    by_rows(plain, mesh)
+    loss = plain.weight.square().sum()
+    unpatched = el.unpatch(llama(tied=False))
+    fully_shard(unpatched.model.layers[0], mesh=mesh)
+
+    def with_other_torch() -> None:
+        used, fsdp.USED = fsdp.USED, (*fsdp.USED, "sizes")
+        try:
+            edit_vocabulary(model, add=9)
+        finally:
+            fsdp.USED = used
+
+    def with_a_failing_step() -> None:
+        do_all = live_modules._do_all
+        live_modules._do_all = lambda steps: do_all([*steps, ({}.popitem, int)])
+        try:
+            edit_vocabulary(model, add=9, optimizer=optimizer)
+        finally:
+            live_modules._do_all = do_all
+
+    def with_unreduced_gradients() -> None:
+        model.set_requires_gradient_sync(False)
+        loss_of(model).backward()
+        edit_vocabulary(model, remove=[1])
+
+    for error, words, refused in [
+        (el.SizeError, "has no sizes. Edit the model before fully_shard, or reserve rows", with_other_torch),
+        (KeyError, "dictionary is empty", with_a_failing_step),
+        (el.SizeError, "pass that module", lambda: edit_vocabulary(model.table, add=1)),
+        (el.SizeError, "before fully_shard", lambda: add_tokens(model, 1, optimizer=None, train_only_new=True)),
+        (el.CheckpointError, "patch before fully_shard", lambda: el.patch(unpatched)),
+        (el.SizeError, "Shard", lambda: edit_vocabulary(columns, add=1)),
+        (el.SizeError, "delete what refers to it", lambda: edit_vocabulary(plain, add=1)),
+        (el.SizeError, "leave no row", lambda: edit_vocabulary(plain, keep=[1])),
+        (el.TokenIdError, "padding token", lambda: edit_vocabulary(model, remove=[3], optimizer=optimizer)),
+        (el.PeerError, "the requested edit", lambda: edit_vocabulary(model, remove=[5 + rank])),
+        (el.EmbedLayerError, "tokens", lambda: edit_vocabulary(model, remove=[V if rank else 5])),
+        (el.SizeError, "gradients that are not reduced", with_unreduced_gradients),
+    ]:
+        before = state_of(model, optimizer)
+        with pytest.raises(error, match=words) as caught:
+            refused()
+        found.append((type(caught.value).__name__, str(caught.value)))
+        assert_same(state_of(model, optimizer), before, words)
+    model.set_requires_gradient_sync(True)
+    train(model, optimizer)
+    del loss
+    edit_vocabulary(plain, add=1)
+    return found
+
+
+def losses_before_an_edit() -> None:
+    for name, options in [*EDITS.items()][:2]:
+        model, optimizer = made("tied, padding rows", sharded=True)
+        loss = loss_of(model)
+        edit_vocabulary(model, **options, optimizer=optimizer)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        model.reset_iter_state()
+        train(model, optimizer)
+        assert all(full(parameter).isfinite().all() for parameter in model.parameters()), name
+
+
+def all_laws() -> list[tuple[str, str]]:
+    with kernels_disabled():  # importing numba takes longer than most of this
+        edits_under_fsdp()
+        edits_of_dtensors()
+        losses_before_an_edit()
+        return refusals()
+
+
+def test_edits_of_dtensors_are_those_of_the_whole_model_or_change_nothing() -> None:
+    found = on_ranks(2, all_laws)
+    assert [error for error, _ in found[0][-3:]] == ["PeerError", "PeerError", "SizeError"]
+    assert [one == other for one, other in zip(*found, strict=True)].index(False) == len(found[0]) - 2
