@@ -57,9 +57,10 @@ COMMANDS = {
     "vocab remove": "vocab remove SOURCE TOKEN -o OUT",
     "vocab trim": "vocab trim SOURCE TEXT -o OUT",
     "vocab transplant": "vocab transplant SOURCE OTHER -o OUT",
+    "vocab suggest": "vocab suggest SOURCE MORE --count 5",
     "vocab undo": "vocab undo EDITED -o OUT",
 }
-"""Each command; `|` is a space within an argument, EDITED is what `vocab add` wrote."""
+"""Each command; `|` is a space within an argument, EDITED is what `vocab add` wrote, MORE a text with new words."""
 
 KINDS = {
     "run": "run",
@@ -113,6 +114,7 @@ def make_sources(folder: Path) -> dict[str, Source]:
     """Write an example of every kind of source into a folder, and return them by the name of the kind."""
     torch.manual_seed(0)
     (folder / "text.txt").write_text(TEXT * 40)
+    (folder / "more.txt").write_text("a zebra met another zebra by the crossing . " * 200)
     bpe = el.train_tokenizer(TEXT * 40, "bpe", vocab_size=VOCAB)
     specials = ["<unk>", "<pad>", "<|endoftext|>"]
     save_tokenizer(el.train_tokenizer(TEXT, "word", special_tokens=specials), folder / "other.json")
@@ -256,7 +258,12 @@ def run_command(*arguments: object) -> str:
 def result_of(command: str, source: Source, folder: Path, out: Path) -> str:
     """Return `""` if a command works on a source, else the sentence that it refuses it with."""
     places = {"SOURCE": source.path, "TOKEN": source.token, "OUT": out, "OUT.vec": f"{out}.vec"}
-    places |= {"TEXT": folder / "text.txt", "OTHER": folder / "other.json", "EDITED": f"{out}-edited"}
+    places |= {
+        "TEXT": folder / "text.txt",
+        "MORE": folder / "more.txt",
+        "OTHER": folder / "other.json",
+        "EDITED": f"{out}-edited",
+    }
     if command == "vocab undo":
         refused = run_command("vocab", "add", source.path, "zebra", "-o", places["EDITED"])
         if refused:

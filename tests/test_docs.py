@@ -113,6 +113,7 @@ def test_every_module_has_its_test_file() -> None:
         "vocab/token_selection.py": "vocab/test_edit.py",
         "vocab/token_usage.py": "laws/test_trim.py",
         "io/peft_files.py": "vocab/test_adapters.py",
+        "tables/gguf_rows.py": "checkpoints/test_gguf.py",
         "distributed/dtensors.py": "distributed/test_sharded.py",
     }
     for file in (ROOT / "embedlayer").rglob("*.py"):
@@ -223,6 +224,7 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "tiny_models.py",
         "transformers_probe.py",
         "varied_settings.py",
+        "gguf_in_llama_cpp.py",  # needs llama-cpp-python, which builds llama.cpp
         "gallery.py",  # run by test_gallery.py
     }
 

@@ -38,6 +38,7 @@ COMMANDS = {
     "vocab remove": "{directory} -o {out} --tokens {file}",
     "vocab trim": "{directory} {files} -o {out}",
     "vocab transplant": "{directory} {tokenizer} -o {out}",
+    "vocab suggest": "{directory} {files} --held-out {held_out} -o {out}",
     "vocab undo": "{directory} -o {out}",
 }
 """Each command with every path that it reads, by the parameter's name; one that reads none is not here."""
