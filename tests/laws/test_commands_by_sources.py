@@ -21,7 +21,6 @@ REFUSED = {
         **dict.fromkeys(("word2vec", "GloVe", ".npy"), "is a file of vectors, which has no transformer blocks"),
         "hub name, offline": "Only the embedding layer of SOURCE is read from the hub",
     },
-    "plan": {"GGUF file": "A table of Q8_0 blocks cannot be planned"},
     "embed": {"unknown family": "Only the table of SOURCE can be read. SOURCE/config.json: model_type"},
     "report": dict.fromkeys(set(KINDS) - {"run"}, "takes the folder of a run"),
     **{command: dict.fromkeys(FILES, "takes a folder on this machine") for command in COMMANDS if "vocab" in command},
