@@ -115,6 +115,7 @@ def test_every_module_has_its_test_file() -> None:
         "io/peft_files.py": "vocab/test_adapters.py",
         "tables/gguf_rows.py": "checkpoints/test_gguf.py",
         "data/bert_tokenizers.py": "data/test_gguf_tokenizers.py",
+        "families/gguf.py": "checkpoints/test_gguf.py",
         "distributed/dtensors.py": "distributed/test_sharded.py",
     }
     for file in (ROOT / "embedlayer").rglob("*.py"):
