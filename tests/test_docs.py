@@ -114,6 +114,7 @@ def test_every_module_has_its_test_file() -> None:
         "vocab/token_usage.py": "laws/test_trim.py",
         "io/peft_files.py": "vocab/test_adapters.py",
         "tables/gguf_rows.py": "checkpoints/test_gguf.py",
+        "tables/packed_rows.py": "tables/test_quantized.py",
         "data/bert_tokenizers.py": "data/test_gguf_tokenizers.py",
         "families/gguf.py": "checkpoints/test_gguf.py",
         "distributed/dtensors.py": "distributed/test_sharded.py",

@@ -5,29 +5,24 @@ reads the bytes of the requested rows only. PyTorch's own kernels for such rows 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import kernels_apply
 from embedlayer.pretrained import describe
-from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.dense import TableLike, describe_options, resolve_scale, source_of_rows, with_zero_padding
+from embedlayer.tables.dense import TableLike, describe_options, source_of_rows, with_zero_padding
 from embedlayer.tables.lookup import LookupTable, check_sizes
+from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.rounding import CovarianceRounding, fit_levels, unit_rows
 from embedlayer.tables.row_layouts import GGUFBlocks, RowFormat, RowLayout, row_format_of
 from embedlayer.tables.table import TokenTable, check_width
 from embedlayer.tracing import is_transformed, plain_operators_only
-
-DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-"""Data types of vectors, by name."""
 
 NUMBERS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Numbers in a block, by device: few enough for the cache of a core, or enough for one kernel launch."""
@@ -39,7 +34,7 @@ CLAIMED_NUMEL = 1 << 16
 """Numbers that a thread of a compiled kernel claims at once."""
 
 
-class QuantizedEmbedding(TokenTable, ComputedBuffers):
+class QuantizedEmbedding(PackedRows):
     """A frozen table of integer codes: `out[..., j] = scale * row_scale * (step_g * code_j + offset_g)`.
 
     Each group g of columns, by default the whole row, has a step and an offset. Codes are in `0..2^bits - 1`. With 8
@@ -93,9 +88,6 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
     row_scale: Tensor | None
     """Scale of each row with 4 bits, float32, `(V,)`; `None` with 8 bits and in `GGUFBlocks`."""
 
-    example: Tensor
-    embed_scale: float | Tensor | None
-
     def __init__(
         self,
         vocab_size: int,
@@ -110,27 +102,24 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
         dtype: torch.dtype | str | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__()
-        padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
-        self.vocab_size = self.num_rows = vocab_size
-        self.embed_dim = embed_dim
-        self.padding_idx = padding_idx
-        self.scale = resolve_scale(scale, embed_dim)
-        self.round_scale = round_scale
+        check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
+        row_format = row_format_of(bits, embed_dim, group_size, layout)
+        super().__init__(
+            vocab_size,
+            embed_dim,
+            row_format.row_bytes,
+            padding_idx=padding_idx,
+            scale=scale,
+            round_scale=round_scale,
+            dtype=dtype,
+            device=device,
+        )
         self.group_size = group_size
         self.layout = layout
-        self.row_format = row_format_of(bits, embed_dim, group_size, layout)
-        self.index_check = IndexCheck(vocab_size, "token id")
-        self.register_buffer(
-            "packed", torch.zeros(vocab_size, self.row_format.row_bytes, dtype=torch.uint8, device=device)
-        )
-        scaled = self.row_format.layout.has_row_scale(bits)
+        self.row_format = row_format
+        scaled = row_format.layout.has_row_scale(bits)
         row_scale = torch.zeros(vocab_size, dtype=torch.float32, device=device) if scaled else None
         self.register_buffer("row_scale", row_scale)
-        self.register_buffer("example", torch.empty(0, dtype=_dtype_of(dtype)), persistent=False)
-        if not round_scale:
-            self.embed_scale = self.scale
-        self.recompute_buffers(self.packed.device)
 
     @classmethod
     @torch.no_grad()
@@ -215,11 +204,6 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
             self.row_scale.zero_()
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Return the data type of the vectors that look-ups return. The codes are integers."""
-        return self.example.dtype
-
-    @property
     def nbytes(self) -> int:
         """Return the number of bytes of all stored rows: codes, steps, offsets and row scales."""
         return self.packed.nbytes + (0 if self.row_scale is None else self.row_scale.nbytes)
@@ -238,31 +222,6 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
             "round_scale": self.round_scale,
             "dtype": str(self.dtype).removeprefix("torch."),
         }
-
-    def buffer_values(self) -> dict[str, Tensor]:
-        """Return the buffers that are not saved: `example` and, with `round_scale`, the scalar `embed_scale`.
-
-        Both have the dtype of the vectors. `example` is empty and exists only so that `.to(dtype)` has a floating-point
-        tensor to cast.
-        """
-        tensors = {"example": torch.empty(0, dtype=self.dtype)}
-        if self.round_scale:
-            tensors["embed_scale"] = torch.tensor(1.0 if self.scale is None else self.scale, dtype=self.dtype)
-        return tensors
-
-    def look_up(self, ids: Ids) -> Vectors:
-        """Return the dequantised vectors of `ids` without `scale`, `(...)` to `(..., D)`."""
-        ids, outside = self.index_check(ids)
-        vectors = self._dequantised(ids.reshape(-1)).view(*ids.shape, self.embed_dim)
-        return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
-
-    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Dequantise rows `start` to `stop - 1`, and return them without `scale`, `(stop - start, D)`.
-
-        Bounds are handled like those of a slice.
-        """
-        start, stop, _ = slice(start, stop).indices(self.vocab_size)
-        return self._dequantised(torch.arange(start, max(start, stop), device=self.packed.device))
 
     def raw_logits(
         self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
@@ -299,26 +258,12 @@ class QuantizedEmbedding(TokenTable, ComputedBuffers):
         found: Tensor = times_rows(hidden.reshape(-1, self.embed_dim), packed, row_scale, self.row_format, True)
         return found.view(*hidden.shape[:-1], len(packed))
 
-    def _dequantised(self, ids: Tensor) -> Tensor:
-        """Return the vectors of IDs that were checked, `(N,)` to `(N, D)`, without `scale`."""
+    def dequantised(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
+        """Return the vectors of IDs that were checked, without `scale`: those of `dequantise`, by the fastest way."""
         if torch.compiler.is_compiling() and not plain_operators_only() and ids.device.type == "cpu":
             vectors: Tensor = rows_of(ids, self.packed, self.row_scale, self.row_format, self.dtype)
             return vectors
         return dequantised_rows(ids, self.packed, self.row_scale, self.row_format, self.dtype)
-
-    def requires_grad_(self, requires_grad: bool = True) -> "QuantizedEmbedding":
-        """Return the table unchanged for `requires_grad=False`, and refuse `True`: integer codes have no gradient.
-
-        Raises:
-            SizeError: `requires_grad` is true.
-        """
-        if requires_grad:
-            raise SizeError(
-                "A quantised table is frozen: its codes are integers and have no gradient.\n"
-                "Train the rows in floating point, TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size), "
-                "freeze=False), and quantise the result."
-            )
-        return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedEmbedding":
         """Move or cast the table, as in torch. A cast changes `dtype`, the type of the vectors, and not `row_scale`."""
@@ -579,20 +524,6 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 times_rows.register_autograd(_backward, setup_context=_keep)
-
-
-def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
-    """Return the dtype of vectors that the constructor's argument `dtype` means.
-
-    A name such as `"bfloat16"` gives that dtype, and `None` gives torch's default.
-
-    Raises:
-        SizeError: `dtype` is not one of `DTYPES`, the floating-point types that vectors may have.
-    """
-    found = torch.get_default_dtype() if dtype is None else DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if found not in DTYPES.values():
-        raise SizeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype}.")
-    return cast(torch.dtype, found)
 
 
 def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,130 @@
+"""The base of tables that store rows as bytes, which are dequantised only where they are used."""
+
+from abc import abstractmethod
+from typing import Literal, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from embedlayer.computed_buffers import ComputedBuffers
+from embedlayer.errors import SizeError
+from embedlayer.index_checks import IndexCheck
+from embedlayer.shapes import Ids, Vectors
+from embedlayer.tables.dense import resolve_scale
+from embedlayer.tables.lookup import check_sizes
+from embedlayer.tables.table import TokenTable
+
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+"""Data types of vectors, by name."""
+
+
+class PackedRows(TokenTable, ComputedBuffers):
+    """Abstract base class of frozen tables of bytes: `out[..., :] = scale * dequantise(packed[ids])`.
+
+    Args:
+        vocab_size: Number of tokens, V.
+        embed_dim: Width of a row, D.
+        row_bytes: Bytes of a stored row.
+        padding_idx: Row that is zero; `None` for no such row.
+        scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
+        round_scale: Whether to round the scale to the dtype of the vectors, as Gemma does.
+        dtype: Data type of the vectors; `None` for torch's default.
+        device: Device of the stored bytes.
+
+    Raises:
+        SizeError: A size is below 1, `padding_idx` is not a token, or `dtype` is not one of `DTYPES`.
+    """
+
+    packed: Tensor
+    """Stored rows, uint8, `(V, row bytes)`."""
+
+    example: Tensor
+    embed_scale: float | Tensor | None
+
+    def __init__(
+        self,
+        vocab_size: int,
+        embed_dim: int,
+        row_bytes: int,
+        *,
+        padding_idx: int | None = None,
+        scale: float | Literal["sqrt_dim"] | None = None,
+        round_scale: bool = False,
+        dtype: torch.dtype | str | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
+        self.vocab_size = self.num_rows = vocab_size
+        self.embed_dim = embed_dim
+        self.scale = resolve_scale(scale, embed_dim)
+        self.round_scale = round_scale
+        self.index_check = IndexCheck(vocab_size, "token id")
+        self.register_buffer("packed", torch.zeros(vocab_size, row_bytes, dtype=torch.uint8, device=device))
+        self.register_buffer("example", torch.empty(0, dtype=_dtype_of(dtype)), persistent=False)
+        if not round_scale:
+            self.embed_scale = self.scale
+        self.recompute_buffers(self.packed.device)
+
+    @abstractmethod
+    def dequantised(self, ids: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
+        """Return the vectors of IDs that were checked, without `scale`."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the data type of the vectors that look-ups return. The stored bytes have another one."""
+        return self.example.dtype
+
+    def buffer_values(self) -> dict[str, Tensor]:
+        """Return the buffers that are not saved: `example` and, with `round_scale`, the scalar `embed_scale`.
+
+        Both have the dtype of the vectors. `example` is empty and exists only so that `.to(dtype)` has a floating-point
+        tensor to cast.
+        """
+        tensors = {"example": torch.empty(0, dtype=self.dtype)}
+        if self.round_scale:
+            tensors["embed_scale"] = torch.tensor(1.0 if self.scale is None else self.scale, dtype=self.dtype)
+        return tensors
+
+    def look_up(self, ids: Ids) -> Vectors:
+        """Return the dequantised vectors of `ids` without `scale`, `(...)` to `(..., D)`."""
+        ids, outside = self.index_check(ids)
+        vectors = self.dequantised(ids.reshape(-1)).view(*ids.shape, self.embed_dim)
+        return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
+
+    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Dequantise rows `start` to `stop - 1`, and return them without `scale`, `(stop - start, D)`.
+
+        Bounds are handled like those of a slice.
+        """
+        start, stop, _ = slice(start, stop).indices(self.vocab_size)
+        return self.dequantised(torch.arange(start, max(start, stop), device=self.packed.device))
+
+    def requires_grad_(self, requires_grad: bool = True) -> "PackedRows":
+        """Return the table unchanged for `requires_grad=False`, and refuse `True`: stored bytes have no gradient.
+
+        Raises:
+            SizeError: `requires_grad` is true.
+        """
+        if requires_grad:
+            raise SizeError(
+                f"A {type(self).__name__} is frozen: its codes are integers and have no gradient.\n"
+                "Train the rows in floating point, TokenEmbedding.from_pretrained(table.rows(0, table.vocab_size), "
+                "freeze=False), and quantise the result."
+            )
+        return self
+
+
+def _dtype_of(dtype: torch.dtype | str | None) -> torch.dtype:
+    """Return the dtype of vectors that the constructor's argument `dtype` means.
+
+    A name such as `"bfloat16"` gives that dtype, and `None` gives torch's default.
+
+    Raises:
+        SizeError: `dtype` is not one of `DTYPES`, the floating-point types that vectors may have.
+    """
+    found = torch.get_default_dtype() if dtype is None else DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if found not in DTYPES.values():
+        raise SizeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype}.")
+    return cast(torch.dtype, found)
