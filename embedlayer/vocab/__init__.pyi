@@ -1,3 +1,8 @@
+from .auxiliary_init import FocusInit as FocusInit
+from .auxiliary_init import OMPInit as OMPInit
+from .auxiliary_init import WechselInit as WechselInit
+from .auxiliary_vectors import AuxiliaryVectors as AuxiliaryVectors
+from .auxiliary_vectors import train_fasttext as train_fasttext
 from .edit import EditOptions as EditOptions
 from .edit import add_tokens as add_tokens
 from .edit import edit_vocabulary as edit_vocabulary
@@ -6,6 +11,9 @@ from .edit import transplant as transplant
 from .edit import trim_vocabulary as trim_vocabulary
 from .receipt import Receipt as Receipt
 from .receipt import last_receipt as last_receipt
+from .row_distillation import DistillationLosses as DistillationLosses
+from .row_distillation import distill_rows as distill_rows
+from .row_distillation import find_snippets as find_snippets
 from .row_init import CopyInit as CopyInit
 from .row_init import MeanInit as MeanInit
 from .row_init import MeanNoiseInit as MeanNoiseInit
