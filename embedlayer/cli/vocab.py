@@ -324,7 +324,8 @@ def _row_init(start: InitOptions, old: "Tokenizer", new: "Tokenizer", train_on: 
     elif start.auxiliary is not None:
         vectors = AuxiliaryVectors.from_words(*read_vectors(start.auxiliary), old, new)
     else:
-        texts = ["".join(read_text_chunks(file)) for file in find_text_files(start.auxiliary_text or train_on)]
+        files = start.auxiliary_text or train_on
+        texts = ["".join(read_text_chunks(file)) for file in (find_text_files(files) if files else [])]
         if needs == "--donor" or not texts:
             others = "" if needs == "--donor" else ", or a text to train fastText vectors on with --auxiliary-text"
             raise VocabularyError(f"--init {start.init} needs auxiliary vectors: pass {needs}{others}.")

@@ -187,7 +187,8 @@ def train_fasttext(
     """Train fastText vectors of the tokens of two tokenizers on text, with gensim, and pair them with the tokens.
 
     Each line of the text is encoded by both tokenizers, and both sequences of tokens are sentences of the training.
-    A token that `match_tokenizers` finds in both has one vector. So old and new tokens are in one space.
+    A token that `match_tokenizers` finds in both has one vector. So old and new tokens are in one space. A new token
+    that does not occur gets the sum of the vectors of its character n-grams; an old one gets no vector.
 
     Args:
         texts: The text, in parts that are split into lines. Use training text only, never text to measure on.
@@ -208,9 +209,10 @@ def train_fasttext(
     lines = [line for text in texts for line in text.splitlines() if line.strip()]
     old, new = TokenBytes(old_tokenizer), TokenBytes(new_tokenizer)
     sources = match_tokenizers(old_tokenizer, new_tokenizer)
-    words = {token: _word(old, token) for token in old.entries}
+    words = {token: _word(old, token) for token in sorted(old.entries)}
     new_words = {
-        token: _word(new, token) if (source := sources[token]) is None else words[source] for token in new.entries
+        token: _word(new, token) if (source := sources[token]) is None else words[source]
+        for token in sorted(new.entries)
     }
     sentences = [
         [names[token] for token in encoding.ids if token in names]
@@ -222,11 +224,15 @@ def train_fasttext(
     model = fasttext(vector_size=embed_dim, window=5, min_count=1, workers=1, seed=seed, sg=1, bucket=50_000)
     model.build_vocab(sentences)
     model.train(sentences, total_examples=len(sentences), epochs=epochs)
-    rows = model.wv.key_to_index
+    found = [
+        *model.wv.index_to_key,
+        *dict.fromkeys(word for word in new_words.values() if word not in model.wv.key_to_index),
+    ]
+    rows = {word: row for row, word in enumerate(found)}
     return AuxiliaryVectors(
-        WeightRows(torch.from_numpy(model.wv.vectors.copy())),
-        {token: rows[word] for token, word in words.items() if word in rows},
-        {new.entries[token]: rows[word] for token, word in new_words.items() if word in rows},
+        WeightRows(torch.from_numpy(model.wv[found])),
+        {token: rows[word] for token, word in words.items() if word in model.wv.key_to_index},
+        {new.entries[token]: rows[word] for token, word in new_words.items()},
     )
 
 

@@ -83,18 +83,21 @@ def distill_rows(
     token_ids: Iterable[int],
     hidden_weight: float = 1.0,
     prediction_weight: float = 1.0,
+    start_weight: float = 0.003,
 ) -> DistillationLosses:
     """Train the rows of new tokens on snippets, in place; every other number of the model keeps every bit.
 
     Both models read the same snippet, each with its own tokenizer. Let `P` be the pairs of a student's and a teacher's
     token that end at the same character, from the first new token on. The loss of a step is
 
-    `hidden_weight * mean over P, D of (hidden - teacher hidden)^2 + prediction_weight * cross entropy`,
+    `hidden_weight * mean over P, D of (hidden - teacher hidden)^2 + prediction_weight * cross entropy
+    + start_weight * sum over trained rows of (row - row at the start)^2`,
 
     with the hidden states that the head reads, and the cross entropy of the next token at all positions of the
     snippets, over the whole new vocabulary. The first term trains the input rows. The second also trains the output
     rows, in an untied head or through the tie: a higher logit where the new token follows, and a lower one elsewhere.
-    With `prediction_weight=0` an untied head's rows are unchanged, as in the paper.
+    With `prediction_weight=0` an untied head's rows are unchanged, as in the paper. The third term keeps the rows of
+    rare tokens near their start: otherwise the steps without them lower their logits everywhere.
 
     The rows of new tokens that occur in no snippet are not trained. `train_only_rows` and `merge_rows` are called here.
 
@@ -110,6 +113,7 @@ def distill_rows(
         token_ids: IDs of the new tokens.
         hidden_weight: Weight of the difference of hidden states.
         prediction_weight: Weight of the cross entropy.
+        start_weight: Weight of the distance from the rows at the start.
 
     Returns:
         The losses of each step, and the tokens whose rows were trained.
@@ -130,8 +134,8 @@ def distill_rows(
         (True, 2)
 
     Reference: Dobler et al., Token Distillation: Attention-aware Input Embeddings For New Tokens, 2026 (arXiv
-    2505.20133), which trains input rows by the first term, on the last hidden states. The second term is ours; the
-    paper also tries next-token prediction beside it.
+    2505.20133), which trains input rows by the first term, on the last hidden states. The other
+    terms are ours.
     """
     if options.steps is None:
         raise SizeError("distill_rows takes a number of steps: pass TrainingOptions(steps=...), without minutes.")
@@ -150,7 +154,7 @@ def distill_rows(
     model.eval()
     teacher.eval()
     try:
-        hidden, prediction = _train(model, teacher, pairs, options, hidden_weight, prediction_weight)
+        hidden, prediction = _train(model, teacher, pairs, options, (hidden_weight, prediction_weight, start_weight))
     finally:
         merge_rows(model)
         for part, state in was_training.items():
@@ -197,12 +201,13 @@ def _train(
     teacher: DecoderLM,
     pairs: Sequence[_Pair],
     options: TrainingOptions,
-    hidden_weight: float,
-    prediction_weight: float,
+    weights: tuple[float, float, float],
 ) -> tuple[list[float], list[float]]:
     """Train the trainable parameters of `model`, and return the two losses of each step; see `distill_rows`."""
     steps = options.steps or 0
     rows = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    starts = [row.detach().clone() for row in rows]
+    hidden_weight, prediction_weight, start_weight = weights
     optimizer = torch.optim.AdamW(rows, betas=(options.beta1, options.beta2), weight_decay=0.0)
     device = rows[0].device
     losses: tuple[list[float], list[float]] = ([], [])
@@ -222,7 +227,8 @@ def _train(
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate_at(step, steps)
         optimizer.zero_grad()
-        (hidden_weight * difference + prediction_weight * prediction).backward()
+        distance = torch.stack([(row - start).square().sum() for row, start in zip(rows, starts, strict=True)]).sum()
+        (hidden_weight * difference + prediction_weight * prediction + start_weight * distance).backward()
         torch.nn.utils.clip_grad_norm_(rows, options.max_grad_norm)
         optimizer.step()
         losses[0].append(float(difference.detach()))
