@@ -157,7 +157,7 @@ class OMPInit(AuxiliaryInit):
 
     Example:
         >>> auxiliary = AuxiliaryVectors.from_tensors([0, 1], torch.eye(2), ["new"], torch.tensor([[2.0, -1.0]]))
-        >>> old = WeightRows(torch.tensor([[1.0, 3.0], [3.0, 5.0], [9.0, 9.0]]))
+        >>> old = TokenEmbedding.from_pretrained(torch.tensor([[1.0, 3.0], [3.0, 5.0], [9.0, 9.0]]))
         >>> OMPInit(auxiliary).rows(old, [NewToken("new")]).values
         tensor([[-1.,  1.]])
     """
@@ -217,7 +217,8 @@ class FocusInit(AuxiliaryInit):
 
     Example:
         >>> auxiliary = AuxiliaryVectors.from_tensors([0, 1], torch.eye(2), ["new"], torch.ones(1, 2))
-        >>> new = FocusInit(auxiliary).rows(WeightRows(torch.tensor([[1.0, 3.0], [3.0, 5.0]])), [NewToken("new")])
+        >>> old = TokenEmbedding.from_pretrained(torch.tensor([[1.0, 3.0], [3.0, 5.0]]))
+        >>> new = FocusInit(auxiliary).rows(old, [NewToken("new")])
         >>> new.values, str(new.origins[0])
         (tensor([[2., 4.]]), 'FOCUS of 0, 1')
     """
@@ -251,7 +252,7 @@ class WechselInit(AuxiliaryInit):
 
     Example:
         >>> auxiliary = AuxiliaryVectors.from_tensors([0, 1], torch.eye(2), ["new"], torch.tensor([[1.0, 0.0]]))
-        >>> old = WeightRows(torch.tensor([[1.0, 3.0], [3.0, 5.0]]))
+        >>> old = TokenEmbedding.from_pretrained(torch.tensor([[1.0, 3.0], [3.0, 5.0]]))
         >>> WechselInit(auxiliary, neighbors=1).rows(old, [NewToken("new")]).values
         tensor([[1., 3.]])
     """

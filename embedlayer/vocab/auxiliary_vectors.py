@@ -31,9 +31,8 @@ class AuxiliaryVectors:
         SizeError: A row is outside `vectors`.
 
     Example:
-        >>> pairs = AuxiliaryVectors(WeightRows(torch.eye(3)), old={7: 0, 9: 1}, new={" otters": 2})
-        >>> pairs
-        AuxiliaryVectors(2 old tokens, 1 new tokens, width 3)
+        >>> AuxiliaryVectors(TokenEmbedding(3, 16), old={7: 0, 9: 1}, new={" otters": 2})
+        AuxiliaryVectors(2 old tokens, 1 new tokens, width 16)
     """
 
     vectors: RowSource
@@ -150,10 +149,10 @@ class AuxiliaryVectors:
             VocabularyError: No old token is one of the words.
 
         Example:
-            >>> old = train_tokenizer("dogs dogs bite", vocab_size=300)
+            >>> old = train_tokenizer(" dogs bite" * 9, vocab_size=300)
             >>> new = edit_tokenizer(old, add=[" otters"]).tokenizer
             >>> AuxiliaryVectors.from_words(["dogs", "bite", "otters"], torch.eye(3), old, new)
-            AuxiliaryVectors(2 old tokens, 1 new tokens, width 3)
+            AuxiliaryVectors(2 old tokens, 3 new tokens, width 3)
         """
         spelled = any(" " in word or "▁" in word for word in words)
         rows: dict[bytes, int] = {}

@@ -24,7 +24,7 @@ def find_snippets(
 ) -> list[str]:
     """Return passages in which new tokens occur, for `distill_rows`: at most `per_token` for each of them.
 
-    A passage has `length` tokens, or fewer at the ends of a text, with the new token after a quarter of them. The
+    A passage has `length` tokens, or fewer at the ends of a text, with the new token in the middle. The
     first occurrences in the texts are used. A token that does not occur has no passage.
 
     Args:
@@ -40,7 +40,7 @@ def find_snippets(
     Example:
         >>> tokenizer = train_tokenizer("the dog saw the cat", kind="word")
         >>> find_snippets(["the dog saw the cat"], tokenizer, [tokenizer.token_to_id("saw")], length=4)
-        ['dog saw the cat']
+        ['the dog saw the']
     """
     if per_token < 1 or length < 1:
         raise SizeError(f"per_token and length must be at least 1, not {per_token} and {length}.")
@@ -51,7 +51,7 @@ def find_snippets(
         for place, token in enumerate(encoded.ids):
             if missing.get(token, 0):
                 missing[token] -= 1
-                first = max(0, place - length // 4)
+                first = max(0, place - length // 2)
                 last = min(first + length, len(encoded.ids)) - 1
                 found.append(text[encoded.offsets[first][0] : encoded.offsets[last][1]])
     return found
@@ -123,7 +123,8 @@ def distill_rows(
         SizeError: `options` has `minutes` in place of `steps`; or `train_only_rows` raises it. Nothing was changed.
 
     Example:
-        >>> old, before = tokenizer, copy.deepcopy(model)
+        >>> from copy import deepcopy
+        >>> old, before = tokenizer, deepcopy(model)
         >>> receipt = add_tokens(model, ["cat", "mat"], tokenizer=old)
         >>> new, ids, text = receipt.tokenizer, list(receipt.added), ["the cat sat on the mat. " * 9]
         >>> snippets, options = find_snippets(text, new, ids), TrainingOptions(steps=2)
