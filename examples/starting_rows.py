@@ -71,8 +71,8 @@ class Training:
 
     steps: int
     learning_rate: float
-    per_token: int = 25
-    length: int = 64
+    per_token: int = 12
+    length: int = 128
 
 
 def trained(run: Path | None, steps: int, vocab_size: int) -> Setting:
@@ -141,9 +141,9 @@ def train_rows(
 ) -> None:
     """Train the new rows of a model, and nothing else, on passages of the training text."""
     snippets = find_snippets([setting.training], new, ids, per_token=training.per_token, length=training.length)
-    places = range(0, len(setting.training), 12 * training.length)  # a third as many passages of any text
-    plain = [setting.training[place : place + 3 * training.length] for place in places][::2]
-    snippets += plain[: len(snippets) // 3]
+    stride = max(1, 3 * len(setting.training) // len(snippets))  # a third as many passages of any text
+    plain = range(0, len(setting.training), stride)
+    snippets += [setting.training[place : place + 3 * training.length] for place in plain]
     options = el.TrainingOptions(steps=training.steps, max_length=training.length, learning_rate=training.learning_rate)
     hidden, prediction = objective
     distill_rows(
@@ -295,7 +295,8 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=400, help="steps of the model")
     parser.add_argument("--vocab-size", type=int, default=1024)
     parser.add_argument("--terms", type=int, default=200)
-    parser.add_argument("--row-steps", type=int, default=300, help="steps of the new rows alone")
+    parser.add_argument("--row-steps", type=int, default=200, help="steps of the new rows alone")
+    parser.add_argument("--passages", type=int, default=12, help="passages of each new token")
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="learning rate of the new rows")
     parser.add_argument("--other-vocab-size", type=int, default=1536, help="size of the tokenizer to change to")
     parser.add_argument("--write", type=Path, help="page to put the tables into")
@@ -304,6 +305,6 @@ if __name__ == "__main__":
         trained(arguments.run, arguments.steps, arguments.vocab_size),
         arguments.terms,
         arguments.other_vocab_size,
-        Training(arguments.row_steps, arguments.learning_rate),
+        Training(arguments.row_steps, arguments.learning_rate, arguments.passages),
         arguments.write,
     )

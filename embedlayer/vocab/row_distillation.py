@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from tokenizers import Encoding, Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedlayer.data.tokenizer import as_tokenizer, without_truncation
 from embedlayer.errors import SizeError, VocabularyError
@@ -20,40 +20,55 @@ IGNORED = -100
 
 
 def find_snippets(
-    texts: Iterable[str], tokenizer: object, token_ids: Iterable[int], *, per_token: int = 25, length: int = 64
+    texts: Iterable[str],
+    tokenizer: object,
+    token_ids: Iterable[int],
+    *,
+    per_token: int = 25,
+    length: int = 64,
+    seed: int = 0,
 ) -> list[str]:
-    """Return passages in which new tokens occur, for `distill_rows`: at most `per_token` for each of them.
+    """Return `per_token` passages for each new token that occurs in the texts, for `distill_rows`.
 
-    A passage has `length` tokens, or fewer at the ends of a text, with the new token in the middle. The
-    first occurrences in the texts are used. A token that does not occur has no passage.
+    A passage has `length` tokens, or the whole text if that is shorter, with the new token at a random place. The
+    occurrences are drawn at random; those of a rare token are used several times, each time with another place. So
+    every new token has the same number of passages. A token that does not occur has none.
 
     Args:
         texts: Texts to search. Use training text only, never text to measure on.
         tokenizer: The tokenizer after the edit.
         token_ids: IDs of the new tokens.
-        per_token: Most passages of a token.
+        per_token: Passages of a token.
         length: Tokens of a passage.
+        seed: Seed of the drawn occurrences and places.
 
     Raises:
         SizeError: `per_token` or `length` is below 1.
 
     Example:
         >>> tokenizer = train_tokenizer("the dog saw the cat", kind="word")
-        >>> find_snippets(["the dog saw the cat"], tokenizer, [tokenizer.token_to_id("saw")], length=4)
-        ['the dog saw the']
+        >>> find_snippets(["the dog saw the cat"], tokenizer, [tokenizer.token_to_id("saw")], per_token=1, length=5)
+        ['the dog saw the cat']
     """
     if per_token < 1 or length < 1:
         raise SizeError(f"per_token and length must be at least 1, not {per_token} and {length}.")
-    missing, found = dict.fromkeys(token_ids, per_token), []
-    tokens = without_truncation(as_tokenizer(tokenizer))
-    for text in texts:
+    tokens, generator = without_truncation(as_tokenizer(tokenizer)), torch.Generator().manual_seed(seed)
+    places: dict[int, list[tuple[int, int]]] = {token: [] for token in token_ids}
+    contents, offsets = list(texts), []
+    for number, text in enumerate(contents):
         encoded = tokens.encode(text, add_special_tokens=False)
+        offsets.append(encoded.offsets)
         for place, token in enumerate(encoded.ids):
-            if missing.get(token, 0):
-                missing[token] -= 1
-                first = max(0, place - length // 2)
-                last = min(first + length, len(encoded.ids)) - 1
-                found.append(text[encoded.offsets[first][0] : encoded.offsets[last][1]])
+            if token in places:
+                places[token].append((number, place))
+    found = []
+    for occurrences in filter(None, places.values()):
+        order = torch.randperm(len(occurrences), generator=generator).tolist()
+        for turn, before in enumerate(torch.randint(length, (per_token,), generator=generator).tolist()):
+            number, place = occurrences[order[turn % len(order)]]
+            first = max(0, min(place - before, len(offsets[number]) - length))
+            last = min(first + length, len(offsets[number])) - 1
+            found.append(contents[number][offsets[number][first][0] : offsets[number][last][1]])
     return found
 
 
@@ -64,7 +79,7 @@ class DistillationLosses:
     Attributes:
         hidden: Mean squared difference of hidden states, at each step.
         prediction: Cross entropy of the next token in nats, at each step.
-        trained: IDs of the new tokens that occur in the snippets. The rows of all others are unchanged.
+        trained: IDs of the new tokens that occur in the snippets. The others got the shared change alone.
     """
 
     hidden: tuple[float, ...]
@@ -91,15 +106,17 @@ def distill_rows(
     token that end at the same character, from the first new token on. The loss of a step is
 
     `hidden_weight * mean over P, D of (hidden - teacher hidden)^2 + prediction_weight * cross entropy
-    + start_weight * sum over trained rows of (row - row at the start)^2`,
+    + start_weight * sum over rows of own^2`, where `row = row at the start + shared + own`,
 
     with the hidden states that the head reads, and the cross entropy of the next token at all positions of the
     snippets, over the whole new vocabulary. The first term trains the input rows. The second also trains the output
     rows, in an untied head or through the tie: a higher logit where the new token follows, and a lower one elsewhere.
-    With `prediction_weight=0` an untied head's rows are unchanged, as in the paper. The third term keeps the rows of
-    rare tokens near their start: otherwise the steps without them lower their logits everywhere.
+    With `prediction_weight=0` an untied head's rows are unchanged, as in the paper. The change `shared` is
+    one row that all new tokens of a table or head share; it learns what they have in common, such as how often any of
+    them follows. The change `own` of a rare token stays small by the third term: otherwise the steps without the token
+    lower its logits everywhere. A new token that occurs in no snippet gets the shared change alone.
 
-    The rows of new tokens that occur in no snippet are not trained. `train_only_rows` and `merge_rows` are called here.
+    `train_only_rows` and `merge_rows` are called here.
 
     Args:
         model: The model after the edit, with a dense table.
@@ -113,7 +130,7 @@ def distill_rows(
         token_ids: IDs of the new tokens.
         hidden_weight: Weight of the difference of hidden states.
         prediction_weight: Weight of the cross entropy.
-        start_weight: Weight of the distance from the rows at the start.
+        start_weight: Weight of the squared changes `own`.
 
     Returns:
         The losses of each step, and the tokens whose rows were trained.
@@ -150,12 +167,15 @@ def distill_rows(
             f"None of the {len(new_ids)} new tokens occurs in the {len(snippets)} snippets, so no row can be trained. "
             f"Pass texts in which they occur."
         )
-    train_only_rows(model, occurring)
+    train_only_rows(model, new_ids)
+    occurs = torch.tensor([token in occurring for token in sorted(new_ids)])
     was_training = {part: part.training for part in (model, teacher)}
     model.eval()
     teacher.eval()
     try:
-        hidden, prediction = _train(model, teacher, pairs, options, (hidden_weight, prediction_weight, start_weight))
+        hidden, prediction = _train(
+            model, teacher, pairs, options, occurs, (hidden_weight, prediction_weight, start_weight)
+        )
     finally:
         merge_rows(model)
         for part, state in was_training.items():
@@ -197,19 +217,54 @@ def _ends(encoded: Encoding, number: int) -> dict[int, int]:
     return {end: place for place, (_, end) in enumerate(encoded.offsets[:number])}
 
 
+class _RowChanges:
+    """Write the trained rows of one table or head as `start + shared + own`, and split their gradient.
+
+    Args:
+        rows: The trained rows, `(k, D)`, by ascending token ID.
+        occurs: Which of the tokens occur in the snippets; the others have no change of their own.
+
+    Attributes:
+        shared: The change that all rows share, `(D,)`.
+        own: The change of each row, `(k, D)`.
+    """
+
+    def __init__(self, rows: nn.Parameter, occurs: Bool[Tensor, " k"]) -> None:
+        self._rows, self._start = rows, rows.detach().clone().float()
+        self._occurs = occurs.to(rows.device).unsqueeze(1)
+        self.shared, self.own = (
+            nn.Parameter(torch.zeros_like(self._start[0])),
+            nn.Parameter(torch.zeros_like(self._start)),
+        )
+
+    def read_gradient(self, start_weight: float) -> None:
+        """Set the gradients of `shared` and `own` from that of the rows, with the penalty on `own`."""
+        if self._rows.grad is not None:
+            gradient = self._rows.grad.float() * self._occurs
+            self.shared.grad = gradient.sum(0)
+            self.own.grad = gradient + 2 * start_weight * self.own.detach()
+
+    @torch.no_grad()
+    def write(self) -> None:
+        """Set the rows to the sum of their start and both changes."""
+        self._rows.copy_(self._start + self.shared + self.own)
+
+
 def _train(
     model: DecoderLM,
     teacher: DecoderLM,
     pairs: Sequence[_Pair],
     options: TrainingOptions,
+    occurs: Bool[Tensor, " k"],
     weights: tuple[float, float, float],
 ) -> tuple[list[float], list[float]]:
     """Train the trainable parameters of `model`, and return the two losses of each step; see `distill_rows`."""
     steps = options.steps or 0
     rows = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    starts = [row.detach().clone() for row in rows]
+    changes = [_RowChanges(row, occurs) for row in rows]
     hidden_weight, prediction_weight, start_weight = weights
-    optimizer = torch.optim.AdamW(rows, betas=(options.beta1, options.beta2), weight_decay=0.0)
+    trained = [tensor for change in changes for tensor in (change.shared, change.own)]
+    optimizer = torch.optim.AdamW(trained, betas=(options.beta1, options.beta2), weight_decay=0.0)
     device = rows[0].device
     losses: tuple[list[float], list[float]] = ([], [])
     for step, batch in zip(range(1, steps + 1), _batches(pairs, options), strict=False):
@@ -227,11 +282,14 @@ def _train(
             difference = F.mse_loss(hidden[row, place], wanted.to(hidden.dtype))
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate_at(step, steps)
-        optimizer.zero_grad()
-        distance = torch.stack([(row - start).square().sum() for row, start in zip(rows, starts, strict=True)]).sum()
-        (hidden_weight * difference + prediction_weight * prediction + start_weight * distance).backward()
+        model.zero_grad()
+        (hidden_weight * difference + prediction_weight * prediction).backward()
         torch.nn.utils.clip_grad_norm_(rows, options.max_grad_norm)
+        for change in changes:
+            change.read_gradient(start_weight)
         optimizer.step()
+        for change in changes:
+            change.write()
         losses[0].append(float(difference.detach()))
         losses[1].append(float(prediction.detach()))
     return losses
