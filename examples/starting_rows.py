@@ -122,10 +122,8 @@ def starts(setting: Setting, new: Tokenizer, tokens: list[NewToken]) -> Iterator
     yield "`FocusInit(...)`, fastText", FocusInit(vectors), [PREDICTION]
     yield "`WechselInit(...)`, fastText", WechselInit(vectors), [PREDICTION]
     yield "`MeanInit()`", MeanInit(), [PREDICTION]
-    yield "`MeanNoiseInit(scale=0.1)`", MeanNoiseInit(scale=0.1), [PREDICTION]
     yield "`MeanNoiseInit()`", MeanNoiseInit(), [PREDICTION]
     yield "`RandomInit()`, as wide as trained rows", RandomInit(), [PREDICTION]
-    yield "`RandomInit(std=0.02)`", RandomInit(std=0.02), [PREDICTION]
 
 
 def with_tokenizer(setting: Setting, new: Tokenizer, start: RowInit) -> tuple[el.DecoderLM, list[int]]:
@@ -247,9 +245,9 @@ def added_terms(setting: Setting, number: int, training: Training) -> str:
     result += f"\n{len(terms)} new tokens, such as {', '.join(f'`{term!r}`' for term in terms[:4])}: "
     result += f"{len(words):,} of the {len(after.ids):,} tokens of the held-out text, which has "
     result += f"{len(setting.tokenizer.encode(setting.held_out).ids):,} tokens without them. Losses in nats. "
-    result += f'"After" is after {training.steps} steps of 8 passages with new tokens, of the training text; '
+    result += f'"After" is after {training.steps} steps of the new rows, of 8 passages of the training text; '
     result += f"{sum(not counts[i] for i in range(old_size, old_size + len(terms)))} of the new tokens do not occur "
-    result += "there and are not trained.\n"
+    result += "there and get the shared change alone.\n"
     return result
 
 
@@ -263,7 +261,8 @@ def transplanted(setting: Setting, vocab_size: int, training: Training) -> str:
     unedited = measured(setting.model, setting.tokenizer, setting.held_out, []).bits * math.log(2)
     rows = []
     for name, start, objectives in starts(setting, new, tokens):
-        for objective in [None, *(objectives if isinstance(start, SubwordMeanInit) else [])]:
+        trained_by = {SubwordMeanInit: objectives, FocusInit: [BOTH]}.get(type(start), [])
+        for objective in [None, *trained_by]:
             model, ids = with_tokenizer(setting, new, start)
             if objective is not None:
                 train_rows(setting, model, new, ids, training, objective)
@@ -275,7 +274,7 @@ def transplanted(setting: Setting, vocab_size: int, training: Training) -> str:
     result += (
         f"\nThe original has {unedited:.3f} nats per byte. The new tokenizer has {len(matches):,} tokens, of which "
     )
-    result += f"{len(missing):,} are new. {training.steps} steps of 8 passages, of the training text.\n"
+    result += f"{len(missing):,} are new. {training.steps} steps of the new rows, of 8 passages of the training text.\n"
     return result
 
 

@@ -29,7 +29,7 @@ STARTS = {
     "focus": "FocusInit",
     "wechsel": "WechselInit",
 }
-"""Values of `--init`, with the class of each in `embedlayer.vocab`. The last three need auxiliary vectors."""
+"""Values of `--init`, with the class of each in `vocab.row_init`; the last three are in `vocab.auxiliary_init`."""
 
 SHOWN = 12
 VALIDATION_TOKENS = 8192
@@ -301,10 +301,10 @@ def _row_init(start: InitOptions, old: "Tokenizer", new: "Tokenizer", train_on: 
     """
     import torch
 
-    from embedlayer import vocab as package
     from embedlayer.checkpoints.vector_files import read_vectors
     from embedlayer.data.corpus import find_text_files, read_text_chunks
     from embedlayer.sources import open_model
+    from embedlayer.vocab import auxiliary_init, row_init
     from embedlayer.vocab.auxiliary_vectors import AuxiliaryVectors, train_fasttext
 
     torch.manual_seed(start.seed)
@@ -314,7 +314,7 @@ def _row_init(start: InitOptions, old: "Tokenizer", new: "Tokenizer", train_on: 
     wrong = [option for option, value in passed.items() if value and option != needs]
     if wrong:
         raise VocabularyError(f"{wrong[0]} has no effect with --init {start.init}: leave it out, or change --init.")
-    chosen = getattr(package, STARTS[start.init])
+    chosen = getattr(row_init if needs is None else auxiliary_init, STARTS[start.init])
     if needs is None:
         init = chosen()
         return init

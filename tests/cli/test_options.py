@@ -33,10 +33,13 @@ COMMANDS = {
     "report": "{directory}",
     "plan": "--checkpoint {checkpoint} --text {texts} --tokenizer {tokenizer_from}",
     "compress": "{source} --to int8 -o {out} --text {text} --tokenizer {tokenizer_from}",
-    "vocab add": "{directory} -o {out} --terms {file} --train-on {train_on} --steps 1",
+    "vocab add": "{directory} -o {out} --terms {file} --train-on {train_on} --steps 1"
+    " --auxiliary {auxiliary} --auxiliary-text {auxiliary_text}",
+    "vocab add OTHER": "{directory} otter -o {out} --init omp --donor {donor}",
     "vocab remove": "{directory} -o {out} --tokens {file}",
     "vocab trim": "{directory} {files} -o {out}",
-    "vocab transplant": "{directory} {tokenizer} -o {out}",
+    "vocab transplant": "{directory} {tokenizer} -o {out} --auxiliary {auxiliary} --auxiliary-text {auxiliary_text}",
+    "vocab transplant OTHER": "{directory} {tokenizer} -o {out} --init omp --donor {donor}",
     "vocab undo": "{directory} -o {out}",
 }
 """Each command with every path that it reads, by the parameter's name; one that reads none is not here."""
