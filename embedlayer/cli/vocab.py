@@ -2,17 +2,18 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer.cli.options import EDITED, FOLDER, TEXT, TEXTS, TOKENIZER, json_option, new_folder_option
+from embedlayer.cli.options import EDITED, FOLDER, SOURCE, TEXT, TEXTS, TOKENIZER, json_option, new_folder_option
 from embedlayer.errors import VocabularyError
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from torch import Tensor
 
     from embedlayer.training.loop import TrainingOptions
@@ -26,8 +27,11 @@ STARTS = {
     "mean": "MeanInit",
     "mean+noise": "MeanNoiseInit",
     "random": "RandomInit",
+    "omp": "OMPInit",
+    "focus": "FocusInit",
+    "wechsel": "WechselInit",
 }
-"""Values of `--init`, with the class of each in `embedlayer.vocab.row_init`."""
+"""Values of `--init`, with the class of each in `vocab.row_init`; the last three are in `vocab.auxiliary_init`."""
 
 SHOWN = 12
 VALIDATION_TOKENS = 8192
@@ -66,14 +70,55 @@ def _edit_command(edit: "Callable[..., tuple[Receipt, dict[str, Any]]]") -> clic
     return command
 
 
-_init = click.option(
-    "--init",
-    type=click.Choice([*STARTS]),
-    default=next(iter(STARTS)),
-    show_default=True,
-    help="Initial rows of new tokens: the mean of the token's former subwords, the mean of all rows, ...",
-)
-_seed = click.option("--seed", default=0, show_default=True, help="Seed of random rows and of training.")
+@dataclass(frozen=True)
+class InitOptions:
+    """Store the options that choose the initialisation of new rows.
+
+    Attributes:
+        init: Value of `--init`, a key of `STARTS`.
+        donor: Model whose table gives the auxiliary vectors of OMP.
+        auxiliary: File of word vectors for FOCUS and WECHSEL.
+        auxiliary_text: Texts to train these vectors on, if there is no file.
+        seed: Seed of random rows and of these vectors.
+    """
+
+    init: str
+    donor: Path | None
+    auxiliary: Path | None
+    auxiliary_text: tuple[Path, ...]
+    seed: int
+
+
+def _init(edit: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `InitOptions` to a subcommand, which gets them as the argument `start`."""
+
+    @wraps(edit)
+    def command(
+        *arguments: Any,
+        init: str,
+        donor: Path | None,
+        auxiliary: Path | None,
+        auxiliary_text: tuple[Path, ...],
+        seed: int,
+        **options: Any,
+    ) -> Any:
+        return edit(*arguments, start=InitOptions(init, donor, auxiliary, auxiliary_text, seed), **options)
+
+    for option in (
+        click.option("--seed", default=0, show_default=True, help="Seed of random rows and of training."),
+        click.option("--auxiliary-text", multiple=True, type=TEXTS, help="Text to train fastText vectors on instead."),
+        click.option("--auxiliary", type=TEXT, help="focus, wechsel: a file of word vectors."),
+        click.option("--donor", type=SOURCE, help="omp: a model with another tokenizer, whose rows are approximated."),
+        click.option(
+            "--init",
+            type=click.Choice([*STARTS]),
+            default=next(iter(STARTS)),
+            show_default=True,
+            help="Initial rows of new tokens: the mean of the token's former subwords, the mean of all rows, ...",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 @_edit_command
@@ -86,19 +131,17 @@ _seed = click.option("--seed", default=0, show_default=True, help="Seed of rando
 @click.option("--seconds", default=30.0, show_default=True, help="Seconds to train them.")
 @click.option("--steps", type=int, help="Number of steps instead of a time.")
 @click.option("--learning-rate", default=3e-3, show_default=True, help="Peak learning rate.")
-@_seed
 def add(
     directory: Path,
     terms: tuple[str, ...],
     file: Path | None,
     special: tuple[str, ...],
     as_is: bool,
-    init: str,
+    start: InitOptions,
     train_on: tuple[Path, ...],
     seconds: float,
     steps: int | None,
     learning_rate: float,
-    seed: int,
     **options: Any,
 ) -> "tuple[Receipt, dict[str, Any]]":
     """Add tokens to the model in DIRECTORY: TERM..., the lines of a file, or both.
@@ -106,27 +149,31 @@ def add(
     With --train-on only the new rows are trained, by default for half a minute; the model's results for its old tokens
     stay the same bit for bit. A term that is a token already is left out, with a warning.
     """
+    from embedlayer.data.tokenizer import load_tokenizer
     from embedlayer.training.loop import TrainingOptions
     from embedlayer.vocab.edit import add_tokens
     from embedlayer.vocab.row_training import TrainedInit
     from embedlayer.vocab.suggestion import read_terms
+    from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 
     wanted = _without_known(directory, [*terms, *read_terms(_lines(file))], spaced=not as_is)
     if not wanted and not special:
         raise VocabularyError("There is nothing to add: pass terms, or a file with one a line.")
-    start, trained = _seeded_init(init, seed), dict[str, Any]()
-    options["init"] = start
+    old = load_tokenizer(directory)
+    new = edit_tokenizer(old, add=wanted, special=special).tokenizer
+    init, trained = _row_init(start, old, new, train_on), dict[str, Any]()
+    options["init"] = init
     if train_on:
         training = TrainingOptions(
             steps=steps,
             minutes=seconds / 60 if steps is None else None,
             learning_rate=learning_rate,
-            seed=seed,
+            seed=start.seed,
             weight_decay=0.0,
             validation_tokens=VALIDATION_TOKENS,
         )
-        trained, table, head = _train_new_rows(directory, wanted, special, train_on, start, training)
-        options |= {"init_head": TrainedInit(head, start), "init": TrainedInit(table, start)}
+        trained, table, head = _train_new_rows(directory, wanted, special, train_on, init, training)
+        options |= {"init_head": TrainedInit(head, init), "init": TrainedInit(table, init)}
     return add_tokens(directory, wanted, special=special, **options), trained
 
 
@@ -168,17 +215,18 @@ def trim(
 @_edit_command
 @click.argument("tokenizer", type=TOKENIZER)
 @_init
-@_seed
 def transplant(
-    directory: Path, tokenizer: Path, init: str, seed: int, **options: Any
+    directory: Path, tokenizer: Path, start: InitOptions, **options: Any
 ) -> "tuple[Receipt, dict[str, Any]]":
     """Replace the tokenizer of the model in DIRECTORY by TOKENIZER (a file or folder).
 
     Tokens that both tokenizers have keep their rows. The rows of new tokens are initialised as --init says.
     """
+    from embedlayer.data.tokenizer import load_tokenizer
     from embedlayer.vocab import edit
 
-    return edit.transplant(directory, tokenizer, init=_seeded_init(init, seed), **options), {}
+    init = _row_init(start, load_tokenizer(directory), load_tokenizer(tokenizer), ())
+    return edit.transplant(directory, tokenizer, init=init, **options), {}
 
 
 @vocab.command()
@@ -278,21 +326,61 @@ def _without_known(directory: Path, terms: "Sequence[str | AddedMerge]", *, spac
     return list(wanted.values())
 
 
-def _seeded_init(name: str, seed: int) -> "RowInit":
-    """Return the initialisation of new rows that the option `--init` names, and seed torch's default generator.
+# Initialisation
+
+
+def _row_init(start: InitOptions, old: "Tokenizer", new: "Tokenizer", train_on: Sequence[Path]) -> "RowInit":
+    """Return the initialisation of new rows that the options choose, and seed torch's default generator.
 
     Random rows are drawn from this generator later.
 
     Args:
-        name: A key of `STARTS`.
-        seed: The seed.
+        start: The options.
+        old: The tokenizer before the edit.
+        new: The tokenizer after the edit.
+        train_on: Text of `--train-on`. Its first nine tenths replace `--auxiliary-text` if that is not passed; the
+            rest may be held out to measure on.
+
+    Raises:
+        VocabularyError: An option that `--init` needs is missing, another one is passed that it does not take, or no
+            token is shared.
+        MissingExtraError: fastText vectors are to be trained, and gensim is not installed.
     """
     import torch
 
-    from embedlayer.vocab import row_init
+    from embedlayer.checkpoints.vector_files import read_vectors
+    from embedlayer.data.corpus import find_text_files, read_text_chunks
+    from embedlayer.sources import open_model
+    from embedlayer.vocab import auxiliary_init, row_init
+    from embedlayer.vocab.auxiliary_vectors import AuxiliaryVectors, train_fasttext
 
-    torch.manual_seed(seed)
-    init: RowInit = getattr(row_init, STARTS[name])()
+    torch.manual_seed(start.seed)
+    init: RowInit
+    needs = {"omp": "--donor", "focus": "--auxiliary", "wechsel": "--auxiliary"}.get(start.init)
+    passed = {"--donor": start.donor, "--auxiliary": start.auxiliary or start.auxiliary_text}
+    wrong = [option for option, value in passed.items() if value and option != needs]
+    if wrong:
+        raise VocabularyError(f"{wrong[0]} has no effect with --init {start.init}: leave it out, or change --init.")
+    chosen = getattr(row_init if needs is None else auxiliary_init, STARTS[start.init])
+    if needs is None:
+        init = chosen()
+        return init
+    if start.donor is not None:
+        donor = open_model(start.donor)
+        vectors = AuxiliaryVectors.from_donor(donor.table, donor.require_tokenizer(), old, new)
+    elif start.auxiliary is not None:
+        vectors = AuxiliaryVectors.from_words(*read_vectors(start.auxiliary), old, new)
+    else:
+        files = start.auxiliary_text or train_on
+        texts = ["".join(read_text_chunks(file)) for file in (find_text_files(files) if files else [])]
+        if needs == "--donor" or not texts:
+            others = "" if needs == "--donor" else ", or a text to train fastText vectors on with --auxiliary-text"
+            raise VocabularyError(f"--init {start.init} needs auxiliary vectors: pass {needs}{others}.")
+        whole = "\n".join(texts)
+        vectors = train_fasttext(
+            [whole if start.auxiliary_text else whole[: len(whole) * 9 // 10]], old, new, seed=start.seed
+        )
+    init = chosen(vectors)
     return init
 
 

@@ -1,6 +1,11 @@
 from .adapters import load_adapter as load_adapter
 from .adapters import merge_adapter as merge_adapter
 from .adapters import save_adapter as save_adapter
+from .auxiliary_init import FocusInit as FocusInit
+from .auxiliary_init import OMPInit as OMPInit
+from .auxiliary_init import WechselInit as WechselInit
+from .auxiliary_vectors import AuxiliaryVectors as AuxiliaryVectors
+from .auxiliary_vectors import train_fasttext as train_fasttext
 from .edit import EditOptions as EditOptions
 from .edit import add_tokens as add_tokens
 from .edit import edit_vocabulary as edit_vocabulary
@@ -10,6 +15,9 @@ from .edit import trim_vocabulary as trim_vocabulary
 from .gguf_files import write_into_gguf as write_into_gguf
 from .receipt import Receipt as Receipt
 from .receipt import last_receipt as last_receipt
+from .row_distillation import DistillationLosses as DistillationLosses
+from .row_distillation import distill_rows as distill_rows
+from .row_distillation import find_snippets as find_snippets
 from .row_init import CopyInit as CopyInit
 from .row_init import MeanInit as MeanInit
 from .row_init import MeanNoiseInit as MeanNoiseInit

@@ -20,6 +20,8 @@ from embedlayer.errors import ShapeError, SizeError, VocabularyError
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
 
 TOKENS_AT_ONCE = 1024
+SHOWN_IDS = 16
+"""Most old IDs that the text of a `RowOrigin` lists."""
 
 
 class WeightRows:
@@ -100,16 +102,19 @@ class RowOrigin:
     """Describe how one new row was computed; `str` of it is, for example, `subword mean of 5, 7`.
 
     Attributes:
-        method: `"mean"`, `"mean+noise"`, `"subword mean"`, `"copy"`, `"random"`, `"given"`, or `"trained from "` and
-            one of these.
-        old_ids: The old rows that the row was computed from; empty if these are all live rows, or none.
+        method: `"mean"`, `"mean+noise"`, `"subword mean"`, `"copy"`, `"random"`, `"given"`, `"OMP"`, `"FOCUS"`,
+            `"WECHSEL"`, or `"trained from "` and one of these.
+        old_ids: The old rows that the row was computed from; empty if these are all live rows, or none. The text lists
+            the first 16.
     """
 
     method: str
     old_ids: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.method} of {', '.join(map(str, self.old_ids))}" if self.old_ids else self.method
+        shown = ", ".join(map(str, self.old_ids[:SHOWN_IDS]))
+        more = f" and {len(self.old_ids) - SHOWN_IDS} more" if len(self.old_ids) > SHOWN_IDS else ""
+        return f"{self.method} of {shown}{more}" if self.old_ids else self.method
 
 
 @dataclass(frozen=True)
@@ -405,6 +410,14 @@ class LiveRows:
         for start in range(0, self.old.vocab_size, ROWS_AT_ONCE):
             rows = self.old.rows(start, min(start + ROWS_AT_ONCE, self.old.vocab_size)).detach().cpu()
             yield rows[_is_trained(rows) & ~self._is_dead[start : start + len(rows)]]
+
+    @cached_property
+    def is_live(self) -> Bool[Tensor, " V"]:
+        """Return which old rows are live, `(V,)` on the CPU; the rows are read in chunks, at the first use only."""
+        starts = range(0, self.old.vocab_size, ROWS_AT_ONCE)
+        stops = [min(start + ROWS_AT_ONCE, self.old.vocab_size) for start in starts]
+        trained = [_is_trained(self.old.rows(*span).detach()).cpu() for span in zip(starts, stops, strict=True)]
+        return torch.cat([self._is_dead[:0], *trained]) & ~self._is_dead
 
     @cached_property
     def _count_and_mean(self) -> tuple[int, Tensor]:

@@ -34,10 +34,13 @@ COMMANDS = {
     "report": "{directory}",
     "plan": "--checkpoint {checkpoint} --text {texts} --tokenizer {tokenizer_from}",
     "compress": "{source} --to int8 -o {out} --text {text} --tokenizer {tokenizer_from}",
-    "vocab add": "{directory} -o {out} --terms {file} --train-on {train_on} --steps 1",
+    "vocab add": "{directory} -o {out} --terms {file} --train-on {train_on} --steps 1"
+    " --auxiliary {auxiliary} --auxiliary-text {auxiliary_text}",
+    "vocab add OTHER": "{directory} otter -o {out} --init omp --donor {donor}",
     "vocab remove": "{directory} -o {out} --tokens {file}",
     "vocab trim": "{directory} {files} -o {out}",
-    "vocab transplant": "{directory} {tokenizer} -o {out}",
+    "vocab transplant": "{directory} {tokenizer} -o {out} --auxiliary {auxiliary} --auxiliary-text {auxiliary_text}",
+    "vocab transplant OTHER": "{directory} {tokenizer} -o {out} --init omp --donor {donor}",
     "vocab suggest": "{directory} {files} --held-out {held_out} -o {out}",
     "vocab undo": "{directory} -o {out}",
 }

@@ -107,6 +107,28 @@ def test_trimming_and_transplanting_from_the_command_line(trained, domain, tmp_p
     assert el.open_model(tmp_path / "moved").tokenizer.encode("the quokka").tokens == ["the", "quokka"]
 
 
+def test_rows_start_from_a_donor_or_from_word_vectors(trained, domain, tmp_path, capsys) -> None:
+    words = el.train_tokenizer((domain / "text.txt").read_text(), "word")
+    el.TokenEmbedding(words.get_vocab_size(), 16).save_pretrained(tmp_path / "donor", tokenizer=words)
+    tokens = ["the", "objects", "otterly", "lynxes"]
+    el.checkpoints.write_vectors(tmp_path / "words.vec", tokens, el.TokenEmbedding(4, 8))
+    capsys.readouterr()
+    for name, options, method in [
+        ("a", ["--init", "omp", "--donor", tmp_path / "donor"], "OMP of "),
+        ("b", ["--init", "focus", "--auxiliary", tmp_path / "words.vec"], "FOCUS of "),
+        ("c", ["--init", "wechsel", "--train-on", domain / "text.txt", "--steps", 1], "trained from WECHSEL of "),
+    ]:
+        assert run("vocab", "add", trained, "otterly", "lynxes", "-o", tmp_path / name, "--json", *options) == 0, name
+        added = json.loads(capsys.readouterr().out)["added"]
+        assert [text for text, _ in added.values()] == [" otterly", " lynxes"]
+        assert all(words.startswith(method) for _, words in added.values())
+    words.save(str(tmp_path / "words.json"))
+    moved = ["vocab", "transplant", trained, tmp_path / "words.json", "-o", tmp_path / "d", "--json"]
+    assert run(*moved, "--init", "wechsel", "--auxiliary-text", domain / "text.txt") == 0
+    origins = [how for _, how in json.loads(capsys.readouterr().out)["added"].values()]
+    assert any(how.startswith("WECHSEL of ") for how in origins)
+
+
 def test_bad_input_ends_with_a_clear_error_and_no_folder(trained, domain, tmp_path, capsys) -> None:
     out = tmp_path / "new"
     (tmp_path / "empty.txt").write_text("\n \n")
@@ -122,6 +144,13 @@ def test_bad_input_ends_with_a_clear_error_and_no_folder(trained, domain, tmp_pa
             "contains none of the new tokens",
             ["add", trained, "otterly", "--train-on", tmp_path / "other.txt", "-o", out],
         ),
+        (
+            2,
+            "--init omp needs auxiliary vectors: pass --donor",
+            ["add", trained, "otterly", "--init", "omp", "-o", out],
+        ),
+        (2, "with --auxiliary-text", ["add", trained, "otterly", "--init", "focus", "-o", out]),
+        (2, "--donor has no effect", ["add", trained, "otterly", "--donor", trained, "-o", out]),
         (1, "none does not exist", ["add", tmp_path / "none", "otterly", "-o", out]),
         (1, "is not empty", ["add", trained, "otterly", "-o", trained]),
         (2, "no token 'otterly'", ["remove", trained, "otterly", "-o", out]),

@@ -9,6 +9,8 @@ from embedlayer.errors import ShapeError, SizeError, VocabularyError
 from embedlayer.layers.output import OutputHead
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.vocab.auxiliary_init import FocusInit, OMPInit, WechselInit
+from embedlayer.vocab.auxiliary_vectors import AuxiliaryVectors
 from embedlayer.vocab.row_init import (
     CopyInit,
     MeanInit,
@@ -21,6 +23,7 @@ from embedlayer.vocab.row_init import (
     WeightRows,
 )
 
+VECTORS = AuxiliaryVectors.from_tensors([2, 4, 9], torch.eye(3), ["zebra"], torch.tensor([[0.3, 2.0, -1.0]]))
 STARTS = [
     MeanInit(),
     MeanNoiseInit(),
@@ -29,6 +32,7 @@ STARTS = [
     RandomInit(),
     RandomInit(std=0.1),
     VectorsInit(torch.ones(2, 16)),
+    *(weighted(VECTORS) for weighted in (OMPInit, FocusInit, WechselInit)),
 ]
 TOKENS = [NewToken("zebra", (3, 7)), NewToken("<tool>")]
 

@@ -14,18 +14,24 @@ from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.distributed.state import trained_parameters
 from embedlayer.training.parallel import ParallelContext
 from embedlayer.vocab import row_map
+from embedlayer.vocab.auxiliary_init import FocusInit, OMPInit
+from embedlayer.vocab.auxiliary_vectors import AuxiliaryVectors
 from embedlayer.vocab.edit import add_tokens, edit_vocabulary, remove_tokens, transplant, trim_vocabulary
 from embedlayer.vocab.live_modules import _moved_gradient
 from embedlayer.vocab.row_init import CopyInit, MeanInit, MeanNoiseInit, RandomInit, VectorsInit, WeightRows
 from embedlayer.vocab.row_map import RowMap, RowTensor
 
 V, D = 29, 4
+VECTORS = AuxiliaryVectors.from_tensors(
+    range(0, 28, 2), torch.randn(14, 5, generator=torch.Generator().manual_seed(0)), ["#29"], torch.ones(1, 5)
+)
 EDITS = {
     "added": {"add": 9},
     "removed": {"remove": [0, 5, 6, 28]},
     "both": {"add": 3, "remove": [1, *range(9, 19)], "init": CopyInit(of=[7, 9, 20])},
     "turned around": {"reorder": range(V - 1, -1, -1)},
     "merged, drawn": {"merge": {4: 5}, "add": 2, "init": MeanNoiseInit(), "init_head": RandomInit(std=0.3)},
+    "weighted": {"add": 2, "init": OMPInit(VECTORS, k=3), "init_head": FocusInit(VECTORS)},
     "given": {"add": 2, "init": VectorsInit(torch.arange(8.0).view(2, 4)), "init_head": MeanInit()},
 }
 
