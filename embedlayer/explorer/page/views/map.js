@@ -245,7 +245,10 @@ class MapView {
     this.controls.follow();
     this.#setDense(state.get("v") === "density");
     this.placement.show(false);
+    const request = ++this.#request;
+    this.#writeSelection();
     await this.#setColours();
+    if (request !== this.#request) return; // the user has typed or chosen something meanwhile
     await this.#showSelection();
     if (!typed) return this.#applyLasso();
     this.#search(typed);
@@ -431,13 +434,18 @@ class MapView {
     state.set(sumParams(sum));
     if (!ids.includes(token.get() ?? -1)) token.choose(ids[0] ?? null);
     this.#tab = "near";
+    this.#writeSelection();
     this.#showSelection();
+  }
+
+  /** Write the selection into the field of sums, before anything is awaited: the user may type into it then. */
+  #writeSelection() {
+    this.side.write(expressionOf(this.selected(), (id) => visibleText(this.texts[id]), this.byText()));
   }
 
   async #showSelection() {
     const request = ++this.#request;
     this.#subwords = null;
-    this.side.write(expressionOf(this.selected(), (id) => visibleText(this.texts[id]), this.byText()));
     await this.#loadNeighbours(request);
     if (this.#isClosed || request !== this.#request) return;
     this.#mark();
