@@ -190,7 +190,10 @@ def test_the_changelog_knows_the_version() -> None:
         ["tied_or_untied.py", "--steps", "1"],
         ["beyond_the_trained_length.py", "--steps", "1", "--windows", "1"],
         ["checkpoints.py", "GPT-2", "T5 1.1"],
-        ["starting_rows.py", "--steps", "1", "--terms", "5", "--row-steps", "1", "--passages", "1"],
+        pytest.param(
+            ["starting_rows.py", "--steps", "1", "--terms", "5", "--row-steps", "1", "--passages", "1"],
+            marks=pytest.mark.long,
+        ),
         ["domain_terms.py", "--count", "5"],
         ["suggested_tokens.py", "--count", "5"],
         ["compression.py", "--choices", "rank=96"],
