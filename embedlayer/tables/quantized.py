@@ -50,8 +50,8 @@ class QuantizedEmbedding(PackedRows):
     |---|---|---|---|
     | 8 | `D + 8 D / g` | 392, 25.5 % | 480, 31.3 % |
     | 4 | `D / 2 + 4 D / g + 4` | 200, 13.0 % | 244, 15.9 % |
-    | 8, `GGUFBlocks` | `D + 2 D / 32` | | 408, 26.6 % |
-    | 4, `GGUFBlocks` | `D / 2 + 2 D / 32` | | 216, 14.1 % |
+    | 8, `GGUFBlocks` | `D + 2 D / 32` | only in groups | 408, 26.6 % |
+    | 4, `GGUFBlocks` | `D / 2 + 2 D / 32` | only in groups | 216, 14.1 % |
 
     The constructor creates rows of zeros. Use `from_table` to quantise another table.
 
