@@ -223,6 +223,8 @@ class QuantizedEmbedding(PackedRows):
             "dtype": str(self.dtype).removeprefix("torch."),
         }
 
+    look_up, rows = PackedRows.look_up, PackedRows.rows  # beside `raw_logits`: a class that overrides one is recognised
+
     def raw_logits(
         self, hidden: Float[Tensor, "*batch D"], start: int = 0, stop: int | None = None
     ) -> Float[Tensor, "*batch N"]:

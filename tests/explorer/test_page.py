@@ -312,10 +312,23 @@ def test_a_lasso_is_in_the_address_and_found_again(url, open_page):
     page.get_by_role("button", name="Found 12").wait_for()
 
 
-def test_a_word_that_is_no_token_offers_its_subwords(url, open_page, of_run):
-    page = open_page(url)
+LATE = """() => {
+    const { fetch } = window;
+    window.fetch = async (url, ...rest) => {
+        if (String(url).includes("frequencies")) await new Promise((resolve) => setTimeout(resolve, 1000));
+        return fetch(url, ...rest);
+    };
+}"""
+
+
+def test_a_word_that_is_no_token_offers_its_subwords_also_when_typed_at_once(url, open_page, of_run):
+    page = open_page(url + "#positions")
+    page.locator("#view-positions .panel").first.wait_for()
+    page.evaluate(LATE)
+    page.locator("#tab-map").click()
     page.locator("#expression").fill("thedogma")
     page.keyboard.press("Enter")
+    page.wait_for_timeout(1500)  # what the map still waits for has arrived
     offered = page.locator(".map-subwords .chips").first
     offered.wait_for()
     ids = of_run.tokenizer.encode("thedogma", add_special_tokens=False).ids

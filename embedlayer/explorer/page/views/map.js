@@ -59,6 +59,7 @@ async function open(element, context) {
   const [{ texts, special }, { explained }, coordinates, norms, own] = await Promise.all([
     data.load("tokens"), data.load("axes"), data.load("coordinates", { count }), data.load("norms"),
     data.load("columns"),
+    ...(manifest.has.includes("frequency") ? [data.load("frequencies")] : []), // so that start() waits for nothing
   ]);
   const map = new MapView(element, context, { texts, special, explained, coordinates, norms, own });
   await map.start();
