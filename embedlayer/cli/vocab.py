@@ -149,7 +149,6 @@ def add(
     With --train-on only the new rows are trained, by default for half a minute; the model's results for its old tokens
     stay the same bit for bit. A term that is a token already is left out, with a warning.
     """
-    from embedlayer.data.tokenizer import load_tokenizer
     from embedlayer.training.loop import TrainingOptions
     from embedlayer.vocab.edit import add_tokens
     from embedlayer.vocab.row_training import TrainedInit
@@ -159,9 +158,11 @@ def add(
     wanted = _without_known(directory, [*terms, *read_terms(_lines(file))], spaced=not as_is)
     if not wanted and not special:
         raise VocabularyError("There is nothing to add: pass terms, or a file with one a line.")
-    old = load_tokenizer(directory)
-    new = edit_tokenizer(old, add=wanted, special=special).tokenizer
-    init, trained = _row_init(start, old, new, train_on), dict[str, Any]()
+
+    def edited(old: "Tokenizer") -> "Tokenizer":
+        return edit_tokenizer(old, add=wanted, special=special).tokenizer
+
+    init, trained = _row_init(start, directory, edited, train_on), dict[str, Any]()
     options["init"] = init
     if train_on:
         training = TrainingOptions(
@@ -225,7 +226,7 @@ def transplant(
     from embedlayer.data.tokenizer import load_tokenizer
     from embedlayer.vocab import edit
 
-    init = _row_init(start, load_tokenizer(directory), load_tokenizer(tokenizer), ())
+    init = _row_init(start, directory, lambda _: load_tokenizer(tokenizer), ())
     return edit.transplant(directory, tokenizer, init=init, **options), {}
 
 
@@ -329,15 +330,18 @@ def _without_known(directory: Path, terms: "Sequence[str | AddedMerge]", *, spac
 # Initialisation
 
 
-def _row_init(start: InitOptions, old: "Tokenizer", new: "Tokenizer", train_on: Sequence[Path]) -> "RowInit":
+def _row_init(
+    start: InitOptions, directory: Path, edited: "Callable[[Tokenizer], Tokenizer]", train_on: Sequence[Path]
+) -> "RowInit":
     """Return the initialisation of new rows that the options choose, and seed torch's default generator.
 
     Random rows are drawn from this generator later.
 
     Args:
         start: The options.
-        old: The tokenizer before the edit.
-        new: The tokenizer after the edit.
+        directory: The model's folder or GGUF file.
+        edited: Function that returns the tokenizer after the edit for the one before it; called only if auxiliary
+            vectors are needed.
         train_on: Text of `--train-on`. Its first nine tenths replace `--auxiliary-text` if that is not passed; the
             rest may be held out to measure on.
 
@@ -350,11 +354,13 @@ def _row_init(start: InitOptions, old: "Tokenizer", new: "Tokenizer", train_on: 
 
     from embedlayer.checkpoints.vector_files import read_vectors
     from embedlayer.data.corpus import find_text_files, read_text_chunks
+    from embedlayer.data.tokenizer import load_tokenizer
     from embedlayer.sources import open_model
     from embedlayer.vocab import auxiliary_init, row_init
     from embedlayer.vocab.auxiliary_vectors import AuxiliaryVectors, train_fasttext
 
     torch.manual_seed(start.seed)
+    old = load_tokenizer(directory)
     init: RowInit
     needs = {"omp": "--donor", "focus": "--auxiliary", "wechsel": "--auxiliary"}.get(start.init)
     passed = {"--donor": start.donor, "--auxiliary": start.auxiliary or start.auxiliary_text}
@@ -365,6 +371,7 @@ def _row_init(start: InitOptions, old: "Tokenizer", new: "Tokenizer", train_on: 
     if needs is None:
         init = chosen()
         return init
+    new = edited(old)
     if start.donor is not None:
         donor = open_model(start.donor)
         vectors = AuxiliaryVectors.from_donor(donor.table, donor.require_tokenizer(), old, new)
