@@ -55,6 +55,10 @@ KINDS: dict[str, str] = {
     "transformer_embedding": "embedlayer.layers.input:TransformerEmbedding",
     "gpt_embedding": "embedlayer.layers.input:GPTEmbedding",
     "decoder_input": "embedlayer.layers.decoder_input:DecoderInput",
+    "added_embedding": "embedlayer.layers.injection:AddedEmbedding",
+    "gated_embedding": "embedlayer.layers.gated_embedding:GatedEmbedding",
+    "per_layer_embedding": "embedlayer.layers.per_layer_embedding:PerLayerEmbedding",
+    "value_embedding": "embedlayer.layers.value_embedding:ValueEmbedding",
     "embedding_layer": "embedlayer.checkpoints.embedding_layer:EmbeddingLayer",
     "decoder_lm": "embedlayer.models.decoder:DecoderLM",
 }

@@ -5,8 +5,11 @@ description, `{"kind": "rotary", "head_dim": 64, ...}`, with a kind identifier (
 inner layers first, so every combination of tables, positions and heads can be saved.
 """
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +27,8 @@ from embedlayer.kinds import class_of, kind_of
 FORMAT_VERSION = 1
 Layer = TypeVar("Layer", bound="Pretrained")
 Thing = TypeVar("Thing", bound="Described")
+
+_builder: ContextVar[tuple[type, Callable[[JsonObject], Any]] | None] = ContextVar("builder", default=None)
 
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 """Data types that may be read for one another; every other data type is read as itself only."""
@@ -192,6 +197,17 @@ def describe(layer: Described) -> JsonObject:
     return {"kind": kind_of(type(layer)), **layer.config}
 
 
+def config_from_attributes(layer: Described) -> JsonObject:
+    """Return the constructor's arguments of an object that stores each in an attribute of the same name, as JSON.
+
+    Inner objects are stored as their descriptions. The arguments `device` and `dtype` are left out.
+    """
+    parameters = inspect.signature(type(layer)).parameters.values()
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    values = {name: getattr(layer, name) for name in names if name not in ("device", "dtype")}
+    return {name: describe(value) if isinstance(value, Described) else value for name, value in values.items()}
+
+
 def is_description(value: object) -> bool:
     """Return whether `value` is a dictionary with a string `kind`, as `describe` returns."""
     return isinstance(value, dict) and isinstance(value.get("kind"), str)
@@ -219,6 +235,10 @@ def build(description: JsonObject) -> Any:
     cls = class_of(kind)
     if not issubclass(cls, Described):
         raise CheckpointError(f"The kind {kind!r} is not a class that can be saved and read back.")
+    builder = _builder.get()
+    if builder is not None and issubclass(cls, builder[0]):
+        with building(builder[0], None):
+            return builder[1](description)
     try:
         return cls.from_description(arguments)
     except CheckpointError:
@@ -227,6 +247,23 @@ def build(description: JsonObject) -> Any:
         raise CheckpointError(
             f"The saved configuration of {kind} cannot be built ({type(error).__name__}): {short(error)}"
         ) from error
+
+
+@contextmanager
+def building(base: type, make: Callable[[JsonObject], Any] | None) -> Iterator[None]:
+    """Context manager: inside it, `build` calls `make` for each description of a subclass of `base`.
+
+    That applies to descriptions inside other descriptions too, but not inside the call of `make`.
+
+    Args:
+        base: Class of the objects that are built in another way, such as `LookupTable`.
+        make: Function from a description to an object; `None` for no such function.
+    """
+    before = _builder.set(None if make is None else (base, make))
+    try:
+        yield
+    finally:
+        _builder.reset(before)
 
 
 def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:

@@ -10,6 +10,12 @@ import torch
 from torch import nn
 
 import embedlayer as el
+from embedlayer.layers.gated_embedding import GatedEmbedding
+from embedlayer.layers.injection import AddedEmbedding, EmbeddingInjection
+from embedlayer.layers.ngram import NgramEmbedding, NgramHash
+from embedlayer.layers.per_layer import PerLayerInputs
+from embedlayer.layers.per_layer_embedding import PerLayerEmbedding
+from embedlayer.layers.value_embedding import ValueEmbedding
 
 VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS = 50, 24, 16, 4
 
@@ -84,6 +90,27 @@ UNTIED_HEADS: dict[str, Callable[[], el.OutputHead]] = {
         vocab_size=VOCAB_SIZE, embed_dim=EMBED_DIM, bias=True, softcap=5.0, logit_scale=0.5, padding_idx=0
     ),
 }
+
+
+def ngrams(**options: object) -> NgramEmbedding:
+    token_map = torch.arange(VOCAB_SIZE) // 2
+    hash = NgramHash.for_rows(500, VOCAB_SIZE, heads=2, token_map=token_map)
+    return NgramEmbedding.dense(hash, EMBED_DIM, init_std=1.0, **options)
+
+
+INJECTIONS: dict[str, Callable[[], EmbeddingInjection]] = {
+    "added": lambda: AddedEmbedding(el.TokenEmbedding(VOCAB_SIZE, EMBED_DIM, init_std=1.0)),
+    "added, projected": lambda: AddedEmbedding(el.TokenEmbedding(VOCAB_SIZE, 10, row_sparse=True), EMBED_DIM),
+    "value": lambda: ValueEmbedding(
+        el.TokenEmbedding(VOCAB_SIZE, EMBED_DIM, init_std=1.0), NUM_HEADS, blocks=(0, 1), gate_channels=8
+    ),
+    "n-gram, gated": lambda: GatedEmbedding(ngrams(), EMBED_DIM, block=1),
+    "n-gram at the input": lambda: AddedEmbedding(ngrams(row_sparse=True)),
+    "per-layer": lambda: PerLayerEmbedding(
+        PerLayerInputs(el.TokenEmbedding(VOCAB_SIZE, 2 * 6, init_std=1.0, scale=6**0.5), EMBED_DIM, 2)
+    ),
+}
+"""For a decoder of two blocks."""
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     **{

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from embedlayer.data.corpus import TokenCorpus
+    from embedlayer.layers.injection import EmbeddingInjection
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.training.loop import Trainer, TrainingOptions
     from embedlayer.training.run_directory import RunDirectory
@@ -30,6 +31,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 TOKENIZER_BYTES = 200_000_000
 NEIGHBORS = 6
 PROBES, SHORTEST_PROBE = 8, 4
+NGRAM_HEADS = 4
+"""Hash heads of each order of an n-gram table."""
 
 
 TOKENIZER_KINDS = click.Choice(["bpe", "wordpiece", "unigram", "word", "byte"])
@@ -69,6 +72,10 @@ class LayerOptions:
     dropout: float = _option(0.0, "Dropout probability.")
     init_std: float = _option(0.02, "Standard deviation of the initial rows.")
     pad_to_multiple_of: int | None = _option(None, "Round the number of rows up to a multiple of this.", type=int)
+    value_embedding: bool = _option(False, "Add a table to the values of every other attention.", is_flag=True)
+    ngram: int | None = _option(None, "Rows of a hashed n-gram table, as in Engram.  [default: none]", type=int)
+    ngram_order: int = _option(3, "Longest n-gram of that table, in tokens.")
+    per_layer: int | None = _option(None, "Width of per-layer embeddings, as in Gemma 3n.  [default: none]", type=int)
 
     def __post_init__(self) -> None:
         if self.row_sparse and (self.tied or self.rank is not None):
@@ -126,6 +133,7 @@ def start_run(
     from embedlayer.data.tokenizer import table_size
     from embedlayer.io.files import create_folder
     from embedlayer.training.loop import Trainer
+    from embedlayer.training.run_directory import saved_buffers
 
     create_folder(directory.path)
     if directory.corpus.is_symlink():  # an earlier run used a corpus in another folder
@@ -138,13 +146,15 @@ def start_run(
     _say(f"  {len(corpus):,} tokens of {mean:.2f} bytes on average, vocabulary of {size:,}", quiet)
 
     torch.manual_seed(options.seed)
-    model = build_model(layer, table_size(tokenizer), options.max_length).to(device)
+    model = build_model(layer, tokenizer, options.max_length).to(device)
     trainer = Trainer(model, *corpus.split(validation_fraction), options)
     chosen = [_single_token(tokenizer, probe) for probe in probes] or frequent_words(
         corpus.counts(table_size(tokenizer)), tokenizer
     )
     notes = {"neighbors_before": _neighbors_of(chosen, model, tokenizer), **({"launch": launch} if launch else {})}
     directory.start(trainer, tokenizer, validation_fraction=validation_fraction, notes=notes)
+    if saved_buffers(model):
+        directory.save_checkpoint(trainer)
     return trainer, tokenizer
 
 
@@ -244,14 +254,15 @@ def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
     return found[0] if found else None
 
 
-def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "DecoderLM":
+def build_model(layer: LayerOptions, tokenizer: "Tokenizer", max_length: int) -> "DecoderLM":
     """Return a decoder of the sizes in the options, with freshly initialised weights, on the CPU.
 
     Args:
         layer: Options of the decoder.
-        vocab_size: Number of tokens, V.
+        tokenizer: The tokenizer, whose tokens are those of the tables.
         max_length: Longest sequence that the position scheme must cover, in tokens.
     """
+    from embedlayer.data.tokenizer import table_size
     from embedlayer.layers.input import as_position
     from embedlayer.layers.output import OutputHead
     from embedlayer.models.decoder import DecoderLM
@@ -260,6 +271,7 @@ def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "Decod
     from embedlayer.tables.table import TokenTable
 
     table: TokenTable
+    vocab_size = table_size(tokenizer)
     shared: dict[str, Any] = {"init_std": layer.init_std, "pad_to_multiple_of": layer.pad_to_multiple_of}
     if layer.rank is None:
         table = TokenEmbedding(vocab_size, layer.dim, scale="sqrt_dim", row_sparse=layer.row_sparse, **shared)
@@ -275,7 +287,49 @@ def build_model(layer: LayerOptions, vocab_size: int, max_length: int) -> "Decod
         num_heads=layer.heads,
         num_kv_heads=layer.kv_heads,
         dropout=layer.dropout,
+        injections=list(build_injections(layer, tokenizer)),
     )
+
+
+def build_injections(layer: LayerOptions, tokenizer: "Tokenizer") -> "Iterator[EmbeddingInjection]":
+    """Yield the additional tables that the options ask for, freshly initialised, on the CPU.
+
+    Their tables are row-sparse, because they are only looked up.
+
+    Args:
+        layer: Options of the decoder.
+        tokenizer: The tokenizer, from which an n-gram table has its compressed vocabulary.
+
+    Raises:
+        SizeError: A size does not fit the decoder.
+    """
+    from embedlayer.data.token_compression import compressed_tokens
+    from embedlayer.data.tokenizer import table_size
+    from embedlayer.layers.gated_embedding import GatedEmbedding
+    from embedlayer.layers.injection import check_positive
+    from embedlayer.layers.ngram import NgramEmbedding, NgramHash
+    from embedlayer.layers.per_layer import PerLayerInputs
+    from embedlayer.layers.per_layer_embedding import PerLayerEmbedding
+    from embedlayer.layers.value_embedding import ValueEmbedding, alternate_blocks
+    from embedlayer.tables.dense import TokenEmbedding
+
+    vocab_size, kv_heads = table_size(tokenizer), layer.kv_heads or layer.heads
+    if layer.value_embedding:
+        width = kv_heads * (layer.dim // layer.heads)
+        for block in alternate_blocks(layer.layers):
+            table = TokenEmbedding(vocab_size, width, init_std=layer.dim**-0.5, row_sparse=True)
+            yield ValueEmbedding(table, kv_heads, blocks=[block], gate_channels=min(32, layer.dim))
+    if layer.ngram is not None:
+        token_map = compressed_tokens(tokenizer)
+        ngrams = NgramHash.for_rows(
+            layer.ngram, vocab_size, max_order=layer.ngram_order, heads=NGRAM_HEADS, token_map=token_map
+        )
+        vectors = NgramEmbedding.dense(ngrams, layer.dim, row_sparse=True)
+        yield GatedEmbedding(vectors, layer.dim, block=min(1, layer.layers - 1))
+    if layer.per_layer is not None:
+        width = check_positive("--per-layer", layer.per_layer)
+        table = TokenEmbedding(vocab_size, layer.layers * width, scale=width**0.5, row_sparse=True)
+        yield PerLayerEmbedding(PerLayerInputs(table, layer.dim, layer.layers))
 
 
 def train_to_the_end(

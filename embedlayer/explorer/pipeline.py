@@ -64,6 +64,7 @@ _TITLES = {
     "types": ("Types", "x + types[0]"),
     "positions": ("Positions", "p[t]"),
     "sum": ("Sum", "x[t] + p[t]"),
+    "injections": ("Other tables", "x[t] + vectors of other tables"),
     "mask": ("Mask", "0 for padding"),
     "token_dropout": ("Token dropout", "0 for the mask token, the others rescaled"),
     "streams": ("Streams", "x and the vectors that predict later tokens"),
@@ -92,6 +93,7 @@ _SENTENCES = {
     "Rotation.",
     "positions bias": "Nothing is added here: this scheme is a bias on the scores inside attention, in the step Bias.",
     "sum": "Token and position become one vector: the same token at two positions now has two vectors.",
+    "injections": "The vectors of further tables are added, such as those of the n-gram that ends at the token.",
     "mask": "The vectors of padding become zero; this text has no padding.",
     "token_dropout": "The vector of the mask token becomes zero, and the others are multiplied to make up for it.",
     "streams": "Vectors that predict later tokens are appended.",
@@ -603,7 +605,8 @@ class _Computation:
         """
         hidden = self.x
         if isinstance(self.model, DecoderLM):
-            hidden = self.model.hidden(inputs_embeds=self.embedded, positions=self.positions)
+            ids = self.ids if len(self.model.injections) else None
+            hidden = self.model.hidden(ids, inputs_embeds=self.embedded, positions=self.positions)
         output = head.output if isinstance(head, PredictionHead) else head
         if isinstance(head, PredictionHead):
             hidden = head.transform(hidden)

@@ -3,8 +3,13 @@ from .draft_tokens import eagle_tensors as eagle_tensors
 from .draft_tokens import frequent_tokens as frequent_tokens
 from .draft_tokens import load_draft_tokens as load_draft_tokens
 from .draft_tokens import save_draft_tokens as save_draft_tokens
+from .gated_embedding import GatedEmbedding as GatedEmbedding
+from .injection import AddedEmbedding as AddedEmbedding
+from .injection import EmbeddingInjection as EmbeddingInjection
+from .injection import InjectionContext as InjectionContext
 from .input import InputEmbedding as InputEmbedding
 from .input import embed as embed
+from .per_layer_embedding import PerLayerEmbedding as PerLayerEmbedding
 from .prediction_head import PredictionHead as PredictionHead
 from .steps import EmbeddingStep as EmbeddingStep
 from .steps import TokenBatch as TokenBatch
@@ -12,3 +17,5 @@ from .steps import TracedStep as TracedStep
 from .steps import input_steps as input_steps
 from .steps import run_steps as run_steps
 from .steps import trace_steps as trace_steps
+from .value_embedding import ValueEmbedding as ValueEmbedding
+from .value_embedding import alternate_blocks as alternate_blocks

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, TypedDict, TypeGuard, Unpack, get_args
 
 import torch
@@ -14,6 +14,7 @@ from embedlayer.index_checks import as_ids
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import kernels_apply
 from embedlayer.layers.fused_embedding import gather_scale_add_drop, scale_add_drop
+from embedlayer.layers.injection import EmbeddingInjection, injections_at_input
 from embedlayer.layers.steps import TABLE_METHODS, TokenBatch, TracedStep, input_steps, run_steps, trace_steps
 from embedlayer.overrides import has_hooks, is_current, is_unchanged
 from embedlayer.positions.alibi import AlibiBias
@@ -395,6 +396,8 @@ def trace_embed(
     table: nn.Module,
     position: Position,
     dropout: nn.Module | None = None,
+    *,
+    injections: Iterable[EmbeddingInjection] = (),
     **options: Unpack[InputOptions],
 ) -> Iterator[TracedStep]:
     """Run the steps of `embed` one after another, and yield a `TracedStep` with the vectors after each.
@@ -404,6 +407,7 @@ def trace_embed(
         table: A `LookupTable`, or a module that wraps one.
         position: Position scheme.
         dropout: Module that is called last; `None` for no dropout.
+        injections: Additional tables of a decoder. Those that enter at its input are a step before dropout.
         **options: `inputs_embeds`, `positions` and `attention_mask`, as in `embed`.
 
     Raises:
@@ -411,9 +415,12 @@ def trace_embed(
         ShapeError: `ids` are a single number, or `inputs_embeds` have another width than the table.
     """
     inputs_embeds, positions = options.get("inputs_embeds"), options.get("positions")
-    ids = sequence_of(ids, inputs_embeds, table)
+    at_input = injections_at_input(injections)
+    ids = sequence_of(ids, None if at_input else inputs_embeds, table)
     positions = positions_of(ids, options.get("attention_mask")) if positions is None else positions
-    yield from trace_steps(input_steps(table, position, dropout), TokenBatch(ids, positions), inputs_embeds)
+    batch = TokenBatch(ids, positions, attention_mask=options.get("attention_mask"))
+    steps = input_steps(table, position, dropout, injections=at_input)
+    yield from trace_steps(steps, batch, inputs_embeds)
 
 
 def sequence_of(

@@ -13,7 +13,17 @@ from embedlayer.shapes import Ids, Positions
 from embedlayer.tables.lookup import LookupTable
 
 StepName = Literal[
-    "look_up", "scale", "token_types", "positions", "norm", "projection", "dropout", "mask", "token_dropout", "streams"
+    "look_up",
+    "scale",
+    "token_types",
+    "positions",
+    "injections",
+    "norm",
+    "projection",
+    "dropout",
+    "mask",
+    "token_dropout",
+    "streams",
 ]
 
 TABLE_METHODS: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forward": LookupTable.forward}
@@ -28,6 +38,7 @@ class EmbeddingStep(NamedTuple):
     | `look_up` | `module(ids)`, scale included; the first step, skipped where vectors are passed instead of IDs |
     | `token_types` | `x + module(token_type_ids)`; `x` if there are no `token_type_ids` |
     | `positions` | `module.add(x, positions)` |
+    | `injections` | `module(x, ids, attention_mask)`: `x` plus the vectors of additional tables |
     | `norm`, `projection`, `dropout` | `module(x)` |
     | `mask` | `x` with zeros for padding; `x` if there is no `attention_mask` |
     | `token_dropout` | `module(x, ids, attention_mask)` |
@@ -45,8 +56,8 @@ class TokenBatch(NamedTuple):
         ids: Token IDs, `(..., T)`; zeros of that shape if vectors are passed instead.
         positions: Position of each token, `(T,)` or `(..., T)`.
         token_type_ids: Segment of each token (BERT), `(..., T)`; `None` to add no segment vectors.
-        attention_mask: 0 for padding, `(..., T)`; `None` without padding. Only the steps `mask` and `token_dropout`
-            read it.
+        attention_mask: 0 for padding, `(..., T)`; `None` without padding. Only the steps `injections`, `mask` and
+            `token_dropout` read it.
         following: Vectors of the position after that of each token, `(T, D)` or `(..., T, D)`, which only the step
             `streams` reads; `None` without such a step.
     """
@@ -74,10 +85,25 @@ class TracedStep(NamedTuple):
     added: Float[Tensor, "*rows T D"] | None = None
 
 
-def input_steps(table: nn.Module, position: Position, dropout: nn.Module | None = None) -> tuple[EmbeddingStep, ...]:
-    """Return the steps of `dropout(position.add(table(ids), positions))` in order, without dropout if it is `None`."""
-    steps = (EmbeddingStep("look_up", table), EmbeddingStep("positions", position))
-    return steps if dropout is None else (*steps, EmbeddingStep("dropout", dropout))
+def input_steps(
+    table: nn.Module,
+    position: Position,
+    dropout: nn.Module | None = None,
+    *,
+    injections: Callable[..., Any] | None = None,
+) -> tuple[EmbeddingStep, ...]:
+    """Return the steps of `dropout(position.add(table(ids), positions))` in order.
+
+    Args:
+        table: Table, or a module that wraps one.
+        position: Position scheme.
+        dropout: Module of the last step; `None` for no such step.
+        injections: Function of the step before dropout that adds the vectors of additional tables; `None` for no such
+            step.
+    """
+    steps = [EmbeddingStep("look_up", table), EmbeddingStep("positions", position)]
+    steps += [] if injections is None else [EmbeddingStep("injections", injections)]
+    return tuple(steps if dropout is None else [*steps, EmbeddingStep("dropout", dropout)])
 
 
 def run_steps(
@@ -143,7 +169,7 @@ def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
     elif name == "mask":
         mask = batch.attention_mask
         x = x if mask is None else x * (mask != 0).unsqueeze(-1).to(x.dtype)
-    elif name == "token_dropout":
+    elif name in ("token_dropout", "injections"):
         x = module(x, batch.ids, batch.attention_mask)
     elif name == "streams":
         x = module(x, batch.following)
@@ -197,6 +223,8 @@ def _trace(step: EmbeddingStep, x: Tensor, batch: TokenBatch) -> Iterator[Traced
         note = "no attention mask is passed" if batch.attention_mask is None else "vectors of padding become zero"
     elif name == "token_dropout":
         note = "vectors of the mask token become zero, the others are rescaled"
+    elif name == "injections":
+        note, added = f"adds the vectors of {getattr(module, '__name__', 'additional tables')}", result - x
     elif name == "streams":
         note = f"{result.shape[-2] // x.shape[-2] - 1} streams that predict later tokens are appended"
     else:

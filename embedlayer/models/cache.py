@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.errors import ShapeError
+from embedlayer.layers.token_history import DecodingState
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.rotary_scaling import DynamicNTKScaling, LongRopeScaling
@@ -47,6 +48,7 @@ class KeyValueCache:
             `positions_of`; `None` if each row is one document without padding.
         length: Largest position so far plus one, where frequencies depend on the length; else 0.
         blocks: Number of the block -> its keys and values.
+        injections: Number of the injection -> what it keeps of earlier tokens, such as the last IDs of an n-gram table.
 
     Example:
         >>> cache, ids = KeyValueCache(), torch.tensor([1, 2, 3, 4])
@@ -61,6 +63,7 @@ class KeyValueCache:
         self.documents: AttentionMask | None = None
         self.length = 0
         self.blocks: defaultdict[int, BlockCache] = defaultdict(BlockCache)
+        self.injections: defaultdict[int, DecodingState] = defaultdict(dict)
 
     def __len__(self) -> int:
         return 0 if self.positions is None else self.positions.shape[-1]

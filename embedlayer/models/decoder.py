@@ -1,9 +1,10 @@
 """A small decoder-only language model: pre-norm blocks for any table, any position scheme and any head."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, Unpack
+from functools import partial
+from typing import Any, NamedTuple, Unpack, cast
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +12,17 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from embedlayer.errors import CheckpointError, SizeError
+from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.families import OWN_MODEL_TYPE
 from embedlayer.initialization import NormalLinear
 from embedlayer.io.files import JsonObject
+from embedlayer.layers.injection import (
+    EmbeddingInjection,
+    add_to_input,
+    add_to_stream,
+    add_to_values,
+    look_up_injections,
+)
 from embedlayer.layers.input import InputOptions, PositionName, as_position, embed, sequence_of, trace_embed
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.steps import TracedStep
@@ -27,6 +35,9 @@ from embedlayer.shapes import IdsLike, Positions
 from embedlayer.tables.dense import as_table
 from embedlayer.tables.table import TokenTable
 from embedlayer.tracing import is_transformed
+
+AddToValues = Callable[[Tensor, Tensor], Tensor]
+"""Function from the values `(B, G, T, K)` and the input `(B, T, D)` of an attention to the values that it uses."""
 
 
 class CausalLMOutput(NamedTuple):
@@ -62,9 +73,12 @@ class DecoderLM(Pretrained):
         dropout: Dropout probability after the embedding and after each sublayer.
         norm_eps: Term that RMSNorm adds to the mean square.
         max_seq_len: Longest sequence, for position schemes that have a maximum and are passed by name.
+        injections: Additional tables whose vectors enter at the input, in the residual stream or in attention: value
+            embeddings, hashed n-gram tables, per-layer tables, in any number. See `EmbeddingInjection`.
 
     Raises:
-        SizeError: The width does not divide into the heads, or the size of head or position differs from the table's.
+        SizeError: The width does not divide into the heads, the size of head or position differs from the table's, an
+            injection was built for other sizes, or it shares a parameter with the rest of the model.
 
     Example:
         >>> model = DecoderLM(TokenEmbedding(100, 32, scale="sqrt_dim"), "rotary", num_layers=2, num_heads=4)
@@ -94,6 +108,7 @@ class DecoderLM(Pretrained):
         dropout: float = 0.0,
         norm_eps: float = 1e-5,
         max_seq_len: int = 1024,
+        injections: Sequence[EmbeddingInjection] = (),
     ) -> None:
         super().__init__()
         table = as_table(table)
@@ -124,6 +139,10 @@ class DecoderLM(Pretrained):
         self.blocks = nn.ModuleList(Block(width, sizes) for _ in range(num_layers))
         self.norm = nn.RMSNorm(width, eps=norm_eps)
         self.head = head.follow(self) if head.table is table else head
+        self.injections = nn.ModuleList(injections)
+        for injection in injections:
+            injection.require_sizes(width=width, num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim)
+        require_separate(self)
         self._config_attributes: dict[str, Any] = {
             "model_type": OWN_MODEL_TYPE,
             "is_encoder_decoder": False,
@@ -139,6 +158,7 @@ class DecoderLM(Pretrained):
             "position": describe(self.position),
             "head": {"tied": self.head.tied, **self.head.config},
             **self.sizes,
+            **({"injections": [describe(each) for each in self._injections]} if len(self.injections) else {}),
         }
         self._config_attributes.update(
             vocab_size=self.table.vocab_size,
@@ -157,14 +177,12 @@ class DecoderLM(Pretrained):
         cls: type["DecoderLM"],
         config: JsonObject,
         *,
-        make_table: Callable[[JsonObject], TokenTable] = build,
         make_head: Callable[..., OutputHead] = OutputHead,
     ) -> "DecoderLM":
         """Build the model that `config` describes, with initial weights; a tied head is tied to the new table.
 
         Args:
             config: Value of the property `config`.
-            make_table: Function that builds a table from its description.
             make_head: Function that builds a head. It is called with the table that the head is tied to, or `None`, and
                 the options of `OutputHead`.
 
@@ -172,13 +190,15 @@ class DecoderLM(Pretrained):
             CheckpointError: The configuration describes no table or no position, or an argument does not fit.
         """
         options = dict(config)
-        table, position = make_table(options.pop("table")), build(options.pop("position"))
+        table, position = build(options.pop("table")), build(options.pop("position"))
         head = dict(options.pop("head"))
         if not isinstance(table, TokenTable) or not isinstance(position, Position):
             raise CheckpointError(f"A decoder needs a table and a position, not {type(table)} and {type(position)}.")
         tied_to = table if head.pop("tied") else None
         check_saved(OutputHead, head)
-        return cls.construct(table=table, position=position, head=make_head(tied_to, **head), **options)
+        parts = {"table": table, "position": position, "head": make_head(tied_to, **head)}
+        injections = [build(each) for each in options.pop("injections", ())]
+        return cls.construct(**parts, injections=injections, **options)
 
     def forward(
         self,
@@ -272,7 +292,8 @@ class DecoderLM(Pretrained):
                 `attention_mask` then describe the new tokens only.
 
         Raises:
-            SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
+            SizeError: Both or neither of `ids` and `inputs_embeds` are passed. A model with injections needs `ids`,
+                which these look up, and `inputs_embeds` may be passed beside them.
         """
         states = self.hidden_states(
             ids, inputs_embeds=inputs_embeds, positions=positions, attention_mask=attention_mask, cache=cache
@@ -293,7 +314,8 @@ class DecoderLM(Pretrained):
     ) -> Iterator[Float[Tensor, "*batch T D"]]:
         """Yield the input of the first block, then the output of each block: `num_layers + 1` tensors.
 
-        Each tensor is the residual stream. The final norm is applied to none of them: `norm` of the last is `hidden`.
+        Each tensor is the residual stream, with what injections add there. The final norm is applied to none of them:
+        `norm` of the last is `hidden`.
         In transformers the last of `output_hidden_states` is after that norm. A block is computed when its output is
         requested, so errors are raised there. The arguments and errors are those of `hidden`.
 
@@ -302,7 +324,7 @@ class DecoderLM(Pretrained):
             >>> [state.shape for state in model.hidden_states(torch.tensor([1, 2, 3]))]
             [torch.Size([3, 32]), torch.Size([3, 32]), torch.Size([3, 32])]
         """
-        ids = sequence_of(ids, inputs_embeds, self.table)
+        ids = self._sequence_of(ids, inputs_embeds)
         is_single = ids.dim() == 1
         if is_single:
             ids = ids.unsqueeze(0)
@@ -312,20 +334,54 @@ class DecoderLM(Pretrained):
             positions, attention_mask = cache.next_positions(ids, positions, attention_mask)
         elif positions is None:
             positions = positions_of(ids, attention_mask)
-        tokens = ids if inputs_embeds is None else None
-        x = embed(tokens, self.table, self.position, positions, inputs_embeds=inputs_embeds, dropout=self.dropout)
+        tokens, dropout = ids if inputs_embeds is None else None, None if len(self.injections) else self.dropout
+        x = embed(tokens, self.table, self.position, positions, inputs_embeds=inputs_embeds, dropout=dropout)
+        states = None if cache is None else [dict(cache.injections[number]) for number in range(len(self.injections))]
+        injected = look_up_injections(self._injections, x, ids, attention_mask, states)
+        if dropout is None:
+            x = self.dropout(add_to_input(x, injected))
         queried = seen = positions
         if cache is not None:  # only now: a bad ID or position above leaves the cache as it was
+            cache.injections.update(enumerate(states or ()))
             cache.rerotate(self.position, positions)
             seen, attention_mask = cache.append(positions, attention_mask)
             queried = seen[..., -ids.shape[-1] :]
         bias = self.position.bias(queried, seen)
         scores = attention_scores_bias(bias, attention_mask, ids.shape[-1], seen.shape[-1], device=ids.device)
         prepared = self.position.prepare(positions)  # rotary angles: once, not in every block
+        x = add_to_stream(x, injected, 0)
         yield x.squeeze(0) if is_single else x
         for number, block in enumerate(self.blocks):
-            x = block(x, self.position, prepared, scores, None if cache is None else cache.blocks[number])
+            past = None if cache is None else cache.blocks[number]
+            values = partial(add_to_values, injected=injected, block=number) if injected else None
+            x = add_to_stream(block(x, self.position, prepared, scores, past, values), injected, number + 1)
             yield x.squeeze(0) if is_single else x
+
+    @property
+    def _injections(self) -> list[EmbeddingInjection]:
+        """Return the modules of `injections` as a list."""
+        return [cast(EmbeddingInjection, each) for each in self.injections]
+
+    def _sequence_of(self, ids: IdsLike | None, inputs_embeds: Tensor | None) -> Int[Tensor, "*batch T"]:
+        """Return the token IDs as a tensor, or zeros in their place if a model without injections gets vectors.
+
+        Args:
+            ids: Token IDs, or `None`.
+            inputs_embeds: Vectors `(..., T, D)` in place of `table(ids)`, or `None`.
+
+        Raises:
+            SizeError: See `hidden`.
+            ShapeError: IDs and vectors belong to different numbers of tokens.
+        """
+        if inputs_embeds is None or not len(self.injections):
+            return sequence_of(ids, inputs_embeds, self.table)
+        if ids is None:
+            kinds = ", ".join(type(each).__name__ for each in self.injections)
+            raise SizeError(f"This model looks token IDs up in {kinds}: pass ids too, not inputs_embeds alone.")
+        found = sequence_of(ids, None, self.table)
+        if found.shape != sequence_of(None, inputs_embeds, self.table).shape:
+            raise ShapeError(f"ids {tuple(found.shape)} and inputs_embeds {tuple(inputs_embeds.shape)} do not fit.")
+        return found
 
     def trace(self, ids: IdsLike | None = None, **options: Unpack[InputOptions]) -> Iterator[TracedStep]:
         """Yield the vectors after each step of the input embedding, as `TransformerEmbedding.trace` does.
@@ -334,7 +390,7 @@ class DecoderLM(Pretrained):
             ids: Token IDs `(T,)` or `(B, T)`; `None` with `inputs_embeds`.
             **options: `inputs_embeds`, `positions` and `attention_mask` of `hidden`.
         """
-        return trace_embed(ids, self.table, self.position, self.dropout, **options)
+        return trace_embed(ids, self.table, self.position, self.dropout, injections=self._injections, **options)
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the table, or the module that PEFT has put in its place; tools of transformers call this."""
@@ -343,6 +399,22 @@ class DecoderLM(Pretrained):
     def get_output_embeddings(self) -> nn.Module:
         """Return the head, or the module that PEFT has put in its place; tools of transformers call this."""
         return self.head
+
+
+def require_separate(model: DecoderLM) -> None:
+    """Check that no parameter of an injection is also another part of the model: a saved model could not say so.
+
+    Raises:
+        SizeError: A parameter is shared.
+    """
+    names: dict[nn.Parameter, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        other = names.setdefault(parameter, name)
+        if other != name and name.startswith("injections."):
+            raise SizeError(
+                f"{name} and {other} are the same parameter, which a saved model cannot express: pass the injection a "
+                f"table of its own. A ValueEmbedding reads one table in several blocks."
+            )
 
 
 class BlockSizes(NamedTuple):
@@ -375,9 +447,10 @@ class Block(nn.Module):
         prepared: PreparedPositions,
         scores: Float[Tensor, "*mask T S"] | None,
         past: BlockCache | None = None,
+        add_to_values: AddToValues | None = None,
     ) -> Float[Tensor, "*batch T D"]:
         """Return the output of the block; the arguments after `x` are passed to `Attention.forward`."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), position, prepared, scores, past))
+        x = x + self.dropout(self.attention(self.attention_norm(x), position, prepared, scores, past, add_to_values))
         y: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
         return y
 
@@ -400,6 +473,7 @@ class Attention(nn.Module):
         prepared: PreparedPositions,
         scores: Float[Tensor, "*mask T S"] | None,
         past: BlockCache | None = None,
+        add_to_values: AddToValues | None = None,
     ) -> Float[Tensor, "*batch T D"]:
         """Compute `softmax(q k^T / sqrt(K) + scores) v` over past and new tokens.
 
@@ -409,12 +483,15 @@ class Attention(nn.Module):
             prepared: Position of each new token, or the result of `position.prepare` for them.
             scores: Attention bias and mask together, from `attention_scores_bias`; `None` for a plain causal mask.
             past: Cache of this block, to which keys and values of the new tokens are appended; `None` for no cache.
+            add_to_values: Function from the values and `x` to the values with those of value embeddings; `None` for
+                none.
         """
         q_BHTK, k_BGTK, v_BGTK = (
             project(x).unflatten(-1, (-1, self.head_dim)).transpose(-2, -3)
             for project in (self.query, self.key, self.value)
         )
         q_BHTK, k_BGTK = position.rotate(q_BHTK, k_BGTK, prepared)
+        v_BGTK = v_BGTK if add_to_values is None else add_to_values(v_BGTK, x)
         k_BGSK, v_BGSK = (k_BGTK, v_BGTK) if past is None else past.extend(k_BGTK, v_BGTK)
         mask = None if scores is None else scores.to(q_BHTK.dtype)
         # the fused kernels have no forward-mode derivative, no second derivative and no vmap rule

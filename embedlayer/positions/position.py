@@ -5,7 +5,6 @@ Every scheme is a `Position` and overrides one of three neutral hooks; attention
 caller passes the positions, so offsets, cached decoding, left padding and packed documents need no code in a scheme.
 """
 
-import inspect
 from abc import ABC, abstractmethod
 from itertools import chain
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from torch import Tensor
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.overrides import has_hooks, is_unchanged
-from embedlayer.pretrained import Described, Pretrained, describe
+from embedlayer.pretrained import Pretrained, config_from_attributes
 from embedlayer.shapes import Positions
 
 AttentionMask = Int[Tensor, "*batch T"] | Bool[Tensor, "*batch T"]
@@ -64,10 +63,7 @@ class Position(Pretrained):
 
         They are read from the attributes with the arguments' names.
         """
-        parameters = inspect.signature(type(self)).parameters.values()
-        names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-        values = {name: getattr(self, name) for name in names if name not in ("device", "dtype")}
-        return {name: describe(value) if isinstance(value, Described) else value for name, value in values.items()}
+        return config_from_attributes(self)
 
     @property
     def hook(self) -> Literal["add", "rotate", "bias"] | None:

@@ -33,8 +33,9 @@ from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.layers.output import OutputHead
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.pretrained import build, describe
-from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.pretrained import build, building, describe
+from embedlayer.tables.dense import TokenEmbedding, as_table
+from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
 
 STEPS_OF_ROWS = ("value_steps", "moment_steps")
@@ -136,10 +137,11 @@ class ParallelContext:
             return model.to(device)
         arguments = {name: value for name, value in config.items() if name != "kind"}
         self._config = config
-        return DecoderLM.from_config(arguments, make_table=self._draw_table, make_head=self._draw_head).to(self.device)
+        with building(LookupTable, self._draw_table):
+            return DecoderLM.from_config(arguments, make_head=self._draw_head).to(self.device)
 
     def shard(self, model: DecoderLM) -> None:
-        """Shard the rows of a model's table, and of an untied head, over the ranks, in place.
+        """Shard the rows of a model's tables, and of an untied head, over the ranks, in place.
 
         Afterwards each rank stores its own rows only, and the model is on the device of this rank. A single process
         leaves the model unchanged.
@@ -158,6 +160,10 @@ class ParallelContext:
             else:
                 model.head = self._shard_head(head, head.weight.detach(), options)
             model.head.bias = head.bias
+            for module in list(model.injections.modules()):
+                for name, part in () if isinstance(module, LookupTable) else list(module.named_children()):
+                    if isinstance(part, LookupTable):
+                        setattr(module, name, self._shard_table(as_table(part)))
         multiple = self._config["table"].get("pad_to_multiple_of") or 1
         for prefix, table in sharded_tables(model):
             spare = -table.vocab_size % multiple if table is model.table else 0
@@ -166,7 +172,10 @@ class ParallelContext:
         model.to(self.device)
 
     def _draw_table(self, config: JsonObject) -> ShardedTable:
-        """Build a sharded table from its description; each rank allocates and draws only its own rows."""
+        """Build a sharded table from its description; each rank allocates and draws only its own rows.
+
+        It is the token table, or a table of an injection.
+        """
         with torch.device("meta"):
             table = build(config)
         return self._shard_table(table)

@@ -44,8 +44,9 @@ from embedlayer.io.files import (
 )
 from embedlayer.io.json_fields import Count, Range, check_arguments, check_fields, parse_json
 from embedlayer.io.locks import LOCK, FileLock
+from embedlayer.io.safetensors_files import load_tensors
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.pretrained import CANNOT_BE_BUILT, CONFIG, TOKENIZER, WEIGHTS, build, short, write_config
+from embedlayer.pretrained import CANNOT_BE_BUILT, CONFIG, TOKENIZER, WEIGHTS, assign, build, short, write_config
 from embedlayer.training.loop import Trainer, TrainingOptions
 from embedlayer.training.parallel import ParallelContext
 
@@ -327,6 +328,11 @@ class RunDirectory:
                 if isinstance(error, CheckpointError):
                     raise
                 raise CheckpointError(f"{self.checkpoint} does not fit this run: {short(error)}") from error
+        elif names := saved_buffers(model):
+            raise CheckpointError(
+                f"{self.checkpoint} is missing, and the seed of the run does not determine {', '.join(names)}: "
+                f"restore the file, or train again."
+            )
         return trainer, description
 
     def initial_model(self) -> DecoderLM:
@@ -339,7 +345,11 @@ class RunDirectory:
             CheckpointError: A file of the run is damaged, or describes another kind of model.
         """
         with torch.random.fork_rng(devices=[]):
-            return self._build_with_seed(self.read(), ParallelContext(), "cpu")
+            model = self._build_with_seed(self.read(), ParallelContext(), "cpu")
+        if names := saved_buffers(model):
+            tensors, _ = load_tensors(self.checkpoint)
+            assign(model, {**model.state_dict(), **{name: tensors[f"model.{name}"] for name in names}}, source=self.run)
+        return model
 
     def _build_with_seed(
         self, description: JsonObject, parallel: ParallelContext, device: torch.device | str
@@ -471,6 +481,15 @@ class RunDirectory:
         """Delete the lines of metrics after step `step` from `metrics.jsonl`; with -1, all lines."""
         lines: Sequence[dict[str, Any]] = [line for line in self.read_metrics() if line["step"] <= step]
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def saved_buffers(model: DecoderLM) -> list[str]:
+    """Return the names of the buffers that a saved model contains, such as the token map of an n-gram table.
+
+    The seed of a run does not determine it, so a run has a checkpoint from its start.
+    """
+    saved = model.state_dict().keys()
+    return [name for name, _ in model.named_buffers() if name in saved]
 
 
 def consistency_facts(description: JsonObject, corpus: TokenCorpus, tokenizer: Tokenizer) -> JsonObject:

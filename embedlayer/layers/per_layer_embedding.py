@@ -1,0 +1,58 @@
+"""Per-layer embeddings in a decoder: a vector for each token and block, added to the residual stream after it."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from embedlayer.errors import SizeError
+from embedlayer.layers.injection import EmbeddingInjection, InjectionContext
+from embedlayer.layers.per_layer import PerLayerInputs, PerLayerResidual
+
+
+class PerLayerEmbedding(EmbeddingInjection):
+    """Per-layer embeddings of Gemma 3n and 4: after block i, `x + residual_i(x, inputs(ids, x_0)[..., i, :])`.
+
+    `inputs` computes one vector of width P for each token and block, from the token's row and the input embedding x_0;
+    see `PerLayerInputs`. In each block `PerLayerResidual` makes the addend of it.
+
+    Args:
+        inputs: The table with its projection, for as many blocks as the decoder has.
+        init_std: Standard deviation of the projections in the blocks.
+
+    Example:
+        >>> inputs = PerLayerInputs(TokenEmbedding(100, 2 * 8, scale=8**0.5), 32, 2)
+        >>> model = DecoderLM(TokenEmbedding(100, 32), "rotary", num_layers=2, injections=[PerLayerEmbedding(inputs)])
+        >>> model(torch.tensor([1, 2, 3])).shape
+        torch.Size([3, 100])
+
+    Reference: transformers/models/gemma4/modeling_gemma4.py (`Gemma4TextDecoderLayer`).
+    """
+
+    def __init__(self, inputs: PerLayerInputs, init_std: float = 0.02) -> None:
+        super().__init__()
+        self.inputs, self.init_std, self.width = inputs, init_std, inputs.width
+        self.residuals = nn.ModuleList(
+            PerLayerResidual(inputs.width, inputs.layer_width, eps=inputs.norm.eps, init_std=init_std)
+            for _ in range(inputs.num_layers)
+        )
+
+    def look_up(self, x: Float[Tensor, "B T D"], context: InjectionContext) -> Float[Tensor, "B T L P"]:
+        """Return the per-layer inputs of all blocks, `(B, T, L, P)`."""
+        vectors: Tensor = self.inputs(context.ids, x)
+        return vectors
+
+    def add_to_stream(
+        self, x: Float[Tensor, "B T D"], vectors: Tensor, depth: int, context: InjectionContext
+    ) -> Float[Tensor, "B T D"]:
+        """Return the residual stream plus the addend of the block before; unchanged before the first block."""
+        if depth == 0:
+            return x
+        added: Tensor = self.residuals[depth - 1](x, vectors[..., depth - 1, :])
+        return x + added
+
+    def require_sizes(self, *, width: int, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        """Check the sizes of a decoder against those of the table, as `EmbeddingInjection.require_sizes` describes."""
+        super().require_sizes(width=width, num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim)
+        if self.inputs.num_layers != num_layers:
+            raise SizeError(
+                f"The per-layer inputs are for {self.inputs.num_layers} blocks, the decoder has {num_layers}."
+            )

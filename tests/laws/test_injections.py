@@ -1,0 +1,113 @@
+"""What a decoder with an additional table must satisfy, whatever the table and wherever its vectors enter."""
+
+import copy
+
+import pytest
+import torch
+from decoders import small
+from kinds import INJECTIONS
+from torch import nn
+
+import embedlayer as el
+from embedlayer.vocab import edit_vocabulary
+
+IDS = torch.randint(1, 50, (2, 10), generator=torch.Generator().manual_seed(0))
+
+
+def decoder(name: str, **options) -> el.DecoderLM:
+    torch.manual_seed(0)
+    model = small(injections=[INJECTIONS[name]()], **options)
+    for parameter in model.injections.parameters():  # gates that start at zero depend on nothing
+        nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+@pytest.mark.parametrize("name", INJECTIONS)
+def test_an_injection_changes_the_logits_and_no_token_sees_a_later_one(name) -> None:
+    model = decoder(name)
+    plain = small()
+    plain.load_state_dict(model.state_dict(), strict=False)
+    logits, changed = model(IDS), IDS.clone()
+    assert not torch.allclose(logits, plain(IDS), atol=1e-3)
+    changed[:, 6:] = (IDS[:, 6:] + 7) % 49 + 1
+    assert torch.allclose(logits[:, :6], model(changed)[:, :6], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", INJECTIONS)
+@pytest.mark.parametrize("parts", [[1] * 10, [4, 6]], ids=str)
+def test_cached_decoding_equals_reading_everything_at_once(name, parts) -> None:
+    model, cache = decoder(name), el.KeyValueCache()
+    logits = [model(part, cache=cache) for part in IDS.split(parts, dim=1)]
+    torch.testing.assert_close(torch.cat(logits, dim=1), model(IDS), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", INJECTIONS)
+def test_left_padding_and_packing_change_no_logit(name) -> None:
+    model = decoder(name)
+    first, second = torch.tensor([5, 6, 7]), torch.tensor([8, 9])
+    mask = torch.tensor([[0, 0, 1, 1, 1]])
+    padded = model(torch.tensor([[3, 3, 5, 6, 7]]), attention_mask=mask)
+    torch.testing.assert_close(padded[0, 2:], model(first), atol=1e-5, rtol=1e-5)
+    packed = model(torch.tensor([[5, 6, 7, 8, 9]]), attention_mask=torch.tensor([[1, 1, 1, 2, 2]]))
+    torch.testing.assert_close(packed[0], torch.cat([model(first), model(second)]), atol=1e-5, rtol=1e-5)
+    cache = el.KeyValueCache()
+    model(torch.tensor([[3, 3, 5, 6]]), attention_mask=mask[:, :4], cache=cache)
+    torch.testing.assert_close(model(torch.tensor([[7]]), cache=cache)[0, 0], model(first)[2], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", INJECTIONS)
+def test_the_trace_ends_with_the_input_of_the_first_block(name) -> None:
+    model = decoder(name)
+    for ids in (IDS, IDS[0]):
+        *_, last = model.trace(ids)
+        if isinstance(model.injections[0], type(INJECTIONS["added"]())):
+            assert [step.name for step in model.trace(ids)][-2:] == ["injections", "dropout"]
+        torch.testing.assert_close(last.vectors, next(model.hidden_states(ids)))
+
+
+@pytest.mark.parametrize("name", INJECTIONS)
+def test_save_copy_and_meta_keep_every_bit(name, tmp_path) -> None:
+    model = decoder(name)
+    model.save_pretrained(tmp_path)
+    for again in (el.DecoderLM.from_pretrained(tmp_path), copy.deepcopy(model)):
+        assert again.config == model.config
+        assert torch.equal(again.eval()(IDS), model(IDS))
+    with torch.device("meta"):
+        assert el.DecoderLM.from_config(model.config)(IDS.to("meta")).shape == (2, 10, 50)
+
+
+@pytest.mark.parametrize("name", INJECTIONS)
+def test_every_parameter_gets_a_gradient_in_one_graph(unchecked: None, name) -> None:
+    model = decoder(name).train()
+    compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(IDS, IDS), model.loss(IDS, IDS))
+    model.loss(IDS, IDS).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", INJECTIONS)
+def test_an_edit_of_the_vocabulary_moves_what_each_kept_token_reads(name) -> None:
+    model, order = decoder(name), [*range(10, 50), *range(10)]
+    before = model(IDS)[..., order]
+    receipt = edit_vocabulary(model, reorder=order)
+    torch.testing.assert_close(model(receipt.remap(IDS)), before)
+    receipt.undo(model)
+    torch.testing.assert_close(model(IDS)[..., order], before)
+
+
+@pytest.mark.parametrize("name", INJECTIONS)
+def test_vectors_need_ids_beside_them(name) -> None:
+    model = decoder(name)
+    vectors = model.table(IDS)
+    torch.testing.assert_close(model(IDS, inputs_embeds=vectors), model(IDS))
+    with pytest.raises(el.SizeError, match=f"looks token IDs up in {type(model.injections[0]).__name__}: pass ids"):
+        model(inputs_embeds=vectors)
+
+
+def test_several_injections_are_added_in_order_and_a_shared_table_is_refused() -> None:
+    table = el.TokenEmbedding(50, 24)
+    model = small(injections=[build() for build in INJECTIONS.values()])
+    assert len(model.injections) == len(INJECTIONS)
+    assert model(IDS).shape == (2, 10, 50)
+    with pytest.raises(el.SizeError, match=r"injections\.0\.table\.weight and table\.weight are the same parameter"):
+        small(table=table, injections=[el.layers.AddedEmbedding(table)])
