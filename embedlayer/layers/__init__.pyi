@@ -1,3 +1,5 @@
+from .context_gate import ContextGate as ContextGate
+from .context_gate import ShortConvolution as ShortConvolution
 from .draft_head import DraftHead as DraftHead
 from .draft_tokens import eagle_tensors as eagle_tensors
 from .draft_tokens import frequent_tokens as frequent_tokens
@@ -5,6 +7,8 @@ from .draft_tokens import load_draft_tokens as load_draft_tokens
 from .draft_tokens import save_draft_tokens as save_draft_tokens
 from .input import InputEmbedding as InputEmbedding
 from .input import embed as embed
+from .ngram import NgramEmbedding as NgramEmbedding
+from .ngram import NgramHash as NgramHash
 from .prediction_head import PredictionHead as PredictionHead
 from .steps import EmbeddingStep as EmbeddingStep
 from .steps import TokenBatch as TokenBatch
