@@ -1,3 +1,5 @@
+from .context_gate import ContextGate as ContextGate
+from .context_gate import ShortConvolution as ShortConvolution
 from .draft_head import DraftHead as DraftHead
 from .draft_tokens import eagle_tensors as eagle_tensors
 from .draft_tokens import frequent_tokens as frequent_tokens
@@ -9,6 +11,8 @@ from .injection import EmbeddingInjection as EmbeddingInjection
 from .injection import InjectionContext as InjectionContext
 from .input import InputEmbedding as InputEmbedding
 from .input import embed as embed
+from .ngram import NgramEmbedding as NgramEmbedding
+from .ngram import NgramHash as NgramHash
 from .per_layer_embedding import PerLayerEmbedding as PerLayerEmbedding
 from .prediction_head import PredictionHead as PredictionHead
 from .steps import EmbeddingStep as EmbeddingStep
