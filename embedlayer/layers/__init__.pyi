@@ -5,6 +5,8 @@ from .draft_tokens import load_draft_tokens as load_draft_tokens
 from .draft_tokens import save_draft_tokens as save_draft_tokens
 from .input import InputEmbedding as InputEmbedding
 from .input import embed as embed
+from .per_layer import PerLayerInputs as PerLayerInputs
+from .per_layer import PerLayerResidual as PerLayerResidual
 from .prediction_head import PredictionHead as PredictionHead
 from .steps import EmbeddingStep as EmbeddingStep
 from .steps import TokenBatch as TokenBatch
