@@ -52,6 +52,8 @@ KINDS: dict[str, str] = {
     "feature_projection": "embedlayer.layers.input_parts:FeatureProjection",
     "prediction_streams": "embedlayer.layers.input_parts:PredictionStreams",
     "token_dropout": "embedlayer.layers.input_parts:TokenDropout",
+    "per_layer_inputs": "embedlayer.layers.per_layer:PerLayerInputs",
+    "per_layer_residual": "embedlayer.layers.per_layer:PerLayerResidual",
     "transformer_embedding": "embedlayer.layers.input:TransformerEmbedding",
     "gpt_embedding": "embedlayer.layers.input:GPTEmbedding",
     "ngram_hash": "embedlayer.layers.ngram:NgramHash",

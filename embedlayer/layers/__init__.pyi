@@ -13,6 +13,8 @@ from .input import InputEmbedding as InputEmbedding
 from .input import embed as embed
 from .ngram import NgramEmbedding as NgramEmbedding
 from .ngram import NgramHash as NgramHash
+from .per_layer import PerLayerInputs as PerLayerInputs
+from .per_layer import PerLayerResidual as PerLayerResidual
 from .per_layer_embedding import PerLayerEmbedding as PerLayerEmbedding
 from .prediction_head import PredictionHead as PredictionHead
 from .steps import EmbeddingStep as EmbeddingStep
