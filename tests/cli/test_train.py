@@ -155,7 +155,8 @@ main(sys.argv[1:])
 
 def test_ctrl_c_saves_and_resuming_gives_the_uninterrupted_result(text, tmp_path, capsys) -> None:
     """A real signal to a real process, then the rest of the run."""
-    arguments = ["train", str(text), "--steps", "40", "--dropout", "0.1", *SMALL]
+    added = ["--value-embedding", "--ngram", "900", "--per-layer", "4"]
+    arguments = ["train", str(text), "--steps", "40", "--dropout", "0.1", *added, *SMALL]
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, *arguments, "-o", str(stopped)],

@@ -38,6 +38,7 @@ from embedlayer.collectives import SINGLE_PROCESS, ProcessGroup
 from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.launch import Launch
 from embedlayer.io.safetensors_files import load_tensors
+from embedlayer.layers import GatedEmbedding, NgramEmbedding, NgramHash, ValueEmbedding
 from embedlayer.pretrained import describe
 from embedlayer.training.parallel import ParallelContext, parallel_context
 
@@ -53,10 +54,24 @@ def free_head():
     return OutputHead(vocab_size=V, embed_dim=8, bias=True, padding_idx=3)
 
 
+def added_tables():
+    """Return value embeddings and a hashed n-gram table, whose rows are sharded like those of the token table."""
+    hash = NgramHash.for_rows(300, V, heads=2)
+    return [
+        ValueEmbedding(TokenEmbedding(V, 8, row_sparse=True), 2, blocks=[0], gate_channels=4),
+        GatedEmbedding(NgramEmbedding.dense(hash, 8, row_sparse=True), 8, block=0),
+    ]
+
+
 CASES = {
     "tied": lambda: DecoderLM(dense(pad_to_multiple_of=64), RotaryEmbedding(4), num_layers=1, num_heads=2),
     "row-sparse": lambda: DecoderLM(
-        dense(row_sparse=True, pad_to_multiple_of=64), RotaryEmbedding(4), free_head(), num_layers=1, num_heads=2
+        dense(row_sparse=True, pad_to_multiple_of=64),
+        RotaryEmbedding(4),
+        free_head(),
+        num_layers=1,
+        num_heads=2,
+        injections=added_tables(),
     ),
     "factorised": lambda: DecoderLM(
         FactorizedEmbedding(V, 8, 3), LearnedPositionalEmbedding(8, 8), num_layers=1, num_heads=2
