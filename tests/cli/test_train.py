@@ -91,27 +91,19 @@ def test_json_is_one_line_and_nothing_else(text, tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    "choice",
+    "options",
     [
-        "--untied",
-        "--rank 8",
-        "--pad-to-multiple-of 64",
-        "--kv-heads 1",
-        "--dropout 0.1",
-        "--position alibi",
-        "--position sinusoidal",
-        "--position none",
-        "--tokenizer byte",
-        "--tokenizer wordpiece",
-        "--tokenizer unigram",
-        "--probe ' the' --probe ' is'",
+        "--untied --pad-to-multiple-of 64 --position none --tokenizer byte",
+        "--rank 8 --kv-heads 1 --position sinusoidal --tokenizer wordpiece",
+        "--dropout 0.1 --position alibi --tokenizer unigram --probe ' the' --probe ' is'",
+        "--value-embedding --ngram 600 --ngram-order 2 --per-layer 4 --kv-heads 1 --layers 2",
     ],
 )
-def test_every_choice_trains_and_is_read_back(text, tmp_path, capsys, choice) -> None:
+def test_every_option_of_the_decoder_trains_and_is_read_back(text, tmp_path, capsys, options) -> None:
     import shlex
 
     folder = tmp_path / "run"
-    assert run("train", text, "-o", folder, "--steps", 2, *SMALL, *shlex.split(choice)) == 0, capsys.readouterr().err
+    assert run("train", text, "-o", folder, "--steps", 2, *SMALL, *shlex.split(options)) == 0, capsys.readouterr().err
     assert run("embed", folder, "a class", "--json") == 0
 
 

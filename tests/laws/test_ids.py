@@ -26,6 +26,10 @@ SHAPES = {
 }
 
 
+COMPILED_ALONE = {"dense", "row-sparse", "factorised", "int4", "delta"}
+"""One table of each kind, compiled for IDs of every shape; all of them are compiled inside layers by `test_export`."""
+
+
 def twin_of(name: str, table: TokenTable) -> TokenTable:
     """The same numbers in a table whose rows can be asked for with a gradient."""
     twin = TABLES["dense" if name == "row-sparse" else name]()
@@ -86,7 +90,10 @@ def test_rows_with_pending_updates_are_those_of_the_dense_run_for_ids_of_every_s
             torch.testing.assert_close(gradients(sparse, found), gradients(dense, expected))
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in COMPILED_ALONE else pytest.param(name, marks=pytest.mark.long) for name in TABLES],
+)
 def test_a_compiled_look_up_is_the_eager_one_for_ids_of_every_shape(unchecked: None, name) -> None:
     table = TABLES[name]()
     ids = [*SHAPES.values(), IDS[:, -1:].int(), IDS[:, ::2].int()]
