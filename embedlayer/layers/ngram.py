@@ -52,7 +52,8 @@ class NgramHash(Pretrained, ComputedBuffers):
         separator_id: Compressed ID of the token that ends a text, after which a new one starts, or `None`.
         token_map: Compressed ID of each token, `(V,)`, as `compressed_tokens` returns; saved with the layer. `None`:
             the token's own ID.
-        compressed_size: Number of compressed IDs; by default the largest in `token_map` plus one.
+        compressed_size: Number of compressed IDs; by default the largest in `token_map` plus one. Without a `token_map`
+            it is V.
 
     Attributes:
         max_order: Length of the longest n-gram, N.
@@ -116,11 +117,11 @@ class NgramHash(Pretrained, ComputedBuffers):
                 f"token_map must have one int64 number for each of {vocab_size} tokens, not {token_map.dtype} "
                 f"{tuple(token_map.shape)}."
             )
-        if compressed_size is None:
-            compressed_size = vocab_size if token_map is None else int(token_map.max()) + 1
         self.register_buffer("token_map", token_map)
-        self.compressed_size = compressed_size
-        self.require_products(compressed_size)
+        self._mapped_size = compressed_size
+        if token_map is not None and compressed_size is None:
+            self._mapped_size = int(token_map.max()) + 1
+        self.require_products(self.compressed_size)
         self.num_hashes = (self.max_order - 1) * self.heads
         self.num_rows = sum(map(sum, self.head_sizes))
         self.index_check = IndexCheck(vocab_size, "token id")
@@ -273,6 +274,29 @@ class NgramHash(Pretrained, ComputedBuffers):
             separator_id=separator_id,
             token_map=token_map,
         )
+
+    @property
+    def compressed_size(self) -> int:
+        """Return the number of compressed IDs: V without a `token_map`."""
+        return self.vocab_size if self.token_map is None or self._mapped_size is None else self._mapped_size
+
+    @compressed_size.setter
+    def compressed_size(self, size: int) -> None:
+        self._mapped_size = size
+
+    @property
+    def next_id(self) -> int:
+        """Return the compressed ID for the next new token, which neither a token nor the start of a text has."""
+        return max(self.compressed_size, self.pad_id + 1)
+
+    @property
+    def compressed_ids(self) -> Int64[Tensor, " V"]:
+        """Return the compressed ID of each token: `token_map`, or the IDs themselves."""
+        return torch.arange(self.vocab_size, device=self.offsets.device) if self.token_map is None else self.token_map
+
+    @compressed_ids.setter
+    def compressed_ids(self, ids: Int64[Tensor, " V"]) -> None:
+        self.token_map = None if torch.equal(ids, torch.arange(len(ids), device=ids.device)) else ids
 
     @property
     def config(self) -> JsonObject:

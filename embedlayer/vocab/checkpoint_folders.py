@@ -21,7 +21,7 @@ from embedlayer.families import TEXT_CONFIGS, VOCAB_SIZE_KEYS, family_of
 from embedlayer.io.files import JsonObject, read_json
 from embedlayer.pretrained import TOKENIZER
 from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
-from embedlayer.vocab.live_modules import ModuleResult, row_tensors, vocabulary_modules
+from embedlayer.vocab.live_modules import ModuleResult, refuse_hashed_ngrams, row_tensors, vocabulary_modules
 from embedlayer.vocab.row_map import RowMap, RowTensor, apply_row_map
 from embedlayer.vocab.special_tokens import (
     LISTS_OF_NAMES,
@@ -69,7 +69,7 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
             Or its family is unknown, and other tensors than the table may have a row for each token. Or, for an undo,
             the folder is not what the edit of the receipt wrote.
         VocabularyError: A configuration names a removed token. Or the padding token would get another ID in a
-            family that counts positions from that ID.
+            family that counts positions from that ID. Or the model has hashed n-grams.
     """
     layer, tensors, aliases = _opened(folder)
     table, tokenizer = next(iter(tensors)), layer.tokenizer
@@ -127,8 +127,10 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
         CheckpointError: The layer builds a tensor from several stored ones, so no stored rows can be edited. Or the
             model has more tensors with rows for tokens. Or the family is unknown, and another tensor has a
             size equal to the number of tokens.
+        VocabularyError: The model has hashed n-grams.
     """
     checkpoint = Checkpoint.open(folder)
+    refuse_hashed_ngrams(checkpoint.names, str(folder))
     is_unknown = is_unknown_family(checkpoint)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmbedLayerWarning)  # about tensors that are not read, and not needed here

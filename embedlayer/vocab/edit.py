@@ -79,6 +79,11 @@ def edit_vocabulary(
     token IDs in configurations are changed to match. Kept rows and their moments keep every bit; the moments of new
     rows are zero. Parameters stay the same objects.
 
+    Hashed n-grams (`NgramHash`) stay what they were: a kept token keeps its compressed ID, and with it all hashes and
+    rows. A new token gets a compressed ID of its own, the next free one, also where its text differs from an old
+    token's only in case or accents. The rows of an `NgramEmbedding` belong to hashes and do not move. A checkpoint or
+    model of another library that hashes n-grams is refused.
+
     If tables are sharded over ranks (`embedlayer.distributed.sharded`, `fully_shard`), each rank edits its own rows.
     All ranks must make the same call. Random rows get the values of rank 0. Each rank has a receipt with its own
     dropped rows, and all ranks must call `receipt.undo`.
@@ -103,7 +108,8 @@ def edit_vocabulary(
 
     Raises:
         VocabularyError: A token is unknown, is named twice, exists already, or is needed by the tokenizer or a
-            configuration; or the tokenizer is another model's.
+            configuration; or the tokenizer is another model's; or the model has hashed n-grams of another library, or
+            an `NgramHash` whose multipliers leave no room for new tokens in int64.
         SizeError: The optimizer trains other parameters, nothing in `target` has a vocabulary that can be edited, or a
             rank would have no row of a sharded table.
         TokenIdError: The padding row would be dropped.
@@ -248,6 +254,10 @@ def transplant(
     from the usual names. In a checkpoint, the files of the old tokenizer are removed. So is a chat template that
     contains tokens which the new tokenizer lacks. `AutoTokenizer` of the new folder returns the new tokenizer's IDs,
     except for families whose class has rules of its own; these give a warning.
+
+    In an `NgramHash` tokens of both tokenizers keep their compressed IDs, and every other token gets one of its own:
+    its n-grams are new. New tokens are not matched to old compressed IDs by their normal form. Engram's multipliers
+    leave room for few new tokens; `NgramHash.for_rows` leaves room for any vocabulary.
 
     Args:
         target: A live module, which is changed in place, or a folder; see `edit_vocabulary`.

@@ -4,8 +4,9 @@ All new tensors are computed first; then they replace the old ones together, or 
 same objects, so tied heads and optimizers keep their references. Each rank moves its own rows of a sharded table.
 """
 
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +32,7 @@ from embedlayer.errors import CheckpointError, SizeError, TokenIdError, Vocabula
 from embedlayer.families import VOCAB_SIZE_KEYS
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.draft_head import DraftHead
+from embedlayer.layers.ngram import NgramEmbedding, NgramHash
 from embedlayer.layers.output import OutputHead
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
@@ -47,6 +49,8 @@ TOKEN_IDS = (
 )
 """Token IDs in the configuration of a live transformers model."""
 
+_HASHED_NGRAMS = re.compile(r"(?:^|[._])engram[._]|(?:^|\.)ngram_embedding\.|(?:^|\.)ngram_embeddings\.embedders\.")
+"""Names of tensors of hashed n-grams in checkpoints: of Engram, Qwen4-Exp and LongCat-Flash."""
 
 Step = tuple[Callable[[], object], Callable[[], object]]
 """An assignment, and the one that reverts it."""
@@ -95,6 +99,7 @@ class VocabularyModules(NamedTuple):
         heads: The output heads.
         layers: The layers, which may have a tokenizer.
         configs: Other modules, and configurations of transformers, with the same `vocab_size`.
+        hashes: The n-gram hashes, which have a compressed ID for each token.
     """
 
     tables: dict[str, TokenTable]
@@ -102,6 +107,7 @@ class VocabularyModules(NamedTuple):
     heads: dict[str, OutputHead]
     layers: dict[str, EmbeddingLayer]
     configs: dict[str, Any]
+    hashes: dict[str, NgramHash]
 
     @property
     def collectives(self) -> Collectives:
@@ -117,12 +123,13 @@ class VocabularyModules(NamedTuple):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return a dictionary from the name of each table and head to its number of tokens.
+        """Return a dictionary from the name of each table, head and n-gram hash to its number of tokens.
 
-        If the module itself is the table or the head, its name is `the table` or `the head`.
+        If the module itself is one of them, its name is `the table`, `the head` or `the hash`.
         """
         sizes = {name or "the table": table.vocab_size for name, table in self.tables.items()}
-        return sizes | {name or "the head": head.out_features for name, head in self.heads.items()}
+        sizes |= {name or "the head": head.out_features for name, head in self.heads.items()}
+        return sizes | {name or "the hash": each.vocab_size for name, each in self.hashes.items()}
 
     @property
     def stored(self) -> dict[str, LocalTable]:
@@ -136,10 +143,12 @@ class VocabularyModules(NamedTuple):
 def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     """Return the tables, heads, layers and configurations of a live module; the table of a tied head is included.
 
+    The rows of an `NgramEmbedding` belong to hashes, not to tokens, so its table is left out.
+
     Raises:
         SizeError: The module has no table and no head, the tables and heads have different numbers of tokens, or the
             rows of a table cannot be moved.
-        VocabularyError: The module contains a `DraftHead`.
+        VocabularyError: The module contains a `DraftHead`, or hashed n-grams of another library.
     """
     modules = dict(module.named_modules())
     if drafts := [name or "the module" for name, part in modules.items() if isinstance(part, DraftHead)]:
@@ -147,9 +156,14 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
             f"{drafts[0]} is a DraftHead, whose token IDs are those before the edit: remove it from the model, and "
             f"build it again after the edit with the new token IDs."
         )
+    ngrams = {name: part for name, part in modules.items() if isinstance(part, NgramEmbedding)}
+    hashes = {name: part for name, part in modules.items() if isinstance(part, NgramHash)}
+    ours = tuple(_join(name, "") for name in ngrams)
+    refuse_hashed_ngrams((name for name, _ in module.named_parameters() if not name.startswith(ours)), "This model")
     layers = {name: part for name, part in modules.items() if isinstance(part, EmbeddingLayer)}
     skipped = {id(part) for layer in layers.values() if layer.types is not None for part in layer.types.modules()}
     skipped |= {id(child) for part in modules.values() if isinstance(part, TokenTable) for child in part.children()}
+    skipped |= {id(part) for each in ngrams.values() for part in each.table.modules()}
     tables = {name: part for name, part in modules.items() if isinstance(part, TokenTable) and id(part) not in skipped}
     heads = {name: part for name, part in modules.items() if isinstance(part, OutputHead)}
     for name, head in heads.items():
@@ -158,7 +172,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
             tables[_join(name, "table")] = table
     of_heads = {id(child) for head in heads.values() for child in head.children()}
     local = dict(_local_table(name, table, id(table) in of_heads) for name, table in tables.items())
-    found = VocabularyModules(tables, local, heads, layers, {})
+    found = VocabularyModules(tables, local, heads, layers, {}, hashes)
     if not found.sizes:
         raise SizeError(
             "There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary. A "
@@ -170,10 +184,28 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
         raise SizeError(f"These do not share a vocabulary ({shown}): edit each by itself.")
     for name, part in modules.items():
         for key, other in ((name, part), (_join(name, "config"), part.__dict__.get("config"))):
-            is_ours = isinstance(other, TokenTable | OutputHead | EmbeddingLayer)
+            is_ours = isinstance(other, TokenTable | OutputHead | EmbeddingLayer | NgramHash) or id(other) in skipped
             if not is_ours and getattr(other, "vocab_size", None) == found.vocab_size:
                 found.configs[key] = other
     return found
+
+
+def refuse_hashed_ngrams(names: Iterable[str], what: str) -> None:
+    """Raise an error if tensors of a model are rows of hashed n-grams of another library, by their names.
+
+    Args:
+        names: Names of the model's tensors.
+        what: The model or folder, for the message.
+
+    Raises:
+        VocabularyError: There is such a tensor.
+    """
+    if hashed := next((name for name in names if _HASHED_NGRAMS.search(name)), None):
+        raise VocabularyError(
+            f"{what} has hashed n-grams ({hashed}), whose rows are found by hashes of token IDs or of the tokenizer's "
+            f"compressed IDs. An edit of the tokenizer changes these IDs and with them every hash, so the vocabulary "
+            f"is not edited. An NgramHash with a token_map keeps its hashes in an edit."
+        )
 
 
 def _join(name: str, child: str) -> str:
@@ -247,6 +279,10 @@ def row_tensors(
     replace: dict[str, Callable[[Tensor], None]] = {
         name: _replace_function(rows.tensor, fsdp.get(id(rows.tensor))) for name, rows in tensors.items()
     }
+    for name, ngrams in modules.hashes.items():
+        key = _join(name, "token_map")
+        tensors[key] = RowTensor(ngrams.compressed_ids, new_values=partial(_new_compressed_ids, ngrams))
+        replace[key] = partial(setattr, ngrams, "compressed_ids")
     if optimizer is not None:
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not trained & found.keys():
@@ -260,6 +296,11 @@ def row_tensors(
                 tensors[f"optimizer.{name}.{key}"] = RowTensor(value, None, rows.padding, rows.collectives)
                 replace[f"optimizer.{name}.{key}"] = partial(state.__setitem__, key)
     return tensors, replace
+
+
+def _new_compressed_ids(ngrams: NgramHash, count: int) -> Tensor:
+    """Return the compressed IDs of so many new tokens: the next free ones, one for each token."""
+    return torch.arange(ngrams.next_id, ngrams.next_id + count)
 
 
 def _replace_function(parameter: Tensor, fsdp: "FsdpParameter | None") -> Callable[[Tensor], None]:
@@ -384,6 +425,9 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
         note(name, head, "out_features padding_idx")
     for name, layer in modules.layers.items():
         note(name, layer, "padding_id")
+    for name, ngrams in modules.hashes.items():
+        note(name, ngrams, "vocab_size compressed_size")
+        note(_join(name, "bounds"), ngrams.index_check, "size")
     for name, patched in {**modules.tables, **modules.heads}.items():
         note(_join(name, "original"), patched.__dict__.get(REPLACED), "num_embeddings out_features padding_idx")
     for name, config in modules.configs.items():
@@ -400,7 +444,7 @@ def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
     Raises:
         TokenIdError: The padding row would be dropped.
         SizeError: A rank would store no row.
-        VocabularyError: A configuration names a token that is removed.
+        VocabularyError: A configuration names a token that is removed, or a new token has no compressed ID.
         CheckpointError: The receipt of an undo has other settings than the module.
     """
     settings = settings_of(modules)
@@ -426,6 +470,8 @@ def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
         elif attribute in TOKEN_IDS:
             beside = {key: getattr(owner, key, None) for key in TOKEN_IDS}
             value = ids.of(attribute, value, beside, "the model's configuration")
+        elif attribute == "compressed_size":
+            value = _compressed_size(owner, len(row_map.initialised))
         elif attribute == "pad_to_multiple_of":
             value = value if edit.pad_to_multiple_of is None else edit.pad_to_multiple_of
         elif attribute in ("num_rows", "num_embeddings") and part is not None:
@@ -434,6 +480,24 @@ def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
             value = len(local)
         after[name] = value
     return after
+
+
+def _compressed_size(ngrams: NgramHash, added: int) -> int:
+    """Return the number of compressed IDs of an n-gram hash after an edit.
+
+    Args:
+        ngrams: The hash before the edit.
+        added: Number of new tokens, each of which gets a compressed ID of its own.
+
+    Raises:
+        VocabularyError: The product of the largest new ID and the largest multiplier exceeds int64.
+    """
+    size = ngrams.next_id + added if added else ngrams.compressed_size
+    try:
+        ngrams.require_products(size)
+    except SizeError as error:
+        raise VocabularyError(f"The n-gram hash has no room for {added} new tokens. {error}") from error
+    return size
 
 
 def _moved_padding(padding: int | None, row_map: RowMap) -> int | None:

@@ -184,6 +184,8 @@ class RowTensor:
         collectives: The ranks over which the rows are sharded.
         encode: For rows that are stored as bytes: function that returns the bytes of new rows; else `None`.
         decode: For rows that are stored as bytes: function that returns the numbers of stored rows; else `None`.
+        new_values: For a tensor of numbers that no initialisation computes, such as compressed token IDs: function that
+            returns the values of so many new tokens; else `None`.
     """
 
     tensor: Tensor
@@ -192,6 +194,7 @@ class RowTensor:
     collectives: Collectives = SINGLE_PROCESS
     encode: Callable[[Tensor], Tensor] | None = None
     decode: Callable[[Tensor], Tensor] | None = None
+    new_values: Callable[[int], Tensor] | None = None
 
     @property
     def local(self) -> Tensor:
@@ -279,6 +282,8 @@ def apply_row_map(
         if edit.restored_rows is not None:
             places = local_rows(row_map.initialised, after)
             new.index_copy_(0, places.to(new.device), edit.restored_rows[name].to(new.device, new.dtype))
+        elif rows.new_values is not None:
+            _fill(new, row_map, after, [rows.new_values(len(row_map.initialised))], collectives)
         elif edit.values is not None and rows.end is not None and len(row_map.initialised):
             _fill(new, row_map, after, edit.values(rows), collectives)
         dropped = local_rows(row_map.dropped, before)
