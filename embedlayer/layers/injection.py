@@ -42,7 +42,7 @@ class InjectionContext(NamedTuple):
         state: What the injection keeps in cached decoding, which it changes in place; `None` without a cache.
     """
 
-    ids: Int[Tensor, "B T"]
+    ids: Int[Tensor, "*batch T"]
     documents: AttentionMask | None = None
     state: DecodingState | None = None
 
@@ -213,8 +213,8 @@ class Injected(NamedTuple):
 
 def look_up_injections(
     injections: Iterable[EmbeddingInjection],
-    x: Float[Tensor, "B T D"],
-    ids: Int[Tensor, "B T"],
+    x: Float[Tensor, "*batch T D"],
+    ids: Int[Tensor, "*batch T"],
     documents: AttentionMask | None = None,
     states: Sequence[DecodingState] | None = None,
 ) -> tuple[Injected, ...]:
@@ -222,8 +222,8 @@ def look_up_injections(
 
     Args:
         injections: The injections of the decoder.
-        x: Token vectors, `(B, T, D)`.
-        ids: Token IDs, `(B, T)`.
+        x: Token vectors, `(..., T, D)`.
+        ids: Token IDs, `(..., T)`.
         documents: As in `InjectionContext`.
         states: What each injection keeps in cached decoding, which is changed in place; `None` without a cache.
 
@@ -237,14 +237,16 @@ def look_up_injections(
     return tuple(injected)
 
 
-def add_to_input(x: Float[Tensor, "B T D"], injected: tuple[Injected, ...]) -> Float[Tensor, "B T D"]:
+def add_to_input(x: Float[Tensor, "*batch T D"], injected: tuple[Injected, ...]) -> Float[Tensor, "*batch T D"]:
     """Return the token vectors with those of all injections, in order."""
     for injection, _, vectors in injected:
         x = injection.add_to_input(x, vectors)
     return x
 
 
-def add_to_stream(x: Float[Tensor, "B T D"], injected: tuple[Injected, ...], depth: int) -> Float[Tensor, "B T D"]:
+def add_to_stream(
+    x: Float[Tensor, "*batch T D"], injected: tuple[Injected, ...], depth: int
+) -> Float[Tensor, "*batch T D"]:
     """Return the residual stream after `depth` blocks with what all injections add there, in order."""
     for injection, context, vectors in injected:
         x = injection.add_to_stream(x, vectors, depth, context)
@@ -252,8 +254,8 @@ def add_to_stream(x: Float[Tensor, "B T D"], injected: tuple[Injected, ...], dep
 
 
 def add_to_values(
-    values: Float[Tensor, "B G T K"], x: Float[Tensor, "B T D"], injected: tuple[Injected, ...], block: int
-) -> Float[Tensor, "B G T K"]:
+    values: Float[Tensor, "*batch G T K"], x: Float[Tensor, "*batch T D"], injected: tuple[Injected, ...], block: int
+) -> Float[Tensor, "*batch G T K"]:
     """Return the values of the attention of block `block` with those of all injections, in order.
 
     Args:

@@ -27,7 +27,7 @@ ADDS_NOTHING = {
     for name, build in POSITIONS.items()
     if name != "rotary" and build().hook != "add"
 }
-"""Layers whose position scheme adds nothing to the input. They compute what the layer with rotary positions computes."""
+"""Layers whose position scheme adds nothing to the input: they compute what the layer with rotary positions does."""
 
 every_case = pytest.mark.parametrize(
     "name",
