@@ -372,6 +372,7 @@ def test_a_model_with_more_tables_by_token_is_not_edited(tmp_path) -> None:
         ("inkling_text", "causal", {"unpadded_vocab_size": 120}, r"do not share a vocabulary \(table 131, head 120\)"),
         ("ibert", "masked", {}, "more tensors with rows for tokens"),
         ("deepseek_v4", "causal", {}, "more tensors with rows for tokens"),
+        ("qwen4_exp_text", "causal", {"ple_layer_ids": [1], "ngram_vocab_size_base": 10}, "has hashed n-grams"),
         ("inkling_text", "causal", {"unpadded_vocab_size": 131}, ""),
         ("marian", "causal", {}, ""),
         ("t5gemma", "seq2seq", {}, ""),
@@ -396,3 +397,14 @@ def test_tokens_are_added_in_all_sizes_of_a_configuration_or_refused(
         inputs = {"decoder_input_ids": ids} if again.config.is_encoder_decoder else {}
         assert again(input_ids=ids, **inputs).logits.shape[-1] == layer.table.vocab_size == 134
     assert layer.head(torch.randn(1, 1, layer.input(ids).shape[-1])).shape[-1] == 134
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.1.engram.value_proj.weight", "model.ngram_embeddings.embedders.3.weight"]
+)
+def test_a_checkpoint_with_hashed_ngrams_is_refused(tmp_path, name) -> None:
+    folder = plain(
+        tmp_path / "old", {"model.embed_tokens.weight": torch.randn(20, 4), name: torch.zeros(7, 2)}, "llama"
+    )
+    with pytest.raises(el.VocabularyError, match=f"hashed n-grams \\({name}\\).* changes these IDs"):
+        el.vocab.remove_tokens(folder, [3], out=tmp_path / "new")

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from vocab_models import IDS, MODELS, OPTIMIZERS, D, V, close, model, same, state_of, train
 
 import embedlayer as el
+from embedlayer.layers import NgramEmbedding, NgramHash
+from embedlayer.pretrained import build, describe
 from embedlayer.vocab import live_modules
 from embedlayer.vocab.edit import add_tokens, edit_vocabulary, remove_tokens
 from embedlayer.vocab.row_init import CopyInit, MeanInit, VectorsInit
@@ -380,3 +382,77 @@ def test_no_third_copy_of_a_table_is_made() -> None:
     add_tokens(table, 4)
     used = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert used < 1.7 * 200_000 * 128 * 4  # the new table, and room for chunks
+
+
+# Hashed n-grams
+
+
+class WithNgrams(torch.nn.Module):
+    """A model beside hashed n-grams, with as many compressed IDs as tokens or fewer."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.model = model()
+        token_map = torch.arange(V) // 2 if kind == "compressed" else None
+        self.ngrams = NgramEmbedding.dense(NgramHash.for_rows(V, V, heads=1, token_map=token_map), 4)
+
+    @property
+    def hash(self) -> NgramHash:
+        return self.ngrams.hash
+
+
+EDITS = {
+    "add": {"add": 3},
+    "remove": {"remove": [4, 9, V - 1]},
+    "remove the last": {"remove": [V - 1]},
+    "reorder": {"reorder": [*range(V - 1, -1, -1)]},
+    "all": {"add": 2, "remove": [3], "reorder": [*range(7, V), *range(3), *range(4, 7)]},
+}
+
+
+@pytest.mark.parametrize("kind", ["compressed", "identity"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_kept_tokens_keep_their_ngrams_and_undo_gives_back_every_bit(kind, edit) -> None:
+    made = WithNgrams(kind)
+    ids = torch.tensor([[1, 2, 5, 6, 1, 2, 8], [20, 21, 22, 22, 10, 7, 2]])
+    before, vectors, config = state_of(made), made.ngrams(ids), made.ngrams.config
+    old_ids = {*made.hash.compressed_ids.tolist(), made.hash.pad_id}
+    receipt = edit_vocabulary(made, **EDITS[edit])
+    size = made.model.table.vocab_size
+    assert made.hash.vocab_size == made.hash.index_check.size == size
+    assert (
+        made.ngrams.table.vocab_size == made.hash.num_rows == made.ngrams.table.num_rows
+    )  # as many as tokens, or near
+    assert torch.equal(made.ngrams(receipt.remap(ids)), vectors)
+    new = made.hash.compressed_ids[[*receipt.added]].tolist()
+    assert len({*new}) == len(receipt.added) == EDITS[edit].get("add", 0)
+    assert not {*new} & old_ids
+    assert max(made.hash.compressed_ids) < made.hash.compressed_size
+    made.ngrams(torch.arange(size))
+    again = build(describe(made.ngrams))
+    again.load_state_dict(made.ngrams.state_dict())
+    assert torch.equal(again(torch.arange(size)), made.ngrams(torch.arange(size)))
+    receipt.undo(made)
+    assert same(state_of(made), before)
+    assert made.ngrams.config == config
+    assert torch.equal(made.ngrams(ids), vectors)
+
+
+def test_a_hash_without_room_for_new_tokens_and_one_of_another_vocabulary_are_refused() -> None:
+    made = WithNgrams("identity")
+    made.ngrams.hash = NgramHash(V, [1, (2**63 - 1) // (V - 1)], [[17]], pad_id=0)
+    before = state_of(made)
+    with pytest.raises(el.VocabularyError, match="no room for 1 new tokens. The compressed ID 30 times the multiplier"):
+        edit_vocabulary(made, add=1)
+    assert same(state_of(made), before)
+    edit_vocabulary(made, remove=[3])
+    made.ngrams.hash = NgramHash.for_rows(V, V, heads=1)
+    with pytest.raises(el.SizeError, match=r"These do not share a vocabulary \(.*ngrams.hash 30"):
+        edit_vocabulary(made, add=1)
+
+
+def test_hashed_ngrams_of_other_libraries_are_refused() -> None:
+    made = model()
+    made.engram = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(9, 2)})
+    with pytest.raises(el.VocabularyError, match=r"This model has hashed n-grams \(engram.embedding.weight\)"):
+        edit_vocabulary(made, add=1)

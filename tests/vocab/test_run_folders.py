@@ -11,6 +11,7 @@ from vocab_models import MODELS, D, V, close, same, state_of
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
 from embedlayer.io.safetensors_files import load_tensors
+from embedlayer.layers import NgramEmbedding, NgramHash
 from embedlayer.vocab.receipt import last_receipt
 from embedlayer.vocab.row_init import RandomInit
 
@@ -171,3 +172,15 @@ def test_every_saved_layer_is_edited(kind, tmp_path) -> None:
     layer.save_pretrained(tmp_path / "layer")
     el.vocab.add_tokens(tmp_path / "layer", 1, out=tmp_path / "more")
     assert json.loads((tmp_path / "more" / "config.json").read_text())["vocab_size"] == V + 1
+
+
+def test_the_compressed_ids_of_a_saved_ngram_layer_move_with_its_tokens(tmp_path) -> None:
+    layer = NgramEmbedding.dense(NgramHash.for_rows(50, V, heads=1, token_map=torch.arange(V) // 3), 4)
+    layer.save_pretrained(tmp_path / "old")
+    ids = torch.tensor([[7, 8, 9, 7, 20]])
+    receipt = el.vocab.edit_vocabulary(tmp_path / "old", add=2, remove=[3, 4], out=tmp_path / "new")
+    edited = NgramEmbedding.from_pretrained(tmp_path / "new")
+    assert edited.hash.vocab_size == V
+    assert torch.equal(edited(receipt.remap(ids)), layer(ids))
+    receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    assert same(load_tensors(tmp_path / "back/model.safetensors")[0], layer.state_dict())
