@@ -586,7 +586,7 @@ def _open_layer(source: Path | str, device: str) -> OpenedModel:
     source = source if is_here else str(source)
     reason = ""
     try:
-        layer = load(source, device=device)
+        layer = load(source, device=device, per_layer=is_here)  # from the hub, its table would be downloaded too
     except CheckpointError as error:
         try:
             layer = load(source, device=device, table_only=True)

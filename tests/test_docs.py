@@ -217,6 +217,7 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "quickstart.py",
         "output_variance.py",
         "tied_or_untied.py",
+        "added_tables.py",
         "beyond_the_trained_length.py",
         "checkpoints.py",
         "starting_rows.py",

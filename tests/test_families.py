@@ -162,7 +162,7 @@ def test_each_block_has_its_own_position_scheme_and_position_is_that_of_the_firs
 def test_a_layer_that_an_earlier_version_saved_is_read(tmp_path) -> None:
     layer = el.load(saved(tmp_path / "model", {"model_type": "llama", "rope_parameters": ROPE}))
     layer.save_pretrained(tmp_path / "layer")
-    new = {"block_positions", "encoder_block_positions", "token_dropout", "streams", "decoder"}
+    new = {"block_positions", "encoder_block_positions", "token_dropout", "streams", "decoder", "per_layer"}
     config = read_json(tmp_path / "layer" / "config.json")
     write_json(tmp_path / "layer" / "config.json", {key: value for key, value in config.items() if key not in new})
     again = el.load(tmp_path / "layer")
@@ -199,6 +199,58 @@ def test_a_table_for_each_layer_is_reported_and_the_main_table_is_read(tmp_path)
     (sentence,) = layer.report().other_tables
     assert "model.embed_tokens_per_layer.weight, 90 x 24, is not read" in sentence
     assert sentence in str(layer.report())
+
+
+PER_LAYER = {"hidden_size": 48, "hidden_size_per_layer_input": 8, "num_hidden_layers": 3}
+PER_LAYER |= {"layer_types": ["full_attention"] * 3}
+
+
+@pytest.mark.parametrize("wrapper", [False, True])
+@pytest.mark.parametrize(("model_type", "rows"), [("gemma3n_text", 100), ("gemma4_text", VOCAB)])
+def test_per_layer_inputs_equal_those_of_transformers(model_type, rows, wrapper, tmp_path) -> None:
+    config, model = build(model_type, "causal", {**PER_LAYER, "vocab_size_per_layer_input": rows})
+    model = model.bfloat16()
+    with quiet():
+        model.save_pretrained(tmp_path / "model", max_shard_size="40KB")
+    if wrapper:  # the whole model has its language model under a prefix, and one of its files is the index
+        tensors = {f"model.language_model.{key}": tensor for key, tensor in model.model.state_dict().items()}
+        (tmp_path / "whole").mkdir()
+        save_tensors(tmp_path / "whole" / "model.safetensors", tensors)
+        outer = {"model_type": model_type.removesuffix("_text"), "text_config": config.to_dict()}
+        write_json(tmp_path / "whole" / "config.json", outer)
+    layer = el.load(tmp_path / ("whole" if wrapper else "model"))
+    ids = torch.arange(VOCAB).view(1, -1)
+    x = model.model.embed_tokens(ids)
+    theirs = model.model.project_per_layer_inputs(x, model.model.get_per_layer_inputs(ids))
+    assert torch.equal(layer.per_layer(ids, layer.input(ids)), theirs)
+    assert layer.report().per_layer == (rows, 3, 8)
+    assert f"{rows} rows, a vector of width 8 for each of 3 blocks" in str(layer.report())
+    layer.save_pretrained(tmp_path / "layer")
+    assert torch.equal(el.load(tmp_path / "layer").per_layer(ids, x), theirs)
+    assert el.load(tmp_path / "layer", per_layer=False).per_layer is None
+
+
+def test_per_layer_inputs_that_are_absent_or_not_requested_are_none(tmp_path) -> None:
+    with quiet():
+        build("gemma4_text", "causal", {**PER_LAYER, "hidden_size_per_layer_input": 0})[1].save_pretrained(tmp_path)
+    layer = el.load(tmp_path)
+    assert layer.per_layer is None
+    assert layer.report().other_tables == ()
+    model = build("gemma4_text", "causal", PER_LAYER)[1]
+    with quiet():
+        model.save_pretrained(tmp_path)
+    layer = el.load(tmp_path, per_layer=False)
+    assert layer.per_layer is None
+    (sentence,) = layer.report().other_tables
+    assert "embed_tokens_per_layer.weight, 131 x 24, is not read" in sentence
+    assert el.load(tmp_path, table_only=True).per_layer is None
+    config = read_json(tmp_path / "config.json")
+    write_json(tmp_path / "config.json", {**config, "hidden_size_per_layer_input": 4})
+    with pytest.raises(el.CheckpointError, match=r"shape \[131, 24\] where \[any, 12\] belongs"):
+        el.load(tmp_path)
+    write_json(tmp_path / "config.json", {**config, "vocab_size_per_layer_input": 99})
+    with pytest.raises(el.CheckpointError, match="131 rows and .* says vocab_size_per_layer_input 99"):
+        el.load(tmp_path)
 
 
 def test_tables_and_heads_of_numbered_blocks_are_not_those_of_the_model(tmp_path) -> None:

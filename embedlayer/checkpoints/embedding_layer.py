@@ -25,6 +25,7 @@ from embedlayer.layers.input import UnscaledLookup, sequence_of
 from embedlayer.layers.input_parts import PredictionStreams, TokenDropout, TypeTables
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
+from embedlayer.layers.per_layer import PerLayerInputs
 from embedlayer.layers.prediction_head import PredictionHead, build_head, build_part, part_config
 from embedlayer.layers.steps import EmbeddingStep, StepName, TokenBatch, TracedStep, run_steps, trace_steps
 from embedlayer.positions.position import AttentionMask, Position, positions_of
@@ -66,6 +67,7 @@ class LayerReport(LoadRecord):
         softcap: Cap on the logits, or `None`.
         tokenizer: Number of rows that the tokenizer's IDs need; the error message if the tokenizer cannot be read;
             `None` if there is no tokenizer.
+        per_layer: Rows, blocks and width of the per-layer table; `None` for a layer without one.
         parameters: Number of trainable parameters of the layer, head included.
     """
 
@@ -84,6 +86,7 @@ class LayerReport(LoadRecord):
     logit_scale: float | None
     softcap: float | None
     tokenizer: int | str | None
+    per_layer: tuple[int, int, int] | None
     parameters: int
 
     def to_json(self) -> JsonObject:
@@ -109,6 +112,9 @@ class LayerReport(LoadRecord):
             "parameters": f"{self.parameters:,}",
             "read": f"{self.bytes_read:,} bytes, {len(self.tensors)} tensors",
         }
+        if self.per_layer is not None:
+            rows, blocks, width = self.per_layer
+            lines["per layer"] = f"{rows:,} rows, a vector of width {width:,} for each of {blocks:,} blocks"
         text = [self.source, *(f"  {name:<11}{value}" for name, value in lines.items())]
         text += [f"    {t.key} = {t.name} {t.dtype} {list(t.shape)}" for t in self.tensors]
         text += [f"  {count:,} rows of the {of} contain NaN or infinity" for of, count in self.nonfinite_rows.items()]
@@ -138,6 +144,8 @@ class EmbeddingLayer(Pretrained):
         streams: Module of the step `"streams"`, after which there are more vectors than tokens.
         decoder: The decoder's own parts of an encoder-decoder model, which `decoder_input` reads; `None` for a model
             with one stack.
+        per_layer: Per-layer inputs of Gemma 3n and 4: `layer.per_layer(ids, layer.input(ids))` returns one vector for
+            each token and block. `None` for other models.
         other_positions: Position schemes of other layers by kind: Gemma 3's `"full_attention"`, T5's `"decoder"`.
         block_positions: For each block in order, the key of its scheme in `other_positions`, or `""` for `position`.
             Empty if every block has `position`. In an encoder-decoder model the blocks are those of the decoder.
@@ -171,6 +179,7 @@ class EmbeddingLayer(Pretrained):
         token_dropout: TokenDropout | None = None,
         streams: PredictionStreams | None = None,
         decoder: DecoderInput | None = None,
+        per_layer: PerLayerInputs | None = None,
         other_positions: Mapping[str, Position] | None = None,
         block_positions: Sequence[str] = (),
         encoder_block_positions: Sequence[str] = (),
@@ -205,6 +214,7 @@ class EmbeddingLayer(Pretrained):
         self.token_dropout = token_dropout
         self.streams = streams
         self.decoder = decoder
+        self.per_layer = per_layer
         self.other_positions = nn.ModuleDict(dict(other_positions or {}))
         self.block_positions = tuple(block_positions)
         self.encoder_block_positions = tuple(encoder_block_positions)
@@ -239,6 +249,7 @@ class EmbeddingLayer(Pretrained):
             "token_dropout": part_config(self.token_dropout),
             "streams": part_config(self.streams),
             "decoder": None if self.decoder is None else describe(self.decoder),
+            "per_layer": None if self.per_layer is None else describe(self.per_layer),
             "other_positions": {kind: describe(self.position_of(kind)) for kind in self.other_positions},
             "block_positions": list(self.block_positions),
             "encoder_block_positions": list(self.encoder_block_positions),
@@ -256,6 +267,7 @@ class EmbeddingLayer(Pretrained):
         try:
             parts["table"], parts["position"] = build(parts["table"]), build(parts["position"])
             parts["decoder"] = None if parts.get("decoder") is None else build(parts["decoder"])
+            parts["per_layer"] = None if parts.get("per_layer") is None else build(parts["per_layer"])
             own = None if parts["decoder"] is None else parts["decoder"].table
             parts["head"] = None if parts["head"] is None else build_head(parts["head"], own or parts["table"])
             parts["types"] = build(parts["types"]) if isinstance(parts["types"], dict) else parts["types"]
@@ -514,6 +526,7 @@ class EmbeddingLayer(Pretrained):
     def report(self) -> LayerReport:
         """Return a report of this layer and of the tensors that `load` read for it; also reads the tokenizer file."""
         output = self.head.output if isinstance(self.head, PredictionHead) else self.head
+        extra = self.per_layer
         first = next(chain(self.table.parameters(), self.table.buffers()))
         embed_scale = getattr(self.table, "embed_scale", None)
         return LayerReport(
@@ -533,6 +546,7 @@ class EmbeddingLayer(Pretrained):
             logit_scale=None if output is None else output.logit_scale,
             softcap=None if output is None else output.softcap,
             tokenizer=self._tokenizer_rows(),
+            per_layer=None if extra is None else (extra.table.vocab_size, extra.num_layers, extra.layer_width),
             parameters=sum(parameter.numel() for parameter in self.parameters()),
         )
 
@@ -559,6 +573,7 @@ def load(
     device: torch.device | str = "cpu",
     revision: str | None = None,
     table_only: bool = False,
+    per_layer: bool = True,
 ) -> EmbeddingLayer:
     """Load the embedding layer of a checkpoint: table, positions, scale, norms and head, and no other weights.
 
@@ -572,6 +587,8 @@ def load(
         revision: Branch, tag or commit on the hub.
         table_only: Read the token table alone, also of an unknown model family. The layer then has no scale, no
             positions and no head, so its `input` returns rows of the table.
+        per_layer: Read the per-layer inputs of Gemma 3n and 4 too, as `layer.per_layer`. Their table may be larger than
+            the token table; on the CPU, without a change of dtype, its rows are read where they are looked up.
 
     Returns:
         A trainable layer. `print(layer.report())` shows what was read.
@@ -602,7 +619,7 @@ def load(
     if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
         checkpoint.config = meta_config(checkpoint)
     read = _read_saved_layer if is_description(checkpoint.config) else _read_layer
-    layer = read(checkpoint, dtype, device, table_only=table_only)
+    layer = read(checkpoint, dtype, device, table_only=table_only, per_layer=per_layer)
     layer._checkpoint = checkpoint
     for note in layer.load_record.notes[table_only:]:
         warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
@@ -610,7 +627,7 @@ def load(
 
 
 def _read_layer(
-    checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool
+    checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool, per_layer: bool
 ) -> EmbeddingLayer:
     """Read the embedding layer of a model's checkpoint.
 
@@ -622,19 +639,20 @@ def _read_layer(
         dtype: Dtype of all tensors; `None` for that of the table in the checkpoint.
         device: Device of the tensors.
         table_only: Whether to read the token table alone.
+        per_layer: Whether to read per-layer inputs.
 
     Raises:
         CheckpointError: The family is unknown and not only the table is read; or a tensor or a key of the configuration
             is missing or does not fit.
     """
-    loader = Loader(checkpoint, dtype, device, table_only=table_only)
+    loader = Loader(checkpoint, dtype, device, table_only=table_only, per_layer=per_layer)
     layer = loader.build(lambda: EmbeddingLayer(**loader.read_arguments()))
     layer.load_record = loader.load_record()
     return layer
 
 
 def _read_saved_layer(
-    checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool
+    checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool, per_layer: bool
 ) -> EmbeddingLayer:
     """Read a folder that `EmbeddingLayer.save_pretrained` wrote.
 
@@ -643,6 +661,7 @@ def _read_saved_layer(
         dtype: Dtype of the layer; `None` for that of the file.
         device: Device of the layer.
         table_only: Whether to return a layer with the table alone; the folder is read in full.
+        per_layer: Whether the layer keeps its per-layer inputs.
 
     Raises:
         CheckpointError: The folder is damaged, or contains a layer of another class.
@@ -650,6 +669,9 @@ def _read_saved_layer(
     config = checkpoint.file(CONFIG)
     assert config is not None
     layer = super(EmbeddingLayer, EmbeddingLayer).from_pretrained(config.parent, device=device).to(dtype=dtype)
+    if not per_layer:
+        layer.per_layer = None
+        layer.tensor_names = {key: names for key, names in layer.tensor_names.items() if "per_layer." not in key}
     stored = {key: checkpoint.info(key) for key in layer.state_dict()}
     tensors = tuple(LoadedTensor(key, key, info.shape, info.dtype, info.nbytes) for key, info in stored.items())
     layer.load_record = LoadRecord(

@@ -44,6 +44,7 @@ from embedlayer.families.records import (
     LinearSpec,
     Names,
     NormSpec,
+    OtherTable,
     PositionChoice,
     PositionSpec,
     Presence,
@@ -67,6 +68,7 @@ from embedlayer.layers.input_parts import (
     TypeTables,
 )
 from embedlayer.layers.output import OutputHead
+from embedlayer.layers.per_layer import PerLayerInputs
 from embedlayer.layers.prediction_head import ACTIVATIONS, PredictionHead
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.axial import AxialPositionalEmbedding
@@ -161,6 +163,7 @@ class Loader:
         device: Device of the tensors.
         table_only: Whether to read the token table alone. A checkpoint of an unknown family is then accepted, and the
             table is found by its name.
+        per_layer: Whether to read per-layer inputs, if the family has them.
 
     Attributes:
         tensors: Key in the `state_dict` of the layer -> tensor that was read.
@@ -183,7 +186,9 @@ class Loader:
         device: torch.device | str,
         *,
         table_only: bool = False,
+        per_layer: bool = True,
     ) -> None:
+        self.reads_per_layer = per_layer
         self.checkpoint = checkpoint
         self.config_file = str(checkpoint.file(CONFIG) or checkpoint.name)
         self.table_only = table_only
@@ -312,7 +317,10 @@ class Loader:
 
     def _other_tables(self) -> Iterator[str]:
         """Yield a sentence about each table of the checkpoint that the record lists as not read."""
-        for table in self.family.other_tables:
+        spec, tables = self.family.per_layer, list(self.family.other_tables)
+        if spec is not None and "per_layer.table.weight" not in self.names:
+            tables.append(OtherTable(spec.table, "each block reads its own columns of these rows"))
+        for table in tables:
             for name in sorted(self.checkpoint.find(table.name), key=_is_in_block):
                 sizes = " x ".join(f"{size:,}" for size in self.checkpoint.info(name).shape)
                 yield f"{name}, {sizes}, is not read: {table.use}."
@@ -375,6 +383,7 @@ class Loader:
             "streams": self._streams(recipe),
             "token_dropout": TokenDropout(self._token_id("mask_token_id")) if "token_dropout" in recipe else None,
             "decoder": decoder,
+            "per_layer": self._per_layer(pad),
             "other_positions": schemes,
             "block_positions": self.blocks,
             "encoder_block_positions": self.encoder_blocks,
@@ -473,6 +482,45 @@ class Loader:
             table=table,
             norm=self._norm("decoder.norm", spec.norm, widths["norm"]) if own_norm else None,
             is_scaled=spec.is_scaled,
+        )
+
+    def _per_layer(self, pad: int | None) -> PerLayerInputs | None:
+        """Read the table of per-layer inputs with its projection and norm.
+
+        The result is `None` for a family without them, a checkpoint that lacks one of the tensors or stores one in
+        quantised form, and a caller who does not request them.
+
+        Args:
+            pad: The configuration's `pad_token_id`, or `None`.
+
+        Raises:
+            CheckpointError: A tensor has another shape than the configuration and the other tensors state.
+        """
+        spec = self.family.per_layer
+        if spec is None or not self.reads_per_layer or self.config.get(spec.width) == 0:
+            return None
+        found = [next(iter(self.checkpoint.find(name)), None) for name in spec.names]
+        if any(name is None or DTYPES.get(self.checkpoint.info(name).dtype) not in FLOATS for name in found):
+            return None
+        norm = self._require("per_layer.norm.weight", (spec.norm,), "norm of the per-layer inputs", (None,))
+        width = norm.shape[0]
+        layers = self._whole("num_hidden_layers", self.checkpoint.info(str(found[0])).shape[-1] // width)
+        stated = self.config.get(spec.width, width)
+        table, projection = "table of the per-layer inputs", "projection of the per-layer inputs"
+        columns = layers * (stated if type(stated) is int else width)
+        weight = self._require("per_layer.table.weight", (spec.table,), table, (None, columns))
+        self._check_rows("per_layer.table.weight", (spec.rows,))
+        self._require("per_layer.projection.weight", (spec.projection,), projection, (columns, self.width))
+        padding_idx, dtype = self._padding_idx(weight, pad), weight.dtype
+        vocab_size, embed_dim = weight.shape
+        rows = TokenEmbedding(vocab_size, embed_dim, padding_idx, scale=width**0.5, round_scale=True, dtype=dtype)
+        return PerLayerInputs(
+            rows,
+            self.width,
+            layers,
+            eps=self._number("rms_norm_eps", 1e-6),
+            missing_row=spec.missing_row,
+            round_scales=spec.round_scales,
         )
 
     def _table_alone(self, weight: Tensor, pad: int | None) -> dict[str, Any]:

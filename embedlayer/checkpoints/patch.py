@@ -109,8 +109,9 @@ def unpatch(model: Model) -> Model:
 def _look_ups(model: nn.Module) -> list[nn.Embedding]:
     """Return the token embeddings that `patch` must replace.
 
-    These are the model's input embeddings, its output module if that is an embedding (FSMT), and all other embeddings
-    that share a weight with one of them. Modules that are already patched are left out.
+    These are the model's input embeddings, its output module if that is an embedding (FSMT), its per-layer table
+    (Gemma 3n and 4), and all other embeddings that share a weight with one of them. Modules that are already patched
+    are left out.
 
     Raises:
         CheckpointError: The model has no token embeddings, or its input embeddings are not an `nn.Embedding`.
@@ -125,7 +126,8 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
         wrapped = hasattr(root, "base_layer") or hasattr(root, "original_module") or hasattr(root, "token_adapter")
         hint = " Patch before adding PEFT." if wrapped else ""
         raise CheckpointError(f"The input embeddings are a {type(root).__name__}, not an nn.Embedding.{hint}")
-    candidates = (*inputs, *_call_getters(model, "get_output_embeddings"))  # FSMT: a table as output
+    others = ("get_output_embeddings", "get_per_layer_input_embeddings")  # FSMT: a table as output; Gemma 3n and 4
+    candidates = (*inputs, *(found for getter in others for found in _call_getters(model, getter)))
     tables = [root, *(each for each in candidates if isinstance(each, nn.Embedding) and _is_known(each))]
     weights = {id(each.weight) for each in tables}
     sharing = [each for each in model.modules() if isinstance(each, nn.Embedding) and id(each.weight) in weights]

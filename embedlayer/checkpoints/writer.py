@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from torch import Tensor
 
+from embedlayer.checkpoints.loader import checkpoint_family
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.errors import CheckpointError, FileError
 from embedlayer.io.files import read_json, replace_folder, write_json
@@ -71,6 +72,15 @@ def write_tensors(
             f"vocabulary by the name of the file."
         )
     old_rows, rows = checkpoint.info(table).shape[0], tensors[table].shape[0]
+    family = checkpoint_family(checkpoint)
+    spec = None if family is None else family.per_layer
+    per_layer = [] if spec is None else checkpoint.find(spec.table)
+    if rows != old_rows and (unmoved := sorted({*per_layer} - tensors.keys())):
+        raise CheckpointError(
+            f"{unmoved[0]} of {checkpoint.name} has rows for {old_rows:,} tokens, and the table that is written "
+            f"{rows:,}: load the layer with its per-layer inputs, load(..., per_layer=True), before the edit of its "
+            f"vocabulary."
+        )
     tensors = {
         name: tensor[None] if checkpoint.info(name).shape == (1, old_rows) and tensor.dim() == 1 else tensor
         for name, tensor in tensors.items()
@@ -79,6 +89,8 @@ def write_tensors(
         stored = checkpoint.info(name).shape
         expected = (rows, *stored[1:]) if stored[:1] == (old_rows,) else stored
         expected = (1, rows) if stored == (1, old_rows) else expected
+        if name in per_layer and len(tensor) <= rows:  # it may lack the last tokens (Gemma 3n)
+            expected = (len(tensor), *stored[1:])
         if tuple(tensor.shape) != expected:
             raise CheckpointError(
                 f"{name} has shape {list(stored)} in {checkpoint.name}, so that with a table of {rows:,} rows "
@@ -100,7 +112,10 @@ def write_tensors(
             else:
                 shutil.copyfile(file, partial / name)
                 copied += [name]
-        _rewrite_json(partial, checkpoint, rows, changed)
+        sizes = {"vocab_size": rows}
+        if spec is not None and changed.keys() & {*per_layer}:
+            sizes[spec.rows] = len(changed[per_layer[0]])
+        _rewrite_json(partial, checkpoint, sizes, changed)
     return WriteReceipt(tuple(sorted(changed)), tuple(rewritten), tuple(copied), rows)
 
 
@@ -151,15 +166,17 @@ def _copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
         raise CheckpointError(f"{info.file} ends inside {info.name}: it was cut short while it was copied.")
 
 
-def _rewrite_json(folder: Path, checkpoint: Checkpoint, vocab_size: int, changed: Mapping[str, Tensor]) -> None:
-    """Update `vocab_size` in `config.json` and the total sizes in the shard index of the new checkpoint.
+def _rewrite_json(
+    folder: Path, checkpoint: Checkpoint, sizes: Mapping[str, int], changed: Mapping[str, Tensor]
+) -> None:
+    """Update the numbers of rows in `config.json` and the total sizes in the shard index of the new checkpoint.
 
     A file that is missing stays missing, and a file that states no such sizes stays as it is.
 
     Args:
         folder: Folder of the new checkpoint.
         checkpoint: The old checkpoint.
-        vocab_size: Number of rows of the new table.
+        sizes: From each configuration key to the number of rows of the new table.
         changed: New tensors by name.
     """
     config = folder / CONFIG
@@ -167,8 +184,9 @@ def _rewrite_json(folder: Path, checkpoint: Checkpoint, vocab_size: int, changed
         content = read_json(config)
         text = content.get("text_config")
         text = text if isinstance(text, dict) and "vocab_size" in text else content
-        if text.get("vocab_size", vocab_size) != vocab_size:
-            text["vocab_size"] = vocab_size
+        new = {key: size for key, size in sizes.items() if text.get(key, size) != size}
+        if new:
+            text.update(new)
             write_json(config, content)
     index = folder / INDEX
     if index.is_file() and changed:

@@ -153,6 +153,7 @@ def as_json_object(opened: "OpenedModel", content: Measurements, topn: int) -> d
         "vocab_size": health.pop("vocab_size"),
         "embed_dim": health.pop("embed_dim"),
         "dtype": opened.dtype,
+        "per_layer": _per_layer(opened),
         "has_tokenizer": opened.vocabulary is not None,
         "under_trained_by": "table" if opened.untied_head is None else "head",
         "norms_by_frequency": None if content.bands is None else [asdict(band) for band in content.bands],
@@ -179,7 +180,15 @@ def show(opened: "OpenedModel", content: Measurements, topn: int) -> None:
 def _heading(opened: "OpenedModel") -> str:
     """Return one line with the source, its kind, and the size and data type of its table."""
     rows, width = opened.table.vocab_size, opened.table.embed_dim
-    return f"{opened.source}: {opened.kind}, {rows:,} rows of {width:,} {opened.dtype}"
+    sizes = _per_layer(opened)
+    more = "" if sizes is None else "; per-layer table of {rows:,} rows, {layers:,} blocks x {width:,}".format(**sizes)
+    return f"{opened.source}: {opened.kind}, {rows:,} rows of {width:,} {opened.dtype}{more}"
+
+
+def _per_layer(opened: "OpenedModel") -> dict[str, int] | None:
+    """Return the sizes of the per-layer table of Gemma 3n or 4; `None` for a model without one."""
+    each = getattr(opened.model, "per_layer", None)
+    return each and {"rows": each.table.vocab_size, "layers": each.num_layers, "width": each.layer_width}
 
 
 def _geometry_lines(content: Measurements, found: "TableHealth") -> Iterator[tuple[str, str, str]]:

@@ -15,6 +15,7 @@ from embedlayer.families.gguf import (
     GGUF_ARCHITECTURES,
     GGUF_HEAD,
     GGUF_HEAD_BIAS,
+    GGUF_PER_LAYER,
     GGUF_TABLE,
     GGUF_TENSORS,
     GGUF_TOKENIZERS,
@@ -43,9 +44,11 @@ from embedlayer.families.rotary import REFUSED_ROTARY, ROTARY
 __all__ = [
     "CONFIG_KEYS",
     "FAMILIES",
+    "FIRST_IDS",
     "GGUF_ARCHITECTURES",
     "GGUF_HEAD",
     "GGUF_HEAD_BIAS",
+    "GGUF_PER_LAYER",
     "GGUF_TABLE",
     "GGUF_TENSORS",
     "GGUF_TOKENIZERS",
@@ -56,6 +59,7 @@ __all__ = [
     "META_TENSORS",
     "MULTIMODAL",
     "OWN_MODEL_TYPE",
+    "PER_LAYER_ROWS",
     "PRE_TOKENIZERS",
     "REFUSED",
     "REFUSED_ROTARY",
@@ -99,6 +103,14 @@ FAMILIES: tuple[Family, ...] = (
 REFUSED: Mapping[str, str] = {**REFUSED_CAUSAL, **REFUSED_MASKED, **REFUSED_MULTIMODAL}
 """Model type of a known model that `load` does not read -> the reason."""
 
+PER_LAYER_ROWS: Names = tuple(
+    dict.fromkeys(family.per_layer.rows for family in FAMILIES if family.per_layer is not None)
+)
+"""Configuration keys of the number of rows of a per-layer table, which may be smaller than the number of tokens."""
+
+FIRST_IDS: Names = ("vocab_offset",)
+"""Keys of the first ID of a range in which a multimodal model looks up images or sounds (Gemma 3n)."""
+
 VOCAB_SIZE_KEYS: Names = tuple(
     dict.fromkeys(
         key
@@ -108,6 +120,7 @@ VOCAB_SIZE_KEYS: Names = tuple(
             *(own for own, common in family.aliases if common == "vocab_size"),
             *((family.head.rows,) if family.head is not None and family.head.rows is not None else ()),
             *((family.decoder_input.vocab_size,) if family.decoder_input is not None else ()),
+            *((family.per_layer.rows,) if family.per_layer is not None else ()),
         )
     )
 )

@@ -19,6 +19,7 @@ from embedlayer.families.records import (
     LinearSpec,
     NormSpec,
     OtherTable,
+    PerLayerSpec,
     ShiftSpec,
     SinusoidalPositions,
 )
@@ -78,11 +79,6 @@ def _muse(name: str, model_type: str, factor: float) -> Family:
         head=HeadSpec(logit_scale=Factor("output_multiplier", default=factor), softcap="final_logit_softcapping"),
         defaults=(("final_logit_softcapping", 20.0),),
     )
-
-
-_PER_LAYER = OtherTable(
-    "embed_tokens_per_layer.weight", "each block reads its own columns of these rows, beside the hidden states"
-)
 
 
 def _gemma(name: str, *model_types: str, softcap: float | None = None, **changes: Any) -> Family:
@@ -232,8 +228,8 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
             ("sliding_window_pattern", 6),
         ),
     ),
-    _gemma("gemma3n", "gemma3n_text", softcap=30.0, other_tables=(_PER_LAYER,)),
-    _gemma("gemma4", "gemma4_text", other_tables=(_PER_LAYER,)),
+    _gemma("gemma3n", "gemma3n_text", softcap=30.0, per_layer=PerLayerSpec(missing_row=0, round_scales=True)),
+    _gemma("gemma4", "gemma4_text", per_layer=PerLayerSpec()),
     _gemma("gemma4_unified", "gemma4_unified_text"),
     _gemma("vaultgemma", softcap=30.0),
     _llama(

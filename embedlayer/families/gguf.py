@@ -14,6 +14,9 @@ from embedlayer.families.causal import META_TENSORS
 from embedlayer.families.records import META_LLAMA, Family, LearnedPositions, NormSpec
 
 GGUF_TABLE, GGUF_HEAD, GGUF_HEAD_BIAS = "token_embd.weight", "output.weight", "output.bias"
+GGUF_PER_LAYER = "per_layer_token_embd.weight"
+"""Per-layer table of Gemma 3n and 4, with a row for each token."""
+
 ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 """Tensors with a number for each rotated pair, by which its frequency is divided."""
 

@@ -339,6 +339,34 @@ class OtherTable:
 
 
 @dataclass(frozen=True)
+class PerLayerSpec:
+    """Names of the per-layer inputs of a family: a second table, whose rows have a vector for each block (Gemma 3n, 4).
+
+    Attributes:
+        table: End of the table's name in the checkpoint.
+        projection: End of the name of the projection of the input embeddings.
+        norm: End of the name of the norm after that projection.
+        rows: Configuration key of the number of rows of the table, which may be smaller than `vocab_size`.
+        width: Configuration key of the width of one block's vector, P; 0 for a model without per-layer inputs.
+        missing_row: Row that is looked up for tokens which the table lacks; `None` if it has a row for each token.
+        round_scales: Whether the factors on projection and sum are rounded to the dtype of the weights.
+    """
+
+    table: str = "embed_tokens_per_layer.weight"
+    projection: str = "per_layer_model_projection.weight"
+    norm: str = "per_layer_projection_norm.weight"
+    rows: str = "vocab_size_per_layer_input"
+    width: str = "hidden_size_per_layer_input"
+    missing_row: int | None = None
+    round_scales: bool = False
+
+    @property
+    def names(self) -> Names:
+        """Return the ends of the names of all tensors."""
+        return self.table, self.projection, self.norm
+
+
+@dataclass(frozen=True)
 class HeadSpec:
     """Describe the LM head of a family: the names of its tensors, and the steps that it computes.
 
@@ -454,6 +482,7 @@ class Family:
             number of the block. `None` for a family that `load_llama` does not read.
         defaults: Pairs (configuration key, transformers' default) of keys that published configurations leave out.
         other_tables: Tables that the model has beside the token table, and that are not read.
+        per_layer: Per-layer inputs; `None` for a family without them.
         notes: Sentences about what transformers computes for this family and the layer does not; shown when a
             checkpoint is loaded.
         tokenizer_rules: Whether transformers opens every folder of this family with the family's own tokenizer class,
@@ -489,6 +518,7 @@ class Family:
     decoder: Mapping[str, str] | None = None
     defaults: tuple[tuple[str, int | float | str], ...] = ()
     other_tables: tuple[OtherTable, ...] = ()
+    per_layer: PerLayerSpec | None = None
     notes: Names = ()
     tokenizer_rules: bool = False
     folds_rows: bool = False

@@ -6,6 +6,7 @@ Tensors keep the dtype in which they are stored. All other tensors are copied fr
 import json
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,17 @@ from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
-from embedlayer.families import TEXT_CONFIGS, VOCAB_SIZE_KEYS, family_of
+from embedlayer.families import FIRST_IDS, PER_LAYER_ROWS, TEXT_CONFIGS, VOCAB_SIZE_KEYS, family_of
 from embedlayer.io.files import JsonObject, read_json
 from embedlayer.pretrained import TOKENIZER
 from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
-from embedlayer.vocab.live_modules import ModuleResult, refuse_hashed_ngrams, row_tensors, vocabulary_modules
+from embedlayer.vocab.live_modules import (
+    ModuleResult,
+    check_first_ids,
+    refuse_hashed_ngrams,
+    row_tensors,
+    vocabulary_modules,
+)
 from embedlayer.vocab.row_map import RowMap, RowTensor, apply_row_map
 from embedlayer.vocab.special_tokens import (
     LISTS_OF_NAMES,
@@ -37,6 +44,9 @@ from embedlayer.vocab.special_tokens import (
     tokenizer_config,
 )
 from embedlayer.vocab.tokenizer_edit import tokenizer_data
+
+ROWS = "num_rows"
+"""End of the name of a number of rows in a receipt."""
 
 LISTS_OF_IDS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
 GENERATION, TOKENIZER_CONFIG, SPECIALS = "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"
@@ -76,9 +86,20 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
     if tokenizer is None and any(folder.glob("tok*.bin")):
         tokenizer = load_tokenizer(folder)  # llama2.c's file is no part of a layer
     resolved = edit.resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)
-    result, row_map = apply_row_map(tensors, resolved.rows), resolved.rows.row_map
+    row_map = resolved.rows.row_map
     _check_padding(layer, row_map)
+    config = _read(folder / CONFIG)
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    check_first_ids(row_map, [part.get(key) for part in parts for key in FIRST_IDS])
+    # An edit gives a row to each token: how many a per-layer table had is written down for the undo.
+    short = {f"{name}.{ROWS}": len(r.tensor) for name, r in tensors.items() if len(r.tensor) < row_map.old_size}
+    before = resolved.settings or {}
+    for name in [name for name in tensors if f"{name}.{ROWS}" in before]:
+        tensors[name] = replace(tensors[name], padding=min(before[f"{name}.{ROWS}"] - row_map.size, 0))
+    result = apply_row_map(tensors, resolved.rows)
     files = {} if resolved.tokens is None else _edited_files(folder, resolved.tokens, row_map)
+    if CONFIG in files and any(rows.end == "per_layer" for rows in tensors.values()):
+        files[CONFIG] = _as_text(_with_per_layer_rows(json.loads(files[CONFIG] or "{}"), row_map.size))
     write_tensors({alias: result.tensors[name] for alias, name in aliases.items()}, folder, partial, table=table)
     if resolved.tokenizer is not None:
         save_tokenizer(resolved.tokenizer, partial / TOKENIZER)
@@ -88,7 +109,7 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
         else:
             (partial / name).write_text(content, encoding="utf-8")
     changed = {*files, CONFIG} | ({TOKENIZER} if resolved.tokenizer is not None else set())
-    return {"": ModuleResult(resolved, result, {})}, sorted(changed)
+    return {"": ModuleResult(resolved, result, short)}, sorted(changed)
 
 
 def _check_padding(layer: EmbeddingLayer, row_map: RowMap) -> None:
@@ -150,7 +171,7 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
     names = {key: layer.tensor_names[key] for key in ends}
     aliases = {name: stored[0] for stored in names.values() for name in stored}
     tensors = {  # a bias may be stored as (1, V)
-        names[key][0]: RowTensor(checkpoint.read(names[key][0]).view(rows.tensor.shape), rows.end)
+        names[key][0]: replace(rows, tensor=checkpoint.read(names[key][0]).view(rows.tensor.shape))
         for key, rows in ends.items()
     }
     for name in layer.load_record.unread_copies:
@@ -273,8 +294,20 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, 
     if old_tokenizer is not None and tokenizer is not None:
         removed += [file for pattern in OTHER_FORMS for file in folder.glob(pattern)]
         removed += _templates_to_remove(folder, sorted(added_texts(old_tokenizer) - added_texts(tokenizer)), found)
-    texts = {name: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for name, content in found.items()}
+    texts = {name: _as_text(content) for name, content in found.items()}
     return {**texts, **{file.relative_to(folder).as_posix(): None for file in removed}}
+
+
+def _as_text(content: JsonObject) -> str:
+    """Return the text of a JSON file."""
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _with_per_layer_rows(content: JsonObject, size: int) -> JsonObject:
+    """Return a copy of the content of a `config.json` that states the number of rows of the per-layer table."""
+    text = content.get("text_config")
+    stated = dict.fromkeys(PER_LAYER_ROWS, size)
+    return {**content, "text_config": {**text, **stated}} if isinstance(text, dict) else {**content, **stated}
 
 
 def _read(file: Path) -> JsonObject:

@@ -10,10 +10,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.data.tokenizer import fingerprint, missing_rows_message
+from embedlayer.distributed.dtensors import to_local
 from embedlayer.errors import VocabularyError
 from embedlayer.io.files import JsonObject
 from embedlayer.short_repr import short_repr
-from embedlayer.vocab.row_init import MeanInit, NewToken, RowInit, WeightRows
+from embedlayer.vocab.row_init import MeanInit, NewToken, RowInit, SubwordMeanInit, VectorsInit, WeightRows
 from embedlayer.vocab.row_map import NEW, RowEdit, RowMap, RowTensor
 from embedlayer.vocab.special_tokens import NewTokenIds, SpecialTokens
 from embedlayer.vocab.tokenizer_match import spell_new_tokens
@@ -247,7 +248,8 @@ class EditRequest(VocabularyEdit):
     ) -> Callable[[RowTensor], Iterator[Tensor]]:
         """Return a function that yields the initialised rows of a tensor, in chunks; each call also fills in `origins`.
 
-        - A row of a new token is computed by `init`, or in an untied head by `init_head`.
+        - A row of a new token is computed by `init`, or in an untied head by `init_head`. In a per-layer table, whose
+          rows have another width, `SubwordMeanInit` replaces a `VectorsInit`.
         - A row without a token gets the mean of the old rows, so that it adds at most one part in V to a softmax over V
           tokens.
         - A value of a bias is the mean of the bias values of the tokens from which the row was computed, or of all
@@ -263,7 +265,7 @@ class EditRequest(VocabularyEdit):
         computed_from: dict[str | None, list[tuple[int, ...]]] = {}
 
         def values(rows: RowTensor) -> Iterator[Tensor]:
-            stored = rows.local
+            stored = to_local(rows.completed(tokens.num_tokens).detach())
             if stored.dim() == 1:
                 none: list[tuple[int, ...]] = [()] * len(new_ids)
                 sources = computed_from.get(rows.end, computed_from.get("table", none))
@@ -277,7 +279,9 @@ class EditRequest(VocabularyEdit):
                 decode=rows.decode,
             )
             found = computed_from[rows.end] = []
-            init = self.init if rows.end == "table" else self.init_head
+            init = self.init_head if rows.end == "head" else self.init
+            if rows.end == "per_layer" and isinstance(init, VectorsInit):
+                init = SubwordMeanInit()
             for how, wanted in ((init, new_tokens), (MeanInit(), unused)):
                 for new in how.chunks(old, wanted):
                     for origin in new.origins:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embedlayer.data.gguf_tokenizers import TOKEN_ID, tokenizer_metadata, tokenizer_of
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, VocabularyError
-from embedlayer.families import GGUF_HEAD, GGUF_HEAD_BIAS, GGUF_TABLE
+from embedlayer.families import GGUF_HEAD, GGUF_HEAD_BIAS, GGUF_PER_LAYER, GGUF_TABLE
 from embedlayer.io.gguf_files import (
     FALLBACK_TYPE,
     GGUFFile,
@@ -35,7 +35,7 @@ from embedlayer.vocab.live_modules import ModuleResult
 from embedlayer.vocab.row_map import DROPPED, RowTensor, apply_row_map
 from embedlayer.vocab.special_tokens import SpecialTokens
 
-ENDS = {GGUF_TABLE: "table", GGUF_HEAD: "head", GGUF_HEAD_BIAS: "head"}
+ENDS = {GGUF_TABLE: "table", GGUF_HEAD: "head", GGUF_HEAD_BIAS: "head", GGUF_PER_LAYER: "per_layer"}
 """Tensors with a row for each token -> which initialisation computes new rows."""
 
 
@@ -114,7 +114,7 @@ def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out
 
     Raises:
         CheckpointError: The width differs; one of the two models has an untied head and the other has not; or the file
-            has more tensors with a row for each token, and the number of tokens changes.
+            has more tensors with a row for each token, and the tokens change.
         TokenizerError: The file cannot describe the tokenizer.
         VocabularyError: The metadata names a token that the tokenizer lacks.
 
@@ -136,6 +136,11 @@ def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out
     old_ids = tokenizer_of(values, original).get_vocab(with_added_tokens=True)
     names = {token: name for name, token in tokenizer.get_vocab(with_added_tokens=True).items()}
     sources = torch.tensor([old_ids.get(names.get(row, ""), DROPPED) for row in range(table.vocab_size)])
+    if GGUF_PER_LAYER in file.tensors and not torch.equal(sources, torch.arange(num_rows)):
+        raise CheckpointError(
+            f"{original} has {GGUF_PER_LAYER}, with a row for each token, and the tokens differ: edit the vocabulary "
+            f"of the file itself, by its name."
+        )
     new, kept = {}, 0
     for name, rows in ((GGUF_TABLE, table.rows), (GGUF_HEAD, None if head is None else lambda a, b: head[a:b])):
         if rows is not None:

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -29,11 +30,12 @@ from embedlayer.distributed.dtensors import (
 )
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.errors import CheckpointError, SizeError, TokenIdError, VocabularyError
-from embedlayer.families import VOCAB_SIZE_KEYS
+from embedlayer.families import FIRST_IDS, PER_LAYER_ROWS, VOCAB_SIZE_KEYS, family_of
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.draft_head import DraftHead
 from embedlayer.layers.ngram import NgramEmbedding, NgramHash
 from embedlayer.layers.output import OutputHead
+from embedlayer.layers.per_layer import PerLayerInputs
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.sparse_gradient import row_gradient
@@ -64,12 +66,16 @@ class LocalTable(NamedTuple):
         table: The whole table.
         collectives: The ranks over which the rows of a `ShardedTable` are sharded; a single process for other tables.
         of_head: Whether the table is the weight of a sharded untied head.
+        per_layer: Whether it is a per-layer table, which is looked up beside the token table.
+        missing_row: Row that is looked up for tokens which a per-layer table lacks; `None` if it must have all tokens.
     """
 
     local: TokenEmbedding | FactorizedEmbedding
     table: TokenTable
     collectives: Collectives = SINGLE_PROCESS
     of_head: bool = False
+    per_layer: bool = False
+    missing_row: int | None = None
 
     @property
     def stored(self) -> TokenEmbedding:
@@ -125,9 +131,16 @@ class VocabularyModules(NamedTuple):
     def sizes(self) -> dict[str, int]:
         """Return a dictionary from the name of each table, head and n-gram hash to its number of tokens.
 
-        If the module itself is one of them, its name is `the table`, `the head` or `the hash`.
+        If the module itself is one of them, its name is `the table`, `the head` or `the hash`. A per-layer table that
+        may lack tokens is left out if it has fewer than another table.
         """
-        sizes = {name or "the table": table.vocab_size for name, table in self.tables.items()}
+        most = max((table.vocab_size for table in self.tables.values()), default=0)
+        may_be_short = {id(part.table) for part in self.local.values() if part.missing_row is not None}
+        sizes = {
+            name or "the table": table.vocab_size
+            for name, table in self.tables.items()
+            if table.vocab_size == most or id(table) not in may_be_short
+        }
         sizes |= {name or "the head": head.out_features for name, head in self.heads.items()}
         return sizes | {name or "the hash": each.vocab_size for name, each in self.hashes.items()}
 
@@ -172,6 +185,9 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
             tables[_join(name, "table")] = table
     of_heads = {id(child) for head in heads.values() for child in head.children()}
     local = dict(_local_table(name, table, id(table) in of_heads) for name, table in tables.items())
+    for name, missing_row in _per_layer_tables(modules).items():
+        part = _local_table(name, modules[name], False)[1] if name not in local else local[name]
+        local[name] = part._replace(per_layer=True, missing_row=missing_row)
     found = VocabularyModules(tables, local, heads, layers, {}, hashes)
     if not found.sizes:
         raise SizeError(
@@ -206,6 +222,25 @@ def refuse_hashed_ngrams(names: Iterable[str], what: str) -> None:
             f"compressed IDs. An edit of the tokenizer changes these IDs and with them every hash, so the vocabulary "
             f"is not edited. An NgramHash with a token_map keeps its hashes in an edit."
         )
+
+
+def _per_layer_tables(modules: Mapping[str, nn.Module]) -> dict[str, int | None]:
+    """Return from the name of each per-layer table to the row that is looked up for tokens which it lacks, or `None`.
+
+    These are the tables of `PerLayerInputs`, and those of patched models of transformers.
+
+    Args:
+        modules: All modules of the edited module by name.
+    """
+    found: dict[str, int | None] = {}
+    for name, part in modules.items():
+        family = family_of(getattr(part.__dict__.get("config"), "model_type", None))
+        spec = None if family is None else family.per_layer
+        if isinstance(part, PerLayerInputs):
+            found[_join(name, "table")] = part.missing_row
+        elif spec is not None and isinstance(part._modules.get(spec.table.partition(".")[0]), TokenTable):
+            found[_join(name, spec.table.partition(".")[0])] = spec.missing_row
+    return found
 
 
 def _join(name: str, child: str) -> str:
@@ -268,7 +303,9 @@ def row_tensors(
     found: dict[int, tuple[str, RowTensor]] = {}
     for name, part in modules.stored.items():
         weight = part.stored.weight
-        rows = RowTensor(weight, "head" if part.of_head else "table", padding.get(name, 0), part.shards)
+        end: Literal["table", "head", "per_layer"] = "head" if part.of_head else "table"
+        end = "per_layer" if part.per_layer else end
+        rows = RowTensor(weight, end, padding.get(name, 0), part.shards, missing_row=part.missing_row)
         found[id(weight)] = names.get(id(weight), _join(name, "weight")), rows
     for name, head in modules.heads.items():
         for key, parameter in (("weight", None if head.tied else head.weight), ("bias", head.bias)):
@@ -293,7 +330,9 @@ def row_tensors(
         for name, rows in [each for parameter_id, each in found.items() if parameter_id in trained]:
             state = optimizer.state.get(rows.tensor, {})
             for key, value in _state_with_rows(state, name, rows.tensor):
-                tensors[f"optimizer.{name}.{key}"] = RowTensor(value, None, rows.padding, rows.collectives)
+                tensors[f"optimizer.{name}.{key}"] = RowTensor(
+                    value, None, rows.padding, rows.collectives, missing_row=rows.missing_row
+                )
                 replace[f"optimizer.{name}.{key}"] = partial(state.__setitem__, key)
     return tensors, replace
 
@@ -363,6 +402,8 @@ def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
     must call this.
     """
     grad, ranks = rows.tensor.grad, rows.collectives
+    if grad is not None and not grad.is_sparse and rows.missing_row is not None:  # tokens without a row share one
+        grad = F.pad(grad, (0, 0) * (grad.dim() - 1) + (0, max(row_map.old_size - len(grad), 0)))
     if grad is None or not grad.is_sparse:
         moved = None if grad is None else row_map.apply(grad, padding=rows.padding, collectives=ranks)
         return None if moved is None else rows.with_rows(moved, row_map)
@@ -430,8 +471,10 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
         note(_join(name, "bounds"), ngrams.index_check, "size")
     for name, patched in {**modules.tables, **modules.heads}.items():
         note(_join(name, "original"), patched.__dict__.get(REPLACED), "num_embeddings out_features padding_idx")
+    has_per_layer = any(part.per_layer for part in modules.local.values())
     for name, config in modules.configs.items():
         sizes = [key for key in VOCAB_SIZE_KEYS if getattr(config, key, None) == modules.vocab_size]
+        sizes += [key for key in PER_LAYER_ROWS if has_per_layer and hasattr(config, key) and key not in sizes]
         note(name, config, " ".join([*sizes, *(k for k in TOKEN_IDS if getattr(config, k, None) is not None)]))
     return found
 
@@ -577,12 +620,19 @@ def apply_to_module(
         )
         if resolved.pad_to_multiple_of is not None and any(p.local is not p.table for p in modules.local.values()):
             raise SizeError("Sharded tables have no padding rows: leave out pad_to_multiple_of.")
+        if any(part.missing_row is not None and part.shards is not SINGLE_PROCESS for part in modules.local.values()):
+            raise SizeError("A per-layer table that may lack tokens is sharded: edit the vocabulary before sharding.")
         row_map = resolved.rows.row_map
         settings, old_settings = new_settings(modules, resolved), settings_of(modules)
         before = {name: getattr(setting.owner, setting.attribute) for name, setting in old_settings.items()}
         for updates, weight in pending:  # rows and moments become those of dense AdamW
             updates.apply_all(weight, moments=True)
-        padding = {n: settings[_join(n, "num_rows")] - settings[_join(n, "vocab_size")] for n in modules.stored}
+        check_first_ids(row_map, [getattr(part, key, None) for part in module.modules() for key in FIRST_IDS])
+        padding = {
+            name: settings[_join(name, "num_rows")]
+            - (row_map.size if part.missing_row is not None else settings[_join(name, "vocab_size")])
+            for name, part in modules.stored.items()
+        }
         tensors, replace = row_tensors(module, modules, optimizer, padding, fsdp)
         parameters = {name: rows for name, rows in tensors.items() if isinstance(rows.tensor, nn.Parameter)}
         for rows in parameters.values():
@@ -612,6 +662,27 @@ def apply_to_module(
     for updates, _ in pending:
         updates.detach()  # nothing is pending: the optimizer's next step begins a new one
     return ModuleResult(resolved, result, before)
+
+
+def check_first_ids(row_map: RowMap, first_ids: Sequence[object]) -> None:
+    """Check that an edit leaves the IDs at which a multimodal model looks up images or sounds as they are.
+
+    Args:
+        row_map: The old row of each new row.
+        first_ids: First ID of each such range; entries other than whole numbers are ignored.
+
+    Raises:
+        VocabularyError: An ID from the first of these on would change, or rows would follow them.
+    """
+    known = [first for first in first_ids if type(first) is int]
+    first = min(known, default=row_map.size)
+    ids = torch.arange(row_map.old_size)
+    if known and (row_map.size != row_map.old_size or not torch.equal(row_map.new_ids[first:], ids[first:])):
+        raise VocabularyError(
+            f"This model takes token IDs from {first:,} on for images or sounds (vocab_offset), and the edit would "
+            f"change or follow them. Edit the language model alone: save it with save_pretrained of a text model, such "
+            f"as Gemma3nForCausalLM."
+        )
 
 
 def _fsdp_parameters(module: nn.Module, modules: VocabularyModules) -> Mapping[int, "FsdpParameter"]:

@@ -178,23 +178,39 @@ class RowTensor:
 
     Attributes:
         tensor: The tensor, the rows of this rank, or a DTensor. Padding rows may follow the rows of the tokens.
-        end: Which initialisation computes new rows: `"table"` for the input table's, `"head"` for the output head's, or
-            `None` for zeros, as in the optimizer's state.
-        padding: Number of zero rows that follow the rows of the tokens after the edit.
+        end: Which initialisation computes new rows: `"table"` for the input table's, `"head"` for the output head's,
+            `"per_layer"` for a per-layer table's, or `None` for zeros, as in the optimizer's state.
+        padding: Number of zero rows that follow the rows of the tokens after the edit. If it is negative, so many rows
+            are cut off: the undo of an edit that completed a table.
         collectives: The ranks over which the rows are sharded.
         encode: For rows that are stored as bytes: function that returns the bytes of new rows; else `None`.
         decode: For rows that are stored as bytes: function that returns the numbers of stored rows; else `None`.
         new_values: For a tensor of numbers that no initialisation computes, such as compressed token IDs: function that
             returns the values of so many new tokens; else `None`.
+        missing_row: Row that the model reads for tokens which the tensor lacks (Gemma 3n's per-layer table). An edit
+            completes such a tensor: these tokens get copies of that row. `None` if every token has a row.
     """
 
     tensor: Tensor
-    end: Literal["table", "head"] | None = None
+    end: Literal["table", "head", "per_layer"] | None = None
     padding: int = 0
     collectives: Collectives = SINGLE_PROCESS
     encode: Callable[[Tensor], Tensor] | None = None
     decode: Callable[[Tensor], Tensor] | None = None
     new_values: Callable[[int], Tensor] | None = None
+    missing_row: int | None = None
+
+    def completed(self, size: int) -> Tensor:
+        """Return the tensor with `size` rows, where missing ones are copies of `missing_row`; else the tensor itself.
+
+        Args:
+            size: Number of rows.
+        """
+        if self.missing_row is None or len(self.tensor) >= size:
+            return self.tensor
+        local = self.local
+        copies = local[self.missing_row : self.missing_row + 1].expand(size - len(local), *local.shape[1:])
+        return torch.cat([local, copies])
 
     @property
     def local(self) -> Tensor:
@@ -278,7 +294,7 @@ def apply_row_map(
             _check_restored_rows(tensors, edit, edit.restored_rows)
     for name, rows in tensors.items():
         before, after = rows.partitions(row_map)
-        new = row_map.apply(rows.tensor, padding=rows.padding, collectives=rows.collectives)
+        new = row_map.apply(rows.completed(row_map.old_size), padding=rows.padding, collectives=rows.collectives)
         if edit.restored_rows is not None:
             places = local_rows(row_map.initialised, after)
             new.index_copy_(0, places.to(new.device), edit.restored_rows[name].to(new.device, new.dtype))
@@ -287,6 +303,8 @@ def apply_row_map(
         elif edit.values is not None and rows.end is not None and len(row_map.initialised):
             _fill(new, row_map, after, edit.values(rows), collectives)
         dropped = local_rows(row_map.dropped, before)
+        if rows.missing_row is not None:
+            dropped = dropped[dropped < len(rows.local)]
         result.tensors[name] = new
         result.dropped_rows[name] = rows.local.index_select(0, dropped.to(new.device)).cpu()
         result.after[name] = row_fingerprint(new)

@@ -1,0 +1,149 @@
+"""Edits of models with per-layer tables, with transformers' Gemma 3n and 4 as the judge."""
+
+import filecmp
+from pathlib import Path
+
+import pytest
+import torch
+from gguf_models import WIDTH, write_file
+from tiny_models import VOCAB, build, quiet
+from tokenizer_kinds import ENGLISH
+from torch import nn
+
+import embedlayer as el
+from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
+from embedlayer.io.files import read_json, write_json
+from embedlayer.io.gguf_files import read_gguf
+from embedlayer.vocab import VectorsInit, edit_vocabulary, write_into_gguf
+
+ROWS = {"gemma3n_text": 100, "gemma4_text": VOCAB}
+SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
+SIZES |= {"hidden_size_per_layer_input": 8}
+REMOVED = (7, 120)  # Gemma 3n's table has no row for the second
+KEPT = [token for token in range(VOCAB) if token not in REMOVED]
+OLD, NEW = torch.tensor([[5, 0, 99, 110, 130]]), torch.tensor([[5, 0, 98, 109, 128]])
+
+
+def small(model_type: str) -> nn.Module:
+    return build(model_type, "causal", {**SIZES, "vocab_size_per_layer_input": ROWS[model_type]})[1]
+
+
+def per_layer_inputs(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    text = model.model
+    return text.project_per_layer_inputs(text.embed_tokens(ids), text.get_per_layer_inputs(ids))
+
+
+def check(model: nn.Module, edited: nn.Module) -> None:
+    """Check that kept tokens have the same per-layer inputs and logits, and that each token has a row now."""
+    assert edited.config.vocab_size == edited.config.vocab_size_per_layer_input == 133
+    assert len(edited.model.embed_tokens_per_layer.weight) == 133
+    assert torch.equal(per_layer_inputs(edited, NEW), per_layer_inputs(model, OLD))
+    logits = model(OLD).logits[..., KEPT].detach()
+    assert torch.allclose(edited(NEW).logits[..., : len(KEPT)].detach(), logits, atol=1e-5)
+    assert edited(torch.tensor([[129, 132]])).logits.isfinite().all()
+
+
+def same_files(one: Path, other: Path) -> bool:
+    names = {file.name for file in one.iterdir()}
+    return names == {file.name for file in other.iterdir()} and not any(filecmp.cmpfiles(one, other, names, False)[1:])
+
+
+@pytest.mark.parametrize(("model_type", "states_rows"), [("gemma3n_text", False), ("gemma4_text", True)])
+def test_a_folder_is_edited_and_the_undo_restores_every_file(model_type, states_rows, tmp_path) -> None:
+    model = small(model_type)
+    with quiet():
+        model.save_pretrained(tmp_path / "old", max_shard_size="40KB")
+    config = read_json(tmp_path / "old/config.json")
+    if not states_rows:
+        del config["vocab_size_per_layer_input"]
+        write_json(tmp_path / "old/config.json", config)
+    receipt = edit_vocabulary(tmp_path / "old", remove=REMOVED, add=4, out=tmp_path / "new")
+    with quiet():
+        check(model, type(model).from_pretrained(tmp_path / "new"))
+    new, old = el.load(tmp_path / "new").per_layer.table.weight, model.model.embed_tokens_per_layer.weight
+    complete = torch.cat([old, old[:1].expand(VOCAB - len(old), -1)])
+    assert torch.equal(new[: len(KEPT)], complete[KEPT])
+    assert torch.allclose(new[len(KEPT) :], complete.double().mean(0).float())
+    receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    assert same_files(tmp_path / "old", tmp_path / "back")
+
+
+@pytest.mark.parametrize("model_type", ROWS)
+def test_a_patched_model_and_its_optimizer_are_edited_and_the_undo_restores_them(model_type) -> None:
+    model, edited = small(model_type), el.patch(small(model_type))
+    optimizer = torch.optim.AdamW(edited.parameters(), lr=0.0, weight_decay=0.0)
+    edited(OLD, labels=OLD).loss.backward()
+    optimizer.step()
+    table = edited.model.embed_tokens_per_layer
+    moments, grad = optimizer.state[table.weight]["exp_avg"].clone(), table.weight.grad.clone()
+    receipt = edit_vocabulary(edited, remove=REMOVED, add=4, optimizer=optimizer)
+    kept = [row for row in KEPT if row < len(grad)]
+    assert torch.equal(table.weight.grad[: len(kept)], grad[kept])
+    assert not table.weight.grad[len(kept) :].any()
+    assert torch.equal(optimizer.state[table.weight]["exp_avg"][: len(kept)], moments[kept])
+    check(model, edited)
+    receipt.undo(edited, optimizer=optimizer)
+    assert edited.config.vocab_size_per_layer_input == ROWS[model_type]
+    assert torch.equal(optimizer.state[table.weight]["exp_avg"], moments)
+    el.unpatch(edited)
+    assert edited.state_dict().keys() == model.state_dict().keys()
+    assert all(torch.equal(tensor, edited.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_loaded_layer_is_edited_and_written_back_only_with_its_per_layer_table(tmp_path) -> None:
+    model = small("gemma3n_text")
+    with quiet():
+        model.save_pretrained(tmp_path / "old")
+    layer = el.load(tmp_path / "old")
+    rows = torch.randn(4, 48)
+    receipt = edit_vocabulary(layer, remove=REMOVED, add=4, init=VectorsInit(rows))
+    assert torch.equal(layer.table.weight[-4:], rows)
+    layer.write_into(tmp_path / "old", tmp_path / "new")
+    with quiet():
+        check(model, type(model).from_pretrained(tmp_path / "new"))
+    receipt.undo(layer)
+    assert layer.per_layer.table.vocab_size == 100
+    assert torch.equal(layer.per_layer.table.weight, model.model.embed_tokens_per_layer.weight)
+    alone = el.load(tmp_path / "old", per_layer=False)
+    edit_vocabulary(alone, remove=REMOVED)
+    with pytest.raises(el.CheckpointError, match=r"embed_tokens_per_layer.weight of .* before the edit"):
+        alone.write_into(tmp_path / "old", tmp_path / "other")
+
+
+def test_a_table_without_a_rule_for_missing_tokens_must_have_all_of_them() -> None:
+    table = el.TokenEmbedding(9, 8)
+    inputs = el.layers.PerLayerInputs(el.TokenEmbedding(7, 12), 8, 3)
+    with pytest.raises(el.SizeError, match="do not share a vocabulary"):
+        el.vocab.remove_tokens(nn.ModuleList([table, inputs]), [1])
+    el.vocab.remove_tokens(inputs, [1])
+    assert inputs.table.vocab_size == 6
+
+
+def test_a_multimodal_model_that_finds_images_by_their_ids_is_refused(tmp_path) -> None:
+    with quiet():
+        small("gemma3n_text").save_pretrained(tmp_path / "old")
+    text = read_json(tmp_path / "old/config.json")
+    config = {"model_type": "gemma3n", "text_config": text, "vision_config": {"vocab_offset": 100}}
+    write_json(tmp_path / "old/config.json", config)
+    with pytest.raises(el.VocabularyError, match=r"IDs from 100 on for images or sounds \(vocab_offset\)"):
+        edit_vocabulary(tmp_path / "old", remove=[120], out=tmp_path / "new")
+    edited = nn.ModuleDict({"vision": nn.Linear(1, 1), "table": el.TokenEmbedding(9, 2)})
+    edited.vision.vocab_offset = 6
+    with pytest.raises(el.VocabularyError, match="from 6 on"):
+        edit_vocabulary(edited, add=1)
+
+
+def test_the_per_layer_table_of_a_gguf_file_is_moved_with_its_tokens(tmp_path) -> None:
+    tokenizer = train_tokenizer(ENGLISH, "bpe", vocab_size=300)
+    name = "per_layer_token_embd.weight"
+    tensors = {name: torch.randn(300, 2 * WIDTH).half().numpy()}
+    old = write_file(tmp_path / "old.gguf", "gemma3n", tokenizer=("gpt2", tokenizer), tensors=tensors)
+    removed = tokenizer.id_to_token(280)
+    edit_vocabulary(old, remove=[removed], add=["zebra"], out=tmp_path / "new.gguf")
+    new = read_gguf(tmp_path / "new.gguf").read(name)
+    expected = torch.from_numpy(tensors[name])
+    assert torch.equal(new[:-1], expected[[row for row in range(300) if row != 280]])
+    assert new[-1].any()
+    table = el.TokenEmbedding(300, WIDTH)
+    with pytest.raises(el.CheckpointError, match="the tokens differ"):
+        write_into_gguf(table, load_tokenizer(tmp_path / "new.gguf"), old, tmp_path / "x.gguf", head=None)
