@@ -508,6 +508,7 @@ def _open_saved(path: Path, device: str) -> OpenedModel:
     from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
     from embedlayer.data.tokenizer import load_tokenizer, require_rows
     from embedlayer.layers.input import TransformerEmbedding
+    from embedlayer.layers.ngram import NgramEmbedding
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.pretrained import Pretrained
     from embedlayer.tables.table import TokenTable
@@ -520,7 +521,7 @@ def _open_saved(path: Path, device: str) -> OpenedModel:
         )
     layer = Pretrained.from_pretrained(path, device=device).eval()
     table = layer if isinstance(layer, TokenTable) else getattr(layer, "table", None)
-    if not isinstance(table, TokenTable):
+    if not isinstance(table, TokenTable) or isinstance(layer, NgramEmbedding):
         raise CheckpointError(f"{path} holds a {type(layer).__name__}, which has no table of tokens.")
     tokenizer = load_tokenizer(path / TOKENIZER) if (path / TOKENIZER).exists() else None
     if tokenizer is not None:

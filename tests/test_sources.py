@@ -108,6 +108,8 @@ def make(kind, path):
     """Something that holds no table."""
     if kind == "position":
         el.LearnedPositionalEmbedding(4, 4).save_pretrained(path)
+    elif kind == "n-grams":
+        el.layers.NgramEmbedding.dense(el.layers.NgramHash.for_rows(20, 9, heads=1), 4).save_pretrained(path)
     elif kind == "other version":
         path.mkdir()
         write_json(path / "config.json", {"format_version": 99, "kind": "token_embedding"})
@@ -127,6 +129,7 @@ def make(kind, path):
     ("kind", "name", "error", "message"),
     [
         ("position", "p", CheckpointError, "holds a LearnedPositionalEmbedding, which has no table of tokens"),
+        ("n-grams", "p", CheckpointError, "holds a NgramEmbedding, which has no table of tokens"),
         ("other version", "p", CheckpointError, "has format version 99"),
         ("unfinished", "p", FileError, "continue it with embedlayer train --resume"),
         ("empty", "p", FileError, "holds no safetensors file"),

@@ -108,13 +108,14 @@ class ShortConvolution(Pretrained):
 class ContextGate(Pretrained):
     """Addend to the residual stream from looked-up vectors, gated by the hidden state.
 
-    With `score = <RMSNorm(key_proj(vectors)), RMSNorm(x)> / sqrt(D)`:
+    The formula is::
 
-        gate   = sigmoid(sign(score) * sqrt(|score|))
+        score  = <RMSNorm(key_proj(vectors)), RMSNorm(x)> / sqrt(D)
+        gate   = sigmoid(sign(score) * sqrt(max(|score|, 1e-6)))
         gated  = gate * value_proj(vectors)
         addend = gated + conv(gated)          (or gated alone, without a convolution)
 
-    The magnitude of the score is at least 1e-6. At padding the addend is zero.
+    At padding the addend is zero.
 
     Args:
         embed_dim: Width of the residual stream, D.

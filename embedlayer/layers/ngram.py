@@ -32,12 +32,13 @@ _WITNESSES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 class NgramHash(Pretrained, ComputedBuffers):
     """Row numbers of the n-grams that end at each token, for orders 2 to N and several hash heads for each order.
 
-    Let `c_i` be the compressed ID of the token i places before, and `m` the multipliers. Then
+    Let `c[i]` be the compressed ID of the token i places before, and `m` the multipliers. The row of order n and head h
+    is, in int64::
 
-        mix_n  = (c_0 * m[0]) XOR (c_1 * m[1]) XOR ... XOR (c_(n-1) * m[n-1])
-        row_nh = offset_nh + mix_n mod head_sizes[n - 2][h]
+        mix = (c[0] * m[0]) XOR (c[1] * m[1]) XOR ... XOR (c[n - 1] * m[n - 1])
+        row = offset + mix mod head_sizes[n - 2][h]
 
-    in int64, where `offset_nh` is the sum of the sizes of all heads before. An n-gram does not reach over the start of
+    where `offset` is the sum of the sizes of all heads before. An n-gram does not reach over the start of
     a text or of a document: `pad_id` takes the place of the tokens before it. At padding all IDs are `pad_id`.
 
     `NgramHash.engram` and `NgramHash.qwen4_exp` compute the numbers of these models; `NgramHash.for_rows` those for a
@@ -296,7 +297,17 @@ class NgramHash(Pretrained, ComputedBuffers):
 
     @compressed_ids.setter
     def compressed_ids(self, ids: Int64[Tensor, " V"]) -> None:
-        self.token_map = None if torch.equal(ids, torch.arange(len(ids), device=ids.device)) else ids
+        if self.token_map is not None or not torch.equal(ids, torch.arange(len(ids), device=ids.device)):
+            self.token_map = ids
+
+    @property
+    def hashes_token_ids(self) -> bool:
+        """Return whether the token IDs themselves are hashed, without a `token_map`; it can be set."""
+        return self.token_map is None
+
+    @hashes_token_ids.setter
+    def hashes_token_ids(self, value: bool) -> None:
+        self.token_map = None if value else self.compressed_ids
 
     @property
     def config(self) -> JsonObject:

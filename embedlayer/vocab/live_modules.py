@@ -339,7 +339,7 @@ def row_tensors(
 
 def _new_compressed_ids(ngrams: NgramHash, count: int) -> Tensor:
     """Return the compressed IDs of so many new tokens: the next free ones, one for each token."""
-    return torch.arange(ngrams.next_id, ngrams.next_id + count)
+    return torch.arange(count) + ngrams.next_id
 
 
 def _replace_function(parameter: Tensor, fsdp: "FsdpParameter | None") -> Callable[[Tensor], None]:
@@ -467,7 +467,7 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
     for name, layer in modules.layers.items():
         note(name, layer, "padding_id")
     for name, ngrams in modules.hashes.items():
-        note(name, ngrams, "vocab_size compressed_size")
+        note(name, ngrams, "vocab_size compressed_size hashes_token_ids")
         note(_join(name, "bounds"), ngrams.index_check, "size")
     for name, patched in {**modules.tables, **modules.heads}.items():
         note(_join(name, "original"), patched.__dict__.get(REPLACED), "num_embeddings out_features padding_idx")
@@ -515,6 +515,10 @@ def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
             value = ids.of(attribute, value, beside, "the model's configuration")
         elif attribute == "compressed_size":
             value = _compressed_size(owner, len(row_map.initialised))
+        elif attribute == "hashes_token_ids":
+            new = row_map.sources.clone()
+            new[row_map.initialised] = _new_compressed_ids(owner, len(row_map.initialised))
+            value = value and torch.equal(new, torch.arange(row_map.size))
         elif attribute == "pad_to_multiple_of":
             value = value if edit.pad_to_multiple_of is None else edit.pad_to_multiple_of
         elif attribute in ("num_rows", "num_embeddings") and part is not None:

@@ -393,7 +393,7 @@ class WithNgrams(torch.nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.model = model()
-        token_map = torch.arange(V) // 2 if kind == "compressed" else None
+        token_map = {"compressed": torch.arange(V) // 2, "identity map": torch.arange(V), "identity": None}[kind]
         self.ngrams = NgramEmbedding.dense(NgramHash.for_rows(V, V, heads=1, token_map=token_map), 4)
 
     @property
@@ -410,7 +410,7 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["compressed", "identity"])
+@pytest.mark.parametrize("kind", ["compressed", "identity", "identity map"])
 @pytest.mark.parametrize("edit", EDITS)
 def test_kept_tokens_keep_their_ngrams_and_undo_gives_back_every_bit(kind, edit) -> None:
     made = WithNgrams(kind)
