@@ -138,8 +138,8 @@ def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out
     sources = torch.tensor([old_ids.get(names.get(row, ""), DROPPED) for row in range(table.vocab_size)])
     if GGUF_PER_LAYER in file.tensors and not torch.equal(sources, torch.arange(num_rows)):
         raise CheckpointError(
-            f"{original} has {GGUF_PER_LAYER}, with a row for each token, and the tokens differ: edit the vocabulary of "
-            f"the file itself, by its name."
+            f"{original} has {GGUF_PER_LAYER}, with a row for each token, and the tokens differ: edit the vocabulary "
+            f"of the file itself, by its name."
         )
     new, kept = {}, 0
     for name, rows in ((GGUF_TABLE, table.rows), (GGUF_HEAD, None if head is None else lambda a, b: head[a:b])):
