@@ -97,9 +97,8 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
     for name in [name for name in tensors if f"{name}.{ROWS}" in before]:
         tensors[name] = replace(tensors[name], padding=min(before[f"{name}.{ROWS}"] - row_map.size, 0))
     result = apply_row_map(tensors, resolved.rows)
-    files = {} if resolved.tokens is None else _edited_files(folder, resolved.tokens, row_map)
-    if CONFIG in files and any(rows.end == "per_layer" for rows in tensors.values()):
-        files[CONFIG] = _as_text(_with_per_layer_rows(json.loads(files[CONFIG] or "{}"), row_map.size))
+    per_layer = any(rows.end == "per_layer" for rows in tensors.values())
+    files = {} if resolved.tokens is None else _edited_files(folder, resolved.tokens, row_map, per_layer=per_layer)
     write_tensors({alias: result.tensors[name] for alias, name in aliases.items()}, folder, partial, table=table)
     if resolved.tokenizer is not None:
         save_tokenizer(resolved.tokenizer, partial / TOKENIZER)
@@ -246,7 +245,7 @@ def _warn_of_own_rules(folder: Path) -> None:
         )
 
 
-def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, str | None]:
+def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer: bool) -> dict[str, str | None]:
     """Return the new text of each file that an edit changes, other than the weights and `tokenizer.json`.
 
     It warns of chat templates that are left out, and of a guessed end-of-text token.
@@ -255,6 +254,7 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, 
         folder: The checkpoint before the edit; it is not changed.
         tokens: The old token of each new token, and both tokenizers.
         row_map: The old row of each new row.
+        per_layer: Whether the edit moves a per-layer table, which has a row for each token afterwards.
 
     Returns:
         A dictionary from file name, relative to `folder`, to the new text, or to `None` for a file to delete.
@@ -264,8 +264,13 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, 
     """
     ids, special, model = tokens.new_token_ids(row_map), tokens.special_tokens, _read(folder / CONFIG)
     old_size, size = row_map.old_size, row_map.size
+
+    def sized(content: JsonObject) -> JsonObject:
+        content = _with_size(content, old_size, size)
+        return _with_per_layer_rows(content, size) if per_layer else content
+
     edits: dict[str, Callable[[JsonObject], JsonObject]] = {
-        CONFIG: lambda content: _with_all_roles(_with_size(_with_ids(content, ids, CONFIG), old_size, size), ids),
+        CONFIG: lambda content: _with_all_roles(sized(_with_ids(content, ids, CONFIG)), ids),
         GENERATION: lambda content: _with_ids(content, ids, GENERATION),
         "params.json": lambda content: _with_size(content, old_size, size),
     }
@@ -294,13 +299,8 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap) -> dict[str, 
     if old_tokenizer is not None and tokenizer is not None:
         removed += [file for pattern in OTHER_FORMS for file in folder.glob(pattern)]
         removed += _templates_to_remove(folder, sorted(added_texts(old_tokenizer) - added_texts(tokenizer)), found)
-    texts = {name: _as_text(content) for name, content in found.items()}
+    texts = {name: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for name, content in found.items()}
     return {**texts, **{file.relative_to(folder).as_posix(): None for file in removed}}
-
-
-def _as_text(content: JsonObject) -> str:
-    """Return the text of a JSON file."""
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def _with_per_layer_rows(content: JsonObject, size: int) -> JsonObject:
@@ -410,8 +410,8 @@ def _with_size(content: JsonObject, old: int, new: int) -> JsonObject:
 def _with_ids(content: JsonObject, ids: NewTokenIds, file: str) -> JsonObject:
     """Return a copy of a configuration with new token IDs in place of the old ones, also in nested dictionaries.
 
-    These are the entries whose names end in `_token_id` or `_token_ids`, and the lists in `LISTS_OF_IDS`, such as
-    `suppress_tokens`. Removed tokens are left out of these lists.
+    These are the entries whose names end in `_token_id`, `_token_ids` or `_token_index`, and the lists in
+    `LISTS_OF_IDS`, such as `suppress_tokens`. Removed tokens are left out of these lists.
 
     Args:
         content: The configuration.
@@ -427,7 +427,7 @@ def _with_ids(content: JsonObject, ids: NewTokenIds, file: str) -> JsonObject:
             moved[key] = _with_ids(value, ids, file)
         elif key in LISTS_OF_IDS and isinstance(value, list):
             moved[key] = [new for new in (_new_id_or_none(one, ids) for one in value) if new is not None]
-        elif key.endswith(("_token_id", "_token_ids")):
+        elif key.endswith(("_token_id", "_token_ids", "_token_index")):
             moved[key] = ids.of(key, value, content, file)
         else:
             moved[key] = value

@@ -14,7 +14,7 @@ from embedlayer.distributed.dtensors import to_local
 from embedlayer.errors import VocabularyError
 from embedlayer.io.files import JsonObject
 from embedlayer.short_repr import short_repr
-from embedlayer.vocab.row_init import MeanInit, NewToken, RowInit, SubwordMeanInit, VectorsInit, WeightRows
+from embedlayer.vocab.row_init import MeanInit, NewToken, RowInit, WeightRows
 from embedlayer.vocab.row_map import NEW, RowEdit, RowMap, RowTensor
 from embedlayer.vocab.special_tokens import NewTokenIds, SpecialTokens
 from embedlayer.vocab.tokenizer_match import spell_new_tokens
@@ -249,7 +249,7 @@ class EditRequest(VocabularyEdit):
         """Return a function that yields the initialised rows of a tensor, in chunks; each call also fills in `origins`.
 
         - A row of a new token is computed by `init`, or in an untied head by `init_head`. In a per-layer table, whose
-          rows have another width, `SubwordMeanInit` replaces a `VectorsInit`.
+          rows have another width, it is `init.of_other_widths`, if `init` has one.
         - A row without a token gets the mean of the old rows, so that it adds at most one part in V to a softmax over V
           tokens.
         - A value of a bias is the mean of the bias values of the tokens from which the row was computed, or of all
@@ -280,8 +280,8 @@ class EditRequest(VocabularyEdit):
             )
             found = computed_from[rows.end] = []
             init = self.init_head if rows.end == "head" else self.init
-            if rows.end == "per_layer" and isinstance(init, VectorsInit):
-                init = SubwordMeanInit()
+            if rows.end == "per_layer":
+                init = init.of_other_widths or init
             for how, wanted in ((init, new_tokens), (MeanInit(), unused)):
                 for new in how.chunks(old, wanted):
                     for origin in new.origins:

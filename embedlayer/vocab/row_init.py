@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -146,9 +147,12 @@ class RowInit(ABC):
 
     Attributes:
         dead: IDs of old rows that were never trained and therefore are not read, or a function that marks these rows.
+        of_other_widths: Initialisation of further tables whose rows have another width, such as a per-layer table;
+            `None` if this one computes rows of any width.
     """
 
     dead: DeadRows
+    of_other_widths: ClassVar["RowInit | None"] = None
 
     @abstractmethod
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
@@ -321,6 +325,8 @@ class RandomInit(RowInit):
 class VectorsInit(RowInit):
     """Set the new rows to the rows of a tensor that the caller passes.
 
+    A per-layer table, whose rows have another width, is initialised by `SubwordMeanInit`.
+
     Args:
         values: `(k, D)`, one row for each new token in the order of the new IDs.
 
@@ -330,6 +336,7 @@ class VectorsInit(RowInit):
 
     values: Float[Tensor, "k D"]
     dead: DeadRows = field(default=(), init=False, repr=False)
+    of_other_widths: ClassVar[RowInit | None] = SubwordMeanInit()
 
     def compute(self, live: "LiveRows", tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
         """Return the rows of `values` for the tokens of the chunk; see `RowInit.compute`.

@@ -45,6 +45,11 @@ class TrainedInit(RowInit):
         """Return `init.dead`: the old rows that are not read because they were never trained; see `RowInit`."""
         return self.init.dead
 
+    @property
+    def of_other_widths(self) -> RowInit:  # type: ignore[override]
+        """Return `init`, because rows of other tables were not trained."""
+        return self.init
+
     def compute(self, live: LiveRows, tokens: Tokens, chunk: slice, generator: Generator) -> ComputedRows:
         """Return the trained rows of the chunk, with origins such as "trained from mean"; see `RowInit.compute`."""
         values = VectorsInit(self.values).compute(live, tokens, chunk, generator)[0]

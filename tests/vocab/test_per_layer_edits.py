@@ -54,18 +54,32 @@ def test_a_folder_is_edited_and_the_undo_restores_every_file(model_type, states_
     with quiet():
         model.save_pretrained(tmp_path / "old", max_shard_size="40KB")
     config = read_json(tmp_path / "old/config.json")
+    write_json(tmp_path / "old/config.json", config := {**config, "eoa_token_index": 130})
     if not states_rows:
         del config["vocab_size_per_layer_input"]
         write_json(tmp_path / "old/config.json", config)
     receipt = edit_vocabulary(tmp_path / "old", remove=REMOVED, add=4, out=tmp_path / "new")
     with quiet():
         check(model, type(model).from_pretrained(tmp_path / "new"))
+    assert read_json(tmp_path / "new/config.json")["eoa_token_index"] == 128
     new, old = el.load(tmp_path / "new").per_layer.table.weight, model.model.embed_tokens_per_layer.weight
     complete = torch.cat([old, old[:1].expand(VOCAB - len(old), -1)])
     assert torch.equal(new[: len(KEPT)], complete[KEPT])
     assert torch.allclose(new[len(KEPT) :], complete.double().mean(0).float())
     receipt.undo(tmp_path / "new", out=tmp_path / "back")
     assert same_files(tmp_path / "old", tmp_path / "back")
+
+
+def test_tokens_in_another_order_keep_the_row_that_stands_in_for_theirs(tmp_path) -> None:
+    model = small("gemma3n_text")
+    with quiet():
+        model.save_pretrained(tmp_path / "old")
+    order = [*range(1, VOCAB), 0]  # the row of token 0 is that of tokens without one
+    edit_vocabulary(tmp_path / "old", reorder=order, out=tmp_path / "new")
+    with quiet():
+        edited = type(model).from_pretrained(tmp_path / "new")
+    new = torch.tensor([[order.index(token) for token in OLD[0].tolist()]])
+    assert torch.equal(per_layer_inputs(edited, new), per_layer_inputs(model, OLD))
 
 
 @pytest.mark.parametrize("model_type", ROWS)
