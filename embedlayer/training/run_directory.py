@@ -121,6 +121,7 @@ class PendingUpdatesState(TypedDict):
 
     start: NotRequired[Count]
     betas: NotRequired[list[Annotated[float, Range(0, 1)]]]
+    applied_step: NotRequired[Count]
 
 
 class TrainerState(TypedDict):
