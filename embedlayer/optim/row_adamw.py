@@ -226,6 +226,8 @@ class RowAdamW(torch.optim.Optimizer):
                     state[name] = storage.new_state(parameter, name, parameter.shape[1], parameter.dtype)
                 else:
                     state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            if is_row_sparse(parameter) and parameter.pending_updates.moments[-1] is state["exp_avg_sq"]:  # type: ignore[attr-defined]
+                state["step"].fill_(parameter.pending_updates.step)  # type: ignore[attr-defined]
         return state
 
     def load_moments(self, parameter: Tensor, tensors: State) -> None:

@@ -183,6 +183,10 @@ class PendingUpdates:
             weight.__class__ = nn.Parameter  # type: ignore[assignment]
 
     @property
+    def moments(self) -> tuple[Tensor, ...]:
+        return self.exp_avg, self.exp_avg_sq
+
+    @property
     def step(self) -> int:
         """Return the number of the last optimizer step on this table; 0 before the first one."""
         return self.history.step if self.history is not None else 0
