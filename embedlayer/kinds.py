@@ -21,6 +21,7 @@ KINDS: dict[str, str] = {
     "gguf_embedding": "embedlayer.tables.gguf_rows:GGUFEmbedding",
     "fused_rows": "embedlayer.tables.row_layouts:FusedRows",
     "gguf_blocks": "embedlayer.tables.row_layouts:GGUFBlocks",
+    "mapped_embedding": "embedlayer.tables.mapped:MappedEmbedding",
     "delta_embedding": "embedlayer.tables.delta:DeltaEmbedding",
     "no_position": "embedlayer.positions.position:Position",
     "learned_positions": "embedlayer.positions.learned:LearnedPositionalEmbedding",

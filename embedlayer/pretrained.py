@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from embedlayer.computed_buffers import recompute_all_buffers
-from embedlayer.errors import CheckpointError, EmbedLayerError
+from embedlayer.errors import CheckpointError, EmbedLayerError, FileError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject, create_folder, read_json, recover_folder, write_json
 from embedlayer.io.json_fields import check_arguments, printable
@@ -218,6 +218,7 @@ def build(description: JsonObject) -> Any:
 
     Raises:
         CheckpointError: The kind is unknown, or the arguments do not fit.
+        FileError: A file that the description names is missing or cannot be read.
 
     Example:
         >>> build({"kind": "token_embedding", "vocab_size": 10, "embed_dim": 4})
@@ -241,7 +242,7 @@ def build(description: JsonObject) -> Any:
             return builder[1](description)
     try:
         return cls.from_description(arguments)
-    except CheckpointError:
+    except (CheckpointError, FileError):
         raise
     except CANNOT_BE_BUILT as error:
         raise CheckpointError(

@@ -5,6 +5,8 @@ read cost nothing. Pickles are refused, with a command that converts them.
 """
 
 import json
+import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Int, Shaped
 from safetensors import SafetensorError, safe_open
@@ -20,7 +21,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.io.files import GGUF, is_gguf, read_json, recover_folder, replace_file
+from embedlayer.io.files import GGUF, file_errors, is_gguf, read_json, recover_folder, replace_file
+from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -107,12 +109,29 @@ class TensorInfo:
         dtype, (count, *width) = self.torch_dtype, self.shape or (1,)
         if not self.nbytes:
             return torch.empty((count, *width), dtype=dtype)[rows]
-        try:
-            stored = np.memmap(self.file, np.uint8, "r", self.start, (count, self.nbytes // count))
-        except (OSError, ValueError) as error:
-            raise FileError(f"Cannot map {self.name} of {self.file} into memory: {error}.") from error
-        copy = np.array(stored[rows if isinstance(rows, slice) else rows.cpu().numpy()])
-        return torch.from_numpy(copy).flatten().view(dtype).view(-1, *width)
+        stored = self.map_rows()
+        if not isinstance(rows, slice):
+            copy = stored.read(rows.cpu().long())
+        elif rows.step in (None, 1):
+            start, stop, _ = rows.indices(count)
+            copy = stored.read_slice(start, max(start, stop))
+        else:
+            copy = stored.read(torch.arange(*rows.indices(count)))
+        return copy.flatten().view(dtype).view(-1, *width)
+
+    def map_rows(self, *, writable: bool = False, limit: ResidentLimit | None = None) -> MappedRows:
+        """Map the rows of the tensor into memory, one for each index of the first dimension. Nothing is read.
+
+        Args:
+            writable: Whether writing to the memory changes the file.
+            limit: Limit of resident memory that several files share.
+
+        Raises:
+            FileError: The file cannot be mapped into memory.
+            CheckpointError: The file is shorter than when its header was read.
+        """
+        count = (self.shape or (1,))[0]
+        return MappedRows(self.file, self.start, count, self.nbytes // max(count, 1), writable=writable, limit=limit)
 
 
 @dataclass(frozen=True)
@@ -229,7 +248,10 @@ def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapp
 
 
 def encode_header(
-    tensors: Mapping[str, tuple[str | torch.dtype, Sequence[int], int]], metadata: Mapping[str, str]
+    tensors: Mapping[str, tuple[str | torch.dtype, Sequence[int], int]],
+    metadata: Mapping[str, str],
+    *,
+    align: int = 8,
 ) -> bytes:
     """Return the first bytes of a safetensors file: everything before the data of the tensors.
 
@@ -238,6 +260,7 @@ def encode_header(
     Args:
         tensors: By name, the data type (safetensors' name or torch's), shape and number of bytes of each tensor.
         metadata: Strings for the file's header; may be empty.
+        align: The result is padded to a multiple of this number of bytes, itself a multiple of 8.
 
     Example:
         >>> header = encode_header({"weight": (torch.float32, (2, 3), 24)}, {"format": "pt"})
@@ -251,8 +274,42 @@ def encode_header(
         entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + nbytes]}
         offset += nbytes
     raw = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    raw += b" " * (-len(raw) % 8)
+    raw += b" " * (-(len(raw) + 8) % align)
     return len(raw).to_bytes(8, "little") + raw
+
+
+def create_tensor_file(path: Path | str, name: str, shape: Sequence[int], dtype: torch.dtype) -> TensorInfo:
+    """Create a safetensors file with one tensor of zeros, without writing them, and return where the tensor is in it.
+
+    The disk space is allocated, so that later writes through a memory map cannot find the disk full. The rows start at
+    a multiple of 4096 bytes.
+
+    Args:
+        path: The file, which must not exist.
+        name: Name of the tensor.
+        shape: Sizes of the tensor.
+        dtype: Data type of the tensor.
+
+    Raises:
+        FileError: The file exists, cannot be written, or does not fit on the disk. Then there is no new file.
+    """
+    path, nbytes = Path(path), math.prod(shape) * dtype.itemsize
+    header = encode_header({name: (dtype, shape, nbytes)}, {"format": "pt"}, align=4096)
+    info = TensorInfo(name, DTYPE_NAMES[dtype], tuple(shape), path, len(header), len(header) + nbytes)
+    with file_errors(f"create {path} of {info.stop:,} bytes", " Free some space or choose another folder."):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(descriptor, 0, info.stop)
+            else:  # macOS
+                os.ftruncate(descriptor, info.stop)
+            os.pwrite(descriptor, header, 0)
+        except BaseException:
+            path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+    return info
 
 
 def byte_chunks(tensor: Tensor, dtype: torch.dtype | None = None) -> Iterator[Shaped[Tensor, " N"]]:

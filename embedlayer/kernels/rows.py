@@ -89,6 +89,28 @@ def segments_of_equal_ids(
 
 
 @kernel
+def gather_segments(start: int, stop: int, rows: Any, order: Any, offsets: Any, table: Any, out: Any) -> None:
+    """Copy rows of a table to the places of their IDs in a batch; an item is a distinct row.
+
+    Args:
+        start: First distinct row.
+        stop: Last distinct row + 1.
+        rows: Distinct row numbers, `(U,)`.
+        order: Places in the batch, sorted by row, `(N,)`.
+        offsets: Start of each row's places in `order`, and the end of the last, `(U + 1,)`.
+        table: The table, `(V, W)`.
+        out: Result, `(N, W)`.
+    """
+    width = table.shape[1]
+    for n in range(start, stop):
+        row = rows[n]
+        for k in range(offsets[n], offsets[n + 1]):
+            place = order[k]
+            for j in range(width):  # a loop: assigning a row calls a slower copy
+                out[place, j] = table[row, j]
+
+
+@kernel
 def sum_segments(start: int, stop: int, values: Any, order: Any, offsets: Any, out: Any) -> None:
     """Sum the vectors of each segment, one after another in the order of `order`.
 

@@ -18,6 +18,7 @@ from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.tables.lazy_adam import Betas, check_betas
 from embedlayer.tables.pending_updates import PendingUpdates
 from embedlayer.tables.row_arithmetic import chunk_slices, empty_rows, rows_at_once, square_root
+from embedlayer.tables.row_storage import RowsInMemory, RowStorage
 from embedlayer.tables.sparse_gradient import row_gradient
 
 State = dict[str, Any]
@@ -219,8 +220,14 @@ class RowAdamW(torch.optim.Optimizer):
         state: State = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=self._step_device(parameter))
-            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            for name in ("exp_avg", "exp_avg_sq"):
+                if is_row_sparse(parameter):
+                    storage: RowStorage = parameter.pending_updates.storage  # type: ignore[attr-defined]
+                    state[name] = storage.new_state(parameter, name, parameter.shape[1], parameter.dtype)
+                else:
+                    state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            if is_row_sparse(parameter) and parameter.pending_updates.moments[-1] is state["exp_avg_sq"]:  # type: ignore[attr-defined]
+                state["step"].fill_(parameter.pending_updates.step)  # type: ignore[attr-defined]
         return state
 
     def load_moments(self, parameter: Tensor, tensors: State) -> None:
@@ -230,8 +237,11 @@ class RowAdamW(torch.optim.Optimizer):
             parameter: Parameter of this optimizer.
             tensors: `step`, `exp_avg` and `exp_avg_sq`. A tensor that is on its device already is not copied.
         """
-        places = {"step": self._step_device(parameter)}
-        self.state[parameter] = {key: t.to(places.get(key, parameter.device)) for key, t in tensors.items()}
+        storage = parameter.pending_updates.storage if is_row_sparse(parameter) else RowsInMemory()  # type: ignore[attr-defined]
+        self.state[parameter] = {
+            key: t.to(self._step_device(parameter)) if key == "step" else storage.place(parameter, key, t)
+            for key, t in tensors.items()
+        }
 
     def _step_device(self, parameter: Tensor) -> torch.device:
         """Return the device for the step number of a parameter.

@@ -30,6 +30,7 @@ from embedlayer.tables.row_arithmetic import (
     rows_at_once,
     square_root,
 )
+from embedlayer.tables.row_storage import RowsInMemory, RowStorage
 from embedlayer.tables.sparse_gradient import (
     NUMBERS_IN_BLOCK,
     RowSparseGradient,
@@ -48,6 +49,9 @@ APPLY_PENDING, ADAMW_STEP = Kernel("rows", "apply_pending"), Kernel("rows", "ada
 GATHER = Kernel("input", "gather_scale_add_drop")
 
 ROWS_AT_ONCE = 4096
+
+ROWS_IN_PASS = 1 << 18
+"""Rows of a table that a kernel updates at once when all pending updates are applied."""
 
 LEFT_OUT = 2
 """Outcome of a row that `APPLY_PENDING` cannot update."""
@@ -85,6 +89,7 @@ class PendingUpdates:
         padding_idx: Row that gets no gradient, or `None`.
 
     Attributes:
+        storage: Where the rows and their state are stored.
         history: The steps of the attached optimizer; `None` before its first step.
         exp_avg: The optimizer's first moments, `(V, D)`.
         exp_avg_sq: The optimizer's second moments, `(V, D)`.
@@ -102,6 +107,7 @@ class PendingUpdates:
 
     def __init__(self, padding_idx: int | None = None) -> None:
         self.padding_idx = padding_idx
+        self.storage: RowStorage = RowsInMemory()
         self.replaced = False
         self.ignored = False
         self.eager_blocks = 0
@@ -177,6 +183,10 @@ class PendingUpdates:
             weight.__class__ = nn.Parameter  # type: ignore[assignment]
 
     @property
+    def moments(self) -> tuple[Tensor, ...]:
+        return self.exp_avg, self.exp_avg_sq
+
+    @property
     def step(self) -> int:
         """Return the number of the last optimizer step on this table; 0 before the first one."""
         return self.history.step if self.history is not None else 0
@@ -219,12 +229,23 @@ class PendingUpdates:
             if (self.exp_avg is exp_avg and self.exp_avg_sq is exp_avg_sq) and self.history.betas == betas:
                 return
             self.apply_all(weight, moments=True)
-        self.check_size(weight, exp_avg)
+        self._begin(weight, step, moments, betas)
+        if step:  # at step 0 their zeros are right
+            self.value_steps.fill_(step)
+            self.moment_steps.fill_(step)
+
+    def _begin(self, weight: Tensor, step: int, moments: tuple[Tensor, Tensor], betas: Betas) -> None:
+        """Start an empty history after `step`, with the steps of the rows as their storage provides them.
+
+        Raises:
+            ShapeError: The moments have another size than the table.
+        """
+        self.check_size(weight, moments[0])
         self.history = StepHistory(step, betas)
-        self.exp_avg, self.exp_avg_sq = exp_avg, exp_avg_sq
+        self.exp_avg, self.exp_avg_sq = moments
         self.applied_step, self.version = step, weight._version
-        self.value_steps = torch.full(weight.shape[:1], step, dtype=torch.int32, device=weight.device)
-        self.moment_steps = self.value_steps.clone()
+        self.value_steps = self.storage.new_state(weight, "value_steps", None, torch.int32)
+        self.moment_steps = self.storage.new_state(weight, "moment_steps", None, torch.int32)
 
     def apply_to_ids(self, weight: Tensor, ids: Tensor) -> None:
         """Apply the pending updates of the rows that a look-up is about to read, to the weight in place.
@@ -292,6 +313,7 @@ class PendingUpdates:
         if not len(rows):
             return True
         assert self.history is not None
+        self.storage.before_write(rows if moments else rows[self.value_steps.index_select(0, rows) < self.step])
         table, outcome = raw_weight(weight), np.zeros(len(rows), np.uint8)
         order, offsets = (rows, rows) if segments is None else segments[1:]
         out = table[:0] if vectors is None else vectors
@@ -379,6 +401,7 @@ class PendingUpdates:
             Factors by which the first and the second moments of these rows decay up to this step, `(U, 1)` each.
         """
         assert self.history is not None
+        self.storage.before_write(rows)
         moment_steps = self.moment_steps.index_select(0, rows)
         now = self.history.record(lr, weight_decay)
         self.value_steps.index_fill_(0, rows, now)
@@ -415,6 +438,7 @@ class PendingUpdates:
         steps, missed = (self.value_steps, self.moment_steps), np.zeros(len(rows), np.uint8)
         block = max(1, NUMBERS_IN_BLOCK // max(1, weight.shape[1]))
         numbers = gradients.contiguous()
+        self.storage.before_write(rows)
         if not ADAMW_STEP.run(len(rows), rows, numbers, *steps, now, rates, *tables, missed, block=block):
             return False
         if missed.any():
@@ -463,14 +487,18 @@ class PendingUpdates:
         known, self.version = self.version, weight._version
         if self.version == known or not self.has_pending:
             return
-        missed = int((self.value_steps < self.step).sum())
-        self.value_steps.fill_(self.step)
+        missed = (self.value_steps < self.step).nonzero().squeeze(1)
+        self.storage.before_write(missed)
+        self.value_steps.index_fill_(0, missed, self.step)
         self.applied_step, self.cached = self.step, None
+        if not len(missed):
+            return
         raise StaleRowsError(
             f"The weight {tuple(weight.shape)} of a row-sparse table was written in place through an older tensor of "
-            f"it while {missed} rows had pending updates, so what was written belongs to an earlier step. The written "
-            f"values are kept and these updates dropped. Take `table.weight` anew after each step and write to that, "
-            f"write inside `with embedlayer.pending_updates_applied(model):`, or use RowAdamW(apply_pending_every=1)."
+            f"it while {len(missed)} rows had pending updates, so what was written belongs to an earlier step. The "
+            f"written values are kept and these updates dropped. Take `table.weight` anew after each step and write to "
+            f"that, write inside `with embedlayer.pending_updates_applied(model):`, or use "
+            f"RowAdamW(apply_pending_every=1)."
         )
 
     def _moment_decays(self, steps: Tensor) -> list[Tensor]:
@@ -507,9 +535,12 @@ class PendingUpdates:
         self.check_size(weight, self.exp_avg)
         stop = len(weight) if stop is None else min(stop, len(weight))
         fits = self._kernels_apply(weight)
-        if not (fits and self._apply_in_one_pass(weight, torch.arange(start, stop), moments=moments)):
-            for low in range(start, stop, ROWS_AT_ONCE):
-                high = min(low + ROWS_AT_ONCE, stop)
+        for first in range(start, stop, ROWS_IN_PASS):
+            last = min(first + ROWS_IN_PASS, stop)
+            if fits and self._apply_in_one_pass(weight, torch.arange(first, last), moments=moments):
+                continue
+            for low in range(first, last, ROWS_AT_ONCE):
+                high = min(low + ROWS_AT_ONCE, last)
                 pending = (self.value_steps[low:high] < self.step).nonzero().squeeze(1) + low
                 if len(pending):
                     self._update_rows(weight, pending)
@@ -526,7 +557,7 @@ class PendingUpdates:
 
         Returns:
             The tensors `value_steps`, `moment_steps` and `history`, which may share memory with this object; and the
-            JSON entries `start` and `betas`.
+            JSON entries `start`, `betas` and `applied_step`.
         """
         if self.history is None:
             return {}, {}
@@ -535,7 +566,8 @@ class PendingUpdates:
             "moment_steps": self.moment_steps,
             "history": torch.from_numpy(self.history.lines),
         }
-        return tensors, {"start": self.history.start, "betas": list(self.history.betas)}
+        rest = {"start": self.history.start, "betas": list(self.history.betas), "applied_step": self.applied_step}
+        return tensors, rest
 
     def load_state(
         self, weight: Tensor, moments: tuple[Tensor, Tensor], tensors: dict[str, Tensor], rest: JsonObject
@@ -547,7 +579,7 @@ class PendingUpdates:
         Args:
             weight: The weight that this object watches.
             moments: The optimizer's first and second moments, `(V, D)` each.
-            tensors: First result of `state()`.
+            tensors: First result of `state()`. Without the steps of the rows, those that their storage has are used.
             rest: Second result of `state()`.
 
         Raises:
@@ -555,12 +587,13 @@ class PendingUpdates:
             ShapeError: The moments have another size than the table.
         """
         self.detach()
-        self.attach(weight, rest["start"], moments, Betas(*rest["betas"]))
+        self._begin(weight, rest["start"], moments, Betas(*rest["betas"]))
         assert self.history is not None
         self.history.load(tensors["history"].cpu().numpy())
-        self.value_steps.copy_(tensors["value_steps"])
-        self.moment_steps.copy_(tensors["moment_steps"])
-        self.applied_step = int(self.value_steps.min())
+        for name, steps in (("value_steps", self.value_steps), ("moment_steps", self.moment_steps)):
+            if name in tensors:
+                steps.copy_(tensors[name])
+        self.applied_step = rest["applied_step"] if "applied_step" in rest else rest["start"]
 
     def check_size(self, weight: Tensor, moments: Tensor) -> None:
         """Check that the weight has the same shape as the optimizer's moments.
@@ -597,6 +630,7 @@ class PendingUpdates:
         """
         history = self.history
         assert history is not None
+        self.storage.before_write(rows)
         parameter, weight = weight, raw_weight(weight)
         value_steps = self.value_steps.index_select(0, rows).cpu().numpy().astype(np.int64)
         lag = value_steps - self.moment_steps.index_select(0, rows).cpu().numpy()
@@ -631,6 +665,7 @@ class PendingUpdates:
     def _decay_moments(self, rows: Tensor) -> None:
         """Decay both moments of distinct rows in place, for steps without gradient up to the last one."""
         assert self.history is not None
+        self.storage.before_write(rows)
         steps = self.moment_steps.index_select(0, rows)
         behind = (steps < self.step) & (steps > 0)
         rows, decays = rows[behind], self._moment_decays(self.step - steps[behind])

@@ -1,0 +1,232 @@
+"""Rows of a file in a memory map: read and write single rows of files that are larger than memory.
+
+Pages of a mapped file that a process has read or written count as its resident memory, although the system may drop
+them at any time. `ResidentLimit` gives them back in time, so that look-ups in a file of any size need little memory.
+"""
+
+import mmap
+import os
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from embedlayer.errors import CheckpointError, FileError
+from embedlayer.io.files import file_errors
+
+RESIDENT_BYTES = 1 << 27
+"""Default of `ResidentLimit`: 128 MiB."""
+
+_FEWEST_ITEMS, _MOST_ITEMS = 16, 4096
+_BYTES_AROUND = 1 << 16
+"""Bytes that Linux maps at most around an address that is read, if it has them in memory."""
+
+
+class ResidentLimit:
+    """Keep the resident memory of mapped files near a limit: above it, release their pages.
+
+    Nothing is lost: what was read stays in the system's page cache, and what was written reaches the file from there.
+
+    Args:
+        max_bytes: Bytes by which the resident memory of this process may grow through mapped files; `None` for no
+            limit.
+    """
+
+    def __init__(self, max_bytes: int | None = RESIDENT_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+        self._items = 64
+        self._before = _resident_file_bytes()
+        self._assumed = 0
+
+    def chunks(self, items: int) -> Iterator[slice]:
+        """Yield slices that cover `items` rows in turn. After each, which the caller reads, the limit is kept.
+
+        The slices are longer where reading added little resident memory before.
+
+        Args:
+            items: Number of rows, which are read in the order of the slices.
+        """
+        start = 0
+        while start < items:
+            stop = items if self.max_bytes is None else min(start + self._items, items)
+            yield slice(start, stop)
+            self.keep(stop - start)
+            start = stop
+
+    def keep(self, items: int) -> None:
+        """Release the pages of all files of this limit if the resident memory has grown by more than `max_bytes`.
+
+        Args:
+            items: Number of rows that were read or written since the last call.
+        """
+        if self.max_bytes is None:
+            return
+        now = _resident_file_bytes()
+        if now is None:  # not Linux: the most that may have been added
+            self._assumed += items * _BYTES_AROUND
+            grown = self._assumed
+        else:
+            grown = now - (self._before or 0)
+        if grown > self.max_bytes:
+            self.release()
+            self._items = max(self._items // 2, _FEWEST_ITEMS)
+        elif items >= self._items and 8 * grown < self.max_bytes:
+            self._items = min(2 * self._items, _MOST_ITEMS)
+
+    def release(self) -> None:
+        """Release the pages of all files of this limit."""
+        for each in self.maps:
+            if hasattr(mmap, "MADV_DONTNEED"):
+                each.madvise(mmap.MADV_DONTNEED)
+        self._before, self._assumed = _resident_file_bytes(), 0
+
+
+class MappedRows:
+    """Rows of equal size that follow each other in a file, in a shared memory map of the file.
+
+    The file is not read ahead (`MADV_RANDOM`), because rows are looked up in any order.
+
+    Args:
+        path: The file.
+        start: Offset of the first row in the file, in bytes.
+        num_rows: Number of rows, N.
+        row_bytes: Size of a row in bytes.
+        writable: Whether writing to `words` or `view` changes the file.
+        limit: Limit of resident memory that this file shares with others; by default one of its own.
+
+    Attributes:
+        words: The rows as integers of the largest size that fits them, `(N, row bytes / size)`, over the mapped memory.
+            Writing to them ends the process unless the map is writable.
+
+    Raises:
+        FileError: The file is missing, or cannot be read or written.
+        CheckpointError: The file is too short for these rows.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        start: int,
+        num_rows: int,
+        row_bytes: int,
+        *,
+        writable: bool = False,
+        limit: ResidentLimit | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.num_rows, self.row_bytes, self.start = num_rows, row_bytes, start
+        self.limit = ResidentLimit() if limit is None else limit
+        self._map: mmap.mmap | None = None
+        size = num_rows * row_bytes
+        before = start % mmap.ALLOCATIONGRANULARITY
+        with file_errors(f"{'write' if writable else 'read'} {path}"):
+            descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+            try:
+                self.inode, length = os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size
+                if length < start + size:
+                    raise CheckpointError(
+                        f"{path} has {length:,} bytes where its rows need {start + size:,}: it is cut short. Copy it "
+                        f"again."
+                    )
+                if size:
+                    access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+                    self._map = mmap.mmap(descriptor, before + size, access=access, offset=start - before)
+            except ValueError as error:
+                raise FileError(f"Cannot map {path} into memory: {error}.") from error
+            finally:
+                os.close(descriptor)
+        word = next(each for each in (8, 4, 2, 1) if row_bytes % each == 0 and start % each == 0)
+        shape = (num_rows, row_bytes // word)
+        memory: Any = np.zeros(shape if self._map is None else 0, f"i{word}")
+        if self._map is not None:
+            if hasattr(mmap, "MADV_RANDOM"):
+                self._map.madvise(mmap.MADV_RANDOM)
+            self.limit.maps.add(self._map)
+            memory = _Memory(self._map, before, shape, word)
+        self.words = torch.from_numpy(np.asarray(memory))
+
+    def view(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Return a tensor of this dtype and shape over the mapped memory.
+
+        Raises:
+            CheckpointError: The rows are not aligned for this dtype.
+        """
+        if self.start % dtype.itemsize:
+            raise CheckpointError(f"The rows of {self.path} start at byte {self.start}, not aligned for {dtype}.")
+        return self.words.view(dtype).view(shape)
+
+    def read(self, rows: Int[Tensor, " N"], out: UInt8[Tensor, "N B"] | None = None) -> UInt8[Tensor, "N B"]:
+        """Return copies of rows as bytes, `(N, row bytes)`. They are read in the order of the file.
+
+        Args:
+            rows: Row numbers, each from 0 to `num_rows - 1`; they may repeat.
+            out: Memory of the result; by default new memory.
+        """
+        rows, order = torch.sort(rows)
+        size = (len(rows), self.words.shape[1])
+        out = self.words.new_empty(size) if out is None else out.view(self.words.dtype)
+        for chunk in self.limit.chunks(len(rows)):
+            out.index_copy_(0, order[chunk], self.words.index_select(0, rows[chunk]))
+        return out.view(torch.uint8)
+
+    def read_slice(self, start: int, stop: int) -> UInt8[Tensor, "N B"]:
+        """Return a copy of rows `start` to `stop - 1` as bytes, `(stop - start, row bytes)`."""
+        out = self.words.new_empty((stop - start, self.words.shape[1]))
+        step = max(self.limit.max_bytes or RESIDENT_BYTES, 1) // 4 // max(self.row_bytes, 1) + 1
+        for low in range(start, stop, step):
+            high = min(low + step, stop)
+            if self._map is not None and hasattr(mmap, "MADV_WILLNEED"):
+                first = (self.words[low].data_ptr() - self._address()) // mmap.PAGESIZE * mmap.PAGESIZE
+                self._map.madvise(mmap.MADV_WILLNEED, first, (high - low) * self.row_bytes)
+            out[low - start : high - start] = self.words[low:high]
+            self.limit.keep(high - low)
+        return out.view(torch.uint8)
+
+    def _address(self) -> int:
+        """Return the address of the mapped memory."""
+        return self.words.data_ptr() - self.start % mmap.ALLOCATIONGRANULARITY
+
+    def flush(self) -> None:
+        """Write all changed pages to the disk, and wait for it.
+
+        Raises:
+            FileError: The disk reports an error.
+        """
+        with file_errors(f"write {self.path} to the disk"):
+            if self._map is not None:
+                self._map.flush()
+
+
+class _Memory:
+    """Mapped memory as NumPy reads it. `np.frombuffer` would give a read-only array, about which torch warns.
+
+    Args:
+        mapped: The memory map, which is kept.
+        start: Offset of the first number in it, in bytes.
+        shape: Shape of the array.
+        word: Bytes of a number.
+    """
+
+    def __init__(self, mapped: mmap.mmap, start: int, shape: tuple[int, ...], word: int) -> None:
+        self.bytes = np.frombuffer(mapped, np.uint8)
+        self.__array_interface__ = {
+            "data": (self.bytes.ctypes.data + start, False),
+            "shape": shape,
+            "typestr": f"=i{word}" if word > 1 else "|i1",
+            "version": 3,
+        }
+
+
+def _resident_file_bytes() -> int | None:
+    """Return the bytes of mapped files that are resident in this process; `None` where Linux's `/proc` is missing."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[2]) * mmap.PAGESIZE
+    except OSError:
+        return None

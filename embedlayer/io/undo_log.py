@@ -1,0 +1,259 @@
+"""A log of the old contents of rows, by which files are rolled back to their last checkpoint after a crash.
+
+Before rows of a set of arrays are changed for the first time after a checkpoint, their contents are appended to the
+log. A killed process leaves a log whose last block may be incomplete; the rows of that block were not changed yet. So
+writing all complete blocks back restores the arrays.
+
+The file is a sequence of blocks: one `HEAD` with the state at the checkpoint as JSON, then `ROWS` with the numbers and
+old contents of rows, and at most one `NEXT` with the state at the next checkpoint, which is being saved.
+"""
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embedlayer.errors import CheckpointError, FileError
+from embedlayer.io.files import JsonObject, file_errors, replace_file
+from embedlayer.io.json_fields import parse_json
+
+HEAD, ROWS, NEXT = b"HEAD", b"ROWS", b"NEXT"
+BLOCK_BYTES = 1 << 24
+"""Most bytes of rows in one block, unless a single row is larger."""
+
+_START = struct.Struct("<4sIQQ")  # kind, checksum, rows in the block, bytes after this
+_END = struct.Struct("<4sI")  # "DONE", checksum
+
+
+class Block(NamedTuple):
+    """A complete block of a log.
+
+    Attributes:
+        kind: `HEAD`, `ROWS` or `NEXT`.
+        num_rows: Number of rows; 0 for the other kinds.
+        start: Offset of what follows the block's first fields: JSON, or row numbers and then the rows of each array.
+        stop: Offset of the block's end mark.
+    """
+
+    kind: bytes
+    num_rows: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class LogContent:
+    """What a log says.
+
+    Attributes:
+        head: State at the last checkpoint.
+        rows: The blocks of rows that were changed since, in order.
+        following: State at the next checkpoint, if it was being saved and no row was changed after; else `None`.
+        size: Bytes of the complete blocks.
+    """
+
+    head: JsonObject
+    rows: tuple[Block, ...]
+    following: JsonObject | None
+    size: int
+
+
+class UndoLog:
+    """Log of the old contents of rows, to which this process appends.
+
+    Args:
+        path: File of the log, as `UndoLog.create` wrote it.
+        size: Bytes of its complete blocks; what follows them is overwritten.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
+
+    def __init__(self, path: Path | str, size: int) -> None:
+        self.path, self.size = Path(path), size
+        with file_errors(f"write {path}"):
+            self._file = open(path, "r+b", buffering=0)  # noqa: SIM115  closed by `close`
+
+    @classmethod
+    def create(cls, path: Path | str, head: JsonObject) -> "UndoLog":
+        """Replace the log at `path`, atomically, by an empty one for the state `head`, and return it.
+
+        Raises:
+            FileError: The file cannot be written, or the disk is full. An old log is unchanged.
+        """
+        block = _json_block(HEAD, head)
+        with replace_file(path) as partial:
+            partial.write_bytes(block)
+        return cls(path, len(block))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def append_rows(self, rows: Tensor, arrays: Sequence[Tensor]) -> None:
+        """Append the present contents of rows. When the call returns, they survive the end of this process.
+
+        Args:
+            rows: Row numbers, int64, `(U,)`.
+            arrays: Arrays of integers with an entry for each row, `(V, ...)`.
+
+        Raises:
+            FileError: The disk is full or reports an error. Then nothing was appended.
+        """
+        row_bytes = 8 + sum(each[:1].nbytes for each in arrays)
+        for some in rows.split(max(BLOCK_BYTES // row_bytes, 1)) if len(rows) else ():
+            contents = [each.index_select(0, some) for each in arrays]
+            numbers = some.contiguous().numpy()
+            self._append(_block(ROWS, len(some), numbers, [each.numpy() for each in contents]))
+
+    def append_next(self, state: JsonObject) -> None:
+        """Append the state at the next checkpoint, which is about to be saved elsewhere.
+
+        Raises:
+            FileError: The disk is full or reports an error. Then nothing was appended.
+        """
+        self._append([memoryview(_json_block(NEXT, state))])
+
+    def cut(self, size: int) -> None:
+        """Remove everything after the first `size` bytes.
+
+        Raises:
+            FileError: The disk reports an error.
+        """
+        with file_errors(f"write {self.path}"):
+            os.ftruncate(self._file.fileno(), size)
+        self.size = size
+
+    def _append(self, views: list[memoryview]) -> None:
+        """Write the parts of a block at the end of the complete blocks; on an error the log stays as it was.
+
+        Raises:
+            FileError: The disk is full or reports an error.
+        """
+        end, descriptor = self.size, self._file.fileno()
+        try:
+            with file_errors(f"write {self.path}", " No row was changed. Free some space, and repeat the step."):
+                while views:
+                    written = write_at(descriptor, views, end)
+                    end += written
+                    while views and written >= len(views[0]):
+                        written -= len(views.pop(0))
+                    if written:
+                        views[0] = views[0][written:]
+        except FileError:
+            os.ftruncate(descriptor, self.size)
+            raise
+        self.size = end
+
+
+def write_at(descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
+    """Write buffers at an offset of an open file, and return how many bytes were written, as `os.pwritev` does."""
+    if hasattr(os, "pwritev"):
+        return os.pwritev(descriptor, parts, offset)
+    return os.pwrite(descriptor, parts[0], offset)
+
+
+def read_log(path: Path | str) -> LogContent:
+    """Read what a log says, without the contents of its rows. An incomplete last block is ignored.
+
+    Raises:
+        FileError: The file is missing or cannot be read.
+        CheckpointError: The file is not a log, or is damaged before its end.
+    """
+    path = Path(path)
+    with file_errors(f"read {path}"), path.open("rb") as file:
+        length = os.fstat(file.fileno()).st_size
+        blocks: list[Block] = []
+        states: dict[bytes, JsonObject] = {}
+        place = 0
+        while place + _START.size <= length:
+            file.seek(place)
+            kind, checksum, count, nbytes = _START.unpack(file.read(_START.size))
+            start, stop = place + _START.size, place + _START.size + nbytes
+            if kind not in (HEAD, ROWS, NEXT):
+                raise _damaged(path, place)
+            if stop + _END.size > length:  # the process was killed while it wrote this block
+                break
+            if count * 8 > nbytes:
+                raise _damaged(path, place)
+            checked = file.read(8 * count if kind == ROWS else nbytes)
+            file.seek(stop)
+            if checksum != _checksum(kind, count, nbytes, checked) or file.read(_END.size) != _END.pack(
+                b"DONE", checksum
+            ):
+                raise _damaged(path, place)
+            if (kind == HEAD) != (place == 0):
+                raise _damaged(path, place)
+            if kind != ROWS:
+                state = parse_json(checked, path)
+                if not isinstance(state, dict):
+                    raise _damaged(path, place)
+                states[kind] = state
+            blocks.append(Block(kind, count, start, stop))
+            place = stop + _END.size
+    if not blocks:
+        raise CheckpointError(f"{path} is not an undo log of a mapped table, or is cut short: copy the folder again.")
+    following = states[NEXT] if blocks[-1].kind == NEXT else None
+    return LogContent(states[HEAD], tuple(block for block in blocks if block.kind == ROWS), following, place)
+
+
+def roll_back(path: Path | str, content: LogContent, arrays: Sequence[Tensor]) -> None:
+    """Write the logged rows back to the arrays. It may be repeated, for instance after the process was killed in it.
+
+    Args:
+        path: The log.
+        content: Result of `read_log`.
+        arrays: The arrays of `append_rows`, in the same order; they are changed.
+
+    Raises:
+        FileError: The log cannot be read.
+        CheckpointError: The log is of arrays of other sizes. Then nothing is changed.
+    """
+    num_rows, widths = min(len(each) for each in arrays), [each[:1].nbytes for each in arrays]
+    wrong = [block for block in content.rows if block.stop - block.start != block.num_rows * (8 + sum(widths))]
+    if wrong:
+        raise _damaged(Path(path), wrong[0].start)
+    with file_errors(f"read {path}"), Path(path).open("rb") as file:
+        for block in content.rows:
+            file.seek(block.start)
+            rows = torch.frombuffer(bytearray(file.read(8 * block.num_rows)), dtype=torch.int64)
+            if int(rows.min()) < 0 or int(rows.max()) >= num_rows:
+                raise _damaged(Path(path), block.start)
+            for array, width in zip(arrays, widths, strict=True):
+                old = torch.frombuffer(bytearray(file.read(width * block.num_rows)), dtype=array.dtype)
+                array.index_copy_(0, rows, old.view(block.num_rows, *array.shape[1:]))
+
+
+def _damaged(path: Path, place: int) -> CheckpointError:
+    """Create, but do not raise, the error for a log with a wrong block at an offset."""
+    return CheckpointError(
+        f"{path} is damaged at byte {place:,}, so the rows cannot be rolled back to the last checkpoint. Restore a "
+        f"copy of the folder, or create the table again."
+    )
+
+
+def _checksum(kind: bytes, count: int, nbytes: int, checked: bytes | memoryview) -> int:
+    """Return the CRC-32 of a block's fields and of its JSON or row numbers."""
+    return zlib.crc32(checked, zlib.crc32(_START.pack(kind, 0, count, nbytes)))
+
+
+def _block(kind: bytes, rows: int, checked: NDArray[Any] | bytes, arrays: Sequence[NDArray[Any]]) -> list[memoryview]:
+    """Return the parts of a block: its fields, JSON or row numbers, the rows of each array, and its end mark."""
+    views = [memoryview(each).cast("B") for each in (checked, *arrays) if len(each)]
+    nbytes = sum(each.nbytes for each in views)
+    checksum = _checksum(kind, rows, nbytes, views[0])
+    fields, end = _START.pack(kind, checksum, rows, nbytes), _END.pack(b"DONE", checksum)
+    return [memoryview(fields), *views, memoryview(end)]
+
+
+def _json_block(kind: bytes, state: JsonObject) -> bytes:
+    """Return a block with a state as JSON."""
+    return b"".join(_block(kind, 0, json.dumps(state).encode(), ()))

@@ -1,0 +1,710 @@
+"""Tables whose rows stay in files: larger than memory, read-only or trained in place."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+from weakref import WeakValueDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from embedlayer.computed_buffers import ComputedBuffers
+from embedlayer.errors import CheckpointError, FileError, SizeError
+from embedlayer.index_checks import IndexCheck, as_ids
+from embedlayer.initialization import init_normal_rows_, zero_rows_
+from embedlayer.io.files import JsonObject
+from embedlayer.io.mapped_rows import RESIDENT_BYTES, MappedRows, ResidentLimit
+from embedlayer.io.safetensors_files import TensorInfo, WeightFiles, choose_weight_files, find_folder, no_such_path
+from embedlayer.kernels.kernel import Kernel, kernels_apply
+from embedlayer.pretrained import check_saved
+from embedlayer.shapes import Ids, IdsLike, Vectors
+from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale, with_zero_padding
+from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
+from embedlayer.tables.packed_rows import DTYPES
+from embedlayer.tables.row_folder import (
+    RESIDENT_BYTES as TRAINED_BYTES,
+)
+from embedlayer.tables.row_folder import (
+    TABLE,
+    WEIGHT,
+    RowFolder,
+    TableFields,
+    check_at_rest,
+    read_table_fields,
+)
+from embedlayer.tables.sparse_gradient import NUMBERS_IN_BLOCK, segments_of_equal_ids
+from embedlayer.tracing import plain_operators_only
+
+GATHER_SEGMENTS = Kernel("rows", "gather_segments")
+
+_handles = count()
+_by_handle: "WeakValueDictionary[int, FileRows]" = WeakValueDictionary()  # operators take numbers and tensors
+
+
+class RowSource(ABC):
+    """Abstract: where the rows of a `MappedEmbedding` are, and whether they are trained.
+
+    Attributes:
+        vocab_size: Number of rows, V.
+        embed_dim: Width of a row, D.
+        dtype: Data type of the rows.
+        weight: The rows as a parameter; `None` if they are not trained.
+    """
+
+    vocab_size: int
+    embed_dim: int
+    dtype: torch.dtype
+    weight: nn.Parameter | None = None
+
+    @abstractmethod
+    def look_up(self, ids: Int[Tensor, "*ids"]) -> Float[Tensor, "*ids D"]:
+        """Return the rows of IDs that were checked, on the CPU."""
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Return rows `start` to `stop - 1`, on the CPU."""
+
+    @abstractmethod
+    def prefetch(self, ids: Int[Tensor, "*ids"]) -> None:
+        """Start to read the rows of a later look-up in another thread."""
+
+    @abstractmethod
+    def folder(self, verb: str) -> RowFolder:
+        """Return the folder of a trained table.
+
+        Args:
+            verb: What the caller does with it, for the error message.
+
+        Raises:
+            SizeError: The rows are read-only.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the files free."""
+
+
+class FileRows(RowSource):
+    """Rows of a tensor in a safetensors file, which is only read.
+
+    Args:
+        info: Where the tensor is.
+        padding_idx: Row that is zero whatever the file has there, or `None`.
+        max_resident_bytes: Limit of resident memory through this file; `None` for no limit.
+
+    Raises:
+        FileError: The file cannot be mapped.
+        CheckpointError: The tensor is not a table of floats.
+    """
+
+    def __init__(self, info: TensorInfo, padding_idx: int | None, max_resident_bytes: int | None) -> None:
+        if len(info.shape) != 2 or info.torch_dtype not in DTYPES.values():
+            raise CheckpointError(
+                f"{info.name} in {info.file} is {info.dtype} of shape {info.shape}; a mapped table needs (V, D) "
+                f"numbers of one of the dtypes {', '.join(DTYPES)}."
+            )
+        self.info = info
+        (self.vocab_size, self.embed_dim), self.dtype = info.shape, info.torch_dtype
+        self.padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=self.vocab_size, embed_dim=self.embed_dim)
+        self.max_resident_bytes = max_resident_bytes
+        self._mapped: MappedRows | None = info.map_rows(limit=ResidentLimit(max_resident_bytes))
+        self._threads: ThreadPoolExecutor | None = None
+        self._prefetched: tuple[Tensor, Future[Tensor]] | None = None
+        self.pinned = False
+        self.handle = next(_handles)
+        _by_handle[self.handle] = self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FileRows":
+        return self  # the file does not change
+
+    def __reduce__(self) -> tuple[type["FileRows"], tuple[TensorInfo, int | None, int | None]]:
+        return FileRows, (self.info, self.padding_idx, self.max_resident_bytes)
+
+    @property
+    def mapped(self) -> MappedRows:
+        """Return the mapped rows.
+
+        Raises:
+            FileError: The table is closed.
+        """
+        if self._mapped is None:
+            raise FileError(f"The mapped table {self.info.file} is closed: open it again with MappedEmbedding.open.")
+        return self._mapped
+
+    def look_up(self, ids: Int[Tensor, "*ids"]) -> Float[Tensor, "*ids D"]:
+        """Return copies of the rows, those that `prefetch` has read if it was called with the same IDs."""
+        prefetched, self._prefetched = self._prefetched, None
+        if prefetched is not None and torch.equal(prefetched[0], ids):
+            return prefetched[1].result()
+        return self._gather(ids)
+
+    def _gather(self, ids: Tensor) -> Tensor:
+        """Return copies of rows, in pinned memory if they go to a GPU."""
+        mapped, flat = self.mapped, ids.reshape(-1).long()
+        vectors = torch.empty((len(flat), self.embed_dim), dtype=self.dtype, pin_memory=self.pinned)
+        if not gather_by_kernel(mapped, flat, vectors):
+            vectors = mapped.read(flat, out=vectors.view(torch.uint8)).view(self.dtype)
+        if self.padding_idx is not None:
+            vectors.masked_fill_((flat == self.padding_idx).unsqueeze(1), 0)
+        return vectors.view(*ids.shape, self.embed_dim)
+
+    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Return copies of rows `start` to `stop - 1`."""
+        rows = self.mapped.read_slice(start, stop).view(self.dtype)
+        return with_zero_padding(rows, start, self.padding_idx)
+
+    def prefetch(self, ids: Int[Tensor, "*ids"]) -> None:
+        """Start to gather the rows in another thread, for the next look-up if it has the same IDs."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, "embedlayer-prefetch")
+        ids = ids.clone()
+        self._prefetched = ids, self._threads.submit(self._gather, ids)
+
+    def folder(self, verb: str) -> RowFolder:
+        """Raise an error: the rows are read-only.
+
+        Raises:
+            SizeError: Always.
+        """
+        raise SizeError(
+            f"Cannot {verb} a table that only reads {self.info.file}. To train rows, create a table with "
+            f"MappedEmbedding.create and load these into it."
+        )
+
+    def close(self) -> None:
+        """Unmap the file and end the thread of `prefetch`."""
+        self._mapped = self._prefetched = None
+        if self._threads is not None:
+            self._threads.shutdown()
+
+
+class FolderRows(RowSource):
+    """Rows in a `RowFolder`, which are trained as a row-sparse `TokenEmbedding` over the mapped memory.
+
+    Args:
+        folder: The open folder.
+    """
+
+    def __init__(self, folder: RowFolder) -> None:
+        self._folder, fields = folder, folder.fields
+        self.vocab_size, self.embed_dim, self.dtype = fields["vocab_size"], fields["embed_dim"], folder.weight.dtype
+        table = TokenEmbedding(
+            self.vocab_size,
+            self.embed_dim,
+            fields["padding_idx"],
+            scale=fields["scale"],
+            init_std=fields["init_std"],
+            row_sparse=True,
+            device="meta",
+        )
+        table.weight = nn.Parameter(folder.weight)
+        table.index_check.move_record("cpu")
+        assert table.pending_updates is not None
+        self.table, self.updates, self.weight = table, table.pending_updates, table.weight
+        self.updates.storage = folder
+        if folder.updates is not None:
+            numbers, tensors = folder.updates
+            moments = tuple(folder.restored(name) for name in numbers["moments"])
+            self.updates.load_state(table.weight, moments, tensors, numbers)
+
+    def state(self) -> tuple[JsonObject, dict[str, Tensor]]:
+        """Return the numbers and small tensors of the pending updates, for the state of a checkpoint.
+
+        Raises:
+            SizeError: The optimizer's moments are not in the folder.
+        """
+        tensors, numbers = self.updates.state()
+        if not numbers:
+            return {}, {}
+        names = [self._folder.name_of(each) for each in self.updates.moments]
+        if None in names:
+            raise SizeError(
+                f"The optimizer's state of {self._folder.path} is not in this folder. Let the optimizer create or load "
+                f"it for this table."
+            )
+        return {**numbers, "moments": names}, tensors
+
+    def look_up(self, ids: Int[Tensor, "*ids"]) -> Float[Tensor, "*ids D"]:
+        """Return the rows, with a sparse gradient. Their pending updates are applied first."""
+        self._folder.check_open()
+        vectors = self.table.look_up(ids)
+        self._folder.limit.keep(ids.numel())
+        return vectors
+
+    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Return a view of rows `start` to `stop - 1`. Their pending updates are applied first."""
+        self._folder.check_open()
+        return self.table.rows(start, stop)
+
+    def prefetch(self, ids: Int[Tensor, "*ids"]) -> None:
+        """Bring the pages of the rows into memory in another thread. Their numbers may change until the look-up."""
+        self._folder.prefetch(ids.flatten().long().clone())
+
+    def folder(self, verb: str) -> RowFolder:
+        """Return the folder."""
+        return self._folder
+
+    def close(self) -> None:
+        """Write everything to the disk, and give the folder free."""
+        self._folder.close()
+
+
+class MappedEmbedding(LookupTable, ComputedBuffers):
+    """A table whose rows stay in a file, larger than memory or not: `out[..., :] = scale * rows[ids]`.
+
+    `MappedEmbedding.open` reads the rows of any safetensors file, which it never changes. `MappedEmbedding.create`
+    makes a folder with a table that is trained in place, and `MappedEmbedding.resume` opens such a folder again as it
+    was at a checkpoint, also after the process was killed at any moment.
+
+    Rows are read through a memory map, without reading ahead. The resident memory that this adds to the process is kept
+    near `max_resident_bytes`. Looked-up vectors have the device and dtype to which the module was moved; the rows stay
+    in their file, on the CPU and in the file's dtype. On a GPU vectors are gathered in pinned memory and copied
+    asynchronously. The table is only looked up: it has no logits.
+
+    A trained table is row-sparse: train it with `RowAdamW`, which also keeps its state in the folder. Every change goes
+    to the files at once. Before a row changes for the first time after a checkpoint, its old contents are appended to a
+    log, which is at most as large as the rows that changed and 8 bytes for each. Write rows with the optimizer,
+    `load_state_dict` or `reset_parameters`; what else writes to `weight` is not in the log.
+
+    This protects from processes that end at any moment, by `kill -9` too. It does not protect from a power failure or
+    a crash of the system, after which changed pages may be missing on the disk: then `resume` refuses the folder unless
+    it was closed with `close()` before, which writes everything to the disk.
+
+    Args:
+        source: Where the rows are; use the class methods.
+        padding_idx: Token whose row is zero, or `None`.
+        scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
+
+    Example:
+        >>> table = MappedEmbedding.create("rows", 1000, 8, init_std=0.02)
+        >>> optimizer = RowAdamW(table.parameters(), lr=1e-3)
+        >>> table(torch.tensor([[1, 2, 3]])).sum().backward()
+        >>> optimizer.step()
+        >>> with table.checkpoint() as generation:
+        ...     torch.save({"rows": generation}, "rest.pt")
+        >>> table.close()
+        >>> with MappedEmbedding.resume("rows", generation) as table:
+        ...     table([[1, 2, 3]]).shape
+        torch.Size([1, 3, 8])
+
+    Reference: Mohan et al., ARIES: a transaction recovery method, 1992, for write-ahead logs; this one only undoes.
+    """
+
+    weight: nn.Parameter | None
+    """The rows as a parameter over the mapped memory, `(V, D)`; `None` if they are read-only."""
+
+    example: Tensor
+
+    def __init__(
+        self,
+        source: RowSource,
+        *,
+        padding_idx: int | None = None,
+        scale: float | Literal["sqrt_dim"] | None = None,
+    ) -> None:
+        super().__init__()
+        self.source = source
+        self.vocab_size = self.num_rows = source.vocab_size
+        self.embed_dim = source.embed_dim
+        self.padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=self.vocab_size, embed_dim=self.embed_dim)
+        self.scale = resolve_scale(scale, self.embed_dim)
+        self.row_sparse = source.weight is not None
+        self.index_check = IndexCheck(self.vocab_size, "token id")
+        self.register_parameter("weight", source.weight)
+        self.register_buffer("example", torch.empty(0, dtype=source.dtype), persistent=False)
+        self.recompute_buffers(None if source.weight is None else "cpu")
+
+    @classmethod
+    def open(
+        cls,
+        source: Path | str,
+        tensor: str | None = None,
+        *,
+        padding_idx: int | None = None,
+        scale: float | Literal["sqrt_dim"] | None = None,
+        max_resident_bytes: int | None = RESIDENT_BYTES,
+    ) -> "MappedEmbedding":
+        """Open a table that reads its rows straight out of a safetensors file. The file is never changed.
+
+        Args:
+            source: A safetensors file, a folder with one or with shards and an index, or a folder that
+                `MappedEmbedding.create` made. Its rows are read as they are stored: pending updates are not applied,
+                so call `apply_pending_updates()` before its last checkpoint.
+            tensor: Name of the tensor, or its end after a dot, such as `"embed_tokens.weight"`. `None` for the only
+                tensor.
+            padding_idx: Token whose row is zero; a negative number counts from the end. `None` for no such token.
+            scale: As in the constructor.
+            max_resident_bytes: Limit of the resident memory that look-ups add to this process, in bytes; `None` for
+                no limit.
+
+        Raises:
+            FileError: The file is missing or cannot be read.
+            CheckpointError: The file is damaged, has no such tensor or several, the tensor is not `(V, D)` floats, or
+                rows of a trained folder were changed after its last checkpoint.
+
+        Example:
+            >>> save_file({"wte.weight": torch.eye(4)}, "model.safetensors")
+            >>> MappedEmbedding.open("model.safetensors", "wte.weight")([2])
+            tensor([[0., 0., 1., 0.]])
+        """
+        path = Path(source)
+        if path.is_dir() and (path / TABLE).exists():
+            fields = read_table_fields(path)
+            check_at_rest(path)
+            path, padding_idx = path / WEIGHT, fields["padding_idx"] if padding_idx is None else padding_idx
+            scale = fields["scale"] if scale is None else scale
+        rows = FileRows(_find_tensor(path, tensor), padding_idx, max_resident_bytes)
+        return cls(rows, padding_idx=padding_idx, scale=scale)
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path | str,
+        vocab_size: int,
+        embed_dim: int,
+        *,
+        padding_idx: int | None = None,
+        scale: float | Literal["sqrt_dim"] | None = None,
+        init_std: float | Literal["1/sqrt_dim"] = 0.0,
+        dtype: torch.dtype | None = None,
+        max_resident_bytes: int | None = TRAINED_BYTES,
+    ) -> "MappedEmbedding":
+        """Create a table in a folder of its own, which is trained in place.
+
+        The disk space of the rows is allocated now, and that of each array of optimizer state at its first step. So a
+        full disk is an error then, and never while rows are written.
+
+        Args:
+            folder: The folder, created if missing.
+            vocab_size: Number of rows, V.
+            embed_dim: Width of a row, D.
+            padding_idx: Token whose row is zero and stays zero, or `None`.
+            scale: As in the constructor.
+            init_std: Standard deviation of the normal initialisation. With 0 nothing is written, and the file's zeros
+                are the rows.
+            dtype: Data type of the rows; `None` for torch's default.
+            max_resident_bytes: Limit of the resident memory through the files, in bytes, which a batch may exceed while
+                it is processed; `None` for no limit.
+
+        Raises:
+            SizeError: A size is below 1, or an option has an unknown value.
+            FileError: The folder holds a table already or cannot be written, or the disk is too small.
+        """
+        padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if dtype not in DTYPES.values():
+            raise SizeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype}.")
+        fields: TableFields = {
+            "format_version": 1,
+            "vocab_size": vocab_size,
+            "embed_dim": embed_dim,
+            "dtype": {"float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16"}[
+                str(dtype).removeprefix("torch.")
+            ],
+            "padding_idx": padding_idx,
+            "scale": resolve_scale(scale, embed_dim),
+            "init_std": resolve_init_std(init_std, embed_dim),
+        }
+        rows = RowFolder.create(
+            folder, fields, lambda weight: _initialize(weight, fields), max_resident_bytes=max_resident_bytes
+        )
+        return cls(FolderRows(rows), padding_idx=padding_idx, scale=fields["scale"])
+
+    @classmethod
+    def resume(
+        cls,
+        folder: Path | str,
+        generation: int | None = None,
+        *,
+        max_resident_bytes: int | None = TRAINED_BYTES,
+    ) -> "MappedEmbedding":
+        """Open a table that `create` made, as it was at a checkpoint: rows, optimizer state and pending updates.
+
+        What was changed after the checkpoint is rolled back. A new `RowAdamW` continues from the stored state.
+
+        Args:
+            folder: The folder.
+            generation: Number that `checkpoint` yielded, as it was saved with the rest of the model. `None` for the
+                last checkpoint that was completed; then the rest of the model may be of another step.
+            max_resident_bytes: As in `create`.
+
+        Raises:
+            FileError: The folder is missing, read-only, or open in this or another process.
+            CheckpointError: The folder is not at this generation, was copied while it was open, was open when the
+                machine stopped, or a file in it is damaged or has the wrong size.
+        """
+        rows = RowFolder.resume(folder, generation, max_resident_bytes=max_resident_bytes)
+        return cls(FolderRows(rows), padding_idx=rows.fields["padding_idx"], scale=rows.fields["scale"])
+
+    @contextmanager
+    def checkpoint(self) -> Iterator[int]:
+        """Context manager: make the present rows and optimizer state the next checkpoint, and yield its number.
+
+        Save everything else inside the block, together with the number, and pass the number to `resume`. If the process
+        is killed inside the block, either checkpoint can be resumed: the number says which. Rows must not change inside
+        the block. If the block raises an error, the last checkpoint stays.
+
+        Raises:
+            SizeError: The table is read-only, or its optimizer state is not in the folder.
+            FileError: The disk is full, or the table is closed.
+            StaleRowsError: Rows are changed inside the block.
+        """
+        folder = self.source.folder("make a checkpoint of")
+        assert isinstance(self.source, FolderRows)
+        with folder.checkpoint(self.source.state) as generation:
+            yield generation
+
+    def apply_pending_updates(self, start: int = 0, stop: int | None = None) -> None:
+        """Apply the optimizer steps that are pending for rows `start` to `stop - 1`; see `TokenEmbedding`.
+
+        Without effect on a read-only table.
+        """
+        if isinstance(self.source, FolderRows):
+            self.source.table.apply_pending_updates(start, stop)
+
+    def reset_parameters(self) -> None:
+        """Draw all rows of a trained table again, as `create` does. Without effect on a read-only table."""
+        if isinstance(self.source, FolderRows):
+            folder, weight = self.source.folder("initialise"), self.source.table.weight
+            self.source.table.apply_pending_updates()
+            folder.log_all_rows()
+            _initialize(weight.detach(), folder.fields)
+
+    def close(self) -> None:
+        """Close the files; those of a trained table are written to the disk first, which may take long.
+
+        What was changed after the last checkpoint is rolled back by the next `resume`. A table that is garbage
+        collected is closed too, without waiting for the disk.
+
+        Raises:
+            FileError: The disk reports an error.
+        """
+        self.source.close()
+
+    def __enter__(self) -> "MappedEmbedding":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the files; see `close`."""
+        self.close()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the data type of looked-up vectors. The rows in the file may have another one."""
+        return self.example.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of looked-up vectors. The rows are on the CPU."""
+        return self.example.device
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the file and tensor of a read-only table. A trained table is saved as a row-sparse `TokenEmbedding`.
+
+        A folder that `save_pretrained` writes has all rows of a trained table, and none of a read-only one.
+        """
+        if isinstance(self.source, FolderRows):
+            return self.source.table.config
+        assert isinstance(self.source, FileRows)
+        return {
+            "source": str(self.source.info.file.absolute()),
+            "tensor": self.source.info.name,
+            "vocab_size": self.vocab_size,
+            "embed_dim": self.embed_dim,
+            "padding_idx": self.padding_idx,
+            "scale": self.scale,
+        }
+
+    @classmethod
+    def from_config(cls, config: JsonObject) -> Any:
+        """Open the file of a read-only table again, or build the `TokenEmbedding` for the saved rows of a trained one.
+
+        Raises:
+            FileError: The file is missing.
+            CheckpointError: The file has a table of other sizes, or an argument is unknown or missing.
+        """
+        if "source" not in config:
+            return TokenEmbedding.from_config(config)
+        sizes = {name: config.get(name) for name in ("vocab_size", "embed_dim")}
+        arguments = {name: value for name, value in config.items() if name not in sizes}
+        check_saved(cls.open, arguments)
+        table = cls.open(**arguments)
+        if sizes != {"vocab_size": table.vocab_size, "embed_dim": table.embed_dim}:
+            raise CheckpointError(
+                f"{config['source']} has a table of {table.vocab_size:,} x {table.embed_dim:,} where the saved "
+                f"configuration says {sizes['vocab_size']} x {sizes['embed_dim']}: another file is at this path."
+            )
+        return table
+
+    def buffer_values(self) -> dict[str, Tensor]:
+        """Return `{"example": empty}` in the dtype of the vectors, so that `.to(dtype)` has a tensor to cast."""
+        return {"example": torch.empty(0, dtype=self.example.dtype)}
+
+    def look_up(self, ids: Ids) -> Vectors:
+        """Return the rows of `ids` without `scale`, `(...)` to `(..., D)`. See `LookupTable.look_up` for the errors."""
+        ids, outside = self.index_check(ids)
+        if ids.is_meta:
+            return torch.empty((*ids.shape, self.embed_dim), dtype=self.dtype, device="meta")
+        source = self.source
+        if isinstance(source, FileRows):
+            source.pinned = self.example.is_cuda
+            if torch.compiler.is_compiling() or plain_operators_only():
+                vectors = mapped_rows(ids, source.handle, self.embed_dim, source.dtype)
+            else:
+                vectors = source.look_up(ids.cpu())
+        else:
+            vectors = source.look_up(ids.cpu())
+        vectors = vectors.to(self.example.device, self.example.dtype, non_blocking=True)
+        return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
+
+    def stored(self, ids: Ids) -> StoredRows | None:
+        """Return checked IDs and the weight of a trained table on the CPU; see `LookupTable.stored`."""
+        if not isinstance(self.source, FolderRows) or self.dtype != self.source.dtype or self.device.type != "cpu":
+            return None
+        self.source.folder("look up").check_open()
+        return self.source.table.stored(ids)
+
+    def prefetch(self, ids: IdsLike) -> None:
+        """Start to read the rows of the next batch in another thread, while this one is processed.
+
+        The next look-up of the same IDs uses what was read. A look-up of others reads them itself.
+
+        Args:
+            ids: IDs of the next look-up, `(...)`.
+
+        Raises:
+            TokenIdError: As in `look_up`.
+        """
+        checked, _ = self.index_check(as_ids(ids, beside=self))
+        self.source.prefetch(checked.cpu())
+
+    def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
+        """Return rows `start` to `stop - 1` without `scale`, `(stop - start, D)`: of a read-only table as a copy."""
+        start, stop, _ = slice(start, stop).indices(self.vocab_size)
+        return self.source.rows(start, max(start, stop)).to(self.example.device, self.example.dtype)
+
+    def requires_grad_(self, requires_grad: bool = True) -> "MappedEmbedding":
+        """Set whether the rows are trained, as in torch.
+
+        Raises:
+            SizeError: `requires_grad` is true and the table is read-only.
+        """
+        if requires_grad:
+            self.source.folder("train")
+        super().requires_grad_(requires_grad)
+        return self
+
+    def extra_repr(self) -> str:
+        """Return the sizes and the file for `print`."""
+        where = self.source.info.file if isinstance(self.source, FileRows) else self.source.folder("print").path
+        return f"{self.vocab_size}, {self.embed_dim}, {str(where)!r}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MappedEmbedding":
+        """Move or cast the looked-up vectors, as in torch. The rows stay where they are."""
+        weight = self._parameters.pop("weight")
+        try:
+            super()._apply(fn, recurse)
+        finally:
+            self._parameters["weight"] = weight
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Tensor], prefix: str, metadata: Any, strict: bool, *lists: list[str]
+    ) -> None:
+        """Copy loaded rows into the files of a trained table, in chunks, each logged first."""
+        rows = state_dict.get(f"{prefix}weight")
+        missing, _, errors = lists
+        if self.weight is None or rows is None:
+            if self.weight is not None and strict:
+                missing.append(f"{prefix}weight")
+        elif rows.shape != self.weight.shape:
+            errors.append(
+                f"size mismatch for {prefix}weight: {tuple(rows.shape)} in the file, {tuple(self.weight.shape)} here."
+            )
+        else:
+            self.apply_pending_updates()
+            self.source.folder("load").fill(lambda chunk: rows[chunk])
+
+    def __getstate__(self) -> dict[str, Any]:
+        if isinstance(self.source, FolderRows):
+            self.source.folder("copy").refuse_copy()
+        return self.__dict__
+
+
+def _find_tensor(path: Path, tensor: str | None) -> TensorInfo:
+    """Return where a tensor is in a safetensors file, or in those of a checkpoint folder.
+
+    Raises:
+        FileError: The path does not exist or cannot be read.
+        CheckpointError: A file is damaged, or no tensor or several fit the name.
+    """
+    found = find_folder(path)
+    if found is None:
+        raise no_such_path(path)
+    files = WeightFiles(found[0], choose_weight_files(*found))
+    names = list(files.names) if tensor is None else files.find(tensor)
+    if tensor in names:
+        names = [tensor]
+    if len(names) != 1:
+        many = f"{len(names)} tensors" + ("" if tensor is None else f" that end in {tensor!r}")
+        listed = ", ".join(sorted(names or files.names)[:8])
+        raise CheckpointError(f"{path} has {many}: pass the name of the table. It has, among others: {listed}.")
+    return files.info(names[0])
+
+
+def _initialize(weight: Tensor, fields: TableFields) -> None:
+    """Draw the rows of a trained table, with a zero padding row. With a standard deviation of 0 they are zeros."""
+    if fields["init_std"]:
+        init_normal_rows_(weight, start=0, num_rows=len(weight), std=fields["init_std"])
+    elif weight.any():
+        weight.zero_()
+    zero_rows_(weight, [] if fields["padding_idx"] is None else [fields["padding_idx"]])
+
+
+def gather_by_kernel(mapped: MappedRows, ids: Int[Tensor, " N"], vectors: Float[Tensor, "N D"]) -> bool:
+    """Copy mapped rows into `vectors` by a kernel, in the order of the file; return `False` if none applies.
+
+    `MappedRows.read` is the definition.
+    """
+    if not kernels_apply(mapped.words, ids):
+        return False
+    rows, order, offsets = segments_of_equal_ids(ids)
+    out = vectors.view(mapped.words.dtype)
+    block = max(1, NUMBERS_IN_BLOCK // max(1, out.shape[1]))
+    for chunk in mapped.limit.chunks(len(rows)):
+        items = chunk.stop - chunk.start
+        ends = offsets[chunk.start : chunk.stop + 1]
+        if not GATHER_SEGMENTS.run(items, rows[chunk], order, ends, mapped.words, out, block=block):
+            return False
+    return True
+
+
+@torch.library.custom_op("embedlayer::mapped_rows", mutates_args=())
+def mapped_rows(ids: Tensor, handle: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Look up rows of a read-only mapped table as one node of a compiled or exported graph.
+
+    Args:
+        ids: IDs that were checked.
+        handle: `FileRows.handle` of the table.
+        width: Width of a row, D.
+        dtype: Data type of the rows.
+    """
+    rows: Tensor = _by_handle[handle].look_up(ids.cpu()).to(ids.device)
+    return rows
+
+
+@mapped_rows.register_fake
+def _(ids: Tensor, handle: int, width: int, dtype: torch.dtype) -> Tensor:
+    return ids.new_empty((*ids.shape, width), dtype=dtype)
+
+
+@mapped_rows.register_vmap
+def _(info: Any, dims: Any, ids: Tensor, handle: int, width: int, dtype: torch.dtype) -> tuple[Tensor, int]:
+    rows: Tensor = mapped_rows(ids.movedim(dims[0], 0), handle, width, dtype)
+    return rows, 0
