@@ -3,12 +3,14 @@
 import json
 import math
 import re
+import shutil
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.layers.injection import EmbeddingInjection
     from embedlayer.models.decoder import DecoderLM
+    from embedlayer.tables.lookup import LookupTable
     from embedlayer.training.loop import Trainer, TrainingOptions
     from embedlayer.training.run_directory import RunDirectory
 
@@ -55,7 +58,8 @@ class LayerOptions:
     """Options of the tokenizer and the decoder that `train` builds; each field's help text says what it means.
 
     Raises:
-        SizeError: `row_sparse` is combined with a tied head or a factorised table.
+        SizeError: `row_sparse` is combined with a tied head or a factorised table, or `mapped` is set without an
+            additional table.
     """
 
     tokenizer: str = _option("bpe", "Kind of tokenizer to train on the text.", type=TOKENIZER_KINDS)
@@ -76,6 +80,8 @@ class LayerOptions:
     ngram: int | None = _option(None, "Rows of a hashed n-gram table, as in Engram.  [default: none]", type=int)
     ngram_order: int = _option(3, "Longest n-gram of that table, in tokens.")
     per_layer: int | None = _option(None, "Width of per-layer embeddings, as in Gemma 3n.  [default: none]", type=int)
+
+    mapped: bool = _option(False, "Keep the rows of these tables in files of the run, not in memory.", is_flag=True)
 
     def __post_init__(self) -> None:
         if self.row_sparse and (self.tied or self.rank is not None):
@@ -146,14 +152,16 @@ def start_run(
     _say(f"  {len(corpus):,} tokens of {mean:.2f} bytes on average, vocabulary of {size:,}", quiet)
 
     torch.manual_seed(options.seed)
-    model = build_model(layer, tokenizer, options.max_length).to(device)
+    if directory.tables.exists():  # of an earlier run
+        shutil.rmtree(directory.tables)
+    model = build_model(layer, tokenizer, options.max_length, directory.tables if layer.mapped else None).to(device)
     trainer = Trainer(model, *corpus.split(validation_fraction), options)
     chosen = [_single_token(tokenizer, probe) for probe in probes] or frequent_words(
         corpus.counts(table_size(tokenizer)), tokenizer
     )
     notes = {"neighbors_before": _neighbors_of(chosen, model, tokenizer), **({"launch": launch} if launch else {})}
     directory.start(trainer, tokenizer, validation_fraction=validation_fraction, notes=notes)
-    if saved_buffers(model):
+    if saved_buffers(model) or layer.mapped:
         directory.save_checkpoint(trainer)
     return trainer, tokenizer
 
@@ -225,8 +233,6 @@ def _link_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) ->
     Raises:
         TokenizerError: The requested tokenizer is not the one that the corpus was built with.
     """
-    import shutil
-
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.tokenizer import fingerprint, load_tokenizer
 
@@ -254,13 +260,16 @@ def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
     return found[0] if found else None
 
 
-def build_model(layer: LayerOptions, tokenizer: "Tokenizer", max_length: int) -> "DecoderLM":
+def build_model(
+    layer: LayerOptions, tokenizer: "Tokenizer", max_length: int, tables: Path | None = None
+) -> "DecoderLM":
     """Return a decoder of the sizes in the options, with freshly initialised weights, on the CPU.
 
     Args:
         layer: Options of the decoder.
         tokenizer: The tokenizer, whose tokens are those of the tables.
         max_length: Longest sequence that the position scheme must cover, in tokens.
+        tables: Folder for the files of additional tables; `None` to keep their rows in memory.
     """
     from embedlayer.data.tokenizer import table_size
     from embedlayer.layers.input import as_position
@@ -287,11 +296,13 @@ def build_model(layer: LayerOptions, tokenizer: "Tokenizer", max_length: int) ->
         num_heads=layer.heads,
         num_kv_heads=layer.kv_heads,
         dropout=layer.dropout,
-        injections=list(build_injections(layer, tokenizer)),
+        injections=list(build_injections(layer, tokenizer, tables)),
     )
 
 
-def build_injections(layer: LayerOptions, tokenizer: "Tokenizer") -> "Iterator[EmbeddingInjection]":
+def build_injections(
+    layer: LayerOptions, tokenizer: "Tokenizer", tables: Path | None = None
+) -> "Iterator[EmbeddingInjection]":
     """Yield the additional tables that the options ask for, freshly initialised, on the CPU.
 
     Their tables are row-sparse, because they are only looked up.
@@ -299,6 +310,7 @@ def build_injections(layer: LayerOptions, tokenizer: "Tokenizer") -> "Iterator[E
     Args:
         layer: Options of the decoder.
         tokenizer: The tokenizer, from which an n-gram table has its compressed vocabulary.
+        tables: Folder for the files of the tables, in folders 0, 1, ...; `None` to keep their rows in memory.
 
     Raises:
         SizeError: A size does not fit the decoder.
@@ -312,23 +324,32 @@ def build_injections(layer: LayerOptions, tokenizer: "Tokenizer") -> "Iterator[E
     from embedlayer.layers.per_layer_embedding import PerLayerEmbedding
     from embedlayer.layers.value_embedding import ValueEmbedding, alternate_blocks
     from embedlayer.tables.dense import TokenEmbedding
+    from embedlayer.tables.mapped import MappedEmbedding
 
-    vocab_size, kv_heads = table_size(tokenizer), layer.kv_heads or layer.heads
+    vocab_size, kv_heads, numbers = table_size(tokenizer), layer.kv_heads or layer.heads, count()
+
+    def make_table(rows: int, width: int, *, init_std: float = 0.02, scale: float | None = None) -> "LookupTable":
+        if tables is None:
+            return TokenEmbedding(rows, width, scale=scale, init_std=init_std, row_sparse=True)
+        return MappedEmbedding.create(tables / str(next(numbers)), rows, width, scale=scale, init_std=init_std)
+
     if layer.value_embedding:
         width = kv_heads * (layer.dim // layer.heads)
         for block in alternate_blocks(layer.layers):
-            table = TokenEmbedding(vocab_size, width, init_std=layer.dim**-0.5, row_sparse=True)
+            table = make_table(vocab_size, width, init_std=layer.dim**-0.5)
             yield ValueEmbedding(table, kv_heads, blocks=[block], gate_channels=min(32, layer.dim))
     if layer.ngram is not None:
         token_map = compressed_tokens(tokenizer)
         ngrams = NgramHash.for_rows(
             layer.ngram, vocab_size, max_order=layer.ngram_order, heads=NGRAM_HEADS, token_map=token_map
         )
-        vectors = NgramEmbedding.dense(ngrams, layer.dim, row_sparse=True)
+        if layer.dim % ngrams.num_hashes:
+            raise SizeError(f"--dim {layer.dim} must be a multiple of the {ngrams.num_hashes} rows of each token.")
+        vectors = NgramEmbedding(ngrams, make_table(ngrams.num_rows, layer.dim // ngrams.num_hashes))
         yield GatedEmbedding(vectors, layer.dim, block=min(1, layer.layers - 1))
     if layer.per_layer is not None:
         width = check_positive("--per-layer", layer.per_layer)
-        table = TokenEmbedding(vocab_size, layer.layers * width, scale=width**0.5, row_sparse=True)
+        table = make_table(vocab_size, layer.layers * width, scale=width**0.5)
         yield PerLayerEmbedding(PerLayerInputs(table, layer.dim, layer.layers))
 
 
@@ -338,7 +359,8 @@ def train_to_the_end(
     """Train up to the last step, write checkpoints, and keep the weights with the lowest validation loss.
 
     After the last step these weights and the tokenizer are written as the result of the run. Ctrl-C stops after the
-    current step and writes a checkpoint, but no result. All ranks must call this; rank 0 writes and prints.
+    current step and writes a checkpoint, but no result. All ranks must call this; rank 0 writes and prints. Mapped
+    tables of the model are closed at the end.
 
     Args:
         directory: The folder of the run.
@@ -351,6 +373,7 @@ def train_to_the_end(
         Whether the last step was reached.
     """
     from embedlayer.cli.progress import display, stopping_gently
+    from embedlayer.training.loop import trained_files
 
     parallel, saved_at = trainer.parallel, time.monotonic()
     with stopping_gently(trainer), display(trainer, quiet=quiet) as show:
@@ -364,10 +387,12 @@ def train_to_the_end(
                 directory.save_checkpoint(trainer)
                 saved_at = time.monotonic()
     directory.save_checkpoint(trainer)
-    if trainer.step != trainer.steps:
-        return False
-    directory.finish(trainer, tokenizer)
-    return True
+    reached = trainer.step == trainer.steps
+    if reached:
+        directory.finish(trainer, tokenizer)
+    for table in trained_files(trainer.model).values():
+        table.close()  # writes its files to the disk
+    return reached
 
 
 def summarise(directory: "RunDirectory", model: "DecoderLM") -> dict[str, Any]:
@@ -535,7 +560,6 @@ def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[
     if "-" not in map(str, texts):
         yield texts
         return
-    import shutil
     import tempfile
 
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".standard-input.", suffix=".txt") as kept:

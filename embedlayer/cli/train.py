@@ -121,6 +121,10 @@ def _train(
             options["minutes"] = 2.0
         options["max_length"] = options["length"]
         layer, training = _named(options, LayerOptions), _named(options, TrainingOptions)
+        if layer.mapped and parallel.size > 1:
+            raise SizeError(
+                "--mapped is for one process: several processes shard the rows over their memories instead."
+            )
         if parallel.is_first:
             trainer, tokenizer = start_run(
                 directory,

@@ -9,12 +9,12 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.windows import TokenWindows, WindowSampler
@@ -27,6 +27,7 @@ from embedlayer.models.decoder import DecoderLM
 from embedlayer.optim.clip import clip_grad_norm_
 from embedlayer.optim.param_groups import param_groups
 from embedlayer.optim.row_adamw import RowAdamW
+from embedlayer.tables.mapped import MappedEmbedding
 from embedlayer.tables.pending_updates import without_applying_updates
 from embedlayer.training.parallel import ParallelContext
 from embedlayer.training.time_budget import TimeBudget
@@ -263,17 +264,39 @@ class Trainer:
         windows = TokenWindows(self.validation, length, length)
         return windows, max(1, min(len(windows), self.options.validation_tokens // length))
 
+    @contextmanager
+    def checkpoint(self) -> Iterator[tuple[dict[str, Tensor], JsonObject]]:
+        """Context manager: yield `state()`, to be saved in the block, and make a checkpoint of mapped tables with it.
+
+        The numbers of these checkpoints are in the state. If the process is killed in the block, the mapped tables can
+        be resumed at the checkpoint that was saved, whichever it is. See `MappedEmbedding.checkpoint`.
+
+        Raises:
+            FileError: The disk is full.
+        """
+        with ExitStack() as stack:
+            tables = trained_files(self.model).values()
+            generations = [stack.enter_context(table.checkpoint()) for table in tables]
+            tensors, rest = self.state()
+            yield tensors, {**rest, "generations": generations}
+
     def state(self) -> tuple[dict[str, Tensor], JsonObject]:
         """Return everything that the rest of the run depends on, for `load_state`.
+
+        Trained mapped tables are left out, with their moments and pending updates: these are in their files.
 
         Returns:
             Tensors by name (weights, moments, pending updates, random generators), and the other values as JSON.
             Tensors with sharded rows are DTensors. Weights and moments are not copied: further training changes them.
         """
+        in_files = {f"{name}.weight" for name in trained_files(self.model)}
         with without_applying_updates(self.model):
-            tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+            state = self.model.state_dict()
+        tensors = {f"model.{name}": tensor for name, tensor in state.items() if name not in in_files}
         all_pending: JsonObject = {}
         for name, parameter, table in trained_parameters(self.model):
+            if name in in_files:
+                continue
             moments = self.optimizer.state.get(parameter, {})
             tensors |= {f"optimizer.{name}.{key}": value for key, value in _as_saved(moments, table).items()}
             if pending := getattr(parameter, "pending_updates", None):
@@ -303,8 +326,12 @@ class Trainer:
         Raises:
             CheckpointError: A tensor or value is missing, or the state belongs to another model.
         """
+        in_files = {f"{name}.weight" for name in trained_files(self.model)}
         try:
-            self.model.load_state_dict(_select(tensors, "model."))
+            missing, unexpected = self.model.load_state_dict(_select(tensors, "model."), strict=False)
+            if unexpected or set(missing) - in_files:
+                wrong = sorted([*unexpected, *(set(missing) - in_files)])
+                raise KeyError(f"missing or unexpected: {', '.join(wrong[:8])}")
             local = {name: to_local(tensor) for name, tensor in tensors.items()}
             for name, parameter, _ in trained_parameters(self.model):
                 if moments := _select(local, f"optimizer.{name}."):
@@ -445,6 +472,15 @@ class Trainer:
         """Return the seconds that the run has taken so far, in the current `run()` and before it."""
         before = 0.0 if self.budget is None else self.budget.used
         return before + (0.0 if self._running_since is None else time.perf_counter() - self._running_since)
+
+
+def trained_files(model: nn.Module) -> dict[str, MappedEmbedding]:
+    """Return the trained mapped tables of a model, whose rows and optimizer state are in files, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, MappedEmbedding) and module.weight is not None
+    }
 
 
 def _select(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ DIR/
   run.json               options of the run
   checkpoint.safetensors weights, moments and random generators at the last checkpoint
   corpus/                the token IDs, or a link to them
+  tables/                mapped tables, each in a folder, if the run has some
 ```
 """
 
@@ -18,7 +19,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +29,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import numpy as np
 import torch
 from tokenizers import Tokenizer
+from torch import nn
 
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.tokenizer import fingerprint, load_tokenizer, require_rows, save_tokenizer, table_size
@@ -44,10 +47,22 @@ from embedlayer.io.files import (
 )
 from embedlayer.io.json_fields import Count, Range, check_arguments, check_fields, parse_json
 from embedlayer.io.locks import LOCK, FileLock
-from embedlayer.io.safetensors_files import load_tensors
+from embedlayer.io.safetensors_files import load_tensors, read_header
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.pretrained import CANNOT_BE_BUILT, CONFIG, TOKENIZER, WEIGHTS, assign, build, short, write_config
-from embedlayer.training.loop import Trainer, TrainingOptions
+from embedlayer.pretrained import (
+    CANNOT_BE_BUILT,
+    CONFIG,
+    TOKENIZER,
+    WEIGHTS,
+    assign,
+    build,
+    building,
+    short,
+    write_config,
+)
+from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.mapped import MappedEmbedding
+from embedlayer.training.loop import Trainer, TrainingOptions, trained_files
 from embedlayer.training.parallel import ParallelContext
 
 FORMAT_VERSION = 1
@@ -134,6 +149,7 @@ class TrainerState(TypedDict):
     step: Count
     steps: Count | None
     pending_updates: dict[str, PendingUpdatesState]
+    generations: NotRequired[list[Count]]
 
 
 class RunDirectory:
@@ -154,6 +170,7 @@ class RunDirectory:
         self.metrics = self.path / "metrics.jsonl"
         self.report = self.path / "report.html"
         self.run = self.path / "run.json"
+        self.tables = self.path / "tables"
         self.lock = FileLock(self.path / LOCK, f"The run folder {self.path}")
 
     @property
@@ -221,6 +238,8 @@ class RunDirectory:
         result = (self.path / CONFIG, self.path / WEIGHTS)
         for file in (self.run, self.best_facts, *result, self.checkpoint, self.metrics, self.report):
             file.unlink(missing_ok=True)
+        if not trained_files(trainer.model) and self.tables.exists():
+            shutil.rmtree(self.tables)
         save_tokenizer(tokenizer, self.path / TOKENIZER)
         description: JsonObject = {
             "format_version": FORMAT_VERSION,
@@ -311,7 +330,7 @@ class RunDirectory:
         """
         parallel = ParallelContext() if parallel is None else parallel
         description, options = self.read(), self.options()
-        model = self._build_with_seed(description, parallel, device)
+        model = self._build_with_seed(description, parallel, device, self._tables_at_checkpoint())
         parts = TokenCorpus.open(self.corpus).split(description["validation_fraction"])
         trainer = Trainer(model, *parts, options, parallel)
         if self.checkpoint.exists():
@@ -336,6 +355,34 @@ class RunDirectory:
             )
         return trainer, description
 
+    def _tables_at_checkpoint(self) -> Callable[[JsonObject], LookupTable] | None:
+        """Return a function that opens the mapped tables of the run one after another, as they were at the checkpoint.
+
+        Returns:
+            The function, from the description of a table; `None` if the run has no mapped tables.
+
+        Raises:
+            CheckpointError: The checkpoint is missing or damaged.
+        """
+        if not self.tables.exists():
+            return None
+        if not self.checkpoint.exists():
+            raise CheckpointError(
+                f"{self.checkpoint} is missing, and {self.tables} are at some checkpoint: restore the file, or train "
+                f"again."
+            )
+        state = parse_json(read_header(self.checkpoint).metadata.get("state", "{}"), f"The state in {self.checkpoint}")
+        check_fields(state, TrainerState, f"The state in {self.checkpoint}")
+        generations = enumerate(state.get("generations", []))
+
+        def resume(description: JsonObject) -> LookupTable:
+            number, generation = next(generations, (None, None))
+            if number is None:
+                raise CheckpointError(f"{self.checkpoint} names fewer mapped tables than {self.run}: one is damaged.")
+            return MappedEmbedding.resume(self.tables / str(number), generation)
+
+        return resume
+
     def initial_model(self) -> DecoderLM:
         """Return the model as it was before training, on the CPU: its weights are drawn again from the seed of the run.
 
@@ -353,7 +400,11 @@ class RunDirectory:
         return model
 
     def _build_with_seed(
-        self, description: JsonObject, parallel: ParallelContext, device: torch.device | str
+        self,
+        description: JsonObject,
+        parallel: ParallelContext,
+        device: torch.device | str,
+        make_table: Callable[[JsonObject], LookupTable] | None = None,
     ) -> DecoderLM:
         """Seed torch's generator with the seed of the run, and build the model of the run with weights drawn from it.
 
@@ -361,6 +412,7 @@ class RunDirectory:
             description: Content of `run.json`.
             parallel: The processes over which the model is sharded.
             device: Device of the model of a single process.
+            make_table: Function that opens a mapped table from its description; `None` to draw its rows in memory.
 
         Raises:
             CheckpointError: The model is not a `DecoderLM`, or too large for this machine.
@@ -369,20 +421,30 @@ class RunDirectory:
         if kind != "decoder_lm":
             raise CheckpointError(f"{self.run} describes a {kind}, not a {DecoderLM.__name__}.")
         torch.manual_seed(self.options().seed)
-        self._check_size(description)
-        return parallel.build(description["model"], device)
+        self._check_size(description, with_files=make_table is None)
+        with building(MappedEmbedding, make_table):
+            return parallel.build(description["model"], device)
 
-    def _check_size(self, description: JsonObject) -> None:
+    def _check_size(self, description: JsonObject, *, with_files: bool) -> None:
         """Raise an error if the parameters of the model need more bytes than this machine has memory; allocate nothing.
 
         Args:
             description: Content of `run.json`.
+            with_files: Whether mapped tables are counted, because their rows are drawn in memory.
 
         Raises:
             CheckpointError: The model is larger than the memory.
         """
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            needed = sum(tensor.nbytes for tensor in build(description["model"]).parameters())
+        in_files: set[nn.Parameter] = set()
+
+        def left_out(table: JsonObject) -> LookupTable:
+            built: LookupTable = build(table)
+            in_files.update(() if with_files else built.parameters())
+            return built
+
+        with torch.random.fork_rng(devices=[]), torch.device("meta"), building(MappedEmbedding, left_out):
+            parameters = build(description["model"]).parameters()
+        needed = sum(tensor.nbytes for tensor in parameters if tensor not in in_files)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
         if needed > memory:
             raise CheckpointError(
@@ -396,8 +458,8 @@ class RunDirectory:
         Raises:
             FileError: The file cannot be written.
         """
-        tensors, rest = trainer.state()
-        trainer.parallel.save(self.checkpoint, tensors, {"state": json.dumps(rest)})
+        with trainer.checkpoint() as (tensors, rest):
+            trainer.parallel.save(self.checkpoint, tensors, {"state": json.dumps(rest)})
 
     def best(self) -> JsonObject | None:
         """Return the content of `best.json`: step and validation results of the weights that `keep_best` wrote.
@@ -415,7 +477,8 @@ class RunDirectory:
         """Write `model.safetensors` and `best.json` if this validation loss is the lowest of the run so far.
 
         All ranks must call it. Until `finish` the folder has no `config.json`, so these weights are not read as a
-        finished result.
+        finished result. A run with mapped tables keeps its last weights instead: a copy of all rows at each validation
+        could take longer than the steps.
 
         Args:
             trainer: The trainer, with the weights to write.
@@ -426,6 +489,7 @@ class RunDirectory:
         """
         loss, best = line["validation_loss"], self.best() if trainer.parallel.is_first else None
         is_better = math.isfinite(loss) and (best is None or loss < best["validation_loss"])
+        is_better = is_better and not trained_files(trainer.model)
         is_better = trainer.parallel.collectives.any(trainer.parallel.is_first and is_better)
         if is_better:
             facts = {name: value for name, value in line.items() if name == "step" or name.startswith("validation")}

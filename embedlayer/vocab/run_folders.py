@@ -48,12 +48,18 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dic
         edit changes or leaves out, without weights and the IDs of the corpus.
 
     Raises:
-        VocabularyError: The corpus of an unfinished run, which has no layer yet, contains a removed token.
+        VocabularyError: The run has mapped tables; or the corpus of an unfinished run, which has no layer yet, contains
+            a removed token.
         CheckpointError: `edit` undoes an earlier edit, and the folder is not what that edit wrote.
     """
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
     random_state = torch.get_rng_state()
     run, results = RunDirectory(folder), dict[str, ModuleResult]()
+    if run.tables.exists():
+        raise VocabularyError(
+            f"The run {folder} has mapped tables in {run.tables}, whose rows cannot be moved. Save its model into another "
+            f"folder and edit that: DecoderLM.from_pretrained({str(folder)!r}).save_pretrained(...)."
+        )
     if (folder / CONFIG).exists():
         layer = Pretrained.from_pretrained(folder)
         results[""] = apply_to_module(layer, edit, tokenizer=tokenizer)

@@ -16,9 +16,15 @@ from embedlayer import (
     TokenizerError,
     Trainer,
     TrainingOptions,
+    VocabularyError,
     open_model,
     train_tokenizer,
 )
+from embedlayer.data import compressed_tokens
+from embedlayer.layers import GatedEmbedding, NgramEmbedding, NgramHash, ValueEmbedding
+from embedlayer.tables.mapped import MappedEmbedding
+from embedlayer.training.loop import trained_files
+from embedlayer.vocab import edit_vocabulary
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 100
 
@@ -163,3 +169,60 @@ def test_a_tokenizer_larger_than_the_table_is_refused(started) -> None:
     directory.finish(trainer, train_tokenizer((), "byte", special_tokens=["<a>", "<b>", "<c>"]))
     with pytest.raises(TokenizerError, match="gives IDs up to 258 and the table has 257 rows"):
         open_model(directory.path)
+
+
+def start_with_mapped_tables(path, tokenizer, text):
+    """Start a run with an n-gram table and value embeddings, whose rows are in files of the run."""
+    directory = RunDirectory(path)
+    path.mkdir()
+    corpus = TokenCorpus.build([text], tokenizer, directory.corpus)
+    torch.manual_seed(0)
+    hash = NgramHash.for_rows(2000, 257, heads=2, token_map=compressed_tokens(tokenizer))
+    tables = [
+        MappedEmbedding.create(directory.tables / "0", hash.num_rows, 4, init_std=0.02),
+        MappedEmbedding.create(directory.tables / "1", 257, 16, init_std=0.02),
+    ]
+    added = [
+        GatedEmbedding(NgramEmbedding(hash, tables[0]), 16, block=0),
+        ValueEmbedding(tables[1], 2, blocks=[0], gate_channels=8),
+    ]
+    table = TokenEmbedding(257, 16)
+    model = DecoderLM(table, "rotary", num_layers=1, num_heads=2, dropout=0.1, injections=added)
+    options = TrainingOptions(steps=6, batch_size=2, max_length=8, log_every=2, seed=0)
+    trainer = Trainer(model, *corpus.split(0.2), options)
+    directory.start(trainer, tokenizer, validation_fraction=0.2)
+    directory.save_checkpoint(trainer)
+    return directory, trainer
+
+
+def close(trainer) -> None:
+    for table in trained_files(trainer.model).values():
+        table.close()
+
+
+def test_a_run_with_mapped_tables_is_killed_and_resumes_bit_for_bit(tmp_path) -> None:
+    text, tokenizer = tmp_path / "text.txt", train_tokenizer(TEXT, "byte")
+    text.write_text(TEXT)
+    whole, trainer = start_with_mapped_tables(tmp_path / "whole", tokenizer, text)
+    train(whole, trainer)
+    whole.finish(trainer, tokenizer)
+    close(trainer)
+    killed, trainer = start_with_mapped_tables(tmp_path / "killed", tokenizer, text)
+    for saved, reached in ((0, 1), (2, 4), (4, 4)):
+        train(killed, trainer, until=saved)
+        if saved:
+            killed.save_checkpoint(trainer)
+        train(killed, trainer, until=reached)  # rows of these steps are in the files, and are rolled back
+        close(trainer)
+        trainer, _, _ = killed.resume()
+        assert trainer.step == saved
+    train(killed, trainer)
+    killed.finish(trainer, tokenizer)
+    assert (killed.path / "model.safetensors").read_bytes() == (whole.path / "model.safetensors").read_bytes()
+    assert isinstance(open_model(killed.path).model.injections[1].table, TokenEmbedding)
+    with pytest.raises(VocabularyError, match="has mapped tables"):
+        edit_vocabulary(killed.path, remove=[200], out=tmp_path / "edited")
+    killed.checkpoint.unlink()
+    close(trainer)
+    with pytest.raises(CheckpointError, match=r"checkpoint\.safetensors is missing, and .*tables are at some"):
+        killed.open()
