@@ -188,7 +188,7 @@ def start_with_mapped_tables(path, tokenizer, text):
     ]
     table = TokenEmbedding(257, 16)
     model = DecoderLM(table, "rotary", num_layers=1, num_heads=2, dropout=0.1, injections=added)
-    options = TrainingOptions(steps=6, batch_size=2, max_length=8, log_every=2, seed=0)
+    options = TrainingOptions(steps=6, batch_size=2, max_length=8, log_every=2, validation_tokens=64)
     trainer = Trainer(model, *corpus.split(0.2), options)
     directory.start(trainer, tokenizer, validation_fraction=0.2)
     directory.save_checkpoint(trainer)
