@@ -7,6 +7,7 @@ A table of V rows of width D has `V * D` parameters; all the rest follows from i
 | table | `V * D` numbers, `V * R + R * D` when factorised with rank R, or codes and scales when quantised |
 | head | nothing when tied, else `V * D` of its own |
 | learned positions | `max_seq_len * D` |
+| per-layer inputs | a table of width W and its projection, `V * W + W * D` |
 | gradient | one number a trained parameter; of a row-sparse table one row and one ID a token |
 | AdamW | two moments a trained parameter; of a row-sparse table also two step numbers a row |
 | activations | input of the first block and output of the last one, `2 N D`, and the gradient of the output |
@@ -99,6 +100,9 @@ class EmbeddingPlan:
     tied: bool = _option(True, "Tie the head to the table; untied, it is a V x D matrix of its own.")
     rank: int | None = _option(None, "Rank R of a factorised table, E = E1 E2; a dense table by default.", least=1)
     positions: int = _option(0, "Rows of a learned position table; 0 for none.", least=0)
+    per_layer_dim: int = _option(
+        0, "Width of a per-layer table (Gemma 3n and 4), layers * P; 0 for none.", flag="--per-layer", least=0
+    )
     dtype: str = _option("fp32", "Data type of the weights.", choices=tuple(DTYPE_BITS))
     tokens: int = _option(0, "Tokens of a step on each process, B * T; 0 leaves activations and loss out.", least=0)
     optimizer: str = _option("adamw", "Optimizer; none plans inference.", choices=tuple(OPTIMIZER_MOMENTS))
@@ -185,6 +189,14 @@ class EmbeddingPlan:
         return self.positions * self.embed_dim
 
     @property
+    def per_layer_parameters(self) -> int:
+        """Return the number of parameters of a per-layer table, which is not sharded, and its projection.
+
+        The norm of the per-layer inputs has P more.
+        """
+        return (self.vocab_size + self.embed_dim) * self.per_layer_dim
+
+    @property
     def delta_parameters(self) -> int:
         """Return the number of parameters in the delta rows: `delta_rows * D`.
 
@@ -194,8 +206,9 @@ class EmbeddingPlan:
 
     @property
     def parameters(self) -> int:
-        """Return the number of all parameters on one rank: table, head, positions and delta rows."""
-        return self.table_parameters + self.head_parameters + self.position_parameters + self.delta_parameters
+        """Return the number of all parameters on one rank: table, head, positions, per-layer table and delta rows."""
+        ends = self.table_parameters + self.head_parameters + self.delta_parameters
+        return ends + self.position_parameters + self.per_layer_parameters
 
     @property
     def trained_parameters(self) -> int:
@@ -223,14 +236,22 @@ class EmbeddingPlan:
         return self.position_parameters * self._number_bytes
 
     @property
+    def per_layer_bytes(self) -> int:
+        """Return the bytes of a per-layer table, quantised as the table is, and of its projection."""
+        if not self.per_layer_dim:
+            return 0
+        projection = self.embed_dim * self.per_layer_dim * self._number_bytes
+        return self.vocab_size * self._row_bytes(self.per_layer_dim) + projection
+
+    @property
     def delta_bytes(self) -> int:
         """Return the bytes of the trained rows of a table whose other rows are frozen, and of their int64 token IDs."""
         return self.delta_rows * (self.embed_dim * self._number_bytes + ID_BYTES)
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of all weights on one rank: table, head, positions and delta rows."""
-        return self.table_bytes + self.head_bytes + self.position_bytes + self.delta_bytes
+        """Return the bytes of all weights on one rank: table, head, positions, per-layer table and delta rows."""
+        return self.table_bytes + self.head_bytes + self.position_bytes + self.per_layer_bytes + self.delta_bytes
 
     @property
     def scale_bytes(self) -> int:
@@ -399,12 +420,16 @@ class EmbeddingPlan:
     def replicated_network_bytes(self) -> int:
         """Return the bytes that a process sends in a step to all-reduce the gradients of unsharded parameters.
 
-        These parameters are learned positions and the `(R, D)` projection of a factorised table.
+        These are learned positions, a per-layer table, and the `(R, D)` projection of a factorised table.
         `DistributedDataParallel` averages their gradients over all processes.
         """
         if not self.trained:
             return 0
-        numbers = self.position_parameters + sum(rows * columns for rows, columns in self._factors[1:])
+        numbers = (
+            self.position_parameters
+            + self.per_layer_parameters
+            + sum(rows * columns for rows, columns in self._factors[1:])
+        )
         return 2 * (self.processes - 1) * numbers * self._number_bytes // self.processes
 
     @property

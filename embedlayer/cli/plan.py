@@ -93,13 +93,15 @@ def plan(
     if (texts or tokenizer_from is not None) and checkpoint is None:
         raise click.UsageError("--text is read with the tokenizer of a checkpoint: give --checkpoint.")
     if checkpoint is not None:
-        if presets or given.keys() & {"vocab_size", "embed_dim", "tied", "rank", "positions", "dtype"}:
+        if presets or given.keys() & {"vocab_size", "embed_dim", "tied", "rank", "positions", "per_layer_dim", "dtype"}:
             raise click.UsageError("--checkpoint has its own sizes: leave out models and sizes.")
         from embedlayer.sources import open_model
         from embedlayer.vocab.token_usage import used_tokens
 
         opened = open_model(checkpoint, tokenizer_from)
-        now = replace(planned(opened.table, opened.head, opened.position, name=checkpoint.name), **given)
+        now = planned(opened.table, opened.head, opened.position, name=checkpoint.name)
+        inputs = getattr(opened.model, "per_layer", None)
+        now = replace(now, per_layer_dim=0 if inputs is None else inputs.table.embed_dim, **given)
         used = len(used_tokens(opened.require_tokenizer(), texts)) if texts else None
         _show_alternatives(now, plan_alternatives(now, used=used), as_json=as_json)
         return
@@ -188,6 +190,12 @@ def _parts(row: EmbeddingPlan) -> Printed:
         ("table", format_parameters(row.table_parameters), row.table_bytes, True),
         ("head", head, row.head_bytes, True),
         ("learned positions", format_parameters(row.position_parameters), row.position_bytes, True),
+        (
+            "per-layer inputs",
+            format_parameters(row.per_layer_parameters),
+            row.per_layer_bytes,
+            row.per_layer_dim,
+        ),
         (f"{row.delta_rows:,} trained rows", format_parameters(row.delta_parameters), row.delta_bytes, row.delta_rows),
         ("weights", format_parameters(row.parameters), row.weight_bytes, True),
         ("gradient", format_parameters(row.trained_parameters), row.gradient_bytes, True),

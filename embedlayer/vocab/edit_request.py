@@ -10,7 +10,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.data.tokenizer import fingerprint, missing_rows_message
-from embedlayer.distributed.dtensors import to_local
 from embedlayer.errors import VocabularyError
 from embedlayer.io.files import JsonObject
 from embedlayer.short_repr import short_repr
@@ -265,7 +264,7 @@ class EditRequest(VocabularyEdit):
         computed_from: dict[str | None, list[tuple[int, ...]]] = {}
 
         def values(rows: RowTensor) -> Iterator[Tensor]:
-            stored = to_local(rows.completed(tokens.num_tokens).detach())
+            stored = rows.local
             if stored.dim() == 1:
                 none: list[tuple[int, ...]] = [()] * len(new_ids)
                 sources = computed_from.get(rows.end, computed_from.get("table", none))
@@ -277,6 +276,7 @@ class EditRequest(VocabularyEdit):
                 num_rows=rows.partitions(row_map)[0].num_rows,
                 collectives=rows.collectives,
                 decode=rows.decode,
+                missing_row=rows.missing_row,
             )
             found = computed_from[rows.end] = []
             init = self.init_head if rows.end == "head" else self.init

@@ -38,6 +38,7 @@ from embedlayer.layers.output import OutputHead
 from embedlayer.layers.per_layer import PerLayerInputs
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.sparse_gradient import row_gradient
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit, round_up
@@ -86,6 +87,11 @@ class LocalTable(NamedTuple):
     def shards(self) -> Collectives:
         """Return the ranks over which the rows are sharded, in a `ShardedTable` or as a DTensor, which FSDP2 uses."""
         return row_collectives(self.stored.weight) if self.local is self.table else self.collectives
+
+    @property
+    def may_lack_rows(self) -> bool:
+        """Return whether this is a per-layer table that may have fewer rows than there are tokens."""
+        return self.missing_row is not None and self.shards is SINGLE_PROCESS
 
     @property
     def padding_idx(self) -> int | None:
@@ -185,9 +191,9 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
             tables[_join(name, "table")] = table
     of_heads = {id(child) for head in heads.values() for child in head.children()}
     local = dict(_local_table(name, table, id(table) in of_heads) for name, table in tables.items())
-    for name, missing_row in _per_layer_tables(modules).items():
-        part = _local_table(name, modules[name], False)[1] if name not in local else local[name]
-        local[name] = part._replace(per_layer=True, missing_row=missing_row)
+    for name, (table, missing_row) in _per_layer_tables(modules).items():
+        stored, part = _local_table(name, table, False)
+        local[stored] = part._replace(per_layer=True, missing_row=missing_row)
     found = VocabularyModules(tables, local, heads, layers, {}, hashes)
     if not found.sizes:
         raise SizeError(
@@ -224,22 +230,24 @@ def refuse_hashed_ngrams(names: Iterable[str], what: str) -> None:
         )
 
 
-def _per_layer_tables(modules: Mapping[str, nn.Module]) -> dict[str, int | None]:
-    """Return from the name of each per-layer table to the row that is looked up for tokens which it lacks, or `None`.
+def _per_layer_tables(modules: Mapping[str, nn.Module]) -> dict[str, tuple[LookupTable, int | None]]:
+    """Return the per-layer tables by name, each with the row that is looked up for tokens which it lacks, or `None`.
 
     These are the tables of `PerLayerInputs`, and those of patched models of transformers.
 
     Args:
         modules: All modules of the edited module by name.
     """
-    found: dict[str, int | None] = {}
+    found: dict[str, tuple[LookupTable, int | None]] = {}
     for name, part in modules.items():
         family = family_of(getattr(part.__dict__.get("config"), "model_type", None))
-        spec = None if family is None else family.per_layer
         if isinstance(part, PerLayerInputs):
-            found[_join(name, "table")] = part.missing_row
-        elif spec is not None and isinstance(part._modules.get(spec.table.partition(".")[0]), TokenTable):
-            found[_join(name, spec.table.partition(".")[0])] = spec.missing_row
+            found[_join(name, "table")] = part.table, part.missing_row
+        elif family is not None and family.per_layer is not None:
+            child = family.per_layer.table.partition(".")[0]
+            table = part._modules.get(child)
+            if isinstance(table, TokenTable):
+                found[_join(name, child)] = table, family.per_layer.missing_row
     return found
 
 
@@ -248,7 +256,7 @@ def _join(name: str, child: str) -> str:
     return f"{name}.{child}".lstrip(".")
 
 
-def _local_table(name: str, table: TokenTable, of_head: bool) -> tuple[str, LocalTable]:
+def _local_table(name: str, table: LookupTable, of_head: bool) -> tuple[str, LocalTable]:
     """Return the rows of a table that this process stores, after the dotted name of the module that stores them.
 
     Args:
@@ -624,17 +632,19 @@ def apply_to_module(
         )
         if resolved.pad_to_multiple_of is not None and any(p.local is not p.table for p in modules.local.values()):
             raise SizeError("Sharded tables have no padding rows: leave out pad_to_multiple_of.")
-        if any(part.missing_row is not None and part.shards is not SINGLE_PROCESS for part in modules.local.values()):
-            raise SizeError("A per-layer table that may lack tokens is sharded: edit the vocabulary before sharding.")
+        if any(
+            p.shards is not SINGLE_PROCESS and p.table.vocab_size < modules.vocab_size for p in modules.local.values()
+        ):
+            raise SizeError("A per-layer table that lacks tokens is sharded: edit the vocabulary before it is sharded.")
         row_map = resolved.rows.row_map
+        check_first_ids(row_map, [getattr(part, key, None) for part in module.modules() for key in FIRST_IDS])
         settings, old_settings = new_settings(modules, resolved), settings_of(modules)
         before = {name: getattr(setting.owner, setting.attribute) for name, setting in old_settings.items()}
         for updates, weight in pending:  # rows and moments become those of dense AdamW
             updates.apply_all(weight, moments=True)
-        check_first_ids(row_map, [getattr(part, key, None) for part in module.modules() for key in FIRST_IDS])
         padding = {
             name: settings[_join(name, "num_rows")]
-            - (row_map.size if part.missing_row is not None else settings[_join(name, "vocab_size")])
+            - (row_map.size if part.may_lack_rows else settings[_join(name, "vocab_size")])
             for name, part in modules.stored.items()
         }
         tensors, replace = row_tensors(module, modules, optimizer, padding, fsdp)

@@ -37,6 +37,7 @@ class WeightRows:
         num_rows: Number of rows of all ranks together; required if the rows are sharded.
         collectives: The ranks over which the rows are sharded.
         decode: If the rows are stored as bytes: function that returns their numbers. They are then not sharded.
+        missing_row: Row that is read for tokens which `weight` lacks; `None` if it has all of them.
     """
 
     def __init__(
@@ -48,15 +49,18 @@ class WeightRows:
         num_rows: int | None = None,
         collectives: Collectives = SINGLE_PROCESS,
         decode: Callable[[Tensor], Tensor] | None = None,
+        missing_row: int | None = None,
     ) -> None:
-        self.decode = decode
+        self.decode, self.missing_row = decode, missing_row
         self.weight, self.padding_idx, self.collectives = weight, padding_idx, collectives
         self.vocab_size = len(weight) if vocab_size is None else vocab_size
         self.num_rows = len(weight) if num_rows is None else num_rows
         self.embed_dim = weight.shape[1] if decode is None else decode(weight[:1]).shape[1]
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
-        """Return rows `start` to `stop - 1`; a view if the rows are not sharded."""
+        """Return rows `start` to `stop - 1`; a view if the rows are not sharded and the weight has all of them."""
+        if self.missing_row is not None and stop > len(self.weight):
+            return self.look_up(torch.arange(start, stop))
         if self.decode is not None:
             return self.decode(self.weight[start:stop])
         return self.weight[start:stop] if self.collectives.size == 1 else self.look_up(torch.arange(start, stop))
@@ -68,6 +72,8 @@ class WeightRows:
         (all-reduce), so that the values stay exact.
         """
         places, is_local = self.collectives.partition(self.num_rows).local(ids.to(self.weight.device))
+        if self.missing_row is not None:
+            places = torch.where(places < len(self.weight), places, self.missing_row)
         if self.collectives.size == 1:
             found = self.weight.index_select(0, places)
             return found if self.decode is None else self.decode(found)

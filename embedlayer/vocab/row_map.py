@@ -200,17 +200,15 @@ class RowTensor:
     new_values: Callable[[int], Tensor] | None = None
     missing_row: int | None = None
 
-    def completed(self, size: int) -> Tensor:
-        """Return the tensor with `size` rows, where missing ones are copies of `missing_row`; else the tensor itself.
+    def completing(self, row_map: "RowMap") -> "RowMap":
+        """Return the row map in which tokens that the tensor lacks have `missing_row` as their old row.
 
-        Args:
-            size: Number of rows.
+        If the tensor lacks no token, the result is `row_map` itself.
         """
-        if self.missing_row is None or len(self.tensor) >= size:
-            return self.tensor
-        local = self.local
-        copies = local[self.missing_row : self.missing_row + 1].expand(size - len(local), *local.shape[1:])
-        return torch.cat([local, copies])
+        if self.missing_row is None or len(self.tensor) >= row_map.old_size:
+            return row_map
+        count = len(self.tensor)
+        return RowMap(torch.where(row_map.sources < count, row_map.sources, self.missing_row), count)
 
     @property
     def local(self) -> Tensor:
@@ -294,7 +292,7 @@ def apply_row_map(
             _check_restored_rows(tensors, edit, edit.restored_rows)
     for name, rows in tensors.items():
         before, after = rows.partitions(row_map)
-        new = row_map.apply(rows.completed(row_map.old_size), padding=rows.padding, collectives=rows.collectives)
+        new = rows.completing(row_map).apply(rows.tensor, padding=rows.padding, collectives=rows.collectives)
         if edit.restored_rows is not None:
             places = local_rows(row_map.initialised, after)
             new.index_copy_(0, places.to(new.device), edit.restored_rows[name].to(new.device, new.dtype))

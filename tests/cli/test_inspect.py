@@ -18,6 +18,7 @@ from embedlayer import (
 )
 from embedlayer.checkpoints import write_vectors
 from embedlayer.data.tokenizer import save_tokenizer
+from embedlayer.layers import PerLayerInputs
 
 
 @pytest.fixture(scope="module")
@@ -210,3 +211,16 @@ def test_a_table_without_any_length_is_said_to_be_so(tmp_path, capsys) -> None:
     assert "all rows are zero, NaN or infinite" in capsys.readouterr().out
     assert run("inspect", tmp_path, "--json") == 0
     assert json.loads(capsys.readouterr().out)["geometry"] is None
+
+
+def test_a_per_layer_table_is_listed_and_planned(tmp_path, capsys) -> None:
+    inputs = PerLayerInputs(TokenEmbedding(20, 12), 8, 3)
+    EmbeddingLayer(TokenEmbedding(30, 8), per_layer=inputs).save_pretrained(tmp_path / "layer")
+    assert run("inspect", tmp_path / "layer") == 0
+    assert "per-layer table of 20 rows, 3 blocks x 4" in " ".join(capsys.readouterr().out.split())
+    assert run("inspect", tmp_path / "layer", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["per_layer"] == {"rows": 20, "layers": 3, "width": 4}
+    assert run("plan", "--checkpoint", tmp_path / "layer", "--json") == 0
+    row = json.loads(capsys.readouterr().out)[0]
+    assert row["per_layer_parameters"] == (30 + 8) * 12  # as if each token had a row
+    assert row["weight_bytes"] == 4 * (30 * 8 + (30 + 8) * 12)
