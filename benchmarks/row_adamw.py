@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Case, Row, time_alternately
 from embedlayer.optim.row_adamw import RowAdamW
+from embedlayer.optim.row_optimizer import RowOptimizer
 from embedlayer.tables.dense import TokenEmbedding
-from embedlayer.tables.lazy_adam import Betas, StepHistory
+from embedlayer.tables.lazy_adam import StepHistory
 
 TOKENS = 2048
 AGE = 10_000
@@ -74,27 +75,27 @@ def zipf(vocab_size: int) -> Tensor:
     return chances / chances.sum()
 
 
-def aged(setting: Setting, competitor: Competitor) -> tuple[TokenEmbedding, RowAdamW]:
+def aged(setting: Setting, build: Callable[[list[nn.Parameter]], RowOptimizer]) -> tuple[TokenEmbedding, RowOptimizer]:
     """A table and its optimizer after `AGE` steps: moments of random gradients, rows as far behind as they would be."""
     table = TokenEmbedding(setting.vocab_size, setting.embed_dim, row_sparse=True)
-    betas, every = competitor.betas, competitor.apply_pending_every
-    optimizer = RowAdamW(table.parameters(), lr=1e-3, betas=betas, apply_pending_every=every)
+    optimizer = build(list(table.parameters()))
     step_of(table, optimizer, [torch.zeros(1, dtype=torch.long)])()
     state = optimizer.state[table.weight]
     state["step"].fill_(AGE)
-    state["exp_avg"].normal_(std=1e-5)
-    state["exp_avg_sq"].normal_(std=7e-5).square_()
-    pending = table.pending_updates
+    moments = tuple(state[name] for name in optimizer.row_state.layout(table.weight))
+    for first in moments[:-1]:
+        first.normal_(std=1e-5)
+    moments[-1].normal_(std=7e-5).square_()
+    pending, betas = table.pending_updates, optimizer.betas_of(optimizer.param_groups[0])
     per_step = -torch.expm1(TOKENS * torch.log1p(-zipf(setting.tokens_of or setting.vocab_size)))
     gaps = torch.full((setting.vocab_size,), AGE - 1.0, dtype=torch.float64)
     gaps[: len(per_step)] = torch.distributions.Geometric(per_step.clamp(max=1 - 1e-9)).sample().clamp(max=AGE - 1)
     assert pending is not None
-    history = StepHistory(0, Betas(*betas, eps=1e-8))
+    history = StepHistory(0, betas)
     for step in range(AGE):
         history.record(1e-3 * (1 + math.cos(math.pi * step / AGE / 2)) / 2, 1e-2)
     value_steps = (AGE - gaps).int()
     tensors = {"value_steps": value_steps, "moment_steps": value_steps, "history": torch.from_numpy(history.lines)}
-    moments = (state["exp_avg"], state["exp_avg_sq"])
     pending.load_state(table.weight, moments, tensors, {"start": 0, "betas": list(history.betas)})
     return table, optimizer
 
@@ -123,7 +124,8 @@ def steps_of(competitor: Competitor, setting: Setting, batches: list[Tensor]) ->
         sparse = nn.Embedding(*sizes, sparse=True)
         return step_of(sparse, torch.optim.SparseAdam(sparse.parameters(), betas=competitor.betas), batches)
     if competitor.what == LATER:
-        return step_of(*aged(setting, competitor), batches)
+        betas, every = competitor.betas, competitor.apply_pending_every
+        return step_of(*aged(setting, lambda p: RowAdamW(p, lr=1e-3, betas=betas, apply_pending_every=every)), batches)
     table = TokenEmbedding(*sizes, row_sparse=True)
     step = step_of(table, RowAdamW(table.parameters(), lr=1e-3, betas=competitor.betas), batches)
     for _ in range(50 - 2 * (setting.rounds + WARMUP)):  # so that the last one measured is step 50

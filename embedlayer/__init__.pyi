@@ -54,6 +54,7 @@ from .models.generate import generate as generate
 from .models.llama import load_llama as load_llama
 from .optim.clip import clip_grad_norm_ as clip_grad_norm_
 from .optim.param_groups import param_groups as param_groups
+from .optim.row_adagrad import RowAdagrad as RowAdagrad
 from .optim.row_adamw import RowAdamW as RowAdamW
 from .positions.alibi import AlibiBias as AlibiBias
 from .positions.learned import LearnedPositionalEmbedding as LearnedPositionalEmbedding

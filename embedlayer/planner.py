@@ -10,6 +10,8 @@ A table of V rows of width D has `V * D` parameters; all the rest follows from i
 | per-layer inputs | a table of width W and its projection, `V * W + W * D` |
 | gradient | one number a trained parameter; of a row-sparse table one row and one ID a token |
 | AdamW | two moments a trained parameter; of a row-sparse table also two step numbers a row |
+| row-wise AdamW | a second moment and two step numbers a row of a row-sparse table, and its first moments or none |
+| Adagrad | one sum a trained parameter; of a row-sparse table one sum and two step numbers a row |
 | activations | input of the first block and output of the last one, `2 N D`, and the gradient of the output |
 | loss | plain: softmax of the logits and two gradients of it, `3 N V` in fp32; chunked: the logits of one chunk |
 | network, look-up | an ID and two rows for each distinct token, on average over the ranks |
@@ -37,8 +39,14 @@ DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4, "q8_0": 
 
 FLOAT_DTYPES = ("fp32", "fp16", "bf16")
 
-OPTIMIZER_MOMENTS = {"adamw": 2, "sgd": 0, "none": 0}
+OPTIMIZER_MOMENTS = {"adamw": 2, "adagrad": 1, "sgd": 0, "none": 0}
 """Numbers that an optimizer stores for each parameter. `none` is inference, without gradients."""
+
+ROW_STATES = {"adamw": 0, "rowwise_fp32": 32, "rowwise_bf16": 16, "rowwise": 0}
+"""Bits of the first moment of a number of a row-sparse table, for rules with one second moment a row."""
+
+STEP_BYTES = 2 * 4
+"""Bytes of the two step numbers of a row of a row-sparse table."""
 
 SCALE_BYTES = {"int8": 8, "int4": 4, "q8_0": 2, "q4_0": 2}
 """Bytes of the step and the offset of a quantised row, or of a group of its numbers: in fp32, in fp16; GGUF's blocks
@@ -109,6 +117,9 @@ class EmbeddingPlan:
     moment_dtype: str = _option("fp32", "Data type of the moments of AdamW.", flag="--moments", choices=FLOAT_DTYPES)
     chunked_loss: bool = _option(False, "Compute the loss in chunks of tokens, as sharded tables always do.")
     row_sparse: bool = _option(False, "Give gradients to looked-up rows only (RowAdamW); needs an untied head.")
+    row_state: str = _option(
+        "adamw", "Moments of a row-sparse table: RowAdamW's, or RowwiseSecondMoment's.", choices=tuple(ROW_STATES)
+    )
     delta_rows: int = _option(
         0, "Freeze all but this number of rows (DeltaEmbedding); 0 trains all.", flag="--delta", least=0
     )
@@ -138,6 +149,11 @@ class EmbeddingPlan:
             raise SizeError(
                 "row_sparse needs a trained dense table with an untied head, because a tied head sends a gradient to "
                 "every row. Leave out rank, delta_rows and int8 or int4, and plan it untied."
+            )
+        if self.row_state != "adamw" and (not self.row_sparse or self.optimizer != "adamw"):
+            raise SizeError(
+                f"row_state {self.row_state} is for a row-sparse table with adamw: plan it with row_sparse=True and "
+                f"optimizer='adamw'."
             )
         if self.delta_rows and self.processes > 1:
             raise SizeError(
@@ -283,10 +299,15 @@ class EmbeddingPlan:
         """Return the bytes of the optimizer state on one rank: the moments of all trained parameters.
 
         A row-sparse table also has two int32 numbers for each row, from which the optimizer applies its pending
-        updates.
+        updates. With one second moment a row (`row_state`, or Adagrad), that is an fp32 number.
         """
-        moments = self.trained_parameters * OPTIMIZER_MOMENTS[self.optimizer] * DTYPE_BITS[self.moment_dtype] // 8
-        return moments + (2 * 4 * self._rows if self.row_sparse and moments else 0)
+        number = OPTIMIZER_MOMENTS[self.optimizer] * DTYPE_BITS[self.moment_dtype] // 8
+        if not self.row_sparse or not number:
+            return self.trained_parameters * number
+        row = self.embed_dim * number
+        if self.row_state != "adamw" or self.optimizer == "adagrad":
+            row = self.embed_dim * ROW_STATES[self.row_state] // 8 + 4
+        return (self.trained_parameters - self.table_parameters) * number + self._rows * (row + STEP_BYTES)
 
     @property
     def activation_bytes(self) -> int:
@@ -590,7 +611,8 @@ def plan_alternatives(now: EmbeddingPlan, *, used: int | None = None, delta_rows
         >>> [alternative.change for alternative in plan_alternatives(now)][:3]
         ['train 256 rows only', 'chunked loss', 'int4, nothing trained']
     """
-    frozen = {"optimizer": "none", "row_sparse": False, "delta_rows": 0, "group_size": None}
+    all_rows = {"row_sparse": False, "row_state": "adamw"}
+    frozen = {"optimizer": "none", **all_rows, "delta_rows": 0, "group_size": None}
     fewer = min(delta_rows, now.vocab_size)
     quarter = max(1, now.embed_dim // 4)
     trained, dense = now.trained, now.rank is None
@@ -599,10 +621,10 @@ def plan_alternatives(now: EmbeddingPlan, *, used: int | None = None, delta_rows
     can_factorise = dense and not now.quantised and now.embed_dim > quarter
     kept = used or 0
     trimmed = {"vocab_size": kept, "delta_rows": min(now.delta_rows, kept)}
-    only_rows, factors = {"delta_rows": fewer, "row_sparse": False}, {"rank": quarter, "row_sparse": False}
+    only_rows, factors = {"delta_rows": fewer, **all_rows}, {"rank": quarter, **all_rows}
     options: list[tuple[bool, str, dict[str, Any], str]] = [
         (trained and not now.chunked_loss, "chunked loss", {"chunked_loss": True}, "none: same results"),
-        (not now.tied, "tie the head", {"tied": True, "row_sparse": False}, "another model: train again"),
+        (not now.tied, "tie the head", {"tied": True, **all_rows}, "another model: train again"),
         (now.tied and dense, "untie the head", {"tied": False}, "same model at the start"),
         (can_be_sparse, "row-sparse table", {"row_sparse": True}, "none: same results"),
         (can_freeze_rows, f"train {fewer:,} rows only", only_rows, "all other rows stay"),

@@ -4,18 +4,22 @@ A new kind is tested by adding it here. Each entry is a function that builds a f
 16 positions, 4 heads of width 6.
 """
 
+import tempfile
+import weakref
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
 import embedlayer as el
+from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.layers.gated_embedding import GatedEmbedding
 from embedlayer.layers.injection import AddedEmbedding, EmbeddingInjection
 from embedlayer.layers.ngram import NgramEmbedding, NgramHash
 from embedlayer.layers.per_layer import PerLayerInputs
 from embedlayer.layers.per_layer_embedding import PerLayerEmbedding
 from embedlayer.layers.value_embedding import ValueEmbedding
+from embedlayer.tables.mapped import MappedEmbedding
 
 VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, NUM_HEADS = 50, 24, 16, 4
 
@@ -44,6 +48,27 @@ TABLES: dict[str, Callable[[], el.TokenTable]] = {
     "delta over int8": lambda: el.DeltaEmbedding(quantized(8), [7, 48, 49]),
     "delta over factorised": lambda: el.DeltaEmbedding(TABLES["factorised"](), [7, 48, 49]),
 }
+
+
+def in_a_file(trained: bool) -> MappedEmbedding:
+    """A table of its own temporary folder, which is deleted with the table."""
+    folder = tempfile.TemporaryDirectory()
+    options = {"padding_idx": 0, "scale": "sqrt_dim"}
+    if trained:
+        table = MappedEmbedding.create(f"{folder.name}/rows", VOCAB_SIZE, EMBED_DIM, init_std=0.02, **options)
+    else:
+        save_tensors(f"{folder.name}/rows.safetensors", {"rows": torch.randn(VOCAB_SIZE, EMBED_DIM)})
+        table = MappedEmbedding.open(f"{folder.name}/rows.safetensors", **options)
+    weakref.finalize(table, folder.cleanup)
+    return table
+
+
+LOOKUP_TABLES: dict[str, Callable[[], el.LookupTable]] = {
+    **TABLES,
+    "mapped, read-only": lambda: in_a_file(trained=False),
+    "mapped, trained": lambda: in_a_file(trained=True),
+}
+"""Tables with the first direction, and some without the second."""
 
 POSITIONS: dict[str, Callable[[], el.Position]] = {
     "learned": lambda: el.LearnedPositionalEmbedding(MAX_SEQ_LEN, EMBED_DIM),

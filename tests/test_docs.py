@@ -80,6 +80,11 @@ def test_the_costs_of_head_outputs_are_the_results(monkeypatch) -> None:
     assert head_outputs.PAGE.read_text() == head_outputs.page(), "run: python docs/head_outputs.py --write"
 
 
+def test_the_bytes_and_times_of_row_state_are_those_of_the_planner_and_the_results() -> None:
+    module = runpy.run_path(str(ROOT / "docs" / "row_state.py"))
+    assert module["PAGE"].read_text() == module["page"](), "run: python docs/row_state.py --write"
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
 
@@ -118,6 +123,7 @@ def test_every_module_has_its_test_file() -> None:
         "data/bert_tokenizers.py": "data/test_gguf_tokenizers.py",
         "families/gguf.py": "checkpoints/test_gguf.py",
         "distributed/dtensors.py": "distributed/test_sharded.py",
+        "optim/row_optimizer.py": "laws/test_pending_updates.py",
     }
     for file in (ROOT / "embedlayer").rglob("*.py"):
         name = file.relative_to(ROOT / "embedlayer")

@@ -24,6 +24,7 @@ from embedlayer import (
     OutputHead,
     Position,
     QuantizedEmbedding,
+    RowAdagrad,
     RowAdamW,
     TokenEmbedding,
     TokenTable,
@@ -33,6 +34,7 @@ from embedlayer.errors import SizeError
 from embedlayer.formatting import format_bytes, format_parameters
 from embedlayer.layers.input import embed
 from embedlayer.losses import products
+from embedlayer.optim import RowwiseSecondMoment
 from embedlayer.planner import (
     DTYPE_BITS,
     OPTIMIZER_MOMENTS,
@@ -131,6 +133,8 @@ PLANS = {
     "factorised, chunked": {"rank": 16, "chunked_loss": True},
     "factorised, untied head": {"rank": 16, "tied": False},
     "row-sparse": {"tied": False, "row_sparse": True},
+    "row-sparse, rowwise": {"tied": False, "row_sparse": True, "row_state": "rowwise_bf16"},
+    "row-sparse, Adagrad": {"tied": False, "row_sparse": True, "optimizer": "adagrad"},
     "row-sparse, chunked": {"tied": False, "row_sparse": True, "chunked_loss": True},
     "rows beside": {"delta_rows": 40},
     "rows beside, few positions": {"delta_rows": 40, "positions": 64},
@@ -206,8 +210,10 @@ def step(row: EmbeddingPlan, *, instructions: bool = True) -> dict[str, int]:
         found = {"weight_bytes": storage([*parameters, *stored]) + derived}
         optimizer = None
         if row.trained:
-            kind = {"adamw": RowAdamW if row.row_sparse else torch.optim.AdamW, "sgd": torch.optim.SGD}[row.optimizer]
-            optimizer = kind(trained, lr=1e-3, **({"fused": True} if kind is torch.optim.AdamW else {}))
+            adamw = RowAdamW if row.row_sparse else torch.optim.AdamW
+            kind = {"adamw": adamw, "adagrad": RowAdagrad, "sgd": torch.optim.SGD}[row.optimizer]
+            options = {"state": RowwiseSecondMoment(torch.bfloat16)} if row.row_state == "rowwise_bf16" else {}
+            optimizer = kind(trained, lr=1e-3, **({"fused": True} if kind is torch.optim.AdamW else options))
         torch.manual_seed(int(os.environ.get("RANK", "0")))
         ids = torch.randint(0, table.vocab_size, (row.tokens // length, length))
         for _ in range(2):  # the optimizer's state is there at the second
@@ -399,6 +405,7 @@ def test_a_dictionary_holds_every_size():
         ),
         ({"preset": "gpt2", "delta_rows": 5, "replicas": 2}, "delta_rows 5 is for one process"),
         ({"preset": "gpt2", "row_sparse": True}, "plan it untied"),
+        ({"preset": "gpt2", "row_state": "rowwise"}, "row_state rowwise is for a row-sparse table with adamw"),
         ({"preset": "gpt2", "group_size": 32}, "group_size 32 is for int8 and int4, not for fp32"),
         ({"preset": "gpt2", "device": "tpu"}, "device 'tpu' is unknown: use one of cpu, cuda"),
         ({"preset": "gpt2", "dtype": "fp8"}, "dtype 'fp8' is unknown: use one of fp32, fp16"),

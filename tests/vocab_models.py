@@ -3,6 +3,7 @@
 import torch
 
 import embedlayer as el
+from embedlayer.optim import RowwiseSecondMoment
 
 V, D = 30, 8
 
@@ -24,6 +25,7 @@ OPTIMIZERS = {
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
     "RowAdamW": lambda parameters: el.RowAdamW(parameters, lr=0.01),
     "Adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.01),
+    "RowAdamW, rowwise": lambda parameters: el.RowAdamW(parameters, lr=0.01, state=RowwiseSecondMoment(torch.bfloat16)),
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
 }
 

@@ -21,16 +21,19 @@ from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.mapped import MappedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
 from embedlayer.tables.table import TokenTable, check_width
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-ROW_TENSORS: dict[type[TokenTable], tuple[str, ...]] = {
+ROW_TENSORS: dict[type[LookupTable], tuple[str, ...]] = {
     TokenEmbedding: ("weight",),
     FactorizedEmbedding: ("inner.weight",),
     QuantizedEmbedding: ("packed", "row_scale"),
+    MappedEmbedding: ("weight",),
 }
 """The kinds of tables that can be sharded, and their tensors with one row per token."""
 
@@ -49,7 +52,9 @@ class ShardedTable(TokenTable):
     whole table; `distributed_data_parallel` wraps a model that contains one.
 
     Args:
-        local: The rows of this rank, as a table.
+        local: The rows of this rank, as a table. It may be a `MappedEmbedding` in a folder of this rank, which has the
+            `RowPartition` of the ranks: `MappedEmbedding.create(folder, len(partition), embed_dim)`. Then there are no
+            logits. Let all ranks wait for rank 0, `torch.distributed.barrier()`, at the end of a checkpoint's block.
         mesh: The ranks, a one-dimensional mesh.
         vocab_size: Number of tokens of all ranks, V.
         padding_idx: Token whose row is zero, or `None`.
@@ -63,7 +68,9 @@ class ShardedTable(TokenTable):
         ShapeError: In a look-up or loss, if the rows were replaced by `fully_shard` or `load_state_dict(assign=True)`.
     """
 
-    def __init__(self, local: TokenTable, mesh: DeviceMesh, *, vocab_size: int, padding_idx: int | None = None) -> None:
+    def __init__(
+        self, local: LookupTable, mesh: DeviceMesh, *, vocab_size: int, padding_idx: int | None = None
+    ) -> None:
         super().__init__()
         self.mesh = mesh
         self.vocab_size = self.num_rows = vocab_size
@@ -223,8 +230,9 @@ class ShardedTable(TokenTable):
         check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
         self._check_rows()
-        linear = self.local.as_linear(hidden)
-        states, rows = (hidden, self.local.rows(0, self.local.vocab_size)) if linear is None else linear
+        local = as_table(self.local)
+        linear = local.as_linear(hidden)
+        states, rows = (hidden, local.rows(0, local.vocab_size)) if linear is None else linear
         return LinearLogits.sharded(states, rows, options, self.collectives, self.partition)
 
     def extra_repr(self) -> str:
@@ -243,7 +251,7 @@ class ShardedTable(TokenTable):
         options.setdefault("padding_idx", self.padding_idx)
         everyones = self.collectives.all_gather(hidden.reshape(-1, self.embed_dim), counts)
         start, stop = self.partition.start, self.partition.stop
-        return finish_logits(self.local.raw_logits(everyones), **options_of_rows(options, start, stop))
+        return finish_logits(as_table(self.local).raw_logits(everyones), **options_of_rows(options, start, stop))
 
 
 def collectives_of(mesh: DeviceMesh) -> ProcessGroup:

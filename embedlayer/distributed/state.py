@@ -21,12 +21,10 @@ from torch import Tensor, nn
 
 from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ShardedTable
-from embedlayer.optim.row_adamw import RowAdamW, is_row_sparse
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from embedlayer.optim.row_optimizer import RowOptimizer, is_row_sparse
 
 
-def distributed_state(model: nn.Module, optimizer: RowAdamW) -> dict[str, dict[str, Any]]:
+def distributed_state(model: nn.Module, optimizer: RowOptimizer) -> dict[str, dict[str, Any]]:
     """Return the state of model and optimizer as `{"model": {...}, "optimizer": {...}}`, for `dcp.save` and `dcp.load`.
 
     The names of the tensors are those of the unsharded model. Tensors with sharded rows are DTensors. Pending updates
@@ -35,14 +33,12 @@ def distributed_state(model: nn.Module, optimizer: RowAdamW) -> dict[str, dict[s
     optimizer.apply_pending_updates()
     moments: dict[str, Tensor] = {}
     for name, parameter, table in trained_parameters(model):
-        state = optimizer.moments(parameter)
-        moments[f"{name}.step"] = state["step"]
-        for key in MOMENTS:
-            moments[f"{name}.{key}"] = state[key] if table is None else table.as_dtensor(state[key])
+        for key, value in optimizer.moments(parameter).items():
+            moments[f"{name}.{key}"] = value if table is None or key == "step" else table.as_dtensor(value)
     return {"model": model.state_dict(), "optimizer": moments}
 
 
-def load_distributed_state(model: nn.Module, optimizer: RowAdamW, state: dict[str, dict[str, Any]]) -> None:
+def load_distributed_state(model: nn.Module, optimizer: RowOptimizer, state: dict[str, dict[str, Any]]) -> None:
     """Copy `state`, into which `dcp.load` read a checkpoint, to the model and the optimizer, in place.
 
     Args:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from embedlayer.errors import CheckpointError, FileError
+from embedlayer.errors import CheckpointError
 from embedlayer.io.files import file_errors
 
 RESIDENT_BYTES = 1 << 27
@@ -137,8 +137,6 @@ class MappedRows:
                 if size:
                     access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
                     self._map = mmap.mmap(descriptor, before + size, access=access, offset=start - before)
-            except ValueError as error:
-                raise FileError(f"Cannot map {path} into memory: {error}.") from error
             finally:
                 os.close(descriptor)
         word = next(each for each in (8, 4, 2, 1) if row_bytes % each == 0 and start % each == 0)

@@ -11,6 +11,7 @@ old contents of rows, and at most one `NEXT` with the state at the next checkpoi
 import json
 import os
 import struct
+import weakref
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,6 +74,9 @@ class UndoLog:
         path: File of the log, as `UndoLog.create` wrote it.
         size: Bytes of its complete blocks; what follows them is overwritten.
 
+    Attributes:
+        close: Function that closes the file, as garbage collection does.
+
     Raises:
         FileError: The file cannot be written.
     """
@@ -80,7 +84,8 @@ class UndoLog:
     def __init__(self, path: Path | str, size: int) -> None:
         self.path, self.size = Path(path), size
         with file_errors(f"write {path}"):
-            self._file = open(path, "r+b", buffering=0)  # noqa: SIM115  closed by `close`
+            self._descriptor = os.open(path, os.O_RDWR)
+        self.close = weakref.finalize(self, os.close, self._descriptor)
 
     @classmethod
     def create(cls, path: Path | str, head: JsonObject) -> "UndoLog":
@@ -93,10 +98,6 @@ class UndoLog:
         with replace_file(path) as partial:
             partial.write_bytes(block)
         return cls(path, len(block))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
     def append_rows(self, rows: Tensor, arrays: Sequence[Tensor]) -> None:
         """Append the present contents of rows. When the call returns, they survive the end of this process.
@@ -129,7 +130,7 @@ class UndoLog:
             FileError: The disk reports an error.
         """
         with file_errors(f"write {self.path}"):
-            os.ftruncate(self._file.fileno(), size)
+            os.ftruncate(self._descriptor, size)
         self.size = size
 
     def _append(self, views: list[memoryview]) -> None:
@@ -138,7 +139,7 @@ class UndoLog:
         Raises:
             FileError: The disk is full or reports an error.
         """
-        end, descriptor = self.size, self._file.fileno()
+        end, descriptor = self.size, self._descriptor
         try:
             with file_errors(f"write {self.path}", " No row was changed. Free some space, and repeat the step."):
                 while views:
@@ -245,7 +246,7 @@ def _checksum(kind: bytes, count: int, nbytes: int, checked: bytes | memoryview)
     return zlib.crc32(checked, zlib.crc32(_START.pack(kind, 0, count, nbytes)))
 
 
-def _block(kind: bytes, rows: int, checked: NDArray[Any] | bytes, arrays: Sequence[NDArray[Any]]) -> list[memoryview]:
+def _block(kind: bytes, rows: int, checked: Any, arrays: Sequence[NDArray[Any]]) -> list[memoryview]:
     """Return the parts of a block: its fields, JSON or row numbers, the rows of each array, and its end mark."""
     views = [memoryview(each).cast("B") for each in (checked, *arrays) if len(each)]
     nbytes = sum(each.nbytes for each in views)

@@ -55,6 +55,54 @@ def _narrow(number, like):
     return lambda number, like: np.float64(number)
 
 
+def narrow_at_random(number: Any, like: Any, key: Any, column: Any) -> Any:
+    """Return `narrow(number, like)`, but round to bfloat16 at random where `key` is not 0.
+
+    `embedlayer.tables.stochastic_rounding.round_rows` defines the bits.
+
+    Args:
+        number: Computed number.
+        like: Element of the array in which it is stored.
+        key: `row_key`, or 0 to round to nearest.
+        column: Column of the number.
+    """
+    raise NotImplementedError
+
+
+@overload(narrow_at_random)
+def _narrow_at_random(number, like, key, column):
+    if like != types.uint16:
+        return lambda number, like, key, column: narrow(number, like)
+
+    def round_at_random(number, like, key, column):
+        if key == 0:
+            return narrow(number, like)
+        h = np.uint32(np.uint32(key) + np.uint32(np.uint32(column) * np.uint32(0x9E3779B9)))
+        h = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(16))) * np.uint32(0x85EBCA6B))
+        h = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(13))) * np.uint32(0xC2B2AE35))
+        bits = np.float32(number).view(np.uint32)
+        rounded = np.uint32(bits + np.uint32(h >> np.uint32(16)))
+        finite = np.uint32(bits & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
+        return np.uint16(np.uint32(rounded >> np.uint32(16))) if finite else narrow(number, like)
+
+    return round_at_random
+
+
+@kernel
+def row_key(seed: int, step: int, row: int) -> Any:
+    """Return a hash of seed, step and row, which is not 0; for a negative seed, 0.
+
+    `embedlayer.tables.stochastic_rounding.row_keys` defines it.
+    """
+    if seed < 0:
+        return np.uint32(0)
+    z = np.uint64(row) * np.uint64(0xD1B54A32D192ED03) + np.uint64(step) * np.uint64(0x9E3779B97F4A7C15)
+    z += np.uint64(seed)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.uint32(np.uint32(z ^ (z >> np.uint64(31))) | np.uint32(1))
+
+
 def as_computed(number: Any, like: Any) -> Any:
     """Return a scalar argument in the type that is computed with for arrays with an element `like`.
 

@@ -1,6 +1,7 @@
-"""Kernels on rows of a table: sums of gradients, pending updates and AdamW's step, in one pass each.
+"""Kernels on rows of a table: sums of gradients, pending updates and an optimizer's step, in one pass each.
 
-`embedlayer.tables.sparse_gradient`, `embedlayer.tables.pending_updates` and `embedlayer.optim.row_adamw` define them.
+`embedlayer.tables.sparse_gradient`, `embedlayer.tables.pending_updates` and `embedlayer.optim.row_optimizer` define
+them.
 """
 
 import math
@@ -9,7 +10,15 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from embedlayer.kernels.numbers import as_computed, empty_computed, kernel, narrow, widen
+from embedlayer.kernels.numbers import (
+    as_computed,
+    empty_computed,
+    kernel,
+    narrow,
+    narrow_at_random,
+    row_key,
+    widen,
+)
 
 CENTRES = (1.0, 30.0, 300.0, 1000.0)
 """Values of `s / e_1` at which rules of two nodes are exact, tried in turn."""
@@ -203,6 +212,7 @@ def apply_pending(
     weight: Any,
     exp_avg: Any,
     exp_avg_sq: Any,
+    seed: int,
     decay_moments: bool,
     outcome: Any,
     order: Any,
@@ -229,6 +239,7 @@ def apply_pending(
         weight: Table, `(V, D)`.
         exp_avg: First moments.
         exp_avg_sq: Second moments.
+        seed: Seed of stochastic rounding; -1 rounds to nearest.
         decay_moments: Whether to decay the moments up to the last step as well.
         outcome: Result for each row: 0 if nothing was pending, 1 if it was updated, 2 if this kernel cannot update it
             and it stays unchanged.
@@ -307,13 +318,14 @@ def apply_pending(
             decay = as_computed(math.exp(lines[2, size] - lines[2, place]), like)
             n1, n2 = as_computed(node1 * spread, like), as_computed(node2 * spread, like)
             w1, w2 = as_computed(weight1 * scale, like), as_computed(weight2 * scale, like)
+            key = row_key(seed, step, row)
             for i in range(width):
                 root = math.sqrt(widen(v[i]))
                 total = w1 / (root + n1) + w2 / (root + n2)
-                p[i] = narrow(widen(p[i]) * decay - widen(m[i]) * total, p[i])
+                p[i] = narrow_at_random(widen(p[i]) * decay - widen(m[i]) * total, p[i], key, i)
             for k in range(few):
                 i = where[k]
-                p[i] = narrow(values[k] * decay - widen(m[i]) * sums[k], p[i])
+                p[i] = narrow_at_random(values[k] * decay - widen(m[i]) * sums[k], p[i], key, i)
             value_steps[row], outcome[place_of_row] = step, 1
         if decay_moments and 0 < at_moments < step:
             fade1 = as_computed(beta1 ** (step - at_moments), like)
@@ -321,6 +333,109 @@ def apply_pending(
             for i in range(width):
                 m[i] = narrow(widen(m[i]) * fade1, m[i])
                 v[i] = narrow(widen(v[i]) * fade2, v[i])
+            moment_steps[row] = step
+        if len(out):
+            for n in range(offsets[place_of_row], offsets[place_of_row + 1]):
+                target = out[order[n]]
+                for i in range(width):
+                    target[i] = p[i]
+
+
+@reordering
+def sum_of_terms(count: int, rates: Any, fading: Any, nodes: Any, spreading: Any, spread: float, root: float) -> float:
+    """Return the sum over the skipped steps j of `rates[j] * fading[j] / (root + nodes[j] * spreading[j] * spread)`."""
+    total = 0.0
+    for j in range(count):
+        total += rates[j] * fading[j] / (root + nodes[j] * spreading[j] * spread)
+    return total
+
+
+@kernel
+def apply_pending_rowwise(
+    start: int,
+    stop: int,
+    rows: Any,
+    value_steps: Any,
+    moment_steps: Any,
+    lines: Any,
+    masses: Any,
+    fading: Any,
+    spreading: Any,
+    sizes: Any,
+    rates: Any,
+    weight: Any,
+    exp_avg: Any,
+    exp_avg_sq: Any,
+    seed: int,
+    decay_moments: bool,
+    outcome: Any,
+    order: Any,
+    offsets: Any,
+    out: Any,
+) -> None:
+    """Apply the pending updates of distinct rows with one second moment each in place; see `apply_pending`.
+
+    A row has one sum, which is computed term by term.
+
+    Args:
+        start: First place in `rows`.
+        stop: Last place + 1.
+        rows: As in `apply_pending`, and all further arguments.
+        value_steps: As there.
+        moment_steps: As there.
+        lines: As there.
+        masses: As there.
+        fading: As there.
+        spreading: As there.
+        sizes: As there.
+        rates: As there.
+        weight: Table, `(V, D)`.
+        exp_avg: First moments, `(V, D)`, or `(0, D)` for none.
+        exp_avg_sq: Second moments, `(V, 1)`.
+        seed: As in `apply_pending`.
+        decay_moments: As there.
+        outcome: As there.
+        order: As there.
+        offsets: As there.
+        out: As there.
+    """
+    before, size, reach, weak = sizes
+    beta1, beta2, _ = rates
+    step, ratio, width, moves = before + size, beta1 / math.sqrt(beta2), weight.shape[1], len(exp_avg) > 0
+    like = weight[0, 0]
+    for place_of_row in range(start, stop):
+        row = rows[place_of_row]
+        at, at_moments = value_steps[row], moment_steps[row]
+        p = weight[row]
+        if at < step:
+            if moves and not weak:
+                outcome[place_of_row] = 2
+                continue
+            place, lag = at - before, at - at_moments
+            decay = as_computed(math.exp(lines[2, size] - lines[2, place]), like)
+            key = row_key(seed, step, row)
+            if moves:
+                terms = min(step - at, reach)
+                spread, scale = beta2 ** (-0.5 * lag), math.exp(lines[2, size]) * ratio**lag
+                first, last = place + 1, place + 1 + terms
+                root = math.sqrt(exp_avg_sq[row, 0])
+                nodes = lines[1, first:last]
+                summed = 0.0
+                if scale > 0:
+                    summed = scale * sum_of_terms(terms, masses[first:last], fading, nodes, spreading, spread, root)
+                total, m = as_computed(summed, like), exp_avg[row]
+                for i in range(width):
+                    p[i] = narrow_at_random(widen(p[i]) * decay - widen(m[i]) * total, p[i], key, i)
+            else:
+                for i in range(width):
+                    p[i] = narrow_at_random(widen(p[i]) * decay, p[i], key, i)
+            value_steps[row], outcome[place_of_row] = step, 1
+        if decay_moments and 0 < at_moments < step:
+            exp_avg_sq[row, 0] *= beta2 ** (step - at_moments)
+            if moves:
+                fade, m = as_computed(beta1 ** (step - at_moments), like), exp_avg[row]
+                for i in range(width):
+                    m[i] = narrow(widen(m[i]) * fade, m[i])
             moment_steps[row] = step
         if len(out):
             for n in range(offsets[place_of_row], offsets[place_of_row + 1]):
@@ -342,6 +457,7 @@ def adamw_step(
     weight: Any,
     exp_avg: Any,
     exp_avg_sq: Any,
+    seed: int,
     missed: Any,
 ) -> None:
     """Make AdamW's step on rows with a gradient, in place.
@@ -354,15 +470,16 @@ def adamw_step(
         value_steps: Last step that each row's values include; set to `step`.
         moment_steps: Last step that each row's moments include; set to `step`.
         step: Number of this step.
-        rates: `beta1`, `beta2`, the factor of weight decay, the addend of the root, and the factor of the update.
+        rates: `beta1`, `beta2`, and the numbers of `StepRates`.
         weight: Table, `(V, D)`.
         exp_avg: First moments.
         exp_avg_sq: Second moments.
+        seed: Seed of stochastic rounding; -1 rounds to nearest.
         missed: Set to 1 for rows with pending updates, which stay unchanged; else to 0.
     """
-    beta1, beta2, factor, addend, update = rates
+    beta1, beta2, addend1, addend2, factor, addend, update = rates
     like = exp_avg[0, 0]
-    add1, add2 = as_computed(1 - beta1, like), as_computed(1 - beta2, like)
+    add1, add2 = as_computed(addend1, like), as_computed(addend2, like)
     left, eps, rate = as_computed(factor, like), as_computed(addend, like), as_computed(update, like)
     for n in range(start, stop):
         row = rows[n]
@@ -372,10 +489,79 @@ def adamw_step(
         p, m, v, g = weight[row], exp_avg[row], exp_avg_sq[row], gradients[n]
         fade1 = as_computed(beta1 ** (step - moment_steps[row]), like)
         fade2 = as_computed(beta2 ** (step - moment_steps[row]), like)
+        key = row_key(seed, step, row)
         for i in range(len(p)):
             slope = widen(g[i])
             first = widen(m[i]) * fade1 + slope * add1
             second = widen(v[i]) * fade2 + slope * slope * add2
-            p[i] = narrow(widen(p[i]) * left - rate * first / (math.sqrt(second) + eps), p[i])
+            number = widen(p[i]) * left - rate * first / (math.sqrt(second) + eps)
+            p[i] = narrow_at_random(number, p[i], key, i)
             m[i], v[i] = narrow(first, m[i]), narrow(second, v[i])
+        value_steps[row] = moment_steps[row] = step
+
+
+@reordering
+def sum_of_squares(numbers: Any) -> Any:
+    """Return the sum of the squares of a row."""
+    total = as_computed(0.0, numbers[0])
+    for i in range(len(numbers)):
+        number = widen(numbers[i])
+        total += number * number
+    return total
+
+
+@kernel
+def rowwise_step(
+    start: int,
+    stop: int,
+    rows: Any,
+    gradients: Any,
+    value_steps: Any,
+    moment_steps: Any,
+    step: int,
+    rates: Any,
+    weight: Any,
+    exp_avg: Any,
+    exp_avg_sq: Any,
+    seed: int,
+    missed: Any,
+) -> None:
+    """Make the step of a rule with one second moment a row on rows with a gradient, in place; see `adamw_step`.
+
+    Args:
+        start: First place in `rows`.
+        stop: Last place + 1.
+        rows: As in `adamw_step`, and all further arguments.
+        gradients: As there.
+        value_steps: As there.
+        moment_steps: As there.
+        step: As there.
+        rates: As there.
+        weight: Table, `(V, D)`.
+        exp_avg: First moments, `(V, D)`, or `(0, D)` for none.
+        exp_avg_sq: Second moments, `(V, 1)`.
+        seed: As in `adamw_step`.
+        missed: As there.
+    """
+    beta1, beta2, addend1, addend2, factor, addend, update = rates
+    like, width, moves = weight[0, 0], weight.shape[1], len(exp_avg) > 0
+    add1, left = as_computed(addend1, like), as_computed(factor, like)
+    for n in range(start, stop):
+        row = rows[n]
+        missed[n] = value_steps[row] != step - 1
+        if missed[n]:
+            continue
+        p, g, key = weight[row], gradients[n], row_key(seed, step, row)
+        second = exp_avg_sq[row, 0] * beta2 ** (step - moment_steps[row]) + addend2 * sum_of_squares(g) / width
+        rate = as_computed(update / (math.sqrt(second) + addend), like)
+        if moves:
+            m, fade = exp_avg[row], as_computed(beta1 ** (step - moment_steps[row]), like)
+            for i in range(width):
+                first = widen(m[i]) * fade + widen(g[i]) * add1
+                p[i] = narrow_at_random(widen(p[i]) * left - rate * first, p[i], key, i)
+                m[i] = narrow(first, m[i])
+        else:
+            for i in range(width):
+                p[i] = narrow_at_random(widen(p[i]) * left - rate * widen(g[i]), p[i], key, i)
+        exp_avg_sq[row, 0] = second
         value_steps[row] = moment_steps[row] = step

@@ -75,6 +75,49 @@ class Betas(NamedTuple):
     eps: float
 
 
+NO_FADING = (0.0, 1.0)
+"""`beta1` and `beta2` of Adagrad: no first moment, and a sum of squares that does not decay."""
+
+
+class StepRates(NamedTuple):
+    """The numbers of one optimizer step on rows with a gradient g.
+
+    With the first moment m and the second moment v after the decay of all steps since their last write, the step is
+
+        m += add1 * g,   v += add2 * g^2,   p = p * factor - rate * m / (sqrt(v) + addend)
+
+    Attributes:
+        add1: Factor of g in the first moment.
+        add2: Factor of g^2 in the second moment.
+        factor: Factor of weight decay.
+        addend: Addend of the root.
+        rate: Factor of the update.
+    """
+
+    add1: float
+    add2: float
+    factor: float
+    addend: float
+    rate: float
+
+
+def step_rates(betas: Betas, step: int, lr: float, weight_decay: float) -> StepRates:
+    """Return the numbers of step `step` of AdamW, or of Adagrad for the betas `NO_FADING`.
+
+    AdamW's bias corrections are part of `addend` and `rate`. Adagrad has none, and adds g^2 itself.
+
+    Raises:
+        SizeError: `lr` is negative, or `lr * weight_decay` is not below 1.
+    """
+    check_rates(lr, weight_decay)
+    beta1, beta2, eps = betas
+    factor = 1 - lr * weight_decay
+    if betas[:2] == NO_FADING:
+        return StepRates(1.0, 1.0, factor, eps, lr)
+    root = math.sqrt(1 - beta2**step)
+    return StepRates(1 - beta1, 1 - beta2, factor, eps * root, lr * root / (1 - beta1**step))
+
+
 class SkippedSteps(NamedTuple):
     """The effect of skipped AdamW steps on G rows, which had no gradient in them.
 
@@ -135,7 +178,8 @@ class StepHistory:
     """
 
     def __init__(self, start: int, betas: Betas) -> None:
-        check_betas(betas)
+        if betas[:2] != NO_FADING:
+            check_betas(betas)
         self.start = start
         self.betas = betas
         self.size = 0

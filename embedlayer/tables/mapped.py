@@ -231,6 +231,8 @@ class FolderRows(RowSource):
 
     def look_up(self, ids: Int[Tensor, "*ids"]) -> Float[Tensor, "*ids D"]:
         """Return the rows, with a sparse gradient. Their pending updates are applied first."""
+        if torch.compiler.is_compiling():
+            return self.table.look_up(ids)
         self._folder.check_open()
         vectors = self.table.look_up(ids)
         self._folder.limit.keep(ids.numel())
@@ -348,7 +350,8 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
                 rows of a trained folder were changed after its last checkpoint.
 
         Example:
-            >>> save_file({"wte.weight": torch.eye(4)}, "model.safetensors")
+            >>> from embedlayer.io.safetensors_files import save_tensors
+            >>> save_tensors("model.safetensors", {"wte.weight": torch.eye(4)})
             >>> MappedEmbedding.open("model.safetensors", "wte.weight")([2])
             tensor([[0., 0., 1., 0.]])
         """
@@ -552,12 +555,9 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
         if ids.is_meta:
             return torch.empty((*ids.shape, self.embed_dim), dtype=self.dtype, device="meta")
         source = self.source
-        if isinstance(source, FileRows):
-            source.pinned = self.example.is_cuda
-            if torch.compiler.is_compiling() or plain_operators_only():
-                vectors = mapped_rows(ids, source.handle, self.embed_dim, source.dtype)
-            else:
-                vectors = source.look_up(ids.cpu())
+        in_graph = torch.compiler.is_compiling() or plain_operators_only()
+        if isinstance(source, FileRows) and in_graph:
+            vectors: Tensor = mapped_rows(ids, source.handle, self.embed_dim, source.dtype)
         else:
             vectors = source.look_up(ids.cpu())
         vectors = vectors.to(self.example.device, self.example.dtype, non_blocking=True)
@@ -612,6 +612,8 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
             super()._apply(fn, recurse)
         finally:
             self._parameters["weight"] = weight
+        if isinstance(self.source, FileRows):
+            self.source.pinned = self.example.is_cuda
         return self
 
     def _load_from_state_dict(

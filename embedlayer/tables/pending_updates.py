@@ -1,12 +1,14 @@
 """Pending updates of a row-sparse table: optimizer steps that rows without a gradient have not taken yet.
 
-`RowAdamW` writes only to the rows of a batch. `PendingUpdates` records the last step of every row, and applies the
-missing steps of a row just before the row is read. The literature calls such updates lazy or just-in-time. The record
-is an attribute of the parameter (`weight.pending_updates`), because parameters are what an optimizer receives.
+An optimizer such as `RowAdamW` writes only to the rows of a batch. `PendingUpdates` records the last step of every row,
+and applies the missing steps of a row just before the row is read. The literature calls such updates lazy or
+just-in-time. The record is an attribute of the parameter (`weight.pending_updates`), because parameters are what an
+optimizer receives.
 """
 
 import math
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 from embedlayer.errors import ShapeError, StaleRowsError
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import Kernel, kernels_apply
-from embedlayer.tables.lazy_adam import Betas, StepHistory, check_rates
+from embedlayer.tables.lazy_adam import Betas, StepHistory, step_rates
 from embedlayer.tables.row_arithmetic import (
     apply_skipped_steps_,
     chunk_slices,
@@ -43,9 +45,13 @@ from embedlayer.tables.sparse_gradient import (
     sum_segments,
     with_torch_functions,
 )
+from embedlayer.tables.stochastic_rounding import round_rows
 from embedlayer.tracing import is_function_mode_active
 
-APPLY_PENDING, ADAMW_STEP = Kernel("rows", "apply_pending"), Kernel("rows", "adamw_step")
+APPLY_PENDING = {False: Kernel("rows", "apply_pending"), True: Kernel("rows", "apply_pending_rowwise")}
+OPTIMIZER_STEP = {False: Kernel("rows", "adamw_step"), True: Kernel("rows", "rowwise_step")}
+"""Kernels for second moments of all numbers of a row, and for one a row."""
+
 GATHER = Kernel("input", "gather_scale_add_drop")
 
 ROWS_AT_ONCE = 4096
@@ -68,8 +74,8 @@ class CachedRows(NamedTuple):
 
     Attributes:
         rows: Row numbers, distinct and in ascending order, `(U,)`.
-        values: Values, first moments and second moments, `(U, D)` each.
-        versions: Version counters of the weight and both moments at that time. If one has changed, the cache is
+        values: Values, `(U, D)`, and the rows of the optimizer's state tensors.
+        versions: Version counters of the weight and the state tensors at that time. If one has changed, the cache is
             invalid.
     """
 
@@ -81,9 +87,12 @@ class CachedRows(NamedTuple):
 class PendingUpdates:
     """Track which optimizer steps each row of a row-sparse table has not taken yet, and apply them when needed.
 
-    `RowAdamW` updates only rows with a gradient. In dense AdamW the other rows move too, by momentum and weight decay.
-    These updates stay pending until a row is read; learning rate and weight decay of each step are recorded in
-    `history`.
+    An optimizer such as `RowAdamW` updates only rows with a gradient. In dense AdamW the other rows move too, by
+    momentum and weight decay. These updates stay pending until a row is read; learning rate and weight decay of each
+    step are recorded in `history`.
+
+    The optimizer's state of a table consists of first moments, `(V, D)`, unless it has none, and of second moments:
+    `(V, D)`, or `(V, 1)` for one a row.
 
     Args:
         padding_idx: Row that gets no gradient, or `None`.
@@ -91,8 +100,8 @@ class PendingUpdates:
     Attributes:
         storage: Where the rows and their state are stored.
         history: The steps of the attached optimizer; `None` before its first step.
-        exp_avg: The optimizer's first moments, `(V, D)`.
-        exp_avg_sq: The optimizer's second moments, `(V, D)`.
+        moments: The optimizer's state tensors: first moments, unless it has none, and second moments.
+        rounding_seed: Seed of stochastic rounding for a bfloat16 table, or `None` to round to nearest.
         value_steps: Last step whose update is included in each row's values, `(V,)`.
         moment_steps: Last step whose decay is included in each row's moments, `(V,)`; 0 only where they are
             zero.
@@ -183,10 +192,6 @@ class PendingUpdates:
             weight.__class__ = nn.Parameter  # type: ignore[assignment]
 
     @property
-    def moments(self) -> tuple[Tensor, ...]:
-        return self.exp_avg, self.exp_avg_sq
-
-    @property
     def step(self) -> int:
         """Return the number of the last optimizer step on this table; 0 before the first one."""
         return self.history.step if self.history is not None else 0
@@ -205,44 +210,57 @@ class PendingUpdates:
         self.applied_step = 0
         self.version = 0
         self.cached: CachedRows | None = None
-        self.value_steps = self.moment_steps = self.exp_avg = self.exp_avg_sq = torch.empty(0)
+        self.moments: tuple[Tensor, ...] = ()
+        self.rounding_seed: int | None = None
+        self.value_steps = self.moment_steps = torch.empty(0)
 
-    def attach(self, weight: Tensor, step: int, moments: tuple[Tensor, Tensor], betas: Betas) -> None:
+    @property
+    def rowwise(self) -> bool:
+        """Return whether the optimizer has one second moment a row."""
+        return self.moments[-1].shape[1] == 1
+
+    def attach(
+        self, weight: Tensor, step: int, moments: tuple[Tensor, ...], betas: Betas, *, rounding_seed: int | None = None
+    ) -> None:
         """Start to record the steps of an optimizer. The values and moments of all rows must be up to date with `step`.
 
-        Without effect if an optimizer with these moments and betas is attached already. Otherwise the pending updates
-        of the one attached before, which may be the same with other betas, are applied first.
+        Without effect if an optimizer with these options is attached already. Otherwise the pending updates of the one
+        attached before, which may be the same with other betas, are applied first.
 
         Args:
             weight: The weight that this object watches.
             step: Number of steps that the optimizer has made so far.
-            moments: Its first and second moments, `(V, D)` each, which are kept and written in place.
+            moments: Its state tensors, which are kept and written in place: first moments, unless it has none, and
+                second moments.
             betas: Its `beta1`, `beta2` and `eps`.
+            rounding_seed: Seed of stochastic rounding, or `None` to round to nearest.
 
         Raises:
             ShapeError: The moments have another size than the table.
             StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
         """
-        exp_avg, exp_avg_sq = moments
         self.check_for_writes(weight)
         if self.history is not None:
-            if (self.exp_avg is exp_avg and self.exp_avg_sq is exp_avg_sq) and self.history.betas == betas:
+            same = len(moments) == len(self.moments) and all(map(operator.is_, moments, self.moments))
+            if same and self.history.betas == betas and self.rounding_seed == rounding_seed:
                 return
             self.apply_all(weight, moments=True)
-        self._begin(weight, step, moments, betas)
+        self._begin(weight, step, moments, betas, rounding_seed)
         if step:  # at step 0 their zeros are right
             self.value_steps.fill_(step)
             self.moment_steps.fill_(step)
 
-    def _begin(self, weight: Tensor, step: int, moments: tuple[Tensor, Tensor], betas: Betas) -> None:
+    def _begin(
+        self, weight: Tensor, step: int, moments: tuple[Tensor, ...], betas: Betas, rounding_seed: int | None
+    ) -> None:
         """Start an empty history after `step`, with the steps of the rows as their storage provides them.
 
         Raises:
             ShapeError: The moments have another size than the table.
         """
-        self.check_size(weight, moments[0])
+        self.check_size(weight, moments)
         self.history = StepHistory(step, betas)
-        self.exp_avg, self.exp_avg_sq = moments
+        self.moments, self.rounding_seed = moments, rounding_seed
         self.applied_step, self.version = step, weight._version
         self.value_steps = self.storage.new_state(weight, "value_steps", None, torch.int32)
         self.moment_steps = self.storage.new_state(weight, "moment_steps", None, torch.int32)
@@ -262,7 +280,7 @@ class PendingUpdates:
         """
         if self.history is None:
             return
-        self.check_size(weight, self.exp_avg)
+        self.check_size(weight, self.moments)
         self.check_for_writes(weight)
         if not self.has_pending:
             return
@@ -289,8 +307,17 @@ class PendingUpdates:
 
     def _kernels_apply(self, weight: Tensor, *others: Tensor) -> bool:
         """Return whether kernels may compute with the weight, its moments, and `others`."""
-        tensors = (raw_weight(weight), self.exp_avg, self.exp_avg_sq, self.value_steps)
+        tensors = (raw_weight(weight), *self.moments, self.value_steps)
         return all(each.is_contiguous() for each in tensors) and kernels_apply(*tensors, *others)
+
+    def _kernel_tensors(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Return table, first moments, second moments and rounding seed as kernels take them.
+
+        First moments are `(0, D)` if there are none, and the seed is -1 if there is none.
+        """
+        table = raw_weight(weight)
+        seed = -1 if self.rounding_seed is None else self.rounding_seed
+        return table, self.moments[0] if len(self.moments) > 1 else table[:0], self.moments[-1], seed
 
     def _apply_in_one_pass(
         self,
@@ -317,16 +344,16 @@ class PendingUpdates:
         table, outcome = raw_weight(weight), np.zeros(len(rows), np.uint8)
         order, offsets = (rows, rows) if segments is None else segments[1:]
         out = table[:0] if vectors is None else vectors
-        tables, steps = (table, self.exp_avg, self.exp_avg_sq), (self.value_steps, self.moment_steps)
-        arguments = self.history.kernel_arguments(tolerance_of(table))
+        tables, steps = self._kernel_tensors(weight), (self.value_steps, self.moment_steps)
+        record = self.history.kernel_arguments(tolerance_of(table))
         block = max(1, NUMBERS_IN_BLOCK // max(1, table.shape[1]))
-        look_up = (order, offsets, out)
-        if not APPLY_PENDING.run(len(rows), rows, *steps, *arguments, *tables, moments, outcome, *look_up, block=block):
+        arguments = (rows, *steps, *record, *tables, moments, outcome, order, offsets, out)
+        if not APPLY_PENDING[self.rowwise].run(len(rows), *arguments, block=block):
             return False
         most = int(outcome.max())
         if most or moments:
             self.cached = None
-            torch.autograd.graph.increment_version(tables if moments else weight)
+            torch.autograd.graph.increment_version((weight, *self.moments) if moments else weight)
             self.version = weight._version
         if most == LEFT_OUT:
             left = rows[torch.from_numpy(outcome == LEFT_OUT)]
@@ -353,7 +380,7 @@ class PendingUpdates:
         table, width = raw_weight(weight), weight.shape[1]
         vectors = table.new_empty((len(ids), width))
         if self.history is not None:
-            self.check_size(weight, self.exp_avg)
+            self.check_size(weight, self.moments)
             self.check_for_writes(weight)
             fits = self.has_pending and self._kernels_apply(weight)
             if fits and self._apply_in_one_pass(weight, segments.rows, segments=segments, vectors=vectors):
@@ -365,7 +392,7 @@ class PendingUpdates:
         return vectors
 
     def row_values(self, weight: Tensor, rows: Tensor) -> list[Tensor]:
-        """Return values, first moments and second moments of rows for an optimizer step, `(U, D)` each.
+        """Return the values and moments of rows for an optimizer step, one tensor each.
 
         Pending updates of the values are applied, to the weight in place too. The moments are as stored: `begin_step`
         returns the factors by which they must still decay.
@@ -384,8 +411,8 @@ class PendingUpdates:
         return self._update_rows(weight, rows, cache=True)
 
     def _versions(self, weight: Tensor) -> list[int]:
-        """Return torch's version counters of the weight and of both moments, which change at every write."""
-        return [each._version for each in (weight, self.exp_avg, self.exp_avg_sq)]
+        """Return torch's version counters of the weight and of the moments, which change at every write."""
+        return [each._version for each in (weight, *self.moments)]
 
     def begin_step(self, rows: Tensor, lr: float, weight_decay: float) -> list[Tensor]:
         """Record the next optimizer step, and mark `rows`, which have gradients in it, as up to date with it.
@@ -398,7 +425,7 @@ class PendingUpdates:
             weight_decay: Weight decay of the step.
 
         Returns:
-            Factors by which the first and the second moments of these rows decay up to this step, `(U, 1)` each.
+            Factors by which each of the moments of these rows decays up to this step, `(U, 1)` each.
         """
         assert self.history is not None
         self.storage.before_write(rows)
@@ -409,7 +436,7 @@ class PendingUpdates:
         return self._moment_decays(now - moment_steps)
 
     def step_in_one_pass(self, weight: Tensor, rows: Tensor, gradients: Tensor, lr: float, weight_decay: float) -> bool:
-        """Make a step of AdamW on rows by a kernel, and return `False` without effect if none applies.
+        """Make an optimizer's step on rows by a kernel, and return `False` without effect if none applies.
 
         Their pending updates are applied first. Inside a `pending_updates_applied` block the pending updates of all
         other rows are applied after the step too.
@@ -427,27 +454,25 @@ class PendingUpdates:
         """
         assert self.history is not None
         inside = not len(rows) or (int(rows[0]) >= 0 and int(rows[-1]) < len(self.value_steps))
-        if not inside or not self._kernels_apply(weight, rows, gradients) or gradients.dtype != self.exp_avg.dtype:
+        if not inside or not self._kernels_apply(weight, rows, gradients) or gradients.dtype != weight.dtype:
             return False
         self.check_for_writes(weight)
-        check_rates(lr, weight_decay)
-        beta1, beta2, eps = self.history.betas
-        now, tables = self.step + 1, (raw_weight(weight), self.exp_avg, self.exp_avg_sq)
-        root = math.sqrt(1 - beta2**now)
-        rates = (beta1, beta2, 1 - lr * weight_decay, eps * root, lr * root / (1 - beta1**now))
+        betas, now = self.history.betas, self.step + 1
+        rates = (*betas[:2], *step_rates(betas, now, lr, weight_decay))
+        kernel, tables = OPTIMIZER_STEP[self.rowwise], self._kernel_tensors(weight)
         steps, missed = (self.value_steps, self.moment_steps), np.zeros(len(rows), np.uint8)
         block = max(1, NUMBERS_IN_BLOCK // max(1, weight.shape[1]))
         numbers = gradients.contiguous()
         self.storage.before_write(rows)
-        if not ADAMW_STEP.run(len(rows), rows, numbers, *steps, now, rates, *tables, missed, block=block):
+        if not kernel.run(len(rows), rows, numbers, *steps, now, rates, *tables, missed, block=block):
             return False
         if missed.any():
             left = torch.from_numpy(missed).bool()
             rows, numbers = rows[left], numbers[left]
             if not self._apply_in_one_pass(weight, rows):
                 self._update_rows(weight, rows)
-            ADAMW_STEP.run(len(rows), rows, numbers, *steps, now, rates, *tables, missed, block=block)
-        torch.autograd.graph.increment_version((weight, *tables[1:]))
+            kernel.run(len(rows), rows, numbers, *steps, now, rates, *tables, missed, block=block)
+        torch.autograd.graph.increment_version((weight, *self.moments))
         self.history.record(lr, weight_decay)
         self.version, self.cached = weight._version, None
         if self.eager_blocks:
@@ -462,13 +487,26 @@ class PendingUpdates:
         Args:
             weight: The weight that this object watches.
             rows: Row numbers that were passed to `begin_step`, `(U,)`.
-            values: New values, first moments and second moments, `(U, D)` each.
+            values: New values and moments of these rows, one tensor each.
         """
-        for whole, new in zip((raw_weight(weight), self.exp_avg, self.exp_avg_sq), values, strict=True):
+        self._store(raw_weight(weight), rows, values[0])
+        for whole, new in zip(self.moments, values[1:], strict=True):
             whole.index_copy_(0, rows, new.to(whole.dtype))
         self.version = weight._version
         if self.eager_blocks:
             self.apply_all(weight)
+
+    def _store(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
+        """Write new values of distinct rows to the table, rounded to its dtype. They include the last step.
+
+        Args:
+            table: `raw_weight` of the weight that this object watches.
+            rows: Row numbers, `(U,)`.
+            values: New values in the dtype of the computation, `(U, D)`.
+        """
+        if self.rounding_seed is not None and table.dtype == torch.bfloat16:
+            values = round_rows(values, rows, seed=self.rounding_seed, step=self.step)
+        table.index_copy_(0, rows, values.to(table.dtype))
 
     def check_for_writes(self, weight: Tensor) -> None:
         """Raise an error if the weight was written in place while updates were pending; accept other writes.
@@ -502,17 +540,18 @@ class PendingUpdates:
         )
 
     def _moment_decays(self, steps: Tensor) -> list[Tensor]:
-        """Return the factors `beta1 ** steps` and `beta2 ** steps` by which moments decay in steps without gradient.
+        """Return the factors by which each of the moments decays in steps without gradient.
 
         Args:
             steps: Number of steps for each of U rows, `(U,)`.
 
         Returns:
-            Two tensors `(U, 1)`, in the dtype in which updates are computed.
+            `beta1 ** steps` for the first moments, unless there are none, and `beta2 ** steps` for the second moments,
+            `(U, 1)` each, in the dtype in which updates are computed.
         """
         assert self.history is not None
-        steps = steps.double().unsqueeze(1)
-        return [torch.pow(beta, steps).to(compute_dtype(self.exp_avg)) for beta in self.history.betas[:2]]
+        steps, betas = steps.double().unsqueeze(1), self.history.betas[:2][-len(self.moments) :]
+        return [torch.pow(beta, steps).to(compute_dtype(self.moments[-1])) for beta in betas]
 
     def apply_all(self, weight: Tensor, start: int = 0, stop: int | None = None, *, moments: bool = False) -> None:
         """Apply the pending updates of rows `start` to `stop - 1` to the weight in place, in chunks.
@@ -532,7 +571,7 @@ class PendingUpdates:
         self.check_for_writes(weight)
         if not self.has_pending and not moments:
             return
-        self.check_size(weight, self.exp_avg)
+        self.check_size(weight, self.moments)
         stop = len(weight) if stop is None else min(stop, len(weight))
         fits = self._kernels_apply(weight)
         for first in range(start, stop, ROWS_IN_PASS):
@@ -557,7 +596,7 @@ class PendingUpdates:
 
         Returns:
             The tensors `value_steps`, `moment_steps` and `history`, which may share memory with this object; and the
-            JSON entries `start`, `betas` and `applied_step`.
+            JSON entries `start`, `betas`, `applied_step`, and with stochastic rounding `rounding_seed`.
         """
         if self.history is None:
             return {}, {}
@@ -567,10 +606,10 @@ class PendingUpdates:
             "history": torch.from_numpy(self.history.lines),
         }
         rest = {"start": self.history.start, "betas": list(self.history.betas), "applied_step": self.applied_step}
-        return tensors, rest
+        return tensors, rest if self.rounding_seed is None else rest | {"rounding_seed": self.rounding_seed}
 
     def load_state(
-        self, weight: Tensor, moments: tuple[Tensor, Tensor], tensors: dict[str, Tensor], rest: JsonObject
+        self, weight: Tensor, moments: tuple[Tensor, ...], tensors: dict[str, Tensor], rest: JsonObject
     ) -> None:
         """Restore the result of `state()` without applying updates.
 
@@ -578,7 +617,7 @@ class PendingUpdates:
 
         Args:
             weight: The weight that this object watches.
-            moments: The optimizer's first and second moments, `(V, D)` each.
+            moments: The optimizer's state tensors, as for `attach`.
             tensors: First result of `state()`. Without the steps of the rows, those that their storage has are used.
             rest: Second result of `state()`.
 
@@ -587,7 +626,7 @@ class PendingUpdates:
             ShapeError: The moments have another size than the table.
         """
         self.detach()
-        self._begin(weight, rest["start"], moments, Betas(*rest["betas"]))
+        self._begin(weight, rest["start"], moments, Betas(*rest["betas"]), rest.get("rounding_seed"))
         assert self.history is not None
         self.history.load(tensors["history"].cpu().numpy())
         for name, steps in (("value_steps", self.value_steps), ("moment_steps", self.moment_steps)):
@@ -595,22 +634,23 @@ class PendingUpdates:
                 steps.copy_(tensors[name])
         self.applied_step = rest["applied_step"] if "applied_step" in rest else rest["start"]
 
-    def check_size(self, weight: Tensor, moments: Tensor) -> None:
-        """Check that the weight has the same shape as the optimizer's moments.
+    def check_size(self, weight: Tensor, moments: Sequence[Tensor]) -> None:
+        """Check that the optimizer's moments fit the shape of the weight.
 
         Args:
             weight: The weight that this object watches.
-            moments: The optimizer's first or second moments.
+            moments: The optimizer's state tensors, as for `attach`.
 
         Raises:
-            ShapeError: The weight and the moments have different shapes.
+            ShapeError: The moments are of a table of another shape.
         """
-        if moments.shape != weight.shape:
-            raise ShapeError(
-                f"The table is {tuple(weight.shape)} and the optimizer's state for it {tuple(moments.shape)}: the "
-                f"table was resized after the optimizer was built, or the state belongs to another table. Build the "
-                f"optimizer again after resizing."
-            )
+        for each in moments:
+            if each.shape != weight.shape and not (each is moments[-1] and each.shape == (weight.shape[0], 1)):
+                raise ShapeError(
+                    f"The table is {tuple(weight.shape)} and the optimizer's state for it {tuple(each.shape)}: the "
+                    f"table was resized after the optimizer was built, or the state belongs to another table. Build "
+                    f"the optimizer again after resizing."
+                )
 
     @torch.no_grad()
     def _update_rows(self, weight: Tensor, rows: Tensor, *, cache: bool = False) -> list[Tensor]:
@@ -624,53 +664,73 @@ class PendingUpdates:
             cache: Whether the caller uses the result; without it, less memory is needed.
 
         Returns:
-            With `cache`, the updated values, and the first and second moments without the decay of the skipped steps,
-            `(U, D)` each, copied in the dtype of the computation (float64 for a float64 weight, else float32). Without
-            `cache`, buffers of no meaning, to be ignored.
+            With `cache`, the updated values, and the moments without the decay of the skipped steps, of U rows each,
+            copied in the dtype of the computation (float64 for a float64 weight, else float32). Without `cache`,
+            buffers of no meaning, to be ignored.
         """
-        history = self.history
-        assert history is not None
+        assert self.history is not None
         self.storage.before_write(rows)
         parameter, weight = weight, raw_weight(weight)
-        value_steps = self.value_steps.index_select(0, rows).cpu().numpy().astype(np.int64)
-        lag = value_steps - self.moment_steps.index_select(0, rows).cpu().numpy()
-        skipped = history.skipped_steps(value_steps, tolerance=tolerance_of(weight))
-        nodes, weights = skipped.nodes, skipped.weights
-        if lag.any():  # a reader updated the values; the moments are of an earlier step
-            beta1, beta2, _ = history.betas
-            with np.errstate(over="ignore"):  # a node at infinity adds nothing, which is right
-                nodes = nodes * beta2 ** (-0.5 * lag)
-            weights = weights * (beta1 / math.sqrt(beta2)) ** lag
-        numbers = torch.from_numpy(np.concatenate([skipped.decay[None], weights, nodes]))
-        decay, *terms = numbers.to(weight.device, compute_dtype(weight)).unsqueeze(2)
-        tables = (weight, self.exp_avg, self.exp_avg_sq)
+        decay, *terms = self._terms_of_skipped_steps(weight, rows)
+        tables = (weight, *self.moments)
         size = min(rows_at_once(weight), len(rows))
-        buffers = [empty_rows(weight, len(rows) if cache else size) for _ in tables]
-        roots, buffer = empty_rows(weight, size), empty_rows(weight, size)
+        buffers = [empty_rows(weight, len(rows) if cache else size, width=table.shape[1]) for table in tables]
+        roots, buffer = (empty_rows(weight, size, width=tables[-1].shape[1]) for _ in range(2))
         for chunk in chunk_slices(rows, size):
             some = rows[chunk]
             low = chunk.start if cache else 0
-            p, m, v = (gather_rows(table, some, each[low:]) for table, each in zip(tables, buffers, strict=True))
-            root = square_root(v, out=roots[: len(some)])
-            apply_skipped_steps_(p, m, root, decay[chunk], [each[chunk] for each in terms], buffer[: len(some)])
+            p, *moments = (gather_rows(table, some, each[low:]) for table, each in zip(tables, buffers, strict=True))
+            if terms:
+                root = square_root(moments[1], out=roots[: len(some)])
+                those = [each[chunk] for each in terms]
+                apply_skipped_steps_(p, moments[0], root, decay[chunk], those, buffer[: len(some)])
+            else:
+                p.mul_(decay[chunk])
             if not cache:
-                weight.index_copy_(0, some, p.to(weight.dtype))
+                self._store(weight, some, p)
         if cache:  # at once: a call costs as much as some hundred rows
-            weight.index_copy_(0, rows, buffers[0].to(weight.dtype))
-        self.value_steps.index_fill_(0, rows, history.step)
+            self._store(weight, rows, buffers[0])
+        self.value_steps.index_fill_(0, rows, self.step)
         self.version = parameter._version  # inside a custom operator `weight` has a counter of its own
         return buffers
 
+    def _terms_of_skipped_steps(self, weight: Tensor, rows: Tensor) -> list[Tensor]:
+        """Return the effect of the steps that rows skipped, as `apply_skipped_steps_` takes it, `(U, 1)` each.
+
+        Args:
+            weight: The weight that this object watches.
+            rows: Distinct row numbers, `(U,)`.
+
+        Returns:
+            The weight decay; and if there are first moments, all weights of a quadrature, then as many nodes.
+        """
+        history = self.history
+        assert history is not None
+        value_steps = self.value_steps.index_select(0, rows).cpu().numpy().astype(np.int64)
+        if len(self.moments) == 1:  # without momentum, rows without gradient only decay
+            numbers = history.decay(value_steps)[None]
+        else:
+            lag = value_steps - self.moment_steps.index_select(0, rows).cpu().numpy()
+            skipped = history.skipped_steps(value_steps, tolerance=tolerance_of(weight))
+            nodes, weights = skipped.nodes, skipped.weights
+            if lag.any():  # a reader updated the values; the moments are of an earlier step
+                beta1, beta2, _ = history.betas
+                with np.errstate(over="ignore"):  # a node at infinity adds nothing, which is right
+                    nodes = nodes * beta2 ** (-0.5 * lag)
+                weights = weights * (beta1 / math.sqrt(beta2)) ** lag
+            numbers = np.concatenate([skipped.decay[None], weights, nodes])
+        return list(torch.from_numpy(numbers).to(weight.device, compute_dtype(weight)).unsqueeze(2))
+
     @torch.no_grad()
     def _decay_moments(self, rows: Tensor) -> None:
-        """Decay both moments of distinct rows in place, for steps without gradient up to the last one."""
+        """Decay the moments of distinct rows in place, for steps without gradient up to the last one."""
         assert self.history is not None
         self.storage.before_write(rows)
         steps = self.moment_steps.index_select(0, rows)
         behind = (steps < self.step) & (steps > 0)
         rows, decays = rows[behind], self._moment_decays(self.step - steps[behind])
-        for chunk in chunk_slices(rows, rows_at_once(self.exp_avg)):
-            for moments, decay in zip((self.exp_avg, self.exp_avg_sq), decays, strict=True):
+        for chunk in chunk_slices(rows, rows_at_once(self.moments[0])):
+            for moments, decay in zip(self.moments, decays, strict=True):
                 decayed = moments.index_select(0, rows[chunk]) * decay[chunk]
                 moments.index_copy_(0, rows[chunk], decayed.to(moments.dtype))
         self.moment_steps.index_fill_(0, rows, self.step)

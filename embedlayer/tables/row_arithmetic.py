@@ -27,14 +27,15 @@ def compute_dtype(table: Tensor) -> torch.dtype:
     return torch.float64 if table.dtype == torch.float64 else torch.float32
 
 
-def empty_rows(table: Tensor, rows: int) -> Tensor:
-    """Allocate an uninitialised buffer `(rows, D)` for rows of `table`, in the dtype in which updates are computed.
+def empty_rows(table: Tensor, rows: int, *, width: int | None = None) -> Tensor:
+    """Allocate an uninitialised buffer `(rows, width)`, in the dtype in which updates of `table` are computed.
 
     Args:
-        table: Table or moments, `(V, D)`.
+        table: Table, `(V, D)`.
         rows: Number of rows of the buffer.
+        width: Number of columns; `None` for D.
     """
-    return table.new_empty((rows, table.shape[1]), dtype=compute_dtype(table))
+    return table.new_empty((rows, table.shape[1] if width is None else width), dtype=compute_dtype(table))
 
 
 def gather_rows(table: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
@@ -73,10 +74,10 @@ def apply_skipped_steps_(
     Args:
         p: Values of U rows, `(U, D)`, written in place.
         m: First moments, `(U, D)`.
-        root: Square roots of the second moments, `(U, D)`.
+        root: Square roots of the second moments, `(U, D)`, or `(U, 1)` for one a row.
         decay: Product of the weight-decay factors of the skipped steps, `(U, 1)`.
         terms: All weights of the quadrature, then as many nodes, each `(U, 1)`.
-        buffer: Memory as large as `p`, overwritten.
+        buffer: Memory as large as `root`, overwritten.
     """
     weights, nodes = terms[: len(terms) // 2], terms[len(terms) // 2 :]
     total = torch.add(root, nodes[0], out=buffer)
@@ -84,3 +85,17 @@ def apply_skipped_steps_(
     for weight, node in zip(weights[1:], nodes[1:], strict=True):
         total.addcdiv_(weight, root + node)
     p.mul_(decay).addcmul_(m, total, value=-1)
+
+
+def add_squares_(v: Tensor, g: Tensor, factor: float) -> None:
+    """Add to second moments, in place: `v += factor * g^2`, or the mean of `g^2` over a row where v has one number.
+
+    Args:
+        v: Second moments of U rows, `(U, D)` or `(U, 1)`.
+        g: Gradients, `(U, D)`.
+        factor: Factor of the squares.
+    """
+    if v.shape == g.shape:
+        v.addcmul_(g, g, value=factor)
+    else:
+        v.add_(g.square().mean(1, keepdim=True), alpha=factor)

@@ -27,7 +27,7 @@ from embedlayer.distributed.data_parallel import (
 from embedlayer.distributed.launch import Launch, launched_processes
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable, shard_table
 from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded
-from embedlayer.distributed.state import MOMENTS, sharded_tables, trained_parameters
+from embedlayer.distributed.state import sharded_tables, trained_parameters
 from embedlayer.errors import SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import save_tensors
@@ -38,7 +38,7 @@ from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
 
-STEPS_OF_ROWS = ("value_steps", "moment_steps")
+NOT_BY_ROWS = ("step", "history")
 HEAD_OPTIONS = ("softcap", "logit_scale", "mask_padding")
 
 
@@ -287,20 +287,22 @@ class ParallelContext:
 
         Args:
             names: Names of tensors in a model file or in a training checkpoint. In a checkpoint the rows are
-                `model.NAME`, their AdamW moments `optimizer.NAME.KEY`, and their pending updates
-                `pending_updates.NAME.KEY`.
+                `model.NAME`, their optimizer state `optimizer.NAME.KEY`, and their pending updates
+                `pending_updates.NAME.KEY`. The numbers `step` and `history` are not per row.
 
         Returns:
             By selected name, the table that says which rows this rank stores, and the number of rows in the file.
         """
         found: dict[str, ShardedRows] = {}
-        for name, rows in self._sharded.items():
-            keys = [
-                *(f"optimizer.{name}.{key}" for key in MOMENTS),
-                *(f"pending_updates.{name}.{key}" for key in STEPS_OF_ROWS),
-            ]
-            found |= dict.fromkeys([name, f"model.{name}", *keys], rows)
-        return {name: found[name] for name in names if name in found}
+        for name in names:
+            parent, _, key = name.rpartition(".")
+            weight = name.removeprefix("model.")
+            of_state = parent.removeprefix("optimizer.").removeprefix("pending_updates.")
+            if of_state != parent and key not in NOT_BY_ROWS:
+                weight = of_state
+            if weight in self._sharded:
+                found[name] = self._sharded[weight]
+        return found
 
 
 @contextmanager

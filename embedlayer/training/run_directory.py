@@ -138,6 +138,7 @@ class PendingUpdatesState(TypedDict):
     start: NotRequired[Count]
     betas: NotRequired[list[Annotated[float, Range(0, 1)]]]
     applied_step: NotRequired[Count]
+    rounding_seed: NotRequired[Count]
 
 
 class TrainerState(TypedDict):

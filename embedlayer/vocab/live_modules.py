@@ -386,7 +386,7 @@ def _state_with_rows(state: Mapping[str, Any], name: str, parameter: Tensor) -> 
     for key, value in state.items():
         if not isinstance(value, Tensor) or value.dim() == 0 or value.numel() <= 1:
             continue
-        has_rows = value.shape == parameter.shape or (
+        has_rows = value.shape in (parameter.shape, (len(parameter), 1)) or (
             value.shape[0] == len(parameter) and (len(parameter) not in parameter.shape[1:] or "row" in key)
         )
         if has_rows and is_dtensor(parameter) and placements_of(value) != placements_of(parameter):

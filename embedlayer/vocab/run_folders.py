@@ -57,8 +57,8 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dic
     run, results = RunDirectory(folder), dict[str, ModuleResult]()
     if run.tables.exists():
         raise VocabularyError(
-            f"The run {folder} has mapped tables in {run.tables}, whose rows cannot be moved. Save its model into another "
-            f"folder and edit that: DecoderLM.from_pretrained({str(folder)!r}).save_pretrained(...)."
+            f"The run {folder} has mapped tables in {run.tables}, whose rows cannot be moved. Save its model into "
+            f"another folder and edit that: DecoderLM.from_pretrained({str(folder)!r}).save_pretrained(...)."
         )
     if (folder / CONFIG).exists():
         layer = Pretrained.from_pretrained(folder)

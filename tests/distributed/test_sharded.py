@@ -39,6 +39,7 @@ from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.layers.input import embed
 from embedlayer.losses import chunk_size
 from embedlayer.planner import EmbeddingPlan
+from embedlayer.tables.mapped import MappedEmbedding
 
 V, D, T = 23, 6, 10
 OPTIONS = {
@@ -563,3 +564,39 @@ def test_a_table_of_another_vocabulary_or_kind_is_refused_by_name_where_it_is_sh
             assert vocabulary.startswith("Rank 3 differs from rank 2 in vocab_size: 999 there, 1000 on rank 2.")
             assert "vocab_size: 3 there, 2 on rank 2" in small
             assert "kind of table: FactorizedEmbedding there, TokenEmbedding on rank 2" in kind
+
+
+def train_mapped_shards(folder: str) -> list[torch.Tensor]:
+    """Train a table in a folder per rank and, with the same batches, a whole one in memory; return the rows of both."""
+    torch.manual_seed(0)
+    memory = TokenEmbedding(V, D, padding_idx=2, init_std=0.5, row_sparse=True)
+    mesh, rank = init_device_mesh("cpu", (2,)), dist.get_rank()
+    start, stop = (0, 12) if rank == 0 else (12, V)
+    padding_idx = 2 if rank == 0 else None
+    for steps in (range(2), range(2, 4)):
+        if steps.start:
+            local = MappedEmbedding.resume(f"{folder}/{rank}", 1)
+        else:
+            local = MappedEmbedding.create(f"{folder}/{rank}", stop - start, D, padding_idx=padding_idx)
+            local.load_state_dict({"weight": memory.weight[start:stop]})
+            whole_optimizer = RowAdamW(memory.parameters(), lr=0.1)
+        table = ShardedTable(local, mesh, vocab_size=V, padding_idx=2)
+        optimizer = RowAdamW(table.parameters(), lr=0.1)
+        for step in steps:
+            ids = torch.randint(V, (2, 9), generator=torch.Generator().manual_seed(step))
+            for each, using, batch in ((table, optimizer, ids[rank]), (memory, whole_optimizer, ids)):
+                using.zero_grad()
+                each(batch).square().mean().backward()
+                using.step()
+        with pytest.raises(SizeError, match="only be looked up"):
+            table.logits(torch.ones(1, D))
+        with local.checkpoint():
+            dist.barrier()
+        rows = local.weight.detach().clone()
+        local.close()
+    return [rows, memory.weight.detach()[start:stop]]
+
+
+def test_shards_in_folders_train_like_one_table_in_memory(tmp_path) -> None:
+    for found, expected in on_ranks(2, train_mapped_shards, str(tmp_path)):
+        torch.testing.assert_close(found, expected)

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from embedlayer import OutputHead, RowAdamW, TokenEmbedding, clip_grad_norm_
 from embedlayer.distributed.sharded import shard_table
 from embedlayer.distributed.state import distributed_state, load_distributed_state
+from embedlayer.optim import RowwiseSecondMoment
 from embedlayer.vocab.edit import edit_vocabulary
 
 V, D, TOKENS, STEPS = 29, 4, 12, 6
@@ -38,7 +39,8 @@ def model_of(kind: str, *, vocab_size: int = V, padding_idx: int = 1, mesh=None)
 
 
 def optimizer_of(model: nn.ModuleDict) -> RowAdamW:
-    return RowAdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+    state = RowwiseSecondMoment(torch.float64)  # of row-sparse tables; the others have AdamW's moments
+    return RowAdamW(model.parameters(), lr=0.05, weight_decay=0.1, state=state)
 
 
 def train(model, optimizer, steps, *, rank=0, ranks=1) -> list[float]:

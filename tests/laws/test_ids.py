@@ -4,9 +4,9 @@ import pytest
 import tokenizers
 import torch
 import torch.nn.functional as F
-from kinds import EMBED_DIM, LAYERS, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
+from kinds import EMBED_DIM, LAYERS, LOOKUP_TABLES, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
 
-from embedlayer import EmbedLayerError, OutputHead, RowAdamW, ShapeError, SizeError, TokenTable
+from embedlayer import EmbedLayerError, LookupTable, OutputHead, RowAdamW, ShapeError, SizeError
 from embedlayer.tables import pending_updates
 
 IDS = torch.tensor([[1, 7, 0, 49], [3, 7, 48, 2], [0, 1, 5, 49]])
@@ -26,24 +26,26 @@ SHAPES = {
 }
 
 
-COMPILED_ALONE = {"dense", "row-sparse", "factorised", "int4", "delta"}
+COMPILED_ALONE = {"dense", "row-sparse", "factorised", "int4", "delta", "mapped, read-only", "mapped, trained"}
 """One table of each kind, compiled for IDs of every shape; all of them are compiled inside layers by `test_export`."""
 
 
-def twin_of(name: str, table: TokenTable) -> TokenTable:
+def twin_of(name: str, table: LookupTable) -> LookupTable:
     """The same numbers in a table whose rows can be asked for with a gradient."""
-    twin = TABLES["dense" if name == "row-sparse" else name]()
+    if name == "mapped, read-only":
+        return table
+    twin = TABLES["dense" if name in ("row-sparse", "mapped, trained") else name]()
     twin.load_state_dict(table.state_dict())
     return twin
 
 
-def plain_look_up(table: TokenTable, ids: torch.Tensor) -> torch.Tensor:
+def plain_look_up(table: LookupTable, ids: torch.Tensor) -> torch.Tensor:
     """The definition: `factor * rows[ids]`, where the padding row gets no gradient."""
     vectors = F.embedding(ids, table.rows(0, table.vocab_size), table.padding_idx)
     return vectors if table.factor is None else table.factor * vectors
 
 
-def gradients(table: TokenTable, vectors: torch.Tensor) -> dict[str, torch.Tensor]:
+def gradients(table: LookupTable, vectors: torch.Tensor) -> dict[str, torch.Tensor]:
     learned = {name: parameter for name, parameter in table.named_parameters() if parameter.requires_grad}
     weights = torch.linspace(-1, 1, EMBED_DIM)
     found = torch.autograd.grad((vectors * weights).sum(), list(learned.values()), allow_unused=True)
@@ -54,9 +56,9 @@ def gradients(table: TokenTable, vectors: torch.Tensor) -> dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", LOOKUP_TABLES)
 def test_a_look_up_equals_the_rows_for_ids_of_every_shape_layout_and_type(name, dtype) -> None:
-    table = TABLES[name]()
+    table = LOOKUP_TABLES[name]()
     twin = twin_of(name, table)
     for shape, ids in SHAPES.items():
         ids = ids.to(dtype) if ids.is_contiguous() else ids.int() if dtype == torch.int32 else ids
@@ -92,7 +94,7 @@ def test_rows_with_pending_updates_are_those_of_the_dense_run_for_ids_of_every_s
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in COMPILED_ALONE else pytest.param(name, marks=pytest.mark.long) for name in TABLES],
+    [name if name in COMPILED_ALONE else pytest.param(name, marks=pytest.mark.long) for name in LOOKUP_TABLES],
 )
 def test_a_compiled_look_up_is_the_eager_one_for_ids_of_every_shape(unchecked: None, name) -> None:
     table = TABLES[name]()
@@ -107,9 +109,9 @@ def test_a_compiled_look_up_is_the_eager_one_for_ids_of_every_shape(unchecked: N
         torch.testing.assert_close(gradients(table, found), gradients(table, expected))
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", LOOKUP_TABLES)
 def test_lists_arrays_numbers_and_encodings_are_the_tensor_that_they_hold(name) -> None:
-    table = TABLES[name]()
+    table = LOOKUP_TABLES[name]()
     numpy = IDS.numpy()
     for given in (IDS.tolist(), tuple(IDS.tolist()), numpy, numpy.astype("uint16"), numpy[:, ::-1][:, ::-1]):
         assert torch.equal(table(given), table(IDS))

@@ -5,6 +5,7 @@ import io
 import pickle
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import embedlayer as el
+from embedlayer.kernels.kernel import kernels_disabled
+from embedlayer.optim import RowwiseSecondMoment
 from embedlayer.tables.pending_updates import raw_weight
 
 V, D = 40, 4
@@ -19,17 +22,68 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6}
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1}
 
 
+class Dense(torch.optim.Optimizer):
+    """The rules with one second moment a row in plain torch, for all rows at every step."""
+
+    def __init__(self, params, *, moments: int, lr: float, weight_decay: float, eps: float = 1e-8) -> None:
+        betas = {0: (0.0, 1.0), 1: (0.0, 0.999), 2: (0.9, 0.999)}[moments]
+        self.names = {0: ["sum"], 1: ["exp_avg_sq"], 2: ["exp_avg", "exp_avg_sq"]}[moments]
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        group = self.param_groups[0]
+        (p,), (beta1, beta2), state = group["params"], group["betas"], self.state[group["params"][0]]
+        first = 0.0 if len(self.names) == 1 else beta1
+        if not state:
+            state["step"] = torch.zeros(())
+            state |= {name: torch.zeros(V, D if name == "exp_avg" else 1, dtype=p.dtype) for name in self.names}
+        state["step"] += 1
+        t, v, g = int(state["step"]), state[self.names[-1]], p.grad
+        squares = g.square().mean(1, keepdim=True)
+        m = g if first == 0 else state["exp_avg"].mul_(first).add_(g, alpha=1 - first)
+        v.add_(squares) if self.names == ["sum"] else v.mul_(beta2).add_(squares, alpha=1 - beta2)
+        root = v.sqrt() if self.names == ["sum"] else (v / (1 - beta2**t)).sqrt()
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        p.sub_(group["lr"] * m / (1 - first**t) / (root + group["eps"]))
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "names": self.names}
+
+
+def rowwise(first: Callable[[torch.dtype], torch.dtype | None]) -> Callable[..., el.RowAdamW]:
+    def build(params, **options) -> el.RowAdamW:
+        (weight,) = params
+        return el.RowAdamW([weight], state=RowwiseSecondMoment(first(weight.dtype)), **options)
+
+    return build
+
+
+def dense(moments: int) -> Callable[..., Dense]:
+    return lambda params, **options: Dense(params, moments=moments, **options)
+
+
+RULES: dict[str, tuple[Callable[..., torch.optim.Optimizer], Callable[..., torch.optim.Optimizer]]] = {
+    "AdamW": (el.RowAdamW, torch.optim.AdamW),
+    "a second moment a row": (rowwise(lambda dtype: dtype), dense(2)),
+    "a second moment a row, bfloat16": (rowwise(lambda _: torch.bfloat16), dense(2)),
+    "a second moment a row, no first": (rowwise(lambda _: None), dense(1)),
+    "Adagrad": (lambda params, **options: el.RowAdagrad(params, eps=1e-8, **options), dense(0)),
+}
+BFLOAT16 = 2e-3  # of values that move by up to 0.2
+
+
 class Run:
     """A table with its optimizer; both runs get the same steps, reads and writes."""
 
-    def __init__(self, *, row_sparse: bool, dtype: torch.dtype, **options: int) -> None:
+    def __init__(self, *, row_sparse: bool, dtype: torch.dtype, rule: str = "AdamW", **options: int) -> None:
         self.model = nn.Sequential(el.TokenEmbedding(V, D, row_sparse=row_sparse, padding_idx=0, dtype=dtype))
         with torch.no_grad():
             start = torch.randn(V, D, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 0.02
             self.table.weight.copy_(start)
             self.table.weight[0] = 0
-        kind = el.RowAdamW if row_sparse else torch.optim.AdamW
-        self.optimizer = kind(self.model.parameters(), **OPTIONS, **(options if row_sparse else {}))
+        self.rule, self.kind = rule, RULES[rule][0 if row_sparse else 1]
+        self.optimizer = self.kind(self.model.parameters(), **OPTIONS, **(options if row_sparse else {}))
 
     @property
     def table(self) -> el.TokenEmbedding:
@@ -107,7 +161,7 @@ READS: dict[str, Callable[[Run], Tensor]] = {
     "copy": numbers(lambda run: copy.copy(run.table).weight),
     "pickle": numbers(lambda run: pickle.loads(pickle.dumps(run.model))[0].weight),
     "deepcopy of the optimizer": numbers(lambda run: copy.deepcopy(run.optimizer).param_groups[0]["params"][0]),
-    "moments": lambda run: run.optimizer.state_dict()["state"][0]["exp_avg"].clone(),
+    "moments": lambda run: list(run.optimizer.state_dict()["state"][0].values())[1].clone(),
 }
 
 
@@ -167,7 +221,7 @@ def go_on_as_a_deepcopy(run: Run) -> None:
 
 def go_on_from_saved_state(run: Run) -> None:
     state, moments = run.model.state_dict(), run.optimizer.state_dict()
-    fresh = Run(row_sparse=run.table.row_sparse, dtype=run.table.weight.dtype)
+    fresh = Run(row_sparse=run.table.row_sparse, dtype=run.table.weight.dtype, rule=run.rule)
     fresh.model.load_state_dict(state)
     fresh.optimizer.load_state_dict(moments)
     run.model, run.optimizer = fresh.model, fresh.optimizer
@@ -176,14 +230,14 @@ def go_on_from_saved_state(run: Run) -> None:
 def change_options(run: Run) -> None:
     group = run.optimizer.param_groups[0]
     group["lr"], group["weight_decay"] = group["lr"] * 0.7 + 1e-3, 0.05
-    group["betas"] = (0.8, 0.99) if group["betas"] == (0.9, 0.999) else (0.9, 0.999)
+    if run.rule != "Adagrad":
+        group["betas"] = (0.8, 0.99) if group["betas"][1] == 0.999 else (0.9, 0.999)
 
 
 def replace(run: Run) -> None:
     """A weight under the same name, and an optimizer for it: what resizing or re-initialising code does."""
     run.table.weight = nn.Parameter(run.table.weight.detach() * 0.5)
-    kind = type(run.optimizer)
-    run.optimizer = kind(run.model.parameters(), **OPTIONS)
+    run.optimizer = run.kind(run.model.parameters(), **OPTIONS)
 
 
 WRITES = {
@@ -196,17 +250,34 @@ WRITES = {
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("seed", range(12))
-def test_after_any_sequence_of_steps_reads_and_writes_the_table_is_the_dense_one(seed, dtype, unchecked: None) -> None:
+@pytest.mark.parametrize(
+    ("rule", "seed"), [(rule, seed) for rule in RULES for seed in range(12 if rule == "AdamW" else 2)]
+)
+def test_after_any_sequence_of_steps_reads_and_writes_the_table_is_the_dense_one(
+    rule, seed, dtype, unchecked: None
+) -> None:
+    with kernels_disabled() if seed % 2 and rule != "AdamW" else nullcontext():
+        compare(rule, seed, dtype)
+
+
+def compare(rule: str, seed: int, dtype: torch.dtype) -> None:
+    """Make the same random steps, reads and writes with a row-sparse table and with a dense one in float64."""
+    if "bfloat16" in rule:
+        dtype = torch.float32
     choose, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    runs = [Run(row_sparse=row_sparse, dtype=dtype) for row_sparse in (True, False)]
+    reference = dtype if rule == "AdamW" else torch.float64
+    runs = [Run(row_sparse=True, dtype=dtype, rule=rule), Run(row_sparse=False, dtype=reference, rule=rule)]
+    tolerance = BFLOAT16 if "bfloat16" in rule else TOLERANCES[dtype]
     done: list[str] = []
     for _ in range(60):
         kind = choose.choices(("step", "read", "write"), (6, 3, 1))[0]
         if kind == "step":
             ids = torch.randint(0, V if choose.random() < 0.3 else 4, (6,), generator=generator)
             upstream = torch.randn(6, D, generator=generator, dtype=torch.float64)
+            lr, weight_decay = (choose.choice((0.5, 1.0, 2.0)) * OPTIONS[key] for key in ("lr", "weight_decay"))
             for run in runs:
+                if rule != "AdamW":
+                    run.optimizer.param_groups[0].update(lr=lr, weight_decay=weight_decay)
                 run.step(ids, upstream)
             done.append("step")
             continue
@@ -217,10 +288,11 @@ def test_after_any_sequence_of_steps_reads_and_writes_the_table_is_the_dense_one
             for run in runs:
                 WRITES[name](run)
             continue
-        ours, dense = (READS[name](run) for run in runs)
-        assert (ours - dense).abs().max() <= TOLERANCES[dtype], done
+        ours, dense = (READS[name](run).double() for run in runs)
+        relative = 4 * torch.finfo(torch.bfloat16).eps if tolerance == BFLOAT16 else tolerance
+        assert torch.allclose(ours, dense, atol=tolerance, rtol=relative if name == "moments" else 0.0), done
     ours, dense = (run.table.weight.detach() for run in runs)
-    assert (ours - dense).abs().max() <= TOLERANCES[dtype], done
+    assert (ours - dense).abs().max() <= tolerance, done
 
 
 def pending(**options: int) -> tuple[Run, Run]:

@@ -12,6 +12,7 @@ from embedlayer import (
     DecoderLM,
     OutputHead,
     RotaryEmbedding,
+    RowAdamW,
     SizeError,
     TextError,
     TokenCorpus,
@@ -20,6 +21,7 @@ from embedlayer import (
     TrainingOptions,
     train_tokenizer,
 )
+from embedlayer.optim import RowwiseSecondMoment
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 200
 
@@ -267,12 +269,17 @@ def test_a_row_sparse_table_gives_the_loss_curve_of_the_dense_one(corpus) -> Non
         assert ours.get("validation_loss", 0) == pytest.approx(theirs.get("validation_loss", 0), abs=1e-4)
 
 
-def test_a_row_sparse_run_that_was_stopped_continues_bit_for_bit_with_pending_updates(corpus) -> None:
-    changes = {"row_sparse": True, "dropout": 0.1, "steps": 14, "accumulate": 2}
-    whole = untied(corpus, **changes)
+@pytest.mark.parametrize("state", [None, RowwiseSecondMoment(torch.bfloat16)])
+def test_a_row_sparse_run_that_was_stopped_continues_bit_for_bit_with_pending_updates(corpus, state) -> None:
+    def trainer():
+        made = untied(corpus, row_sparse=True, dropout=0.1, steps=14, accumulate=2)
+        made.optimizer = RowAdamW(made.optimizer.param_groups, state=state)
+        return made
+
+    whole = trainer()
     expected = list(whole.run())
 
-    first = untied(corpus, **changes)
+    first = trainer()
     lines = list(first.run(on_step=lambda step: first.stop() if step == 8 else None))
     tensors, rest = first.state()
     pending = first.model.table.pending_updates
@@ -280,7 +287,7 @@ def test_a_row_sparse_run_that_was_stopped_continues_bit_for_bit_with_pending_up
     assert any(name.startswith("pending_updates.table.weight.") for name in tensors)
     tensors, rest = {name: tensor.clone() for name, tensor in tensors.items()}, json.loads(json.dumps(rest))
 
-    second = untied(corpus, **changes)
+    second = trainer()
     second.load_state(tensors, rest)
     assert torch.equal(second.model.table.pending_updates.value_steps, pending.value_steps)
     lines += list(second.run())

@@ -28,15 +28,20 @@ def test_kept_tokens_keep_their_rows_and_logits_to_the_bit(kind) -> None:
     made.loss(IDS, IDS + 6).backward()  # the new tokens as well
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+def trains(name: str, *, row_sparse: bool) -> bool:
+    """Whether to test an optimizer with tables of this kind: row state makes no difference to dense ones."""
+    return name.startswith("RowAdamW") if row_sparse else name != "RowAdamW, rowwise"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind in MODELS for name in OPTIMIZERS if trains(name, row_sparse=kind == "row-sparse")],
+)
 def test_undo_gives_back_every_bit_of_model_and_optimizer(kind, name) -> None:
-    if kind == "row-sparse" and name != "RowAdamW":
-        pytest.skip("only RowAdamW trains row-sparse tables")
     made = MODELS[kind]()
     optimizer = OPTIMIZERS[name](made.parameters())
     train(made, optimizer, IDS)
-    if name == "RowAdamW":
+    if name.startswith("RowAdamW"):
         optimizer.apply_pending_updates()
     before, described = state_of(made, optimizer), made.config
     order = [*range(9, V - 4), *range(9)]
@@ -48,11 +53,10 @@ def test_undo_gives_back_every_bit_of_model_and_optimizer(kind, name) -> None:
     train(made, optimizer, IDS)  # with the loss of the first training still alive, and its graph
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("row_sparse", [False, True])
+@pytest.mark.parametrize(
+    ("name", "row_sparse"), [(n, kind) for n in OPTIMIZERS for kind in (False, True) if trains(n, row_sparse=kind)]
+)
 def test_steps_after_an_edit_are_those_of_an_untouched_run_on_the_rows_that_both_have(name, row_sparse) -> None:
-    if row_sparse and name != "RowAdamW":
-        pytest.skip("only RowAdamW trains row-sparse tables")
     table = el.TokenEmbedding(V, D, padding_idx=0, row_sparse=row_sparse)
     untouched = copy.deepcopy(table)
     optimizer, other = (OPTIMIZERS[name](each.parameters()) for each in (table, untouched))
@@ -78,7 +82,7 @@ def test_steps_after_an_edit_are_those_of_an_untouched_run_on_the_rows_that_both
     assert torch.equal(rows, expected) if exact else torch.allclose(rows, expected, atol=1e-3)
     for key, value in other.state[untouched.weight].items():
         mine = optimizer.state[table.weight][key]
-        if value.dim() == 2 and value.shape == untouched.weight.shape:
+        if value.dim() == 2 and len(value) == V and name != "Adafactor":
             if row_sparse:
                 optimizer.apply_pending_updates(), other.apply_pending_updates()
             assert torch.equal(mine[: V - 2], value[kept])

@@ -1,0 +1,3 @@
+from .row_state import ElementwiseMoments as ElementwiseMoments
+from .row_state import RowState as RowState
+from .row_state import RowwiseSecondMoment as RowwiseSecondMoment

@@ -1,0 +1,395 @@
+"""Base of optimizers whose step costs the rows of a batch and not the vocabulary.
+
+A dense optimizer with weight decay or momentum updates every row of a table at every step, also rows without gradient.
+For a row-sparse table, these optimizers write only to the rows that have a gradient. The updates of the other rows stay
+pending (`table.pending_updates`), and are applied just before the rows are read.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from embedlayer.errors import CheckpointError, ShapeError, SizeError
+from embedlayer.optim.row_state import RowState, check_state
+from embedlayer.tables.lazy_adam import Betas, step_rates
+from embedlayer.tables.pending_updates import PendingUpdates
+from embedlayer.tables.row_arithmetic import add_squares_, chunk_slices, empty_rows, rows_at_once, square_root
+from embedlayer.tables.row_storage import RowStorage
+from embedlayer.tables.sparse_gradient import row_gradient
+from embedlayer.tables.stochastic_rounding import StochasticRounding
+
+State = dict[str, Any]
+
+
+class RowOptimizer(torch.optim.Optimizer, ABC):
+    """Optimizer that updates only the rows of the batch in `row_sparse=True` tables, with the results of a dense one.
+
+    Args:
+        params: Parameters or groups, as for any optimizer of torch. Row-sparse tables are recognised.
+        defaults: Options of a group.
+        state: What is stored for each row of a row-sparse table.
+        rounding: How the rows of a bfloat16 table are rounded; `None` for the nearest number.
+        apply_pending_every: Number of steps on a table after which all its pending updates are applied.
+
+    Raises:
+        SizeError: An option is outside its range.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        defaults: dict[str, Any],
+        *,
+        state: RowState,
+        rounding: StochasticRounding | None,
+        apply_pending_every: int | None,
+    ) -> None:
+        if apply_pending_every is not None and apply_pending_every < 1:
+            raise SizeError(f"apply_pending_every must be at least 1 step, or None, not {apply_pending_every}.")
+        self.apply_pending_every = apply_pending_every
+        self.row_state = state
+        super().__init__(params, defaults if rounding is None else defaults | {"rounding_seed": rounding.seed})
+
+    @abstractmethod
+    def check_options(self, group: dict[str, Any], *, has_tables: bool) -> None:
+        """Check that this optimizer supports the options of a parameter group.
+
+        Args:
+            group: The group.
+            has_tables: Whether it contains a row-sparse table.
+
+        Raises:
+            SizeError: An option is not supported or outside its range.
+        """
+
+    @abstractmethod
+    def betas_of(self, group: dict[str, Any]) -> Betas:
+        """Return the decay rates of the moments of row-sparse tables in a group, and `eps`."""
+
+    @abstractmethod
+    def dense_state(self) -> tuple[str, ...]:
+        """Return the names of the state tensors of dense parameters, each of the shape of the parameter."""
+
+    @abstractmethod
+    def step_dense(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """Make a step on dense parameters of a group.
+
+        Args:
+            parameters: Parameters with a gradient; all DTensors or none.
+            group: Parameter group with the options.
+        """
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, as in torch.
+
+        Raises:
+            SizeError: An option of the group is not supported or outside its range.
+        """
+        super().add_param_group(param_group)
+        self._check_group(self.param_groups[-1])
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make one step on every parameter that has a gradient.
+
+        Args:
+            closure: Function that computes the loss again, as in torch; `None` for none.
+
+        Returns:
+            The result of `closure`, or `None`.
+
+        Raises:
+            ShapeError: A table was resized or replaced since its last step, or a table that is not row-sparse has a
+                sparse gradient.
+            StaleRowsError: A weight was written in place while its rows had pending updates.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_gradients()
+        for group in self.param_groups:
+            dense = [p for p in group["params"] if p.grad is not None and not is_row_sparse(p)]
+            for by_fsdp in (False, True):  # torch's kernels take no list of both
+                if some := [p for p in dense if hasattr(p, "to_local") is by_fsdp]:
+                    self.step_dense(some, group)
+            for parameter in group["params"]:
+                if parameter.grad is not None and is_row_sparse(parameter):
+                    self._step_rows(parameter, group)
+        return loss
+
+    def apply_pending_updates(self) -> None:
+        """Apply all pending updates of all row-sparse tables to weights and moments, in place.
+
+        Afterwards both are those of the dense optimizer. `state_dict` and `load_state_dict` do this themselves.
+        """
+        for parameter in self._tables():
+            parameter.pending_updates.apply_all(parameter, moments=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the dense optimizer.
+
+        All pending updates are applied first, which writes to weights and moments.
+        """
+        self.apply_pending_updates()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of such an optimizer. Pending updates of the former state are applied first.
+
+        Raises:
+            CheckpointError: The state belongs to parameters of other sizes, or is that of another rule.
+            SizeError: The state has options that this optimizer refuses, such as `amsgrad`.
+        """
+        self.apply_pending_updates()
+        for group in state_dict["param_groups"]:
+            self._check_group(group)
+        loaded = self._checked_states(state_dict)
+        seeds = [group.get("rounding_seed") for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, seed in zip(self.param_groups, seeds, strict=True):
+            if seed is not None:
+                group.setdefault("rounding_seed", seed)
+        for parameter, state in loaded:
+            if is_row_sparse(parameter):
+                if state:  # torch converts all tensors to the dtype of the parameter
+                    self.load_moments(parameter, {"step": self.state[parameter]["step"]} | self._rows_of(state))
+                parameter.pending_updates.detach()  # type: ignore[attr-defined]
+
+    def load_pending_updates(self, parameter: Any, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
+        """Restore the pending updates of one table from a checkpoint that was saved without applying them.
+
+        Call it after loading the weight, and its moments by `load_moments`, as they were stored.
+
+        Args:
+            parameter: Weight of a row-sparse table.
+            tensors: Tensors of `PendingUpdates.state()`.
+            rest: JSON entries of `PendingUpdates.state()`.
+
+        Raises:
+            KeyError: An entry is missing.
+            ShapeError: The moments have another size than the table.
+        """
+        parameter.pending_updates.load_state(parameter, self._row_moments(parameter), tensors, rest)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.apply_pending_updates()
+        ours = {"apply_pending_every": self.apply_pending_every, "row_state": self.row_state}
+        return {**super().__getstate__(), **ours}
+
+    def state_bytes(self) -> int:
+        """Return the bytes of the state tensors that exist, with the step numbers of the rows of row-sparse tables.
+
+        A tensor exists from the first step on which its parameter has a gradient.
+
+        Example:
+            >>> table = TokenEmbedding(100, 8, row_sparse=True)
+            >>> optimizer = RowAdagrad(table.parameters())
+            >>> table(torch.tensor([[1, 2, 3]])).sum().backward()
+            >>> optimizer.step()
+            >>> optimizer.state_bytes()
+            1204
+        """
+        tensors = [value for state in self.state.values() for value in state.values() if isinstance(value, Tensor)]
+        for parameter in self._tables():
+            tensors += [parameter.pending_updates.value_steps, parameter.pending_updates.moment_steps]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def moments(self, parameter: Tensor) -> State:
+        """Return the state of a parameter in a dict, created as zeros before its first step.
+
+        It contains `step` and the state tensors, such as `exp_avg` and `exp_avg_sq`. The tensors are the optimizer's
+        own, and are written in place by each step.
+        """
+        state: State = self.state[parameter]
+        if state:
+            return state
+        new: State = {"step": torch.zeros((), dtype=torch.float32, device=self._step_device(parameter))}
+        if is_row_sparse(parameter):
+            storage = storage_of(parameter)
+            for name, (width, dtype) in self.row_state.layout(parameter).items():
+                new[name] = storage.new_state(parameter, name, width, dtype or parameter.dtype)
+            pending: PendingUpdates = parameter.pending_updates  # type: ignore[attr-defined]
+            if pending.moments and any(each is pending.moments[-1] for each in new.values()):
+                new["step"].fill_(pending.step)  # the storage has restored the state
+        else:
+            for name in self.dense_state():
+                new[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        state.update(new)  # at once: a full disk leaves no half of a state
+        return state
+
+    def load_moments(self, parameter: Tensor, tensors: State) -> None:
+        """Set the state of a parameter to `tensors`, moved to the devices where a step needs them.
+
+        Args:
+            parameter: Parameter of this optimizer.
+            tensors: `step` and the state tensors. A tensor that is on its device already is not copied.
+
+        Raises:
+            CheckpointError: The state is that of another rule, or of another table.
+        """
+        step = {"step": tensors["step"].to(self._step_device(parameter))}
+        if not is_row_sparse(parameter):
+            self.state[parameter] = {key: t.to(parameter.device) for key, t in tensors.items()} | step
+            return
+        check_state(self.row_state, parameter, tensors, tuple(parameter.shape))
+        storage = storage_of(parameter)
+        self.state[parameter] = step | {
+            name: storage.place(parameter, name, tensors[name].to(dtype=dtype or parameter.dtype))
+            for name, (_, dtype) in self.row_state.layout(parameter).items()
+        }
+
+    def _tables(self) -> list[Any]:
+        """Return the weights of all row-sparse tables among the parameters of this optimizer."""
+        return [p for group in self.param_groups for p in group["params"] if is_row_sparse(p)]
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        """Check the options of a parameter group; see `check_options`.
+
+        Raises:
+            SizeError: An option is not supported or outside its range.
+        """
+        if group.get("maximize"):
+            raise SizeError("maximize is not offered: minimise the negative loss.")
+        if not group["lr"] >= 0 or not group["weight_decay"] >= 0:
+            raise SizeError(f"lr and weight_decay must be at least 0, not {group['lr']} and {group['weight_decay']}.")
+        tables = [p for p in group["params"] if isinstance(p, Tensor) and is_row_sparse(p)]
+        if "rounding_seed" in group and any(table.dtype == torch.float16 for table in tables):
+            raise SizeError("StochasticRounding is for bfloat16 tables, not for float16: leave out `rounding`.")
+        self.check_options(group, has_tables=bool(tables))
+
+    def _check_gradients(self) -> None:
+        """Check before a step that it can be made on every parameter, so that an error leaves all of them unchanged.
+
+        Raises:
+            ShapeError: A table was resized or its weight replaced, or a table that is not row-sparse has a sparse
+                gradient.
+            SizeError: An option of a group was set to a value that `check_options` refuses.
+        """
+        for parameter in self._tables():
+            pending: PendingUpdates = parameter.pending_updates
+            if pending.replaced:
+                raise ShapeError(
+                    f"A table's weight {tuple(parameter.shape)} was replaced after the optimizer was built, "
+                    f"so its steps would update the old weight. Build the optimizer again after resizing or assigning "
+                    f"a weight."
+                )
+            if parameter.grad is not None and self.state[parameter]:
+                pending.check_size(parameter, self._row_moments(parameter))
+        for group in self.param_groups:
+            self._check_group(group)
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter.grad.is_sparse and not is_row_sparse(parameter):
+                    raise ShapeError(
+                        f"A sparse gradient {tuple(parameter.shape)} came from a table that is not row-sparse. "
+                        f"Use TokenEmbedding(..., row_sparse=True), or sparse=False."
+                    )
+
+    def _rows_of(self, state: State) -> State:
+        """Return the tensors of a state that have an entry for each row: all but `step`."""
+        return {name: value for name, value in state.items() if name != "step"}
+
+    def _row_moments(self, parameter: Tensor) -> tuple[Tensor, ...]:
+        """Return the state tensors of a row-sparse table, as `PendingUpdates.attach` takes them."""
+        state = self.moments(parameter)
+        return tuple(state[name] for name in self.row_state.layout(parameter))
+
+    def _step_device(self, parameter: Tensor) -> torch.device:
+        """Return the device for the step number of a parameter.
+
+        Torch's fused kernel needs it on the device of the parameter. For row-sparse tables and without `fused` it is
+        the CPU.
+        """
+        fused = any(group.get("fused") and any(parameter is p for p in group["params"]) for group in self.param_groups)
+        return parameter.device if fused and not is_row_sparse(parameter) else torch.device("cpu")
+
+    def _step_rows(self, parameter: Any, group: dict[str, Any]) -> None:
+        """Make a step on the rows of a table that have a gradient; for the other rows it stays pending.
+
+        Args:
+            parameter: Weight of the table. Its gradient is coalesced in place.
+            group: Parameter group with the options.
+        """
+        pending: PendingUpdates = parameter.pending_updates
+        grad = parameter.grad = row_gradient(parameter, parameter.grad, drop=pending.padding_idx)
+        rows, gradients = grad._indices()[0], grad._values()
+        moments, step = self._row_moments(parameter), self.state[parameter]["step"]
+        seed = group.get("rounding_seed")
+        pending.attach(parameter, int(step), moments, self.betas_of(group), rounding_seed=seed)
+        if not pending.step_in_one_pass(parameter, rows, gradients, float(group["lr"]), float(group["weight_decay"])):
+            self._step_by_operators(parameter, rows, gradients, group)
+        if self.apply_pending_every is not None and pending.step % self.apply_pending_every == 0:
+            pending.apply_all(parameter)
+        step += 1
+
+    def _step_by_operators(self, parameter: Any, rows: Tensor, gradients: Tensor, group: dict[str, Any]) -> None:
+        """Make a step on the rows of a table that have a gradient, by torch operators.
+
+        Args:
+            parameter: Weight of the table.
+            rows: Rows with a gradient, distinct and in ascending order, `(U,)`.
+            gradients: Their gradients, `(U, D)`.
+            group: Parameter group with the options.
+        """
+        pending: PendingUpdates = parameter.pending_updates
+        values = pending.row_values(parameter, rows)
+        lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
+        decays = pending.begin_step(rows, lr, weight_decay)
+        rates = step_rates(self.betas_of(group), pending.step, lr, weight_decay)
+        size = min(rows_at_once(parameter), len(rows))
+        buffer = empty_rows(parameter, size, width=values[-1].shape[1])
+        for chunk in chunk_slices(rows, size):
+            p, *moments = (each[chunk] for each in values)
+            g = gradients[chunk].to(p.dtype)
+            for moment, decay in zip(moments, decays, strict=True):
+                moment.mul_(decay[chunk])
+            m = moments[0].add_(g, alpha=rates.add1) if len(moments) > 1 else g
+            add_squares_(moments[-1], g, rates.add2)
+            denominator = square_root(moments[-1], out=buffer[: len(p)]).add_(rates.addend)
+            p.mul_(rates.factor).addcdiv_(m, denominator, value=-rates.rate)
+        pending.end_step(parameter, rows, values)
+
+    def _checked_states(self, state_dict: dict[str, Any]) -> list[tuple[Tensor, State]]:
+        """Return the parameters of this optimizer with their states in a state dict, which is empty before a step.
+
+        Raises:
+            CheckpointError: A state is that of another rule or optimizer, or its tensors have another shape.
+        """
+        places = [place for group in state_dict["param_groups"] for place in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        found = []
+        for place, parameter in zip(places, parameters, strict=False):  # torch counts them itself
+            state = state_dict["state"].get(place, {})
+            found.append((parameter, state))
+            if not state:
+                continue
+            if is_row_sparse(parameter):
+                check_state(self.row_state, parameter, state, place)
+                continue
+            for name in self.dense_state():
+                if name not in state:
+                    raise CheckpointError(
+                        f"The state of parameter {place} has {', '.join(state)} and no {name}: it is that of another "
+                        f"optimizer than {type(self).__name__}."
+                    )
+                if state[name].shape != parameter.shape:
+                    raise CheckpointError(
+                        f"The state of parameter {place} is {tuple(state[name].shape)}, the parameter "
+                        f"{tuple(parameter.shape)}: it belongs to another table. Resize state and table together."
+                    )
+        return found
+
+
+def is_row_sparse(parameter: Tensor) -> bool:
+    """Return whether `parameter` is the weight of a table with `row_sparse=True`."""
+    return hasattr(parameter, "pending_updates")
+
+
+def storage_of(parameter: Any) -> RowStorage:
+    """Return where the rows of a row-sparse table are stored."""
+    storage: RowStorage = parameter.pending_updates.storage
+    return storage

@@ -1,0 +1,148 @@
+"""Which state an optimizer stores for each row of a row-sparse table."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from embedlayer.errors import CheckpointError, SizeError
+from embedlayer.tables.row_arithmetic import compute_dtype
+
+
+class StateTensor(NamedTuple):
+    """Shape and dtype of a state tensor.
+
+    Attributes:
+        width: Numbers for each row.
+        dtype: Data type, or `None` for that of the weight, to which loaded states are converted.
+    """
+
+    width: int
+    dtype: torch.dtype | None
+
+
+class RowState(ABC):
+    """Which tensors an optimizer stores for the rows of a row-sparse table."""
+
+    @abstractmethod
+    def layout(self, weight: Tensor) -> dict[str, StateTensor]:
+        """Return the state tensors of a table by name: the first moments, unless there are none, and the second.
+
+        Args:
+            weight: Weight of the table, `(V, D)`.
+        """
+
+
+@dataclass(frozen=True)
+class ElementwiseMoments(RowState):
+    """AdamW's state: a first and a second moment of each number, in the dtype of the table.
+
+    Example:
+        >>> table = TokenEmbedding(100, 8, row_sparse=True)
+        >>> optimizer = RowAdamW(table.parameters(), state=ElementwiseMoments())  # as without `state`
+    """
+
+    def layout(self, weight: Tensor) -> dict[str, StateTensor]:
+        """Return `exp_avg` and `exp_avg_sq`, `(V, D)` each."""
+        return {name: StateTensor(weight.shape[1], None) for name in ("exp_avg", "exp_avg_sq")}
+
+
+@dataclass(frozen=True)
+class RowwiseSecondMoment(RowState):
+    r"""One second moment for each row, `v = b2 v + (1 - b2) mean(g^2)`, and a first moment of each number or none.
+
+    The mean is that over the D numbers of the row's gradient. The step of a row is AdamW's with this v:
+
+    $$ p \leftarrow p (1 - \eta \lambda) - \eta \frac{\hat m}{\sqrt{\hat v} + \epsilon} $$
+
+    The second moments are float32, or float64 for a float64 table.
+
+    Args:
+        first_moment: Data type of the first moments: `torch.float32`, `torch.bfloat16`, `torch.float64`, or `None` for
+            none. Then `beta1` counts as 0, and m is the gradient.
+
+    Raises:
+        SizeError: `first_moment` is another dtype.
+
+    Example:
+        >>> table = TokenEmbedding(100, 8, row_sparse=True)
+        >>> optimizer = RowAdamW(table.parameters(), state=RowwiseSecondMoment(first_moment=torch.bfloat16))
+        >>> optimizer.moments(table.weight)["exp_avg_sq"].shape
+        torch.Size([100, 1])
+
+    Reference: `partial_rowwise_adam` of FBGEMM (fbgemm_gpu/codegen/genscript/optimizers.py). There weight decay and
+    momentum act only on rows with a gradient; here on all rows at every step, as in AdamW.
+    """
+
+    first_moment: torch.dtype | None = torch.float32
+
+    def __post_init__(self) -> None:
+        if self.first_moment not in (None, torch.float32, torch.bfloat16, torch.float64):
+            raise SizeError(
+                f"first_moment {self.first_moment} is not offered: use torch.float32, torch.bfloat16, torch.float64 or "
+                f"None."
+            )
+
+    def layout(self, weight: Tensor) -> dict[str, StateTensor]:
+        """Return `exp_avg`, `(V, D)`, unless there is none, and `exp_avg_sq`, `(V, 1)`."""
+        second = {"exp_avg_sq": StateTensor(1, compute_dtype(weight))}
+        if self.first_moment is None:
+            return second
+        return {"exp_avg": StateTensor(weight.shape[1], self.first_moment)} | second
+
+
+@dataclass(frozen=True)
+class RowwiseSquares(RowState):
+    """The state of `RowAdagrad`: for each row the sum of `mean(g^2)` over all steps."""
+
+    def layout(self, weight: Tensor) -> dict[str, StateTensor]:
+        """Return `sum`, `(V, 1)`."""
+        return {"sum": StateTensor(1, compute_dtype(weight))}
+
+
+ROW_STATES = (
+    ElementwiseMoments(),
+    *(RowwiseSecondMoment(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float64, None)),
+    RowwiseSquares(),
+)
+"""All rules, to name the one to which a loaded state belongs."""
+
+
+def check_state(rule: RowState, weight: Tensor, tensors: Mapping[str, Tensor], name: object) -> None:
+    """Check that loaded state tensors of a table are those of a rule.
+
+    Args:
+        rule: The rule of the optimizer.
+        weight: Weight of the table.
+        tensors: State tensors by name; `step` is ignored.
+        name: Name or number of the parameter, for the error.
+
+    Raises:
+        CheckpointError: The state is that of another rule, or of another table.
+    """
+    found = {key: tensor for key, tensor in tensors.items() if key != "step"}
+    listed = ", ".join(f"{key} {tuple(tensor.shape)} {tensor.dtype}" for key, tensor in found.items())
+    if not _is_of(rule, weight, found):
+        other = next((repr(each) for each in ROW_STATES if _is_of(each, weight, found)), "an unknown rule")
+        raise CheckpointError(
+            f"The state of parameter {name} is that of {other} ({listed}), and this optimizer's rule is {rule!r}. "
+            f"Build the optimizer with the rule of the state, or train without the state."
+        )
+    for key, each in rule.layout(weight).items():
+        if found[key].shape != (weight.shape[0], each.width):
+            raise CheckpointError(
+                f"The state of parameter {name} is {tuple(found[key].shape)}, the parameter {tuple(weight.shape)}: it "
+                f"belongs to another table. Resize state and table together."
+            )
+
+
+def _is_of(rule: RowState, weight: Tensor, tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether state tensors are those of a rule, for a table of any size."""
+    layout = rule.layout(weight)
+    return layout.keys() == tensors.keys() and all(
+        tensors[key].dim() == 2 and (width == 1) == (tensors[key].shape[1] == 1) and dtype in (None, tensors[key].dtype)
+        for key, (width, dtype) in layout.items()
+    )
