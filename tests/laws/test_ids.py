@@ -97,7 +97,7 @@ def test_rows_with_pending_updates_are_those_of_the_dense_run_for_ids_of_every_s
     [name if name in COMPILED_ALONE else pytest.param(name, marks=pytest.mark.long) for name in LOOKUP_TABLES],
 )
 def test_a_compiled_look_up_is_the_eager_one_for_ids_of_every_shape(unchecked: None, name) -> None:
-    table = TABLES[name]()
+    table = LOOKUP_TABLES[name]()
     ids = [*SHAPES.values(), IDS[:, -1:].int(), IDS[:, ::2].int()]
 
     def look_up() -> torch.Tensor:
