@@ -194,7 +194,7 @@ def test_the_changelog_knows_the_version() -> None:
         ["quickstart.py"],
         ["output_variance.py"],
         ["tied_or_untied.py", "--steps", "1"],
-        ["killed_and_resumed.py", "--rows", "20000"],
+        pytest.param(["killed_and_resumed.py", "--rows", "20000"], marks=pytest.mark.long),
         pytest.param(["added_tables.py", "--minutes", "0.01"], marks=pytest.mark.long),
         ["beyond_the_trained_length.py", "--steps", "1", "--windows", "1"],
         ["checkpoints.py", "GPT-2", "T5 1.1"],

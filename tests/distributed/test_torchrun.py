@@ -55,6 +55,7 @@ def test_workers_that_are_killed_in_a_run_and_in_a_save_go_on_from_the_last_chec
     assert_same_run(tmp_path / "two", alone)
 
 
+@pytest.mark.long  # replicas in one group of processes: training/test_parallel.py
 def test_two_machines_with_a_replica_each_train_as_one_process_does(arguments, alone, tmp_path) -> None:
     command = [*TRAIN, *arguments, "-o", tmp_path / "four", "--vocab-parallel-size", 2]
     first, second = (torchrun(2, meeting=meeting) for meeting in machines("2"))
