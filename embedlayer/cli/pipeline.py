@@ -80,7 +80,6 @@ class LayerOptions:
     ngram: int | None = _option(None, "Rows of a hashed n-gram table, as in Engram.  [default: none]", type=int)
     ngram_order: int = _option(3, "Longest n-gram of that table, in tokens.")
     per_layer: int | None = _option(None, "Width of per-layer embeddings, as in Gemma 3n.  [default: none]", type=int)
-
     mapped: bool = _option(False, "Keep the rows of these tables in files of the run, not in memory.", is_flag=True)
 
     def __post_init__(self) -> None:
@@ -318,12 +317,12 @@ def build_injections(
     from embedlayer.data.token_compression import compressed_tokens
     from embedlayer.data.tokenizer import table_size
     from embedlayer.layers.gated_embedding import GatedEmbedding
-    from embedlayer.layers.injection import check_positive
     from embedlayer.layers.ngram import NgramEmbedding, NgramHash
     from embedlayer.layers.per_layer import PerLayerInputs
     from embedlayer.layers.per_layer_embedding import PerLayerEmbedding
     from embedlayer.layers.value_embedding import ValueEmbedding, alternate_blocks
     from embedlayer.tables.dense import TokenEmbedding
+    from embedlayer.tables.lookup import check_positive
     from embedlayer.tables.mapped import MappedEmbedding
 
     vocab_size, kv_heads, numbers = table_size(tokenizer), layer.kv_heads or layer.heads, count()

@@ -98,6 +98,21 @@ def segments_of_equal_ids(
 
 
 @kernel
+def copy_to_places(values: Any, places: Any, out: Any) -> None:
+    """Copy a row to its places in a look-up.
+
+    Args:
+        values: The row, `(D,)`.
+        places: Its places in `out`.
+        out: Result of the look-up, `(N, D)`.
+    """
+    for place in places:
+        target = out[place]
+        for i in range(len(values)):  # a loop: assigning a row calls a slower copy
+            target[i] = values[i]
+
+
+@kernel
 def gather_segments(start: int, stop: int, rows: Any, order: Any, offsets: Any, table: Any, out: Any) -> None:
     """Copy rows of a table to the places of their IDs in a batch; an item is a distinct row.
 
@@ -110,13 +125,8 @@ def gather_segments(start: int, stop: int, rows: Any, order: Any, offsets: Any, 
         table: The table, `(V, W)`.
         out: Result, `(N, W)`.
     """
-    width = table.shape[1]
     for n in range(start, stop):
-        row = rows[n]
-        for k in range(offsets[n], offsets[n + 1]):
-            place = order[k]
-            for j in range(width):  # a loop: assigning a row calls a slower copy
-                out[place, j] = table[row, j]
+        copy_to_places(table[rows[n]], order[offsets[n] : offsets[n + 1]], out)
 
 
 @kernel
@@ -335,10 +345,7 @@ def apply_pending(
                 v[i] = narrow(widen(v[i]) * fade2, v[i])
             moment_steps[row] = step
         if len(out):
-            for n in range(offsets[place_of_row], offsets[place_of_row + 1]):
-                target = out[order[n]]
-                for i in range(width):
-                    target[i] = p[i]
+            copy_to_places(p, order[offsets[place_of_row] : offsets[place_of_row + 1]], out)
 
 
 @reordering
@@ -438,10 +445,7 @@ def apply_pending_rowwise(
                     m[i] = narrow(widen(m[i]) * fade, m[i])
             moment_steps[row] = step
         if len(out):
-            for n in range(offsets[place_of_row], offsets[place_of_row + 1]):
-                target = out[order[n]]
-                for i in range(width):
-                    target[i] = p[i]
+            copy_to_places(p, order[offsets[place_of_row] : offsets[place_of_row + 1]], out)
 
 
 @kernel

@@ -11,10 +11,10 @@ from embedlayer.layers.injection import (
     VectorSource,
     as_source,
     check_blocks,
-    check_positive,
     vectors_of,
 )
 from embedlayer.layers.ngram import NgramEmbedding
+from embedlayer.tables.lookup import check_positive
 
 
 class GatedEmbedding(EmbeddingInjection):

@@ -29,7 +29,7 @@ from embedlayer.overrides import is_unchanged
 from embedlayer.positions.position import AttentionMask
 from embedlayer.pretrained import Pretrained, config_from_attributes
 from embedlayer.tables.dense import as_lookup_table
-from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.lookup import LookupTable, check_positive
 
 
 class InjectionContext(NamedTuple):
@@ -290,17 +290,6 @@ class InputInjections:
         rows = x.reshape(-1, *x.shape[-2:])
         injected = look_up_injections(self.injections, rows, torch.atleast_2d(ids), documents)
         return add_to_input(rows, injected).view(x.shape)
-
-
-def check_positive(name: str, size: int) -> int:
-    """Return `size` unchanged, after a check that it is at least 1.
-
-    Raises:
-        SizeError: It is below 1.
-    """
-    if size < 1:
-        raise SizeError(f"{name} must be at least 1, not {size}.")
-    return size
 
 
 def check_blocks(blocks: Iterable[int], num_layers: int | None = None) -> tuple[int, ...]:

@@ -13,9 +13,9 @@ from embedlayer.layers.injection import (
     VectorSource,
     as_source,
     check_blocks,
-    check_positive,
     vectors_of,
 )
+from embedlayer.tables.lookup import check_positive
 
 
 class ValueEmbedding(EmbeddingInjection):

@@ -157,7 +157,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         for parameter, state in loaded:
             if is_row_sparse(parameter):
                 if state:  # torch converts all tensors to the dtype of the parameter
-                    self.load_moments(parameter, {"step": self.state[parameter]["step"]} | self._rows_of(state))
+                    self.load_moments(parameter, {**state, "step": self.state[parameter]["step"]})
                 parameter.pending_updates.detach()  # type: ignore[attr-defined]
 
     def load_pending_updates(self, parameter: Any, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
@@ -288,10 +288,6 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
                         f"A sparse gradient {tuple(parameter.shape)} came from a table that is not row-sparse. "
                         f"Use TokenEmbedding(..., row_sparse=True), or sparse=False."
                     )
-
-    def _rows_of(self, state: State) -> State:
-        """Return the tensors of a state that have an entry for each row: all but `step`."""
-        return {name: value for name, value in state.items() if name != "step"}
 
     def _row_moments(self, parameter: Tensor) -> tuple[Tensor, ...]:
         """Return the state tensors of a row-sparse table, as `PendingUpdates.attach` takes them."""

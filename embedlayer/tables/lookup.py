@@ -124,6 +124,17 @@ class LookupTable(Pretrained, ABC):
         return next(chain(self.parameters(), self.buffers())).device
 
 
+def check_positive(name: str, size: int) -> int:
+    """Return `size` unchanged, after a check that it is at least 1.
+
+    Raises:
+        SizeError: It is below 1.
+    """
+    if size < 1:
+        raise SizeError(f"{name} must be at least 1, not {size}.")
+    return size
+
+
 def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> int | None:
     """Check that sizes are at least 1 and that `padding_idx` is a token, and return `padding_idx` counted from 0.
 
@@ -139,8 +150,7 @@ def check_sizes(*, padding_idx: int | None, vocab_size: int, **sizes: int) -> in
         SizeError: A size is below 1, or `padding_idx` is not a token.
     """
     for name, size in {"vocab_size": vocab_size, **sizes}.items():
-        if size < 1:
-            raise SizeError(f"{name} must be at least 1, not {size}.")
+        check_positive(name, size)
     if padding_idx is None:
         return None
     if not -vocab_size <= padding_idx < vocab_size:

@@ -19,7 +19,14 @@ from embedlayer.index_checks import IndexCheck, as_ids
 from embedlayer.initialization import init_normal_rows_, zero_rows_
 from embedlayer.io.files import JsonObject
 from embedlayer.io.mapped_rows import RESIDENT_BYTES, MappedRows, ResidentLimit
-from embedlayer.io.safetensors_files import TensorInfo, WeightFiles, choose_weight_files, find_folder, no_such_path
+from embedlayer.io.safetensors_files import (
+    DTYPE_NAMES,
+    TensorInfo,
+    WeightFiles,
+    choose_weight_files,
+    find_folder,
+    no_such_path,
+)
 from embedlayer.kernels.kernel import Kernel, kernels_apply
 from embedlayer.pretrained import check_saved
 from embedlayer.shapes import Ids, IdsLike, Vectors
@@ -27,15 +34,16 @@ from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_sc
 from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
 from embedlayer.tables.packed_rows import DTYPES
 from embedlayer.tables.row_folder import (
-    RESIDENT_BYTES as TRAINED_BYTES,
-)
-from embedlayer.tables.row_folder import (
+    FORMAT_VERSION,
     TABLE,
     WEIGHT,
     RowFolder,
     TableFields,
     check_at_rest,
     read_table_fields,
+)
+from embedlayer.tables.row_folder import (
+    RESIDENT_BYTES as TRAINED_BYTES,
 )
 from embedlayer.tables.sparse_gradient import NUMBERS_IN_BLOCK, segments_of_equal_ids
 from embedlayer.tracing import plain_operators_only
@@ -403,18 +411,19 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
         if dtype not in DTYPES.values():
             raise SizeError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype}.")
         fields: TableFields = {
-            "format_version": 1,
+            "format_version": FORMAT_VERSION,
             "vocab_size": vocab_size,
             "embed_dim": embed_dim,
-            "dtype": {"float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16"}[
-                str(dtype).removeprefix("torch.")
-            ],
+            "dtype": DTYPE_NAMES[dtype],
             "padding_idx": padding_idx,
             "scale": resolve_scale(scale, embed_dim),
             "init_std": resolve_init_std(init_std, embed_dim),
         }
         rows = RowFolder.create(
-            folder, fields, lambda weight: _initialize(weight, fields), max_resident_bytes=max_resident_bytes
+            folder,
+            fields,
+            lambda weight: _initialize(weight, fields) if fields["init_std"] else None,  # a new file has zeros
+            max_resident_bytes=max_resident_bytes,
         )
         return cls(FolderRows(rows), padding_idx=padding_idx, scale=fields["scale"])
 
@@ -664,7 +673,7 @@ def _initialize(weight: Tensor, fields: TableFields) -> None:
     """Draw the rows of a trained table, with a zero padding row. With a standard deviation of 0 they are zeros."""
     if fields["init_std"]:
         init_normal_rows_(weight, start=0, num_rows=len(weight), std=fields["init_std"])
-    elif weight.any():
+    else:
         weight.zero_()
     zero_rows_(weight, [] if fields["padding_idx"] is None else [fields["padding_idx"]])
 

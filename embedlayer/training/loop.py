@@ -289,7 +289,7 @@ class Trainer:
             Tensors by name (weights, moments, pending updates, random generators), and the other values as JSON.
             Tensors with sharded rows are DTensors. Weights and moments are not copied: further training changes them.
         """
-        in_files = {f"{name}.weight" for name in trained_files(self.model)}
+        in_files = weights_in_files(self.model)
         with without_applying_updates(self.model):
             state = self.model.state_dict()
         tensors = {f"model.{name}": tensor for name, tensor in state.items() if name not in in_files}
@@ -326,7 +326,7 @@ class Trainer:
         Raises:
             CheckpointError: A tensor or value is missing, or the state belongs to another model.
         """
-        in_files = {f"{name}.weight" for name in trained_files(self.model)}
+        in_files = weights_in_files(self.model)
         try:
             missing, unexpected = self.model.load_state_dict(_select(tensors, "model."), strict=False)
             if unexpected or set(missing) - in_files:
@@ -481,6 +481,11 @@ def trained_files(model: nn.Module) -> dict[str, MappedEmbedding]:
         for name, module in model.named_modules()
         if isinstance(module, MappedEmbedding) and module.weight is not None
     }
+
+
+def weights_in_files(model: nn.Module) -> set[str]:
+    """Return the names of the parameters of a model whose rows and optimizer state are in files."""
+    return {f"{name}.weight" for name in trained_files(model)}
 
 
 def _select(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -160,8 +160,9 @@ class ParallelContext:
             else:
                 model.head = self._shard_head(head, head.weight.detach(), options)
             model.head.bias = head.bias
-            for module in list(model.injections.modules()):
-                for name, part in () if isinstance(module, LookupTable) else list(module.named_children()):
+            owners = [module for module in model.injections.modules() if not isinstance(module, LookupTable)]
+            for module in owners:
+                for name, part in list(module.named_children()):
                     if isinstance(part, LookupTable):
                         setattr(module, name, self._shard_table(as_table(part)))
         multiple = self._config["table"].get("pad_to_multiple_of") or 1

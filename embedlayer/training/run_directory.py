@@ -20,7 +20,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -47,7 +47,7 @@ from embedlayer.io.files import (
 )
 from embedlayer.io.json_fields import Count, Range, check_arguments, check_fields, parse_json
 from embedlayer.io.locks import LOCK, FileLock
-from embedlayer.io.safetensors_files import load_tensors, read_header
+from embedlayer.io.safetensors_files import open_safetensors, read_header
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.pretrained import (
     CANNOT_BE_BUILT,
@@ -336,8 +336,7 @@ class RunDirectory:
         trainer = Trainer(model, *parts, options, parallel)
         if self.checkpoint.exists():
             tensors, metadata = parallel.load(self.checkpoint)
-            state = parse_json(metadata.get("state", "{}"), f"The state in {self.checkpoint}")
-            check_fields(state, TrainerState, f"The state in {self.checkpoint}")
+            state = self._trainer_state(metadata)
             if options.steps is not None and (state["steps"] != options.steps or state["step"] > options.steps):
                 raise CheckpointError(
                     f"{self.checkpoint} is at step {state['step']} of {state['steps']}, and {self.run} states "
@@ -356,6 +355,17 @@ class RunDirectory:
             )
         return trainer, description
 
+    def _trainer_state(self, metadata: Mapping[str, str]) -> JsonObject:
+        """Return the JSON values of `Trainer.state` in the metadata of the checkpoint.
+
+        Raises:
+            CheckpointError: They are damaged.
+        """
+        source = f"The state in {self.checkpoint}"
+        state: JsonObject = parse_json(metadata.get("state", "{}"), source)
+        check_fields(state, TrainerState, source)
+        return state
+
     def _tables_at_checkpoint(self) -> Callable[[JsonObject], LookupTable] | None:
         """Return a function that opens the mapped tables of the run one after another, as they were at the checkpoint.
 
@@ -372,8 +382,7 @@ class RunDirectory:
                 f"{self.checkpoint} is missing, and {self.tables} are at some checkpoint: restore the file, or train "
                 f"again."
             )
-        state = parse_json(read_header(self.checkpoint).metadata.get("state", "{}"), f"The state in {self.checkpoint}")
-        check_fields(state, TrainerState, f"The state in {self.checkpoint}")
+        state = self._trainer_state(read_header(self.checkpoint).metadata)
         generations = enumerate(state.get("generations", []))
 
         def resume(description: JsonObject) -> LookupTable:
@@ -396,8 +405,9 @@ class RunDirectory:
         with torch.random.fork_rng(devices=[]):
             model = self._build_with_seed(self.read(), ParallelContext(), "cpu")
         if names := saved_buffers(model):
-            tensors, _ = load_tensors(self.checkpoint)
-            assign(model, {**model.state_dict(), **{name: tensors[f"model.{name}"] for name in names}}, source=self.run)
+            with open_safetensors(self.checkpoint) as file:
+                buffers = {name: file.get_tensor(f"model.{name}") for name in names}
+            assign(model, {**model.state_dict(), **buffers}, source=self.run)
         return model
 
     def _build_with_seed(

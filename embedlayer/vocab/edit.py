@@ -109,7 +109,7 @@ def edit_vocabulary(
     Raises:
         VocabularyError: A token is unknown, is named twice, exists already, or is needed by the tokenizer or a
             configuration; or the tokenizer is another model's; or the model has hashed n-grams of another library, or
-            an `NgramHash` whose multipliers leave no room for new tokens in int64.
+            an `NgramHash` with multipliers too large for the IDs of new tokens in int64.
         SizeError: The optimizer trains other parameters, nothing in `target` has a vocabulary that can be edited, or a
             rank would have no row of a sharded table.
         TokenIdError: The padding row would be dropped.
@@ -257,7 +257,7 @@ def transplant(
 
     In an `NgramHash` tokens of both tokenizers keep their compressed IDs, and every other token gets one of its own:
     its n-grams are new. New tokens are not matched to old compressed IDs by their normal form. Engram's multipliers
-    leave room for few new tokens; `NgramHash.for_rows` leaves room for any vocabulary.
+    allow few new tokens, because the products must stay in int64; those of `NgramHash.for_rows` allow any vocabulary.
 
     Args:
         target: A live module, which is changed in place, or a folder; see `edit_vocabulary`.
