@@ -5,7 +5,7 @@ A table of V rows of width D has `V * D` parameters; all the rest follows from i
 | part | size |
 |---|---|
 | table | `V * D` numbers, `V * R + R * D` when factorised with rank R, or codes and scales when quantised |
-| head | nothing when tied, else `V * D` of its own |
+| head | nothing when tied or for a table that is only looked up, else `V * D` of its own |
 | learned positions | `max_seq_len * D` |
 | per-layer inputs | a table of width W and its projection, `V * W + W * D` |
 | gradient | one number a trained parameter; of a row-sparse table one row and one ID a token |
@@ -84,8 +84,8 @@ class EmbeddingPlan:
 
     An int8 or int4 table stores a quantisation step and an offset for each row or group of columns. It is not trained,
     so only `delta_rows` have gradients and optimizer state. Learned positions beside it stay in fp32. Not counted are
-    the optimizer's step counters of a few bytes, and what it allocates only during its update. Fused AdamW and
-    `RowAdamW` allocate next to nothing.
+    the optimizer's step counters of a few bytes, and what it allocates only during its update. Fused AdamW allocates
+    next to nothing, `RowAdamW` at most five copies of the rows in a gradient.
 
     Args:
         name: Name of the plan in printed tables.
@@ -106,6 +106,7 @@ class EmbeddingPlan:
     embed_dim: int = _option(MISSING, "Width of a row, D.", flag="--dim", least=1)
     _: KW_ONLY
     tied: bool = _option(True, "Tie the head to the table; untied, it is a V x D matrix of its own.")
+    lookup_only: bool = _option(False, "Plan a table without a head (n-gram tables): no logits, no loss.")
     rank: int | None = _option(None, "Rank R of a factorised table, E = E1 E2; a dense table by default.", least=1)
     positions: int = _option(0, "Rows of a learned position table; 0 for none.", least=0)
     per_layer_dim: int = _option(
@@ -145,10 +146,12 @@ class EmbeddingPlan:
             raise SizeError(f"rank {self.rank} exceeds embed_dim {self.embed_dim}: a dense table is smaller.")
         if self.delta_rows > self.vocab_size:
             raise SizeError(f"delta_rows {self.delta_rows} exceeds vocab_size {self.vocab_size}.")
-        if self.row_sparse and (self.tied or self.rank is not None or self.delta_rows or self.quantised):
+        if self.lookup_only and self.chunked_loss:
+            raise SizeError("chunked_loss is for a table with a head: leave it out, or plan without lookup_only.")
+        if self.row_sparse and (self._tied_head or self.rank is not None or self.delta_rows or self.quantised):
             raise SizeError(
                 "row_sparse needs a trained dense table with an untied head, because a tied head sends a gradient to "
-                "every row. Leave out rank, delta_rows and int8 or int4, and plan it untied."
+                "every row. Leave out rank, delta_rows and int8 or int4, and plan it untied or only looked up."
             )
         if self.row_state != "adamw" and (not self.row_sparse or self.optimizer != "adamw"):
             raise SizeError(
@@ -196,8 +199,8 @@ class EmbeddingPlan:
 
     @property
     def head_parameters(self) -> int:
-        """Return the number of parameters that the head adds on one rank; 0 if it is tied to the table."""
-        return 0 if self.tied else self._rows * self.embed_dim
+        """Return the number of parameters that the head adds on one rank; 0 if it is tied to the table, or missing."""
+        return self._rows * self.embed_dim if self._own_head else 0
 
     @property
     def position_parameters(self) -> int:
@@ -243,8 +246,8 @@ class EmbeddingPlan:
 
     @property
     def head_bytes(self) -> int:
-        """Return the bytes that the head adds on one rank: 0 if it is tied to the table."""
-        return 0 if self.tied else self._rows * self._row_bytes(self.embed_dim)
+        """Return the bytes that the head adds on one rank: 0 if it is tied to the table, or missing."""
+        return self._rows * self._row_bytes(self.embed_dim) if self._own_head else 0
 
     @property
     def position_bytes(self) -> int:
@@ -277,7 +280,7 @@ class EmbeddingPlan:
         """
         if not self.quantised:
             return 0
-        matrices = [*self._factors, *([] if self.tied else [(self._rows, self.embed_dim)])]
+        matrices = [*self._factors, *([(self._rows, self.embed_dim)] if self._own_head else [])]
         return sum(rows * self._scale_bytes_of(columns) for rows, columns in matrices)
 
     @property
@@ -314,18 +317,18 @@ class EmbeddingPlan:
         """Return the bytes of the activations that embedding and head keep for one step.
 
         These are the input of the first block, the output of the last block and, in training, the gradient of that
-        output. A trained factorised table also keeps the looked-up rows of width R. A trained sharded table also keeps
-        the token IDs.
+        output; of a table that is only looked up, its vectors and their gradient. A trained factorised table also keeps
+        the looked-up rows of width R. A trained sharded table also keeps the token IDs.
         """
         narrow = self.rank if self.rank and self.trained and not self.delta_rows else 0
-        wide = 3 if self.trained else 2
+        wide = (1 if self.lookup_only else 2) + self.trained
         ids = self.tokens + self._distinct if self.trained and self.vocab_parallel_size > 1 else 0
         return self.tokens * (wide * self.embed_dim + narrow) * self._number_bytes + ids * ID_BYTES
 
     @property
     def logits_bytes(self) -> int:
-        """Return the bytes of the logits of all tokens at once on one rank, in `compute_dtype`."""
-        return self.tokens * self._rows * self._number_bytes
+        """Return the bytes of the logits of all tokens at once on one rank, in `compute_dtype`; 0 without a head."""
+        return 0 if self.lookup_only else self.tokens * self._rows * self._number_bytes
 
     @property
     def loss_bytes(self) -> int:
@@ -337,7 +340,10 @@ class EmbeddingPlan:
           that block in 16 bits, and a temporary fp32 copy of the head's gradient. A CPU without instructions for
           products of 16-bit numbers needs no such block.
         - Head tied to delta rows: four fp32 blocks of logits, of some tokens by some rows.
+        - Without a head: 0.
         """
+        if self.lookup_only:
+            return 0
         if not self.trained and self.vocab_parallel_size == 1:
             return self.logits_bytes
         if self.loss_by_blocks:
@@ -355,7 +361,7 @@ class EmbeddingPlan:
 
         This is so if `chunked_loss` is set, or if the table is sharded.
         """
-        return self.chunked_loss or self.vocab_parallel_size > 1
+        return not self.lookup_only and (self.chunked_loss or self.vocab_parallel_size > 1)
 
     @property
     def loss_by_blocks(self) -> bool:
@@ -363,7 +369,7 @@ class EmbeddingPlan:
 
         This is so for a head that is tied to a table with delta rows, which has no single matrix of all rows.
         """
-        return self.tied and self.delta_rows > 0
+        return self._tied_head and self.delta_rows > 0
 
     @property
     def peak_bytes(self) -> int:
@@ -394,7 +400,7 @@ class EmbeddingPlan:
 
         These are two copies of the hidden states of all ranks' tokens in the chunk and, in training, their gradients.
         """
-        if self.vocab_parallel_size == 1:
+        if self.vocab_parallel_size == 1 or self.lookup_only:
             return 0
         return self._chunk_tokens * self._head_width * self._number_bytes * (3 if self.trained else 2)
 
@@ -418,6 +424,8 @@ class EmbeddingPlan:
         all ranks. In training it also sends one factor for each of its tokens, and the gradients of the other ranks'
         hidden states. Neither logits nor rows of the table are sent.
         """
+        if self.lookup_only:
+            return 0
         hidden = self._head_width * self._number_bytes
         own = ID_BYTES + hidden + (4 + hidden if self.trained else 0)
         return self.tokens * (self.vocab_parallel_size - 1) * (own + 2 * 3 * 4)
@@ -463,6 +471,16 @@ class EmbeddingPlan:
         """Return the value of every field and of every public property by its name, ready for JSON."""
         computed = [name for name, value in vars(type(self)).items() if isinstance(value, property) and name[0] != "_"]
         return asdict(self) | {name: getattr(self, name) for name in computed}
+
+    @property
+    def _tied_head(self) -> bool:
+        """Return whether there is a head that is tied to the table."""
+        return self.tied and not self.lookup_only
+
+    @property
+    def _own_head(self) -> bool:
+        """Return whether there is a head with a matrix of its own."""
+        return not (self.tied or self.lookup_only)
 
     @property
     def _rows(self) -> int:
@@ -517,7 +535,7 @@ class EmbeddingPlan:
 
         For a head tied to a table, these are the rows of the table: `(V, D)`, `(V, R)`, or the delta rows.
         """
-        if not self.trained or (self.delta_rows and not self.tied):
+        if not self.trained or self.lookup_only or (self.delta_rows and not self.tied):
             return 0
         if self.delta_rows:
             return self.delta_parameters
@@ -616,16 +634,17 @@ def plan_alternatives(now: EmbeddingPlan, *, used: int | None = None, delta_rows
     fewer = min(delta_rows, now.vocab_size)
     quarter = max(1, now.embed_dim // 4)
     trained, dense = now.trained, now.rank is None
-    can_be_sparse = trained and dense and not (now.tied or now.row_sparse or now.delta_rows)
+    has_head = not now.lookup_only
+    can_be_sparse = trained and dense and not ((has_head and now.tied) or now.row_sparse or now.delta_rows)
     can_freeze_rows = trained and not now.delta_rows and fewer < now.vocab_size and now.processes == 1
     can_factorise = dense and not now.quantised and now.embed_dim > quarter
     kept = used or 0
     trimmed = {"vocab_size": kept, "delta_rows": min(now.delta_rows, kept)}
     only_rows, factors = {"delta_rows": fewer, **all_rows}, {"rank": quarter, **all_rows}
     options: list[tuple[bool, str, dict[str, Any], str]] = [
-        (trained and not now.chunked_loss, "chunked loss", {"chunked_loss": True}, "none: same results"),
-        (not now.tied, "tie the head", {"tied": True, **all_rows}, "another model: train again"),
-        (now.tied and dense, "untie the head", {"tied": False}, "same model at the start"),
+        (has_head and trained and not now.chunked_loss, "chunked loss", {"chunked_loss": True}, "none: same results"),
+        (has_head and not now.tied, "tie the head", {"tied": True, **all_rows}, "another model: train again"),
+        (has_head and now.tied and dense, "untie the head", {"tied": False}, "same model at the start"),
         (can_be_sparse, "row-sparse table", {"row_sparse": True}, "none: same results"),
         (can_freeze_rows, f"train {fewer:,} rows only", only_rows, "all other rows stay"),
         (can_factorise, f"factorise, rank {quarter:,}", factors, "approximate: train again"),

@@ -154,7 +154,21 @@ PLANS = {
         "distinct_tokens": 617,
     },
     "one of two ranks, bfloat16": {"vocab_parallel_size": 2, "dtype": "bf16", "moment_dtype": "bf16"},
+    "looked up only": {"lookup_only": True},
+    "looked up only, row-sparse": {  # few tokens: what the update allocates for each is not planned
+        "lookup_only": True,
+        "row_sparse": True,
+        "row_state": "rowwise_bf16",
+        "tokens": 96,
+    },
+    "looked up only, bfloat16, one of two ranks": {
+        "lookup_only": True,
+        "vocab_parallel_size": 2,
+        "dtype": "bf16",
+        "moment_dtype": "bf16",
+    },
     "inference": {"optimizer": "none"},
+    "inference, looked up only": {"optimizer": "none", "lookup_only": True},
     "int8": {"dtype": "int8"},
     "int4 in groups": {"dtype": "int4", "group_size": 16},
     "rows beside int4": {"dtype": "int4", "delta_rows": 40},
@@ -164,7 +178,7 @@ PLANS = {
 # 640 of 9,000 tokens, drawn with repetition, are 617 different ones.
 
 
-def built(row: EmbeddingPlan) -> tuple[TokenTable, OutputHead, LearnedPositionalEmbedding | None]:
+def built(row: EmbeddingPlan) -> tuple[TokenTable, OutputHead | None, LearnedPositionalEmbedding | None]:
     """What a plan says, by the library; of divided rows, this rank's."""
     rows, dtype = row.vocab_size, TORCH_DTYPES[row.compute_dtype]
     table: TokenTable
@@ -176,15 +190,19 @@ def built(row: EmbeddingPlan) -> tuple[TokenTable, OutputHead, LearnedPositional
         table = TokenEmbedding(rows, row.embed_dim, row_sparse=row.row_sparse, dtype=dtype)
     if row.delta_rows:
         table = DeltaEmbedding.last(table, row.delta_rows)
-    head = OutputHead(table) if row.tied else OutputHead(vocab_size=rows, embed_dim=row.embed_dim).to(dtype)
+    head = None
+    if not row.lookup_only:
+        head = OutputHead(table) if row.tied else OutputHead(vocab_size=rows, embed_dim=row.embed_dim).to(dtype)
     if row.vocab_parallel_size > 1:
         mesh = init_device_mesh("cpu", (row.vocab_parallel_size,))
         table = shard_table(table, mesh)
-        head = OutputHead(table if row.tied else shard_table(TokenEmbedding(rows, row.embed_dim, dtype=dtype), mesh))
+        if head is not None:
+            own = table if row.tied else shard_table(TokenEmbedding(rows, row.embed_dim, dtype=dtype), mesh)
+            head = OutputHead(own)
     positions = LearnedPositionalEmbedding(row.positions, row.embed_dim).to(dtype) if row.positions else None
     if row.delta_rows or not row.trained:
         for part in [
-            *([] if row.tied else [head]),
+            *([] if row.tied or head is None else [head]),
             *([positions] if positions else []),
             *([] if row.trained else [table]),
         ]:
@@ -200,7 +218,7 @@ def step(row: EmbeddingPlan, *, instructions: bool = True) -> dict[str, int]:
     memory, length = Memory(), 32
     with memory, mock.patch.object(products, "_cpu_multiplies", return_value=instructions):
         table, head, positions = built(row)
-        parameters = list(dict.fromkeys([*table.parameters(), *head.parameters()]))
+        parameters = list(dict.fromkeys([*table.parameters(), *([] if head is None else head.parameters())]))
         if row.vocab_parallel_size > 1 and not row.tied:
             parameters += head.__dict__["table"].parameters()
         parameters += [] if positions is None else list(positions.parameters())
@@ -220,6 +238,17 @@ def step(row: EmbeddingPlan, *, instructions: bool = True) -> dict[str, int]:
             start = memory.peak = settled(memory)
             x = embed(ids, table, positions or Position())
             found["vectors"] = settled(memory) - start
+            if head is None:
+                found["activation_bytes"] = found["vectors"] + row.trained * x.nbytes
+                if optimizer is None:
+                    return found | {"peak_bytes": memory.peak}
+                x.backward(torch.ones_like(x))
+                found["gradient_bytes"] = sum(size_of(part.grad) for part in trained)
+                optimizer.step()
+                optimizer.zero_grad()
+                found["peak_bytes"] = memory.peak
+                del x
+                continue
             hidden = (x.detach() + 0).requires_grad_(row.trained)
             if optimizer is None:
                 logits = head(hidden)
@@ -264,7 +293,7 @@ def size_of(gradient: torch.Tensor) -> int:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_every_part_that_is_planned_is_measured_within_five_percent(name):
-    row = EmbeddingPlan(9000, 48, tokens=640, **PLANS[name])
+    row = EmbeddingPlan(9000, 48, **{"tokens": 640} | PLANS[name])
     found = step(row) if row.vocab_parallel_size == 1 else on_ranks(row.vocab_parallel_size, step, row)[0]
     found["loss_bytes"] = found.get("loss_bytes", row.loss_bytes) - row.gathered_bytes
     for part, measured in found.items():
@@ -405,6 +434,7 @@ def test_a_dictionary_holds_every_size():
         ),
         ({"preset": "gpt2", "delta_rows": 5, "replicas": 2}, "delta_rows 5 is for one process"),
         ({"preset": "gpt2", "row_sparse": True}, "plan it untied"),
+        ({"preset": "gpt2", "lookup_only": True, "chunked_loss": True}, "chunked_loss is for a table with a head"),
         ({"preset": "gpt2", "row_state": "rowwise"}, "row_state rowwise is for a row-sparse table with adamw"),
         ({"preset": "gpt2", "group_size": 32}, "group_size 32 is for int8 and int4, not for fp32"),
         ({"preset": "gpt2", "device": "tpu"}, "device 'tpu' is unknown: use one of cpu, cuda"),

@@ -178,7 +178,8 @@ def _show_alternatives(now: EmbeddingPlan, found: list[PlanAlternative], *, as_j
 
 def _parts(row: EmbeddingPlan) -> Printed:
     """Return a table of all parts of one plan, with parameters and bytes: title, headings, lines, and note below."""
-    title = f"{row.name or 'plan'}: {_size(row)}, {'tied' if row.tied else 'untied'}, {row.dtype}"
+    head = "look-up only" if row.lookup_only else "tied" if row.tied else "untied"
+    title = f"{row.name or 'plan'}: {_size(row)}, {head}, {row.dtype}"
     title += "" if row.rank is None else f", rank {row.rank}"
     title += ", row-sparse" if row.row_sparse else ""
     title += f", one of {row.vocab_parallel_size} ranks" if row.vocab_parallel_size > 1 else ""
@@ -188,7 +189,7 @@ def _parts(row: EmbeddingPlan) -> Printed:
     of_several = row.vocab_parallel_size > 1
     parts = [
         ("table", format_parameters(row.table_parameters), row.table_bytes, True),
-        ("head", head, row.head_bytes, True),
+        ("head", head, row.head_bytes, not row.lookup_only),
         ("learned positions", format_parameters(row.position_parameters), row.position_bytes, True),
         (
             "per-layer inputs",
@@ -201,11 +202,11 @@ def _parts(row: EmbeddingPlan) -> Printed:
         ("gradient", format_parameters(row.trained_parameters), row.gradient_bytes, True),
         (f"optimizer ({row.optimizer})", "", row.optimizer_bytes, True),
         (f"activations of {row.tokens:,} tokens", "", row.activation_bytes, True),
-        (loss if row.trained or of_several else "logits", "", row.loss_bytes, True),
-        ("hidden states of all ranks, a chunk", "", row.gathered_bytes, of_several),
+        (loss if row.trained or of_several else "logits", "", row.loss_bytes, not row.lookup_only),
+        ("hidden states of all ranks, a chunk", "", row.gathered_bytes, row.gathered_bytes),
         ("peak of a step" if row.trained else "in all", "", row.peak_bytes, True),
         ("sent by a rank: look-up, on average", "", row.lookup_network_bytes, of_several),
-        ("sent by a rank: loss", "", row.loss_network_bytes, of_several),
+        ("sent by a rank: loss", "", row.loss_network_bytes, row.loss_network_bytes),
         ("sent by a rank: gradients of replicas", "", row.replicas_network_bytes, row.replicas > 1),
         ("sent by a rank: unsharded gradients", "", row.replicated_network_bytes, row.replicated_network_bytes),
     ]
@@ -225,7 +226,7 @@ def _comparison(plans: list[EmbeddingPlan]) -> Printed:
         sizes = (row.weight_bytes, row.gradient_bytes + row.optimizer_bytes, row.loss_bytes, row.peak_bytes)
         numbers = [row.parameters / 10**6, *(size / 2**20 for size in sizes)]
         shown = [f"{number:,.1f}" if number < 100 else f"{number:,.0f}" for number in numbers]
-        lines.append([row.name, _size(row), "yes" if row.tied else "no", *shown])
+        lines.append([row.name, _size(row), "none" if row.lookup_only else "yes" if row.tied else "no", *shown])
     return title, ["model", "V x D", "tied", "params", "weights", "training", "loss", "peak"], lines, _note(plans)
 
 
@@ -237,7 +238,7 @@ def _note(plans: list[EmbeddingPlan]) -> str:
         if plans[0].dtype in GGUF_BLOCK:
             kind, stored = "block of 32 numbers", "a scale"
         return f"{plans[0].dtype} rows are not trained; each {kind} has {stored}{scales}."
-    if len(plans) == 1 and plans[0].trained and plans[0].tokens:
+    if len(plans) == 1 and plans[0].trained and plans[0].tokens and not plans[0].lookup_only:
         return "The peak: weights, optimizer, activations, and the larger of loss and gradients."
     return ""
 

@@ -22,6 +22,9 @@ from embedlayer.io.files import file_errors
 RESIDENT_BYTES = 1 << 27
 """Default of `ResidentLimit`: 128 MiB."""
 
+UNLIMITED_PART = 16
+"""A file of at most the 16th part of the machine's memory needs no limit."""
+
 _FEWEST_ITEMS, _MOST_ITEMS = 16, 4096
 _BYTES_AROUND = 1 << 16
 """Bytes that Linux maps at most around an address that is read, if it has them in memory."""
@@ -41,7 +44,7 @@ class ResidentLimit:
         self.max_bytes = max_bytes
         self.maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
         self._items = 64
-        self._before = _resident_file_bytes()
+        self._before = self._last = _resident_file_bytes()
         self._assumed = 0
 
     def chunks(self, items: int) -> Iterator[slice]:
@@ -69,22 +72,26 @@ class ResidentLimit:
             return
         now = _resident_file_bytes()
         if now is None:  # not Linux: the most that may have been added
-            self._assumed += items * _BYTES_AROUND
+            added = items * _BYTES_AROUND
+            self._assumed += added
             grown = self._assumed
         else:
-            grown = now - (self._before or 0)
+            added, grown = now - (self._last or 0), now - (self._before or 0)
+            self._last = now
+        if 3 * added > self.max_bytes:
+            self._items = max(self._items // 2, _FEWEST_ITEMS)
+        elif items >= self._items and 8 * added < self.max_bytes:
+            self._items = min(2 * self._items, _MOST_ITEMS)
         if grown > self.max_bytes:
             self.release()
-            self._items = max(self._items // 2, _FEWEST_ITEMS)
-        elif items >= self._items and 8 * grown < self.max_bytes:
-            self._items = min(2 * self._items, _MOST_ITEMS)
 
     def release(self) -> None:
         """Release the pages of all files of this limit."""
         for each in self.maps:
             if hasattr(mmap, "MADV_DONTNEED"):
                 each.madvise(mmap.MADV_DONTNEED)
-        self._before, self._assumed = _resident_file_bytes(), 0
+        self._before = self._last = _resident_file_bytes()
+        self._assumed = 0
 
 
 class MappedRows:
@@ -219,6 +226,25 @@ class _Memory:
             "typestr": f"=i{word}" if word > 1 else "|i1",
             "version": 3,
         }
+
+
+def default_resident_bytes(nbytes: int) -> int | None:
+    """Return the limit of resident memory for a file that is only read: `None` for a small one, else `RESIDENT_BYTES`.
+
+    Above the limit, pages that are in memory must be mapped again, which takes longer than reading rows from them.
+
+    Args:
+        nbytes: Bytes of the file that are read.
+    """
+    memory = machine_bytes()
+    return None if memory is not None and UNLIMITED_PART * nbytes <= memory else RESIDENT_BYTES
+
+
+def machine_bytes() -> int | None:
+    """Return the bytes of this machine's memory; `None` where the system does not say."""
+    if not hasattr(os, "sysconf"):
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _resident_file_bytes() -> int | None:

@@ -18,7 +18,7 @@ from embedlayer.errors import CheckpointError, FileError, SizeError
 from embedlayer.index_checks import IndexCheck, as_ids
 from embedlayer.initialization import init_normal_rows_, zero_rows_
 from embedlayer.io.files import JsonObject
-from embedlayer.io.mapped_rows import RESIDENT_BYTES, MappedRows, ResidentLimit
+from embedlayer.io.mapped_rows import MappedRows, ResidentLimit, default_resident_bytes
 from embedlayer.io.safetensors_files import (
     DTYPE_NAMES,
     TensorInfo,
@@ -337,7 +337,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
         *,
         padding_idx: int | None = None,
         scale: float | Literal["sqrt_dim"] | None = None,
-        max_resident_bytes: int | None = RESIDENT_BYTES,
+        max_resident_bytes: int | Literal["auto"] | None = "auto",
     ) -> "MappedEmbedding":
         """Open a table that reads its rows straight out of a safetensors file. The file is never changed.
 
@@ -350,7 +350,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
             padding_idx: Token whose row is zero; a negative number counts from the end. `None` for no such token.
             scale: As in the constructor.
             max_resident_bytes: Limit of the resident memory that look-ups add to this process, in bytes; `None` for
-                no limit.
+                no limit. `"auto"` is 128 MiB, and no limit for a table of at most a sixteenth of the machine's memory.
 
         Raises:
             FileError: The file is missing or cannot be read.
@@ -369,7 +369,10 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
             check_at_rest(path)
             path, padding_idx = path / WEIGHT, fields["padding_idx"] if padding_idx is None else padding_idx
             scale = fields["scale"] if scale is None else scale
-        rows = FileRows(_find_tensor(path, tensor), padding_idx, max_resident_bytes)
+        info = _find_tensor(path, tensor)
+        if max_resident_bytes == "auto":
+            max_resident_bytes = default_resident_bytes(info.nbytes)
+        rows = FileRows(info, padding_idx, max_resident_bytes)
         return cls(rows, padding_idx=padding_idx, scale=scale)
 
     @classmethod

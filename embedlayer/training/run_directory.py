@@ -18,7 +18,6 @@ DIR/
 import hashlib
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -47,6 +46,7 @@ from embedlayer.io.files import (
 )
 from embedlayer.io.json_fields import Count, Range, check_arguments, check_fields, parse_json
 from embedlayer.io.locks import LOCK, FileLock
+from embedlayer.io.mapped_rows import machine_bytes
 from embedlayer.io.safetensors_files import open_safetensors, read_header
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.pretrained import (
@@ -456,8 +456,8 @@ class RunDirectory:
         with torch.random.fork_rng(devices=[]), torch.device("meta"), building(MappedEmbedding, left_out):
             parameters = build(description["model"]).parameters()
         needed = sum(tensor.nbytes for tensor in parameters if tensor not in in_files)
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
-        if needed > memory:
+        memory = machine_bytes()
+        if memory is not None and needed > memory:
             raise CheckpointError(
                 f"{self.run} describes a model of {needed / 2**30:,.1f} GiB, and this machine has "
                 f"{memory / 2**30:,.1f}: the file is damaged, or was written on a larger machine."

@@ -6,7 +6,7 @@ import torch
 
 from embedlayer.errors import CheckpointError, FileError
 from embedlayer.io import mapped_rows
-from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
+from embedlayer.io.mapped_rows import RESIDENT_BYTES, MappedRows, ResidentLimit, default_resident_bytes
 
 
 @pytest.fixture(params=[None, 0, 1 << 27], ids=["no limit", "no memory", "a limit"])
@@ -46,3 +46,8 @@ def test_files_that_cannot_be_mapped_are_refused(tmp_path) -> None:
     with pytest.raises(CheckpointError, match="not aligned for torch.float32"):
         MappedRows(tmp_path / "rows", 1, 1, 16).view(torch.float32, 1, 4)
     assert MappedRows(tmp_path / "rows", 8, 0, 16).read(torch.tensor([], dtype=torch.long)).shape == (0, 16)
+
+
+def test_only_files_that_are_large_for_the_machine_have_a_limit() -> None:
+    assert default_resident_bytes(1 << 20) is None
+    assert default_resident_bytes(1 << 44) == RESIDENT_BYTES
