@@ -151,6 +151,10 @@ class EmbeddingLayer(Pretrained):
             Empty if every block has `position`. In an encoder-decoder model the blocks are those of the decoder.
         encoder_block_positions: The same for the blocks of the encoder in an encoder-decoder model.
         tensor_names: Key in `state_dict()` -> names of that tensor in the checkpoint; `load` read the first name.
+        is_part: Whether the checkpoint may have more tensors with a row for each token than this layer:
+            `load(..., table_only=True)`, `load(..., per_layer=False)`, and families with further tables.
+        is_edited: Whether the vocabulary of such a layer was edited, so that its rows are in another order than those
+            that it lacks. `edit_vocabulary` sets it.
 
     Raises:
         SizeError: The recipe has a step twice or without its module, `numbering="ids"` has no `padding_id`, or
@@ -184,6 +188,8 @@ class EmbeddingLayer(Pretrained):
         block_positions: Sequence[str] = (),
         encoder_block_positions: Sequence[str] = (),
         tensor_names: Mapping[str, Sequence[str]] | None = None,
+        is_part: bool = False,
+        is_edited: bool = False,
     ) -> None:
         super().__init__()
         modules: dict[str, object] = {"types": types, "project": projection, "norm": norm, "position": True}
@@ -222,6 +228,8 @@ class EmbeddingLayer(Pretrained):
         if unknown:
             raise SizeError(f"block_positions has {', '.join(sorted(unknown))}, which other_positions has not.")
         self.tensor_names = {key: tuple(names) for key, names in (tensor_names or {}).items()}
+        self.is_part = is_part
+        self.is_edited = is_edited
         self.load_record = LoadRecord()
         self._checkpoint: Checkpoint | None = None
         self._tokenizer: Tokenizer | None = None
@@ -254,6 +262,8 @@ class EmbeddingLayer(Pretrained):
             "block_positions": list(self.block_positions),
             "encoder_block_positions": list(self.encoder_block_positions),
             "tensor_names": {key: list(names) for key, names in self.tensor_names.items()},
+            "is_part": self.is_part,
+            "is_edited": self.is_edited,
         }
 
     @classmethod
@@ -314,9 +324,17 @@ class EmbeddingLayer(Pretrained):
 
         Raises:
             CheckpointError: The layer belongs to another checkpoint; or its table was computed from several tensors, so
-                that it cannot be put back (model2vec with a mapping or weights).
+                that it cannot be put back (model2vec with a mapping or weights); or its vocabulary was edited, and the
+                checkpoint may have more tensors with a row for each token, which this layer lacks (`is_part`).
             FileError: `out_dir` is not empty, or cannot be written.
         """
+        if self.is_part and self.is_edited:
+            raise CheckpointError(
+                "The vocabulary of this layer was edited, and the checkpoint may have more tensors with a row for each "
+                "token than were read (table_only=True, per_layer=False, or a table that load does not read): they "
+                "would stay in the old order. Edit the checkpoint's folder with edit_vocabulary, or load the whole "
+                "layer before the edit."
+            )
         state = self.state_dict()
         unmatched = sorted(state.keys() ^ self.tensor_names.keys())
         if unmatched:
@@ -669,8 +687,8 @@ def _read_saved_layer(
     config = checkpoint.file(CONFIG)
     assert config is not None
     layer = super(EmbeddingLayer, EmbeddingLayer).from_pretrained(config.parent, device=device).to(dtype=dtype)
-    if not per_layer:
-        layer.per_layer = None
+    if not per_layer and layer.per_layer is not None:
+        layer.per_layer, layer.is_part = None, True
         layer.tensor_names = {key: names for key, names in layer.tensor_names.items() if "per_layer." not in key}
     stored = {key: checkpoint.info(key) for key in layer.state_dict()}
     tensors = tuple(LoadedTensor(key, key, info.shape, info.dtype, info.nbytes) for key, info in stored.items())
@@ -683,7 +701,9 @@ def _read_saved_layer(
 def _with_table_only(layer: EmbeddingLayer) -> EmbeddingLayer:
     """Return a new layer that has the table of `layer`, its padding token and its tensor names, and nothing else."""
     names = {key: names for key, names in layer.tensor_names.items() if key.startswith("table.")}
-    alone = EmbeddingLayer(layer.table, family=layer.family, padding_id=layer.padding_id, tensor_names=names)
+    alone = EmbeddingLayer(
+        layer.table, family=layer.family, padding_id=layer.padding_id, tensor_names=names, is_part=True
+    )
     note = "Only the table was kept: positions, norms and head were left out."
     alone.load_record = replace(layer.load_record, notes=(note,), table_only=True)
     return alone

@@ -388,6 +388,7 @@ class Loader:
             "block_positions": self.blocks,
             "encoder_block_positions": self.encoder_blocks,
             "tensor_names": self.state_names,
+            "is_part": any(self._other_tables()),
         }
 
     @property
@@ -532,7 +533,8 @@ class Loader:
         """
         table = self._new_table(weight, pad, is_scaled=False)
         self.width = table.embed_dim
-        return {"table": table, "family": self.family_name, "padding_id": pad, "tensor_names": self.state_names}
+        names = self.state_names
+        return {"table": table, "family": self.family_name, "padding_id": pad, "tensor_names": names, "is_part": True}
 
     def build(self, make: Callable[[], Model]) -> Model:
         """Build a layer or a model on the meta device, without memory for weights, and assign `tensors` to it.

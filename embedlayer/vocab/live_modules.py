@@ -473,7 +473,7 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
     for name, head in modules.heads.items():
         note(name, head, "out_features padding_idx")
     for name, layer in modules.layers.items():
-        note(name, layer, "padding_id")
+        note(name, layer, "padding_id is_edited" if layer.is_part else "padding_id")
     for name, ngrams in modules.hashes.items():
         note(name, ngrams, "vocab_size compressed_size hashes_token_ids")
         note(_join(name, "bounds"), ngrams.index_check, "size")
@@ -521,6 +521,8 @@ def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
         elif attribute in TOKEN_IDS:
             beside = {key: getattr(owner, key, None) for key in TOKEN_IDS}
             value = ids.of(attribute, value, beside, "the model's configuration")
+        elif attribute == "is_edited":
+            value = True
         elif attribute == "compressed_size":
             value = _compressed_size(owner, len(row_map.initialised))
         elif attribute == "hashes_token_ids":

@@ -118,10 +118,29 @@ def test_a_loaded_layer_is_edited_and_written_back_only_with_its_per_layer_table
     receipt.undo(layer)
     assert layer.per_layer.table.vocab_size == 100
     assert torch.equal(layer.per_layer.table.weight, model.model.embed_tokens_per_layer.weight)
-    alone = el.load(tmp_path / "old", per_layer=False)
-    edit_vocabulary(alone, remove=REMOVED)
-    with pytest.raises(el.CheckpointError, match=r"embed_tokens_per_layer.weight of .* before the edit"):
-        alone.write_into(tmp_path / "old", tmp_path / "other")
+
+
+@pytest.mark.parametrize("options", [{"per_layer": False}, {"table_only": True}], ids=str)
+@pytest.mark.parametrize(
+    "edit", [{"reorder": range(130, -1, -1)}, {"remove": REMOVED}, {"add": 3}], ids=["reorder", "remove", "add"]
+)
+@pytest.mark.parametrize("saved_first", [False, True])
+def test_a_part_of_a_checkpoint_is_put_back_only_in_its_old_order(saved_first, edit, options, tmp_path) -> None:
+    with quiet():
+        small("gemma3n_text").save_pretrained(tmp_path / "old")
+    layer = el.load(tmp_path / "old", **options)
+    if saved_first:
+        layer.save_pretrained(tmp_path / "part")
+        layer = el.load(tmp_path / "part")
+    layer.write_into(tmp_path / "old", tmp_path / "same")
+    receipt = edit_vocabulary(layer, **edit)
+    layer.save_pretrained(tmp_path / "edited")
+    for each in (layer, el.load(tmp_path / "edited")):
+        with pytest.raises(el.CheckpointError, match="they would stay in the old order"):
+            each.write_into(tmp_path / "old", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    receipt.undo(layer)
+    layer.write_into(tmp_path / "old", tmp_path / "undone")
 
 
 def test_a_table_without_a_rule_for_missing_tokens_must_have_all_of_them() -> None:
