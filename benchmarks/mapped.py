@@ -7,6 +7,8 @@ Steps: 2,048 Zipf tokens of 1 M rows, the same batches for every table, so that 
 and writes the same rows. Before *later steps* are timed, every batch was trained on twice. A *first step* finds none of
 the pages of its new rows in memory. In steps with *every row logged* a checkpoint came before each step, outside the
 time; in other steps rows are logged only the first time. *Spread* batches have their rows anywhere among the 100 M.
+
+The log: its bytes after steps, beside those of the rows that changed, values and state.
 """
 
 import gc
@@ -60,11 +62,16 @@ def look_ups(folder: Path) -> list[Row]:
         times = time_alternately(
             {name: each_batch(call, batches) for name, call in competitors.items()}, rounds=ROUNDS, warmup=BATCHES
         )
-    size = {"vocab_size": LOOKED_UP[0], "embed_dim": LOOKED_UP[1], "tokens": TOKENS_LOOKED_UP}
-    first = float(times["F.embedding in memory"]["time_ms"])
+    return compared(f"{TOKENS_LOOKED_UP:,} of {LOOKED_UP[0]:,} rows, width {LOOKED_UP[1]}", times)
+
+
+def compared(what: str, found: dict[str, Row]) -> list[Row]:
+    """Rows for the results: times or sizes, and each beside the first."""
+    (unit,) = {"time_ms", "mib"} & next(iter(found.values())).keys()
+    first = float(next(iter(found.values()))[unit])
     return [
-        {"what": "look-up", "competitor": name, **size, **time, "times_first": round(float(time["time_ms"]) / first, 2)}
-        for name, time in times.items()
+        {"what": what, "competitor": name, **row, "times_first": round(float(row[unit]) / first, 2)}
+        for name, row in found.items()
     ]
 
 
@@ -108,9 +115,9 @@ class Trained:
         return milliseconds(lambda: self.step(ids))
 
 
-def time_steps(competitors: dict[str, Callable[[Tensor], float]], batches: list[Tensor]) -> dict[str, Row]:
+def time_steps(competitors: dict[str, Callable[[Tensor], float]], batches: list[Tensor]) -> dict[str, dict[str, Row]]:
     """Time first steps on each batch, and later ones; competitors run in turns."""
-    found: dict[str, Row] = {}
+    found: dict[str, dict[str, Row]] = {}
     for when in ("first steps", "", "later steps"):
         samples: dict[str, list[float]] = {name: [] for name in competitors}
         gc.collect()
@@ -118,7 +125,7 @@ def time_steps(competitors: dict[str, Callable[[Tensor], float]], batches: list[
             for name, time in competitors.items():
                 samples[name].append(time(ids))
         if when:
-            found |= {f"{name}; {when}": spread(times) for name, times in samples.items()}
+            found[when] = {name: spread(times) for name, times in samples.items()}
     return found
 
 
@@ -130,7 +137,7 @@ def steps(folder: Path) -> list[Row]:
         for size, log in kinds
     }
     rowwise = RowwiseSecondMoment(first_moment=torch.bfloat16)
-    name = "MappedEmbedding 100 M, log on, RowwiseSecondMoment(bfloat16)"
+    name = "MappedEmbedding 100 M, log on, row-wise state"
     mapped[name] = Trained(folder / "rowwise", MOST, LOG_ON, rowwise)
     competitors: dict[str, Callable[[Tensor], float]] = {name: each.time for name, each in mapped.items()}
     memory = TokenEmbedding(MILLION, STEPPED, row_sparse=True, init_std=0.0)
@@ -143,27 +150,22 @@ def steps(folder: Path) -> list[Row]:
     times = time_steps(competitors, batches)
     spread_out = [torch.randint(MOST, (TOKENS,)) for _ in batches]
     only = {f"{name}, spread": competitors[name] for name in competitors if " 100 M" in name}
-    times |= time_steps(only, spread_out)
-    found = [
-        {"what": "step", "competitor": name, "embed_dim": STEPPED, "tokens": TOKENS, **row}
-        for name, row in times.items()
-    ]
+    for when, more in time_steps(only, spread_out).items():
+        times[when] |= more
+    found = [row for when, each in times.items() for row in compared(f"{when}, {TOKENS:,} tokens", each)]
     return found + log_sizes(folder, batches)
 
 
 def log_sizes(folder: Path, batches: list[Tensor]) -> list[Row]:
-    """Bytes of the log after steps, beside the bytes of the values and state of the rows that changed."""
+    """Bytes of the log after steps, beside those of the rows that changed."""
     trained = Trained(folder / "log", MILLION, LOG_ON)
     for ids in batches:
         trained.step(ids)
     rows = len(torch.cat(batches).unique())
     row_bytes = 3 * STEPPED * 4 + 2 * 4
     log = (trained.folder.path / "undo.log").stat().st_size
-    name = f"log after {len(batches)} steps"
-    return [
-        {"what": "log", "competitor": name, "log_mib": round(log / 2**20, 2), "changed_rows": rows,
-         "changed_mib": round(rows * row_bytes / 2**20, 2), "times_changed": round(log / rows / row_bytes, 3)}
-    ]  # fmt: skip
+    sizes = {f"{rows:,} rows that changed": rows * row_bytes, "the log": log}
+    return compared(f"bytes, {len(batches)} steps", {name: {"mib": round(size / 2**20, 2)} for name, size in sizes.items()})
 
 
 def run() -> list[Row]:
