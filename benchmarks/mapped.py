@@ -165,7 +165,9 @@ def log_sizes(folder: Path, batches: list[Tensor]) -> list[Row]:
     row_bytes = 3 * STEPPED * 4 + 2 * 4
     log = (trained.folder.path / "undo.log").stat().st_size
     sizes = {f"{rows:,} rows that changed": rows * row_bytes, "the log": log}
-    return compared(f"bytes, {len(batches)} steps", {name: {"mib": round(size / 2**20, 2)} for name, size in sizes.items()})
+    return compared(
+        f"bytes, {len(batches)} steps", {name: {"mib": round(size / 2**20, 2)} for name, size in sizes.items()}
+    )
 
 
 def run() -> list[Row]:
