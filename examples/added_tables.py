@@ -30,10 +30,12 @@ VARIANTS: dict[str, JsonObject] = {
 }
 
 
-def trainer_of(options: JsonObject, tokenizer: Tokenizer, corpus: el.TokenCorpus, minutes: float) -> el.Trainer:
+def trainer_of(
+    options: JsonObject, tokenizer: Tokenizer, corpus: el.TokenCorpus, minutes: float, seed: int
+) -> el.Trainer:
     """A trainer with `embedlayer train`'s settings, and the additional tables of a variant."""
-    torch.manual_seed(0)
-    training = el.TrainingOptions(minutes=minutes)
+    torch.manual_seed(seed)
+    training = el.TrainingOptions(minutes=minutes, seed=seed)
     model = build_model(LayerOptions(**options), tokenizer, training.max_length)
     return el.Trainer(model, *corpus.split(0.1), training)
 
@@ -56,10 +58,10 @@ def train_in_turns(trainers: dict[str, el.Trainer]) -> dict[str, list[JsonObject
     return lines
 
 
-def compare(text: str, minutes: float) -> list[dict[str, str]]:
+def compare(text: str, minutes: float, variants: list[str], seed: int) -> list[dict[str, str]]:
     tokenizer = el.train_tokenizer(text, vocab_size=LayerOptions.vocab_size)
     corpus = el.TokenCorpus.from_text(text, tokenizer)
-    trainers = {name: trainer_of(options, tokenizer, corpus, minutes) for name, options in VARIANTS.items()}
+    trainers = {name: trainer_of(VARIANTS[name], tokenizer, corpus, minutes, seed) for name in variants}
     lines = train_in_turns(trainers)
     rows = []
     for name, trainer in trainers.items():
@@ -77,13 +79,14 @@ def compare(text: str, minutes: float) -> list[dict[str, str]]:
     return rows
 
 
-def main(files: list[Path], minutes: float, page: Path | None) -> None:
+def main(files: list[Path], minutes: float, page: Path | None, variants: list[str], seed: int) -> None:
     texts = {"the Python language reference": carried_text()}
     texts |= {file.name: file.read_text(encoding="utf-8") for file in files}
     parts = []
     for name, text in texts.items():
         size = f"{len(text.encode()) / 1e6:.1f} MB"
-        parts.append(f"{minutes:g} minutes each on {name} ({size}):\n\n{markdown_table(compare(text, minutes))}")
+        table = markdown_table(compare(text, minutes, variants, seed))
+        parts.append(f"{minutes:g} minutes each on {name} ({size}):\n\n{table}")
         print(parts[-1], flush=True)
     if page is not None:
         write_between_markers(page, "decoders with additional tables", "\n".join(parts))
@@ -93,6 +96,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, help="further texts")
     parser.add_argument("--minutes", type=float, default=4.0, help="wall time of each training")
+    parser.add_argument("--only", choices=VARIANTS, action="append", help="a variant; may be given again [all]")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first weights and of the batches")
     parser.add_argument("--write", type=Path, help="page that holds the table")
     arguments = parser.parse_args()
-    main(arguments.files, arguments.minutes, arguments.write)
+    variants = arguments.only or list(VARIANTS)
+    main(arguments.files, arguments.minutes, arguments.write, variants, arguments.seed)
