@@ -1,11 +1,13 @@
-"""A log of the old contents of rows, by which files are rolled back to their last checkpoint after a crash.
+"""A log of the old contents of rows, by which files are rolled back to a checkpoint after a crash.
 
 Before rows of a set of arrays are changed for the first time after a checkpoint, their contents are appended to the
 log. A killed process leaves a log whose last block may be incomplete; the rows of that block were not changed yet. So
-writing all complete blocks back restores the arrays.
+writing complete blocks back restores the arrays.
 
-The file is a sequence of blocks: one `HEAD` with the state at the checkpoint as JSON, then `ROWS` with the numbers and
-old contents of rows, and at most one `NEXT` with the state at the next checkpoint, which is being saved.
+The file is a sequence of blocks: one `HEAD` with the state at the last checkpoint as JSON, then `ROWS` with the numbers
+and old contents of rows. A `NEXT` has the state at a later checkpoint, of which this log does not know whether
+everything else was saved. What follows it is relative to that state, so the arrays can be rolled back to each state of
+the log.
 """
 
 import json
@@ -14,9 +16,8 @@ import struct
 import weakref
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from numpy.typing import NDArray
@@ -35,35 +36,42 @@ _END = struct.Struct("<4sI")  # "DONE", checksum
 
 
 class Block(NamedTuple):
-    """A complete block of a log.
+    """A complete block of rows in a log.
 
     Attributes:
-        kind: `HEAD`, `ROWS` or `NEXT`.
-        num_rows: Number of rows; 0 for the other kinds.
-        start: Offset of what follows the block's first fields: JSON, or row numbers and then the rows of each array.
+        num_rows: Number of rows, U.
+        start: Offset of the row numbers, which the rows of each array follow.
         stop: Offset of the block's end mark.
     """
 
-    kind: bytes
     num_rows: int
     start: int
     stop: int
 
 
-@dataclass(frozen=True)
-class LogContent:
+class LoggedCheckpoint(NamedTuple):
+    """A checkpoint in a log.
+
+    Attributes:
+        state: State at the checkpoint.
+        start: Offset of its block.
+        rows: Blocks of the rows that were changed after it and before the next one, in order.
+    """
+
+    state: JsonObject
+    start: int
+    rows: list[Block]
+
+
+class LogContent(NamedTuple):
     """What a log says.
 
     Attributes:
-        head: State at the last checkpoint.
-        rows: The blocks of rows that were changed since, in order.
-        following: State at the next checkpoint, if it was being saved and no row was changed after; else `None`.
+        checkpoints: The checkpoints, in order: the last one that was completed, and later ones that may not have been.
         size: Bytes of the complete blocks.
     """
 
-    head: JsonObject
-    rows: tuple[Block, ...]
-    following: JsonObject | None
+    checkpoints: list[LoggedCheckpoint]
     size: int
 
 
@@ -72,7 +80,7 @@ class UndoLog:
 
     Args:
         path: File of the log, as `UndoLog.create` wrote it.
-        size: Bytes of its complete blocks; what follows them is overwritten.
+        size: Bytes of its complete blocks; what follows them is removed.
 
     Attributes:
         close: Function that closes the file, as garbage collection does.
@@ -83,6 +91,7 @@ class UndoLog:
 
     def __init__(self, path: Path | str, size: int) -> None:
         self.path, self.size = Path(path), size
+        self._incomplete = True  # whether something may follow the complete blocks
         with file_errors(f"write {path}"):
             self._descriptor = os.open(path, os.O_RDWR)
         self.close = weakref.finalize(self, os.close, self._descriptor)
@@ -107,7 +116,7 @@ class UndoLog:
             arrays: Arrays of integers with an entry for each row, `(V, ...)`.
 
         Raises:
-            FileError: The disk is full or reports an error. Then nothing was appended.
+            FileError: The disk is full or reports an error. Then contents of some of the rows may be in the log.
         """
         row_bytes = 8 + sum(each[:1].nbytes for each in arrays)
         for some in rows.split(max(BLOCK_BYTES // row_bytes, 1)) if len(rows) else ():
@@ -116,7 +125,7 @@ class UndoLog:
             self._append(_block(ROWS, len(some), numbers, [each.numpy() for each in contents]))
 
     def append_next(self, state: JsonObject) -> None:
-        """Append the state at the next checkpoint, which is about to be saved elsewhere.
+        """Append the state at a checkpoint of which the rest is about to be saved elsewhere.
 
         Raises:
             FileError: The disk is full or reports an error. Then nothing was appended.
@@ -133,13 +142,24 @@ class UndoLog:
             os.ftruncate(self._descriptor, size)
         self.size = size
 
+    def flush(self) -> None:
+        """Write the log to the disk, and wait for it.
+
+        Raises:
+            FileError: The disk reports an error.
+        """
+        with file_errors(f"write {self.path} to the disk"):
+            os.fsync(self._descriptor)
+
     def _append(self, views: list[memoryview]) -> None:
-        """Write the parts of a block at the end of the complete blocks; on an error the log stays as it was.
+        """Write the parts of a block at the end of the complete blocks; on any error the block is not in the log.
 
         Raises:
             FileError: The disk is full or reports an error.
         """
-        end, descriptor = self.size, self._descriptor
+        if self._incomplete:
+            self.cut(self.size)
+        end, descriptor, self._incomplete = self.size, self._descriptor, True
         try:
             with file_errors(f"write {self.path}", " No row was changed. Free some space, and repeat the step."):
                 while views:
@@ -150,9 +170,9 @@ class UndoLog:
                     if written:
                         views[0] = views[0][written:]
         except FileError:
-            os.ftruncate(descriptor, self.size)
+            self.cut(self.size)
             raise
-        self.size = end
+        self.size, self._incomplete = end, False
 
 
 def write_at(descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
@@ -162,18 +182,25 @@ def write_at(descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
     return os.pwrite(descriptor, parts[0], offset)
 
 
-def read_log(path: Path | str) -> LogContent:
-    """Read what a log says, without the contents of its rows. An incomplete last block is ignored.
+def read_log(path: Path | str, *, size: int | None = None) -> LogContent:
+    """Read what a log says, without the contents of its rows.
+
+    Args:
+        path: File of the log.
+        size: Bytes of the file. `None` if its process may have been killed: then an incomplete last block is ignored.
 
     Raises:
         FileError: The file is missing or cannot be read.
-        CheckpointError: The file is not a log, or is damaged before its end.
+        CheckpointError: The file is not a log, has another size, or is damaged before its end.
     """
     path = Path(path)
     with file_errors(f"read {path}"), path.open("rb") as file:
         length = os.fstat(file.fileno()).st_size
-        blocks: list[Block] = []
-        states: dict[bytes, JsonObject] = {}
+        if size is not None and length != size:
+            raise CheckpointError(
+                f"{path} has {length:,} bytes and had {size:,} when the table was closed: restore a copy of the folder."
+            )
+        checkpoints: list[LoggedCheckpoint] = []
         place = 0
         while place + _START.size <= length:
             file.seek(place)
@@ -193,44 +220,66 @@ def read_log(path: Path | str) -> LogContent:
                 raise _damaged(path, place)
             if (kind == HEAD) != (place == 0):
                 raise _damaged(path, place)
-            if kind != ROWS:
+            if kind == ROWS:
+                checkpoints[-1].rows.append(Block(count, start, stop))
+            else:
                 state = parse_json(checked, path)
                 if not isinstance(state, dict):
                     raise _damaged(path, place)
-                states[kind] = state
-            blocks.append(Block(kind, count, start, stop))
+                checkpoints.append(LoggedCheckpoint(state, place, []))
             place = stop + _END.size
-    if not blocks:
+    if not checkpoints:
         raise CheckpointError(f"{path} is not an undo log of a mapped table, or is cut short: copy the folder again.")
-    following = states[NEXT] if blocks[-1].kind == NEXT else None
-    return LogContent(states[HEAD], tuple(block for block in blocks if block.kind == ROWS), following, place)
+    return LogContent(checkpoints, place)
 
 
-def roll_back(path: Path | str, content: LogContent, arrays: Sequence[Tensor]) -> None:
-    """Write the logged rows back to the arrays. It may be repeated, for instance after the process was killed in it.
+def check_rows(path: Path | str, blocks: Sequence[Block], num_rows: int, row_bytes: int) -> None:
+    """Check that blocks are those of rows of arrays of these sizes.
 
     Args:
         path: The log.
-        content: Result of `read_log`.
-        arrays: The arrays of `append_rows`, in the same order; they are changed.
+        blocks: Blocks of rows.
+        num_rows: Number of rows of the arrays, V.
+        row_bytes: Bytes of a row in all arrays together.
 
     Raises:
         FileError: The log cannot be read.
-        CheckpointError: The log is of arrays of other sizes. Then nothing is changed.
+        CheckpointError: A block has another size, or a row that is not there.
     """
-    num_rows, widths = min(len(each) for each in arrays), [each[:1].nbytes for each in arrays]
-    wrong = [block for block in content.rows if block.stop - block.start != block.num_rows * (8 + sum(widths))]
-    if wrong:
-        raise _damaged(Path(path), wrong[0].start)
     with file_errors(f"read {path}"), Path(path).open("rb") as file:
-        for block in content.rows:
-            file.seek(block.start)
-            rows = torch.frombuffer(bytearray(file.read(8 * block.num_rows)), dtype=torch.int64)
-            if int(rows.min()) < 0 or int(rows.max()) >= num_rows:
+        for block in blocks:
+            wrong = block.stop - block.start != block.num_rows * (8 + row_bytes)
+            rows = torch.empty(0) if wrong else _row_numbers(file, block)
+            if wrong or int(rows.min()) < 0 or int(rows.max()) >= num_rows:
                 raise _damaged(Path(path), block.start)
-            for array, width in zip(arrays, widths, strict=True):
-                old = torch.frombuffer(bytearray(file.read(width * block.num_rows)), dtype=array.dtype)
-                array.index_copy_(0, rows, old.view(block.num_rows, *array.shape[1:]))
+
+
+def roll_back(path: Path | str, blocks: Sequence[Block], arrays: Sequence[tuple[Tensor | None, int]]) -> None:
+    """Write logged rows back to the arrays. It may be repeated, for instance after the process was killed in it.
+
+    Args:
+        path: The log.
+        blocks: Blocks of rows that `check_rows` accepts.
+        arrays: The arrays of `append_rows`, in the same order, and the bytes of a row of each. The arrays are changed;
+            for `None` the contents are skipped.
+
+    Raises:
+        FileError: The log cannot be read.
+    """
+    with file_errors(f"read {path}"), Path(path).open("rb") as file:
+        for block in reversed(blocks):
+            rows = _row_numbers(file, block)
+            for array, width in arrays:
+                old = file.read(width * block.num_rows)
+                if array is not None:
+                    stored = torch.frombuffer(bytearray(old), dtype=array.dtype)
+                    array.index_copy_(0, rows, stored.view(block.num_rows, *array.shape[1:]))
+
+
+def _row_numbers(file: BinaryIO, block: Block) -> Tensor:
+    """Read the row numbers of a block, `(U,)`; the file is then at the contents of the rows."""
+    file.seek(block.start)
+    return torch.frombuffer(bytearray(file.read(8 * block.num_rows)), dtype=torch.int64)
 
 
 def _damaged(path: Path, place: int) -> CheckpointError:

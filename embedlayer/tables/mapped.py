@@ -168,6 +168,7 @@ class FileRows(RowSource):
 
     def prefetch(self, ids: Int[Tensor, "*ids"]) -> None:
         """Start to gather the rows in another thread, for the next look-up if it has the same IDs."""
+        self.mapped  # noqa: B018 (a closed table raises an error here)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "embedlayer-prefetch")
         ids = ids.clone()
@@ -462,7 +463,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
 
         Save everything else inside the block, together with the number, and pass the number to `resume`. If the process
         is killed inside the block, either checkpoint can be resumed: the number says which. Rows must not change inside
-        the block. If the block raises an error, the last checkpoint stays.
+        the block. If the block raises an error, both checkpoints can be resumed too, until a later one is completed.
 
         Raises:
             SizeError: The table is read-only, or its optimizer state is not in the folder.
@@ -633,10 +634,10 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
     ) -> None:
         """Copy loaded rows into the files of a trained table, in chunks, each logged first."""
         rows = state_dict.get(f"{prefix}weight")
-        missing, _, errors = lists
+        missing, unexpected, errors = lists
         if self.weight is None or rows is None:
-            if self.weight is not None and strict:
-                missing.append(f"{prefix}weight")
+            if strict and (self.weight is None) != (rows is None):
+                (missing if rows is None else unexpected).append(f"{prefix}weight")
         elif rows.shape != self.weight.shape:
             errors.append(
                 f"size mismatch for {prefix}weight: {tuple(rows.shape)} in the file, {tuple(self.weight.shape)} here."

@@ -4,14 +4,19 @@
 DIR/
   table.json                  sizes and options of the table
   weight.safetensors          the rows
-  exp_avg.0.safetensors       one file for each array of optimizer state
+  state/exp_avg.0.safetensors one file for each array of optimizer state; other files in state/ are deleted
   undo.log                    old contents of the rows that changed since the last checkpoint
   open.json                   exists while a process has the folder open, and after it was killed
+  closed.json                 size of the log, in a folder that was closed
 ```
 
 Rows are changed in the files themselves, through shared memory maps. What a process has written there survives its end,
 because the pages belong to the system. Before a row is changed for the first time after a checkpoint, its old contents
 go to the log; `RowFolder.resume` writes them back.
+
+A checkpoint begins with its number and state in the log, and is completed by an empty log. In between, and after an
+error in between, the caller may have saved this number or not. So the rows can be rolled back to both checkpoints until
+a later one is completed, and no number is given out twice.
 """
 
 import base64
@@ -20,6 +25,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -29,7 +35,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, FileError, SizeError, StaleRowsError
-from embedlayer.io.files import JsonObject, create_folder, file_errors, read_fields, read_json, write_json
+from embedlayer.io.files import JsonObject, create_folder, file_errors, read_fields, write_json
 from embedlayer.io.json_fields import Count, Range, check_fields
 from embedlayer.io.locks import LOCK, FileLock
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
@@ -41,11 +47,12 @@ from embedlayer.io.safetensors_files import (
     is_plain_name,
     read_header,
 )
-from embedlayer.io.undo_log import LogContent, UndoLog, read_log, roll_back
+from embedlayer.io.undo_log import LogContent, UndoLog, check_rows, read_log, roll_back
 from embedlayer.tables.row_storage import RowStorage
 
 FORMAT_VERSION = 1
-TABLE, WEIGHT, LOG, OPEN = "table.json", "weight.safetensors", "undo.log", "open.json"
+TABLE, WEIGHT, LOG, STATE = "table.json", "weight.safetensors", "undo.log", "state"
+OPEN, CLOSED = "open.json", "closed.json"
 RESIDENT_BYTES = 1 << 30
 """Default of the resident memory of a trainable table: 1 GiB."""
 
@@ -62,6 +69,20 @@ class TableFields(TypedDict):
     init_std: float
 
 
+class OpenFields(TypedDict):
+    """Type of the content of `open.json`: where and since when the folder is open, and the largest number given out."""
+
+    inode: int
+    boot: str
+    last_number: Count
+
+
+class ClosedFields(TypedDict):
+    """Type of the content of `closed.json`: bytes of the log."""
+
+    log_bytes: Count
+
+
 class StateFields(TypedDict):
     """Type of an array of optimizer state in a log's state: its file, number of columns and data type."""
 
@@ -73,11 +94,12 @@ class StateFields(TypedDict):
 class CheckpointFields(TypedDict):
     """Type of the state that a log has for a checkpoint.
 
-    `arrays` are those that existed then, by name. `updates` are the numbers of the pending updates, and `tensors` their
-    small tensors.
+    `last_number` is the largest that was given out to a checkpoint. `arrays` are those that existed then, by name.
+    `updates` are the numbers of the pending updates, and `tensors` their small tensors.
     """
 
     generation: Count
+    last_number: Count
     arrays: JsonObject
     updates: NotRequired[JsonObject]
     tensors: NotRequired[JsonObject]
@@ -96,7 +118,6 @@ class RowFolder(RowStorage):
 
     Attributes:
         fields: Sizes and options of the table.
-        generation: Number of the last checkpoint; 0 after creation.
         weight: The rows over the mapped memory, `(V, D)`.
         updates: Numbers and tensors of the pending updates at the last checkpoint, after `resume`; else `None`.
     """
@@ -104,13 +125,14 @@ class RowFolder(RowStorage):
     def __init__(self, path: Path, fields: TableFields, lock: FileLock, *, max_resident_bytes: int | None) -> None:
         self.path, self.fields = path, fields
         self.limit = ResidentLimit(max_resident_bytes)
-        self.generation = 0
         self.updates: tuple[JsonObject, dict[str, Tensor]] | None = None
         self._lock, self._process = lock, os.getpid()
         self._log: UndoLog | None = None
         self._arrays: dict[str, tuple[StateFields, MappedRows, Tensor]] = {}
         self._restored: set[str] = set()
         self._logged: list[Tensor] = []
+        self._kept: set[str] = set()  # files of the arrays of all checkpoints in the log
+        self._last_number = 0
         self._saving = False
         self._threads: ThreadPoolExecutor | None = None
         info = read_header(path / WEIGHT).tensors.get("weight")
@@ -143,8 +165,8 @@ class RowFolder(RowStorage):
         Raises:
             FileError: The folder holds a table already or cannot be written, or the table does not fit on the disk.
         """
-        path = create_folder(path)
-        if taken := [name for name in (TABLE, WEIGHT) if (path / name).exists()]:
+        path = create_folder(Path(path).absolute())
+        if taken := [name for name in (TABLE, WEIGHT, STATE) if (path / name).exists()]:
             raise FileError(
                 f"{path} already holds {taken[0]}: continue with MappedEmbedding.resume, or choose another folder."
             )
@@ -157,14 +179,14 @@ class RowFolder(RowStorage):
                 folder._mark_open()
                 initialize(folder.weight)
                 folder.limit.release()
-                folder._begin(UndoLog.create(path / LOG, {"generation": 0, "arrays": {}}), 0)
+                folder._begin({"generation": 0, "arrays": {}})
                 write_json(path / TABLE, {**fields})  # last: a folder with it is complete
             except BaseException:
                 for name in (WEIGHT, LOG, OPEN):
                     (path / name).unlink(missing_ok=True)
                 raise
         except BaseException:
-            lock.release()
+            _unlock(lock)
             raise
         return folder
 
@@ -182,24 +204,23 @@ class RowFolder(RowStorage):
             CheckpointError: The folder was copied while it was open, its files are damaged or do not belong together,
                 or it is not at this generation.
         """
-        path = Path(path)
+        path = Path(path).absolute()
         fields = read_table_fields(path)
         lock = _lock_of(path)
         try:
-            _check_mark(path)
-            content = read_log(path / LOG)
-            state = _state_at(path, content, generation)
+            content, last_number = _read_content(path)
+            number = _number_in_log(path, content, generation)
+            state = content.checkpoints[number].state
             folder = cls(path, fields, lock, max_resident_bytes=max_resident_bytes)
             folder._open_arrays(state["arrays"])
-            folder._mark_open()
-            if state is content.head:
-                roll_back(path / LOG, content, folder._logged)
-            folder._begin(UndoLog.create(path / LOG, state), state["generation"])
+            folder._last_number = last_number
+            folder._roll_back(content, number)
+            folder._begin(state)
             if "updates" in state:
                 tensors = {name: _decode(each) for name, each in state["tensors"].items()}
                 folder.updates = state["updates"], tensors
         except BaseException:
-            lock.release()
+            _unlock(lock)
             raise
         return folder
 
@@ -216,36 +237,82 @@ class RowFolder(RowStorage):
             CheckpointError: A file has another size, shape or data type.
         """
         for name, fields in arrays.items():
-            check_fields(fields, StateFields, self.path / LOG)
             if not is_plain_name(fields["file"]):
                 raise CheckpointError(f"{self.path / LOG} names the file {fields['file']!r}, which is not beside it.")
-            info = read_header(self.path / fields["file"]).tensors.get(name)
+            file = self.path / STATE / fields["file"]
+            info = read_header(file).tensors.get(name)
             shape, dtype = self.shape(fields["width"]), fields["dtype"]
             if info is None or info.shape != shape or info.dtype != dtype:
                 raise CheckpointError(
-                    f"{self.path / fields['file']} is not the state {name} {shape} of this table: the files do not "
-                    f"belong together. Restore a copy of the folder."
+                    f"{file} is not the state {name} {shape} of this table: the files do not belong together. Restore "
+                    f"a copy of the folder."
                 )
             mapped = info.map_rows(writable=True, limit=self.limit)
             self._arrays[name] = fields, mapped, mapped.view(DTYPES[dtype], *shape)
             self._restored.add(name)
-        self._logged = [self._weight.words, *(self._arrays[name][1].words for name in arrays)]
 
-    def _begin(self, log: UndoLog, generation: int) -> None:
-        """Start a generation: with an empty log no row is logged yet. Files that it does not name are deleted."""
+    def _roll_back(self, content: LogContent, number: int) -> None:
+        """Roll the files back to a checkpoint in their log, from the last one to this, and mark the folder as open.
+
+        A checkpoint that was passed is removed from the log before rows of an earlier one are written back. So the
+        process may be killed in between, and the log still says what the rows are.
+
+        Args:
+            content: What the log says.
+            number: Place of the checkpoint in `content.checkpoints`.
+
+        Raises:
+            FileError: A file cannot be read or written.
+            CheckpointError: The log is of arrays of other sizes. Then nothing is changed.
+        """
+        path, passed = self.path / LOG, content.checkpoints[number:]
+        widths = [
+            {
+                name: (fields["width"] or 1) * DTYPES[fields["dtype"]].itemsize
+                for name, fields in state["arrays"].items()
+            }
+            for state, _, _ in passed
+        ]
+        for (_, _, blocks), each in zip(passed, widths, strict=True):
+            check_rows(path, blocks, self.fields["vocab_size"], self._weight.row_bytes + sum(each.values()))
+        self._mark_open()
+        log = UndoLog(path, content.size)
+        for (state, start, blocks), each in zip(reversed(passed), reversed(widths), strict=True):
+            arrays: list[tuple[Tensor | None, int]] = [(self._weight.words, self._weight.row_bytes)]
+            for name, width in each.items():
+                fields, mapped, _ = self._arrays.get(name, (None, None, None))
+                arrays.append((mapped.words if mapped is not None and fields == state["arrays"][name] else None, width))
+            roll_back(path, blocks, arrays)
+            if state is not passed[0].state:
+                log.cut(start)
+        log.close()
+
+    def _begin(self, state: JsonObject) -> None:
+        """Complete a checkpoint: an empty log with its state replaces the old one. Files without use are deleted.
+
+        Raises:
+            FileError: The log cannot be written. Then the old log stays in use.
+        """
+        log = UndoLog.create(self.path / LOG, {**state, "last_number": self._last_number})
         if self._log is not None:
             self._log.close()
-        self._log, self.generation = log, generation
+        self._log, self._kept = log, set()
+        self._keep_state()
+        for file in (self.path / STATE).glob("*"):
+            if file.name not in self._kept:
+                file.unlink()
+
+    def _keep_state(self) -> None:
+        """Start to log rows relative to the present contents: no row is logged yet."""
         self._bits = np.zeros((self.fields["vocab_size"] + 7) // 8, np.uint8)
         self._logged = [self._weight.words, *(mapped.words for _, mapped, _ in self._arrays.values())]
-        named = {WEIGHT, *(fields["file"] for fields, _, _ in self._arrays.values())}
-        for file in self.path.glob("*.*.safetensors"):
-            if file.name not in named and file.name.split(".")[1].isdigit():
-                file.unlink()
+        self._kept |= {fields["file"] for fields, _, _ in self._arrays.values()}
 
     def _mark_open(self) -> None:
         """Write `open.json`: the folder is open, in this file system and since this start of the machine."""
-        write_json(self.path / OPEN, {"inode": self._weight.inode, "boot": _boot_id()})
+        mark: OpenFields = {"inode": self._weight.inode, "boot": _boot_id(), "last_number": self._last_number}
+        write_json(self.path / OPEN, {**mark})
+        (self.path / CLOSED).unlink(missing_ok=True)
 
     # RowStorage
 
@@ -261,10 +328,12 @@ class RowFolder(RowStorage):
             self._restored.remove(name)
             if found[2].shape == self.shape(width) and found[2].dtype == dtype:
                 return found[2]
-        serial = next(n for n in range(1 << 30) if not (self.path / f"{name}.{n}.safetensors").exists())
-        file = f"{name}.{serial}.safetensors"
-        info = create_tensor_file(self.path / file, name, self.shape(width), dtype)
+        folder = create_folder(self.path / STATE)
+        file = next(each for n in count() if not (folder / (each := f"{name}.{n}.safetensors")).exists())
+        info = create_tensor_file(folder / file, name, self.shape(width), dtype)
         mapped = info.map_rows(writable=True, limit=self.limit)
+        if found is not None and found[0]["file"] not in self._kept:
+            (folder / found[0]["file"]).unlink()  # of a step that failed, or of an optimizer that was replaced
         fields: StateFields = {"file": file, "width": width, "dtype": DTYPE_NAMES[dtype]}
         self._arrays[name] = fields, mapped, mapped.view(dtype, *self.shape(width))
         return self._arrays[name][2]
@@ -314,15 +383,16 @@ class RowFolder(RowStorage):
     def checkpoint(self, updates: Callable[[], tuple[JsonObject, dict[str, Tensor]]]) -> Iterator[int]:
         """Context manager: make the present contents the next checkpoint, and yield its number.
 
-        Inside the block the caller saves everything else with that number. If the block raises an error, the last
-        checkpoint stays.
+        Inside the block the caller saves everything else with that number. If the block raises an error, both this
+        checkpoint and the last one can be resumed, until a later one is completed.
 
         Args:
             updates: Function that returns the numbers and the small tensors of the pending updates; the numbers are
                 empty before the first step.
 
         Raises:
-            FileError: The disk is full, or the folder is closed. The last checkpoint stays.
+            FileError: The disk is full, or the folder is closed. The last checkpoint can be resumed, and after the
+                block this one too.
             StaleRowsError: Checkpoints are nested.
         """
         self.check_open()
@@ -331,21 +401,20 @@ class RowFolder(RowStorage):
         assert self._log is not None
         numbers, tensors = updates()
         arrays = {name: fields for name, (fields, _, _) in self._arrays.items()}
-        state: JsonObject = {"generation": self.generation + 1, "arrays": arrays}
+        number = self._last_number + 1
+        state: JsonObject = {"generation": number, "last_number": number, "arrays": arrays}
         if numbers:
             state["updates"] = numbers
             state["tensors"] = {name: _encode(each) for name, each in tensors.items() if name not in arrays}
-        size = self._log.size
         self._log.append_next(state)
+        self._last_number = number
+        self._keep_state()
         self._saving = True
         try:
-            yield self.generation + 1
-        except BaseException:
-            self._log.cut(size)
-            raise
+            yield number
         finally:
             self._saving = False
-        self._begin(UndoLog.create(self.path / LOG, state), self.generation + 1)
+        self._begin(state)
 
     def close(self) -> None:
         """Write everything to the disk, and give the folder free. The tensors can still be read. May be repeated.
@@ -355,14 +424,19 @@ class RowFolder(RowStorage):
         """
         if self._log is None or os.getpid() != self._process:
             return
-        for mapped in (self._weight, *(mapped for _, mapped, _ in self._arrays.values())):
-            mapped.flush()
-        self._log.close()
-        self._log = None
-        with file_errors(f"write {self.path}"):
-            (self.path / OPEN).unlink(missing_ok=True)
-        self._lock.release()
-        _open_folders.pop(_key(self.path), None)
+        log, self._log = self._log, None
+        try:
+            for mapped in (self._weight, *(mapped for _, mapped, _ in self._arrays.values())):
+                mapped.flush()
+            log.cut(log.size)
+            log.flush()
+            closed: ClosedFields = {"log_bytes": log.size}
+            write_json(self.path / CLOSED, {**closed})
+            with file_errors(f"write {self.path}"):
+                (self.path / OPEN).unlink(missing_ok=True)
+        finally:
+            log.close()
+            _unlock(self._lock)
 
     def restored(self, name: str) -> Tensor:
         """Return the stored entries of a state after `resume`, as the next `new_state` will return them.
@@ -464,6 +538,13 @@ def _lock_of(path: Path) -> FileLock:
     return lock
 
 
+def _unlock(lock: FileLock) -> None:
+    """Release the lock of a folder that this process trains. The folder may have been deleted."""
+    lock.release()
+    for key in [key for key, each in _open_folders.items() if each is lock]:
+        del _open_folders[key]
+
+
 def read_table_fields(path: Path) -> TableFields:
     """Read and check the `table.json` of a folder.
 
@@ -487,16 +568,41 @@ def check_at_rest(path: Path) -> None:
         FileError: A process is training them.
         CheckpointError: Rows were changed after the last checkpoint.
     """
+    if _key(path) in _open_folders:
+        raise FileError(f"The mapped table {path} is trained in this process: close it first, or look rows up in it.")
     FileLock(path / LOCK, f"The mapped table {path}").check_unlocked()
-    if _key(path) in _open_folders or read_log(path / LOG).rows:
+    (*_, last), _ = _read_content(path)[0]
+    if last.rows:
         raise CheckpointError(
             f"Rows of {path} were changed after its last checkpoint, some perhaps in part. Open it with "
             f"MappedEmbedding.resume, which rolls them back, and close it."
         )
 
 
-def _state_at(path: Path, content: LogContent, generation: int | None) -> JsonObject:
-    """Return the state of a checkpoint that a log can restore.
+def _read_content(path: Path) -> tuple[LogContent, int]:
+    """Return what the log of a folder says, and the largest number that was given out to a checkpoint.
+
+    Raises:
+        FileError: A file cannot be read.
+        CheckpointError: The folder was copied while it was open, was open when the machine stopped, or the log is
+            damaged or has another size than when the folder was closed.
+    """
+    numbers, size = [0], None
+    if (path / OPEN).exists():
+        numbers.append(_check_mark(path)["last_number"])
+    elif (path / CLOSED).exists():
+        size = read_fields(path / CLOSED, ClosedFields)["log_bytes"]
+    content = read_log(path / LOG, size=size)
+    for state, _, _ in content.checkpoints:
+        check_fields(state, CheckpointFields, path / LOG)
+        for fields in state["arrays"].values():
+            check_fields(fields, StateFields, path / LOG)
+        numbers.append(state["last_number"])
+    return content, max(numbers)
+
+
+def _number_in_log(path: Path, content: LogContent, generation: int | None) -> int:
+    """Return the place in a log of a checkpoint that it can restore.
 
     Args:
         path: The folder.
@@ -504,32 +610,29 @@ def _state_at(path: Path, content: LogContent, generation: int | None) -> JsonOb
         generation: Number of the checkpoint; `None` for the last that was completed.
 
     Raises:
-        CheckpointError: The log has no such checkpoint, or is damaged.
+        CheckpointError: The log has no such checkpoint.
     """
-    states = [content.head] if content.following is None else [content.head, content.following]
-    for state in states:
-        check_fields(state, CheckpointFields, path / LOG)
-        if generation in (None, state["generation"]):
-            return state
-    known = " or ".join(str(state["generation"]) for state in states)
+    generations = [state["generation"] for state, _, _ in content.checkpoints]
+    if generation is None:
+        return 0
+    if generation in generations:
+        return generations.index(generation)
     raise CheckpointError(
-        f"{path} can be resumed at checkpoint {known}, not at {generation}: it keeps the last checkpoint only. Use the "
-        f"checkpoint of the model that was saved with it."
+        f"{path} can be resumed at checkpoint {' or '.join(map(str, generations))}, not at {generation}: it keeps the "
+        f"last checkpoint only. Use the checkpoint of the model that was saved with it."
     )
 
 
-def _check_mark(path: Path) -> None:
-    """Raise an error if a folder was open when it was copied, or when the machine went down.
+def _check_mark(path: Path) -> JsonObject:
+    """Return the content of `open.json`, of a folder whose process was killed.
 
     Raises:
-        CheckpointError: One of these is the case.
+        CheckpointError: The folder was open when it was copied, or when the machine stopped.
     """
-    if not (path / OPEN).exists():
-        return
-    mark = read_json(path / OPEN)
-    copied = mark.get("inode") != os.stat(path / WEIGHT).st_ino
-    if not copied and mark.get("boot") == _boot_id():
-        return
+    mark = read_fields(path / OPEN, OpenFields)
+    copied = mark["inode"] != os.stat(path / WEIGHT).st_ino
+    if not copied and mark["boot"] == _boot_id():
+        return mark
     how = "copied while a process had it open" if copied else "open when the machine stopped"
     advice = (
         "Copy the original again after close()."

@@ -8,7 +8,7 @@ import torch
 
 from embedlayer.errors import CheckpointError, FileError
 from embedlayer.io import undo_log
-from embedlayer.io.undo_log import UndoLog, read_log, roll_back
+from embedlayer.io.undo_log import UndoLog, check_rows, read_log, roll_back
 
 
 def arrays() -> list[torch.Tensor]:
@@ -27,15 +27,21 @@ def logged(path, *batches) -> list[torch.Tensor]:
 
 
 def restored(path, present) -> bool:
-    roll_back(path, read_log(path), present)
+    ((_, _, blocks),) = read_log(path).checkpoints
+    check_rows(path, blocks, 20, 24 + 4)
+    roll_back(path, blocks, [(present[0], 24), (present[1], 4)])
     return all(map(torch.equal, present, arrays()))
+
+
+def rows_of(path) -> list[undo_log.Block]:
+    return [block for _, _, rows in read_log(path).checkpoints for block in rows]
 
 
 def test_changed_rows_are_restored_and_the_log_is_little_more_than_they_are(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(undo_log, "BLOCK_BYTES", 100)  # two rows in a block
     path = tmp_path / "log"
     present = logged(path, [1, 5, 19], [0], [], [7, 8])
-    assert len(read_log(path).rows) == 4
+    assert len(rows_of(path)) == 4
     assert restored(path, present)
     assert restored(path, present)
     assert path.stat().st_size < 2 * 6 * (24 + 4) + 200
@@ -51,16 +57,29 @@ def test_a_block_that_was_not_written_to_its_end_is_ignored(tmp_path) -> None:
     for length in range(size, len(whole)):
         path.write_bytes(whole[:length])
         assert read_log(path).size == size
+        with pytest.raises(CheckpointError, match="had .* when the table was closed"):
+            read_log(path, size=len(whole))
     assert restored(path, present)
 
 
-def test_the_state_of_the_next_checkpoint_counts_if_nothing_follows_it(tmp_path) -> None:
-    log = UndoLog.create(tmp_path / "log", {"generation": 3})
-    size = log.size
-    log.append_next({"generation": 4})
-    assert read_log(log.path).following == {"generation": 4}
-    log.cut(size)
-    assert read_log(log.path).following is None
+def test_rows_are_relative_to_the_checkpoint_before_them(tmp_path) -> None:
+    log, present = UndoLog.create(tmp_path / "log", {"generation": 3}), arrays()
+    states = []
+    for generation, rows in ((4, [1, 5]), (5, [5, 9])):
+        log.append_rows(torch.tensor(rows), present)
+        for array in present:
+            array[rows] -= generation
+        log.append_next({"generation": generation})
+        states.append([array.clone() for array in present])
+    log.append_rows(torch.tensor([0, 1]), present)
+    present[0][:2] = 7
+    checkpoints = read_log(log.path).checkpoints
+    assert [state["generation"] for state, _, _ in checkpoints] == [3, 4, 5]
+    for (_, start, blocks), expected in zip(reversed(checkpoints), [*reversed(states), arrays()], strict=True):
+        roll_back(log.path, blocks, [(present[0], 24), (None, 4)])
+        assert torch.equal(present[0], expected[0])
+        assert torch.equal(present[1], states[-1][1])
+        log.cut(max(start, 1))
 
 
 @pytest.mark.parametrize(("place", "message"), [(2, "at byte 0"), (30, "at byte 0"), (60, "damaged"), (75, "damaged")])
@@ -74,13 +93,11 @@ def test_damage_is_not_taken_for_the_end(tmp_path, place, message) -> None:
         read_log(path)
 
 
-def test_rows_of_other_arrays_are_refused_and_nothing_is_changed(tmp_path) -> None:
+def test_rows_of_other_arrays_are_refused(tmp_path) -> None:
     logged(tmp_path / "log", [1, 19])
-    others = [torch.zeros(20, 5, dtype=torch.int64)]
-    with pytest.raises(CheckpointError, match="damaged"):
-        roll_back(tmp_path / "log", read_log(tmp_path / "log"), others)
-    with pytest.raises(CheckpointError, match="damaged"):
-        roll_back(tmp_path / "log", read_log(tmp_path / "log"), [each[:10] for each in arrays()])
+    for num_rows, row_bytes in ((20, 40), (10, 28)):
+        with pytest.raises(CheckpointError, match="damaged"):
+            check_rows(tmp_path / "log", rows_of(tmp_path / "log"), num_rows, row_bytes)
     (tmp_path / "log").write_bytes(b"")
     with pytest.raises(CheckpointError, match="not an undo log"):
         read_log(tmp_path / "log")
@@ -101,4 +118,21 @@ def test_on_a_full_disk_the_log_stays_as_it_was(tmp_path, monkeypatch) -> None:
         log.append_rows(torch.tensor([1]), arrays())
     assert (tmp_path / "log").read_bytes() == before
     log.append_rows(torch.tensor([1]), arrays())
-    assert len(read_log(tmp_path / "log").rows) == 1
+    assert len(rows_of(tmp_path / "log")) == 1
+
+
+def test_an_interrupted_block_is_not_in_the_log_and_the_next_one_may_be_shorter(tmp_path, monkeypatch) -> None:
+    log, calls = UndoLog.create(tmp_path / "log", {"generation": 0}), []
+
+    def interrupted(descriptor, parts, offset) -> int:
+        calls.append(offset)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return os.pwrite(descriptor, b"".join(parts)[:-3], offset)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(undo_log, "write_at", interrupted)
+        log.append_rows(torch.arange(20), arrays())
+    assert rows_of(log.path) == []
+    log.append_rows(torch.tensor([1]), arrays())
+    assert [block.num_rows for block in rows_of(log.path)] == [1]

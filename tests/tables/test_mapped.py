@@ -74,8 +74,16 @@ def test_bad_ids_and_closed_tables_raise(file) -> None:
             table([[1, 50]])
         with pytest.raises(TokenIdError):
             table.prefetch([[1, -1]])
-    with pytest.raises(FileError, match="is closed"):
-        table([1])
+    for use in (table, table.prefetch):
+        with pytest.raises(FileError, match="is closed"):
+            use([1])
+
+
+def test_rows_are_not_loaded_into_a_read_only_table(file, rows) -> None:
+    table = nn.Sequential(MappedEmbedding.open(file, "wte.weight"))
+    table.load_state_dict({})
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        table.load_state_dict({"0.weight": rows})
 
 
 def test_a_prefetched_batch_is_used_and_another_one_is_read(file, rows) -> None:

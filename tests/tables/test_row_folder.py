@@ -4,7 +4,9 @@ import errno
 import fcntl
 import os
 import shutil
+from contextlib import suppress
 from copy import deepcopy
+from random import Random
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from embedlayer import RowAdamW
 from embedlayer.errors import CheckpointError, FileError, SizeError, StaleRowsError
 from embedlayer.io import undo_log
 from embedlayer.tables.mapped import MappedEmbedding
+from embedlayer.tables.pending_updates import without_applying_updates
 
 
 def step_of(table: MappedEmbedding, optimizer: RowAdamW, seed: int = 0) -> None:
@@ -34,6 +37,18 @@ def trained(tmp_path):
     return table, optimizer, rows
 
 
+def names_in(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def contents(folder) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def state_of(folder, name):
+    return folder / "state" / f"{name}.0.safetensors"
+
+
 def full_disk(*_) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -42,13 +57,9 @@ def test_a_closed_folder_is_resumed_at_its_checkpoint_and_nowhere_else(tmp_path,
     table, optimizer, rows = trained
     table.close()
     table.close()
-    assert sorted(path.name for path in (tmp_path / "rows").iterdir()) == [
-        *(f"{name}.0.safetensors" for name in ("exp_avg", "exp_avg_sq", "moment_steps")),
-        "table.json",
-        "undo.log",
-        "value_steps.0.safetensors",
-        "weight.safetensors",
-    ]
+    assert names_in(tmp_path / "rows") == ["closed.json", "state", "table.json", "undo.log", "weight.safetensors"]
+    arrays = ("exp_avg", "exp_avg_sq", "moment_steps", "value_steps")
+    assert names_in(tmp_path / "rows" / "state") == [f"{name}.0.safetensors" for name in arrays]
     for use in (lambda: step_of(table, optimizer), lambda: table.checkpoint().__enter__(), lambda: table.rows(0, 1)):
         with pytest.raises(FileError, match="is closed: open it again"):
             use()
@@ -85,10 +96,112 @@ def test_an_error_inside_a_checkpoint_leaves_the_last_one(tmp_path, trained) -> 
         assert torch.equal(resumed.weight.data, rows)
 
 
+class Ended(Exception):
+    """What ends a block of a checkpoint."""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_table_can_be_resumed_at_each_number_until_a_later_checkpoint_is_completed(
+    tmp_path, seed, monkeypatch
+) -> None:
+    random = Random(seed)
+    table = MappedEmbedding.create(tmp_path / "rows", 50, 4, init_std=1.0)
+    optimizer = RowAdamW(table.parameters(), lr=0.1)
+    saved, given = {}, set()
+    for turn in range(25):
+        kind = random.choice(("step", "step", "step", "checkpoint", "error in the block", "full disk at its end"))
+        if kind == "step":
+            step_of(table, optimizer, turn)
+            continue
+        before = dict(saved)
+        with monkeypatch.context() as patch, suppress(Ended, OSError), table.checkpoint() as number:
+            assert number not in given
+            given.add(number)
+            saved = {**before, number: stored(table, optimizer)}
+            if kind == "error in the block":
+                raise Ended
+            if kind == "full disk at its end":
+                patch.setattr(undo_log, "replace_file", full_disk)
+            else:
+                saved = {number: saved[number]}
+        for number, expected in list(saved.items()) if turn % 3 == 0 else ():
+            copy = tmp_path / f"{turn}-{number}"
+            shutil.copytree(tmp_path / "rows", copy)
+            (copy / "open.json").unlink()
+            with MappedEmbedding.resume(copy, number) as resumed:
+                again = RowAdamW(resumed.parameters(), lr=0.1)
+                assert all(torch.equal(*pair) for pair in zip(stored(resumed, again), expected, strict=True))
+        if turn % 7 == 0 and saved:  # a process that was killed and goes on from any of them
+            number = random.choice(list(saved))
+            table.close()
+            table = MappedEmbedding.resume(tmp_path / "rows", number)
+            optimizer, saved = RowAdamW(table.parameters(), lr=0.1), {number: saved[number]}
+    assert len(given) > 3
+
+
+def stored(table: MappedEmbedding, optimizer: RowAdamW) -> list[torch.Tensor]:
+    """Return copies of the rows and their state, with pending updates."""
+    with without_applying_updates(table):
+        rows = table.weight.data.clone()
+    pending = table.weight.pending_updates
+    return [rows, *(each.clone() for each in (*pending.moments, pending.value_steps, pending.moment_steps))]
+
+
+def test_a_process_killed_while_it_rolls_back_can_be_resumed_again(tmp_path, trained, monkeypatch) -> None:
+    table, _, rows = trained
+    later = stored(table, trained[1])[0]
+    with suppress(Ended), table.checkpoint():
+        raise Ended
+    step_of(table, trained[1], 5)
+    table.close()
+    with monkeypatch.context() as patch, pytest.raises(Ended):
+        patch.setattr(undo_log.UndoLog, "create", raised(Ended))
+        MappedEmbedding.resume(tmp_path / "rows", 1)
+    with pytest.raises(CheckpointError, match="at checkpoint 1, not at 2"):
+        MappedEmbedding.resume(tmp_path / "rows", 2)
+    with MappedEmbedding.resume(tmp_path / "rows", 1) as resumed:
+        assert torch.equal(resumed.weight.data, rows)
+        with resumed.checkpoint() as number:
+            assert number == 3
+    assert not torch.equal(later, rows)
+
+
+def raised(error):
+    def call(*_, **__):
+        raise error
+
+    return call
+
+
+def test_files_of_others_in_the_folder_are_kept(tmp_path) -> None:
+    table = MappedEmbedding.create(tmp_path / "rows", 50, 4)
+    with table.checkpoint():
+        (tmp_path / "rows" / "rest.1.safetensors").write_text("rest")
+    table.close()
+    MappedEmbedding.resume(tmp_path / "rows").close()
+    assert (tmp_path / "rows" / "rest.1.safetensors").read_text() == "rest"
+
+
+def test_a_relative_folder_stays_the_same_after_a_change_of_the_working_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = MappedEmbedding.create("rows", 50, 4)
+    monkeypatch.chdir("/")
+    with table.checkpoint():
+        pass
+    table.close()
+    assert names_in(tmp_path / "rows") == ["closed.json", "table.json", "undo.log", "weight.safetensors"]
+    table = MappedEmbedding.resume(tmp_path / "rows")
+    shutil.rmtree(tmp_path / "rows")
+    with pytest.raises(FileError, match="Cannot write"):
+        table.close()
+
+
 def test_one_table_at_a_time_changes_a_folder(tmp_path, trained) -> None:
     table, _, _ = trained
     with pytest.raises(FileError, match="is open in this process already"):
         MappedEmbedding.resume(tmp_path / "rows")
+    with pytest.raises(FileError, match="is trained in this process"):
+        MappedEmbedding.open(tmp_path / "rows")
     with pytest.raises(FileError, match="already holds table.json: continue with MappedEmbedding.resume"):
         MappedEmbedding.create(tmp_path / "rows", 50, 4)
     table.close()
@@ -113,6 +226,8 @@ def test_a_copy_of_an_open_folder_and_one_from_before_a_restart_are_refused(tmp_
     shutil.copytree(tmp_path / "rows", tmp_path / "copy", ignore=shutil.ignore_patterns(".lock"))
     with pytest.raises(CheckpointError, match="copied while a process had it open"):
         MappedEmbedding.resume(tmp_path / "copy")
+    with pytest.raises(CheckpointError, match="copied while a process had it open"):
+        MappedEmbedding.open(tmp_path / "copy")
     mark = (tmp_path / "rows" / "open.json").read_text()
     table.close()
     (tmp_path / "rows" / "open.json").write_text(mark.replace('"boot": "', '"boot": "another'))
@@ -128,23 +243,28 @@ def test_a_copy_of_an_open_folder_and_one_from_before_a_restart_are_refused(tmp_
     ("damage", "error", "message"),
     [
         (lambda folder: os.truncate(folder / "weight.safetensors", 4200), CheckpointError, "not a whole safetensors"),
-        (lambda folder: shutil.copy(folder / "exp_avg.0.safetensors", folder / "weight.safetensors"), CheckpointError,
+        (lambda folder: shutil.copy(state_of(folder, "exp_avg"), folder / "weight.safetensors"), CheckpointError,
          "not the table of 50 x 4 F32"),
-        (lambda folder: shutil.copy(folder / "exp_avg.0.safetensors", folder / "value_steps.0.safetensors"),
+        (lambda folder: shutil.copy(state_of(folder, "exp_avg"), state_of(folder, "value_steps")),
          CheckpointError, "not the state value_steps"),
-        (lambda folder: (folder / "exp_avg.0.safetensors").unlink(), FileError, "exp_avg.0"),
+        (lambda folder: state_of(folder, "exp_avg").unlink(), FileError, "exp_avg.0"),
         (lambda folder: (folder / "table.json").unlink(), FileError, "Its creation did not end"),
         (lambda folder: (folder / "table.json").write_text('{"format_version": 2}'), CheckpointError, "version 2"),
-        (lambda folder: os.truncate(folder / "undo.log", 0), CheckpointError, "not an undo log"),
+        (lambda folder: os.truncate(folder / "undo.log", 0), CheckpointError, "has 0 bytes and had"),
+        (lambda folder: os.truncate(folder / "undo.log", (folder / "undo.log").stat().st_size - 1), CheckpointError,
+         "when the table was closed: restore a copy"),
     ],
 )  # fmt: skip
 def test_files_that_do_not_belong_together_are_named_and_not_changed(tmp_path, trained, damage, error, message) -> None:
     trained[0].close()
     damage(tmp_path / "rows")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "rows").iterdir()}
-    with pytest.raises(error, match=message):
+    before = contents(tmp_path / "rows")
+    with pytest.raises(error, match=message) as raised:
         MappedEmbedding.resume(tmp_path / "rows")
-    assert before == {path.name: path.read_bytes() for path in (tmp_path / "rows").iterdir()}
+    assert before == contents(tmp_path / "rows")
+    with pytest.raises(error, match=message):  # not that the folder is open, while a notebook keeps the first error
+        MappedEmbedding.resume(tmp_path / "rows")
+    assert raised.traceback
 
 
 def test_a_full_disk_is_found_when_files_are_created_and_leaves_the_rest(tmp_path, trained, monkeypatch) -> None:
@@ -156,7 +276,13 @@ def test_a_full_disk_is_found_when_files_are_created_and_leaves_the_rest(tmp_pat
         second = RowAdamW(table.parameters())
         with pytest.raises(FileError, match="Cannot create .* No space left"):
             step_of(table, second)
+    for _ in range(2):  # room for one of two moments
+        calls = iter([os.posix_fallocate, full_disk])
+        with monkeypatch.context() as patch, pytest.raises(FileError, match="No space left"):
+            patch.setattr(os, "posix_fallocate", lambda *arguments, calls=calls: next(calls)(*arguments))
+            step_of(table, second)
     step_of(table, second)
+    assert len(names_in(tmp_path / "rows" / "state")) == 8  # of the checkpoint, and of the second optimizer
     assert list((tmp_path / "new").iterdir()) == []
     MappedEmbedding.create(tmp_path / "new", 50, 4).close()
     table.close()
@@ -212,20 +338,20 @@ def test_another_optimizer_starts_from_zeros_and_is_rolled_back_with_its_files(t
     table, _, rows = trained
     second = RowAdamW(table.parameters(), lr=0.1)
     step_of(table, second)
-    assert (tmp_path / "rows" / "exp_avg.1.safetensors").exists()
+    assert (tmp_path / "rows" / "state" / "exp_avg.1.safetensors").exists()
     assert int(second.state[table.weight]["step"]) == 1
     state = deepcopy(second.state_dict())
     table.close()
     with MappedEmbedding.resume(tmp_path / "rows") as resumed:
         assert torch.equal(resumed.weight.data, rows)
-        assert not (tmp_path / "rows" / "exp_avg.1.safetensors").exists()
+        assert not (tmp_path / "rows" / "state" / "exp_avg.1.safetensors").exists()
         optimizer = RowAdamW(resumed.parameters(), lr=0.1)
         optimizer.load_state_dict(state)
         step_of(resumed, optimizer)
         with resumed.checkpoint():
             pass
-        assert (tmp_path / "rows" / "exp_avg.1.safetensors").exists()
-        assert not (tmp_path / "rows" / "exp_avg.0.safetensors").exists()
+        assert (tmp_path / "rows" / "state" / "exp_avg.1.safetensors").exists()
+        assert not (tmp_path / "rows" / "state" / "exp_avg.0.safetensors").exists()
 
 
 def test_state_in_memory_is_refused_at_a_checkpoint(trained) -> None:
