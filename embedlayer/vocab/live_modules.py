@@ -206,7 +206,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
         raise SizeError(f"These do not share a vocabulary ({shown}): edit each by itself.")
     for name, part in modules.items():
         for key, other in ((name, part), (_join(name, "config"), part.__dict__.get("config"))):
-            is_ours = isinstance(other, TokenTable | OutputHead | EmbeddingLayer | NgramHash) or id(other) in skipped
+            is_ours = isinstance(other, LookupTable | OutputHead | EmbeddingLayer | NgramHash) or id(other) in skipped
             if not is_ours and getattr(other, "vocab_size", None) == found.vocab_size:
                 found.configs[key] = other
     return found
@@ -256,6 +256,23 @@ def _join(name: str, child: str) -> str:
     return f"{name}.{child}".lstrip(".")
 
 
+def _check_movable(module: nn.Module) -> None:
+    """Check that an edit can move each table that is only looked up, such as those of injections; of any size.
+
+    The rows of an `NgramEmbedding` belong to hashes, which an edit keeps, so its table may be of any kind.
+
+    Raises:
+        SizeError: The rows of a table cannot be moved.
+    """
+    modules = dict(module.named_modules())
+    hashed = {
+        id(part) for each in modules.values() if isinstance(each, NgramEmbedding) for part in each.table.modules()
+    }
+    for name, part in modules.items():
+        if isinstance(part, LookupTable) and not isinstance(part, TokenTable) and id(part) not in hashed:
+            raise _cannot_be_moved(name, part)
+
+
 def _local_table(name: str, table: LookupTable, of_head: bool) -> tuple[str, LocalTable]:
     """Return the rows of a table that this process stores, after the dotted name of the module that stores them.
 
@@ -272,9 +289,15 @@ def _local_table(name: str, table: LookupTable, of_head: bool) -> tuple[str, Loc
     if isinstance(table, ShardedTable) and isinstance(table.local, TokenEmbedding | FactorizedEmbedding):
         ranks = ProcessGroup(table.mesh.get_group(), table.mesh.device_type)
         return _join(name, "local"), LocalTable(table.local, table, ranks, of_head)
-    raise SizeError(
+    raise _cannot_be_moved(name, table)
+
+
+def _cannot_be_moved(name: str, table: LookupTable) -> SizeError:
+    """Return the error for a table of a kind that an edit cannot move, after its dotted name in the module."""
+    return SizeError(
         f"The rows of {name or 'this table'}, a {type(table).__name__}, cannot be moved. Edit the table that it was "
-        f"built from (a DeltaEmbedding's after merge()), and build it again."
+        f"built from (a DeltaEmbedding's after merge(), a trained MappedEmbedding's in the folder of save_pretrained), "
+        f"and build it again."
     )
 
 
@@ -473,7 +496,7 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
     for name, head in modules.heads.items():
         note(name, head, "out_features padding_idx")
     for name, layer in modules.layers.items():
-        note(name, layer, "padding_id is_edited" if layer.is_part else "padding_id")
+        note(name, layer, "padding_id is_edited")
     for name, ngrams in modules.hashes.items():
         note(name, ngrams, "vocab_size compressed_size hashes_token_ids")
         note(_join(name, "bounds"), ngrams.index_check, "size")
@@ -615,11 +638,13 @@ def apply_to_module(
 
     Raises:
         VocabularyError: The tokenizer is that of another model, or the requested edit does not fit it.
-        SizeError: The module has no vocabulary, the optimizer trains other parameters, or a rank would store no row.
+        SizeError: The module has no vocabulary or a table that cannot be moved, the optimizer trains other parameters,
+            or a rank would store no row.
         TokenIdError: The padding row would be dropped.
         CheckpointError: For an undo: the module is not as the edit of the receipt left it.
         PeerError: Another rank raised an error, or applies another edit.
     """
+    _check_movable(module)
     modules = vocabulary_modules(module)
     fsdp = _fsdp_parameters(module, modules)
     ranks = modules.collectives

@@ -5,10 +5,17 @@ import copy
 import pytest
 import torch
 from decoders import small
-from kinds import INJECTIONS
-from torch import nn
+from kinds import EMBED_DIM, INJECTIONS, LOOKUP_TABLES, NUM_HEADS, VOCAB_SIZE, in_a_file, ngrams
+from torch import Tensor, nn
 
 import embedlayer as el
+from embedlayer.layers.injection import AddedEmbedding
+from embedlayer.layers.ngram import NgramEmbedding
+from embedlayer.layers.per_layer import PerLayerInputs
+from embedlayer.layers.per_layer_embedding import PerLayerEmbedding
+from embedlayer.layers.value_embedding import ValueEmbedding
+from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.mapped import MappedEmbedding
 from embedlayer.vocab import edit_vocabulary
 
 IDS = torch.randint(1, 50, (2, 10), generator=torch.Generator().manual_seed(0))
@@ -99,6 +106,70 @@ def test_an_edit_of_the_vocabulary_moves_what_each_kept_token_reads(name) -> Non
     torch.testing.assert_close(model(receipt.remap(IDS)), before)
     receipt.undo(model)
     torch.testing.assert_close(model(IDS)[..., order], before)
+
+
+class TableOfAUser(LookupTable):
+    """A table of another library: one row for each token, or several tokens for each row."""
+
+    def __init__(self, num_rows: int = VOCAB_SIZE) -> None:
+        super().__init__()
+        self.vocab_size, self.num_rows, self.embed_dim = VOCAB_SIZE, num_rows, EMBED_DIM
+        self.padding_idx = self.scale = None
+        self.weight = nn.Parameter(torch.randn(num_rows, EMBED_DIM))
+
+    @property
+    def config(self) -> dict[str, object]:
+        return {"num_rows": self.num_rows}
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        return self.weight[ids % self.num_rows]
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        return self.look_up(torch.arange(start, stop))
+
+
+EVERY_TABLE = {**LOOKUP_TABLES, "of a user": TableOfAUser, "of a user, shared rows": lambda: TableOfAUser(7)}
+OVER_A_TABLE = {
+    "added": AddedEmbedding,
+    "value": lambda table: ValueEmbedding(table, NUM_HEADS, blocks=[0], gate_channels=8),
+    "per-layer": lambda table: PerLayerEmbedding(PerLayerInputs(table, EMBED_DIM, 2)),
+}
+
+
+@pytest.mark.parametrize("point", OVER_A_TABLE)
+@pytest.mark.parametrize("kind", EVERY_TABLE)
+def test_an_edit_moves_every_table_with_a_row_for_each_token_or_refuses_it_by_name(kind, point) -> None:
+    torch.manual_seed(0)
+    table = EVERY_TABLE[kind]()
+    model, order = small(injections=[OVER_A_TABLE[point](table)]), [*range(10, 50), *range(10)]
+    config, state = model.config, {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = model(IDS)[..., order]
+    if isinstance(table, el.TokenEmbedding | el.FactorizedEmbedding):
+        receipt = edit_vocabulary(model, reorder=order)
+        torch.testing.assert_close(model(receipt.remap(IDS)), before)
+        edit_vocabulary(model, add=3)
+        assert model(torch.tensor([52])).shape == (1, 53)
+    else:
+        name = f"injections.0.{'inputs.' * (point == 'per-layer')}table, a {type(table).__name__},"
+        with pytest.raises(el.SizeError, match=name):
+            edit_vocabulary(model, reorder=order)
+        assert model.config == config
+        assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_an_edit_keeps_an_ngram_table_in_a_file_whose_rows_are_not_those_of_tokens(trained, tmp_path) -> None:
+    hash = ngrams().hash
+    hash = type(hash)(50, hash.multipliers, [[23], [27]], pad_id=hash.pad_id, token_map=hash.token_map)
+    table = in_a_file(trained)  # with as many rows as there are tokens
+    model, order = small(injections=[AddedEmbedding(NgramEmbedding(hash, table), EMBED_DIM)]), [*range(49, -1, -1)]
+    before, rows = model(IDS)[..., order], table.rows(0, 50).clone()
+    receipt = edit_vocabulary(model, reorder=order)
+    torch.testing.assert_close(model(receipt.remap(IDS)), before)
+    edit_vocabulary(model, remove=[3], add=2)
+    assert isinstance(table, MappedEmbedding)
+    assert table.vocab_size == table.num_rows == hash.num_rows == 50
+    assert torch.equal(table.rows(0, 50), rows)
 
 
 @pytest.mark.parametrize("name", INJECTIONS)
