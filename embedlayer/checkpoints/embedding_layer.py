@@ -153,8 +153,8 @@ class EmbeddingLayer(Pretrained):
         tensor_names: Key in `state_dict()` -> names of that tensor in the checkpoint; `load` read the first name.
         is_part: Whether the checkpoint may have more tensors with a row for each token than this layer:
             `load(..., table_only=True)`, `load(..., per_layer=False)`, and families with further tables.
-        is_edited: Whether the vocabulary of such a layer was edited, so that its rows are in another order than those
-            that it lacks. `edit_vocabulary` sets it.
+        is_edited: Whether the vocabulary of the layer was edited, so that its rows are in another order than those of
+            the checkpoint that it lacks. `edit_vocabulary` sets it.
 
     Raises:
         SizeError: The recipe has a step twice or without its module, `numbering="ids"` has no `padding_id`, or
@@ -699,10 +699,18 @@ def _read_saved_layer(
 
 
 def _with_table_only(layer: EmbeddingLayer) -> EmbeddingLayer:
-    """Return a new layer that has the table of `layer`, its padding token and its tensor names, and nothing else."""
+    """Return a new layer that has the table of `layer`, its padding token and its tensor names, and no other module.
+
+    If the vocabulary of `layer` was edited, the new layer records that too.
+    """
     names = {key: names for key, names in layer.tensor_names.items() if key.startswith("table.")}
     alone = EmbeddingLayer(
-        layer.table, family=layer.family, padding_id=layer.padding_id, tensor_names=names, is_part=True
+        layer.table,
+        family=layer.family,
+        padding_id=layer.padding_id,
+        tensor_names=names,
+        is_part=True,
+        is_edited=layer.is_edited,
     )
     note = "Only the table was kept: positions, norms and head were left out."
     alone.load_record = replace(layer.load_record, notes=(note,), table_only=True)

@@ -48,6 +48,12 @@ def same_files(one: Path, other: Path) -> bool:
     return names == {file.name for file in other.iterdir()} and not any(filecmp.cmpfiles(one, other, names, False)[1:])
 
 
+def saved(layer: el.EmbeddingLayer, folder: Path) -> Path:
+    """Save a layer, and return its folder."""
+    layer.save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.parametrize(("model_type", "states_rows"), [("gemma3n_text", False), ("gemma4_text", True)])
 def test_a_folder_is_edited_and_the_undo_restores_every_file(model_type, states_rows, tmp_path) -> None:
     model = small(model_type)
@@ -141,6 +147,38 @@ def test_a_part_of_a_checkpoint_is_put_back_only_in_its_old_order(saved_first, e
     assert not (tmp_path / "new").exists()
     receipt.undo(layer)
     layer.write_into(tmp_path / "old", tmp_path / "undone")
+
+
+@pytest.mark.parametrize("options", [{"per_layer": False}, {"table_only": True}], ids=str)
+def test_a_part_of_a_saved_layer_remembers_that_the_whole_layer_was_edited(options, tmp_path) -> None:
+    with quiet():
+        small("gemma3n_text").save_pretrained(tmp_path / "old")
+    layer = el.load(tmp_path / "old")
+    receipt = edit_vocabulary(layer, reorder=range(130, -1, -1))
+    layer.save_pretrained(tmp_path / "edited")
+    el.load(tmp_path / "edited").write_into(tmp_path / "old", tmp_path / "whole")  # it has all rows of the checkpoint
+    part = el.load(tmp_path / "edited", **options)
+    part.save_pretrained(tmp_path / "part")
+    for each in (part, el.load(tmp_path / "part")):
+        assert each.is_part
+        with pytest.raises(el.CheckpointError, match="they would stay in the old order"):
+            each.write_into(tmp_path / "old", tmp_path / "new")
+    receipt.undo(layer)
+    layer.save_pretrained(tmp_path / "undone")
+    assert same_files(tmp_path / "undone", saved(el.load(tmp_path / "old"), tmp_path / "unedited"))
+    el.load(tmp_path / "undone", **options).write_into(tmp_path / "old", tmp_path / "back")
+
+
+def test_the_table_of_a_saved_layer_with_an_untied_head_remembers_an_edit_of_its_folder(tmp_path) -> None:
+    with quiet():
+        build("llama", "causal", {"tie_word_embeddings": False})[1].save_pretrained(tmp_path / "old")
+    saved(el.load(tmp_path / "old"), tmp_path / "layer")
+    receipt = edit_vocabulary(tmp_path / "layer", reorder=range(130, -1, -1), out=tmp_path / "edited")
+    el.load(tmp_path / "edited").write_into(tmp_path / "old", tmp_path / "whole")
+    with pytest.raises(el.CheckpointError, match="they would stay in the old order"):
+        el.load(tmp_path / "edited", table_only=True).write_into(tmp_path / "old", tmp_path / "new")
+    receipt.undo(tmp_path / "edited", out=tmp_path / "undone")
+    el.load(tmp_path / "undone", table_only=True).write_into(tmp_path / "old", tmp_path / "back")
 
 
 def test_a_table_without_a_rule_for_missing_tokens_must_have_all_of_them() -> None:
