@@ -1,6 +1,6 @@
 """Hashed n-gram tables: each token looks up rows by hashes of itself and the tokens before it (Engram, Qwen4-Exp)."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import count, islice
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.data.token_compression import compressed_tokens
 from embedlayer.data.tokenizer import MAX_TOKEN_IDS
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.token_history import DecodingState, documents_of, prepend_history
@@ -36,10 +36,11 @@ class NgramHash(Pretrained, ComputedBuffers):
     is, in int64::
 
         mix = (c[0] * m[0]) XOR (c[1] * m[1]) XOR ... XOR (c[n - 1] * m[n - 1])
-        row = offset + mix mod head_sizes[n - 2][h]
+        row = offset[n, h] + (mix mod head_sizes[n - 2][h])
 
-    where `offset` is the sum of the sizes of all heads before. An n-gram does not reach over the start of
-    a text or of a document: `pad_id` takes the place of the tokens before it. At padding all IDs are `pad_id`.
+    where `offset[n, h]` sums the head sizes before (n, h), in the order of `head_sizes`. An n-gram does not reach over
+    the start of a text or of a document: `pad_id` takes the place of the tokens before it. Padding tokens are hashed as
+    `pad_id`.
 
     `NgramHash.engram` and `NgramHash.qwen4_exp` compute the numbers of these models; `NgramHash.for_rows` those for a
     table of a certain size.
@@ -63,8 +64,9 @@ class NgramHash(Pretrained, ComputedBuffers):
         num_rows: Number of rows that a table needs: the sum of all head sizes.
 
     Raises:
-        SizeError: The longest n-gram has fewer than two tokens, the orders differ in their heads or have none, a size
-            is below 1, or the product of the largest compressed ID and the largest multiplier exceeds int64.
+        SizeError: The longest n-gram has fewer than two tokens, the orders have different numbers of heads or none, a
+            size is below 1, a compressed ID in `token_map` is outside `0..compressed_size - 1`, or the product of the
+            largest compressed ID and the largest multiplier exceeds int64.
         ShapeError: `token_map` is not `(V,)` integers.
 
     Example:
@@ -122,6 +124,8 @@ class NgramHash(Pretrained, ComputedBuffers):
         self._mapped_size = compressed_size
         if token_map is not None and compressed_size is None:
             self._mapped_size = int(token_map.max()) + 1
+        if (fault := self._fault_of(token_map)) is not None:
+            raise SizeError(f"{fault} Leave compressed_size out to use the largest ID plus one.")
         self.require_products(self.compressed_size)
         self.num_hashes = (self.max_order - 1) * self.heads
         self.num_rows = sum(map(sum, self.head_sizes))
@@ -349,6 +353,31 @@ class NgramHash(Pretrained, ComputedBuffers):
                 f"The compressed ID {largest} times the multiplier {max(self.multipliers)} exceeds int64: the largest "
                 f"ID for this multiplier is {LARGEST_INT64 // max(self.multipliers)}."
             )
+
+    def _fault_of(self, token_map: Tensor | None) -> str | None:
+        """Return what is wrong with the compressed IDs of a token map; `None` if nothing is, or on the meta device."""
+        if token_map is None or token_map.is_meta or token_map.numel() == 0:
+            return None
+        smallest, largest = map(int, torch.aminmax(token_map))
+        if smallest >= 0 and largest < self.compressed_size:
+            return None
+        return (
+            f"token_map has compressed IDs from {smallest} to {largest}, where {self.compressed_size} compressed IDs "
+            f"are those from 0 to {self.compressed_size - 1}."
+        )
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        """Load as torch does, after a check of the token map.
+
+        Raises:
+            CheckpointError: A compressed ID of the token map is outside those of this hash.
+        """
+        if self.token_map is not None and (fault := self._fault_of(state_dict.get(f"{prefix}token_map"))) is not None:
+            raise CheckpointError(
+                f"{prefix}{fault} The weights and the configuration of the n-gram hash do not belong together, or one "
+                f"is damaged."
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
 
     def forward(
         self, ids: IdsLike, documents: AttentionMask | None = None, state: DecodingState | None = None

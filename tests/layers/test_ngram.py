@@ -14,6 +14,7 @@ from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextNGramEm
 import embedlayer as el
 from embedlayer.data import compressed_tokens
 from embedlayer.data.tokenizer import train_tokenizer
+from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.layers import NgramEmbedding, NgramHash
 
 V = 60
@@ -262,6 +263,10 @@ BAD = {
     "must be at least 1": lambda: NgramHash(V, [1, -3], [[7]], pad_id=0),
     "exceeds int64: the largest ID for this multiplier is 1": lambda: NgramHash(V, [1, 1 << 62], [[7]], pad_id=0),
     r"The compressed ID 8 times": lambda: NgramHash(2, [1, 1 << 60], [[7]], pad_id=8),
+    "IDs from 0 to 100, where 2 compressed IDs are those from 0 to 1": lambda: NgramHash(
+        4, [2**61 + 1, 3], [[5]], pad_id=0, token_map=torch.tensor([0, 1, 2, 100]), compressed_size=2
+    ),
+    "IDs from -1 to 29, where 30": lambda: NgramHash(V, [1, 3], [[7]], pad_id=0, token_map=MAP.where(MAP != 3, -1)),
     "Layer 4 is not one of the layers": lambda: NgramHash.engram(MAP, [9], layer_id=4, layer_ids=[1]),
     "16 rows have no room for 4 heads of distinct prime sizes, which need 17": lambda: NgramHash.for_rows(
         16, V, heads=2
@@ -277,6 +282,20 @@ BAD = {
 def test_sizes_that_do_not_fit_are_refused(message) -> None:
     with pytest.raises(el.SizeError, match=message):
         BAD[message]()
+
+
+@pytest.mark.parametrize("bad", [-1, 30, 1 << 62])
+def test_a_loaded_token_map_with_ids_outside_those_of_the_configuration_is_refused(bad, tmp_path) -> None:
+    layer = embedding()
+    state = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    layer.save_pretrained(tmp_path)
+    state["hash.token_map"][7] = bad
+    save_tensors(tmp_path / "model.safetensors", state)
+    message = "hash.token_map has compressed IDs from .* where 30 compressed IDs are those from 0 to 29"
+    for load in (lambda: NgramEmbedding.from_pretrained(tmp_path), lambda: layer.load_state_dict(state)):
+        with pytest.raises(el.CheckpointError, match=message):
+            load()
+    assert torch.equal(layer.hash.token_map, MAP)
 
 
 def test_bad_ids_and_masks_are_refused() -> None:
