@@ -1,7 +1,7 @@
 """`embedlayer plan`: parameters and bytes of the table and head of a model, before it is built."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +22,12 @@ from embedlayer.planner import (
 from embedlayer.planner import plan as plan_sizes
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from embedlayer.layers.output import OutputHead
     from embedlayer.layers.prediction_head import PredictionHead
     from embedlayer.positions.position import Position
-    from embedlayer.tables.table import TokenTable
+    from embedlayer.tables.lookup import LookupTable
 
 TOKENS = 4096
 """Tokens of a step where `--tokens` is not given."""
@@ -102,8 +104,9 @@ def plan(
         now = planned(opened.table, opened.head, opened.position, name=checkpoint.name)
         inputs = getattr(opened.model, "per_layer", None)
         now = replace(now, per_layer_dim=0 if inputs is None else inputs.table.embed_dim, **given)
+        injected = planned_injections(getattr(opened.model, "injections", ()), given)
         used = len(used_tokens(opened.require_tokenizer(), texts)) if texts else None
-        _show_alternatives(now, plan_alternatives(now, used=used), as_json=as_json)
+        _show_alternatives(now, injected, plan_alternatives(now, used=used), as_json=as_json)
         return
     names: Sequence[str | None] = presets or ([None] if sized else list(PRESETS))
     plans = [plan_sizes(name, **given) for name in names]
@@ -114,7 +117,12 @@ def plan(
 
 
 def planned(
-    table: "TokenTable", head: "OutputHead | PredictionHead | None", position: "Position | None", *, name: str
+    table: "LookupTable",
+    head: "OutputHead | PredictionHead | None",
+    position: "Position | None",
+    *,
+    name: str,
+    lookup_only: bool = False,
 ) -> EmbeddingPlan:
     """Return the plan of an existing table, head and position scheme.
 
@@ -123,6 +131,7 @@ def planned(
         head: The output head; without one the plan is that of a tied head.
         position: The position scheme, or `None`; only learned positions add parameters.
         name: Name of the plan.
+        lookup_only: Whether the table has no head, as an additional table.
 
     Raises:
         CheckpointError: `plan` does not support the data type of the table.
@@ -132,10 +141,12 @@ def planned(
     from embedlayer.tables.delta import DeltaEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding
     from embedlayer.tables.gguf_rows import GGUFEmbedding
+    from embedlayer.tables.mapped import MappedEmbedding
     from embedlayer.tables.quantized import QuantizedEmbedding
 
     base = table.base if isinstance(table, DeltaEmbedding) else table
-    stored = str(next(iter(base.state_dict().values())).dtype).removeprefix("torch.")
+    rows = base.source if isinstance(base, MappedEmbedding) else next(iter(base.state_dict().values()))
+    stored = str(rows.dtype).removeprefix("torch.")
     dtype = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(stored)
     if isinstance(base, GGUFEmbedding):
         stored = f"{base.block_type} blocks"
@@ -147,6 +158,7 @@ def planned(
         base.num_rows,
         base.embed_dim,
         tied=head is None or head.tied,
+        lookup_only=lookup_only,
         rank=base.rank if isinstance(base, FactorizedEmbedding) else None,
         positions=len(position.weight) if isinstance(position, LearnedPositionalEmbedding) else 0,
         dtype=dtype,
@@ -157,17 +169,48 @@ def planned(
     )
 
 
-def _show_alternatives(now: EmbeddingPlan, found: list[PlanAlternative], *, as_json: bool) -> None:
-    """Print a plan, and a table of the bytes that each alternative saves.
+def planned_injections(injections: "Iterable[nn.Module]", options: Mapping[str, Any]) -> list[EmbeddingPlan]:
+    """Return the plan of each additional table of a decoder, named after its injection.
 
-    With `as_json`, print a JSON list of the plan and all alternatives instead.
+    Args:
+        injections: The injections of the decoder.
+        options: Fields of `EmbeddingPlan` for all tables. Those that need a head or a frozen table are left out.
+    """
+    from embedlayer.layers.ngram import NgramEmbedding
+    from embedlayer.tables.lookup import LookupTable
+
+    left_out = ("chunked_loss", "delta_rows", "lookup_only", "tokens")
+    applied = {name: value for name, value in options.items() if name not in left_out}
+    found = []
+    for number, injection in enumerate(injections):
+        rows = 1  # that a token looks up
+        for module in injection.modules():
+            if isinstance(module, NgramEmbedding):
+                rows = module.hash.num_hashes
+            if isinstance(module, LookupTable):
+                name = f"{number}: {type(injection).__name__}"
+                tokens = rows * options.get("tokens", 0)
+                table = planned(module, None, None, name=name, lookup_only=True)
+                found.append(replace(table, tokens=tokens, **applied))
+    return found
+
+
+def _show_alternatives(
+    now: EmbeddingPlan, injected: list[EmbeddingPlan], found: list[PlanAlternative], *, as_json: bool
+) -> None:
+    """Print a plan, those of additional tables, and a table of the bytes that each alternative saves.
+
+    With `as_json`, print a JSON list of all of them instead.
     """
     if as_json:
         after = [{**each.plan.as_dict(), "saved_bytes": each.saved_bytes, "tradeoff": each.tradeoff} for each in found]
-        click.echo(json.dumps([now.as_dict(), *after], indent=2))
+        click.echo(json.dumps([now.as_dict(), *after, *(each.as_dict() for each in injected)], indent=2))
         return
     _show(*_parts(now))
     click.echo()
+    if injected:
+        _show(*_additional(injected))
+        click.echo()
     lines = [["as it is", format_bytes(now.peak_bytes), "", "", ""]]
     for each in found:
         saved = ("-" if each.saved_bytes < 0 else "") + format_bytes(abs(each.saved_bytes))
@@ -212,6 +255,17 @@ def _parts(row: EmbeddingPlan) -> Printed:
     ]
     lines = [[name, parameters, format_bytes(size)] for name, parameters, size, shown in parts if shown]
     return title, ["part", "parameters", "memory"], lines, _note([row])
+
+
+def _additional(injected: list[EmbeddingPlan]) -> Printed:
+    """Return a table with one line for each additional table of a model: title, headings, lines, and the note below."""
+    lines = []
+    for row in injected:
+        training = row.gradient_bytes + row.optimizer_bytes
+        sizes = [format_bytes(size) for size in (row.weight_bytes, training, row.peak_bytes)]
+        lines.append([row.name, _size(row), format_parameters(row.parameters), *sizes])
+    columns = ["injection", "rows", "parameters", "weights", "training", "peak"]
+    return "additional tables, each planned alone", columns, lines, "They are not in the other sums."
 
 
 def _comparison(plans: list[EmbeddingPlan]) -> Printed:

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from embedlayer.cli.plan import plan as command
+from embedlayer.cli.plan import planned_injections
 from embedlayer.errors import FileError, SizeError, TokenizerError
 from embedlayer.formatting import format_bytes
 from embedlayer.planner import OPTIONS, PRESETS, command_flag, plan
@@ -130,6 +131,27 @@ def checkpoint(tmp_path_factory):
     save_file({"wte.weight": torch.randn(300, 32), "wpe.weight": torch.randn(16, 32)}, folder / "model.safetensors")
     train_tokenizer("the cat sat on the mat . " * 20, "byte").save(str(folder / "tokenizer.json"))
     return folder
+
+
+def test_additional_tables_of_a_model_are_planned_each_for_itself(tmp_path):
+    from embedlayer import DecoderLM, TokenEmbedding
+    from embedlayer.layers import AddedEmbedding, GatedEmbedding, NgramEmbedding, NgramHash
+    from embedlayer.tables import MappedEmbedding
+
+    hashed = NgramHash.for_rows(500, 100, max_order=3, heads=2)
+    ngrams = GatedEmbedding(NgramEmbedding.dense(hashed, 32, row_sparse=True), 32, block=0)
+    model = DecoderLM(TokenEmbedding(100, 32), "rotary", num_layers=1, num_heads=2, injections=[ngrams])
+    model.save_pretrained(tmp_path / "model")
+    args = ("--checkpoint", str(tmp_path / "model"), "--tokens", "64")
+    assert "0: GatedEmbedding" in run(*args).output
+    assert "additional" not in run("gpt2").output
+    now, *_, row = json.loads(run(*args, "--chunked-loss", "--json").output)
+    assert not now["lookup_only"]
+    expected = {"lookup_only": True, "vocab_size": hashed.num_rows, "embed_dim": 8, "row_sparse": True, "tokens": 256}
+    assert row.items() >= expected.items()
+    mapped = MappedEmbedding.open(tmp_path / "model", "injections.0.table.table.weight")
+    (row,) = planned_injections([AddedEmbedding(mapped)], {"optimizer": "none"})
+    assert (row.vocab_size, row.embed_dim, row.dtype) == (hashed.num_rows, 8, "fp32")
 
 
 def test_a_checkpoint_is_planned_with_what_each_change_saves_best_first(checkpoint, tmp_path):
