@@ -117,9 +117,14 @@ class EmbeddingPlan:
     optimizer: str = _option("adamw", "Optimizer; none plans inference.", choices=tuple(OPTIMIZER_MOMENTS))
     moment_dtype: str = _option("fp32", "Data type of the moments of AdamW.", flag="--moments", choices=FLOAT_DTYPES)
     chunked_loss: bool = _option(False, "Compute the loss in chunks of tokens, as sharded tables always do.")
-    row_sparse: bool = _option(False, "Give gradients to looked-up rows only (RowAdamW); needs an untied head.")
+    row_sparse: bool = _option(
+        False, "Give gradients to looked-up rows only (RowAdamW); needs an untied head or lookup_only."
+    )
     row_state: str = _option(
-        "adamw", "Moments of a row-sparse table: RowAdamW's, or RowwiseSecondMoment's.", choices=tuple(ROW_STATES)
+        "adamw",
+        "adamw: two moments a number; rowwise_fp32, rowwise_bf16, rowwise: one second moment a row, and a first moment "
+        "a number in fp32, in bf16, or none; needs row-sparse.",
+        choices=tuple(ROW_STATES),
     )
     delta_rows: int = _option(
         0, "Freeze all but this number of rows (DeltaEmbedding); 0 trains all.", flag="--delta", least=0

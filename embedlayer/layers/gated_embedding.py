@@ -35,7 +35,7 @@ class GatedEmbedding(EmbeddingInjection):
             table's vectors.
 
     Raises:
-        SizeError: A size is below its range.
+        SizeError: `width` or `dilation` is below 1, `block` or `kernel_size` is below 0, or `table` is no table.
 
     Example:
         >>> ngrams = NgramEmbedding.dense(NgramHash.for_rows(2000, 100, heads=4), 32)
@@ -91,6 +91,10 @@ class GatedEmbedding(EmbeddingInjection):
         return x + added
 
     def require_sizes(self, *, width: int, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """Check the sizes of a decoder against those of this layer, as `EmbeddingInjection.require_sizes` describes."""
+        """Check the sizes of a decoder against those of this layer, as `EmbeddingInjection.require_sizes` describes.
+
+        Raises:
+            SizeError: The decoder has another width, or no block `block`.
+        """
         super().require_sizes(width=width, num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim)
         check_blocks([self.block], num_layers)

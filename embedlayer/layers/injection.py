@@ -177,6 +177,9 @@ class AddedEmbedding(EmbeddingInjection):
         width: Width of the residual stream, D. If the table has another width E, its vectors are projected by a matrix
             without bias, which starts as N(0, 1 / E). `None` for the width of the table.
 
+    Raises:
+        SizeError: `width` is below 1, or `table` is no table.
+
     Example:
         >>> bigrams = NgramEmbedding.dense(NgramHash.for_rows(500, 100, max_order=2, heads=4), 32)
         >>> model = DecoderLM(TokenEmbedding(100, 32), "rotary", injections=[AddedEmbedding(bigrams)])

@@ -12,7 +12,7 @@ class PerLayerEmbedding(EmbeddingInjection):
     """Per-layer embeddings of Gemma 3n and 4: after block i, `x + residual_i(x, inputs(ids, x_0)[..., i, :])`.
 
     `inputs` computes one vector of width P for each token and block, from the token's row and the input embedding x_0;
-    see `PerLayerInputs`. In each block `PerLayerResidual` makes the addend of it.
+    see `PerLayerInputs`. After each block `PerLayerResidual` computes the vector to add from it.
 
     Args:
         inputs: The table with its projection, for as many blocks as the decoder has.
@@ -43,14 +43,18 @@ class PerLayerEmbedding(EmbeddingInjection):
     def add_to_stream(
         self, x: Float[Tensor, "B T D"], vectors: Tensor, depth: int, context: InjectionContext
     ) -> Float[Tensor, "B T D"]:
-        """Return the residual stream plus the addend of the block before; unchanged before the first block."""
+        """Return the residual stream plus the vector of the block just computed; unchanged before the first block."""
         if depth == 0:
             return x
         added: Tensor = self.residuals[depth - 1](x, vectors[..., depth - 1, :])
         return x + added
 
     def require_sizes(self, *, width: int, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """Check the sizes of a decoder against those of the table, as `EmbeddingInjection.require_sizes` describes."""
+        """Check the sizes of a decoder against those of the table, as `EmbeddingInjection.require_sizes` describes.
+
+        Raises:
+            SizeError: The decoder has another width, or another number of blocks.
+        """
         super().require_sizes(width=width, num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim)
         if self.inputs.num_layers != num_layers:
             raise SizeError(

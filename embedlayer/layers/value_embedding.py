@@ -19,10 +19,11 @@ from embedlayer.tables.lookup import check_positive
 
 
 class ValueEmbedding(EmbeddingInjection):
-    """Value embedding: `v[g] + gate_scale * sigmoid(gate(x[:gate_channels]))[g] * table(ids)[g]` for each value head g.
+    """Value embedding: `v[g] + gate_scale * sigmoid(gate(x[..., :gate_channels]))[g] * table(ids)[g]` for each head g.
 
-    The gate of a head depends on the first channels of the attention's input. Its matrix starts at zero, so every gate
-    starts at `gate_scale / 2`.
+    x is the normalised input of the attention, `(B, T, D)`, from which the values v are computed. `gate` is a matrix
+    without bias, one for each block. It maps the first channels of x to a number for each of the G heads, and starts at
+    zero, so every gate starts at `gate_scale / 2`.
 
     Args:
         table: Table of width `G * K`: as wide as the values of all G key/value heads of width K.
@@ -33,7 +34,8 @@ class ValueEmbedding(EmbeddingInjection):
         gate_scale: Largest value of a gate.
 
     Raises:
-        SizeError: The width of the table is not divisible into the heads, or a number is out of its range.
+        SizeError: The width of the table is not divisible into the heads, `num_kv_heads` or `gate_channels` is below 1,
+            `blocks` are not distinct numbers from 0, or `table` is no table.
 
     Example:
         >>> values = ValueEmbedding(TokenEmbedding(100, 16), num_kv_heads=2, blocks=[1], gate_channels=8)
@@ -84,7 +86,12 @@ class ValueEmbedding(EmbeddingInjection):
         return values + gates.transpose(-1, -2).unsqueeze(-1) * vectors.to(values.dtype)
 
     def require_sizes(self, *, width: int, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        """Check the sizes of a decoder against those of this table, as `EmbeddingInjection.require_sizes` describes."""
+        """Check the sizes of a decoder against those of this table, as `EmbeddingInjection.require_sizes` describes.
+
+        Raises:
+            SizeError: The decoder lacks one of `blocks`, its values have other heads, or it is narrower than
+                `gate_channels`.
+        """
         check_blocks(self.blocks, num_layers)
         if (num_kv_heads, num_kv_heads * head_dim) != (self.num_kv_heads, self.table.embed_dim):
             raise SizeError(

@@ -94,7 +94,7 @@ class RowSource(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give the files free."""
+        """Close the files."""
 
 
 class FileRows(RowSource):
@@ -266,25 +266,29 @@ class FolderRows(RowSource):
 
 
 class MappedEmbedding(LookupTable, ComputedBuffers):
-    """A table whose rows stay in a file, larger than memory or not: `out[..., :] = scale * rows[ids]`.
+    """A table whose rows stay in a file: `out[..., :] = scale * rows[ids]`.
 
     `MappedEmbedding.open` reads the rows of any safetensors file, which it never changes. `MappedEmbedding.create`
     makes a folder with a table that is trained in place, and `MappedEmbedding.resume` opens such a folder again as it
     was at a checkpoint, also after the process was killed at any moment.
 
-    Rows are read through a memory map, without reading ahead. The resident memory that this adds to the process is kept
-    near `max_resident_bytes`. Looked-up vectors have the device and dtype to which the module was moved; the rows stay
-    in their file, on the CPU and in the file's dtype. On a GPU vectors are gathered in pinned memory and copied
-    asynchronously. The table is only looked up: it has no logits.
+    Rows are read through a memory map, without reading ahead. `max_resident_bytes` limits the mapped pages in this
+    process; released pages stay in the system's page cache. Looked-up vectors have the device and dtype to which the
+    module was moved; the rows stay in their file, on the CPU and in the file's dtype. The table is only looked up: it
+    has no logits.
 
-    A trained table is row-sparse: train it with `RowAdamW`, which also keeps its state in the folder. Every change goes
-    to the files at once. Before a row changes for the first time after a checkpoint, its old contents are appended to a
-    log, which is at most as large as the rows that changed and 8 bytes for each. Write rows with the optimizer,
-    `load_state_dict` or `reset_parameters`; what else writes to `weight` is not in the log.
+    With a GPU, every look-up copies the IDs to the CPU, which waits for the device: pass CPU IDs. Vectors of a
+    read-only table are gathered in pinned memory and copied asynchronously. A trained table looks up, accumulates
+    gradients and steps on the CPU, and vectors and gradients are copied synchronously.
 
-    This protects from processes that end at any moment, by `kill -9` too. It does not protect from a power failure or
-    a crash of the system, after which changed pages may be missing on the disk: then `resume` refuses the folder unless
-    it was closed with `close()` before, which writes everything to the disk.
+    A trained table is row-sparse: train it with `RowAdamW` or `RowAdagrad`, which also keep their state in the folder.
+    Every change goes to the files at once. Before a row changes for the first time after a checkpoint, the old contents
+    of the row and of its optimizer state are appended to a log, with 8 bytes for its number. Write rows with the
+    optimizer, `load_state_dict` or `reset_parameters`; what else writes to `weight` is not in the log.
+
+    A trained table is crash-safe for the process, `kill -9` included, and not for the machine. `checkpoint` does not
+    flush to the disk; only `close` does. After a power failure or a crash of the system, `resume` refuses a folder that
+    was open.
 
     Args:
         source: Where the rows are; use the class methods.
@@ -303,7 +307,8 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
         ...     table([[1, 2, 3]]).shape
         torch.Size([1, 3, 8])
 
-    Reference: Mohan et al., ARIES: a transaction recovery method, 1992, for write-ahead logs; this one only undoes.
+    Reference: Mohan et al., ARIES: a transaction recovery method, 1992, for write-ahead logs; ours is an undo log
+    only.
     """
 
     weight: nn.Parameter | None
@@ -350,8 +355,8 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
                 tensor.
             padding_idx: Token whose row is zero; a negative number counts from the end. `None` for no such token.
             scale: As in the constructor.
-            max_resident_bytes: Limit of the resident memory that look-ups add to this process, in bytes; `None` for
-                no limit. `"auto"` is 128 MiB, and no limit for a table of at most a sixteenth of the machine's memory.
+            max_resident_bytes: Limit of the mapped pages in this process, in bytes; `None` for no limit. `"auto"` is
+                128 MiB, or no limit for a table of at most 1/16 of physical memory.
 
         Raises:
             FileError: The file is missing or cannot be read.
@@ -403,8 +408,8 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
             init_std: Standard deviation of the normal initialisation. With 0 nothing is written, and the file's zeros
                 are the rows.
             dtype: Data type of the rows; `None` for torch's default.
-            max_resident_bytes: Limit of the resident memory through the files, in bytes, which a batch may exceed while
-                it is processed; `None` for no limit.
+            max_resident_bytes: Limit of the mapped pages in this process, in bytes, which a batch may exceed while it
+                is processed; 1 GiB by default, and `None` for no limit.
 
         Raises:
             SizeError: A size is below 1, or an option has an unknown value.
@@ -441,7 +446,9 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
     ) -> "MappedEmbedding":
         """Open a table that `create` made, as it was at a checkpoint: rows, optimizer state and pending updates.
 
-        What was changed after the checkpoint is rolled back. A new `RowAdamW` continues from the stored state.
+        What was changed after the checkpoint is rolled back. A new `RowAdamW` continues from the stored moments and
+        step numbers. Build it with the same `state=`, and pass `lr`, `betas`, `eps` and `weight_decay` again: they are
+        not stored.
 
         Args:
             folder: The folder.
@@ -523,7 +530,8 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
     def config(self) -> JsonObject:
         """Return the file and tensor of a read-only table. A trained table is saved as a row-sparse `TokenEmbedding`.
 
-        A folder that `save_pretrained` writes has all rows of a trained table, and none of a read-only one.
+        A folder that `save_pretrained` writes has all rows of a trained table. Of a read-only one it has the absolute
+        path of its file and no rows.
         """
         if isinstance(self.source, FolderRows):
             return self.source.table.config
@@ -586,7 +594,8 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
     def prefetch(self, ids: IdsLike) -> None:
         """Start to read the rows of the next batch in another thread, while this one is processed.
 
-        The next look-up of the same IDs uses what was read. A look-up of others reads them itself.
+        On a read-only table, the next look-up of the same IDs uses what was read, and one of other IDs reads them
+        itself. On a trained table, this only brings the pages into memory.
 
         Args:
             ids: IDs of the next look-up, `(...)`.
