@@ -377,7 +377,7 @@ class NgramHash(Pretrained, ComputedBuffers):
                 f"{prefix}{fault} The weights and the configuration of the n-gram hash do not belong together, or one "
                 f"is damaged."
             )
-        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(
         self, ids: IdsLike, documents: AttentionMask | None = None, state: DecodingState | None = None
