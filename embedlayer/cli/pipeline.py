@@ -76,17 +76,34 @@ class LayerOptions:
     dropout: float = _option(0.0, "Dropout probability.")
     init_std: float = _option(0.02, "Standard deviation of the initial rows.")
     pad_to_multiple_of: int | None = _option(None, "Round the number of rows up to a multiple of this.", type=int)
-    value_embedding: bool = _option(False, "Add a table to the values of every other attention.", is_flag=True)
-    ngram: int | None = _option(None, "Rows of a hashed n-gram table, as in Engram.  [default: none]", type=int)
+    value_embedding: bool = _option(
+        False, "Add a table to the attention values of every other block, as in nanochat.", is_flag=True
+    )
+    ngram: int | None = _option(
+        None,
+        f"Largest number of rows of a hashed n-gram table, added before block 1 with {NGRAM_HEADS} hash heads an "
+        f"order, as in Engram; --dim must be a multiple of {NGRAM_HEADS} * (order - 1).  [default: none]",
+        type=int,
+    )
     ngram_order: int = _option(3, "Longest n-gram of that table, in tokens.")
     per_layer: int | None = _option(None, "Width of per-layer embeddings, as in Gemma 3n.  [default: none]", type=int)
-    mapped: bool = _option(False, "Keep the rows of these tables in files of the run, not in memory.", is_flag=True)
+    mapped: bool = _option(
+        False,
+        "Keep the rows and optimizer state of the tables of --ngram, --value-embedding and --per-layer in DIR/tables, "
+        "not in memory. One process only.",
+        is_flag=True,
+    )
 
     def __post_init__(self) -> None:
         if self.row_sparse and (self.tied or self.rank is not None):
             raise SizeError(
                 "--row-sparse updates only the rows that a batch uses. A tied head gives every row a gradient, and so "
                 "does a factorised table: use it with --untied and without --rank."
+            )
+        if self.mapped and not self.value_embedding and self.ngram is None and self.per_layer is None:
+            raise SizeError(
+                "--mapped keeps the rows of additional tables in files, and there are none: add --ngram, "
+                "--value-embedding or --per-layer, or leave --mapped out."
             )
 
 

@@ -90,7 +90,8 @@ def _train(
 
     Raises:
         FileError: The folder contains a run, and neither `--resume` nor `--overwrite` was passed.
-        SizeError: No text was passed to a new run, or files were passed together with `--resume`.
+        SizeError: No text was passed to a new run, files were passed together with `--resume`, or torchrun started the
+            processes of a run with mapped tables.
         PeerError: A rank has other files or options than rank 0.
     """
     from embedlayer.cli.pipeline import show_summary, start_run, train_to_the_end
@@ -121,9 +122,10 @@ def _train(
             options["minutes"] = 2.0
         options["max_length"] = options["length"]
         layer, training = _named(options, LayerOptions), _named(options, TrainingOptions)
-        if layer.mapped and parallel.size > 1:
+        if layer.mapped and parallel.launch_id:
             raise SizeError(
-                "--mapped is for one process: several processes shard the rows over their memories instead."
+                "--mapped is for one process without torchrun: the processes of torchrun shard the rows over their "
+                "memories instead. Leave --mapped or torchrun out."
             )
         if parallel.is_first:
             trainer, tokenizer = start_run(

@@ -297,6 +297,7 @@ class RunDirectory:
             FileError: The folder contains no run, a file of it cannot be read, or another process writes to the folder.
             CheckpointError: A file is damaged.
             TokenizerError: The tokenizer is damaged, or has more entries than the table.
+            SizeError: The run has mapped tables, and torchrun started the processes.
             PeerError: A rank reads another run, tokenizer or text than rank 0.
         """
         parallel = ParallelContext() if parallel is None else parallel
@@ -316,7 +317,10 @@ class RunDirectory:
     def open(
         self, device: torch.device | str = "cpu", parallel: ParallelContext | None = None
     ) -> tuple[Trainer, JsonObject]:
-        """Read the run without changing its folder.
+        """Read the run at its last checkpoint. Only mapped tables in its folder are changed.
+
+        A trainer trains mapped tables in place. So they are rolled back to the checkpoint, and this process is the only
+        one that may open them until they are closed.
 
         Args:
             device: Device to train on.
@@ -326,10 +330,17 @@ class RunDirectory:
             A trainer at the last checkpoint, or at step 0 if there is none, and the content of `run.json`.
 
         Raises:
-            FileError: The folder contains no run, or a file of it cannot be read.
+            FileError: The folder contains no run, a file of it cannot be read, or another process has opened a mapped
+                table.
             CheckpointError: A file is damaged.
+            SizeError: The run has mapped tables, and torchrun started the processes.
         """
         parallel = ParallelContext() if parallel is None else parallel
+        if self.tables.exists() and parallel.launch_id:
+            raise SizeError(
+                f"{self.path} has mapped tables in {self.tables}, which only one process without torchrun can train: "
+                f"leave torchrun out."
+            )
         description, options = self.read(), self.options()
         model = self._build_with_seed(description, parallel, device, self._tables_at_checkpoint())
         parts = TokenCorpus.open(self.corpus).split(description["validation_fraction"])

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from commands import run
+from launches import free_port
 
 from embedlayer.cli.demo import carried_text
 
@@ -198,3 +199,24 @@ def test_row_sparse_training_of_a_table_that_is_read_whole_is_refused(text, tmp_
     assert run("train", text, "-o", tmp_path / "run", "--steps", 1, *SMALL, "--row-sparse", *others) == 2
     assert not (tmp_path / "run").exists()
     assert "use it with --untied and without --rank" in capsys.readouterr().err
+
+
+def test_mapped_without_a_table_to_map_is_refused(text, tmp_path, capsys) -> None:
+    assert run("train", text, "-o", tmp_path / "run", "--steps", 1, *SMALL, "--mapped") == 2
+    assert not (tmp_path / "run").exists()
+    assert "add --ngram, --value-embedding or --per-layer, or leave --mapped out" in capsys.readouterr().err
+
+
+def test_torchrun_neither_starts_nor_resumes_a_run_with_mapped_tables(text, tmp_path, capsys, monkeypatch) -> None:
+    mapped = [*SMALL, "--steps", 2, "--value-embedding", "--mapped", "--tokenizer", "byte"]
+    assert run("train", text, "-o", tmp_path / "run", *mapped) == 0
+    place = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, value in place.items():  # as torchrun --nproc-per-node 1 sets them
+        monkeypatch.setenv(name, str(value))
+    files = {file: file.read_bytes() for file in (tmp_path / "run").rglob("[!.]*") if file.is_file()}
+    assert run("train", text, "-o", tmp_path / "new", *mapped) == 2
+    assert "--mapped is for one process without torchrun" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+    assert run("train", "--resume", "-o", tmp_path / "run") == 2
+    assert "which only one process without torchrun can train: leave torchrun out" in capsys.readouterr().err
+    assert files == {file: file.read_bytes() for file in files}
