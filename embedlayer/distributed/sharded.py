@@ -54,7 +54,8 @@ class ShardedTable(TokenTable):
     Args:
         local: The rows of this rank, as a table. It may be a `MappedEmbedding` in a folder of this rank, which has the
             `RowPartition` of the ranks: `MappedEmbedding.create(folder, len(partition), embed_dim)`. Then there are no
-            logits. Let all ranks wait for rank 0, `torch.distributed.barrier()`, at the end of a checkpoint's block.
+            logits. In a checkpoint's block, exchange the numbers before rank 0 saves them, and let all ranks wait for
+            it at the end (docs/large-tables.md).
         mesh: The ranks, a one-dimensional mesh.
         vocab_size: Number of tokens of all ranks, V.
         padding_idx: Token whose row is zero, or `None`.
