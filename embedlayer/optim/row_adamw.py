@@ -38,8 +38,8 @@ class RowAdamW(RowOptimizer):
             `None` applies updates only when rows are read.
         state: What is stored for each row of a row-sparse table: `ElementwiseMoments()` by default, or
             `RowwiseSecondMoment(...)`, whose formula differs. Dense parameters always have AdamW's two moments.
-        rounding: `StochasticRounding()` for the rows of bfloat16 tables; `None` rounds to the nearest number. Rows of
-            other dtypes are not rounded.
+        rounding: `StochasticRounding()` for the rows of bfloat16 tables; `None` rounds to the nearest number. float32
+            and float64 tables are not affected; a float16 table is a `SizeError`.
 
     Raises:
         SizeError: An option is outside its range, or `beta1 >= sqrt(beta2)`.

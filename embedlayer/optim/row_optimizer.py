@@ -15,10 +15,9 @@ from torch.optim.optimizer import ParamsT
 
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.optim.row_state import RowState, check_state
-from embedlayer.tables.lazy_adam import Betas, step_rates
+from embedlayer.tables.lazy_adam import Betas, check_rates, step_rates
 from embedlayer.tables.pending_updates import PendingUpdates
 from embedlayer.tables.row_arithmetic import add_squares_, chunk_slices, empty_rows, rows_at_once, square_root
-from embedlayer.tables.row_storage import RowStorage
 from embedlayer.tables.sparse_gradient import row_gradient
 from embedlayer.tables.stochastic_rounding import StochasticRounding
 
@@ -94,7 +93,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step on every parameter that has a gradient.
+        """Make one step on every parameter that has a gradient. An error leaves all parameters and states unchanged.
 
         Args:
             closure: Function that computes the loss again, as in torch; `None` for none.
@@ -105,21 +104,29 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             ShapeError: A table was resized or replaced since its last step, or a table that is not row-sparse has a
                 sparse gradient.
-            StaleRowsError: A weight was written in place while its rows had pending updates.
+            SizeError: An option of a group was set to a value outside its range.
+            StaleRowsError: A weight was written in place while its rows had pending updates, or a step is made inside
+                `with table.checkpoint():`.
+            CheckpointError: A resumed mapped table has the state of another rule.
+            FileError: The disk of a mapped table is full.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._check_gradients()
+        tables = [(p, group) for group in self.param_groups for p in group["params"] if is_row_sparse(p)]
+        tables = [(parameter, group) for parameter, group in tables if parameter.grad is not None]
+        then_all = [parameter for parameter, group in tables if self._prepare_rows(parameter, group)]
         for group in self.param_groups:
             dense = [p for p in group["params"] if p.grad is not None and not is_row_sparse(p)]
             for by_fsdp in (False, True):  # torch's kernels take no list of both
                 if some := [p for p in dense if hasattr(p, "to_local") is by_fsdp]:
                     self.step_dense(some, group)
-            for parameter in group["params"]:
-                if parameter.grad is not None and is_row_sparse(parameter):
-                    self._step_rows(parameter, group)
+        for parameter, group in tables:
+            self._step_rows(parameter, group)
+        for parameter in then_all:
+            parameter.pending_updates.apply_all(parameter)
         return loss
 
     def apply_pending_updates(self) -> None:
@@ -133,8 +140,16 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the dense optimizer.
 
-        All pending updates are applied first, which writes to weights and moments.
+        All pending updates are applied first, which writes to weights and moments. Where none are pending, nothing is
+        written: for a state inside `with table.checkpoint():` of a mapped table, call `apply_pending_updates()` of this
+        optimizer before the block.
+
+        Raises:
+            CheckpointError: A resumed mapped table has the state of another rule.
         """
+        for parameter in self._tables():
+            if parameter.pending_updates.restored:
+                self.moments(parameter)
         self.apply_pending_updates()
         return super().state_dict()
 
@@ -158,7 +173,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             if is_row_sparse(parameter):
                 if state:  # torch converts all tensors to the dtype of the parameter
                     self.load_moments(parameter, {**state, "step": self.state[parameter]["step"]})
-                parameter.pending_updates.detach()  # type: ignore[attr-defined]
+                else:
+                    parameter.pending_updates.detach()  # type: ignore[attr-defined]
 
     def load_pending_updates(self, parameter: Any, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
         """Restore the pending updates of one table from a checkpoint that was saved without applying them.
@@ -175,6 +191,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             ShapeError: The moments have another size than the table.
         """
         parameter.pending_updates.load_state(parameter, self._row_moments(parameter), tensors, rest)
+        self._continue_rounding(parameter)
 
     def __getstate__(self) -> dict[str, Any]:
         self.apply_pending_updates()
@@ -203,27 +220,38 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         """Return the state of a parameter in a dict, created as zeros before its first step.
 
         It contains `step` and the state tensors, such as `exp_avg` and `exp_avg_sq`. The tensors are the optimizer's
-        own, and are written in place by each step.
+        own, and are written in place by each step. A resumed mapped table has them in its files.
+
+        Raises:
+            CheckpointError: A resumed mapped table has the state of another rule.
         """
         state: State = self.state[parameter]
         if state:
             return state
         new: State = {"step": torch.zeros((), dtype=torch.float32, device=self._step_device(parameter))}
-        if is_row_sparse(parameter):
-            storage = storage_of(parameter)
-            for name, (width, dtype) in self.row_state.layout(parameter).items():
-                new[name] = storage.new_state(parameter, name, width, dtype or parameter.dtype)
-            pending: PendingUpdates = parameter.pending_updates  # type: ignore[attr-defined]
-            if pending.moments and any(each is pending.moments[-1] for each in new.values()):
-                new["step"].fill_(pending.step)  # the storage has restored the state
-        else:
+        if not is_row_sparse(parameter):
             for name in self.dense_state():
                 new[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state.update(new)
+            return state
+        pending: PendingUpdates = parameter.pending_updates  # type: ignore[attr-defined]
+        if pending.restored:
+            check_state(self.row_state, parameter, pending.restored, tuple(parameter.shape))
+            new |= pending.restored
+            new["step"].fill_(pending.step)
+            pending.restored = {}
+            self._continue_rounding(parameter)
+        else:
+            for name, (width, dtype) in self.row_state.layout(parameter).items():
+                new[name] = pending.storage.new_state(parameter, name, width, dtype or parameter.dtype)
         state.update(new)  # at once: a full disk leaves no half of a state
+        self._attach(parameter, self._group_of(parameter))
         return state
 
     def load_moments(self, parameter: Tensor, tensors: State) -> None:
         """Set the state of a parameter to `tensors`, moved to the devices where a step needs them.
+
+        Pending updates of the former state are applied first.
 
         Args:
             parameter: Parameter of this optimizer.
@@ -237,11 +265,14 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             self.state[parameter] = {key: t.to(parameter.device) for key, t in tensors.items()} | step
             return
         check_state(self.row_state, parameter, tensors, tuple(parameter.shape))
-        storage = storage_of(parameter)
+        pending: PendingUpdates = parameter.pending_updates  # type: ignore[attr-defined]
+        pending.apply_all(parameter, moments=True)
         self.state[parameter] = step | {
-            name: storage.place(parameter, name, tensors[name].to(dtype=dtype or parameter.dtype))
+            name: pending.storage.place(parameter, name, tensors[name].to(dtype=dtype or parameter.dtype))
             for name, (_, dtype) in self.row_state.layout(parameter).items()
         }
+        pending.detach()
+        self._attach(parameter, self._group_of(parameter))  # now: the table may be saved before the next step
 
     def _tables(self) -> list[Any]:
         """Return the weights of all row-sparse tables among the parameters of this optimizer."""
@@ -268,7 +299,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             ShapeError: A table was resized or its weight replaced, or a table that is not row-sparse has a sparse
                 gradient.
-            SizeError: An option of a group was set to a value that `check_options` refuses.
+            SizeError: An option of a group was set to a value that `check_options` refuses, or `lr * weight_decay` of a
+                table is not below 1.
         """
         for parameter in self._tables():
             pending: PendingUpdates = parameter.pending_updates
@@ -282,6 +314,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
                 pending.check_size(parameter, self._row_moments(parameter))
         for group in self.param_groups:
             self._check_group(group)
+            if any(parameter.grad is not None and is_row_sparse(parameter) for parameter in group["params"]):
+                check_rates(float(group["lr"]), float(group["weight_decay"]))
             for parameter in group["params"]:
                 if parameter.grad is not None and parameter.grad.is_sparse and not is_row_sparse(parameter):
                     raise ShapeError(
@@ -303,24 +337,52 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         fused = any(group.get("fused") and any(parameter is p for p in group["params"]) for group in self.param_groups)
         return parameter.device if fused and not is_row_sparse(parameter) else torch.device("cpu")
 
-    def _step_rows(self, parameter: Any, group: dict[str, Any]) -> None:
-        """Make a step on the rows of a table that have a gradient; for the other rows it stays pending.
+    def _group_of(self, parameter: Tensor) -> dict[str, Any]:
+        """Return the parameter group of a parameter."""
+        return next(group for group in self.param_groups if any(parameter is each for each in group["params"]))
+
+    def _attach(self, parameter: Any, group: dict[str, Any]) -> None:
+        """Let the pending updates of a table follow this optimizer, whose state for it exists; see `attach` there."""
+        step, seed, moments = self.state[parameter]["step"], group.get("rounding_seed"), self._row_moments(parameter)
+        parameter.pending_updates.attach(parameter, int(step), moments, self.betas_of(group), rounding_seed=seed)
+
+    def _continue_rounding(self, parameter: Any) -> None:
+        """Continue with the rounding seed of restored pending updates, if this optimizer rounds at random."""
+        seed, group = parameter.pending_updates.rounding_seed, self._group_of(parameter)
+        if seed is not None and "rounding_seed" in group:
+            group["rounding_seed"] = seed
+
+    def _prepare_rows(self, parameter: Any, group: dict[str, Any]) -> bool:
+        """Do everything of a step on the rows of a table that may fail, and leave the rows at their present step.
 
         Args:
             parameter: Weight of the table. Its gradient is coalesced in place.
             group: Parameter group with the options.
+
+        Returns:
+            Whether the pending updates of all rows are to be applied after the step.
         """
         pending: PendingUpdates = parameter.pending_updates
         grad = parameter.grad = row_gradient(parameter, parameter.grad, drop=pending.padding_idx)
-        rows, gradients = grad._indices()[0], grad._values()
-        moments, step = self._row_moments(parameter), self.state[parameter]["step"]
-        seed = group.get("rounding_seed")
-        pending.attach(parameter, int(step), moments, self.betas_of(group), rounding_seed=seed)
+        self.moments(parameter)
+        self._attach(parameter, group)
+        every = self.apply_pending_every
+        then_all = pending.eager_blocks > 0 or (every is not None and (pending.step + 1) % every == 0)
+        pending.prepare_step(grad._indices()[0], then_all=then_all)
+        return then_all
+
+    def _step_rows(self, parameter: Any, group: dict[str, Any]) -> None:
+        """Make a step on the rows of a table that have a gradient; for the other rows it stays pending.
+
+        Args:
+            parameter: Weight of the table, after `_prepare_rows`.
+            group: Parameter group with the options.
+        """
+        pending: PendingUpdates = parameter.pending_updates
+        rows, gradients = parameter.grad._indices()[0], parameter.grad._values()
         if not pending.step_in_one_pass(parameter, rows, gradients, float(group["lr"]), float(group["weight_decay"])):
             self._step_by_operators(parameter, rows, gradients, group)
-        if self.apply_pending_every is not None and pending.step % self.apply_pending_every == 0:
-            pending.apply_all(parameter)
-        step += 1
+        self.state[parameter]["step"] += 1
 
     def _step_by_operators(self, parameter: Any, rows: Tensor, gradients: Tensor, group: dict[str, Any]) -> None:
         """Make a step on the rows of a table that have a gradient, by torch operators.
@@ -383,9 +445,3 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
 def is_row_sparse(parameter: Tensor) -> bool:
     """Return whether `parameter` is the weight of a table with `row_sparse=True`."""
     return hasattr(parameter, "pending_updates")
-
-
-def storage_of(parameter: Any) -> RowStorage:
-    """Return where the rows of a row-sparse table are stored."""
-    storage: RowStorage = parameter.pending_updates.storage
-    return storage

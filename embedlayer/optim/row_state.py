@@ -54,15 +54,22 @@ class ElementwiseMoments(RowState):
 class RowwiseSecondMoment(RowState):
     r"""One second moment for each row, `v = b2 v + (1 - b2) mean(g^2)`, and a first moment of each number or none.
 
-    The mean is that over the D numbers of the row's gradient. The step of a row is AdamW's with this v:
+    A step with the gradient g of a row of D numbers, whose mean is over these numbers, is AdamW's with this v:
 
-    $$ p \leftarrow p (1 - \eta \lambda) - \eta \frac{\hat m}{\sqrt{\hat v} + \epsilon} $$
+    $$ m \leftarrow b_1 m + (1 - b_1) g \qquad v \leftarrow b_2 v + (1 - b_2) \operatorname{mean}(g^2) $$
 
-    The second moments are float32, or float64 for a float64 table.
+    $$ \hat m = \frac{m}{1 - b_1^t} \qquad \hat v = \frac{v}{1 - b_2^t} \qquad
+    p \leftarrow p (1 - \eta \lambda) - \eta \frac{\hat m}{\sqrt{\hat v} + \epsilon} $$
+
+    Here $\eta$ is `lr`, $\lambda$ `weight_decay`, $\epsilon$ `eps`, $(b_1, b_2)$ `betas`, and t the number of the step.
+    Without first moments $b_1$ is 0, so m is g.
+
+    The state is m as `exp_avg`, `(V, D)`, or none, and v as `exp_avg_sq`, `(V, 1)`: float32, or float64 for a float64
+    table.
 
     Args:
         first_moment: Data type of the first moments: `torch.float32`, `torch.bfloat16`, `torch.float64`, or `None` for
-            none. Then `beta1` counts as 0, and m is the gradient.
+            none. Then `betas[0]` is not used.
 
     Raises:
         SizeError: `first_moment` is another dtype.

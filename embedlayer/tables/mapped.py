@@ -218,22 +218,33 @@ class FolderRows(RowSource):
         self.updates.storage = folder
         if folder.updates is not None:
             numbers, tensors = folder.updates
-            moments = tuple(folder.restored(name) for name in numbers["moments"])
-            self.updates.load_state(table.weight, moments, tensors, numbers)
+            stored = {name: folder.restored(name) for name in numbers["moments"]}
+            moments = {  # once: no later optimizer gets them as its new state
+                name: folder.new_state(table.weight, name, each.shape[1], each.dtype) for name, each in stored.items()
+            }
+            self.updates.load_state(table.weight, tuple(moments.values()), tensors, numbers)
+            self.updates.restored = moments
 
     def state(self) -> tuple[JsonObject, dict[str, Tensor]]:
         """Return the numbers and small tensors of the pending updates, for the state of a checkpoint.
 
         Raises:
-            SizeError: The optimizer's moments are not in the folder.
+            SizeError: The optimizer's state is not in the folder, or was replaced without the number of its step.
         """
-        tensors, numbers = self.updates.state()
+        updates, folder = self.updates, self._folder
+        tensors, numbers = updates.state()
+        if updates.forgotten:
+            raise SizeError(
+                f"The optimizer's state of {folder.path} was replaced, and its step is not known. Make a step with the "
+                f"optimizer before the checkpoint."
+            )
         if not numbers:
             return {}, {}
-        names = [self._folder.name_of(each) for each in self.updates.moments]
-        if None in names:
+        names = [folder.name_of(each) for each in updates.moments]
+        steps = [folder.name_of(each) for each in (updates.value_steps, updates.moment_steps)]
+        if None in names + steps:
             raise SizeError(
-                f"The optimizer's state of {self._folder.path} is not in this folder. Let the optimizer create or load "
+                f"The optimizer's state of {folder.path} is not in this folder. Let the optimizer create or load "
                 f"it for this table."
             )
         return {**numbers, "moments": names}, tensors

@@ -101,6 +101,9 @@ class PendingUpdates:
         storage: Where the rows and their state are stored.
         history: The steps of the attached optimizer; `None` before its first step.
         moments: The optimizer's state tensors: first moments, unless it has none, and second moments.
+        restored: `moments` by name where the storage restored them and no optimizer has taken them yet; else empty.
+        forgotten: Whether an optimizer was attached and forgotten, and none was attached since. Its state may exist,
+            but only it knows at which step.
         rounding_seed: Seed of stochastic rounding for a bfloat16 table, or `None` to round to nearest.
         value_steps: Last step whose update is included in each row's values, `(V,)`.
         moment_steps: Last step whose decay is included in each row's moments, `(V,)`; 0 only where they are
@@ -121,6 +124,8 @@ class PendingUpdates:
         self.ignored = False
         self.eager_blocks = 0
         self.weight_ref: ReferenceType[nn.Parameter] | None = None
+        self.history: StepHistory | None = None
+        self.forgotten = False
         self.handle = next(_handles)
         _by_handle[self.handle] = self
         self.detach()
@@ -206,11 +211,13 @@ class PendingUpdates:
 
         The updates are lost, so call `apply_all` first. The object stays attached to the weight.
         """
-        self.history: StepHistory | None = None
+        self.forgotten = self.forgotten or self.history is not None
+        self.history = None
         self.applied_step = 0
         self.version = 0
         self.cached: CachedRows | None = None
         self.moments: tuple[Tensor, ...] = ()
+        self.restored: dict[str, Tensor] = {}
         self.rounding_seed: int | None = None
         self.value_steps = self.moment_steps = torch.empty(0)
 
@@ -259,11 +266,12 @@ class PendingUpdates:
             ShapeError: The moments have another size than the table.
         """
         self.check_size(weight, moments)
-        self.history = StepHistory(step, betas)
-        self.moments, self.rounding_seed = moments, rounding_seed
+        names = ("value_steps", "moment_steps")
+        steps = [self.storage.new_state(weight, name, None, torch.int32) for name in names]  # or a full disk
+        self.value_steps, self.moment_steps = steps
+        self.history, self.forgotten = StepHistory(step, betas), False
+        self.moments, self.rounding_seed, self.restored = moments, rounding_seed, {}
         self.applied_step, self.version = step, weight._version
-        self.value_steps = self.storage.new_state(weight, "value_steps", None, torch.int32)
-        self.moment_steps = self.storage.new_state(weight, "moment_steps", None, torch.int32)
 
     def apply_to_ids(self, weight: Tensor, ids: Tensor) -> None:
         """Apply the pending updates of the rows that a look-up is about to read, to the weight in place.
@@ -414,10 +422,22 @@ class PendingUpdates:
         """Return torch's version counters of the weight and of the moments, which change at every write."""
         return [each._version for each in (weight, *self.moments)]
 
+    def prepare_step(self, rows: Tensor, *, then_all: bool = False) -> None:
+        """Prepare the storage for an optimizer's step on rows. The step itself can then not fail for a full disk.
+
+        Args:
+            rows: Rows with a gradient, distinct, `(U,)`.
+            then_all: Whether the pending updates of all rows are applied after the step.
+        """
+        self.storage.before_write(rows)
+        num_rows = len(self.value_steps) if then_all else 0
+        for first in range(0, num_rows, ROWS_IN_PASS):
+            self.storage.before_write(torch.arange(first, min(first + ROWS_IN_PASS, num_rows)))
+
     def begin_step(self, rows: Tensor, lr: float, weight_decay: float) -> list[Tensor]:
         """Record the next optimizer step, and mark `rows`, which have gradients in it, as up to date with it.
 
-        Call `row_values` before, and `end_step` with the new values after.
+        Call `prepare_step` and `row_values` before, and `end_step` with the new values after.
 
         Args:
             rows: Distinct row numbers, `(U,)`.
@@ -428,7 +448,6 @@ class PendingUpdates:
             Factors by which each of the moments of these rows decays up to this step, `(U, 1)` each.
         """
         assert self.history is not None
-        self.storage.before_write(rows)
         moment_steps = self.moment_steps.index_select(0, rows)
         now = self.history.record(lr, weight_decay)
         self.value_steps.index_fill_(0, rows, now)
@@ -438,8 +457,7 @@ class PendingUpdates:
     def step_in_one_pass(self, weight: Tensor, rows: Tensor, gradients: Tensor, lr: float, weight_decay: float) -> bool:
         """Make an optimizer's step on rows by a kernel, and return `False` without effect if none applies.
 
-        Their pending updates are applied first. Inside a `pending_updates_applied` block the pending updates of all
-        other rows are applied after the step too.
+        Their pending updates are applied first. Call `prepare_step` before.
 
         Args:
             weight: The weight that this object watches.
@@ -463,7 +481,6 @@ class PendingUpdates:
         steps, missed = (self.value_steps, self.moment_steps), np.zeros(len(rows), np.uint8)
         block = max(1, NUMBERS_IN_BLOCK // max(1, weight.shape[1]))
         numbers = gradients.contiguous()
-        self.storage.before_write(rows)
         if not kernel.run(len(rows), rows, numbers, *steps, now, rates, *tables, missed, block=block):
             return False
         if missed.any():
@@ -475,14 +492,10 @@ class PendingUpdates:
         torch.autograd.graph.increment_version((weight, *self.moments))
         self.history.record(lr, weight_decay)
         self.version, self.cached = weight._version, None
-        if self.eager_blocks:
-            self.apply_all(weight)
         return True
 
     def end_step(self, weight: Tensor, rows: Tensor, values: list[Tensor]) -> None:
         """Write the new values and moments of `rows` that the optimizer computed, in place.
-
-        Inside a `pending_updates_applied` block the pending updates of all other rows are applied too.
 
         Args:
             weight: The weight that this object watches.
@@ -493,8 +506,6 @@ class PendingUpdates:
         for whole, new in zip(self.moments, values[1:], strict=True):
             whole.index_copy_(0, rows, new.to(whole.dtype))
         self.version = weight._version
-        if self.eager_blocks:
-            self.apply_all(weight)
 
     def _store(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         """Write new values of distinct rows to the table, rounded to its dtype. They include the last step.
@@ -556,6 +567,8 @@ class PendingUpdates:
     def apply_all(self, weight: Tensor, start: int = 0, stop: int | None = None, *, moments: bool = False) -> None:
         """Apply the pending updates of rows `start` to `stop - 1` to the weight in place, in chunks.
 
+        Rows without pending updates are not written.
+
         Args:
             weight: The weight that this object watches.
             start: First row.
@@ -569,14 +582,14 @@ class PendingUpdates:
         if self.history is None:
             return
         self.check_for_writes(weight)
-        if not self.has_pending and not moments:
+        if self.step == self.history.start or (not self.has_pending and not moments):
             return
         self.check_size(weight, self.moments)
         stop = len(weight) if stop is None else min(stop, len(weight))
         fits = self._kernels_apply(weight)
         for first in range(start, stop, ROWS_IN_PASS):
             last = min(first + ROWS_IN_PASS, stop)
-            if fits and self._apply_in_one_pass(weight, torch.arange(first, last), moments=moments):
+            if fits and self._apply_in_one_pass(weight, self._pending_rows(first, last, moments), moments=moments):
                 continue
             for low in range(first, last, ROWS_AT_ONCE):
                 high = min(low + ROWS_AT_ONCE, last)
@@ -587,6 +600,17 @@ class PendingUpdates:
                     self._decay_moments(torch.arange(low, high, device=self.moment_steps.device))
         if start == 0 and stop == len(weight):
             self.applied_step = self.step
+
+    def _pending_rows(self, start: int, stop: int, moments: bool) -> Tensor:
+        """Return those of the rows `start` to `stop - 1` whose values, or with `moments` moments, lack steps."""
+        behind = self.value_steps[start:stop] < self.step
+        if moments:
+            behind |= self._moments_lack_steps(self.moment_steps[start:stop])
+        return behind.nonzero().squeeze(1) + start
+
+    def _moments_lack_steps(self, moment_steps: Tensor) -> Tensor:
+        """Return for entries of `moment_steps` whether the moments must still decay up to the last step."""
+        return (moment_steps < self.step) & (moment_steps > 0)  # at 0 they are zero
 
     def state(self) -> tuple[dict[str, Tensor], JsonObject]:
         """Return which steps each row has taken, and the history of steps, for a checkpoint.
@@ -724,11 +748,10 @@ class PendingUpdates:
     @torch.no_grad()
     def _decay_moments(self, rows: Tensor) -> None:
         """Decay the moments of distinct rows in place, for steps without gradient up to the last one."""
-        assert self.history is not None
-        self.storage.before_write(rows)
         steps = self.moment_steps.index_select(0, rows)
-        behind = (steps < self.step) & (steps > 0)
+        behind = self._moments_lack_steps(steps)
         rows, decays = rows[behind], self._moment_decays(self.step - steps[behind])
+        self.storage.before_write(rows)
         for chunk in chunk_slices(rows, rows_at_once(self.moments[0])):
             for moments, decay in zip(self.moments, decays, strict=True):
                 decayed = moments.index_select(0, rows[chunk]) * decay[chunk]

@@ -26,10 +26,11 @@ class StochasticRounding:
     stochastic rounding such updates add up. bfloat16 numbers themselves are unchanged.
 
     The random bits of a row are a hash of the seed, the number of the optimizer step, the row and the column. They do
-    not depend on the order in which rows are written, and a resumed run continues with the same bits.
+    not depend on the order in which rows are written. A resumed run continues with the same bits: a seed that is stored
+    with a loaded optimizer state, or with a resumed mapped table, replaces the seed of this object.
 
     Args:
-        seed: Seed of the hash, from 0 to 2^62 - 1. By default it is drawn from torch's random generator.
+        seed: Seed of the hash of a new run, from 0 to 2^62 - 1. By default it is drawn from torch's random generator.
 
     Raises:
         SizeError: The seed is outside its range.
