@@ -21,7 +21,9 @@ from torch import Tensor, nn
 
 from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ShardedTable
+from embedlayer.errors import SizeError
 from embedlayer.optim.row_optimizer import RowOptimizer, is_row_sparse
+from embedlayer.tables.row_storage import RowsInMemory
 
 
 def distributed_state(model: nn.Module, optimizer: RowOptimizer) -> dict[str, dict[str, Any]]:
@@ -29,7 +31,16 @@ def distributed_state(model: nn.Module, optimizer: RowOptimizer) -> dict[str, di
 
     The names of the tensors are those of the unsharded model. Tensors with sharded rows are DTensors. Pending updates
     of rows are applied first, which changes the model. Moments that do not exist yet are created as zeros.
+
+    Raises:
+        SizeError: The model has a trained `MappedEmbedding`, into whose files `dcp.load` would read without its log.
     """
+    for name, parameter, _ in trained_parameters(model):
+        if is_row_sparse(parameter) and not isinstance(parameter.pending_updates.storage, RowsInMemory):  # type: ignore[attr-defined]
+            raise SizeError(
+                f"{name} has its rows in a folder of their own, which torch.distributed.checkpoint does not know. Save "
+                f"them with MappedEmbedding.checkpoint(), and the rest of the model beside its number."
+            )
     optimizer.apply_pending_updates()
     moments: dict[str, Tensor] = {}
     for name, parameter, table in trained_parameters(model):
@@ -51,11 +62,8 @@ def load_distributed_state(model: nn.Module, optimizer: RowOptimizer, state: dic
     """
     model.load_state_dict(state["model"])
     for name, parameter, _ in trained_parameters(model):
-        for key, value in optimizer.moments(parameter).items():
-            found = state["optimizer"][f"{name}.{key}"]
-            value.copy_(to_local(found))
-        if is_row_sparse(parameter):
-            parameter.pending_updates.detach()  # type: ignore[attr-defined]
+        moments = {key: to_local(state["optimizer"][f"{name}.{key}"]) for key in optimizer.moments(parameter)}
+        optimizer.load_moments(parameter, moments)
 
 
 def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:

@@ -224,6 +224,7 @@ class FolderRows(RowSource):
             }
             self.updates.load_state(table.weight, tuple(moments.values()), tensors, numbers)
             self.updates.restored = moments
+        folder.forget_restored()
 
     def state(self) -> tuple[JsonObject, dict[str, Tensor]]:
         """Return the numbers and small tensors of the pending updates, for the state of a checkpoint.

@@ -448,6 +448,10 @@ class RowFolder(RowStorage):
             raise CheckpointError(f"{self.path / LOG} is damaged: it has no state {name}.")
         return self._arrays[name][2]
 
+    def forget_restored(self) -> None:
+        """Let each later `new_state` create a file: what was stored belongs to the optimizer that has taken it."""
+        self._restored.clear()
+
     def name_of(self, state: Tensor) -> str | None:
         """Return the name of a state tensor that is stored in this folder; `None` for any other tensor."""
         return next((name for name, (_, _, each) in self._arrays.items() if each.data_ptr() == state.data_ptr()), None)

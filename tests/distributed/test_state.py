@@ -14,7 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from embedlayer import OutputHead, RowAdamW, TokenEmbedding, clip_grad_norm_
 from embedlayer.distributed.sharded import shard_table
 from embedlayer.distributed.state import distributed_state, load_distributed_state
+from embedlayer.errors import SizeError
 from embedlayer.optim import RowwiseSecondMoment
+from embedlayer.tables import MappedEmbedding
 from embedlayer.vocab.edit import edit_vocabulary
 
 V, D, TOKENS, STEPS = 29, 4, 12, 6
@@ -157,3 +159,9 @@ def test_a_checkpoint_edited_by_three_processes_is_what_one_makes_of_it(halves, 
 def test_the_files_are_safetensors_and_nothing_else(halves) -> None:
     files = sorted(file.name for file in (Path(halves[0]) / "tied-edited").iterdir())
     assert files == [f"shard-0000{rank}-model-00001-of-00001.safetensors" for rank in (1, 2, 3)]
+
+
+def test_rows_in_files_are_not_read_past_their_log(tmp_path) -> None:
+    table = MappedEmbedding.create(tmp_path / "rows", 20, 4)
+    with pytest.raises(SizeError, match="weight has its rows in a folder of their own"):
+        distributed_state(table, RowAdamW(table.parameters()))

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 import torch
 
-from embedlayer import RowAdamW
+from embedlayer import RowAdagrad, RowAdamW
 from embedlayer.errors import CheckpointError, FileError, SizeError, StaleRowsError
 from embedlayer.io import undo_log
 from embedlayer.tables.mapped import MappedEmbedding
@@ -352,6 +352,19 @@ def test_another_optimizer_starts_from_zeros_and_is_rolled_back_with_its_files(t
             pass
         assert (tmp_path / "rows" / "state" / "exp_avg.1.safetensors").exists()
         assert not (tmp_path / "rows" / "state" / "exp_avg.0.safetensors").exists()
+
+
+def test_the_state_of_an_optimizer_that_was_replaced_is_not_given_to_a_later_one(tmp_path, trained) -> None:
+    table, _, _ = trained
+    step_of(table, RowAdagrad(table.parameters(), lr=0.1))
+    with table.checkpoint():
+        pass
+    table.close()
+    with MappedEmbedding.resume(tmp_path / "rows") as resumed:
+        kept = RowAdagrad(resumed.parameters(), lr=0.1)
+        assert float(kept.moments(resumed.weight)["step"]) == 1
+        assert bool((kept.moments(resumed.weight)["sum"] > 0).any())
+        assert not RowAdamW(resumed.parameters()).moments(resumed.weight)["exp_avg"].any()
 
 
 def test_state_in_memory_is_refused_at_a_checkpoint(trained) -> None:
