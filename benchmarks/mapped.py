@@ -6,7 +6,8 @@ Look-ups: 8,192 Zipf tokens of a table of 1 GB whose file is in the system's pag
 Steps: 2,048 Zipf tokens of 1 M rows, the same batches for every table, so that a step of the table of 100 M rows reads
 and writes the same rows. Before *later steps* are timed, every batch was trained on twice. A *first step* finds none of
 the pages of its new rows in memory. In steps with *every row logged* a checkpoint came before each step, outside the
-time; in other steps rows are logged only the first time. *Spread* batches have their rows anywhere among the 100 M.
+time; in other steps rows are logged only the first time. *Spread* batches are the same with the IDs times 100: each row
+is then on a page of its own in the files of the table of 100 M rows.
 
 The log: its bytes after steps, beside those of the rows that changed, values and state.
 """
@@ -148,7 +149,7 @@ def steps(folder: Path) -> list[Row]:
     name = "nn.Embedding(sparse) 1 M in memory, SparseAdam"  # 100 M take 19.2 GB
     competitors[name] = lambda ids: milliseconds(lambda: sparse(ids))
     times = time_steps(competitors, batches)
-    spread_out = [torch.randint(MOST, (TOKENS,)) for _ in batches]
+    spread_out = [ids * (MOST // MILLION) for ids in batches]
     only = {f"{name}, spread": competitors[name] for name in competitors if " 100 M" in name}
     for when, more in time_steps(only, spread_out).items():
         times[when] |= more
