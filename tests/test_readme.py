@@ -95,7 +95,7 @@ def test_every_printed_command_runs_and_succeeds(tmp_path, monkeypatch, capfd) -
         assert code == 0, f"{command}\n{shown.out}\n{shown.err}"
         assert shown.out.strip(), command
         assert "Traceback" not in shown.err, f"{command}\n{shown.err}"
-    assert number == 3
+    assert number == 4
 
 
 def torchrun(words: list[str]) -> int:
