@@ -273,7 +273,7 @@ class FolderRows(RowSource):
         return self._folder
 
     def close(self) -> None:
-        """Write everything to the disk, and give the folder free."""
+        """Write everything to the disk, and release the lock of the folder."""
         self._folder.close()
 
 

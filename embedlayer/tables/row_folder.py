@@ -363,7 +363,8 @@ class RowFolder(RowStorage):
         if self._saving:
             raise StaleRowsError(
                 f"Rows of {self.path} are about to change inside `with table.checkpoint():`, and the checkpoint would "
-                f"not contain the change. Make steps, look-ups with gradients and apply_pending_updates() before it."
+                f"not contain the change. Make steps, look-ups with gradients and optimizer.apply_pending_updates() "
+                f"before it."
             )
         assert self._log is not None
         numbers = rows.to("cpu", torch.int64).numpy()
@@ -417,7 +418,7 @@ class RowFolder(RowStorage):
         self._begin(state)
 
     def close(self) -> None:
-        """Write everything to the disk, and give the folder free. The tensors can still be read. May be repeated.
+        """Write everything to the disk, and release the folder's lock. The tensors can still be read. May be repeated.
 
         Raises:
             FileError: The disk reports an error.
