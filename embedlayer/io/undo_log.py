@@ -143,11 +143,12 @@ class UndoLog:
         self.size = size
 
     def flush(self) -> None:
-        """Write the log to the disk, and wait for it.
+        """Write the complete blocks to the disk, and wait for it. What follows them is removed.
 
         Raises:
             FileError: The disk reports an error.
         """
+        self.cut(self.size)
         with file_errors(f"write {self.path} to the disk"):
             os.fsync(self._descriptor)
 

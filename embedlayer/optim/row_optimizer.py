@@ -115,8 +115,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         self._check_gradients()
-        tables = [(p, group) for group in self.param_groups for p in group["params"] if is_row_sparse(p)]
-        tables = [(parameter, group) for parameter, group in tables if parameter.grad is not None]
+        groups = self.param_groups
+        tables = [(p, group) for group in groups for p in group["params"] if p.grad is not None and is_row_sparse(p)]
         then_all = [parameter for parameter, group in tables if self._prepare_rows(parameter, group)]
         for group in self.param_groups:
             dense = [p for p in group["params"] if p.grad is not None and not is_row_sparse(p)]

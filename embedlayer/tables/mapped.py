@@ -218,10 +218,7 @@ class FolderRows(RowSource):
         self.updates.storage = folder
         if folder.updates is not None:
             numbers, tensors = folder.updates
-            stored = {name: folder.restored(name) for name in numbers["moments"]}
-            moments = {  # once: no later optimizer gets them as its new state
-                name: folder.new_state(table.weight, name, each.shape[1], each.dtype) for name, each in stored.items()
-            }
+            moments = {name: folder.restored(name) for name in numbers["moments"]}
             self.updates.load_state(table.weight, tuple(moments.values()), tensors, numbers)
             self.updates.restored = moments
         folder.forget_restored()

@@ -209,12 +209,12 @@ class RowFolder(RowStorage):
         lock = _lock_of(path)
         try:
             content, last_number = _read_content(path)
-            number = _number_in_log(path, content, generation)
-            state = content.checkpoints[number].state
+            place = _place_in_log(path, content, generation)
+            state = content.checkpoints[place].state
             folder = cls(path, fields, lock, max_resident_bytes=max_resident_bytes)
             folder._open_arrays(state["arrays"])
             folder._last_number = last_number
-            folder._roll_back(content, number)
+            folder._roll_back(content, place)
             folder._begin(state)
             if "updates" in state:
                 tensors = {name: _decode(each) for name, each in state["tensors"].items()}
@@ -251,7 +251,7 @@ class RowFolder(RowStorage):
             self._arrays[name] = fields, mapped, mapped.view(DTYPES[dtype], *shape)
             self._restored.add(name)
 
-    def _roll_back(self, content: LogContent, number: int) -> None:
+    def _roll_back(self, content: LogContent, place: int) -> None:
         """Roll the files back to a checkpoint in their log, from the last one to this, and mark the folder as open.
 
         A checkpoint that was passed is removed from the log before rows of an earlier one are written back. So the
@@ -259,33 +259,36 @@ class RowFolder(RowStorage):
 
         Args:
             content: What the log says.
-            number: Place of the checkpoint in `content.checkpoints`.
+            place: Place of the checkpoint in `content.checkpoints`.
 
         Raises:
             FileError: A file cannot be read or written.
             CheckpointError: The log is of arrays of other sizes. Then nothing is changed.
         """
-        path, passed = self.path / LOG, content.checkpoints[number:]
-        widths = [
-            {
-                name: (fields["width"] or 1) * DTYPES[fields["dtype"]].itemsize
-                for name, fields in state["arrays"].items()
-            }
-            for state, _, _ in passed
-        ]
-        for (_, _, blocks), each in zip(passed, widths, strict=True):
-            check_rows(path, blocks, self.fields["vocab_size"], self._weight.row_bytes + sum(each.values()))
+        path, passed = self.path / LOG, content.checkpoints[place:]
+        arrays = [self._arrays_after(state) for state, _, _ in passed]
+        for (_, _, blocks), logged in zip(passed, arrays, strict=True):
+            check_rows(path, blocks, self.fields["vocab_size"], sum(width for _, width in logged))
         self._mark_open()
         log = UndoLog(path, content.size)
-        for (state, start, blocks), each in zip(reversed(passed), reversed(widths), strict=True):
-            arrays: list[tuple[Tensor | None, int]] = [(self._weight.words, self._weight.row_bytes)]
-            for name, width in each.items():
-                fields, mapped, _ = self._arrays.get(name, (None, None, None))
-                arrays.append((mapped.words if mapped is not None and fields == state["arrays"][name] else None, width))
-            roll_back(path, blocks, arrays)
-            if state is not passed[0].state:
+        for (_, start, blocks), logged in zip(reversed(passed), reversed(arrays), strict=True):
+            roll_back(path, blocks, logged)
+            if start != passed[0].start:
                 log.cut(start)
         log.close()
+
+    def _arrays_after(self, state: JsonObject) -> list[tuple[Tensor | None, int]]:
+        """Return the arrays of which rows were logged after a checkpoint, as `roll_back` takes them.
+
+        Args:
+            state: State of the checkpoint. Its arrays are `None` where this folder has no such file open.
+        """
+        arrays: list[tuple[Tensor | None, int]] = [(self._weight.words, self._weight.row_bytes)]
+        for name, fields in state["arrays"].items():
+            found = self._arrays.get(name)
+            words = found[1].words if found is not None and found[0] == fields else None
+            arrays.append((words, (fields["width"] or 1) * DTYPES[fields["dtype"]].itemsize))
+        return arrays
 
     def _begin(self, state: JsonObject) -> None:
         """Complete a checkpoint: an empty log with its state replaces the old one. Files without use are deleted.
@@ -342,9 +345,7 @@ class RowFolder(RowStorage):
         """Return a state tensor over a mapped file with the numbers of `value`, which are copied in chunks."""
         found = self._arrays.get(name)
         if found is not None and found[2].data_ptr() == value.data_ptr():
-            self._restored.discard(name)
             return found[2]
-        self._restored.discard(name)
         state = self.new_state(weight, name, None if value.dim() == 1 else value.shape[1], value.dtype)
         for chunk in self._chunks(state):
             state[chunk] = value[chunk]
@@ -429,7 +430,6 @@ class RowFolder(RowStorage):
         try:
             for mapped in (self._weight, *(mapped for _, mapped, _ in self._arrays.values())):
                 mapped.flush()
-            log.cut(log.size)
             log.flush()
             closed: ClosedFields = {"log_bytes": log.size}
             write_json(self.path / CLOSED, {**closed})
@@ -576,8 +576,8 @@ def check_at_rest(path: Path) -> None:
     if _key(path) in _open_folders:
         raise FileError(f"The mapped table {path} is trained in this process: close it first, or look rows up in it.")
     FileLock(path / LOCK, f"The mapped table {path}").check_unlocked()
-    (*_, last), _ = _read_content(path)[0]
-    if last.rows:
+    content, _ = _read_content(path)
+    if content.checkpoints[-1].rows:
         raise CheckpointError(
             f"Rows of {path} were changed after its last checkpoint, some perhaps in part. Open it with "
             f"MappedEmbedding.resume, which rolls them back, and close it."
@@ -606,7 +606,7 @@ def _read_content(path: Path) -> tuple[LogContent, int]:
     return content, max(numbers)
 
 
-def _number_in_log(path: Path, content: LogContent, generation: int | None) -> int:
+def _place_in_log(path: Path, content: LogContent, generation: int | None) -> int:
     """Return the place in a log of a checkpoint that it can restore.
 
     Args:

@@ -182,7 +182,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     layers = {name: part for name, part in modules.items() if isinstance(part, EmbeddingLayer)}
     skipped = {id(part) for layer in layers.values() if layer.types is not None for part in layer.types.modules()}
     skipped |= {id(child) for part in modules.values() if isinstance(part, TokenTable) for child in part.children()}
-    skipped |= {id(part) for each in ngrams.values() for part in each.table.modules()}
+    skipped |= _hashed_tables(modules)
     tables = {name: part for name, part in modules.items() if isinstance(part, TokenTable) and id(part) not in skipped}
     heads = {name: part for name, part in modules.items() if isinstance(part, OutputHead)}
     for name, head in heads.items():
@@ -256,18 +256,22 @@ def _join(name: str, child: str) -> str:
     return f"{name}.{child}".lstrip(".")
 
 
+def _hashed_tables(modules: Mapping[str, nn.Module]) -> set[int]:
+    """Return the `id` of each module in a table of hashed n-grams, whose rows belong to hashes and not to tokens."""
+    ngrams = [part for part in modules.values() if isinstance(part, NgramEmbedding)]
+    return {id(part) for each in ngrams for part in each.table.modules()}
+
+
 def _check_movable(module: nn.Module) -> None:
     """Check that an edit can move each table that is only looked up, such as those of injections; of any size.
 
-    The rows of an `NgramEmbedding` belong to hashes, which an edit keeps, so its table may be of any kind.
+    An edit keeps the hashes of an `NgramEmbedding`, so its table may be of any kind.
 
     Raises:
         SizeError: The rows of a table cannot be moved.
     """
     modules = dict(module.named_modules())
-    hashed = {
-        id(part) for each in modules.values() if isinstance(each, NgramEmbedding) for part in each.table.modules()
-    }
+    hashed = _hashed_tables(modules)
     for name, part in modules.items():
         if isinstance(part, LookupTable) and not isinstance(part, TokenTable) and id(part) not in hashed:
             raise _cannot_be_moved(name, part)

@@ -6,28 +6,13 @@ from functools import partial
 
 import pytest
 import torch
+from row_rules import RULES, train
 from torch import nn
 
 import embedlayer as el
 from embedlayer.errors import CheckpointError, SizeError, StaleRowsError
-from embedlayer.optim import RowAdagrad, RowAdamW, RowwiseSecondMoment, StochasticRounding
+from embedlayer.optim import RowAdagrad, RowAdamW, StochasticRounding
 from embedlayer.tables import MappedEmbedding
-
-RULES = {
-    "two moments": lambda weights: RowAdamW(weights, lr=0.1),
-    "fp32 first moment": lambda weights: RowAdamW(weights, lr=0.1, state=RowwiseSecondMoment()),
-    "bf16 first moment": lambda weights: RowAdamW(weights, lr=0.1, state=RowwiseSecondMoment(torch.bfloat16)),
-    "no first moment": lambda weights: RowAdamW(weights, lr=0.1, state=RowwiseSecondMoment(None)),
-    "Adagrad": lambda weights: RowAdagrad(weights, lr=0.1),
-}
-
-
-def train(table: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
-    for step in steps:
-        optimizer.zero_grad()
-        ids = torch.randint(40, (2, 4), generator=torch.Generator().manual_seed(step))
-        table(ids).square().sum().backward()
-        optimizer.step()
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from processes import on_ranks
+from row_rules import RULES, train
 from safetensors.torch import save_file
 from torch import nn
 
@@ -167,34 +168,14 @@ def test_a_trained_table_is_saved_as_a_table_in_memory_and_loads_its_rows(tmp_pa
         assert torch.equal(table.weight, memory.weight)
 
 
-STATES = {
-    "two moments": lambda weights: el.RowAdamW(weights, lr=0.1),
-    "bf16 first moment": lambda weights: el.RowAdamW(
-        weights, lr=0.1, state=el.optim.RowwiseSecondMoment(first_moment=torch.bfloat16)
-    ),
-    "no first moment": lambda weights: el.RowAdamW(
-        weights, lr=0.1, state=el.optim.RowwiseSecondMoment(first_moment=None)
-    ),
-    "Adagrad": lambda weights: el.RowAdagrad(weights, lr=0.1),
-}
-
-
-def train(table: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
-    for step in steps:
-        optimizer.zero_grad()
-        ids = torch.randint(40, (2, 4), generator=torch.Generator().manual_seed(step))
-        table(ids).square().sum().backward()
-        optimizer.step()
-
-
 @pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("name", RULES)
 def test_training_in_a_folder_and_resuming_equals_training_in_memory(tmp_path, name, kernels) -> None:
     if not kernels:
         with kernels_disabled():
-            compare_with_memory(tmp_path, STATES[name])
+            compare_with_memory(tmp_path, RULES[name])
     else:
-        compare_with_memory(tmp_path, STATES[name])
+        compare_with_memory(tmp_path, RULES[name])
 
 
 def compare_with_memory(folder: Path, optimizer_of: Callable) -> None:
