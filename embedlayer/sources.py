@@ -259,6 +259,16 @@ class OpenedModel:
 
         return torch.from_numpy(TokenCorpus.open(self.run.corpus).counts(self.table.vocab_size))
 
+    @cached_property
+    def validation_loss(self) -> float | None:
+        """Return the loss of a run's weights on held-out text, in nats per token; `None` if it is not known.
+
+        Raises:
+            CheckpointError: A file of the run is damaged.
+        """
+        line = None if self.run is None else self.run.validation()
+        return None if line is None else float(line["validation_loss"])
+
     def before(self) -> "OpenedModel | None":
         """Return a record of the table as it was before training, which is built again from the run's seed.
 

@@ -1,7 +1,8 @@
 """Check every row of a table: zero, NaN or infinite, duplicate, unchanged since initialisation, under-trained.
 
 The check also compares the table with chance: whether its rows differ from random numbers, whether norms are apart
-from all others, and whether spelling variants are similar, which shows that the tokenizer belongs to the table.
+from all others, and whether spelling variants are similar, which shows that the tokenizer belongs to the table. Of a
+training run it also compares the loss with that of the token frequencies: a run that learned little is not sound.
 """
 
 import math
@@ -44,6 +45,35 @@ AS_BY_CHANCE = 0.02
 
 AT_THE_MEAN = 0.1
 """Rows lie at the mean of the others if they differ from it by at most this share of its norm."""
+
+
+LEAST_GAIN = 0.2
+"""A run learned little if context lowers the loss by a smaller share: in the demo neighbours make sense from 0.2 on."""
+
+
+@dataclass(frozen=True)
+class LossOfRun:
+    """How much the run that trained a table learned beyond the frequencies of the tokens.
+
+    Attributes:
+        validation_loss: Loss on held-out text of the run's weights, in nats per token.
+        unigram_entropy: Entropy `-sum_i p_i ln p_i` of the frequencies `p_i` of the tokens in the corpus, in nats: the
+            least loss of a prediction that ignores the context.
+    """
+
+    validation_loss: float
+    unigram_entropy: float
+
+    @property
+    def gain(self) -> float:
+        """Return the share of `unigram_entropy` by which context lowers the loss; 0 for a corpus of one token."""
+        entropy = self.unigram_entropy
+        return (entropy - self.validation_loss) / entropy if entropy > 0 else 0.0
+
+    @property
+    def is_little(self) -> bool:
+        """Return whether the run learned little: `gain` is below `LEAST_GAIN`."""
+        return not self.gain >= LEAST_GAIN
 
 
 @dataclass(frozen=True)
@@ -117,6 +147,7 @@ class TableHealth:
         under_trained: Under-training scores, threshold and cones.
         nearest: How similar rows are to their nearest row, beside chance.
         spelling: How similar the rows of spelling variants are; `None` without a tokenizer or with few pairs.
+        loss: What the run that trained the table learned; `None` if the table is not known to come from a run.
         kinds: The kind of each row, see `token_kinds`; `None` without a tokenizer.
         tokenizer: The tokenizer, or `None`.
     """
@@ -136,6 +167,7 @@ class TableHealth:
     under_trained: UnderTrained
     nearest: NearestCosine
     spelling: TokenizerFit | None
+    loss: LossOfRun | None
     kinds: tuple[str, ...] | None
     tokenizer: Tokenizer | None = field(repr=False)
 
@@ -199,6 +231,13 @@ class TableHealth:
                 f"variants, such as {_pair(fit.unlike_example)}, are as unlike as unrelated tokens, and the other "
                 f"pairs have a mean cosine of {fit.alike_cosine:.2f}. About {100 * fit.misplaced:.0f} % of the rows "
                 f"were exchanged or never trained."
+            )
+        if self.loss is not None and self.loss.is_little:
+            entropy = self.loss.unigram_entropy
+            yield (
+                f"Barely trained: the loss on held-out text is {self.loss.validation_loss:.2f} nats per token, and the "
+                f"token frequencies alone give {entropy:.2f}. Above {(1 - LEAST_GAIN) * entropy:.2f}, neighbours mean "
+                f"little."
             )
         if self.nearest.is_random:
             yield (
@@ -319,6 +358,7 @@ class TableHealth:
             "is_sound": self.is_sound,
             "nearest": {name: _finite(value) for name, value in asdict(self.nearest).items()},
             "spelling": None if self.spelling is None else self.spelling.to_json(limit),
+            "loss": None if self.loss is None else {**asdict(self.loss), "gain": self.loss.gain},
             "never_touched": None if self.never_touched is None else _listed(self.never_touched, limit),
             "under_trained": {
                 "rows": len(self.never_learned),
@@ -340,6 +380,7 @@ def table_health(
     before: TableLike | None = None,
     head: Tensor | None = None,
     counts: Int[Tensor, " V"] | None = None,
+    validation_loss: float | None = None,
 ) -> TableHealth:
     """Check every row of a table and return what is wrong with it.
 
@@ -350,6 +391,8 @@ def table_health(
         head: Rows of an untied head `(V, E)`. The softmax moves unused rows of the head, not of the input table, so
             under-trained tokens are then searched in the head; `None` searches the table.
         counts: Number of occurrences of each token in the training text, `(V,)`; see `under_trained_scores`.
+        validation_loss: Loss on held-out text of the model that the table belongs to, in nats per token. With `counts`,
+            it tells whether the table was trained enough, see `LossOfRun`.
 
     Raises:
         ShapeError: A plain tensor is not `(V, D)`, `before` differs in size, or `head` in its number of rows.
@@ -382,13 +425,17 @@ def table_health(
         under_trained=under_trained,
         nearest=_nearest_cosine(rows, norms),
         spelling=None if tokenizer is None else tokenizer_fit(rows, _texts(tokenizer, rows.vocab_size), usable=usual),
+        loss=_loss_of_run(validation_loss, counts),
         kinds=None if tokenizer is None else tuple(token_kinds(tokenizer, rows.vocab_size)),
         tokenizer=tokenizer,
     )
 
 
 def model_health(opened: OpenedModel) -> TableHealth:
-    """Return `table_health` of an opened model, with all that is known of it: head, counts, table before training."""
+    """Return `table_health` of an opened model, with all that is known of it.
+
+    These are its head and, of a run, the counts of the tokens, the table before training and the loss.
+    """
     before = opened.before()
     return table_health(
         opened.table,
@@ -396,7 +443,16 @@ def model_health(opened: OpenedModel) -> TableHealth:
         before=None if before is None else before.table,
         head=opened.untied_head,
         counts=opened.counts,
+        validation_loss=opened.validation_loss,
     )
+
+
+def _loss_of_run(validation_loss: float | None, counts: Int[Tensor, " V"] | None) -> LossOfRun | None:
+    """Return the loss beside the entropy of the frequencies of the tokens; `None` if one of them is not known."""
+    if validation_loss is None or counts is None:
+        return None
+    frequencies = counts[counts > 0].double() / counts.sum()
+    return LossOfRun(validation_loss, float(-(frequencies * frequencies.log()).sum()))
 
 
 def _texts(tokenizer: Tokenizer, vocab_size: int) -> list[str]:

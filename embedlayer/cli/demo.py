@@ -5,6 +5,10 @@ from pathlib import Path
 import click
 
 from embedlayer.cli.options import json_option
+from embedlayer.cli.printing import typed
+
+PROBES = (" must", " returns", " called", " string", " method", " argument", " if", " True")
+"""Tokens whose neighbours are shown; all but the last occur more than 50 times in the text."""
 
 
 def carried_text() -> str:
@@ -37,37 +41,43 @@ def _standard_docstrings() -> str:
 @click.command()
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("out/demo"), help="Run folder.")
 @click.option("--minutes", default=1.4, help="Minutes to train.")
+@click.option("--min-steps", default=300, help="Smallest number of steps, also if they take longer than --minutes.")
 @click.option("--steps", type=int, help="Number of steps instead of a time.")
 @json_option
 @click.pass_context
-def demo(context: click.Context, output: Path, minutes: float, steps: int | None, as_json: bool) -> int:
+def demo(context: click.Context, output: Path, minutes: float, min_steps: int, steps: int | None, as_json: bool) -> int:
     """Train a small layer on the Python manual.
 
-    The text is the Python language reference. At the end the nearest neighbours of some tokens are shown.
+    The text is the Python language reference. At the end the nearest neighbours of some tokens are shown, and what the
+    table learned.
     """
     from embedlayer.cli.train import train
     from embedlayer.io.files import create_folder, write_text
 
+    if not as_json:
+        duration = f"{minutes:g} minutes, longer on a busy or slow machine: at least {min_steps} steps"
+        click.echo(f"Training a small layer on the Python manual ({duration if steps is None else f'{steps} steps'})")
     text = create_folder(output) / "python-reference.txt"
     write_text(text, carried_text())
-    probes = (" class", " float", " first", " three", " import", " name", " True", " return")
     result: int = context.invoke(
         train,
         files=(text,),
         output=output,
         overwrite=True,
         minutes=None if steps is not None else minutes,
+        min_steps=min_steps,
         steps=steps,
-        probe=probes,
+        probe=PROBES,
         as_json=as_json,
     )
     if result == 0 and not as_json:
-        click.echo(
-            f"\nLook at {output / 'report.html'} in a browser, or try:\n"
-            f"  embedlayer explore {output}\n"
-            f'  embedlayer embed {output} "for name in names"\n'
-            f'  embedlayer neighbors {output} " class"\n'
-            f'  embedlayer generate {output} "A function is"\n'
-            f"More time gives better neighbours: embedlayer demo --minutes 5"
+        commands = (
+            typed("explore", output),
+            typed("embed", output, "for name in names"),
+            typed("neighbors", output, " class"),
+            typed("generate", output, "A function is"),
         )
+        click.echo(f"\nLook at {output / 'report.html'} in a browser, or try:")
+        click.echo("\n".join(f"  {command}" for command in commands))
+        click.echo(f"More time gives better neighbours: {typed('demo', '--minutes', 5)}")
     return result

@@ -3,6 +3,7 @@
 Subcommands import torch and the rest of the library inside their functions, so that `--help` answers at once.
 """
 
+import logging
 import os
 import sys
 import warnings
@@ -29,7 +30,7 @@ from embedlayer.errors import EmbedLayerError, EmbedLayerWarning
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EMBEDLAYER", "show_default": True}
 
-WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
 """Environment that OpenMP reads when torch is loaded: how long idle threads keep a core busy; see docs/kernels.md."""
 
 
@@ -63,6 +64,8 @@ def main(arguments: list[str] | None = None) -> None:
     if not WAITING.keys() & os.environ.keys():
         os.environ |= WAITING
     warnings.showwarning = _show_warning
+    logging.basicConfig(format="%(message)s", handlers=[_EchoHandler()])
+    logging.getLogger("embedlayer").setLevel(logging.INFO)
     warnings.simplefilter("always", EmbedLayerWarning)
     try:
         result = cli.main(arguments, prog_name="embedlayer", standalone_mode=False)
@@ -93,6 +96,13 @@ def _exit(code: int) -> NoReturn:
             sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+class _EchoHandler(logging.Handler):
+    """Print log records on standard error, as the progress bar expects: on the stream that is there at that time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(self.format(record), err=True)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:

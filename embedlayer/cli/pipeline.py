@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.layers.injection import EmbeddingInjection
     from embedlayer.models.decoder import DecoderLM
+    from embedlayer.sources import OpenedModel
     from embedlayer.tables.lookup import LookupTable
     from embedlayer.training.loop import Trainer, TrainingOptions
     from embedlayer.training.run_directory import RunDirectory
@@ -33,6 +34,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 TOKENIZER_BYTES = 200_000_000
 NEIGHBORS = 6
+FREQUENT = 50
+"""Occurrences in the text from which on the neighbours of a token in the demo make sense."""
+
 PROBES, SHORTEST_PROBE = 8, 4
 NGRAM_HEADS = 4
 """Hash heads of each order of an n-gram table."""
@@ -428,7 +432,7 @@ def summarise(directory: "RunDirectory", model: "DecoderLM") -> dict[str, Any]:
     whole = whole and all("validation_bits_per_byte" in line for line in validated)
     if not (validated and rest and whole) or metrics[0]["step"] != 0:
         raise FileError(f"{directory.metrics} is not the record of a finished run. Train again, or resume the run.")
-    best = directory.best() or min(validated[1:] or validated, key=lambda line: line["validation_loss"])
+    best = directory.validation() or validated[-1]
     return {
         "directory": str(directory.path),
         "first_loss": metrics[0]["loss"],
@@ -441,6 +445,32 @@ def summarise(directory: "RunDirectory", model: "DecoderLM") -> dict[str, Any]:
         "tokens_per_second": round(statistics.median([line["tokens_per_second"] for line in rest])),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "table_parameters": sum(parameter.numel() for parameter in model.table.parameters()),
+    }
+
+
+def what_was_learned(opened: "OpenedModel") -> dict[str, Any] | None:
+    """Return what the table of a run learned, and what it did not, as figures for `show_summary` and `--json`.
+
+    Returns:
+        A dictionary: `frequent`, `rare` and `unused`, the numbers of tokens that occur at least `FREQUENT` times in the
+        text, less often, and never; `unigram_entropy` in nats, `gain` and `is_little`, as in `LossOfRun`; and
+        `is_sound` and `verdict`, the summary of `TableHealth`. `None` if the corpus of the run was deleted.
+    """
+    from embedlayer.explorer.health import table_report
+
+    health, counts = table_report(opened), opened.counts
+    if counts is None or health.loss is None:
+        return None
+    tokens, frequent = opened.require_tokenizer().get_vocab_size(), int((counts >= FREQUENT).sum())
+    return {
+        "frequent": frequent,
+        "rare": tokens - frequent,
+        "unused": tokens - int((counts > 0).sum()),
+        "unigram_entropy": health.loss.unigram_entropy,
+        "gain": health.loss.gain,
+        "is_little": health.loss.is_little,
+        "is_sound": health.is_sound,
+        "verdict": health.summary(),
     }
 
 
@@ -476,7 +506,28 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
         before, after = ("  ".join(visible_text(text) for text, _ in row[when][:5]) for when in ("before", "after"))
         facts.append((visible_text(row["token"]), before, after))
     print_facts(console, facts)
+    if learned := summary["learned"]:
+        print_line(console, "\nWhat the table learned, and what not")
+        print_facts(console, _facts_learned(learned, summary["validation_loss"]))
+        if not learned["is_sound"]:
+            print_line(console, learned["verdict"], indent=2)
     click.echo(f"\nWritten to {summary['directory']}: {', '.join(summary['files'])}")
+
+
+def _facts_learned(learned: dict[str, Any], loss: float) -> Iterator[tuple[str, str, str]]:
+    """Yield what a table learned, and what not, as lines for `print_facts`.
+
+    Args:
+        learned: The result of `what_was_learned`.
+        loss: Loss on held-out text, in nats per token.
+    """
+    alone = learned["unigram_entropy"]
+    gained = f"less loss on held-out text than token frequencies alone give, {alone:.3f}"
+    yield "from context", f"{alone - loss:.3f} nats per token", gained
+    use = "too little trained, as all" if learned["is_little"] else "their neighbours are tokens of similar use"
+    yield "frequent", f"{learned['frequent']:,} tokens", f"in the text {FREQUENT} times or more: {use}"
+    unused = f"; {learned['unused']:,} of them are not in the text"
+    yield "rare", f"{learned['rare']:,} tokens", f"their neighbours mean little{unused}"
 
 
 def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:

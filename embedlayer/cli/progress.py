@@ -121,6 +121,16 @@ def display(trainer: "Trainer", *, quiet: bool) -> Iterator[Callable[..., None]]
             if line is not None:
                 text += f"  validation {line['validation_loss']:.3f}" if "validation_loss" in line else ""
                 text += f"  {line['tokens_per_second']:,} tokens/s" if step else ""
+                text += _longer(trainer)
             show(step, trainer.steps or 0, text)
 
         yield show_step
+
+
+def _longer(trainer: "Trainer") -> str:
+    """Return that a training for a time will take longer, because of its smallest number of steps; else `""`."""
+    budget = trainer.budget
+    if budget is None or budget.expected_seconds <= 1.1 * budget.seconds:
+        return ""
+    minutes = budget.expected_seconds / 60
+    return f"  ({minutes:.1f} minutes in all, not {budget.seconds / 60:g}, for {budget.min_steps} steps)"

@@ -30,19 +30,23 @@ def make_report(run: "RunDirectory") -> dict[str, Any]:
     """Write the HTML report of a finished run, `report.html`, into its folder; an old report is replaced.
 
     Returns:
-        The figures of the run, as `summarise` returns them; also the result of `neighbor_rows` as `neighbors`, and the
-        names of the run's files as `files`.
+        The figures of the run, as `summarise` returns them; also the result of `neighbor_rows` as `neighbors`, that of
+        `what_was_learned` as `learned`, and the names of the run's files as `files`.
 
     Raises:
         FileError: The run is not finished.
         TokenizerError: The tokenizer is missing.
     """
-    from embedlayer.cli.pipeline import neighbor_rows, summarise
+    from embedlayer.cli.pipeline import neighbor_rows, summarise, what_was_learned
     from embedlayer.explorer.export import write_page
     from embedlayer.sources import open_model
 
     opened = open_model(run.path)
     model, tokenizer = opened.require_decoder(), opened.require_tokenizer()
-    summary = {**summarise(run, model), "neighbors": neighbor_rows(run, model, tokenizer)}
+    summary = {
+        **summarise(run, model),
+        "neighbors": neighbor_rows(run, model, tokenizer),
+        "learned": what_was_learned(opened),
+    }
     write_page(run.report, [opened])
     return {**summary, "files": run.files()}

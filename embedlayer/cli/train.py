@@ -8,6 +8,7 @@ import click
 
 from embedlayer.cli.options import TEXTS_OR_CORPUS, json_option
 from embedlayer.cli.pipeline import LayerOptions, layer_options
+from embedlayer.cli.printing import typed
 from embedlayer.errors import FileError, SizeError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ PRECISIONS = click.Choice(["auto", "float32", "bfloat16"])
 @click.option("--learning-rate", default=3e-3, help="Peak learning rate.")
 @click.option("--steps", type=int, help="Number of optimizer steps.")
 @click.option("--minutes", type=float, help="Train for this time instead of a number of steps.  [default: 2]")
+@click.option("--min-steps", default=1, help="Smallest number of steps with --minutes, also if they take longer.")
 @click.option("--log-every", default=10, help="Steps between lines of metrics.")
 @click.option("--validation-fraction", default=0.1, help="Fraction of the text that is held out.")
 @click.option("--seed", default=0, help="Seed of weights, order and dropout.")
@@ -148,7 +150,7 @@ def _train(
         if parallel.is_first:
             click.echo(
                 f"Stopped at step {trainer.step} of {trainer.steps}; everything is saved.\n"
-                f"Continue with: embedlayer train --resume -o {directory.path}",
+                f"Continue with: {typed('train', '--resume', '-o', directory.path)}",
                 err=True,
             )
         return 130

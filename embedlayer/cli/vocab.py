@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedlayer.cli.options import EDITED, FOLDER, SOURCE, TEXT, TEXTS, TOKENIZER, json_option, new_folder_option
+from embedlayer.cli.printing import typed
 from embedlayer.errors import VocabularyError
 
 if TYPE_CHECKING:
@@ -524,7 +525,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
     undo = (
         f"the receipt is {output.name}.receipt"
         if output.is_file()
-        else f"undo with: embedlayer vocab undo {output} -o ..."
+        else f"undo with: {typed('vocab', 'undo', output, '-o', '...')}"
     )
     click.echo(f"\nWritten to {output}; {undo}")
 
@@ -569,9 +570,9 @@ def _show_suggestion(
     if file is None:
         click.echo("\n-o FILE writes the list")
         return
-    texts = "" if prune or lines[0].startswith("#version") else " --as-is"
-    edit = f"remove {directory} --tokens {file}" if prune else f"add {directory} --terms {file}{texts}"
-    click.echo(f"\nWritten to {file}; next: embedlayer vocab {edit} -o ...")
+    texts = () if prune or lines[0].startswith("#version") else ("--as-is",)
+    edit = ("remove", directory, "--tokens", file) if prune else ("add", directory, "--terms", file, *texts)
+    click.echo(f"\nWritten to {file}; next: {typed('vocab', *edit, '-o', '...')}")
 
 
 def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:

@@ -63,6 +63,9 @@ TYPES = {
 NUMBA_IS_INSTALLED = sys.modules.get("numba", find_spec) is not None and find_spec("numba") is not None
 """Whether numba is installed; the check would end a graph of `torch.compile`."""
 
+PATIENCE = 1.0
+"""Seconds for which a process waits for kernels before it says so in the log."""
+
 log = logging.getLogger("embedlayer")
 
 
@@ -84,7 +87,33 @@ class _Failure:
             log.warning("Compiled CPU kernels are off, torch operators are used instead: %s", reason)
 
 
-_availability, _failure, _compiling = _Availability(), _Failure(), threading.RLock()
+class _Wait:
+    """Says once in the log that this process waits for kernels, when it has waited for `PATIENCE` in all."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.is_said = False
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Count the time of a `with` block, in which a kernel is compiled or loaded, as waiting."""
+        timer = threading.Timer(max(0.0, PATIENCE - self.seconds), self._say)
+        timer.daemon = True
+        start = time.perf_counter()
+        if not self.is_said:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self.seconds += time.perf_counter() - start
+
+    def _say(self) -> None:
+        self.is_said = True
+        log.info("Compiling or loading CPU kernels: first calls take some seconds. A machine compiles them once.")
+
+
+_availability, _failure, _wait, _compiling = _Availability(), _Failure(), _Wait(), threading.RLock()
 
 
 class Kernel:
@@ -131,7 +160,7 @@ class Kernel:
         types = tuple((each.dtype, each.ndim) if isinstance(each, np.ndarray) else type(each) for each in arrays)
         if types in self._compiled:
             return self._function
-        with _compiling:
+        with _compiling, _wait.measured():
             try:
                 if self._function is None:
                     self._errors = (*FAILURES, _require_numba())

@@ -44,6 +44,7 @@ class TrainingOptions:
         steps: Number of updates; `None` to fill `minutes`.
         minutes: Wall-clock time to fill, in minutes, or `None`. The number of steps is estimated again at each line of
             metrics, and the schedule follows the fraction of the time that is used.
+        min_steps: Smallest number of updates with `minutes`, also if they take longer.
         batch_size: Windows per forward pass.
         accumulate: Forward passes per update.
         max_length: Tokens per window, T.
@@ -66,6 +67,7 @@ class TrainingOptions:
 
     steps: int | None = None
     minutes: float | None = None
+    min_steps: int = 1
     batch_size: int = 8
     accumulate: int = 1
     max_length: int = 128
@@ -85,7 +87,8 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
             raise SizeError(f"Set either steps or minutes, not {self.steps} and {self.minutes}.")
-        for name in ("batch_size", "accumulate", "max_length", "log_every", "validate_every", "validation_tokens"):
+        counts = ("min_steps", "batch_size", "accumulate", "max_length", "log_every", "validate_every")
+        for name in (*counts, "validation_tokens"):
             if getattr(self, name) < 1:
                 raise SizeError(f"{name} must be at least 1, not {getattr(self, name)}.")
         for name in ("steps", "minutes", "learning_rate", "max_grad_norm"):
@@ -162,7 +165,7 @@ class Trainer:
         )
         self.steps = options.steps
         self.step = 0
-        self.budget = None if options.minutes is None else TimeBudget(60 * options.minutes)
+        self.budget = None if options.minutes is None else TimeBudget(60 * options.minutes, options.min_steps)
         self._running_since: float | None = None
         self._stopping = False
         # Sum and count since the last line; in float64, where a sum over ranks does not depend on their order.
@@ -466,7 +469,7 @@ class Trainer:
             used=used,
             guess=COST_OF_AN_UPDATE * self.options.accumulate * self.budget.reserve / batches,
         )
-        self.steps = self.parallel.collectives.broadcast_object(max(1, last))
+        self.steps = self.parallel.collectives.broadcast_object(last)
 
     def _seconds_used(self) -> float:
         """Return the seconds that the run has taken so far, in the current `run()` and before it."""

@@ -495,6 +495,20 @@ class RunDirectory:
         whole = self.best_facts.exists() and (self.path / WEIGHTS).exists()
         return read_fields(self.best_facts, BestFacts) if whole else None
 
+    def validation(self) -> JsonObject | None:
+        """Return step and validation results of the run's weights; `None` before the first validation.
+
+        They are those of `best`, or of the line of metrics with the lowest loss after the first step.
+
+        Raises:
+            FileError: The metrics cannot be read.
+            CheckpointError: `best.json` or a line of metrics is damaged.
+        """
+        if best := self.best():
+            return best
+        validated = [line for line in self.read_metrics() if "validation_loss" in line]
+        return min(validated[1:] or validated, key=lambda line: float(line["validation_loss"]), default=None)
+
     def keep_best(self, trainer: Trainer, line: JsonObject) -> bool:
         """Write `model.safetensors` and `best.json` if this validation loss is the lowest of the run so far.
 

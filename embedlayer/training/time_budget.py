@@ -15,6 +15,7 @@ class TimeBudget:
 
     Attributes:
         seconds: Time for the whole run, in seconds.
+        min_steps: Smallest number of steps of the run, also if they take longer than `seconds`.
         used: Seconds that the run took until it was last interrupted; 0 for a new run.
         reserve: Seconds to keep for the validation after the last step.
         readings: The last `READINGS` measurements, as pairs (finished steps, seconds used); they give the speed.
@@ -30,6 +31,7 @@ class TimeBudget:
     """
 
     seconds: float
+    min_steps: int = 1
     used: float = 0.0
     reserve: float = 0.0
     readings: list[list[int | float]] = field(default_factory=list)
@@ -43,17 +45,29 @@ class TimeBudget:
             guess: Seconds per step to assume as long as there is only one measurement.
         """
         self.readings = [*self.readings, [step, used]][-READINGS:]
-        (first, since), (last, now) = self.readings[0], self.readings[-1]
-        per_step = (now - since) / (last - first) if last > first else guess
-        return step + max(0, int((self.seconds - self.reserve - used) / max(per_step, 1e-9)))
+        fitting = int((self.seconds - self.reserve - used) / max(self._seconds_per_step(guess), 1e-9))
+        return max(self.min_steps, step + max(0, fitting))
 
     def progress(self, step: int, *, last_step: int) -> float:
-        """Estimate which fraction of the time will be used when step `step` ends, from 0 to 1.
+        """Estimate which fraction of `expected_seconds` will be used when step `step` ends, from 0 to 1.
 
         Args:
             step: Number of the step, at or after the last measurement.
             last_step: Number of the last step, for which the result is 1.
         """
         read, used = self.readings[-1] if self.readings else (0, 0.0)
-        share = min(1.0, used / self.seconds)
+        share = used / self.expected_seconds
         return share + (1 - share) * (step - read) / max(1, last_step - read)
+
+    @property
+    def expected_seconds(self) -> float:
+        """Return `seconds`, or the time that the run will have taken after `min_steps` steps if that is longer."""
+        read, used = self.readings[-1] if self.readings else (0, 0.0)
+        return max(self.seconds, used + self._seconds_per_step(0.0) * max(0, self.min_steps - read))
+
+    def _seconds_per_step(self, guess: float) -> float:
+        """Return the seconds of a step by the readings, or `guess` as long as they do not show it."""
+        if not self.readings or self.readings[0][0] == self.readings[-1][0]:
+            return guess
+        (first, since), (last, now) = self.readings[0], self.readings[-1]
+        return (now - since) / (last - first)

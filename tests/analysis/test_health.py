@@ -208,3 +208,25 @@ def test_rows_that_never_learned_are_counted_beside_sound_ones() -> None:
     padded = rows.clone()
     padded[0] = 0.0
     assert table_health(padded).is_sound  # one zero row is a padding row
+
+
+@pytest.mark.parametrize(("share", "is_sound"), [(1.05, False), (0.81, False), (0.79, True), (0.3, True)])
+def test_a_run_whose_loss_is_hardly_below_that_of_token_frequencies_is_not_sound(share, is_sound) -> None:
+    rows, counts = related_rows(400, 32), torch.randint(1, 1000, (400,))
+    entropy = torch.distributions.Categorical(counts.double()).entropy().item()
+    found = table_health(rows, counts=counts, validation_loss=share * entropy)
+    assert found.loss.unigram_entropy == pytest.approx(entropy)
+    assert found.loss.gain == pytest.approx(1 - share)
+    assert found.is_sound is is_sound
+    assert found.summary().startswith(
+        "Sound." if is_sound else f"Barely trained: the loss on held-out text is {share * entropy:.2f}"
+    )
+    assert found.to_json()["loss"]["gain"] == pytest.approx(1 - share)
+
+
+def test_what_a_run_learned_is_not_judged_without_its_loss_or_its_corpus() -> None:
+    rows, counts = related_rows(400, 32), torch.randint(1, 1000, (400,))
+    assert table_health(rows, counts=counts).loss is None
+    assert table_health(rows, validation_loss=6.0).loss is None
+    one_token = torch.eye(400, dtype=torch.int64)[0]
+    assert table_health(rows, counts=one_token, validation_loss=0.0).loss.gain == 0.0

@@ -29,6 +29,15 @@ def test_idle_threads_of_torch_soon_leave_their_core_unless_the_user_chose(own) 
     assert result.stdout.splitlines()[-1] == str({name: (own or WAITING).get(name) for name in WAITING})
 
 
+def test_lines_of_the_log_are_printed_on_standard_error() -> None:
+    code = "import atexit, logging; from embedlayer.cli.main import main\n"
+    code += (
+        "atexit.register(lambda: [logging.getLogger(name).info('%s waits', name) for name in ('embedlayer', 'other')])"
+    )
+    result = subprocess.run([sys.executable, "-c", f"{code}\nmain(['--version'])"], capture_output=True, text=True)
+    assert result.stderr.splitlines() == ["embedlayer waits"]
+
+
 def test_a_worker_of_torchrun_exits_without_finalising_the_interpreter() -> None:
     code = "import atexit; atexit.register(print, 'finalised')\n"
     code += "from embedlayer.cli.main import main; main(['plan', '--vocab-size', '0'])"

@@ -3,17 +3,24 @@
 import gzip
 import io
 import json
+import math
 import os
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from commands import run
 from launches import free_port
 
-from embedlayer.cli.demo import carried_text
+from embedlayer import RunDirectory, open_model
+from embedlayer.analysis.health import model_health
+from embedlayer.cli.demo import PROBES, carried_text
+from embedlayer.cli.report import make_report
 
 SMALL = "--dim 24 --heads 2 --layers 1 --length 32 --batch-size 4 --vocab-size 400 --log-every 2".split()
+IN_CHECKOUT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 FILES = {"config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "report.html", "run.json", "corpus"}
 
 
@@ -172,13 +179,40 @@ def test_a_report_can_be_written_again(trained, capsys) -> None:
     assert (trained / "report.html").exists()
 
 
-def test_the_demo_runs_on_the_text_that_python_carries(tmp_path, capsys) -> None:
+def test_the_demo_takes_its_smallest_number_of_steps_and_says_what_was_not_learned(tmp_path) -> None:
+    """As a person starts it, in a shell that does not find `embedlayer`; the commands that it prints are typed."""
     assert len(carried_text()) > 400_000
-    assert run("demo", "-o", tmp_path / "demo", "--steps", 1, "--json") == 0
-    summary = json.loads(capsys.readouterr().out)
-    assert summary["first_loss"] == pytest.approx(summary["ln_vocab_size"], abs=0.3)
-    assert summary["ln_vocab_size"] == pytest.approx(8.3178, abs=1e-4)
-    assert summary["neighbors"][0]["token"] == " class"
+    arguments = [sys.executable, "-m", "embedlayer", "demo", "--minutes", "0.0001", "--min-steps", "2"]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, check=True, env=IN_CHECKOUT)
+    first, *lines = done.stdout.splitlines()
+    assert first.endswith("(0.0001 minutes, longer on a busy or slow machine: at least 2 steps)")
+    assert "step 2/2 " in done.stdout
+    assert "minutes in all, not 0.0001, for 2 steps)" in done.stdout
+    assert "  Barely trained: the loss on held-out text is 8." in done.stdout
+    assert "Sound" not in done.stdout
+    start = json.loads((tmp_path / "out/demo/metrics.jsonl").read_text().splitlines()[0])
+    assert start["loss"] == pytest.approx(math.log(4096), abs=0.3)
+    summary = json.loads((tmp_path / "out/demo/run.json").read_text())
+    assert [row["token"] for row in summary["notes"]["neighbors_before"]] == list(PROBES)
+    typed_next = [shlex.split(line) for line in lines if line.startswith("  ") and " embedlayer " in line]
+    assert {words[3] for words in typed_next} == {"explore", "embed", "neighbors", "generate"}
+    for words in typed_next:
+        assert Path(words[0]).samefile(sys.executable)
+        if words[3] != "explore":  # which would serve until Ctrl-C
+            assert run(*words[3:-2], tmp_path / words[-2], words[-1]) == 0
+
+
+def test_figures_of_a_run_say_what_its_table_learned(trained) -> None:
+    report = make_report(RunDirectory(trained))
+    opened = open_model(trained)
+    learned, counts = report["learned"], opened.counts
+    assert learned["frequent"] == int((counts >= 50).sum())
+    assert learned["frequent"] + learned["rare"] == opened.tokenizer.get_vocab_size()
+    assert learned["unused"] == int((counts[: opened.tokenizer.get_vocab_size()] == 0).sum())
+    assert learned["gain"] == pytest.approx(1 - report["validation_loss"] / learned["unigram_entropy"])
+    assert learned["is_little"]
+    assert not learned["is_sound"]
+    assert learned["verdict"] == model_health(opened).summary()
 
 
 def test_row_sparse_training_has_the_loss_curve_of_dense_training(text, tmp_path, capsys) -> None:

@@ -11,13 +11,15 @@ from embedlayer.analysis.chance import chance_geometry
 from embedlayer.analysis.geometry import table_geometry
 from embedlayer.analysis.health import table_health as examine
 from embedlayer.explorer import health
+from embedlayer.explorer.export import write_page
 from embedlayer.explorer.token_card import card
 from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TokenEmbedding
 
 
 def test_findings_are_the_analysis_own_with_the_texts_of_the_page(of_run):
-    expected = examine(of_run.table, of_run.tokenizer, before=of_run.before().table, counts=of_run.counts)
+    before, loss = of_run.before().table, of_run.run.read_metrics()[-1]["validation_loss"]
+    expected = examine(of_run.table, of_run.tokenizer, before=before, counts=of_run.counts, validation_loss=loss)
     found = health.found(of_run, {})
     assert found["summary"] == expected.summary()
     assert found["under_trained"]["rows"] == int(expected.under_trained.flagged.sum())
@@ -42,6 +44,22 @@ def test_rows_with_other_norms_are_listed_with_their_texts_and_the_card_names_th
     (fault,) = facts["table_faults"]  # random numbers
     assert fault.startswith("The rows look untrained")
     assert card(opened, {"id": "2"})["findings"] is None
+
+
+def test_a_run_that_learned_little_is_called_sound_nowhere_on_its_page(of_run, browser, tmp_path) -> None:
+    write_page(tmp_path / "report.html", [of_run])
+    assert health.found(of_run, {})["is_sound"] is False
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{(tmp_path / 'report.html').as_uri()}#health")
+        verdict = page.locator("p.verdict")
+        assert verdict.inner_text().startswith("Barely trained: the loss on held-out text is ")
+        assert "sound" not in verdict.get_attribute("class")
+        page.goto(f"{(tmp_path / 'report.html').as_uri()}#health?id=40&card=open")
+        page.locator(".card-verdict p").nth(1).wait_for()
+        card_text = page.locator("#card").inner_text()
+        assert "The table. Barely trained: " in card_text
+        assert "Sound" not in card_text
 
 
 def test_shares_of_the_variance_are_those_of_the_principal_components(of_run):

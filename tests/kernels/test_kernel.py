@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import pytest
 import torch
@@ -179,6 +180,18 @@ def test_a_kernel_that_cannot_be_compiled_computes_nothing(other_failure, caplog
     assert not kernels_apply(torch.zeros(3))
     x, cos, sin = rotation()
     torch.testing.assert_close(fused_apply_rotary(x, cos, sin), apply_rotary(x, cos, sin))
+
+
+def test_waiting_for_kernels_is_said_once_in_the_log(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(kernels, "_wait", kernels._Wait())
+    monkeypatch.setattr(kernels, "PATIENCE", 0.2)
+    slow = Kernel("rotary", "rotate_half_split")
+    slow._function = lambda start, stop, x: time.sleep(0.15 if start == stop else 0.0)
+    with caplog.at_level(logging.INFO, "embedlayer"):
+        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
+            assert slow.run(3, torch.zeros(3, dtype=dtype), block=1)
+            assert len(caplog.records) == (dtype is not torch.float32)
+    assert caplog.messages[0].startswith("Compiling or loading CPU kernels")
 
 
 def test_kernels_apply_to_ordinary_tensors_on_the_cpu_only() -> None:

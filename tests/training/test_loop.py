@@ -167,6 +167,18 @@ def test_a_budget_of_time_is_kept_and_the_schedule_ends_with_it_whatever_the_loa
     assert lines[-1]["lr"] == pytest.approx(trainer.options.learning_rate * trainer.options.final_fraction, rel=1e-3)
 
 
+def test_a_slow_machine_trains_the_smallest_number_of_steps_on_the_whole_schedule(corpus, monkeypatch) -> None:
+    clock = Clock(lambda step: 1.0 if step < 10 else 4.0)
+    monkeypatch.setattr("embedlayer.training.loop.time", clock)
+    trainer = timed(corpus, clock, min_steps=40)
+    lines = list(trainer.run())
+    assert trainer.step == lines[-1]["step"] == 40
+    assert clock.times[40] > 2 * 60
+    rates = [line["lr"] for line in lines[2:]]
+    assert all(earlier > later for earlier, later in pairwise(rates))
+    assert rates[-1] == pytest.approx(trainer.options.learning_rate * trainer.options.final_fraction, rel=1e-3)
+
+
 @pytest.mark.parametrize("stop_at", [3, 20, 22])
 def test_a_timed_run_that_was_stopped_continues_bit_for_bit_at_the_same_speed(corpus, stop_at, monkeypatch) -> None:
     speed = SPEEDS["slower after a third"]

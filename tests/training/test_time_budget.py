@@ -34,3 +34,23 @@ def test_progress_is_the_share_of_time_used_and_ends_at_one() -> None:
     assert budget.progress(last, last_step=last) == 1.0
     budget.last_step(41, used=130.0)
     assert budget.progress(41, last_step=41) == 1.0
+
+
+def test_a_smallest_number_of_steps_extends_the_time_and_the_schedule_with_it() -> None:
+    budget = TimeBudget(100.0, min_steps=50)
+    assert budget.last_step(0, used=20.0, guess=4.0) == 50
+    assert budget.last_step(10, used=60.0) == 50
+    assert budget.expected_seconds == 60.0 + 40 * 4.0
+    assert budget.progress(10, last_step=50) == pytest.approx(60 / 220)
+    assert budget.progress(30, last_step=50) == pytest.approx(140 / 220)
+    assert budget.last_step(40, used=180.0) == 50
+    assert budget.progress(50, last_step=50) == 1.0
+    assert budget.last_step(60, used=230.0) == 60
+
+
+def test_a_smallest_number_of_steps_that_fit_changes_nothing() -> None:
+    plain, budget = TimeBudget(100.0), TimeBudget(100.0, min_steps=20)
+    for step, used in ((0, 5.0), (10, 15.0), (20, 25.0)):
+        assert budget.last_step(step, used=used) == plain.last_step(step, used=used)
+        assert budget.progress(step + 5, last_step=95) == plain.progress(step + 5, last_step=95)
+    assert budget.expected_seconds == budget.seconds

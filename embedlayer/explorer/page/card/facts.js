@@ -28,7 +28,7 @@ const counted = (value) => value.toLocaleString("en");
 
 /** Return the facts in a few words. @param {TokenFacts} facts */
 export function summaryOf({ findings, table_faults: faults, norm_share: below, count_rank: rank }) {
-  const parts = [findings ? findings.map((name) => FAULTS[name]).join(", ") : faults.length ? "Faulty table" : SOUND];
+  const parts = [findings ? findings.map((name) => FAULTS[name]).join(", ") : faults.length ? "Table not sound" : SOUND];
   if (below !== null) parts.push(`norm above ${share(below)} of the rows`);
   if (rank !== undefined) parts.push(`frequency rank ${counted(rank)}`);
   return parts.join(" · ");
