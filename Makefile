@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 .PHONY: demo explore test test-all check check-js bench docs course dist clean
 
-demo: $(VENV)/.installed  ## train an embedding layer on text that Python carries (a minute or so)
+demo: $(VENV)/.installed  ## train an embedding layer on text that Python carries (about 90 seconds; longer on a busy machine)
 	@$(BIN)/embedlayer demo --output out/demo
 
 explore: $(VENV)/.installed  ## learn what an embedding is, in the browser, and look at the demo's result; trains it first if need be
