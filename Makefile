@@ -9,9 +9,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 demo: $(VENV)/.installed  ## train an embedding layer on text that Python carries (about 90 seconds; longer on a busy machine)
 	@$(BIN)/embedlayer demo --output out/demo
 
-explore: $(VENV)/.installed  ## learn what an embedding is, in the browser, and look at the demo's result; trains it first if need be
+explore: $(VENV)/.installed  ## learn what an embedding is, in the browser, with the demo's result (trained first if need be) and words of MiniLM
 	@test -f out/demo/config.json || $(BIN)/embedlayer demo --output out/demo
-	@$(BIN)/embedlayer explore out/demo --view learn
+	@$(BIN)/embedlayer explore out/demo --words --view learn
 
 test: $(VENV)/.installed-dev  ## run the test suite
 	@$(BIN)/python -m pytest

@@ -9,7 +9,18 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "embedlayer"
 
 TIERS = [
-    ["errors", "shapes", "tracing", "overrides", "short_repr", "formatting", "initialization", "kinds", "io"],
+    [
+        "command_name",
+        "errors",
+        "shapes",
+        "tracing",
+        "overrides",
+        "short_repr",
+        "formatting",
+        "initialization",
+        "kinds",
+        "io",
+    ],
     ["index_checks", "computed_buffers", "collectives", "families", "kernels"],
     ["data", "losses"],
     ["pretrained"],

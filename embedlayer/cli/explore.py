@@ -19,7 +19,8 @@ NAMED = 5
 
 
 @click.command()
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...", type=SOURCE)
+@click.argument("sources", nargs=-1, metavar="[SOURCE]...", type=SOURCE)
+@click.option("--words", is_flag=True, help="Open the 4,000 words of MiniLM, too, which come with this package.")
 @tokenizer_option
 @click.option(
     "--columns",
@@ -28,11 +29,12 @@ NAMED = 5
     help="Columns for the map of the first SOURCE: a .csv, .tsv or .parquet file with a column id or token.",
 )
 @click.option("--port", default=0, show_default="a free one", help="Port to serve on, on this machine only.")
-@click.option("--view", type=click.Choice(VIEWS), help="View to open first; the map if there is none.")
+@click.option("--view", type=click.Choice(VIEWS), help="View to open first; by default map, without SOURCE learn.")
 @click.option("--no-browser", is_flag=True, help="Print the address and open no browser.")
 @click.option("--export", "export_to", type=click.Path(path_type=Path), help="Write one HTML file and serve nothing.")
 def explore(
     sources: tuple[Path, ...],
+    words: bool,
     tokenizer_from: Path | None,
     columns_from: Path | None,
     port: int,
@@ -42,21 +44,26 @@ def explore(
 ) -> None:
     """Look at tables in the browser.
 
-    The views are map, pipeline, positions, comparison, health, training, and learn: a story that explains embeddings.
+    The views are learn, a story that explains embeddings, map, pipeline, positions, comparison, health, and training.
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
-    Nothing leaves this machine.
+    Without SOURCE, the page shows 4,000 words of MiniLM, which come with this package. Nothing leaves this machine.
     """
     import signal
 
     from embedlayer.explorer.server import serve
+    from embedlayer.explorer.word_table import open_word_table
     from embedlayer.sources import open_model
 
     if view is not None and export_to is not None:
         raise click.UsageError(
             f"--view is for a page that is served. Open the exported file with #{view} behind its name."
         )
+    if tokenizer_from is not None and not sources:
+        raise click.UsageError("--tokenizer is for a SOURCE; the 4,000 words have a tokenizer.")
     opened = [open_model(source, tokenizer_from) for source in sources]
+    if words or not sources:
+        opened.append(open_word_table())
     if columns_from is not None:
         _add_columns(columns_from, opened[0])
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes start with it ignored
@@ -70,8 +77,10 @@ def explore(
         click.echo(f"Wrote {export_to} ({export_to.stat().st_size / 1e6:.1f} MB): it opens without a server.")
         return
 
+    first = view or ("" if sources else "learn")
+
     def show(address: str) -> None:
-        address += f"#{view}" if view else ""
+        address += f"#{first}" if first else ""
         click.echo(f"The page is at {address} (Ctrl-C ends it)")
         if not no_browser:
             import webbrowser

@@ -103,7 +103,8 @@ def bake(sources: list[OpenedModel], on_progress: OnProgress = lambda share, tex
             for name in BAKED_PAIRS:
                 add(name, {"source": str(number), "other": other})
     notes = [sentence for source in sources for sentence in tokens.left_out(source)]
-    content["manifest"] = {"json": {**manifest(sources), "exported": True, "left_out": list(dict.fromkeys(notes))}}
+    facts = {"command": "embedlayer", "exported": True, "left_out": list(dict.fromkeys(notes))}
+    content["manifest"] = {"json": {**manifest(sources), **facts}}
     return content
 
 

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from embedlayer.command_name import command_name
 from embedlayer.errors import SizeError
 from embedlayer.explorer import (
     compare,
+    example_tokens,
     health,
     logit_lens,
     pipeline,
@@ -58,6 +60,7 @@ ROUTES: dict[str, Route] = {
     "cluster-of": Route(table_map.cluster_of, table_map.baked),
     "folded": Route(table_map.folded),
     "norms": Route(tokens.norms),
+    "examples": Route(example_tokens.examples),
     "frequencies": Route(tokens.frequencies, needs=("frequency",)),
     "neighbors": Route(tokens.neighbors, lambda source: ()),
     "along": Route(tokens.along, lambda source: ()),
@@ -141,7 +144,11 @@ def _source(sources: list[OpenedModel], number: str) -> OpenedModel:
 
 
 def manifest(sources: list[OpenedModel]) -> Answer:
-    """Return what the page requests first, for JSON: the library's version and a description of each source."""
+    """Return what the page requests first, for JSON.
+
+    This is the library's version, how the user types the `embedlayer` command, and a description of each source.
+    """
     from embedlayer import __version__
 
-    return {"version": __version__, "exported": False, "sources": [page_facts(source) for source in sources]}
+    facts = [page_facts(source) for source in sources]
+    return {"version": __version__, "command": command_name(), "exported": False, "sources": facts}

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from commands import run
 
 from embedlayer import TokenEmbedding
 from embedlayer.checkpoints import write_vectors
-from embedlayer.cli.explore import VIEWS
+from embedlayer.cli.explore import VIEWS, explore
 from embedlayer.explorer.server import page_files
 
 
@@ -40,6 +41,34 @@ def test_the_page_is_served_until_ctrl_c(table):
             assert (process.wait(60), process.stderr.read()) == (0, "")
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hash", "titles"),
+    [
+        ([], "#learn", ["4,000 words of MiniLM"]),
+        (["--words"], "#learn", ["4,000 words of MiniLM"]),
+        (["{table}"], "", ["cats.txt"]),
+        (["{table}", "--words"], "", ["cats.txt", "4,000 words of MiniLM"]),
+        (["{table}", "--words", "--view", "health"], "#health", ["cats.txt", "4,000 words of MiniLM"]),
+    ],
+)
+def test_what_opens_and_where_by_the_sources(table, monkeypatch, capsys, arguments, hash, titles):
+    def serve(sources, *, port, on_start):
+        assert [source.title for source in sources] == titles
+        on_start("http://127.0.0.1:1/")
+
+    monkeypatch.setattr("embedlayer.explorer.server.serve", serve)
+    assert run("explore", "--no-browser", *(argument.format(table=table) for argument in arguments)) == 0
+    assert f"http://127.0.0.1:1/{hash} " in capsys.readouterr().out
+
+
+def test_make_explore_opens_the_demo_and_the_words_on_learn():
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    (line,) = re.findall(r"@\$\(BIN\)/embedlayer (explore .*)", makefile)
+    context = explore.make_context("explore", line.split()[2:])
+    assert line.split()[1] == "out/demo"
+    assert (context.params["words"], context.params["view"]) == (True, "learn")
 
 
 def test_the_views_are_those_of_the_page():
@@ -81,7 +110,7 @@ def test_export_shows_progress_and_ctrl_c_leaves_no_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "Missing argument"),
+        (["--tokenizer", "{tmp}/cats.txt"], 2, "--tokenizer is for a SOURCE"),
         (["{tmp}/nowhere"], 1, "nowhere"),
         (["{tmp}/cats.txt", "--tokenizer", "{tmp}/none.json"], 1, "none.json"),
         (["{tmp}/cats.txt", "--port", "99999", "--no-browser"], 1, "99999"),

@@ -201,7 +201,7 @@ def test_the_choice_survives_views_reload_and_source(url, open_page, of_run, oth
     page.locator("#view-map .map-card [data-token='650']").wait_for()
     page.locator("#source").select_option("0")
     chosen(page, dog)
-    page.get_by_label("Neighbours of a token").fill("#33")
+    page.get_by_label("Nearest rows of a token").fill("#33")
     page.keyboard.press("Enter")
     chosen(page, 33)
     page.locator("#source").select_option("1")

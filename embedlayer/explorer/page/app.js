@@ -5,6 +5,7 @@ import { sameToken } from "./card/links.js";
 import { fromFile, fromServer } from "./data.js";
 import { OPENS_CARD, empty, h } from "./dom.js";
 import { compute } from "./local.js";
+import { missing } from "./missing.js";
 import { changed, formatHash, parseHash } from "./state.js";
 import { startTheme, switchTheme, theme } from "./theme.js";
 import { view as compare } from "./views/compare.js";
@@ -17,19 +18,13 @@ import { view as training } from "./views/training.js";
 
 /** @import { Data, Manifest, OpenView, SourceManifest, View, ViewContext, ViewState } from "./types" */
 
-const VIEWS = [map, pipeline, positions, compare, health, training, learn];
+const VIEWS = [learn, map, pipeline, positions, compare, health, training];
+const FIRST = map; // where the address names no view
 /** @type {[string, string][]} */
 const KEYS = [
   ["1 … 7", "go to a view"], ["c", "open or close the card of the chosen token"], ["t", "light or dark"],
   ["/", "search"], ["?", "this list"],
 ];
-/** @type {Record<string, [string, string]>} */
-const MISSING = {
-  input: ["Only the table was read", "The model family of this checkpoint is not known, or a part of its embedding "
-    + "layer cannot be read. The message of the command says which."],
-  metrics: ["This source is not a training run", "This view shows the metrics of a run: open its folder, the output of "
-    + "embedlayer train."],
-};
 const SEARCH_FIELD = "main input[type=search], main input[type=text]";
 /** What shows tokens of another table than the source's, such as a tiny one made for a lesson. */
 const OTHER_TABLE = "[data-other-table]";
@@ -90,7 +85,7 @@ class Page {
     const token = await this.#tokenIn(source);
     if (request !== this.#switching) return;
     this.#states = {}; // the state of one table has no meaning in another
-    this.#navigate(formatHash(this.#current?.id ?? VIEWS[0].id, this.#pageState({}, source, token)));
+    this.#navigate(formatHash(this.#current?.id ?? FIRST.id, this.#pageState({}, source, token)));
   }
 
   /**
@@ -154,7 +149,7 @@ class Page {
   #follow() {
     const { view: id, state } = parseHash(location.hash);
     const { source: number = "0", id: token, card, ...own } = state;
-    const view = VIEWS.find((candidate) => candidate.id === id) ?? VIEWS[0];
+    const view = VIEWS.find((candidate) => candidate.id === id) ?? FIRST;
     const last = this.manifest.sources.length - 1;
     const source = Math.min(Math.max(Number.parseInt(number, 10) || 0, 0), last);
     this.#states[view.id] = own;
@@ -218,11 +213,8 @@ class Page {
     this.#opened = null;
     this.#showSource(about, source);
     const body = showFrame(view, about);
-    const missing = view.needs.find((name) => !about.has.includes(name));
-    if (missing) {
-      const message = MISSING[missing] ?? ["Nothing to show", `This source has no ${missing}.`];
-      return body.replaceChildren(empty(...message));
-    }
+    const lack = view.needs.find((name) => !about.has.includes(name));
+    if (lack) return body.replaceChildren(missing(lack, this.manifest, source, view.id));
     try {
       const token = this.#token;
       const opened = await view.open(body, this.#context(view, about, source));
@@ -243,6 +235,7 @@ class Page {
     const { manifest } = this;
     return {
       manifest: { ...about, exported: manifest.exported, left_out: manifest.left_out ?? [] },
+      command: manifest.command,
       sources: manifest.sources,
       source,
       theme,
@@ -295,6 +288,7 @@ class Page {
   #showSource(about, source) {
     const size = `${about.vocab_size.toLocaleString("en")} tokens × ${about.embed_dim.toLocaleString("en")}`;
     element("title").textContent = about.title;
+    element("title").hidden = this.manifest.sources.length > 1; // the list of sources says it
     element("facts").textContent = this.manifest.exported ? `${size} · exported page` : size;
     /** @type {HTMLSelectElement} */ (element("source")).value = String(source);
   }
@@ -343,8 +337,8 @@ function showFrame(view, about) {
   const body = h("div", { class: "view-body", id: `view-${view.id}` }, h("p", { class: "loading" }, "Loading …"));
   element("view").setAttribute("aria-labelledby", `tab-${view.id}`);
   element("view").replaceChildren(
-    h("div", { class: "view-head" }, h("h1", null, view.title), h("p", null, view.sentence)), body);
-  document.title = `${view.title} · ${about.title}`;
+    h("div", { class: "view-head" }, h("h1", null, view.title), h("p", null, view.sentence), view.link?.()), body);
+  document.title = `${view.title} · ${about.title} · embedlayer`;
   return body;
 }
 

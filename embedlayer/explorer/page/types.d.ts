@@ -47,6 +47,8 @@ export interface SourceManifest {
 
 export interface Manifest {
   version: string;
+  /** How the user types the command that opened the page. */
+  command: string;
   exported: boolean;
   left_out?: string[];
   sources: SourceManifest[];
@@ -63,6 +65,13 @@ export interface ShownToken {
   decoded: string;
   text: string;
   kind: "text" | "byte" | "special";
+}
+
+/** What `explorer.example_tokens.examples` sends: IDs of tokens. */
+export interface Examples {
+  words: number[];
+  is_everyday: boolean;
+  sums: (TokenSum & { answer: number })[];
 }
 
 /** The state of the computation of the neighbour layout. */
@@ -348,6 +357,8 @@ export interface ViewContext {
   manifest: SourceManifest & { exported: boolean; left_out: string[] };
   sources: SourceManifest[];
   source: number;
+  /** How the user types the command that opened the page. */
+  command: string;
   theme: () => Theme;
   data: Data;
   state: ViewState;
@@ -366,6 +377,8 @@ export interface View {
   id: string;
   title: string;
   sentence: string;
+  /** Create a link beside the sentence, for readers who look for another view. */
+  link?: () => HTMLElement;
   needs: string[];
   keys?: [string, string][];
   open(element: HTMLElement, context: ViewContext): Promise<OpenView>;

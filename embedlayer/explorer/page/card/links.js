@@ -25,7 +25,7 @@ export async function seeIt(id, { data, manifest, isComparable, hash, go }) {
     ["Compare", "compare", undefined, isComparable],
     ["Health", "health", undefined, true],
     ["Training", "training", undefined, isProbe],
-    ["Learn", "learn", { s: "real", "real.id": id }, true],
+    ["Learn", "learn", { s: "real", "real.id": id, "real.table": null }, true],
   ];
   const found = data.exported ? "No text of this file contains this token"
     : "No text was found that is split into this token";

@@ -118,6 +118,6 @@ function ownChips({ tokens, vocab_size: size }) {
   return h("div", null,
     h("ol", { class: "pipe-chips" },
       tokens.slice(0, MOST_SHOWN).map((each) => h("li", null, chip(each, { id: each.id })))),
-    h("p", { class: "note" }, `${tokens.length} tokens; the vocabulary has ${size.toLocaleString("en")}. Real ones `
+    h("p", { class: "note" }, `${tokens.length} tokens; the vocabulary has ${size.toLocaleString("en")}. Most `
       + "also contain parts of words, so that no text is unknown. A dot is a space."));
 }

@@ -30,6 +30,8 @@ export class Axes {
     /** @type {Layout | null} the neighbour layout, once it is there */
     this.layout = null;
     this.count = Math.round(coordinates.byteLength / 4 / size);
+    /** @type {string[]} the axes of the points that are drawn; those of the URL may still be loading */
+    this.drawn = this.firstTwo = ["1", String(Math.min(2, this.count))];
     /** @type {[string, string][]} */
     this.options = Array.from({ length: this.count }, (_, k) =>
       [String(k + 1), `component ${k + 1} · ${this.#share(k)}`]);
@@ -46,7 +48,7 @@ export class Axes {
 
   /** @param {number} number of the component, from 1 */
   #component(number) {
-    return new Float32Array(this.coordinates, 4 * this.size * (Math.min(number, this.count) - 1), this.size);
+    return new Float32Array(this.coordinates, 4 * this.size * (number - 1), this.size);
   }
 
   #wanted() {
@@ -55,7 +57,7 @@ export class Axes {
 
   /** Return the first two components. */
   first() {
-    return [this.#component(1), this.#component(2)];
+    return this.firstTwo.map((id) => this.#component(Number(id)));
   }
 
   /** Whether both axes are one layout. */
@@ -75,17 +77,24 @@ export class Axes {
     return `neighbours are close${found}${isNarrow ? "" : "; distances between groups mean little"}`;
   }
 
-  titles() {
-    return this.#wanted().map((id) => {
-      if (id === SELECTION) return "cosine with the selection →";
-      const number = id === LAYOUT ? 1 : Number(id); // the layout is not computed yet
-      return `principal component ${number} · ${this.#share(number - 1)} of the variance →`;
-    });
+  /** Whether the points that are drawn are those of the layout. */
+  isLayoutDrawn() {
+    return this.drawn[0] === LAYOUT;
   }
 
-  /** Return the coordinates along two axes that are not the layout. */
-  async load() {
-    const ids = this.#wanted();
+  /** Return the titles of the axes that are drawn. */
+  titles() {
+    return this.drawn.map((id) => (id === SELECTION ? "cosine with the selection →"
+      : `principal component ${id} · ${this.#share(Number(id) - 1)} of the variance →`));
+  }
+
+  /** Return the two axes of the URL, which are not the layout, as axes that there are. */
+  wanted() {
+    return this.#wanted().map((id, i) => (this.options.some(([key]) => key === id) ? id : this.firstTwo[i]));
+  }
+
+  /** Return the coordinates along two axes that are not the layout. @param {string[]} ids */
+  async load(ids) {
     const values = await Promise.all(ids.map((id) =>
       (id === SELECTION ? this.#cosines() : this.#component(Number(id)))));
     return ids.includes(SELECTION) ? values.map(standardized) : values;

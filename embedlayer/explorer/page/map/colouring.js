@@ -13,6 +13,7 @@ import { pixel } from "./splat.js";
 
 const FADED_BY_FOUND = 0.4; // share of a colour that remains beside found tokens
 const FADED_BY_NEIGHBOURS = 0.6;
+const SOON = 200; // milliseconds
 const [RAMP_WIDTH, RAMP_HEIGHT] = [90, 10];
 
 /** Return the page's colours and fonts, for a canvas. @returns {Palette} */
@@ -69,6 +70,7 @@ export class Colouring {
   /** Colour by the chosen column. */
   async show() {
     const request = ++this.#request;
+    const waiting = setTimeout(() => this.#say("Loading …"), SOON); // the old legend says nothing about the new colour
     try {
       const column = await this.columns.load(this.host.column());
       if (request !== this.#request || this.#isClosed) return;
@@ -77,14 +79,23 @@ export class Colouring {
       this.restrict();
     } catch (error) {
       if (request !== this.#request || this.#isClosed) return;
-      this.legend.replaceChildren(h("span", { class: "ramp" }, /** @type {Error} */ (error).message));
+      this.#paint(this.columns.none());
+      this.#say(/** @type {Error} */ (error).message);
+      this.restrict();
+    } finally {
+      clearTimeout(waiting);
     }
+  }
+
+  /** Write a message in place of the legend. @param {string} message */
+  #say(message) {
+    this.legend.replaceChildren(h("span", { class: "ramp", role: "status" }, message));
   }
 
   /** Fade the points beside the highlighted ones. */
   async fade() {
-    const column = await this.columns.load(this.host.column()).catch(() => null);
-    if (!column || this.#isClosed) return;
+    const column = await this.columns.load(this.host.column()).catch(() => this.columns.none());
+    if (this.#isClosed) return;
     this.#paint(column);
     this.host.draw();
   }

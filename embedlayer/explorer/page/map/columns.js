@@ -56,6 +56,11 @@ export class Columns {
     return this.options.find(([key]) => key === name)?.[1] ?? name;
   }
 
+  /** Return a column without values, which is drawn in grey: of a column that there is not. @returns {NumberColumn} */
+  none() {
+    return { ...this.norms, values: new Float32Array(this.texts.length).fill(Number.NaN) };
+  }
+
   /** Return the logarithm of 1 + the count of each token if it is loaded. */
   frequency() {
     return /** @type {NumberColumn | undefined} */ (this.#known.get("frequency"));

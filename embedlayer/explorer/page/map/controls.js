@@ -1,4 +1,4 @@
-/** The controls of the map: search, axes, colour, density and lasso. */
+/** The controls of the map: search, axes, colour, density and lasso. The lists show what is drawn. */
 
 import { h, select } from "../dom.js";
 import { LAYOUT } from "./axes.js";
@@ -22,11 +22,21 @@ export class Controls {
   /** @param {ViewState} state @param {Axes} axes @param {Columns} columns @param {Host} host */
   constructor(state, axes, columns, host) {
     this.state = state;
+    this.axes = axes;
     this.searchField = this.#makeSearch(host);
     this.hits = h("output", { "aria-live": "polite" });
-    this.xAxis = this.#choice("x axis", axes.horizontal, "x", LAYOUT, host.setAxes);
-    this.yAxis = this.#choice("y axis", axes.options, "y", "2", host.setAxes);
-    this.colourBy = this.#choice("Colour", columns.options, "c", "cluster", host.setColours);
+    this.xAxis = select({
+      label: "x axis", options: axes.horizontal, value: "1", onChange: (x) => this.#setAxes(x, axes.drawn[1], host),
+    });
+    this.yAxis = select({
+      label: "y axis", options: axes.options, value: "2", onChange: (y) => this.#setAxes(axes.drawn[0], y, host),
+    });
+    this.colourBy = select({
+      label: "Colour", options: columns.options, value: "kind", onChange: (name) => {
+        state.set({ c: name === "cluster" ? null : name });
+        host.setColours();
+      },
+    });
     this.message = h("span", { role: "status" });
     this.action = h("button", { type: "button" });
     this.progress = h("p", { class: "map-progress", hidden: true }, this.message, this.action);
@@ -34,7 +44,7 @@ export class Controls {
     this.lasso = toggle("Lasso", "Draw a line around points", host.toggleLasso);
     this.modes = h("div", { class: "segments map-modes" }, this.density, this.lasso);
     this.element = h("div", { class: "map-tools" },
-      h("label", { class: "field search" }, h("span", null, "Search", this.hits), this.searchField),
+      h("label", { class: "field search" }, h("span", null, "Find tokens on the map", this.hits), this.searchField),
       this.colourBy, this.xAxis, this.yAxis);
   }
 
@@ -42,7 +52,7 @@ export class Controls {
   #makeSearch(host) {
     return h("input", {
       type: "search", placeholder: "text, /regex/, #id, 0xE2 96", spellcheck: false, autocomplete: "off",
-      "aria-label": "Search tokens by text, /regex/, #id or bytes",
+      "aria-label": "Find tokens on the map by text, /regex/, #id or bytes",
       onInput: host.search,
       onKeydown: (/** @type {KeyboardEvent} */ event) => {
         if (event.key === "Enter") host.enter();
@@ -51,29 +61,37 @@ export class Controls {
     });
   }
 
-  /**
-   * Create a choice that is stored in the URL.
-   * @param {string} label
-   * @param {[string, string][]} options
-   * @param {string} key of the URL
-   * @param {string} usual the value that the URL leaves out
-   * @param {() => void} onChange
-   */
-  #choice(label, options, key, usual, onChange) {
-    return select({
-      label, options, value: this.state.get(key, usual),
-      onChange: (value) => {
-        this.state.set({ [key]: value === usual ? null : value });
-        onChange();
-      },
-    });
-  }
-
-  /** Show what the URL says. */
+  /** Show the search that the URL says. */
   follow() {
     this.searchField.value = this.state.get("q", "");
-    this.xAxis.set(this.state.get("x", LAYOUT));
-    this.yAxis.set(this.state.get("y", "2"));
+  }
+
+  /** Request two axes. @param {string} x @param {string} y @param {Host} host */
+  #setAxes(x, y, host) {
+    this.state.set(x === LAYOUT ? { x: null } : { x, y: y === "2" ? null : y });
+    host.setAxes();
+  }
+
+  /** Show the axes that are drawn. */
+  showAxes() {
+    const [x, y] = this.axes.drawn;
+    this.xAxis.set(x);
+    this.yAxis.set(y);
+    this.yAxis.hidden = this.axes.isLayoutDrawn();
+  }
+
+  /**
+   * Show the column that colours the points.
+   * @param {string} name
+   * @param {boolean} isDense whether their density is drawn instead
+   */
+  showColour(name, isDense) {
+    const list = /** @type {HTMLSelectElement} */ (this.colourBy.querySelector("select"));
+    const clusters = /** @type {HTMLOptionElement | null} */ (list.querySelector('option[value="cluster"]'));
+    if (clusters) clusters.disabled = !this.axes.layout; // they are those of the layout
+    this.colourBy.set(name);
+    list.disabled = isDense;
+    this.density.setAttribute("aria-pressed", String(isDense));
   }
 
   /**

@@ -1,5 +1,6 @@
 /** Where the points of the map are: on two axes, or in the neighbour layout, which they move to when it is there. */
 
+import { LAYOUT } from "./axes.js";
 import { FoldedRows } from "./folded.js";
 import { glide, isStill, redrawn } from "./glide.js";
 import { LayoutRequest, NoLayout } from "./layout.js";
@@ -42,7 +43,7 @@ export class Placement {
 
   /** Show the first two components before anything else is there. */
   start() {
-    this.#place(this.about.axes.first(), true);
+    this.#place(this.about.axes.first(), this.about.axes.firstTwo);
     this.about.stage.measure();
   }
 
@@ -77,14 +78,15 @@ export class Placement {
    */
   async show(isNew = true) {
     const { axes, controls } = this.about;
-    controls.yAxis.hidden = axes.isLayout();
+    controls.showAxes(); // until the others are there
     if (axes.isLayout()) return this.#showLayout(isNew);
     controls.showProgress("");
+    const ids = axes.wanted();
     try {
-      const coordinates = await axes.load();
-      if (this.#isClosed || axes.isLayout()) return;
+      const coordinates = await axes.load(ids);
+      if (this.#isClosed || axes.isLayout() || String(ids) !== String(axes.wanted())) return;
       this.#stopGlide();
-      this.#place(coordinates, true);
+      this.#place(coordinates, ids);
       this.#view(isNew);
     } catch (error) {
       if (!this.#isClosed) controls.showProgress(/** @type {Error} */ (error).message);
@@ -123,7 +125,7 @@ export class Placement {
     const isExported = this.about.data.exported;
     const why = wasCancelled ? "The neighbour layout was cancelled."
       : isExported ? "This file has no neighbour layout: the table is too large." : error.message;
-    this.about.controls.showProgress(`${why} These are the first two principal components.`,
+    this.about.controls.showProgress(why,
       isExported ? undefined : [wasCancelled ? "Compute it" : "Try again", () => this.#showLayout(true)]);
   }
 
@@ -137,11 +139,11 @@ export class Placement {
 
   /** Move the points to the layout. @param {Layout} layout @param {boolean} isNew */
   #arrive(layout, isNew) {
-    const { stage } = this.about;
+    const { stage, axes } = this.about;
     const { scene } = stage;
     const [before, places, wasLayout] = [scene.viewport, { xs: scene.xs, ys: scene.ys }, !scene.showAxes];
     this.#stopGlide();
-    this.#place([layout.xs, layout.ys], false);
+    this.#place([layout.xs, layout.ys], [LAYOUT, axes.drawn[1]]);
     this.#view(isNew);
     const after = scene.viewport;
     if (wasLayout || isStill() || !before || !after) return;
@@ -156,12 +158,14 @@ export class Placement {
     });
   }
 
-  /** @param {Float32Array[]} coordinates @param {boolean} showAxes */
-  #place([xs, ys], showAxes) {
-    const { stage } = this.about;
+  /** Draw points, and say along which axes. @param {Float32Array[]} coordinates @param {string[]} ids of the axes */
+  #place([xs, ys], ids) {
+    const { stage, axes, controls } = this.about;
     this.isGliding = false;
     stage.place(xs, ys);
-    stage.scene.showAxes = showAxes;
-    this.#folded?.show(!showAxes);
+    axes.drawn = ids;
+    stage.scene.showAxes = !axes.isLayoutDrawn();
+    controls.showAxes();
+    this.#folded?.show(axes.isLayoutDrawn());
   }
 }

@@ -1,17 +1,21 @@
 /** The panel beside the map: the selection, its nearest neighbours, and the tokens that were found. */
 
 import { empty, h, segments, token, visibleText } from "../dom.js";
+import { sumText } from "../examples.js";
+import { changed, formatHash } from "../state.js";
 import { KIND, hex } from "./groups.js";
-import { isEmpty } from "./selection.js";
+import { isEmpty, sumParams } from "./selection.js";
 import { subwordButtons } from "./subwords.js";
 import { download, toTsv } from "./tsv.js";
 
 /** @import { Child, Groups, TokenSum } from "../types" */
+/** @import { FoundExamples } from "../examples.js" */
 /** @import { Columns } from "./columns.js" */
 /** @import { Subwords } from "./subwords.js" */
 
 const LISTED = 200;
 const SUGGESTED = 10;
+const MOST_FREQUENT = 300;
 
 /**
  * @typedef {"near" | "found"} Tab
@@ -47,13 +51,14 @@ const SUGGESTED = 10;
 
 export class Side {
   /** @type {Shown | null} */ #shown = null;
+  /** @type {FoundExamples | null} */ #examples = null;
 
   /** @param {About} about @param {Host} host */
   constructor(about, host) {
     this.about = about;
     this.host = host;
     this.input = h("input", {
-      id: "expression", type: "text", placeholder: "king − man + woman", spellcheck: false, autocomplete: "off",
+      id: "expression", type: "text", placeholder: "a token, or #17", spellcheck: false, autocomplete: "off",
       onInput: () => this.#offer(),
       onKeydown: (/** @type {KeyboardEvent} */ event) => {
         if (event.key === "Enter") host.typed(this.input.value);
@@ -63,7 +68,7 @@ export class Side {
     this.answer = h("div", { class: "map-answer" });
     const name = "Selected tokens and their neighbours";
     this.element = h("aside", { class: "panel map-side", tabIndex: 0, "aria-label": name },
-      h("label", { class: "field" }, h("span", null, "Neighbours of a token or sum of tokens"), this.input),
+      h("label", { class: "field" }, h("span", null, "Nearest rows of a token or a sum a − b + c"), this.input),
       this.offers, this.answer);
   }
 
@@ -209,17 +214,49 @@ export class Side {
     }, "TSV");
   }
 
-  #suggestions() {
+  /** Return some words of a table about something unknown; the most frequent are words such as "the". */
+  #frequentWords() {
     const { texts, kind, inOrder } = this.about;
-    const words = [...inOrder().subarray(0, 400)].filter((id) =>
-      kind.of[id] <= KIND.inside && texts[id].trim().length > 3);
-    const some = words.filter((_, i) => i % 12 === 3).slice(0, SUGGESTED);
-    const note = "Select a point, type a token, or start with one of these. + and − beside a neighbour add it to a "
-      + "sum: a − b + c.";
-    return h("div", null, h("p", { class: "note" }, note), h("div", { class: "chips" },
-      some.map((id) => token(texts[id], { of: id, onClick: () => this.#chooseOne(id) }))),
-    h("p", { class: "note" }, "New to embeddings? ", h("a", { href: "#learn" }, "What is an embedding?")));
+    const words = [...inOrder().subarray(0, 4 * MOST_FREQUENT)].filter((id) =>
+      kind.of[id] === KIND.start && texts[id].trim().length > 3);
+    const others = words.slice(Math.min(MOST_FREQUENT, words.length >> 1));
+    return others.filter((_, i) => i % Math.ceil(others.length / SUGGESTED) === 0);
   }
+
+  /** Offer examples to begin with. @param {FoundExamples} found */
+  offer(found) {
+    this.#examples = found;
+    const [sum] = found.own.sums;
+    const [word] = found.own.words;
+    if (sum) this.input.placeholder = sumText(sum, this.about.texts);
+    else if (word !== undefined) this.input.placeholder = visibleText(this.about.texts[word]);
+  }
+
+  #suggestions() {
+    if (!this.#examples) return null;
+    const { own: { words: known, sums }, other } = this.#examples;
+    const { texts } = this.about;
+    const words = known.length ? known : this.#frequentWords();
+    /** @param {TokenSum} sum */
+    const sumButton = (sum) => h("button", {
+      class: "token", type: "button", onClick: () => this.host.choose({ plus: sum.plus, minus: sum.minus }),
+    }, sumText(sum, texts));
+    const ways = words.length || sums.length ? "Select a point, type a token, or start with one of these."
+      : "Select a point, or type a token.";
+    return h("div", { class: "map-examples" },
+      h("p", { class: "note" }, `${ways} + and − beside a neighbour add it to a sum.`),
+      h("div", { class: "chips" },
+        words.map((id) => token(texts[id], { of: id, onClick: () => this.#chooseOne(id) })), sums.map(sumButton)),
+      other ? elsewhere(other) : null);
+  }
+}
+
+/** Say where everyday words are. @param {import("../examples.js").OtherExamples} other */
+function elsewhere({ source, title, texts, words, sums: [sum] }) {
+  const state = sum ? sumParams(sum) : { plus: words[0] };
+  return h("p", { class: "note" }, `Words of everyday language are in ${title}: `,
+    h("a", { href: formatHash("map", changed({}, { ...state, source: source || null })) },
+      sum ? sumText(sum, texts) : visibleText(texts[words[0]])));
 }
 
 /** Copy a text to the clipboard and say so on the button. @param {string} text @param {HTMLElement} button */

@@ -2,6 +2,7 @@
 
 import { ComparisonMap } from "../map/comparison.js";
 import { empty, h, select } from "../dom.js";
+import { next } from "../missing.js";
 
 /** @import { View, ViewContext } from "../types" */
 
@@ -19,8 +20,10 @@ async function open(element, context) {
   const options = optionsOf(context);
   if (!options.length) {
     element.replaceChildren(empty("There is only one table",
-      "Open two tables to compare them, ", h("code", null, "embedlayer explore A B"),
-      ", or a training run, which stores its table before training."));
+      "Open a second table to compare it with, or a training run, whose table before training is known. With two, this "
+      + "view says whether they are related, and which tokens moved most.",
+      next(h("code", null, `${context.command} explore A B`), h("span", null, "or, with the table of this package,"),
+        h("code", null, `${context.command} explore A --words`))));
     return { close() {} };
   }
   const { texts } = await context.data.load("tokens");

@@ -14,6 +14,7 @@ export const view = {
   id: "learn",
   title: "Learn",
   sentence: "What is an embedding? A story in short scenes. Each one has a picture that you can change and one task.",
+  link: () => h("span", { class: "view-link" }, "You know embeddings? ", h("a", { href: "#map" }, "Go to the Map")),
   needs: [],
   keys: [["← →", "previous or next scene of the story (outside of controls)"]],
   open,

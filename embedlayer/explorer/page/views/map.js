@@ -1,6 +1,8 @@
 /** The view Map: all tokens as points. */
 
 import { h, visibleText } from "../dom.js";
+import { examplesOf } from "../examples.js";
+import { SCENES } from "../learn/scenes.js";
 import { Axes } from "../map/axes.js";
 import { clusterColumn, clusterNames } from "../map/clusters.js";
 import { Colouring } from "../map/colouring.js";
@@ -27,8 +29,7 @@ import { fitViewport } from "../map/viewport.js";
 export const view = {
   id: "map",
   title: "Map",
-  sentence: "Every row of the table as a point; rows with similar vectors are close. Neighbours are computed from "
-    + "all dimensions.",
+  sentence: "Every row of the table is a point; rows with similar vectors are close.",
   needs: ["vectors"],
   keys: [
     ["arrows, + −, 0", "move, zoom, show all (with the map in focus)"], ["Enter", "select the token at the cross"],
@@ -59,10 +60,10 @@ async function open(element, context) {
   const [{ texts, special }, { explained }, coordinates, norms, own] = await Promise.all([
     data.load("tokens"), data.load("axes"), data.load("coordinates", { count }), data.load("norms"),
     data.load("columns"),
-    ...(manifest.has.includes("frequency") ? [data.load("frequencies")] : []), // so that start() waits for nothing
+    ...(manifest.has.includes("frequency") ? [data.load("frequencies")] : []), // so that open() waits for nothing
   ]);
   const map = new MapView(element, context, { texts, special, explained, coordinates, norms, own });
-  await map.start();
+  await map.open();
   return map;
 }
 
@@ -113,7 +114,8 @@ class MapView {
     const inset = h("div");
     this.placement = this.#makePlacement(inset);
     this.side = this.#makeSide();
-    element.replaceChildren(h("div", { class: "map" },
+    this.start = startBlock();
+    element.replaceChildren(h("div", { class: "map" }, this.start,
       h("div", { class: "panel map-main" }, this.controls.element, this.stage.element,
         h("div", { class: "map-foot" }, this.colouring.legend, inset)),
       this.side.element));
@@ -132,8 +134,9 @@ class MapView {
       setAxes: () => this.placement.show(),
       setColours: () => this.#setColours(),
       toggleDensity: () => {
-        this.#setDense(!this.scene.dense);
+        this.scene.dense = !this.scene.dense;
         this.context.state.set({ v: this.scene.dense ? "density" : null });
+        this.#showColour();
         this.colouring.describe();
       },
       toggleLasso: () => this.#setLasso(!this.#isLassoOn),
@@ -184,7 +187,7 @@ class MapView {
     return new Placement({
       data, size: texts.length, axes, controls, stage, inset,
       arrived: () => {
-        if (this.#column() === "cluster") this.#setColours();
+        this.#setColours();
         this.#applyLasso();
       },
     });
@@ -213,13 +216,17 @@ class MapView {
 
   // Opening, closing, and the URL
 
-  async start() {
+  async open() {
     const { manifest } = this.context;
     this.#agree();
-    this.#setDense(this.context.state.get("v") === "density");
+    this.#showColour();
     this.#encoding = setTimeout(() => bytesOfAll(this.texts), ENCODING_DELAY); // the first search by bytes is fast too
     this.placement.start();
     this.placement.fold().then(() => this.#showSide());
+    examplesOf(this.context).then((found) => {
+      this.side.offer(found);
+      this.#showSide();
+    }, () => {}); // a file without vectors has none
     if (manifest.has.includes("frequency")) await this.columns.load("frequency");
     this.#apply();
   }
@@ -243,8 +250,9 @@ class MapView {
     const { state } = this.context;
     const typed = state.get("q", "");
     this.#agree();
+    this.start.hidden = typed !== "" || !isEmpty(this.selected());
     this.controls.follow();
-    this.#setDense(state.get("v") === "density");
+    this.scene.dense = state.get("v") === "density";
     this.placement.show(false);
     const request = ++this.#request;
     this.#writeSelection();
@@ -334,19 +342,19 @@ class MapView {
   /** Return the name of the column that colours the points. */
   #column() {
     const name = this.context.state.get("c", "cluster");
-    if (name === "cluster" && !this.axes.layout) return "kind"; // until the clusters are there
-    return this.columns.options.some(([key]) => key === name) ? name : "kind";
+    const isKnown = this.columns.options.some(([key]) => key === name) && (name !== "cluster" || this.axes.layout);
+    if (isKnown) return name;
+    return this.columns.hasTokens ? "kind" : "norm"; // until the clusters are there
   }
 
   #setColours() {
-    this.controls.colourBy.set(this.context.state.get("c", "cluster"));
+    this.#showColour();
     return this.colouring.show();
   }
 
-  /** @param {boolean} isOn */
-  #setDense(isOn) {
-    this.scene.dense = isOn;
-    this.controls.density.setAttribute("aria-pressed", String(isOn));
+  /** Show in the list of colours what colours the points. */
+  #showColour() {
+    this.controls.showColour(this.#column(), this.scene.dense);
   }
 
   /** @param {boolean} isOn */
@@ -377,8 +385,13 @@ class MapView {
     this.#lasso = null;
     this.#setLasso(false);
     if (line.length <= 2) return this.stage.draw();
+    const [x, y] = this.axes.drawn;
     this.controls.searchField.value = "";
     this.context.state.set({ q: null, lasso: lineToText(this.stage.inData(line)) });
+    if (this.axes.isLayout() && !this.axes.isLayoutDrawn()) { // the line is one among the points that are drawn
+      this.context.state.set({ x, y });
+      this.placement.show(false);
+    }
     return this.#applyLasso();
   }
 
@@ -515,12 +528,23 @@ class MapView {
 
   #showSide(isLoading = false) {
     if (this.#isClosed) return;
+    const isFirst = isEmpty(this.selected()) && !this.#found && !this.#problem && !this.#subwords;
+    this.start.classList.toggle("is-past", !isFirst); // on a phone it stays, so that the map does not jump
     this.side.show({
       sum: this.selected(), near: this.#near, found: this.#found, isIsolated: this.#isIsolated, tab: this.#tab,
       problem: this.#problem, isLoading, isFolded: (id) => this.placement.isFolded(id),
       subwords: this.#subwords,
     });
   }
+}
+
+/** Create the block that says where to begin, while nothing is selected. */
+function startBlock() {
+  return h("section", { class: "map-start", "aria-label": "Where to begin" },
+    h("p", null, h("b", null, "New to embeddings?"), " Start with ", h("a", { href: "#learn" }, "Learn"),
+      `: ${SCENES.length} scenes.`),
+    h("p", null, h("b", null, "You know them?"), " Search or click a token. ", h("a", { href: "#health" }, "Health"),
+      " says whether the table is sound."));
 }
 
 /** Return a function that calls `make` once. @template T @param {() => T} make @returns {() => T} */

@@ -3,6 +3,7 @@
 import { chart, chartLegend } from "../charts/chart.js";
 import { short } from "../charts/numbers.js";
 import { definitions, empty, h, scroller, token } from "../dom.js";
+import { next } from "../missing.js";
 
 /** @import { Child, Closable, Metrics, MetricsLine, View, ViewContext } from "../types" */
 
@@ -23,7 +24,8 @@ async function open(element, context) {
   const metrics = await context.data.load("metrics");
   if (!metrics.lines.length) {
     element.replaceChildren(empty("No step was logged",
-      "The run's metrics.jsonl is empty. Continue the run with embedlayer train --resume."));
+      "The run's metrics.jsonl is empty. Continue the run:",
+      next(h("code", null, `${context.command} train --resume -o DIR`))));
     return { close() {} };
   }
   const loss = lossChart(metrics);

@@ -1,0 +1,35 @@
+"""How the user can type the `embedlayer` command, for messages that contain commands."""
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+
+def command_name() -> str:
+    """Return the words before a subcommand, as the process was started: a user can type what is printed.
+
+    They are `embedlayer` if the shell finds the running program by this name, else its path; `python -m embedlayer`,
+    with the path of Python if need be, if it was started so; and `embedlayer` in any other program.
+    """
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py" and program.parent.name == "embedlayer":
+        python = Path(sys.executable)
+        return f"{_typed(python, 'python', 'python3', python.name)} -m embedlayer"
+    return _typed(program, "embedlayer") if program.stem == "embedlayer" else "embedlayer"
+
+
+def _typed(program: Path, *names: str) -> str:
+    """Return the first name by which the shell finds a program in the same folder, else the path of the program.
+
+    The path is relative to the working directory if the program is below it. Links are not followed: the Python of a
+    virtual environment is a link to the one outside.
+    """
+    folder = Path(os.path.abspath(program)).parent
+    for name in names:
+        found = shutil.which(name)
+        if found is not None and Path(os.path.abspath(found)).parent == folder:
+            return name
+    path = folder / program.name
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))

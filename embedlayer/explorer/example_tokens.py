@@ -1,0 +1,93 @@
+"""Examples for the first screens of the page: tokens that most people know, and sums that the table answers."""
+
+from typing import Any
+
+from embedlayer.explorer.tokens import Params, neighbors
+from embedlayer.sources import OpenedModel
+
+# fmt: off
+EVERYDAY_WORDS = [
+    "cat", "piano", "red", "king", "mother", "summer", "paris", "doctor", "river", "bread", "dog", "queen", "green",
+    "guitar", "father", "winter", "london", "teacher", "mountain", "water", "horse", "blue", "friday", "germany",
+    "school", "house", "music", "happy", "japan", "garden", "brother", "sister", "seven", "window", "kitchen", "flower",
+    "january", "football", "coffee", "train",
+]
+CODE_WORDS = [
+    "class", "function", "list", "string", "error", "number", "file", "module", "method", "loop", "integer",
+    "dictionary",
+]
+# fmt: on
+
+EVERYDAY_SUMS = [
+    ("king", "man", "woman", "queen"),
+    ("paris", "france", "germany", "berlin"),
+    ("walking", "walk", "run", "running"),
+    ("husband", "man", "woman", "wife"),
+    ("japanese", "japan", "china", "chinese"),
+    ("cars", "car", "book", "books"),
+]
+CODE_SUMS = [
+    ("lists", "list", "string", "strings"),
+    ("classes", "class", "method", "methods"),
+    ("values", "value", "type", "types"),
+    ("functions", "function", "module", "modules"),
+    ("returns", "return", "raise", "raises"),
+]
+"""Sums `a - b + c`, each with the token that must be the nearest."""
+
+MOST_WORDS, MOST_SUMS = 10, 3
+
+MARGIN = 0.02
+"""An exported page, whose rows have 8 bits, computes cosines within about 0.01: its nearest row must be the same."""
+
+FEWEST_EVERYDAY = 8
+"""A table with fewer of `EVERYDAY_WORDS` is about something else, such as code."""
+
+
+def examples(source: OpenedModel, params: Params) -> Any:
+    """Return examples of a source, for JSON; all are tokens of it.
+
+    Returns:
+        `{"words": IDs, "is_everyday": whether these are words of everyday language, "sums": [...]}`. Each sum is
+        `{"plus": IDs, "minus": IDs, "answer": ID}`, and its answer is the nearest of all rows except the terms.
+    """
+    return source.once("examples", lambda: _found(source))
+
+
+def _found(source: OpenedModel) -> Any:
+    """Compute what `examples` returns."""
+    ids = _ids_by_word(source)
+    everyday = [ids[word] for word in EVERYDAY_WORDS if word in ids]
+    is_everyday = len(everyday) >= FEWEST_EVERYDAY
+    code = [ids[word] for word in CODE_WORDS if word in ids]
+    words = everyday if is_everyday else code + everyday
+    sums = _answered(source, ids, EVERYDAY_SUMS if is_everyday else CODE_SUMS)
+    return {"words": words[:MOST_WORDS], "is_everyday": is_everyday, "sums": sums}
+
+
+def _ids_by_word(source: OpenedModel) -> dict[str, int]:
+    """Return the row of each word of the examples that is one token of the source.
+
+    If tokens at the start of a word begin with a space, a token without it is a part of words, and does not count. A
+    row that is zero or has NaN does not count either.
+    """
+    texts = source.token_texts
+    starts = " " if any(text[:1] == " " and text[1:].isalpha() for text in texts) else ""
+    sums = [word for terms in EVERYDAY_SUMS + CODE_SUMS for word in terms]
+    wanted = {starts + word: word for word in (*EVERYDAY_WORDS, *CODE_WORDS, *sums)}
+    found: dict[str, int] = {}
+    for row, text in enumerate(texts):
+        if text in wanted:
+            found.setdefault(wanted[text], row)
+    norms = source.rows[list(found.values())].float().norm(dim=1).tolist()
+    return {word: row for (word, row), norm in zip(found.items(), norms, strict=True) if 0 < norm < float("inf")}
+
+
+def _answered(source: OpenedModel, ids: dict[str, int], sums: list[tuple[str, str, str, str]]) -> list[Any]:
+    """Return those sums, at most `MOST_SUMS`, whose answer is the nearest row by more than `MARGIN`."""
+    found: list[Any] = []
+    for a, b, c, answer in ([ids[word] for word in terms] for terms in sums if all(word in ids for word in terms)):
+        near = neighbors(source, {"plus": f"{a},{c}", "minus": str(b), "topn": "2"})
+        if near[0][0] == answer and near[0][1] > near[-1][1] + MARGIN and len(found) < MOST_SUMS:
+            found.append({"plus": [a, c], "minus": [b], "answer": answer})
+    return found

@@ -1,0 +1,22 @@
+"""The table that comes with the package, for a first look without a model of one's own: 4,000 words of MiniLM."""
+
+from pathlib import Path
+
+from embedlayer.sources import OpenedModel, open_model
+
+WORD_TABLE = Path(__file__).with_name("words")
+"""Folder of the saved table; its README.md says where the rows come from."""
+
+TITLE = "4,000 words of MiniLM"
+
+
+def open_word_table() -> OpenedModel:
+    """Open the table of 4,000 words, `(4007, 384)`, with its tokenizer.
+
+    Example:
+        >>> open_word_table().encode("the queen")
+        [2, 904]
+    """
+    opened = open_model(WORD_TABLE)
+    opened.title = TITLE
+    return opened
