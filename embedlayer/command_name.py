@@ -20,6 +20,15 @@ def command_name() -> str:
     return _typed(program, "embedlayer") if program.stem == "embedlayer" else "embedlayer"
 
 
+def command_line(*words: object) -> str:
+    """Return a command of `embedlayer` as a line to type, quoted for a shell.
+
+    Args:
+        *words: Subcommand and arguments. `...` stands for what the reader fills in, and is not quoted.
+    """
+    return " ".join([command_name(), *(word if word == "..." else shlex.quote(word) for word in map(str, words))])
+
+
 def _typed(program: Path, *names: str) -> str:
     """Return the first name by which the shell finds a program in the same folder, else the path of the program.
 

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from embedlayer.command_name import command_line
 from embedlayer.errors import (
     CheckpointError,
     EmbedLayerWarning,
@@ -527,7 +528,7 @@ def _open_saved(path: Path, device: str) -> OpenedModel:
     if not (path / CONFIG).exists():
         raise FileError(
             f"{path} holds no trained layer yet, because its run is not finished: continue it with "
-            f"embedlayer train --resume -o {path}"
+            f"{command_line('train', '--resume', '-o', path)}"
         )
     layer = Pretrained.from_pretrained(path, device=device).eval()
     table = layer if isinstance(layer, TokenTable) else getattr(layer, "table", None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from embedlayer import command_name as module
-from embedlayer.command_name import command_name
+from embedlayer.command_name import command_line, command_name
 
 
 @pytest.fixture
@@ -52,6 +52,12 @@ def test_a_module_is_run_by_the_same_python(program, monkeypatch, path, name) ->
 def test_in_any_other_program_it_is_the_plain_name(monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/train.py", "explore"])
     assert command_name() == "embedlayer"
+
+
+def test_arguments_are_quoted_except_what_the_reader_fills_in(program, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    words = ("neighbors", Path("my run"), " class", "-n", 5, "-o", "...")
+    assert command_line(*words) == "'a place/bin/embedlayer' neighbors 'my run' ' class' -n 5 -o ..."
 
 
 def test_what_it_names_runs(tmp_path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from embedlayer.cli.options import TEXTS, TOKENIZER, json_option
-from embedlayer.cli.printing import count_of, typed
+from embedlayer.cli.printing import count_of
+from embedlayer.command_name import command_line
 from embedlayer.errors import SizeError
 
 VOCAB_SIZE = 4096
@@ -83,7 +84,7 @@ def build(
         text = (
             f"{len(built):,} tokens of {built.num_bytes / len(built):.2f} bytes, "
             f"{count_of(len(built.documents), 'document')}, {count_of(shards, 'shard')}, in {output}\n"
-            f"Train on them with: {typed('train', output, '-o', 'RUN')}"
+            f"Train on them with: {command_line('train', output, '-o', 'RUN')}"
         )
     click.echo(json.dumps(facts) if as_json else text)
     return 0

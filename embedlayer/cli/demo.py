@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from embedlayer.cli.options import json_option
-from embedlayer.cli.printing import typed
+from embedlayer.command_name import command_line
 
 PROBES = (" must", " returns", " called", " string", " method", " argument", " if", " True")
 """Tokens whose neighbours are shown; all but the last occur more than 50 times in the text."""
@@ -72,12 +72,12 @@ def demo(context: click.Context, output: Path, minutes: float, min_steps: int, s
     )
     if result == 0 and not as_json:
         commands = (
-            typed("explore", output),
-            typed("embed", output, "for name in names"),
-            typed("neighbors", output, " class"),
-            typed("generate", output, "A function is"),
+            command_line("explore", output),
+            command_line("embed", output, "for name in names"),
+            command_line("neighbors", output, " class"),
+            command_line("generate", output, "A function is"),
         )
         click.echo(f"\nLook at {output / 'report.html'} in a browser, or try:")
         click.echo("\n".join(f"  {command}" for command in commands))
-        click.echo(f"More time gives better neighbours: {typed('demo', '--minutes', 5)}")
+        click.echo(f"More time gives better neighbours: {command_line('demo', '--minutes', 5)}")
     return result

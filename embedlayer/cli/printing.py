@@ -1,11 +1,6 @@
-"""Printing for people: facts, tables, commands to type next, and tokens with their spaces made visible."""
+"""Printing for people: facts, tables, and tokens with their spaces made visible."""
 
-import os
-import shlex
-import shutil
-import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -97,32 +92,6 @@ def print_table(
     with console.capture() as shown:
         console.print(Padding(table, (0, 0, 0, indent), expand=False))
     click.echo("\n".join(line.rstrip() for line in shown.get().splitlines()), color=console.is_terminal)
-
-
-def typed(*words: object) -> str:
-    """Return a command of this program as a line to type in the current folder, quoted for a shell.
-
-    The program is named as it was started: by a name on the PATH, by the path of a script that is not on it, or as a
-    module of the Python that runs.
-
-    Args:
-        *words: Subcommand and arguments. `...` stands for what the reader fills in, and is not quoted.
-    """
-    script = Path(sys.argv[0])
-    if script.name == "__main__.py" and script.parent.name == "embedlayer":
-        program = [_on_path(sys.executable), "-m", "embedlayer"]
-    else:
-        program = [_on_path(script) if script.stem == "embedlayer" else "embedlayer"]
-    return " ".join(word if word == "..." else shlex.quote(word) for word in [*program, *map(str, words)])
-
-
-def _on_path(program: Path | str) -> str:
-    """Return the name of a program if a shell finds it by its name, else its path, relative to this folder if below."""
-    path = Path(os.path.abspath(program))
-    found = shutil.which(path.name)
-    if found is not None and os.path.abspath(found) == str(path):
-        return path.name
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def count_of(number: int, noun: str) -> str:

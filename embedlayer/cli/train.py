@@ -8,7 +8,7 @@ import click
 
 from embedlayer.cli.options import TEXTS_OR_CORPUS, json_option
 from embedlayer.cli.pipeline import LayerOptions, layer_options
-from embedlayer.cli.printing import typed
+from embedlayer.command_name import command_line
 from embedlayer.errors import FileError, SizeError
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _train(
         if parallel.is_first:
             click.echo(
                 f"Stopped at step {trainer.step} of {trainer.steps}; everything is saved.\n"
-                f"Continue with: {typed('train', '--resume', '-o', directory.path)}",
+                f"Continue with: {command_line('train', '--resume', '-o', directory.path)}",
                 err=True,
             )
         return 130

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedlayer.cli.options import EDITED, FOLDER, SOURCE, TEXT, TEXTS, TOKENIZER, json_option, new_folder_option
-from embedlayer.cli.printing import typed
+from embedlayer.command_name import command_line
 from embedlayer.errors import VocabularyError
 
 if TYPE_CHECKING:
@@ -525,7 +525,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
     undo = (
         f"the receipt is {output.name}.receipt"
         if output.is_file()
-        else f"undo with: {typed('vocab', 'undo', output, '-o', '...')}"
+        else f"undo with: {command_line('vocab', 'undo', output, '-o', '...')}"
     )
     click.echo(f"\nWritten to {output}; {undo}")
 
@@ -572,7 +572,7 @@ def _show_suggestion(
         return
     texts = () if prune or lines[0].startswith("#version") else ("--as-is",)
     edit = ("remove", directory, "--tokens", file) if prune else ("add", directory, "--terms", file, *texts)
-    click.echo(f"\nWritten to {file}; next: {typed('vocab', *edit, '-o', '...')}")
+    click.echo(f"\nWritten to {file}; next: {command_line('vocab', *edit, '-o', '...')}")
 
 
 def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from embedlayer.command_name import command_name
 from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice, cannot_map
 from embedlayer.data.tokenizer import MAX_TOKEN_IDS
 from embedlayer.errors import CheckpointError
@@ -132,8 +133,8 @@ def read_shards(path: Path) -> list[CorpusShard]:
     if missing := missing_shards(path):
         raise CheckpointError(
             f"The corpus {path} is not finished: {len(missing)} shards are not built yet, among them shard "
-            f"{', '.join(map(str, missing[:8]))}. Continue with the command that started it: embedlayer corpus build "
-            f"FILE... -o {path} --tokenizer FILE --shards {plan['shards']} (and --only K where each host builds "
+            f"{', '.join(map(str, missing[:8]))}. Continue with the command that started it: {command_name()} corpus "
+            f"build FILE... -o {path} --tokenizer FILE --shards {plan['shards']} (and --only K where each host builds "
             f"its own shard); in Python, with build_in_shards or build_shard and the same arguments."
         )
     shards = [_read_shard(shard_folder(path, number)) for number in range(plan["shards"])]

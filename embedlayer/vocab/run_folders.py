@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from embedlayer.command_name import command_line
 from embedlayer.data.corpus import CorpusWriter, IdArray, TokenCorpus
 from embedlayer.data.corpus_files import write_shard_tables
 from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
@@ -75,7 +76,7 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dic
             if "" not in results and not _keeps_corpus(run, resolved.rows.row_map):
                 raise VocabularyError(
                     f"The run in {folder} is not finished, and its corpus contains tokens that would be removed. "
-                    f"Finish it first (embedlayer train --resume), or keep them."
+                    f"Finish it first ({command_line('train', '--resume', '-o', folder)}), or keep them."
                 )
             assert resolved.tokenizer is not None  # a run has one
             new_ids = resolved.new_ids.numpy()
