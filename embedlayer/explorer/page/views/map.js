@@ -542,7 +542,7 @@ class MapView {
 function startBlock() {
   return h("section", { class: "map-start", "aria-label": "Where to begin" },
     h("p", null, h("b", null, "New to embeddings?"), " Start with ", h("a", { href: "#learn" }, "Learn"),
-      `: ${SCENES.length} scenes.`),
+      h("span", null, `: ${SCENES.length} short scenes`), "."),
     h("p", null, h("b", null, "You know them?"), " Search or click a token. ", h("a", { href: "#health" }, "Health"),
       " says whether the table is sound."));
 }
