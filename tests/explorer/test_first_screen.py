@@ -294,6 +294,7 @@ def test_the_map_offers_words_that_people_know_and_sums_with_their_answer(url, o
         page.get_by_role("searchbox", name="Find tokens").press("Escape")
         chips.get_by_text(typed, exact=True).click()
         until(page, f"document.querySelector('.near .token')?.textContent === '{answer}'")
+        assert field.input_value() == typed
         page.get_by_role("searchbox", name="Find tokens").press("Escape")
     assert field.get_attribute("placeholder") == sums[0]
 
