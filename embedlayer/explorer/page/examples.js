@@ -1,6 +1,7 @@
 /** Examples of the table that is open; where its tokens are no everyday words, also those of another opened source. */
 
 import { visibleText } from "./dom.js";
+import { expressionOf, idsByText } from "./map/search.js";
 
 /** @import { Examples, TokenSum, ViewContext } from "./types" */
 /**
@@ -23,9 +24,7 @@ export async function examplesOf({ data, sources, source }) {
   return { own, other: null };
 }
 
-/** Return a sum as one writes it, `a − b + c`. @param {TokenSum} sum @param {string[]} texts */
-export function sumText({ plus: [first, ...plus], minus }, texts) {
-  /** @param {number} id */
-  const name = (id) => visibleText(texts[id]);
-  return [name(first), ...minus.map((id) => `− ${name(id)}`), ...plus.map((id) => `+ ${name(id)}`)].join(" ");
+/** Return a sum as it can be typed. @param {TokenSum} sum @param {string[]} texts */
+export function sumText(sum, texts) {
+  return expressionOf(sum, (id) => visibleText(texts[id]), idsByText(texts));
 }

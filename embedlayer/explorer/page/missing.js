@@ -14,7 +14,7 @@ import { changed, formatHash } from "./state.js";
  */
 export function missing(lack, { sources, command }, source, view) {
   const others = sources.flatMap(({ has, title: name }, i) => (has.includes(lack)
-    ? [h("a", { href: hashOf(view, i) }, `Show ${name}`)] : []));
+    ? [h("a", { href: formatHash(view, { source: String(i) }) }, `Show the ${view} of ${name}`)] : []));
   if (lack === "metrics") return notRun(command, source, others);
   if (lack === "input") return onlyTable(source, others);
   return empty("Nothing to show", `This source has no ${lack}.`, next(others));

@@ -60,7 +60,10 @@ async function draw(stage) {
       show(Number(value), true);
     },
   });
-  return [choice && h("div", { class: "learn-controls" }, choice), place];
+  const hint = own.is_everyday || other ? null : h("p", { class: "note" },
+    "This table has few words of everyday language. ", h("code", null, `${stage.context.command} explore`),
+    " shows this scene with 4,000 words of MiniLM.");
+  return [choice && h("div", { class: "learn-controls" }, choice), place, hint];
 }
 
 /** Return the token that is chosen in the page, or null. @param {Stage} stage */

@@ -157,7 +157,7 @@ export function variants(typed, ids) {
 }
 
 /**
- * Format a sum as text that parses to the same IDs: a token whose text would mean another one becomes `#17`.
+ * Format a sum as text that parses to the same IDs, `a − b + c`: a token whose text would mean another one is `#17`.
  * @param {TokenSum} sum
  * @param {(id: number) => string} nameOf with invisible characters shown
  * @param {Map<string, number>} ids by text
@@ -171,8 +171,20 @@ export function expressionOf({ plus, minus }, nameOf, ids) {
     const isSafe = terms.length === 2 && terms.every((term) => term.text === name && term.sign === 1);
     return isSafe && variants(name, ids)[0] === id ? name : `#${id}`;
   };
-  const terms = [...plus.map((id) => `+ ${written(id)}`), ...minus.map((id) => `− ${written(id)}`)];
+  const [first, ...others] = plus.map((id) => `+ ${written(id)}`);
+  const terms = [...(first ? [first] : []), ...minus.map((id) => `− ${written(id)}`), ...others];
   return terms.join(" ").replace(/^\+ /, "");
+}
+
+/** @type {WeakMap<string[], Map<string, number>>} */
+const idsByTexts = new WeakMap();
+
+/** Return the first ID of each text, computed once for a list. @param {string[]} texts */
+export function idsByText(texts) {
+  const found = idsByTexts.get(texts)
+    ?? new Map(texts.map((text, id) => /** @type {const} */ ([text, id])).reverse());
+  idsByTexts.set(texts, found);
+  return found;
 }
 
 /**

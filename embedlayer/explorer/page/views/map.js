@@ -1,7 +1,7 @@
 /** The view Map: all tokens as points. */
 
-import { h, visibleText } from "../dom.js";
-import { examplesOf } from "../examples.js";
+import { h } from "../dom.js";
+import { examplesOf, sumText } from "../examples.js";
 import { SCENES } from "../learn/scenes.js";
 import { Axes } from "../map/axes.js";
 import { clusterColumn, clusterNames } from "../map/clusters.js";
@@ -12,7 +12,7 @@ import { kinds, rowsAlone } from "../map/groups.js";
 import { Naming } from "../map/naming.js";
 import { paintOver } from "../map/painting.js";
 import { Placement } from "../map/placement.js";
-import { bytesOfAll, expressionOf, parseExpression, parseQuery, search, variants } from "../map/search.js";
+import { bytesOfAll, idsByText, parseExpression, parseQuery, search, variants } from "../map/search.js";
 import { idsOf, isEmpty, selectedTokens, sumParams } from "../map/selection.js";
 import { inside, lineFromText, lineToText, makeGrid } from "../map/grid.js";
 import { Side } from "../map/side.js";
@@ -99,7 +99,6 @@ class MapView {
       clusters: () => (this.axes.layout ? clusterColumn(this.axes.layout, texts) : null),
     });
     this.inOrder = once(() => namesInOrder(texts, this.kind, this.columns.frequency()));
-    this.byText = once(() => new Map(texts.map((text, id) => /** @type {const} */ ([text, id])).reverse()));
     this.scene = emptyScene(texts.length);
     this.naming = new Naming(texts, this.scene, this.inOrder);
     this.colouring = new Colouring(this.scene, this.columns, {
@@ -454,7 +453,7 @@ class MapView {
 
   /** Write the selection into the field of sums, before anything is awaited: the user may type into it then. */
   #writeSelection() {
-    this.side.write(expressionOf(this.selected(), (id) => visibleText(this.texts[id]), this.byText()));
+    this.side.write(sumText(this.selected(), this.texts));
   }
 
   async #showSelection() {
@@ -493,12 +492,12 @@ class MapView {
   /** Return the IDs that the last term of a sum can mean. @param {string} text */
   #meant(text) {
     const last = parseExpression(text).at(-1);
-    return last ? variants(last.text, this.byText()).filter((id) => id < this.texts.length) : [];
+    return last ? variants(last.text, idsByText(this.texts)).filter((id) => id < this.texts.length) : [];
   }
 
   /** Select a typed sum. @param {string} text @param {number} [last] */
   #onExpression(text, last) {
-    const terms = parseExpression(text).map((term) => ({ ...term, id: variants(term.text, this.byText())[0] }));
+    const terms = parseExpression(text).map((term) => ({ ...term, id: variants(term.text, idsByText(this.texts))[0] }));
     const lastTerm = terms.at(-1);
     if (lastTerm && last !== undefined) lastTerm.id = last;
     const unknown = terms.find(({ id }) => id === undefined || id >= this.texts.length);
@@ -542,7 +541,7 @@ class MapView {
 function startBlock() {
   return h("section", { class: "map-start", "aria-label": "Where to begin" },
     h("p", null, h("b", null, "New to embeddings?"), " Start with ", h("a", { href: "#learn" }, "Learn"),
-      `: ${SCENES.length} scenes.`),
+      h("span", null, `: ${SCENES.length} short scenes`), "."),
     h("p", null, h("b", null, "You know them?"), " Search or click a token. ", h("a", { href: "#health" }, "Health"),
       " says whether the table is sound."));
 }

@@ -1,0 +1,382 @@
+"""First screens: where to begin, what the lists of the map say, examples, and views whose source lacks something."""
+
+import threading
+
+import pytest
+import torch
+from page_waiting import until
+
+from embedlayer import TokenEmbedding
+from embedlayer.errors import SizeError
+from embedlayer.explorer import table_map, tokens
+from embedlayer.explorer.example_tokens import CODE_WORDS, examples
+from embedlayer.explorer.export import write_page
+from embedlayer.explorer.word_table import open_word_table
+from embedlayer.sources import OpenedModel
+
+pytestmark = pytest.mark.browser
+
+SIZES = [(1280, 800), (390, 844)]
+WIDE_OR_PHONE = pytest.mark.parametrize("size", SIZES, ids=["wide", "phone"])
+
+SHOWN = "[...document.querySelectorAll('.map-tools .field:not([hidden]) select')].map((list) => list.value).join()"
+"""The values of the lists Colour, x axis and y axis, of those that are visible."""
+
+PAINTED = """() => {
+    const { prototype } = CanvasRenderingContext2D, paint = prototype.fillText;
+    window.painted = [];
+    prototype.fillText = function (text, ...rest) { window.painted.push(text); paint.call(this, text, ...rest); };
+}"""
+
+
+@pytest.fixture(scope="module")
+def words() -> OpenedModel:
+    return open_word_table()
+
+
+@pytest.fixture(scope="module")
+def code() -> OpenedModel:
+    """A table about code, which is no run and has no tokenizer."""
+    texts = [f" {word}" for word in CODE_WORDS] + [f"part{row}" for row in range(40)]
+    return OpenedModel("code", TokenEmbedding.from_pretrained(torch.randn(len(texts), 8)), tokens=texts)
+
+
+@pytest.fixture(scope="module")
+def url(serve, of_run, words, code):
+    return serve(of_run, words, code)
+
+
+def opened(open_page, address, size):
+    page = open_page(address)
+    page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
+    return page
+
+
+def is_on_screen(page, locator, size) -> bool:
+    """Whether an element is seen without scrolling."""
+    locator.wait_for()
+    box = locator.bounding_box()
+    return (
+        page.evaluate("scrollY") == 0
+        and box["x"] >= 0
+        and box["y"] >= 0
+        and box["x"] + box["width"] <= size[0]
+        and box["y"] + box["height"] <= size[1]
+    )
+
+
+# Where to begin
+
+
+@WIDE_OR_PHONE
+def test_the_header_names_the_product_and_what_is_open(url, serve, open_page, words, size):
+    page = opened(open_page, url, size)
+    page.locator(".map-over").wait_for()
+    assert is_on_screen(page, page.get_by_text("embedlayer", exact=True), size)
+    assert is_on_screen(page, page.get_by_label("Source"), size)
+    assert page.title() == "Map · small · embedlayer"
+    one = serve(words)
+    page = opened(open_page, one, size)
+    assert is_on_screen(page, page.locator("#title", has_text="4,000 words of MiniLM"), size)
+
+
+@WIDE_OR_PHONE
+def test_a_newcomer_and_a_practitioner_find_their_first_click_on_map_and_learn(url, open_page, size):
+    page = opened(open_page, url, size)
+    start = page.get_by_label("Where to begin")
+    for name in ("Learn", "Health"):
+        assert is_on_screen(page, start.get_by_role("link", name=name), size)
+        assert is_on_screen(page, page.get_by_role("searchbox", name="Find tokens"), size)
+    assert is_on_screen(page, page.get_by_role("tab").first, size)
+    assert page.get_by_role("tab").first.inner_text() == "Learn"
+    start.get_by_role("link", name="Learn").click()
+    page.locator("#view-learn .learn-picture input").first.wait_for()
+    assert is_on_screen(page, page.get_by_role("tab", name="Map"), size)
+    to_map = page.get_by_role("link", name="Go to the Map")
+    assert is_on_screen(page, to_map, size)
+    to_map.click()
+    page.locator("#view-map .map-over").wait_for()
+
+
+def test_the_start_block_goes_when_something_is_chosen_or_found_and_comes_back(url, open_page):
+    page = open_page(f"{url}#map?source=1")
+    start = page.get_by_label("Where to begin")
+    start.wait_for()
+    page.get_by_role("searchbox", name="Find tokens").fill("dog")
+    start.wait_for(state="hidden")
+    page.get_by_role("searchbox", name="Find tokens").press("Escape")
+    start.wait_for()
+    page.locator(".map-examples .token").first.click()
+    start.wait_for(state="hidden")
+    page.reload()
+    page.locator(".near li").first.wait_for()
+    assert start.is_hidden()
+
+
+# What the lists say is what is drawn
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """Let layouts wait until the event is set; afterwards they fail if `waiting.fails` is set."""
+    event, compute = threading.Event(), table_map.compute_layout
+    event.fails = False
+
+    def slow(*arguments, on_progress, **options):
+        while not event.wait(0.05):
+            on_progress(table_map.SEARCHING, 0.3)
+        if event.fails:
+            raise SizeError("No layout of this table.")
+        return compute(*arguments, on_progress=on_progress, **options)
+
+    monkeypatch.setattr(table_map, "compute_layout", slow)
+    monkeypatch.setattr(table_map, "load_layout", lambda path, size: None)
+    yield event
+    event.set()
+
+
+def table(rows: int = 60, dim: int = 6) -> OpenedModel:
+    names = [f" name{'abcdefgh'[row % 8]}{'xyz'[row % 3]}{'pqrst'[row % 5]}" for row in range(rows)]
+    return OpenedModel("table", TokenEmbedding.from_pretrained(torch.randn(rows, dim)), tokens=names)
+
+
+def draws_components(page, x: str = "1", y: str = "2", colour: str = "kind") -> None:
+    """Wait until components are drawn; the lists and the legend must say so."""
+    until(page, f"{SHOWN} === '{colour},{x},{y}'")
+    page.evaluate("window.painted = []")
+    page.get_by_role("button", name="Zoom in").click()
+    for number in (x, y):
+        until(page, f"window.painted.some((text) => text.startsWith('principal component {number} '))")
+    assert page.evaluate("window.painted.filter((text) => text.startsWith('neighbours are close')).length") == 0
+    assert page.locator('option[value="cluster"]').get_attribute("disabled") is not None
+    if colour == "kind":
+        assert page.locator(".map-legend").inner_text() == "word"
+
+
+def draws_the_layout(page) -> None:
+    until(page, f"{SHOWN} === 'cluster,n'")
+    page.evaluate("window.painted = []")
+    page.get_by_role("button", name="Zoom in").click()
+    until(page, "window.painted.some((text) => text.startsWith('neighbours are close'))")
+    assert page.evaluate("window.painted.filter((text) => text.startsWith('principal component')).length") == 0
+    assert page.locator(".map-legend").inner_text() != "word"
+
+
+def test_lists_and_legend_agree_with_the_points_while_the_layout_runs_after_cancel_and_when_it_is_there(
+    serve, open_page, waiting
+):
+    address = serve(table())
+    page = open_page(address)
+    page.evaluate(PAINTED)
+    page.get_by_text("Neighbour layout: searching").wait_for()
+    draws_components(page)
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_text("The neighbour layout was cancelled.").wait_for()
+    draws_components(page)
+    page.get_by_label("x axis").select_option("3")
+    draws_components(page, "3", "2")
+    page.get_by_label("y axis").select_option("4")
+    draws_components(page, "3", "4")
+    page.get_by_label("Colour").select_option("norm")
+    page.get_by_label("x axis").select_option("n")
+    page.get_by_text("Neighbour layout: searching").wait_for()
+    draws_components(page, "3", "4", "norm")
+    page.get_by_label("Colour").select_option("kind")
+    waiting.set()
+    page.locator(".map-progress").wait_for(state="hidden")
+    until(page, f"{SHOWN} === 'kind,n'")
+    page.get_by_label("Colour").select_option("cluster")
+    draws_the_layout(page)
+
+
+def test_the_layout_takes_the_lists_with_it(serve, open_page, waiting):
+    address = serve(table())
+    page = open_page(address)
+    page.evaluate(PAINTED)
+    draws_components(page)
+    waiting.set()
+    draws_the_layout(page)
+
+
+def test_another_axis_while_the_layout_runs_is_kept_when_it_is_there(serve, open_page, waiting):
+    address = serve(table())
+    page = open_page(address)
+    page.evaluate(PAINTED)
+    draws_components(page)
+    page.get_by_label("y axis").select_option("3")
+    draws_components(page, "1", "3")
+    waiting.set()
+    until(page, f"{SHOWN} === 'cluster,1,3'")
+
+
+def test_a_lasso_while_the_layout_runs_is_one_among_the_points_that_are_drawn(serve, open_page, waiting):
+    address = serve(table())
+    page = open_page(address)
+    page.get_by_text("Neighbour layout: searching").wait_for()
+    page.get_by_role("button", name="Lasso").click()
+    box = page.locator(".map-over").bounding_box()
+    corners = [(0.01, 0.01), (0.99, 0.01), (0.99, 0.99), (0.01, 0.99)]
+    for place, (across, down) in enumerate(corners):
+        page.mouse.move(box["x"] + across * box["width"], box["y"] + down * box["height"], steps=4)
+        if not place:
+            page.mouse.down()
+    page.mouse.up()
+    page.get_by_text("60 inside").wait_for()
+    until(page, f"{SHOWN} === 'kind,1,2'")
+    waiting.set()
+
+
+def test_a_layout_that_fails_leaves_the_components_with_their_names(serve, open_page, waiting):
+    waiting.fails = True
+    waiting.set()
+    address = serve(table())
+    page = open_page(address)
+    page.evaluate(PAINTED)
+    page.get_by_text("No layout of this table.").wait_for()
+    draws_components(page)
+
+
+def test_a_file_without_a_layout_names_the_components(tmp_path, monkeypatch, open_page):
+    monkeypatch.setattr(table_map, "BAKED_ROWS", 10)
+    monkeypatch.setattr(tokens, "BAKED_ROWS", 10)
+    write_page(tmp_path / "page.html", [table()])
+    page = open_page((tmp_path / "page.html").as_uri())
+    page.evaluate(PAINTED)
+    page.get_by_text("This file has no neighbour layout").wait_for()
+    draws_components(page)
+
+
+@pytest.mark.parametrize("c", ["along", "cluster", "nothing"])
+def test_a_colour_that_cannot_be_is_not_named(serve, open_page, waiting, c):
+    """The cosine with no selection is named, but nothing is drawn in its colours, and the legend says why."""
+    address = serve(table())
+    page = open_page(f"{address}#map?x=1&c={c}")
+    until(page, f"{SHOWN} === '{'along' if c == 'along' else 'kind'},1,2'")
+    legend = "Select a token first" if c == "along" else "word"
+    until(page, f"document.querySelector('.map-legend').textContent.startsWith('{legend}')")
+
+
+def test_rows_without_names_are_coloured_by_a_column_that_they_have(serve, open_page, waiting):
+    address = serve(OpenedModel("rows", TokenEmbedding(40, 6)))
+    page = open_page(address)
+    until(page, f"{SHOWN} === 'norm,1,2'")
+    page.locator(".map-legend").get_by_text("norm of the row").wait_for()
+
+
+def test_density_is_drawn_in_no_column(serve, open_page, waiting):
+    address = serve(table())
+    page = open_page(address)
+    page.get_by_role("button", name="Density").click()
+    page.locator(".map-legend").get_by_text("many tokens").wait_for()
+    assert page.get_by_label("Colour").is_disabled()
+    page.get_by_role("button", name="Density").click()
+    assert page.get_by_label("Colour").is_enabled()
+
+
+# Examples
+
+
+def test_the_map_offers_words_that_people_know_and_sums_with_their_answer(url, open_page, words):
+    page = open_page(f"{url}#map?source=1")
+    found, texts = examples(words, {}), words.token_texts
+    chips = page.locator(".map-examples .chips .token")
+    chips.first.wait_for()
+    sums = [
+        f"{texts[each['plus'][0]]} − {texts[each['minus'][0]]} + {texts[each['plus'][1]]}" for each in found["sums"]
+    ]
+    assert chips.all_inner_texts() == [*(texts[row] for row in found["words"]), *sums]
+    field = page.get_by_label("Nearest rows of a token")
+    for typed, each in zip(sums, found["sums"], strict=True):
+        field.fill(typed)
+        field.press("Enter")
+        answer = texts[each["answer"]]
+        until(page, f"document.querySelector('.near .token')?.textContent === '{answer}'")
+        page.get_by_role("searchbox", name="Find tokens").press("Escape")
+        chips.get_by_text(typed, exact=True).click()
+        until(page, f"document.querySelector('.near .token')?.textContent === '{answer}'")
+        assert field.input_value() == typed
+        page.get_by_role("searchbox", name="Find tokens").press("Escape")
+    assert field.get_attribute("placeholder") == sums[0]
+
+
+def test_a_table_without_everyday_words_offers_its_own_and_leads_to_one_that_has_them(url, open_page, words):
+    page = open_page(f"{url}#map?source=2")
+    chips = page.locator(".map-examples .chips .token")
+    chips.first.wait_for()
+    assert set(chips.all_inner_texts()) <= {f"·{word}" for word in CODE_WORDS}
+    assert page.get_by_label("Nearest rows of a token").get_attribute("placeholder") == "·class"
+    page.get_by_text("Words of everyday language are in 4,000 words of MiniLM").wait_for()
+    page.locator(".map-examples a").click()
+    until(page, "document.querySelector('#source').value === '1'")
+    until(page, "document.querySelector('.near .token')?.textContent === 'queen'")
+
+
+def test_a_table_whose_words_are_unknown_offers_some_of_its_own(serve, open_page):
+    address = serve(table())
+    page = open_page(address)
+    page.locator(".map-examples .chips .token").first.wait_for()
+    assert page.get_by_label("Nearest rows of a token").get_attribute("placeholder") == "a token, or #17"
+
+
+def test_the_last_scene_shows_the_table_that_has_everyday_words_and_says_which(url, open_page, of_run):
+    page = open_page(f"{url}#learn?s=real")
+    heading = page.locator(".learn-neighbors h3")
+    heading.get_by_text("in 4,000 words of MiniLM").wait_for()
+    assert page.get_by_role("combobox", name="Table").input_value() == "1"
+    page.locator(".learn-search .token", has_text="king").click()
+    heading.get_by_text("king").wait_for()
+    assert page.locator("#card").is_hidden(), "a token of another table is not one of the source"
+    near = page.locator(".learn-near .token").all_inner_texts()
+    assert "queen" in near
+    page.locator(".learn-near .token", has_text="queen").click()
+    page.locator(".learn-right").get_by_text("are in each other's list").wait_for()
+    page.locator(".learn-verdict .token").first.click()
+    assert page.locator("#card").is_hidden()
+    page.reload()
+    heading.get_by_text("queen").wait_for()
+    page.get_by_role("combobox", name="Table").select_option("0")
+    heading.get_by_text("in small").wait_for()
+    assert "real.table" not in page.url
+    page.get_by_role("combobox", name="Table").select_option("1")
+    heading.get_by_text("in 4,000 words of MiniLM").wait_for()
+    page.get_by_role("link", name="See this token on the map").click()
+    until(page, "document.querySelector('#source').value === '1'")
+
+
+def test_the_last_scene_shows_the_chosen_token_in_its_own_table(url, open_page, of_run):
+    page = open_page(f"{url}#health?id=272")
+    page.locator("#tab-learn").click()
+    page.locator(".learn-rail button").last.click()
+    page.locator(".learn-neighbors h3").get_by_text("in small").wait_for()
+    assert page.locator(".learn-neighbors h3 small").inner_text() == "272"
+
+
+# Views whose source lacks something
+
+
+def test_training_without_a_run_says_what_it_would_show_and_how_to_make_a_run(url, open_page):
+    page = open_page(f"{url}#training?source=1")
+    message = page.locator("#view-training .empty")
+    message.get_by_text("beside ln V").wait_for()
+    assert message.locator("code").all_inner_texts() == ["embedlayer train FILE... -o DIR", "embedlayer explore DIR"]
+    message.get_by_role("link", name="Train a table of twelve words").click()
+    page.locator('.learn-rail [aria-current="step"]').wait_for()
+    assert page.locator('.learn-rail [aria-current="step"]').get_attribute("aria-label").startswith("4 ")
+    assert page.get_by_label("Source").input_value() == "1"
+    page.locator("#tab-training").click()
+    message.get_by_role("link", name="Show the training of small").click()
+    page.locator(".chart canvas").first.wait_for()
+
+
+def test_no_view_of_a_table_alone_is_a_dead_end(serve, open_page):
+    """Each view shows something to look at or to do, also of rows without names."""
+    address = serve(OpenedModel("rows", TokenEmbedding(40, 6)))
+    page = open_page(address)
+    for tab in page.get_by_role("tab").all():
+        tab.click()
+        view = page.locator(".view-body")
+        view.locator(":scope > .loading").wait_for(state="detached")
+        view.locator("canvas, code, input, .empty").first.wait_for()
+        message = view.locator(":scope > .empty")
+        if message.count():
+            assert message.locator("code, a").count(), tab.inner_text()
