@@ -12,7 +12,8 @@ from torch import nn
 import embedlayer as el
 from embedlayer import errors
 
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:
@@ -35,6 +36,15 @@ def test_the_supported_releases_are_those_of_the_project_file() -> None:
     written = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["hf"]]
     for name, (oldest, end) in errors.SUPPORTED.items():
         assert f"{name}>={oldest}" + (f",<{end}" if end else "") in written
+
+
+def test_make_installs_the_oldest_supported_releases_and_otherwise_the_newest() -> None:
+    make = lambda target: subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True).stdout  # noqa: E731
+    oldest, newest = make("test-oldest"), make("test-newest")
+    assert all(f'"{name}=={oldest_release}.*"' in oldest for name, (oldest_release, _) in errors.SUPPORTED.items())
+    assert '"numpy==1.26.*"' in oldest
+    assert "--upgrade-strategy eager" in newest
+    assert "==" not in newest.partition("pip install")[2]
 
 
 @pytest.mark.parametrize(
