@@ -4,7 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo explore test test-all check check-js bench docs course dist clean
+# What `make test-newest` and `make test-oldest` install: everything at its newest, or torch, NumPy and transformers at
+# the lower bounds of pyproject.toml and all else as constraints.txt has it (triton is the one that torch needs).
+OLDEST := $(shell sed -nE 's/.*"(torch|numpy|transformers)>=([0-9.]+).*/"\1==\2.*"/p' pyproject.toml)
+INSTALL_newest := --upgrade --upgrade-strategy eager
+INSTALL_oldest := --constraint .venv-oldest/constraints.txt $(OLDEST)
+
+.PHONY: demo explore test test-all test-newest test-oldest check check-js bench docs course dist clean
 
 demo: $(VENV)/.installed  ## train an embedding layer on text that Python carries (about 90 seconds; longer on a busy machine)
 	@$(BIN)/embedlayer demo --output out/demo
@@ -19,6 +25,13 @@ test: $(VENV)/.installed-dev  ## run the test suite
 test-all: $(VENV)/.installed-dev  ## run the test suite with what it leaves out for time: long tests, all lessons, all recipes
 	@$(PIP) --editable '.[recipes]'
 	@$(BIN)/python -m pytest --all
+
+test-newest test-oldest: test-%: .venv-%/pyvenv.cfg  ## run the test suite with the newest, or the oldest supported, torch and transformers
+	@echo "Installing into .venv-$* ..."
+	@grep -vE '^(torch|numpy|transformers|triton)==' constraints.txt > .venv-$*/constraints.txt
+	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(INSTALL_$*) --editable '.[dev]'
+	@.venv-$*/bin/python -m pip list --disable-pip-version-check | grep -E '^(torch|transformers) '
+	@.venv-$*/bin/python -m pytest
 
 check: $(VENV)/.installed-dev check-js  ## lint, formatting, types
 	@$(BIN)/ruff check .
@@ -45,11 +58,11 @@ dist: $(VENV)/.installed-dev  ## build the source distribution and the wheel int
 	@$(BIN)/python -m twine check --strict dist/*
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) node_modules out dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-newest $(VENV)-oldest node_modules out dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(VENV)/pyvenv.cfg:
+%/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "embedlayer needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $*
 
 $(VENV)/.installed: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) ..."

@@ -40,6 +40,7 @@ from .errors import TextError as TextError
 from .errors import TokenIdError as TokenIdError
 from .errors import TokenizerError as TokenizerError
 from .errors import UnknownTokenError as UnknownTokenError
+from .errors import VersionError as VersionError
 from .errors import VocabularyError as VocabularyError
 from .layers.input import GPT_CONFIG_124M as GPT_CONFIG_124M
 from .layers.input import GPTEmbedding as GPTEmbedding

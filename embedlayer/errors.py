@@ -16,12 +16,15 @@ EmbedLayerError
 ├── CheckpointError    ValueError    a saved file or folder that is damaged or does not fit
 ├── FileError          OSError       a path that cannot be read or written
 ├── PeerError          ConnectionError  another process of a run that differs, hangs or has ended
+├── VersionError       ImportError   a dependency of a release that is not supported; the message is the install line
 └── MissingExtraError  ImportError   an optional dependency; the message is the install line
 ```
 
 What was asked for and is skipped is an `EmbedLayerWarning`.
 """
 
+import re
+from collections.abc import Mapping
 from types import ModuleType
 
 
@@ -90,12 +93,49 @@ class PeerError(EmbedLayerError, ConnectionError):
     """Another process of a distributed run has other options than this one, does not answer, or has ended."""
 
 
+class VersionError(EmbedLayerError, ImportError):
+    """An installed dependency has a release that is not supported."""
+
+
 class MissingExtraError(EmbedLayerError, ImportError):
     """An optional dependency is not installed."""
 
 
 class EmbedLayerWarning(UserWarning):
     """Warning that a requested action was skipped, or that the result is probably not the intended one."""
+
+
+SUPPORTED: Mapping[str, tuple[str, str | None]] = {"torch": ("2.11", None), "transformers": ("5.23", "6")}
+"""Package -> oldest supported release, and the first later one that is not supported; as pyproject.toml has them."""
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Return major and minor version as numbers; fewer if the text has fewer.
+
+    Example:
+        >>> release("2.13.0+cpu")
+        (2, 13)
+    """
+    return tuple(int(number) for number in re.findall(r"[0-9]{1,9}", version)[:2])
+
+
+def check_release(name: str, version: str) -> None:
+    """Check that the installed release of a package is supported.
+
+    Args:
+        name: A key of `SUPPORTED`.
+        version: The installed version.
+
+    Raises:
+        VersionError: It is older than the oldest supported release, or not older than the first that is not supported.
+    """
+    oldest, end = SUPPORTED[name]
+    if release(version) < release(oldest) or (end is not None and release(version) >= release(end)):
+        supported = f"{name}>={oldest}" + ("" if end is None else f",<{end}")
+        raise VersionError(
+            f"embedlayer supports {supported}, and {name} {version} is installed.\n"
+            f"Install a supported release with: pip install '{supported}'"
+        )
 
 
 def require(module: str, *, extra: str) -> ModuleType:
@@ -107,13 +147,18 @@ def require(module: str, *, extra: str) -> ModuleType:
 
     Raises:
         MissingExtraError: The module cannot be imported. The message has the command that installs it.
+        VersionError: Its release is not supported.
     """
     from importlib import import_module
 
+    package = module.partition(".")[0]
     try:
-        return import_module(module)
+        imported = import_module(module)
     except ImportError as error:
         raise MissingExtraError(
-            f"{module.partition('.')[0]} is needed here and is not installed ({error}).\n"
+            f"{package} is needed here and is not installed ({error}).\n"
             f"Install it with: pip install 'embedlayer[{extra}]'"
         ) from error
+    if package in SUPPORTED:
+        check_release(package, import_module(package).__version__)
+    return imported

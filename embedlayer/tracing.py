@@ -2,12 +2,17 @@
 
 Fused functions and custom operators are faster than plain PyTorch, but they cannot be batched, differentiated forwards
 or exported. Under a transform or an export the plain definition is used instead; these functions decide. Torch has no
-public function for some of the checks, so its private ones are used here and nowhere else.
+public function for some of the checks, so its private ones are used here and nowhere else. So this is also where a
+release of torch that is not supported is refused: every table, position scheme, head and loss imports this module.
 """
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from embedlayer.errors import check_release
+
+check_release("torch", torch.__version__)
 
 
 def transforms_active() -> bool:

@@ -72,6 +72,14 @@ _MROPE = {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [2, 
 _INTERLEAVED_MROPE = _MROPE | {"mrope_section": [4, 2, 2]}
 _HALF_MROPE = _MROPE | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
+    "apertus1p5": {
+        "image_token_offset": 20,
+        "vision_config.codebook_size": 40,
+        "vision_config.base_channels": 32,
+        "audio_token_offset": 60,
+        "audio_config.codebook_size": 40,
+        "audio_config.codebook_dim": 64,
+    },
     "bamba": {"attn_layer_indices": [2, 5], "mamba_n_heads": 8, "mamba_d_head": 16},
     "bailing_hybrid": {"head_dim": 16, "v_head_dim": 16, "qk_nope_head_dim": 16},
     "blt": {"hidden_size_global": 64, "encoder_hash_byte_group_vocab": 500},
@@ -137,6 +145,12 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
     "hunyuan_vl_text": {"head_dim": 16, "rope_parameters": _MROPE},
+    "inkling2_loop_text": {
+        "unpadded_vocab_size": VOCAB - 4,
+        "n_layers_per_attn_res_block": 2,
+        "loop_layer_index_start": 2,
+        "loop_layer_index_end": 4,
+    },
     "janus": {"vision_config.projection_dim": 64, "vq_config.base_channels": 32},
     "janus_vqgan": {"num_embeddings": 100, "projection_dim": 64, "image_token_embed_dim": 64},
     "led": {"attention_window": 4},

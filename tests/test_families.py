@@ -3,13 +3,14 @@
 import ast
 import re
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
 from all_families import examine
-from test_all_families import CASES
-from tiny_models import VARIANTS, VOCAB, build, quiet
+from test_all_families import ADDED, CASES
+from tiny_models import VARIANTS, VOCAB, build, model_types, quiet
 from transformers_probe import ends
 
 import embedlayer as el
@@ -61,7 +62,7 @@ def test_every_model_type_belongs_to_one_family_and_is_one_of_transformers() -> 
     types = [model_type for family in FAMILIES for model_type in family.model_types]
     assert len(types) == len(set(types))
     assert {variant.model_type for variant in VARIANTS.values()} <= set(types)
-    assert set(types) - set(CONFIG_MAPPING) == {
+    assert set(types) - set(CONFIG_MAPPING) - {*chain(*ADDED.values()), "hy_v4_vl_text"} == {
         *("model2vec", "StaticEmbedding"),
         "llama_meta",  # compared in tests/models/test_llama.py
     }
@@ -189,6 +190,22 @@ def test_factors_are_quotients_of_keys_of_the_configuration(tmp_path) -> None:
         load("falcon_h1", embedding_multiplier=3.0, lm_head_multiplier="2")
     assert load("falcon_h1", embedding_multiplier=1.0, lm_head_multiplier=1.0).report().family == "falcon_h1"
     assert load("apertus").family == "apertus"  # a member of a group is reported under its model_type
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_head_with_fewer_rows_than_the_table_gives_the_logits_of_these_rows(tmp_path) -> None:
+    if "apertus1p5_text" not in model_types("causal"):
+        pytest.skip("the installed transformers has no apertus1p5_text")
+    _, model = build("apertus1p5_text", "causal", {"output_vocab_size": 100})
+    with quiet():
+        model.save_pretrained(tmp_path)
+    layer = el.load(tmp_path)
+    hidden = torch.randn(2, 3, layer.table.embed_dim)
+    assert (layer.table.vocab_size, layer.head(hidden).shape) == (VOCAB, (2, 3, 100))
+    assert torch.equal(layer.head(hidden), model.lm_head(hidden))
+    write_json(tmp_path / "config.json", read_json(tmp_path / "config.json") | {"output_vocab_size": 101})
+    with pytest.raises(el.CheckpointError, match=r"lm_head.weight has shape \[100, 64\]"):
+        el.load(tmp_path)
 
 
 def test_a_table_for_each_layer_is_reported_and_the_main_table_is_read(tmp_path) -> None:

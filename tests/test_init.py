@@ -19,7 +19,7 @@ TOP_LEVEL = """
     RelativePositionBias RotaryEmbedding RowAdagrad RowAdamW RunDirectory ShapeError
     SinusoidalPositionalEmbedding SizeError StaleRowsError TextError TokenCorpus TokenEmbedding TokenIdError
     TokenTable TokenWindows TokenizerError Trainer TrainingOptions TransformerEmbedding UnknownTokenError
-    VocabularyError clip_grad_norm_ create_dataloader
+    VersionError VocabularyError clip_grad_norm_ create_dataloader
     create_dataloader_v1 generate linear_cross_entropy load load_llama load_tokenizer open_model param_groups patch
     positions_of token_log_probs train_tokenizer unpatch
 """.split()

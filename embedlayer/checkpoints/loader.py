@@ -1308,8 +1308,8 @@ class Loader:
         read as an untied head, with a sentence in `notes` unless the family always ties.
 
         Columns of `spec.columns` that are stored are appended to the rows, or to those of the table if the head is
-        tied. Rows beyond the number that the configuration states under `spec.rows` are cut off. A head that was
-        extended or cut has no entry in `names`, because it cannot be written back.
+        tied. Rows beyond the number that the configuration states under `spec.rows` are cut off, if they are stored. A
+        head that was extended, or has fewer rows than the table, has no entry in `names`: it cannot be written back.
 
         Raises:
             CheckpointError: A tensor is quantised, or has no floating point dtype and no dtype was requested; or the
@@ -1341,9 +1341,9 @@ class Loader:
         weight = self._read(key, found[0])
         if spec.rows is not None and self.config.get(spec.rows) is not None:
             count = self._whole(spec.rows, most=MOST_POSITIONS)
-            if count < weight.shape[0]:
+            if count <= weight.shape[0] and count < max(weight.shape[0], self.tensors[tied_to].shape[0]):
                 weight = self.tensors[key] = weight[:count]
-                del self.names[key]  # the rest of the rows is not in the layer, so they cannot be written back
+                del self.names[key]  # there is not one row for each token, so they cannot be written back
         self._count_nonfinite("head", weight)
         return weight
 

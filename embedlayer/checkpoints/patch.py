@@ -4,6 +4,7 @@ Weights stay the same parameter objects under the same names, so an optimizer, a
 them stays valid. transformers is not imported: a model is recognised by its `get_input_embeddings`.
 """
 
+import sys
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.distributed.dtensors import has_fsdp_modules
-from embedlayer.errors import CheckpointError
+from embedlayer.errors import CheckpointError, check_release
 from embedlayer.families import SCALE_ATTRIBUTES
 from embedlayer.layers.logit_source import LogitsReport
 from embedlayer.layers.output import OutputHead
@@ -53,6 +54,7 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
     Raises:
         CheckpointError: An embedding does more than look-up and scale, `row_sparse` is requested for a model with a
             tied head, or `fully_shard` was called before. The model is then unchanged.
+        VersionError: The installed release of transformers is not supported.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -60,6 +62,8 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
         >>> type(model.transformer.wte).__name__, type(model.lm_head).__name__
         ('TokenEmbedding', 'OutputHead')
     """
+    if any(base.__module__.startswith("transformers.") for base in type(model).__mro__):
+        check_release("transformers", sys.modules["transformers"].__version__)
     old_tables, old_heads = _look_ups(model), _heads(model)
     if (old_tables or old_heads) and has_fsdp_modules(model):
         raise CheckpointError("FSDP gathers parameters for the modules it was given: patch before fully_shard.")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
-from embedlayer.errors import CheckpointError
+from embedlayer.errors import CheckpointError, release
 from embedlayer.families import GGUF_ARCHITECTURES, REFUSED, TRANSFORMERS_VERSION, nearest_model_types
 from embedlayer.io.files import JsonObject
 
@@ -53,18 +53,13 @@ def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> Checkpoi
     newer = (
         f"It was written by transformers {written}, and this embedlayer knows the families of {TRANSFORMERS_VERSION}: "
         f"look for a newer embedlayer. "
-        if _version(written) > _version(TRANSFORMERS_VERSION)
+        if release(written) > release(TRANSFORMERS_VERSION)
         else ""
     )
     return CheckpointError(
         f"{file}: model_type {model_type!r} is not known (nearest known: {near}), so scale, positions and head are not "
         f"known either. {newer}{alone}"
     )
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """Return major and minor version as numbers, such as `(5, 23)` for `"5.23.0"`; fewer if the text has fewer."""
-    return tuple(int(number) for number in re.findall(r"[0-9]{1,9}", text)[:2])
 
 
 def quantised_parts(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:

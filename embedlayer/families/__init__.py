@@ -88,7 +88,7 @@ HEAD_CLASSES = (
 )
 """Ends of the names of transformers' model classes that have an LM head."""
 
-TRANSFORMERS_VERSION = "5.23.0"
+TRANSFORMERS_VERSION = "5.24.0"
 """Version of transformers with which the records were compared."""
 
 FAMILIES: tuple[Family, ...] = (
@@ -108,8 +108,8 @@ PER_LAYER_ROWS: Names = tuple(
 )
 """Configuration keys of the number of rows of a per-layer table, which may be smaller than the number of tokens."""
 
-FIRST_IDS: Names = ("vocab_offset",)
-"""Keys of the first ID of a range in which a multimodal model looks up images or sounds (Gemma 3n)."""
+FIRST_IDS: Names = ("vocab_offset", "image_token_offset", "audio_token_offset")
+"""Keys of the first ID of a range in which a multimodal model looks up images or sounds (Gemma 3n, Apertus 1.5)."""
 
 VOCAB_SIZE_KEYS: Names = tuple(
     dict.fromkeys(

@@ -138,16 +138,18 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         *("ministral3", "mistral4", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe"),
         *("persimmon", "phi3", "phi4_multimodal", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl_text", "qwen3"),
         *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_omni_moe_text", "qwen3_vl_text"),
-        *("seed_oss", "solar_open", "stablelm", "step3p5", "unlimited_ocr_text"),
+        *("hy_v4_vl_text", "sarvam_mla", "seed_oss", "solar_open", "stablelm", "step3p5", "unlimited_ocr_text"),
     ),
     _llama(
         "",
-        *("ernie4_5", "ernie4_5_vl_moe_text", "hunyuan_vl_text", "jetmoe", "lfm3", "paddleocr_vl_text"),
+        *("ernie4_5", "ernie4_5_vl_moe_text", "hunyuan_vl_text", "jetmoe", "lara_mini", "lfm3", "paddleocr_vl_text"),
         *("qwen2_5_omni_text", "qwen3_vl_moe_text", "smollm3", "starcoder2", "voxtral_realtime_text", "youtu"),
         head=HeadSpec(tied=True),
     ),
     _llama("", *("lfm2", "lfm2_moe"), aliases=(("tie_embedding", "tie_word_embeddings"),), head=HeadSpec(tied=True)),
-    _llama("bailing_hybrid", table=("embed_tokens.weight", "word_embeddings.weight")),
+    _llama("", *("bailing_hybrid", "sarvam_moe"), table=("embed_tokens.weight", "word_embeddings.weight")),
+    _llama("exaone", table=("embed_tokens.weight", "wte.weight"), aliases=(("num_layers", "num_hidden_layers"),)),
+    _llama("apertus1p5", "apertus1p5_text", head=HeadSpec(rows="output_vocab_size")),
     _llama(
         "deepseek_v4",
         table=("embed_tokens.weight", "embed.weight"),
@@ -321,7 +323,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     ),
     _llama(
         "inkling2",
-        "inkling2_text",
+        *("inkling2_text", "inkling2_loop_text"),
         table=("embed_tokens.weight", "llm.embed.weight"),
         position=None,
         recipe=("norm",),
@@ -472,6 +474,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
 
 REFUSED_CAUSAL: Mapping[str, str] = {
     "blt": "its input is the sum of a row for each byte and of rows for hashes of the bytes before it",
+    "dory": "its head multiplies each logit by a learned number of its token",
     "cpmant": "it puts rows of prompts in front of the text, and adds a segment to every token",
     **dict.fromkeys(
         ("gemma4_assistant", "gemma4_unified_assistant"),

@@ -8,9 +8,9 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
     (
         MultimodalSpec(),
         (
-            *("aria", "cosmos3_omni", "cosmos3_edge", "deepseek_ocr2", "emu3", "exaone4_5"),
+            *("apertus1p5", "aria", "cosmos3_omni", "cosmos3_edge", "deepseek_ocr2", "emu3", "exaone4_5"),
             *("glm46v", "glm5_next", "glmga", "idefics2", "idefics3", "llava_next", "minicpmv4_6", "minicpmv4_7"),
-            *("modernvbert", "qianfan_ocr", "qwen2_5_omni_thinker", "qwen3_5"),
+            *("hy_v4_vl", "modernvbert", "qianfan_ocr", "qwen2_5_omni_thinker", "qwen3_5"),
             *("qwen3_5_moe", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "qwen4_exp", "smolvlm"),
             *("unlimited_ocr", "video_llava", "vipllava"),
         ),
@@ -56,11 +56,11 @@ _SPECS: tuple[tuple[MultimodalSpec, Names], ...] = (
     (MultimodalSpec(tied_by="either", tied=True, scales_logits=True), ("blip", "kosmos-2")),
     (
         MultimodalSpec(tied_by="none", scales_logits=True),
-        ("inkling2", "inkling_mm_model", "mllama", "step3p7"),
+        ("inkling2", "inkling2_loop", "inkling_mm_model", "mllama", "step3p7"),
     ),
     (
         MultimodalSpec(tied_by="none"),
-        ("audioflamingo3", "musicflamingo", "nemo_speechlm", "qwen2_audio", "vibevoice_asr", "voxtral"),
+        ("audioflamingo3", "musicflamingo", "nemo_speechlm", "omniasr", "qwen2_audio", "vibevoice_asr", "voxtral"),
     ),
 )
 

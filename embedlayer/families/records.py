@@ -386,8 +386,8 @@ class HeadSpec:
         activation: Name of the activation, or the configuration key that states the name, such as `"hidden_act"`.
         norm: LayerNorm before the product with `weight`.
         hidden: Number of hidden vectors of width D that the head reads one after another for each token (Reformer: 2).
-        rows: Configuration key of the number of rows that count; stored rows beyond it have no logits (Inkling).
-            `None`: all rows count.
+        rows: Configuration key of the number of rows that count; stored rows beyond it have no logits (Inkling), or
+            there are none (Apertus 1.5). `None`: all rows count.
         logit_scale: Factor on the logits; `None` for the factor 1.
         softcap: Configuration key of the cap c of `softcap(x) = c * tanh(x / c)`; `None` for no cap.
         tied: Whether the head is tied to the token table if the configuration has no `tie_word_embeddings`. `"always"`

@@ -30,7 +30,8 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (
         _TYPES,
         (
-            *("apertus", "arcee", "aria_text", "bitnet", "chameleon", "csm", "csm_depth_decoder_model", "cwm", "dbrx"),
+            *("apertus", "apertus1p5_text", "arcee", "aria_text", "bitnet", "chameleon", "csm", "cwm", "dbrx"),
+            *("csm_depth_decoder_model", "sarvam_moe"),
             *("deepseek_ocr2_text", "dia_encoder", "diffllama", "diffusion_gemma_text", "doge", "dots1"),
             *("embedding_gemma2_text", "emu3_text_model", "esmc", "eurobert", "evolla", "falcon_h1", "flex_olmo"),
             *("gemma", "gemma2", "gemma4_text", "gemma4_unified_text", "gpt_oss", "gradium_phonon_tts", "granite"),
@@ -71,7 +72,12 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         ),
     ),
     (RotaryPositions(interleaved=True, reads_layout=True), ("axk1", "deepseek_v3", "glm4_moe_lite", "youtu")),
+    (
+        RotaryPositions(interleaved=True, reads_layout=True, former_rope_types=(("deepseek_yarn", "yarn"),)),
+        ("sarvam_mla",),
+    ),
     (RotaryPositions(interleaved=True, aliases=(("num_layers", "num_hidden_layers"),)), ("longcat_flash",)),
+    (RotaryPositions(aliases=(("num_layers", "num_hidden_layers"),)), ("exaone",)),
     (RotaryPositions(interleaved=True, rotated_types=_FULL), ("bailing_hybrid",)),
     (RotaryPositions(ignored_keys=("rotary_dim",)), ("minimax_m3_vl_text",)),
     (RotaryPositions(aliases=(("kv_channels", "head_dim"),)), ("jetmoe",)),
@@ -90,7 +96,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (RotaryPositions(fixed_base=True, interleaved=True), ("roformer",)),
     (RotaryPositions(reversed=True), ("nanochat",)),
     # layers without positions
-    (RotaryPositions(rotated_types=_SLIDING), ("afmoe", "flint")),
+    (RotaryPositions(rotated_types=_SLIDING), ("afmoe", "flint", "lara_mini")),
     (RotaryPositions(without_positions="full_attention"), ("exaone4", "exaone_moe", "kolibri1")),
     (RotaryPositions(interleaved=True, without_positions="full_attention"), ("cohere2", "cohere2_moe")),
     (RotaryPositions(without_positions="listed"), ("smollm3",)),
@@ -101,7 +107,10 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (RotaryPositions(unrotated_queries=(0.1, 2048)), ("beam",)),
     (
         RotaryPositions(without_positions="all"),
-        ("glm5_next_text", "inkling_text", "inkling2_text", "jamba", "kimi_linear", "moshi_depth"),
+        (
+            *("glm5_next_text", "inkling_text", "inkling2_text", "inkling2_loop_text", "jamba", "kimi_linear"),
+            "moshi_depth",
+        ),
     ),
     (
         RotaryPositions(without_positions="all", aliases=(("layers_block_type", "layer_types"),)),
@@ -171,6 +180,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         ("qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text"),
     ),
     (replace(_INTERLEAVED, sections=(24, 20, 20)), ("cosmos3_edge_text", "cohere_compass_text")),
+    (replace(_INTERLEAVED, sections=(12, 10, 10), interleaved=True), ("hy_v4_vl_text",)),
     (
         replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=_FULL, default_share=0.25),
         ("qwen3_5_text", "qwen3_5_moe_text"),
@@ -263,6 +273,7 @@ _BASES: tuple[tuple[float, Names], ...] = (
             *("bitnet", "blt_local_encoder", "blt_local_decoder", "blt_global_transformer", "cohere", "csm"),
             *("csm_depth_decoder_model", "ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text", "evolla", "flex_olmo"),
             *("llama4_text", "mllama_text_model", "olmo3", "paddleocr_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"),
+            "exaone",
         ),
     ),
     (
@@ -286,9 +297,10 @@ _BASES: tuple[tuple[float, Names], ...] = (
     (2_000_000.0, ("smollm3",)),
     (5_000_000.0, ("minimax_m2", "minimax_m3_vl_text")),
     (6_000_000.0, ("bailing_hybrid",)),
+    (8_000_000.0, ("sarvam_moe",)),
     (10_000_000.0, ("longcat_flash",)),
     (11_158_840.0, ("hy_v3",)),
-    (12_000_000.0, ("apertus",)),
+    (12_000_000.0, ("apertus", "apertus1p5_text")),
     (80_000_000.0, ("dots3_note_text",)),
     (100_000_000.0, ("cosmos3_edge_text",)),
 )
@@ -297,7 +309,10 @@ _BASES: tuple[tuple[float, Names], ...] = (
 _HEAD_WIDTHS: tuple[tuple[int, Names], ...] = (
     (
         64,
-        ("gemma4_vision", "gpt_oss", "muse_spark_text", "neomme", "openai_privacy_filter", "voxtral_realtime_encoder"),
+        (
+            *("gemma4_vision", "gpt_oss", "muse_spark_text", "neomme", "openai_privacy_filter", "sarvam_moe"),
+            "voxtral_realtime_encoder",
+        ),
     ),
     (80, ("timesfm2_5",)),
     (
@@ -305,7 +320,7 @@ _HEAD_WIDTHS: tuple[tuple[int, Names], ...] = (
         (
             *("afmoe", "beam", "cohere2_moe", "cosmos3_edge_text", "cwm", "dia_encoder", "dia_decoder", "flint", "glm"),
             *("glm4", "helium", "higgs_audio_v2", "hrm_text", "hy_v3", "kolibri1", "laguna", "lfm3", "llama4_text"),
-            *("internlm3", "iquestcoder"),
+            *("internlm3", "iquestcoder", "lara_mini"),
             *("mellum", "minimax_m2", "minimax_m3_vl_text", "ministral3", "molmo2_text", "muse_glimmer_text"),
             *("paddleocr_vl_text", "pe_audio_encoder", "qwen2_5_omni_talker", "qwen3", "qwen3_vl_text", "seed_oss"),
             *("ernie4_5", "qwen3_omni_moe_talker_code_predictor", "solar_open", "step3p5", "zaya"),
@@ -327,7 +342,8 @@ _STATED: tuple[tuple[Names, Names], ...] = (
     (
         ("rope_parameters", "rope_scaling"),
         (
-            *("apertus", "beam", "cwm", "deepseek_v4", "diffusion_gemma_text", "dots3_note_text", "gpt_oss", "laguna"),
+            *("apertus", "apertus1p5_text", "beam", "cwm"),
+            *("deepseek_v4", "diffusion_gemma_text", "dots3_note_text", "gpt_oss", "laguna"),
             *("embedding_gemma2_text", "gemma4_text", "gemma4_unified_text", "higgs_audio_v2", "lfm3", "mellum"),
             *(
                 "mimo_v2_flash",
@@ -350,6 +366,7 @@ _STATED: tuple[tuple[Names, Names], ...] = (
         ("qk_rope_head_dim",),
         (
             *("axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"),
+            *("hy_v4_vl_text", "sarvam_mla"),
             *("dots3_note_text", "glm4_moe_lite", "glm_moe_dsa", "hy_v4", "longcat_flash", "minicpm3", "mistral4"),
             *("youtu",),
         ),

@@ -240,6 +240,8 @@ class _Memory:
 def _as_array(x: Tensor) -> np.ndarray[Any, Any]:
     """Return a NumPy array over the memory of a contiguous tensor; bfloat16 as uint16."""
     assert x.is_contiguous()
+    if x.numel() == 0:  # before NumPy 2.4 no array has the null pointer of an empty tensor
+        return np.empty(tuple(x.shape), TYPES[x.dtype])
     return np.asarray(_Memory(x))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.collectives import ProcessGroup
-from embedlayer.tables.sparse_gradient import coalesced, with_torch_functions
+from embedlayer.tables.sparse_gradient import coalesced, row_gradient, with_torch_functions
 
 
 @torch.no_grad()
@@ -43,8 +43,9 @@ def clip_grad_norm_(
         >>> clip_grad_norm_(table.parameters(), max_norm=1.0)
         tensor(4.)
 
-    Reference: `torch.nn.utils.clip_grad_norm_`, which returns the same for row-sparse tables in one process. It refuses
-    the sparse gradients of `nn.Embedding(sparse=True)`, and does not sum over the rows of other ranks.
+    Reference: `torch.nn.utils.clip_grad_norm_`, which returns the same for row-sparse tables in one process. Before
+    torch 2.14 it refuses the sparse gradients of `nn.Embedding(sparse=True)`. It does not sum over the rows of other
+    ranks: row-sparse gradients of a sharded table are an error there, and dense ones are clipped by the norm of a rank.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     replicated: list[Tensor] = []
@@ -57,7 +58,7 @@ def clip_grad_norm_(
         if parameter.grad is None:
             continue
         if parameter.grad.layout is torch.sparse_coo:
-            parameter.grad = with_torch_functions(coalesced(parameter.grad))
+            parameter.grad = row_gradient(parameter, parameter.grad)
         is_sharded, is_of_fsdp = hasattr(parameter, "shard_group"), hasattr(parameter.grad, "full_tensor")
         (sharded if is_sharded else of_fsdp if is_of_fsdp else replicated).append(parameter)
     if group is None:
@@ -65,7 +66,7 @@ def clip_grad_norm_(
 
     def norm_of(some: list[Tensor]) -> Tensor:
         """Return the norm of the gradients of some parameters; of sharded ones, the norm of this rank's rows."""
-        grads = [parameter.grad for parameter in some if parameter.grad is not None]
+        grads = [_rows_of_rank(parameter.grad) for parameter in some if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads, norm_type, foreach=foreach)
         whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole.to(device)  # without gradients the norm is a scalar on the CPU
@@ -81,6 +82,11 @@ def clip_grad_norm_(
     every = [_local(parameter) for parameter in replicated + of_fsdp + sharded]
     torch.nn.utils.clip_grads_with_norm_(every, max_norm, total, foreach)
     return total
+
+
+def _rows_of_rank(grad: Tensor) -> Tensor:
+    """Return a gradient whose norm torch can take, in the same memory: that of a sharded table as one of its own."""
+    return with_torch_functions(coalesced(grad)) if grad.layout is torch.sparse_coo else grad
 
 
 def _local(parameter: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from embedlayer.errors import CheckpointError, MissingExtraError
+from embedlayer.errors import CheckpointError, require
 from embedlayer.families import CONFIG_KEYS, RotaryPositions, rotary_facts
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.call_recording import FunctionCall, is_rotary, recorded_calls, rotated_tensors
@@ -85,6 +85,7 @@ def compare_rotary(
     Raises:
         CheckpointError: `rotary_positions` refuses the configuration, or transformers cannot build a model from it.
         MissingExtraError: transformers is not installed.
+        VersionError: Its release is not supported.
 
     Example:
         >>> sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 8}
@@ -93,15 +94,12 @@ def compare_rotary(
         ['', '']
     """
     schemes = rotary_positions(config, interleaved=interleaved, rotated=rotated, default_base=default_base)
-    try:
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    except ImportError as error:
-        raise MissingExtraError("compare_rotary needs transformers: pip install 'embedlayer[hf]'.") from error
+    classes = require("transformers.models.auto.configuration_auto", extra="hf").CONFIG_MAPPING
     name = config.get("model_type")
-    if name not in CONFIG_MAPPING:
+    if name not in classes:
         raise CheckpointError(f"model_type {name!r} is not known to the installed transformers: update it.")
     try:
-        model = small_model(CONFIG_MAPPING[str(name)].from_dict(small_config(config)))
+        model = small_model(classes[str(name)].from_dict(small_config(config)))
     except (ValueError, TypeError, AttributeError, RuntimeError, KeyError) as error:
         raise CheckpointError(f"transformers cannot build a small model of this configuration: {error}") from error
     return compare_model(model, schemes)
@@ -267,10 +265,11 @@ class Observation:
         self.recording.functions.extend(rotated_tensors(call))
 
     def _keep_scaling(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """Keep the largest cosine or sine that a rotary module returned."""
-        first = output[0] if isinstance(output, tuple | list) else output
-        if isinstance(first, Tensor) and first.numel():
-            self.recording.scalings.append(float(first.abs().max()))
+        """Keep the largest cosine or sine that a rotary module returned, in whichever order it returns them."""
+        parts = output if isinstance(output, tuple | list) else (output,)
+        largest = [float(part.abs().max()) for part in parts if isinstance(part, Tensor) and part.numel()]
+        if largest:
+            self.recording.scalings.append(max(largest))
 
     def run(self, positions: Tensor | None, length: int = 0) -> Recording:
         """Run the model on the same token at each position and return what it did.

@@ -162,13 +162,11 @@ class PendingUpdates:
         def accept_clipping(parameter: Tensor) -> None:
             """Turn `parameter.grad` into a `RowSparseGradient` in place, which torch's clipping accepts.
 
-            This is a post-accumulate-grad hook.
-
-            The gradient of a sharded table is left as it is.
+            This is a post-accumulate-grad hook. The gradient of a sharded table becomes one that clipping refuses.
             """
             grad = parameter.grad
-            if grad is not None and grad.layout is torch.sparse_coo and not hasattr(parameter, "shard_group"):
-                with_torch_functions(grad)
+            if grad is not None and grad.layout is torch.sparse_coo:
+                with_torch_functions(grad, sharded=hasattr(parameter, "shard_group"))
 
         coalesce.__torch_unserializable__ = True  # type: ignore[attr-defined]
         self.hooks = (

@@ -48,13 +48,17 @@ class RowSparseGradient(Tensor):
     ) -> Any:
         """Call the torch function `func`, or our replacement in `ON_ROWS` where torch has none for sparse tensors.
 
-        A sparse result, such as a scaled gradient, is a `RowSparseGradient` too.
+        A sparse result, such as a scaled gradient, is a gradient of the same class.
+
+        Raises:
+            ShapeError: `func` is a norm, and the gradient is a `ShardedRowGradient`.
         """
         if any(not issubclass(cls, kind) for kind in types):
             return NotImplemented  # the other class decides what happens first, such as applying pending updates
-        result = call_plain(ON_ROWS.get(func, func), types, args, kwargs or {})
+        replaced = ON_ROWS.get(func, func) if cls is RowSparseGradient else ON_SHARDED_ROWS.get(func, func)
+        result = call_plain(replaced, types, args, kwargs or {})
         if type(result) is Tensor and result.layout is torch.sparse_coo:
-            return with_torch_functions(result)  # a copy, a scaled gradient
+            result.__class__ = cls  # a copy, a scaled gradient
         return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -67,20 +71,25 @@ class RowSparseGradient(Tensor):
         return call_plain(Tensor.detach, (), (self,), {}).__reduce_ex__(protocol)
 
 
-def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) -> Tensor:
+class ShardedRowGradient(RowSparseGradient):
+    """A `RowSparseGradient` of the rows of one rank of a sharded table, whose norm torch cannot take.
+
+    Torch's clipping would clip by the norm of this rank alone, as torch takes the norm of any sparse tensor from 2.14
+    on. So the norms that `torch.nn.utils` calls are errors. `embedlayer.clip_grad_norm_` clips by that of all ranks.
+    """
+
+
+def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) -> RowSparseGradient:
     """Return a weight's gradient as stored in `parameter.grad`: sparse, each row once, in ascending order.
 
-    The result is `coalesced(grad)` as a `RowSparseGradient`, which torch's clipping accepts. The gradient of a sharded
-    table stays a plain sparse tensor. Torch's clipping refuses that, because it would clip by the norm of this rank
-    alone.
+    The result is `coalesced(grad)` as a `RowSparseGradient`, or as a `ShardedRowGradient` for a sharded table.
 
     Args:
         parameter: Weight of a table. It is not changed.
         grad: Its gradient, `(V, D)`, sparse or dense.
         drop: Row to leave out, such as the padding row, or `None`.
     """
-    rows = coalesced(grad, drop=drop)
-    return rows if hasattr(parameter, "shard_group") else with_torch_functions(rows)
+    return with_torch_functions(coalesced(grad, drop=drop), sharded=hasattr(parameter, "shard_group"))
 
 
 class Segments(NamedTuple):
@@ -188,12 +197,17 @@ def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
     return torch.sparse_coo_tensor(rows.unsqueeze(0), values, grad.shape, is_coalesced=True, check_invariants=False)
 
 
-def with_torch_functions(grad: Tensor) -> RowSparseGradient:
+def with_torch_functions(grad: Tensor, *, sharded: bool = False) -> RowSparseGradient:
     """Turn a sparse COO gradient into a `RowSparseGradient`, which torch's gradient clipping accepts, and return it.
 
     The class of `grad` itself is changed; nothing is copied.
+
+    Args:
+        grad: The gradient.
+        sharded: Whether its rows are those of one rank of a sharded table; then it becomes a `ShardedRowGradient`.
     """
-    grad.__class__ = RowSparseGradient  # as torch.nn.UninitializedParameter becomes a Parameter; sparse has no views
+    # as torch.nn.UninitializedParameter becomes a Parameter; sparse has no views
+    grad.__class__ = ShardedRowGradient if sharded else RowSparseGradient
     assert isinstance(grad, RowSparseGradient)
     return grad
 
@@ -274,3 +288,30 @@ ON_ROWS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch._foreach_clamp_max_: lambda grads, most: [clamp_(grad, max=most) for grad in grads],
 }
 """Functions that `torch.nn.utils` calls on gradients and torch does not implement for sparse ones."""
+
+
+def refuse_norm(grads: Tensor | Sequence[Tensor], *args: Any, **options: Any) -> Tensor:
+    """Refuse to compute the norm of gradients of which one is a `ShardedRowGradient`.
+
+    Args:
+        grads: A gradient or several.
+        *args: Further arguments of torch's function.
+        **options: Keyword arguments of torch's function.
+
+    Raises:
+        ShapeError: Always.
+    """
+    each = [grads] if isinstance(grads, Tensor) else grads
+    shape = next(tuple(grad.shape) for grad in each if isinstance(grad, ShardedRowGradient))
+    raise ShapeError(
+        f"The norm of the gradient of a row-sparse sharded table was requested, and this gradient {shape} has the rows "
+        f"of one rank alone. To clip by the norm of all ranks, call embedlayer.clip_grad_norm_ on every rank; for the "
+        f"norm of this rank, take that of grad.to_dense()."
+    )
+
+
+ON_SHARDED_ROWS: dict[Callable[..., Any], Callable[..., Any]] = {
+    **ON_ROWS,
+    **dict.fromkeys((torch.linalg.vector_norm, torch._foreach_norm), refuse_norm),
+}
+"""As `ON_ROWS`, for gradients of sharded tables."""

@@ -90,7 +90,7 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
     _check_padding(layer, row_map)
     config = _read(folder / CONFIG)
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
-    check_first_ids(row_map, [part.get(key) for part in parts for key in FIRST_IDS])
+    check_first_ids(row_map, [(key, part.get(key)) for part in parts for key in FIRST_IDS])
     # An edit gives a row to each token: how many a per-layer table had is written down for the undo.
     short = {f"{name}.{ROWS}": len(r.tensor) for name, r in tensors.items() if len(r.tensor) < row_map.old_size}
     before = resolved.settings or {}

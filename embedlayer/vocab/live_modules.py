@@ -668,7 +668,8 @@ def apply_to_module(
         ):
             raise SizeError("A per-layer table that lacks tokens is sharded: edit the vocabulary before it is sharded.")
         row_map = resolved.rows.row_map
-        check_first_ids(row_map, [getattr(part, key, None) for part in module.modules() for key in FIRST_IDS])
+        parts = [each for part in module.modules() for each in (part, getattr(part, "config", None))]
+        check_first_ids(row_map, [(key, getattr(part, key, None)) for part in parts for key in FIRST_IDS])
         settings, old_settings = new_settings(modules, resolved), settings_of(modules)
         before = {name: getattr(setting.owner, setting.attribute) for name, setting in old_settings.items()}
         for updates, weight in pending:  # rows and moments become those of dense AdamW
@@ -709,24 +710,24 @@ def apply_to_module(
     return ModuleResult(resolved, result, before)
 
 
-def check_first_ids(row_map: RowMap, first_ids: Sequence[object]) -> None:
+def check_first_ids(row_map: RowMap, first_ids: Sequence[tuple[str, object]]) -> None:
     """Check that an edit leaves the IDs at which a multimodal model looks up images or sounds as they are.
 
     Args:
         row_map: The old row of each new row.
-        first_ids: First ID of each such range; entries other than whole numbers are ignored.
+        first_ids: Key and value of the first ID of each such range; values other than whole numbers are ignored.
 
     Raises:
         VocabularyError: An ID from the first of these on would change, or rows would follow them.
     """
-    known = [first for first in first_ids if type(first) is int]
-    first = min(known, default=row_map.size)
+    known = {key: first for key, first in first_ids if type(first) is int}
+    first = min(known.values(), default=row_map.size)
     ids = torch.arange(row_map.old_size)
     if known and (row_map.size != row_map.old_size or not torch.equal(row_map.new_ids[first:], ids[first:])):
         raise VocabularyError(
-            f"This model takes token IDs from {first:,} on for images or sounds (vocab_offset), and the edit would "
-            f"change or follow them. Edit the language model alone: save it with save_pretrained of a text model, such "
-            f"as Gemma3nForCausalLM."
+            f"This model takes token IDs from {first:,} on for images or sounds ({', '.join(known)}), and the edit "
+            f"would change or follow them. Edit the language model alone: save it with save_pretrained of a text "
+            f"model, such as Gemma3nForCausalLM."
         )
 
 

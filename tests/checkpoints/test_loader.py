@@ -120,7 +120,7 @@ def test_an_unknown_family_is_refused_with_the_nearest_known_types(tmp_path) -> 
 
 
 def test_a_family_of_newer_transformers_is_refused_with_its_version(tmp_path, gpt2) -> None:
-    for version, is_newer in (("5.23.0", False), ("4.1", False), ("5.24.0.dev0", True), ("6.0.0", True), ("", False)):
+    for version, is_newer in (("5.24.1", False), ("4.1", False), ("5.25.0.dev0", True), ("6.0.0", True), ("", False)):
         folder = write(tmp_path, {"model_type": "gpt9", "transformers_version": version}, **gpt2)
         with pytest.raises(el.CheckpointError, match="nearest known") as caught:
             el.load(folder)

@@ -14,8 +14,6 @@ from torch.func import functional_call, grad, hessian, jvp, stack_module_state, 
 
 import embedlayer as el
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch.func.jvp's own
-
 QUANTISED_TOLERANCE = {"rtol": 1e-3, "atol": 5e-5}
 """The kernels for quantised rows compute in float32, and round a multiplication and an addition once or twice."""
 

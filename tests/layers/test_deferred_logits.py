@@ -407,7 +407,6 @@ def test_what_reads_the_logits_is_logged_once(caplog) -> None:
     assert record.getMessage().startswith("Model: torch.Tensor.argmax reads the logits")
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
 def test_modes_of_torch_and_transforms_see_plain_logits(unchecked: None) -> None:
     plain, deferred = heads()
     hidden = states().detach()

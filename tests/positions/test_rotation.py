@@ -123,6 +123,7 @@ def test_a_compiled_graph_of_large_queries_has_one_operator_for_them(unchecked, 
     assert torch.allclose(ours, plain, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch hides its own here
 def test_the_operator_fulfils_torchs_rules() -> None:
     cos, sin = angles(1, 5, 4)
     x = torch.randn(2, 3, 5, 8, requires_grad=True)

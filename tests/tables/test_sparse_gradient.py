@@ -109,12 +109,23 @@ def test_a_gradient_without_rows_has_norm_zero() -> None:
         assert nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type) == 0
 
 
-def test_torch_does_not_clip_rows_that_are_divided_among_ranks_by_the_norm_of_one() -> None:
+@pytest.mark.parametrize("foreach", [None, False, True])
+def test_torch_does_not_clip_rows_of_a_sharded_table_by_the_norm_of_one_rank(foreach) -> None:
     model = model_of(row_sparse=True)
     model[0].weight.shard_group = None
     backward(model)
-    with pytest.raises(NotImplementedError, match="linalg_vector_norm"):
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    grad = model[0].weight.grad
+    before = grad.to_dense().clone()
+    for norm in (
+        lambda: nn.utils.clip_grad_norm_(model.parameters(), 1e-3, foreach=foreach),
+        lambda: nn.utils.get_total_norm([grad.clone(), torch.ones(2, dtype=grad.dtype)], foreach=foreach),
+        lambda: torch.linalg.vector_norm(grad * 2),
+    ):
+        with pytest.raises(ShapeError, match=r"\(30, 4\) has the rows of one rank alone.*embedlayer.clip_grad_norm_"):
+            norm()
+    assert torch.equal(grad.to_dense(), before)
+    nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, torch.tensor(2.0), foreach)  # by a norm of all ranks
+    assert torch.allclose(grad.to_dense(), before / 2)
 
 
 def test_the_two_halves_of_clipping_work_alone() -> None:

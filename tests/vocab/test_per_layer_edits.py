@@ -2,6 +2,7 @@
 
 import filecmp
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -198,10 +199,12 @@ def test_a_multimodal_model_that_finds_images_by_their_ids_is_refused(tmp_path) 
     write_json(tmp_path / "old/config.json", config)
     with pytest.raises(el.VocabularyError, match=r"IDs from 100 on for images or sounds \(vocab_offset\)"):
         edit_vocabulary(tmp_path / "old", remove=[120], out=tmp_path / "new")
-    edited = nn.ModuleDict({"vision": nn.Linear(1, 1), "table": el.TokenEmbedding(9, 2)})
-    edited.vision.vocab_offset = 6
-    with pytest.raises(el.VocabularyError, match="from 6 on"):
-        edit_vocabulary(edited, add=1)
+    for owner, key in (("part", "vocab_offset"), ("configuration", "image_token_offset")):
+        edited = nn.ModuleDict({"vision": nn.Linear(1, 1), "table": el.TokenEmbedding(9, 2)})
+        edited.vision.config = SimpleNamespace()
+        setattr(edited.vision if owner == "part" else edited.vision.config, key, 6)
+        with pytest.raises(el.VocabularyError, match=rf"from 6 on for images or sounds \({key}\)"):
+            edit_vocabulary(edited, add=1)
 
 
 def test_the_per_layer_table_of_a_gguf_file_is_moved_with_its_tokens(tmp_path) -> None:
