@@ -11,6 +11,7 @@ const FAULTS = {
   norm: "Norm beyond a gap", unlike_variants: "Unlike its variants",
 };
 const SOUND = "Sound";
+const NOT_SOUND = "Table not sound";
 const NO_FAULT = "No fault of this row"; // of a table with faults that no single row shows
 
 /** @param {number | null | undefined} value */
@@ -28,7 +29,7 @@ const counted = (value) => value.toLocaleString("en");
 
 /** Return the facts in a few words. @param {TokenFacts} facts */
 export function summaryOf({ findings, table_faults: faults, norm_share: below, count_rank: rank }) {
-  const parts = [findings ? findings.map((name) => FAULTS[name]).join(", ") : faults.length ? "Table not sound" : SOUND];
+  const parts = [findings ? findings.map((name) => FAULTS[name]).join(", ") : faults.length ? NOT_SOUND : SOUND];
   if (below !== null) parts.push(`norm above ${share(below)} of the rows`);
   if (rank !== undefined) parts.push(`frequency rank ${counted(rank)}`);
   return parts.join(" · ");
