@@ -2,7 +2,10 @@
 
 from typing import Any
 
-from embedlayer.explorer.tokens import Params, neighbors
+import torch
+
+from embedlayer.analysis.nearest import nearest_rows
+from embedlayer.explorer.tokens import Params, nameless, sum_of_rows
 from embedlayer.sources import OpenedModel
 
 # fmt: off
@@ -84,10 +87,18 @@ def _ids_by_word(source: OpenedModel) -> dict[str, int]:
 
 
 def _answered(source: OpenedModel, ids: dict[str, int], sums: list[tuple[str, str, str, str]]) -> list[Any]:
-    """Return those sums, at most `MOST_SUMS`, whose answer is the nearest row by more than `MARGIN`."""
-    found: list[Any] = []
-    for a, b, c, answer in ([ids[word] for word in terms] for terms in sums if all(word in ids for word in terms)):
-        near = neighbors(source, {"plus": f"{a},{c}", "minus": str(b), "topn": "2"})
-        if near[0][0] == answer and near[0][1] > near[-1][1] + MARGIN and len(found) < MOST_SUMS:
-            found.append({"plus": [a, c], "minus": [b], "answer": answer})
-    return found
+    """Return those sums, at most `MOST_SUMS`, whose answer is the nearest row by more than `MARGIN`.
+
+    The nearest rows are those of `neighbors`, of all sums at once.
+    """
+    known = [[ids[word] for word in terms] for terms in sums if all(word in ids for word in terms)]
+    if not known:
+        return []
+    queries = torch.cat([sum_of_rows(source, [a, c], [b]) for a, b, c, _ in known])
+    terms = torch.tensor(known)[:, :3]
+    near = nearest_rows(source.rows, queries, 2, candidates=~nameless(source), exclude=terms)
+    return [
+        {"plus": [a, c], "minus": [b], "answer": answer}
+        for (a, b, c, answer), nearest, cosines in zip(known, near.ids.tolist(), near.cosines.tolist(), strict=True)
+        if nearest[0] == answer and cosines[0] > cosines[-1] + MARGIN
+    ][:MOST_SUMS]

@@ -86,7 +86,7 @@ def neighbors(source: OpenedModel, params: Params) -> Any:
         raise SizeError("neighbors needs at least one token ID in plus or minus; found none.")
     found = _number(params, "topn", 20, most=MOST)
     own = torch.tensor([[*plus, *minus]])
-    near = nearest_rows(source.rows, _query(source, plus, minus), found, candidates=~_nameless(source), exclude=own)
+    near = nearest_rows(source.rows, sum_of_rows(source, plus, minus), found, candidates=~nameless(source), exclude=own)
     pairs = zip(near.ids[0].tolist(), near.cosines[0].tolist(), strict=True)
     return [[token, round(score, 5)] for token, score in pairs if token >= 0]
 
@@ -101,7 +101,7 @@ def along(source: OpenedModel, params: Params) -> bytes:
         SizeError: A parameter is no valid list.
         TokenIdError: An ID is outside the table.
     """
-    query = _query(source, *(token_ids(params, name, source.table.vocab_size) for name in ("plus", "minus")))
+    query = sum_of_rows(source, *(token_ids(params, name, source.table.vocab_size) for name in ("plus", "minus")))
     return to_bytes(table_cosines(RowReader(source.rows), query)[0])
 
 
@@ -181,13 +181,13 @@ def principal(source: OpenedModel) -> PrincipalComponents:
     return source.once("principal_components", lambda: principal_components(source.rows, count, skip_nonfinite=True))
 
 
-def _nameless(source: OpenedModel) -> Bool[Tensor, " V"]:
+def nameless(source: OpenedModel) -> Bool[Tensor, " V"]:
     """Return a mask of the rows without a token, `(V,)`; it is stored in the source."""
     return source.once("nameless", lambda: torch.tensor([text == "" for text in source.token_texts]))
 
 
 @torch.no_grad()
-def _query(source: OpenedModel, plus: list[int], minus: list[int]) -> Float[Tensor, "1 D"]:
+def sum_of_rows(source: OpenedModel, plus: list[int], minus: list[int]) -> Float[Tensor, "1 D"]:
     """Return the sum of some rows minus the sum of others, each normalised to length 1 first, in float64.
 
     Args:
@@ -208,7 +208,7 @@ def nearest_of_all(source: OpenedModel, on_progress: Callable[[float], None] = l
     """
 
     def compute() -> bytes:
-        V, candidates, parts = source.table.vocab_size, ~_nameless(source), []
+        V, candidates, parts = source.table.vocab_size, ~nameless(source), []
         for ids in torch.arange(V).split(QUERIES_AT_ONCE):
             on_progress(int(ids[0]) / V)
             parts.append(nearest_rows(source.rows, ids, NEAREST, candidates=candidates))

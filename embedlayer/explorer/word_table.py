@@ -18,5 +18,5 @@ def open_word_table() -> OpenedModel:
         [2, 904]
     """
     opened = open_model(WORD_TABLE)
-    opened.title = TITLE
+    opened.title, opened.source = TITLE, ""  # a page that is exported names no folder of this machine
     return opened
