@@ -323,7 +323,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     ),
     _llama(
         "inkling2",
-        *("inkling2_text", "inkling2_loop_text"),
+        "inkling2_text",
         table=("embed_tokens.weight", "llm.embed.weight"),
         position=None,
         recipe=("norm",),
@@ -475,6 +475,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
 REFUSED_CAUSAL: Mapping[str, str] = {
     "blt": "its input is the sum of a row for each byte and of rows for hashes of the bytes before it",
     "dory": "its head multiplies each logit by a learned number of its token",
+    "inkling2_loop_text": "some of its blocks run several times in a pass, so its positions could not be compared",
     "cpmant": "it puts rows of prompts in front of the text, and adds a segment to every token",
     **dict.fromkeys(
         ("gemma4_assistant", "gemma4_unified_assistant"),

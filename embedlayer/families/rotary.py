@@ -108,7 +108,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (
         RotaryPositions(without_positions="all"),
         (
-            *("glm5_next_text", "inkling_text", "inkling2_text", "inkling2_loop_text", "jamba", "kimi_linear"),
+            *("glm5_next_text", "inkling_text", "inkling2_text", "jamba", "kimi_linear"),
             "moshi_depth",
         ),
     ),
