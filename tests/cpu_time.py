@@ -72,7 +72,7 @@ class CpuSeconds:
             began = cpu_seconds()
             runtestprotocol(item, log=False, nextitem=nextitem)
             took = min(took, cpu_seconds() - began)
-        self.seconds[item.nodeid] = took
+        self.seconds[item.nodeid] = max(took, 0.0)  # a browser takes what its processes took along when it ends
         return result
 
     def pytest_testnodedown(self, node: Any) -> None:
