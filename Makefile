@@ -20,7 +20,7 @@ explore: $(VENV)/.installed  ## learn what an embedding is, in the browser, with
 	@$(BIN)/embedlayer explore out/demo --words --view learn
 
 test: $(VENV)/.installed-dev  ## run the test suite
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
 test-all: $(VENV)/.installed-dev  ## run the test suite with what it leaves out for time: long tests, all lessons, all recipes
 	@$(PIP) --editable '.[recipes]'

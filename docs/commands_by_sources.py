@@ -293,6 +293,20 @@ def markdown(results: Mapping[tuple[str, str], str]) -> str:
     return "\n".join([*lines, "", *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1)), ""])
 
 
+def read_results(page: str) -> dict[tuple[str, str], str]:
+    """Return what `markdown` made the table and the reasons of, from the text of the page."""
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    names = next(row for row in rows if row[1:] == [*COMMANDS])[1:]
+    reasons = dict(re.findall(r"^(\d+)\. (.*)$", page, re.MULTILINE))
+    cells = {row[0]: row[1:] for row in rows if len(row) == len(names) + 1}
+    return {
+        (command, kind): "" if cell == "yes" else reasons[cell]
+        for place, command in enumerate(names)
+        for kind in KINDS
+        for cell in [cells[kind][place]]
+    }
+
+
 def measured(folder: Path) -> dict[tuple[str, str], str]:
     """Run every command on every kind of source."""
     sources = make_sources(folder)

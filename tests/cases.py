@@ -112,3 +112,17 @@ CASES: dict[str, Callable[[], Case]] = {
         for options in LOSSES if not {"padding_idx"} & set(LOSSES[options])
     },
 }  # fmt: skip
+
+CODE_PATHS = [
+    *(f"position: {name}" for name in ("learned", "sinusoidal", "axial", "rotary", "dynamic", "rotary, axes")),
+    *(f"position: {name}" for name in ("rotary, query scaling", "query-scaled", "alibi", "relative")),
+    *(f"layer: TransformerEmbedding, {name}" for name in ("learned", "rotary")),
+    *(f"layer: TransformerEmbedding over {name}" for name in ("dense, rounded scale", "row-sparse", "factorised")),
+    *(f"layer: TransformerEmbedding over {name}" for name in ("int8", "int4, q4_0", "delta over int8")),
+    "layer: GPTEmbedding",
+    "layer: DecoderLM",
+    *("head: untied, bias, softcap", "head: tied to dense, spare rows", "head: tied to factorised"),
+    *("head: tied to int8", "head: tied to int4, groups", "head: tied to delta over int8"),
+    *("loss: all", "loss: tied to int4", "loss over rows: soft cap, scale"),
+]
+"""One case for each code path; each of the others differs from one of these in its numbers alone."""

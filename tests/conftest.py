@@ -3,7 +3,6 @@
 import gc
 import importlib
 import logging
-import os
 import shutil
 import signal
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import jaxtyping
 import pytest
 import torch
+from cpu_time import CpuSeconds
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,17 +47,14 @@ SHARED = ROOT.parent / "shared" / "data"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of `.ci/run`, `make course` and `make test-all`."""
-    parser.addoption("--without-numba", action="store_true", help="Run as where numba is not installed.")
+    """Add the options of `make course`, `make test-all` and `.ci/run`."""
     parser.addoption("--all", action="store_true", help="Also run what is left out for time: `make test-all`.")
+    parser.addoption("--slow-tests", choices=["check", "write"], help="Compare with, or write, slow_tests.txt.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make `import numba` fail under `--without-numba`, in the test processes and in those that they start."""
-    if config.getoption("--without-numba"):
-        sys.modules["numba"] = None  # type: ignore[assignment]
-        first = str(Path(__file__).parent / "without_numba")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (first, os.environ.get("PYTHONPATH"))))
+    """Measure each test."""
+    config.pluginmanager.register(CpuSeconds(config.getoption("--slow-tests")))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -124,12 +121,16 @@ def kernels() -> Iterator[None]:
 
 @pytest.fixture(params=["kernels", "torch operators"])
 def both_paths(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run a test with compiled kernels, and again with torch operators."""
+    """Run a test with compiled kernels, and again as where numba is not installed."""
     if request.param == "kernels":
         request.getfixturevalue("kernels")
         yield request.param
     else:
-        with importlib.import_module("embedlayer.kernels").kernels_disabled():
+        module = importlib.import_module("embedlayer.kernels.kernel")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "NUMBA_IS_INSTALLED", False)
+            patch.setattr(module, "_failure", failure := module._Failure())
+            failure.reason = "numba is not installed"
             yield request.param
 
 

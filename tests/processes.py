@@ -1,6 +1,7 @@
 """Several ranks on this machine, for tests: `on_ranks(2, function, ...)` runs `function(rank, ...)` in each."""
 
 import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -14,10 +15,11 @@ import torch.distributed as dist
 
 SECONDS = 120
 
+PRELOADED = ["embedlayer.distributed.sharded", "embedlayer.optim.row_adamw", "pytest", "torch._dynamo"]
+"""What each rank needs, imported once; an optimizer needs the last."""
+PRELOADED_IF_USED = ["transformers.modeling_utils", "peft"]
+
 _context = get_context("forkserver")
-_context.set_forkserver_preload(
-    ["embedlayer.distributed.sharded", "embedlayer.optim.row_adamw", "pytest", "torch._dynamo"]  # an optimizer needs it
-)
 
 
 def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any, backend: str = "gloo") -> list[Any]:
@@ -25,6 +27,7 @@ def on_ranks(ranks: int, function: Callable[..., Any], *arguments: Any, backend:
 
     They end with the call, however it ends; after two minutes they are stopped.
     """
+    _context.set_forkserver_preload([*PRELOADED, *(name for name in PRELOADED_IF_USED if name in sys.modules)])
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             _context.Process(target=_run, args=(rank, ranks, folder, backend, function, arguments), daemon=True)

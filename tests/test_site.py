@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LESSONS = sorted(file.stem for file in (ROOT / "docs" / "course").glob("[0-9]*.md"))
-FIRST = 3
+FIRST = int(os.environ.get("EMBEDLAYER_LESSONS", 1))
 """Lessons that are executed without `--all`, for time."""
 
 

@@ -43,14 +43,16 @@ def alone(arguments, tmp_path_factory):
     return folder
 
 
+@pytest.mark.parametrize("step", [None, pytest.param(5, marks=pytest.mark.long)])
 def test_workers_that_are_killed_in_a_run_and_in_a_save_go_on_from_the_last_checkpoint(
-    arguments, alone, tmp_path
+    arguments, alone, tmp_path, step
 ) -> None:
-    command, environment = unlucky(arguments, tmp_path / "two", [[1, "step", 5], [0, "save", 6]])
+    accidents = [[0, "save", 6]] if step is None else [[1, "step", step], [0, "save", 6]]
+    command, environment = unlucky(arguments, tmp_path / "two", accidents)
     with started(*torchrun(2, restarts=2), *command, **environment) as process:
         said, errors = process.communicate(timeout=SECONDS)
         assert process.returncode == 0, errors
-        assert said.count("Continuing at step 4") == 2
+        assert said.count("Continuing at step 4") == len(accidents)
         assert not children(process.pid)
     assert_same_run(tmp_path / "two", alone)
 

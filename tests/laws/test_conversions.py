@@ -3,8 +3,8 @@
 import copy
 from collections.abc import Callable
 
-import pytest
 import torch
+from covering import cases
 from kinds import EMBED_DIM, TABLES, VOCAB_SIZE
 
 import embedlayer as el
@@ -12,6 +12,7 @@ from embedlayer import DeltaEmbedding, FactorizedEmbedding, QuantizedEmbedding, 
 from embedlayer.compress.convert import compress_table
 from embedlayer.pretrained import build, describe
 
+DTYPES = (torch.float32, torch.bfloat16)
 SOURCES: dict[str, Callable[[], TokenTable]] = {
     **TABLES,
     "delta over rounded scale": lambda: DeltaEmbedding(TABLES["dense, rounded scale"](), [7, 48, 49]),
@@ -43,9 +44,7 @@ def facts(table: TokenTable) -> tuple:
     return table.vocab_size, table.embed_dim, table.padding_idx, rows.dtype, rows.device
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("to", CONVERSIONS)
-@pytest.mark.parametrize("name", SOURCES)
+@cases("name, to, dtype", SOURCES, CONVERSIONS, DTYPES, pairs=["name, to"])
 def test_a_conversion_keeps_scale_padding_size_and_type(name, to, dtype, tmp_path) -> None:
     table = SOURCES[name]().to(dtype)
     expected, factor = facts(table), table.factor
@@ -58,8 +57,7 @@ def test_a_conversion_keeps_scale_padding_size_and_type(name, to, dtype, tmp_pat
         assert other(torch.tensor([table.padding_idx])).eq(0).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", [name for name in TABLES if name.startswith(("dense", "row", "factor"))])
+@cases("name, dtype", [name for name in TABLES if name.startswith(("dense", "row", "factor"))], DTYPES)
 def test_an_edit_of_the_vocabulary_keeps_scale_padding_and_type(name, dtype) -> None:
     table = TABLES[name]().to(dtype)
     factor, (_, *expected) = table.factor, facts(table)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from cases import CASES, IDS, Case
+from cases import CASES, CODE_PATHS, IDS, Case
+from covering import cases, some
 from kinds import LAYERS, MAX_SEQ_LEN, NUM_HEADS, POSITIONS, TABLES, VOCAB_SIZE, with_pending_updates
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export, save
@@ -19,7 +20,7 @@ from torch.export import Dim, ExportedProgram, export, save
 import embedlayer as el
 
 QUANTISED_TOLERANCE = {"rtol": 1e-3, "atol": 5e-5}
-LOSSES_COMPILED = ["loss: all", "loss: tied to int4", "loss over rows: all"]
+LOSSES_COMPILED = ["loss: all", "loss: tied to int4", "loss over rows: soft cap, scale"]
 """One for each way to compute a loss. Tables are compiled inside layers and heads."""
 
 ADDS_NOTHING = {
@@ -31,11 +32,14 @@ ADDS_NOTHING = {
 
 every_case = pytest.mark.parametrize(
     "name",
-    [
-        name
-        for name in CASES
-        if name not in ADDS_NOTHING and (not name.startswith(("table", "loss")) or name in LOSSES_COMPILED)
-    ],
+    some(
+        CODE_PATHS,
+        [
+            name
+            for name in CASES
+            if name not in ADDS_NOTHING and (not name.startswith(("table", "loss")) or name in LOSSES_COMPILED)
+        ],
+    ),
 )
 
 
@@ -99,8 +103,9 @@ def test_a_saved_program_runs_where_embedlayer_is_not_installed(tmp_path: Path) 
     subprocess.run([sys.executable, "-c", WITHOUT_EMBEDLAYER, *paths], check=True)
 
 
-@pytest.mark.parametrize("attention_mask", [None, torch.tensor([[1, 1, 2, 2], [0, 1, 1, 1], [1, 1, 1, 1]])])
-@pytest.mark.parametrize("name", ["rotary", "alibi", "learned"])
+@cases(
+    "name, attention_mask", ("rotary", "alibi", "learned"), (None, torch.tensor([[1, 1, 2, 2], [0, 1, 1, 1], [1] * 4]))
+)
 @pytest.mark.usefixtures("unchecked")
 def test_a_decoder_with_shared_key_heads_is_exported_with_and_without_a_mask(name, attention_mask) -> None:
     model = el.DecoderLM(TABLES["dense"](), POSITIONS[name](), num_layers=1, num_heads=NUM_HEADS, num_kv_heads=2)
@@ -148,10 +153,9 @@ def test_a_transform_inside_a_compiled_function_is_that_of_eager_mode() -> None:
     torch.testing.assert_close(torch.compile(gradient, fullgraph=True, backend="eager")(hidden), gradient(hidden))
 
 
-ONNX = ["layer: TransformerEmbedding over delta over int8", "head: untied, bias, softcap", "head: tied to int4",
-        "position: dynamic"]  # fmt: skip
+ONNX = ["layer: TransformerEmbedding over delta over int8", "head: tied to int4", "position: dynamic"]
 LONG_ONNX = ["layer: DecoderLM", "layer: TransformerEmbedding, learned", "position: rotary", "position: relative",
-             "layer: TransformerEmbedding over int4, groups"]  # fmt: skip
+             "layer: TransformerEmbedding over int4, groups", "head: untied, bias, softcap"]  # fmt: skip
 
 
 def by_onnxruntime(module: nn.Module, inputs: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
@@ -168,7 +172,7 @@ def by_onnxruntime(module: nn.Module, inputs: tuple[Tensor, ...], others: tuple[
     return torch.from_numpy(session.run(None, {slot.name: x.numpy() for slot, x in given})[0])
 
 
-@pytest.mark.parametrize("name", [*ONNX, *(pytest.param(name, marks=pytest.mark.long) for name in LONG_ONNX)])
+@pytest.mark.parametrize("name", some(ONNX, [*ONNX, *LONG_ONNX]))
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.usefixtures("unchecked")
 def test_onnxruntime_computes_what_the_layer_computes(name) -> None:

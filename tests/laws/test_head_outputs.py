@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import UsesHead
+from covering import cases
 from kinds import EMBED_DIM, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
 from memory import Shapes
 from torch import Tensor, nn
@@ -77,8 +78,7 @@ def leaves_of(module: nn.Module, *others: Tensor) -> list[Tensor]:
     return [*others, *(parameter for parameter in module.parameters() if parameter.requires_grad)]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@every_head
+@cases("name, temperature", HEADS, (1.0, 0.7))
 def test_statistics_are_those_of_log_softmax(name, temperature) -> None:
     module = HEADS[name]().double()
     hidden, tokens = batch()
@@ -101,9 +101,7 @@ def test_statistics_are_those_of_log_softmax(name, temperature) -> None:
     assert torch.equal(found.is_argmax, (logits.argmax(-1) == tokens) & kept)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("kind", KINDS)
-@every_head
+@cases("name, kind, reduction", HEADS, KINDS, ("mean", "none"), pairs=["kind, reduction"])
 def test_divergences_are_those_of_two_log_softmaxes(name, kind, reduction) -> None:
     module = HEADS[name]().double()
     hidden, labels = batch()
@@ -124,8 +122,7 @@ def test_divergences_are_those_of_two_log_softmaxes(name, kind, reduction) -> No
     assert_same(ours, each.sum() / (labels != -100).sum() if reduction == "mean" else each, leaves_of(module, hidden))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@every_head
+@cases("name, kind", HEADS, KINDS)
 def test_a_head_of_any_format_can_be_the_teacher(name, kind) -> None:
     module = HEADS[name]().double()
     hidden, teacher_hidden = (batch()[0] for _ in range(2))
@@ -139,8 +136,7 @@ def test_a_head_of_any_format_can_be_the_teacher(name, kind) -> None:
     assert all(grad is None for grad in torch.autograd.grad(ours, wanted, allow_unused=True))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@every_head
+@cases("name, kind", HEADS, KINDS)
 def test_a_teacher_of_k_tokens_counts_these_alone(name, kind) -> None:
     module = HEADS[name]().double()
     hidden, labels = batch()

@@ -4,6 +4,8 @@ import pytest
 import tokenizers
 import torch
 import torch.nn.functional as F
+from cases import CODE_PATHS
+from covering import some
 from kinds import EMBED_DIM, LAYERS, LOOKUP_TABLES, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
 
 from embedlayer import EmbedLayerError, LookupTable, OutputHead, RowAdamW, ShapeError, SizeError
@@ -28,6 +30,7 @@ SHAPES = {
 
 COMPILED_ALONE = {"dense", "row-sparse", "factorised", "int4", "delta", "mapped, read-only", "mapped, trained"}
 """One table of each kind, compiled for IDs of every shape; all of them are compiled inside layers by `test_export`."""
+HEADS_COMPILED = {name.removeprefix("head: ") for name in CODE_PATHS if name.startswith("head")}
 
 
 def twin_of(name: str, table: LookupTable) -> LookupTable:
@@ -92,10 +95,7 @@ def test_rows_with_pending_updates_are_those_of_the_dense_run_for_ids_of_every_s
             torch.testing.assert_close(gradients(sparse, found), gradients(dense, expected))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in COMPILED_ALONE else pytest.param(name, marks=pytest.mark.long) for name in LOOKUP_TABLES],
-)
+@pytest.mark.parametrize("name", some(COMPILED_ALONE, LOOKUP_TABLES))
 def test_a_compiled_look_up_is_the_eager_one_for_ids_of_every_shape(unchecked: None, name) -> None:
     table = LOOKUP_TABLES[name]()
     ids = [*SHAPES.values(), IDS[:, -1:].int(), IDS[:, ::2].int()]
@@ -155,7 +155,7 @@ def test_logits_and_loss_take_hidden_states_of_every_layout(name) -> None:
         torch.testing.assert_close(head.loss(hidden, targets.int(), reduction="sum"), expected)
 
 
-@pytest.mark.parametrize("name", [*UNTIED_HEADS, *TIED_HEADS])
+@pytest.mark.parametrize("name", some(HEADS_COMPILED, [*UNTIED_HEADS, *TIED_HEADS]))
 def test_compiled_logits_of_strided_hidden_states_are_the_eager_ones(unchecked: None, name) -> None:
     head = UNTIED_HEADS[name]() if name in UNTIED_HEADS else OutputHead(TABLES[TIED_HEADS[name]]())
     whole = torch.randn(EMBED_DIM, 4, 3).permute(2, 1, 0)

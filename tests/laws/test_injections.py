@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from covering import some
 from decoders import small
 from kinds import EMBED_DIM, INJECTIONS, LOOKUP_TABLES, NUM_HEADS, VOCAB_SIZE, in_a_file, ngrams
 from torch import Tensor, nn
@@ -83,13 +84,7 @@ def test_save_copy_and_meta_keep_every_bit(name, tmp_path) -> None:
         assert el.DecoderLM.from_config(model.config)(IDS.to("meta")).shape == (2, 10, 50)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in ("value", "n-gram, gated", "per-layer") else pytest.param(name, marks=pytest.mark.long)
-        for name in INJECTIONS
-    ],
-)
+@pytest.mark.parametrize("name", some(["value", "n-gram, gated", "per-layer"], INJECTIONS))
 def test_every_parameter_gets_a_gradient_in_one_graph(unchecked: None, name) -> None:
     model = decoder(name).train()
     compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from covering import cases, some
 from tiny_models import quiet
 from tokenizer_kinds import BUILDERS, ENGLISH, LANGUAGES, tokenizer_of
 from tokenizers import AddedToken, Tokenizer
@@ -113,8 +114,7 @@ def assert_ours(folder: Path, tokenizer) -> object:
     return theirs
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("edit", ["add and remove", "trim"])
+@cases("name, edit", FILES, ("add and remove", "trim"))
 def test_after_an_edit_transformers_gives_our_ids(folders, name, edit, tmp_path) -> None:
     from transformers import AutoConfig
 
@@ -157,9 +157,7 @@ def uncased(folder: Path, shared_data: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.long) for pair in LONG_PAIRS)]
-)
+@pytest.mark.parametrize(("old", "new"), some(PAIRS, [*PAIRS, *LONG_PAIRS]))
 def test_after_a_transplant_transformers_gives_the_new_tokenizers_ids(folders, old, new, shared_data, tmp_path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 

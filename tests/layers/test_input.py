@@ -21,6 +21,7 @@ from embedlayer import (
 from embedlayer.scratch import ScratchCombinedEmbedding
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_it_is_the_composition_of_the_textbook() -> None:
     layer = TransformerEmbedding(100, 16, 12, dropout=0.0)
     ids = torch.randint(0, 100, (2, 10))
@@ -28,6 +29,7 @@ def test_it_is_the_composition_of_the_textbook() -> None:
     assert torch.equal(layer(ids), expected)
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("padding_idx", [None, 0])
 def test_values_and_gradients_of_both_tables_equal_the_one_hot_oracle(padding_idx) -> None:
     layer = TransformerEmbedding(11, 6, 8, dropout=0.0, padding_idx=padding_idx).double()
@@ -67,12 +69,14 @@ def test_a_position_comes_by_name_or_as_an_object(position, kind) -> None:
     assert TransformerEmbedding(100, 16, 12, position=named.position).position is named.position
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_single_sequences_and_batches_give_the_same() -> None:
     layer = TransformerEmbedding(100, 16, 12).eval()
     ids = torch.randint(0, 100, (2, 10))
     assert torch.equal(layer(ids[0]), layer(ids)[0])
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("position", ["learned", "sinusoidal"])
 def test_the_same_token_differs_by_its_position_only(position) -> None:
     layer = TransformerEmbedding(100, 16, 12, position=position).eval()
@@ -83,6 +87,7 @@ def test_the_same_token_differs_by_its_position_only(position) -> None:
     assert torch.equal(same[0, 0].expand(4, -1), same[0])
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_left_padding_and_packing_change_no_vector() -> None:
     layer = TransformerEmbedding(100, 16, 12).eval()
     first, second = torch.tensor([5, 6, 7]), torch.tensor([8, 9])
@@ -94,6 +99,7 @@ def test_left_padding_and_packing_change_no_vector() -> None:
     assert torch.equal(offset[0, 0], layer(first)[2])
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_dropout_acts_in_training_only() -> None:
     layer = TransformerEmbedding(100, 16, 12, dropout=0.5)
     ids = torch.randint(0, 100, (2, 10))
@@ -106,6 +112,7 @@ def test_too_long_a_sequence_names_length_limit_and_remedy() -> None:
         TransformerEmbedding(100, 16, 12)(torch.zeros(1, 13, dtype=torch.long))
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_any_table_can_stand_in_it() -> None:
     table = FactorizedEmbedding(100, 16, 4)
     layer = TransformerEmbedding(100, 16, 12, 0.0, table=table)
@@ -114,6 +121,7 @@ def test_any_table_can_stand_in_it() -> None:
         TransformerEmbedding(90, 16, 12, table=table)
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize(
     "position", ["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "alibi", "relative", "none"]
 )
@@ -135,6 +143,7 @@ def test_it_compiles_to_one_graph(unchecked: None) -> None:
         compiled(torch.zeros(1, 13, dtype=torch.long))
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("position", ["learned", "rotary"])
 def test_hooks_of_a_table_see_what_goes_in_and_out_and_may_change_it(position) -> None:
     layer = TransformerEmbedding(20, 8, 12, position=position, num_heads=2, scale="sqrt_dim").eval()
@@ -165,6 +174,7 @@ def test_schemes_on_heads_need_to_know_them(unchecked: None) -> None:
         TransformerEmbedding(100, 16, 12, position="axial")
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_the_gpt_layer_of_the_notebook() -> None:
     """Seed notebook: real vocabulary, width 256, context 4; sum of two plain look-ups."""
     layer = GPTEmbedding(GPT_CONFIG_124M["vocab_size"], 256, 4)
@@ -177,6 +187,7 @@ def test_the_gpt_layer_of_the_notebook() -> None:
     assert torch.allclose(positions_of_first, positions_of_last, atol=1e-7)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_the_gpt_layer_is_read_back(tmp_path) -> None:
     layer = GPTEmbedding(20, 8, 4)
     layer.save_pretrained(tmp_path)

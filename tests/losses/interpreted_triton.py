@@ -7,6 +7,7 @@ own; its name keeps it from being collected otherwise.
 import pytest
 import torch
 from comparison import assert_no_worse
+from covering import cases
 
 from embedlayer import TokenIdError, linear_cross_entropy, token_log_probs
 
@@ -18,15 +19,15 @@ def results(hidden, weight, targets, impl, bias=None, **options):
     return loss, *torch.autograd.grad(loss, leaves, grad_output)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])  # the interpreter multiplies bfloat16 as integers
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"reduction": "none", "logit_scale": 0.5, "padding_idx": 3},
-        {"bias": True, "softcap": 2.0, "reduction": "sum", "padding_idx": 3, "mask_padding": True, "vocab_size": 130},
-    ],
-)
+DTYPES = (torch.float32, torch.float16)  # the interpreter multiplies bfloat16 as integers
+OPTIONS = [
+    {},
+    {"reduction": "none", "logit_scale": 0.5, "padding_idx": 3},
+    {"bias": True, "softcap": 2.0, "reduction": "sum", "padding_idx": 3, "mask_padding": True, "vocab_size": 130},
+]
+
+
+@cases("options, dtype", OPTIONS, DTYPES)
 def test_it_is_no_worse_than_plain(options, dtype) -> None:
     hidden, weight = torch.randn(7, 11, 70, dtype=dtype), torch.randn(150, 70, dtype=dtype)
     targets = torch.randint(4, options.get("vocab_size", 150), (7, 11))

@@ -93,6 +93,7 @@ def test_two_equal_heads_have_divergence_zero_and_no_gradient(kind) -> None:
     torch.testing.assert_close(grads, tuple(map(torch.zeros_like, grads)))
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_derivatives_are_right_twice(kind, reduction) -> None:

@@ -43,6 +43,7 @@ def test_written_products(dtype: torch.dtype, out_dtype: torch.dtype, has_instru
     torch.testing.assert_close(total.double(), earlier.double() + exact, rtol=tolerance, atol=4 * tolerance)
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("tokens", [40, 600], ids=["one chunk", "two chunks"])
 def test_loss_is_no_less_exact_than_plain(dtype: torch.dtype, tokens: int, has_instructions: bool) -> None:

@@ -27,6 +27,7 @@ def sizes():
     return hidden, weight, torch.randint(0, 23, (2, 4))
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_a_temperature_divides_the_logits_after_the_soft_cap(sizes) -> None:
     hidden, weight, tokens = sizes
     for impl in ("plain", "chunked"):
@@ -48,6 +49,7 @@ def test_a_temperature_that_is_not_above_zero_is_refused(sizes, temperature) -> 
             call()
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("impl", ["plain", "chunked"])
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0), (2, 3)])
 def test_any_shape_of_a_batch(impl, shape) -> None:
@@ -120,6 +122,7 @@ def test_under_autocast_it_behaves_as_plain_does() -> None:
         torch.testing.assert_close(ours, plain, rtol=2e-2, atol=5e-2)
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("of_function", [False, True])
 def test_derivatives_are_right_twice(sizes, of_function) -> None:
     hidden, weight, tokens = sizes
@@ -154,6 +157,7 @@ def test_it_compiles_to_one_graph(unchecked: None, sizes) -> None:
     torch.testing.assert_close(*grads)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_a_second_backward_and_a_change_of_the_weights(sizes) -> None:
     hidden, weight, tokens = sizes
     entropy = token_statistics(hidden, weight, tokens, impl="chunked").entropy.sum()
@@ -185,6 +189,7 @@ def test_what_does_not_fit_is_refused(unchecked: None, sizes) -> None:
         el.OutputHead(5, 23).double().loss(hidden, tokens.clamp(max=5), vocab_size=20)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_spare_rows_are_no_tokens(sizes) -> None:
     hidden, weight, _ = sizes
     found = token_statistics(hidden, weight, statistics=("entropy",), top_k=20, vocab_size=20, impl="chunked")

@@ -13,7 +13,7 @@ from embedlayer import MissingExtraError, linear_cross_entropy
 CASES = Path(__file__).with_name("interpreted_triton.py")
 
 
-def test_the_kernels_agree_with_the_plain_definition_in_tritons_interpreter() -> None:
+def test_the_kernels_agree_with_the_plain_definition_in_tritons_interpreter(request) -> None:
     pytest.importorskip("triton", reason="the package triton is missing")
     done = subprocess.run(
         [
@@ -23,6 +23,7 @@ def test_the_kernels_agree_with_the_plain_definition_in_tritons_interpreter() ->
             "-o",
             "addopts=",
             "-q",
+            *(["--all"] if request.config.getoption("--all") else []),
             str(CASES),
         ],  # checked wrappers hide the kernels from Triton
         cwd=CASES.parents[2],

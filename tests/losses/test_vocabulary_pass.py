@@ -70,6 +70,7 @@ def test_values_and_gradients_equal_the_plain_definition(options, reduction) -> 
         torch.testing.assert_close(result, expected, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("options", [OPTIONS["nothing"], OPTIONS["all"]], ids=["nothing", "all"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_gradients_and_their_gradients_are_right_in_float64(options, reduction) -> None:
@@ -173,6 +174,7 @@ def test_a_gradient_of_bfloat16_rows_over_several_chunks_is_no_worse_than_plain(
     assert ours <= 1.1 * plain
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("needed", [0, 1, None])
 def test_only_the_requested_gradients_are_computed(monkeypatch, needed) -> None:
     hidden, weight, targets, _ = make({}, torch.float32, (9,), 30, 8)
@@ -190,6 +192,7 @@ def test_only_the_requested_gradients_are_computed(monkeypatch, needed) -> None:
     assert seen[1][1] == (None, None, None)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_ignored_targets_are_dropped_before_any_work(monkeypatch) -> None:
     hidden, weight, targets, _ = make({}, tokens=(50,))
     targets[7:] = -100
@@ -201,6 +204,7 @@ def test_ignored_targets_are_dropped_before_any_work(monkeypatch) -> None:
     assert seen == [6]
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_a_view_of_a_larger_table_and_a_hidden_state_of_another_layout_are_taken() -> None:
     table = torch.randn(30, 6, dtype=torch.float64, requires_grad=True)
     hidden = torch.randn(6, 4, 2, dtype=torch.float64, requires_grad=True)
@@ -242,6 +246,7 @@ def test_it_compiles_to_one_graph(unchecked: None, backend, reduction) -> None:
     torch.testing.assert_close(torch.autograd.grad(result, parts), torch.autograd.grad(expected, parts))
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_operator_keeps_torchs_rules(dtype) -> None:
     hidden, weight, targets, _ = make({}, dtype, (4,), 9, 3)
@@ -292,6 +297,7 @@ def test_what_does_not_fit_is_refused(unchecked: None, change, error, message) -
         linear_cross_entropy(**{"hidden": hidden, "weight": weight, "targets": targets, **change})
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("impl", ["plain", "chunked"])
 def test_log_probs_of_tokens_are_those_of_log_softmax_with_their_gradients(impl) -> None:
     hidden, weight, tokens, _ = make({})

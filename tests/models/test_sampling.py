@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from covering import cases
 
 from embedlayer import generate, load_llama
 from embedlayer.models.sampling import Sampler
@@ -64,10 +65,10 @@ def test_the_logits_that_are_sampled_from_are_those_of_transformers(models, kind
         torch.testing.assert_close(found.softmax(-1), expected.softmax(-1))
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("length", [1, 5])
-@pytest.mark.parametrize("penalty", [None, 0.6, 1.3, 4.0])
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02}], ids=str)
+SAMPLING = ({}, {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02})
+
+
+@cases("sampling, penalty, length, rows", SAMPLING, (None, 0.6, 1.3, 4.0), (1, 5), (1, 3), pairs=["sampling, penalty"])
 def test_whole_texts_are_those_of_transformers(models, rows, length, penalty, sampling) -> None:
     ours, theirs = models
     ids = torch.randint(0, 40, (rows, length))

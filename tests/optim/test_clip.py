@@ -1,5 +1,6 @@
 """Clipping dense gradients is torch's; with row-sparse ones see tests/tables/test_sparse_gradient.py."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -19,6 +20,7 @@ def test_dense_gradients_are_clipped_as_torch_does_bit_for_bit() -> None:
     assert clip_grad_norm_([nn.Parameter(torch.ones(2))], 1.0) == 0
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_sparse_gradients_of_an_embedding_of_torch_are_clipped_too() -> None:
     torch.manual_seed(0)
     sparse, dense = nn.Embedding(9, 3, sparse=True), nn.Embedding(9, 3)

@@ -15,6 +15,7 @@ from embedlayer.optim import RowAdagrad, RowAdamW, StochasticRounding
 from embedlayer.tables import MappedEmbedding
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("name", RULES)
 def test_a_table_is_resumed_with_the_rule_of_its_state_and_no_other(tmp_path, name) -> None:
     with MappedEmbedding.create(tmp_path / "rows", 40, 3, init_std=1.0) as table:
@@ -53,6 +54,7 @@ def by_moments(optimizer, state) -> None:
     optimizer.load_moments(optimizer.param_groups[0]["params"][0], state)
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("load", [by_state_dict, by_moments])
 @pytest.mark.parametrize("trained_before", [False, True])
 @pytest.mark.parametrize("name", RULES)
@@ -75,6 +77,7 @@ def test_a_checkpoint_right_after_loading_optimizer_state_has_its_step(tmp_path,
         assert torch.equal(table.weight, memory.weight)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_state_that_was_replaced_without_its_step_is_refused_at_a_checkpoint(tmp_path) -> None:
     with MappedEmbedding.create(tmp_path / "rows", 40, 3) as table:
         fresh, optimizer = RowAdamW(table.parameters()).state_dict(), RowAdamW(table.parameters())
@@ -108,6 +111,7 @@ def test_the_optimizers_state_is_saved_inside_a_checkpoint_if_updates_were_appli
         assert int(state["state"][0]["step"]) == 4
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("seed", [None, 7])
 def test_a_resumed_table_goes_on_with_its_stored_seed_of_stochastic_rounding(tmp_path, seed) -> None:
     def optimizer_of(table, *seeds):

@@ -74,9 +74,20 @@ def warm_up_and_cosine(t: int, steps: int = 1000, peak: float = 3e-3) -> float:
     return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * (t - 100) / (steps - 100))))
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-7])
-@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95)])
-def test_after_a_thousand_steps_it_is_where_dense_adamw_is(betas, scale) -> None:
+RUNS = [
+    pytest.param(
+        *(path, betas, scale, steps),
+        marks=pytest.mark.long if steps == 1000 and (path, betas[1], scale) != ("kernels", 0.999, 1e-3) else [],
+    )
+    for path in ("kernels", "torch operators")
+    for betas in ((0.9, 0.999), (0.9, 0.95))
+    for scale in (1.0, 1e-3, 1e-7)
+    for steps in (120, 1000)
+]
+
+
+@pytest.mark.parametrize(("both_paths", "betas", "scale", "steps"), RUNS, indirect=["both_paths"])
+def test_after_many_steps_it_is_where_dense_adamw_is(both_paths, betas, scale, steps) -> None:
     kinds = [(False, torch.float64), (True, torch.float64)]
     kinds += [(True, torch.float32), (False, torch.float32)] if scale == 1e-3 else []
     results = []
@@ -84,7 +95,7 @@ def test_after_a_thousand_steps_it_is_where_dense_adamw_is(betas, scale) -> None
         table = table_of(row_sparse=row_sparse, dtype=dtype)
         kind = RowAdamW if row_sparse else torch.optim.AdamW
         optimizer = kind(table.parameters(), lr=1e-3, betas=betas, weight_decay=0.1)
-        train(table, optimizer, 1000, lr=warm_up_and_cosine, scale=scale)
+        train(table, optimizer, steps, lr=lambda t: warm_up_and_cosine(t, steps), scale=scale)
         results.append(whole(table))
     exact, ours, *single = results
     assert (ours - exact).abs().max() <= 1e-9
@@ -106,6 +117,7 @@ def test_in_bfloat16_it_is_no_further_off_than_dense_adamw(betas) -> None:
     assert_no_worse(*results, slack=0.0)
 
 
+@pytest.mark.usefixtures("both_paths")
 @settings(max_examples=8, deadline=None)
 @given(
     rates=st.lists(st.sampled_from([0.0, 1e-5, 1e-3, 1e-2, 0.5]), min_size=2, max_size=60),
@@ -173,6 +185,7 @@ def test_accumulated_gradients_a_table_used_twice_and_clipping_give_the_dense_re
     assert_same(row, dense)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_the_clipped_norm_is_taken_over_dense_and_sparse_gradients_together() -> None:
     row, dense, linear = table_of(row_sparse=True), table_of(row_sparse=False), nn.Linear(D, 3).double()
     ids, upstream = batch(torch.Generator().manual_seed(0), tokens=20)
@@ -248,6 +261,7 @@ def test_the_state_goes_to_dense_adamw_and_back() -> None:
     assert again.state_dict()["state"][0]["step"] == 150
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_a_copy_of_model_and_optimizer_goes_on_alike() -> None:
     (row, optimizer), (dense, reference) = pair()
     train(row, optimizer, 40)
@@ -266,6 +280,7 @@ def test_a_copy_of_model_and_optimizer_goes_on_alike() -> None:
     assert alone.pending_updates is not row.pending_updates
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_an_update_under_grad_scaler_that_is_skipped_leaves_the_counters_right() -> None:
     (row, optimizer), (dense, reference) = pair()
     for table, its in ((row, optimizer), (dense, reference)):
@@ -282,6 +297,7 @@ def test_an_update_under_grad_scaler_that_is_skipped_leaves_the_counters_right()
     assert optimizer.state_dict()["state"][0]["step"] == 19
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_a_step_allocates_nothing_of_the_size_of_the_table() -> None:
     table = TokenEmbedding(20_000, 64, row_sparse=True)
     optimizer = RowAdamW(table.parameters())
@@ -297,6 +313,7 @@ def test_a_step_allocates_nothing_of_the_size_of_the_table() -> None:
     assert 0 < largest < table.weight.numel() * table.weight.element_size() / 4
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_a_closure_is_called_and_its_loss_returned() -> None:
     (row, optimizer), _ = pair()
 
@@ -336,6 +353,7 @@ def test_a_dense_gradient_that_somebody_assigned_gives_the_dense_result() -> Non
     assert_same(row, dense)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_gradients_of_the_wrong_layout_are_refused_with_the_remedy() -> None:
     row = table_of(row_sparse=True)
     with pytest.raises(ShapeError, match=r"dense gradient \(64, 4\) arrived .* under torch.no_grad"):
@@ -350,6 +368,7 @@ def test_gradients_of_the_wrong_layout_are_refused_with_the_remedy() -> None:
         torch.optim.AdamW(backward_of.parameters()).step()
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_a_table_resized_behind_the_optimizers_back_is_refused() -> None:
     (row, optimizer), _ = pair()
     train(row, optimizer, 2)
@@ -378,6 +397,7 @@ def test_moments_are_put_where_torch_wants_them() -> None:
         assert loaded["step"].device.type == place
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_the_state_of_another_size_is_refused() -> None:
     (row, optimizer), _ = pair()
     train(row, optimizer, 2)

@@ -35,6 +35,7 @@ def step(table: el.TokenEmbedding, optimizer: RowOptimizer, token: int) -> None:
     optimizer.step()
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("name", RULES)
 def test_the_state_takes_the_planned_bytes_a_row(name) -> None:
     _, optimizer = trained(name)
@@ -45,6 +46,7 @@ def test_the_state_takes_the_planned_bytes_a_row(name) -> None:
     assert (optimizer.state_bytes() - 4) / V <= RULES[name][1] * ADAM_BYTES
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("name", RULES)
 def test_a_state_goes_round_and_one_of_another_rule_or_table_is_refused_by_name(name) -> None:
     table, optimizer = trained(name, dtype=torch.bfloat16)
@@ -69,6 +71,7 @@ def test_a_state_goes_round_and_one_of_another_rule_or_table_is_refused_by_name(
         trained(name, vocab_size=V - 1, dtype=torch.bfloat16)[1].load_state_dict(state)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_a_seed_of_rounding_is_part_of_the_state_of_the_optimizer_and_of_pending_updates() -> None:
     table = el.TokenEmbedding(V, D, row_sparse=True, dtype=torch.bfloat16)
     optimizer = el.RowAdamW(table.parameters(), rounding=StochasticRounding(9))

@@ -94,6 +94,7 @@ def test_updates_of_all_rows_after_a_step_are_logged_before_it(tmp_path, monkeyp
         run.mapped.close()
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_a_write_through_an_older_tensor_is_refused_before_other_parameters_take_their_step(tmp_path) -> None:
     run = Run(tmp_path / "rows")
     for step in range(2):

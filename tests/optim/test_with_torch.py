@@ -86,6 +86,7 @@ def test_every_scheduler_of_torch_is_in_the_list() -> None:
     assert set(schedulers.__all__) - {"LRScheduler"} == SCHEDULERS.keys() - {"SWALR"}
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.filterwarnings("ignore:The epoch parameter")  # torch's SequentialLR calls what it deprecates
 def test_every_scheduler_of_torch_gives_the_dense_run(name) -> None:
@@ -99,6 +100,7 @@ def test_every_scheduler_of_torch_gives_the_dense_run(name) -> None:
     assert_same(*results)
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("apply_pending_every", [None, 1])
 @pytest.mark.parametrize(
     "options",
@@ -125,6 +127,7 @@ def test_averaged_models_are_those_of_the_dense_run(options, apply_pending_every
     assert_same(*results)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_the_state_for_distributed_checkpoints_goes_into_a_fresh_optimizer_and_into_that_of_dense_adamw() -> None:
     for make in (lambda m, o: o, lambda m, o: RowAdamW(m.parameters()), lambda m, o: torch.optim.AdamW(m.parameters())):
         results = []
@@ -144,6 +147,7 @@ def test_the_state_for_distributed_checkpoints_goes_into_a_fresh_optimizer_and_i
         assert_same(*results)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_the_state_of_a_fresh_optimizer_is_that_of_dense_adamw() -> None:
     states, results = [], []
     for model, optimizer in both():
@@ -158,6 +162,7 @@ def test_the_state_of_a_fresh_optimizer_is_that_of_dense_adamw() -> None:
     assert_same(*results)
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("clip", [None, nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
 def test_scaled_and_accumulated_gradients_clipped_by_torch_give_the_dense_run(clip) -> None:
     results = []
@@ -179,6 +184,7 @@ def test_scaled_and_accumulated_gradients_clipped_by_torch_give_the_dense_run(cl
     assert_same(*results)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_a_training_loop_never_applies_the_updates_of_rows_that_it_does_not_read() -> None:
     model = model_of(row_sparse=True)
     optimizer = optimizer_of(model)
@@ -198,6 +204,7 @@ def test_a_training_loop_never_applies_the_updates_of_rows_that_it_does_not_read
     assert model[0].pending_updates.applied_step == 0
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_a_step_on_zeroed_gradients_is_a_step() -> None:
     results = []
     for model, optimizer in both():
@@ -211,6 +218,7 @@ def test_a_step_on_zeroed_gradients_is_a_step() -> None:
     assert_same(*results)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_hooks_closures_and_groups_that_are_added_or_changed_give_the_dense_run() -> None:
     results = []
     for row_sparse in (True, False):
@@ -237,6 +245,7 @@ def test_hooks_closures_and_groups_that_are_added_or_changed_give_the_dense_run(
     assert_same(*results, tolerance=1e-11)
 
 
+@pytest.mark.usefixtures("both_paths")
 def test_a_copy_of_an_optimizer_alone_holds_current_rows_and_its_options() -> None:
     model = model_of(row_sparse=True)
     optimizer = optimizer_of(model, apply_pending_every=7)

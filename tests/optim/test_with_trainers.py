@@ -120,6 +120,7 @@ def test_lightning_clips_and_averages_as_with_a_dense_table(name, clip, tmp_path
         assert_close(trained_by_lightning(tmp_path, row_sparse=True, epochs=1, clip=clip), by_hand())
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.filterwarnings("ignore")
 def test_accelerate_clips_as_with_a_dense_table() -> None:
     accelerate = pytest.importorskip("accelerate")
@@ -134,6 +135,7 @@ def test_accelerate_clips_as_with_a_dense_table() -> None:
     assert_close([parameter.detach() for parameter in model.parameters()], by_hand())
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("max_grad_norm", [0.5, 0.0])
 @pytest.mark.filterwarnings("ignore")
 def test_the_trainer_of_transformers_clips_as_with_a_dense_table(max_grad_norm, tmp_path) -> None:

@@ -6,6 +6,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from covering import some
 from torch import Tensor
 
 from embedlayer import DecoderLM, KeyValueCache, Position, RotaryEmbedding, ShapeError, SizeError, TokenEmbedding
@@ -163,7 +164,12 @@ def test_prepared_angles_give_the_same_bits(name, dtype) -> None:
             assert torch.equal(ours, again)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+COMPILED = ["chunked, dynamic", "interleaved", "alternating", "channels", "axial, within", "query scaling"]
+COMPILED += ["reversed, trailing", "query-scaled"]
+"""One scheme for each way to compute angles and to rotate by them."""
+
+
+@pytest.mark.parametrize("name", some(COMPILED, SCHEMES))
 def test_prepared_angles_pass_through_compile_export_and_vmap(name, unchecked) -> None:
     position = SCHEMES[name]
     q, k = heads(position)

@@ -13,6 +13,7 @@ def angles(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
     return phase.cos(), phase.sin()
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("block", [1 << 17, 30])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(
@@ -47,6 +48,7 @@ def test_values_and_gradients_are_those_of_the_definition(
         assert torch.allclose(ours, plain, atol=1e-6)
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_any_strides_are_read_and_nothing_is_written_to(interleaved) -> None:
     cos, sin = angles(1, 5, 4)
@@ -62,6 +64,7 @@ def test_any_strides_are_read_and_nothing_is_written_to(interleaved) -> None:
         assert torch.equal(view, before)
 
 
+@pytest.mark.usefixtures("both_paths")
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_the_second_derivative_is_zero_and_can_be_asked_for(interleaved) -> None:
     cos, sin = angles(1, 3, 2)
@@ -124,6 +127,7 @@ def test_a_compiled_graph_of_large_queries_has_one_operator_for_them(unchecked, 
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch hides its own here
+@pytest.mark.usefixtures("both_paths")
 def test_the_operator_fulfils_torchs_rules() -> None:
     cos, sin = angles(1, 5, 4)
     x = torch.randn(2, 3, 5, 8, requires_grad=True)

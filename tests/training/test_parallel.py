@@ -167,9 +167,16 @@ def one(tmp_path_factory):
     return folder, lines
 
 
-def test_one_to_four_processes_end_where_one_ends_and_go_on_from_each_other(one, tmp_path) -> None:
+@pytest.mark.parametrize(
+    "launches",
+    [
+        pytest.param([(3, None), (4, 2)], id="three and four"),
+        pytest.param([(1, None), (2, None), (3, None), (4, 2), (2, 1)], id="all", marks=pytest.mark.long),
+    ],
+)
+def test_one_to_four_processes_end_where_one_ends_and_go_on_from_each_other(one, tmp_path, launches) -> None:
     before, lines = one
-    for ranks, vocab_parallel_size in ((1, None), (2, None), (3, None), (4, 2), (2, 1)):
+    for ranks, vocab_parallel_size in launches:
         folder = tmp_path / f"{ranks}-{vocab_parallel_size}"
         for case in EQUAL:
             start(folder, case)

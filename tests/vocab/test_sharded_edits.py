@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from covering import covering
 from processes import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -156,43 +157,46 @@ def assert_parts(model, optimizer, whole, its) -> None:
                 table(ids + 1)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_every_edit_of_divided_rows_is_that_of_whole_ones(ranks) -> None:
-    on_ranks(ranks, all_edits)
+CASES = [(kind, name) for kind in MODELS for name in EDITS if (kind, name) != ("factorised", "given")]
+ALONE = [(kind, name) for kind, name in CASES if name in ("both", "merged, drawn")]
+SOME = sorted({*covering(CASES), *(("tied", name) for name in EDITS)})
 
 
-def all_edits() -> None:
+@pytest.mark.parametrize(
+    ("ranks", "cases"), [(1, ALONE), (3, SOME), pytest.param(3, CASES, marks=pytest.mark.long)], ids=["1", "3", "all"]
+)
+def test_every_edit_of_divided_rows_is_that_of_whole_ones(ranks, cases) -> None:
+    on_ranks(ranks, check_edits, cases)
+
+
+def check_edits(cases: list[tuple[str, str]]) -> None:
     rank = dist.get_rank()
     row_map.ROWS_AT_ONCE = 6  # many rounds
-    for kind in MODELS:
-        for name, options in EDITS.items():
-            if dist.get_world_size() == 1 and name not in ("both", "merged, drawn"):
-                continue
-            whole, its, model, optimizer = made(kind)
-            if name == "given" and kind == "factorised":
-                continue
-            if whole.get_submodule("table").padding_idx is None and name == "added":
-                its = optimizer = None
-            before = state_of(model, optimizer) if optimizer else None
-            parameters = list(model.parameters())
-            torch.manual_seed(7)
-            expected = edit_vocabulary(whole, **options, optimizer=its)
-            torch.manual_seed(7 + rank)  # rank 0's numbers count
-            receipt = edit_vocabulary(model, **options, optimizer=optimizer)
-            assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
-            assert receipt.origins == expected.origins
-            assert (receipt.added, receipt.dropped, receipt.merged) == (
-                expected.added,
-                expected.dropped,
-                expected.merged,
-            )
-            kept = torch.tensor([token for token in range(V) if token not in expected.dropped])
-            assert torch.equal(receipt.remap(kept), expected.remap(kept))
-            if optimizer is None:
-                continue
-            assert_parts(model, optimizer, whole, its)
-            receipt.undo(model, optimizer=optimizer)
-            assert_same(state_of(model, optimizer), before)
+    for kind, name in cases:
+        options = EDITS[name]
+        whole, its, model, optimizer = made(kind)
+        if whole.get_submodule("table").padding_idx is None and name == "added":
+            its = optimizer = None
+        before = state_of(model, optimizer) if optimizer else None
+        parameters = list(model.parameters())
+        torch.manual_seed(7)
+        expected = edit_vocabulary(whole, **options, optimizer=its)
+        torch.manual_seed(7 + rank)  # rank 0's numbers count
+        receipt = edit_vocabulary(model, **options, optimizer=optimizer)
+        assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+        assert receipt.origins == expected.origins
+        assert (receipt.added, receipt.dropped, receipt.merged) == (
+            expected.added,
+            expected.dropped,
+            expected.merged,
+        )
+        kept = torch.tensor([token for token in range(V) if token not in expected.dropped])
+        assert torch.equal(receipt.remap(kept), expected.remap(kept))
+        if optimizer is None:
+            continue
+        assert_parts(model, optimizer, whole, its)
+        receipt.undo(model, optimizer=optimizer)
+        assert_same(state_of(model, optimizer), before)
 
 
 def test_shorthands_with_a_tokenizer_and_gradients_afterwards() -> None:

@@ -1,0 +1,63 @@
+"""Which cases of a law run always, and which ones `make test-all` adds: those are marked `long`.
+
+`@cases("head, kind, reduction", HEADS, KINDS, ("mean", "none"))` runs a law over the product of its axes. Always run is
+a part of the product in which each value of each axis occurs. Axes that meet in the code are named in `pairs`: each
+pair of their values occurs as well.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+LONG = pytest.mark.long
+
+
+def cases(names: str, *axes: Iterable[Any], pairs: Iterable[str] = ()) -> pytest.MarkDecorator:
+    """Parametrize a law over the product of `axes`; the cases beyond a covering part are `long`.
+
+    Args:
+        names: Names of the axes, separated by commas.
+        *axes: The values of each axis.
+        pairs: Axes that meet in the code, as `"head, kind"`.
+    """
+    order = [name.strip() for name in names.split(",")]
+    values = [list(axis) for axis in axes]
+    groups = [tuple(order.index(name.strip()) for name in pair.split(",")) for pair in pairs]
+    whole = list(product(*map(range, map(len, values))))
+    always = covering(whole, groups)
+    parts = [[axis[place] for axis, place in zip(values, case, strict=True)] for case in whole]
+    marks = [[] if case in always else LONG for case in whole]
+    return pytest.mark.parametrize(
+        names, [pytest.param(*part, marks=mark) for part, mark in zip(parts, marks, strict=True)]
+    )
+
+
+def some(always: Collection[Hashable], values: Iterable[Hashable]) -> list[Any]:
+    """Return the values of one axis, or cases of several, with those that are not in `always` marked `long`."""
+    values = list(values)
+    assert not set(always) - set(values), f"not among the values: {set(always) - set(values)}"
+    return [
+        value if value in always else pytest.param(*value if isinstance(value, tuple) else [value], marks=LONG)
+        for value in values
+    ]
+
+
+def covering(whole: Iterable[tuple[Hashable, ...]], pairs: Iterable[tuple[int, ...]] = ()) -> set[tuple[Hashable, ...]]:
+    """Return cases of `whole` in which all values of each axis occur, and all pairs of values of axes that meet.
+
+    Of the cases that cover most of what is missing, the next one is that whose values occurred least.
+    """
+    whole = list(whole)
+    groups = [(axis,) for axis in range(len(whole[0]))] + [pair for axes in pairs for pair in combinations(axes, 2)]
+    covers = {case: {(group, *(case[axis] for axis in group)) for group in groups} for case in whole}
+    missing, used = set().union(*covers.values()), Counter[tuple[Any, ...]]()
+    chosen = set()
+    while missing:
+        best = max(whole, key=lambda case: (len(covers[case] & missing), -sum(used[part] for part in covers[case])))
+        chosen.add(best)
+        missing -= covers[best]
+        used.update(covers[best])
+    return chosen
