@@ -72,12 +72,12 @@ def demo(context: click.Context, output: Path, minutes: float, min_steps: int, s
     )
     if result == 0 and not as_json:
         commands = (
-            command_line("explore", output),
+            command_line("explore", output, "--words"),
             command_line("embed", output, "for name in names"),
             command_line("neighbors", output, " class"),
             command_line("generate", output, "A function is"),
         )
         click.echo(f"\nLook at {output / 'report.html'} in a browser, or try:")
         click.echo("\n".join(f"  {command}" for command in commands))
-        click.echo(f"More time gives better neighbours: {command_line('demo', '--minutes', 5)}")
+        click.echo(f"More time gives better neighbours: {command_line('demo', '-o', output, '--minutes', 5)}")
     return result

@@ -497,8 +497,9 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
         ("parameters", whole, f"{part} in the table"),
         ("first loss", loss(summary["first_loss"]), f"a uniform guess has ln V = {guess}"),
         ("held-out text", loss(summary["validation_loss"]), f"{bits}; the weights of this step are kept"),
-        ("at the last step", loss(summary["last_validation_loss"]), "on held-out text"),
     ]
+    if summary["best_step"] != summary["steps"]:
+        facts.append(("at the last step", loss(summary["last_validation_loss"]), "on held-out text"))
     print_facts(console, facts)
     print_line(console, "\nNearest neighbours by cosine similarity (· is a space)")
     facts = [("token", "before training", "after training")]
@@ -508,26 +509,33 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
     print_facts(console, facts)
     if learned := summary["learned"]:
         print_line(console, "\nWhat the table learned, and what not")
-        print_facts(console, _facts_learned(learned, summary["validation_loss"]))
-        if not learned["is_sound"]:
-            print_line(console, learned["verdict"], indent=2)
+        print_line(console, "\n".join(_sentences_learned(learned, summary["validation_loss"])), indent=2)
     click.echo(f"\nWritten to {summary['directory']}: {', '.join(summary['files'])}")
 
 
-def _facts_learned(learned: dict[str, Any], loss: float) -> Iterator[tuple[str, str, str]]:
-    """Yield what a table learned, and what not, as lines for `print_facts`.
+def _sentences_learned(learned: dict[str, Any], loss: float) -> Iterator[str]:
+    """Yield what a table learned, and what not, in sentences.
 
     Args:
         learned: The result of `what_was_learned`.
         loss: Loss on held-out text, in nats per token.
     """
-    alone = learned["unigram_entropy"]
-    gained = f"less loss on held-out text than token frequencies alone give, {alone:.3f}"
-    yield "from context", f"{alone - loss:.3f} nats per token", gained
-    use = "too little trained, as all" if learned["is_little"] else "their neighbours are tokens of similar use"
-    yield "frequent", f"{learned['frequent']:,} tokens", f"in the text {FREQUENT} times or more: {use}"
-    unused = f"; {learned['unused']:,} of them are not in the text"
-    yield "rare", f"{learned['rare']:,} tokens", f"their neighbours mean little{unused}"
+    if not learned["is_sound"]:
+        yield learned["verdict"]
+    if not learned["is_little"]:
+        yield (
+            f"It learned which tokens are used alike: the {learned['frequent']:,} that occur {FREQUENT} times or more "
+            f"in the text have neighbours of similar use."
+        )
+    yield (
+        f"It did not learn the other {learned['rare']:,}: these are too rare, {learned['unused']:,} of them are not in "
+        f"the text at all, and their neighbours mean little."
+    )
+    if not learned["is_little"]:
+        yield (
+            f"Context lowers the loss on held-out text from {learned['unigram_entropy']:.2f} nats per token, which "
+            f"token frequencies alone give, to {loss:.2f}."
+        )
 
 
 def neighbor_rows(directory: "RunDirectory", model: "DecoderLM", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
