@@ -12,7 +12,7 @@ type is
   difference is `max |ours - theirs| / max |theirs|`;
 - refused, if `embedlayer.load` or `embedlayer.patch` does not take it, or `load` reads the table alone;
 - wrong, if a comparison differs or a compulsory one could not be made;
-- not built, if transformers cannot build it from such a configuration. With `--varied`, also if it cannot run it.
+- not built, if transformers cannot build it from such a configuration, or its own forward pass fails.
 
 With `--varied`, models have other settings than the default ones (`varied_settings`), and training is not compared.
 
@@ -266,7 +266,7 @@ def compare(row: Row, model: nn.Module, layer: el.EmbeddingLayer) -> None:
             run = observe(model, {"input_ids": ids, **decoder, **options})
         except Exception as error:
             row.left_out[name] = f"transformers: {type(error).__name__}: {str(error)[:200]}"
-            if row.variation and name == "input":
+            if name == "input":
                 row.verdict, row.reason = "not built", f"its forward fails: {row.left_out[name]}"
                 return
             continue

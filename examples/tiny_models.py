@@ -145,6 +145,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
     "hunyuan_vl_text": {"head_dim": 16, "rope_parameters": _MROPE},
+    "inkling2_text": {"unpadded_vocab_size": VOCAB - 4},
     "inkling2_loop_text": {
         "unpadded_vocab_size": VOCAB - 4,
         "n_layers_per_attn_res_block": 2,
