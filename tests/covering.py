@@ -29,7 +29,7 @@ def cases(names: str, *axes: Iterable[Any], pairs: Iterable[str] = ()) -> pytest
     whole = list(product(*map(range, map(len, values))))
     always = covering(whole, groups)
     parts = [[axis[place] for axis, place in zip(values, case, strict=True)] for case in whole]
-    marks = [[] if case in always else LONG for case in whole]
+    marks: list[Any] = [[] if case in always else LONG for case in whole]
     return pytest.mark.parametrize(
         names, [pytest.param(*part, marks=mark) for part, mark in zip(parts, marks, strict=True)]
     )

@@ -22,6 +22,14 @@ from embedlayer.data.tokenizer import table_size
 from embedlayer.explorer.server import address, make_server
 from embedlayer.sources import OpenedModel, open_model
 
+VIEWPORT = {"width": 1280, "height": 800}
+FORGET = """
+if (location.protocol !== "about:" && !sessionStorage.opened) {
+    localStorage.clear();
+    sessionStorage.opened = 1;
+}
+"""
+
 
 @contextmanager
 def served(*sources: OpenedModel) -> Iterator[str]:
@@ -49,12 +57,25 @@ def serving() -> Callable[..., AbstractContextManager[str]]:
     return served
 
 
+@pytest.fixture(scope="session")
+def plain_context(browser: Any) -> Any:
+    """A context that tests share one after another: a new one, with its renderer, costs as much as opening the page.
+
+    What a page has stored is gone when the next one is opened: in a new tab nothing is marked as opened.
+    """
+    context = browser.new_context(viewport=VIEWPORT)
+    context.set_default_timeout(60_000)
+    context.add_init_script(FORGET)
+    return context
+
+
 @pytest.fixture
-def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+def open_page(browser: Any, plain_context: Any) -> Iterator[Callable[..., Any]]:
     """Open a page; at the end of the test it must not have complained, nor asked anyone else."""
     complaints: list[str] = []
     asked: list[str] = []
     contexts: list[Any] = []
+    pages: list[Any] = []
     homes: set[str] = set()
 
     def note(line: Any) -> None:
@@ -62,11 +83,15 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
             complaints.append(f"{line.text} {line.location['url']}")
 
     def open_(url: str, **options: Any) -> Any:
-        context = browser.new_context(viewport={"width": 1280, "height": 800}, **options)
-        context.set_default_timeout(60_000)
-        contexts.append(context)
+        if options:
+            context = browser.new_context(viewport=VIEWPORT, **options)
+            context.set_default_timeout(60_000)
+            contexts.append(context)
+        else:
+            context = plain_context
         homes.add(url.split("#")[0])
         page = context.new_page()
+        pages.append(page)
         page.on("console", note)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
@@ -74,6 +99,11 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
         return page
 
     yield open_
+    for page in pages:
+        if not page.is_closed():
+            page.goto("about:blank")
+    for page in plain_context.pages[:-1]:  # the last one keeps the renderer
+        page.close()
     for context in contexts:
         context.close()
     assert complaints == []
