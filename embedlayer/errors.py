@@ -105,7 +105,7 @@ class EmbedLayerWarning(UserWarning):
     """Warning that a requested action was skipped, or that the result is probably not the intended one."""
 
 
-SUPPORTED: Mapping[str, tuple[str, str | None]] = {"torch": ("2.13", None), "transformers": ("5.23", "6")}
+SUPPORTED: Mapping[str, tuple[str, str | None]] = {"torch": ("2.11", None), "transformers": ("5.23", "6")}
 """Package -> oldest supported release, and the first later one that is not supported; as pyproject.toml has them."""
 
 
