@@ -435,6 +435,22 @@ def test_the_first_scene_says_what_the_tokenizer_that_is_open_does_with_unknown_
     said.get_by_text("becomes several tokens. A dot is a space.").wait_for()
 
 
+def test_text_step_and_picture_change_to_another_scene_together(url, open_page):
+    page = open_page(url + "#learn?s=width")
+    page.locator(".learn-picture:not([aria-busy]) input").first.wait_for()
+    waiting = []
+    page.route("**/neighbors*", lambda route: waiting.append(route))
+    page.locator(".learn-rail button").last.click()
+    page.get_by_role("heading", name="What does a trained table look like?").wait_for()
+    assert page.locator('.learn-rail button[aria-current="step"] b').inner_text() == "13"
+    assert page.locator(".learn-picture").inner_text() == "Loading …"
+    page.get_by_role("button", name="Back").click()
+    assert page.locator('.learn-rail button[aria-current="step"] b').inner_text() == "12"
+    page.locator(".learn-picture:not([aria-busy])").wait_for()
+    for route in waiting:
+        route.continue_()
+
+
 def test_arrow_keys_move_between_scenes_unless_a_control_uses_them(url, open_page):
     page = open_page(url + "#learn")
     current = page.locator('.learn-rail button[aria-current="step"] b')
