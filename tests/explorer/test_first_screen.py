@@ -198,6 +198,18 @@ def test_the_layout_takes_the_lists_with_it(serve, open_page, waiting):
     draws_the_layout(page)
 
 
+def test_a_row_that_the_layout_leaves_out_has_no_tooltip_on_the_map(serve, open_page):
+    named = table()
+    rows = torch.cat([named.table.weight.detach(), torch.zeros(1, 6)])
+    page = open_page(serve(OpenedModel("zero", TokenEmbedding.from_pretrained(rows), tokens=[*named.tokens, " nil"])))
+    until(page, f"{SHOWN} === 'cluster,n'")
+    tip = page.locator(".map-tip")
+    for typed, is_shown in [("nameax", True), ("nil", False)]:
+        page.get_by_role("searchbox", name="Find tokens").fill(typed)
+        page.locator(".near li button", has_text=typed).first.hover()
+        assert tip.is_visible() == is_shown, typed
+
+
 def test_another_axis_while_the_layout_runs_is_kept_when_it_is_there(serve, open_page, waiting):
     address = serve(table())
     page = open_page(address)
