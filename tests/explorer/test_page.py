@@ -341,6 +341,18 @@ def test_the_map_opens_on_the_neighbour_layout_with_clusters_and_two_components_
     until(page, "location.hash.includes('x=3')")
 
 
+def test_the_end_of_a_scale_says_that_there_are_values_beyond_it(url, open_page, of_run):
+    page = open_page(url + "#map?c=frequency")
+    page.locator(".map-legend").get_by_text("occurrences in the corpus").wait_for()
+    low, high = page.locator(".map-legend output").all_inner_texts()
+    shown, says = high.removesuffix(" or more"), high.endswith(" or more")
+    assert low == str(int(of_run.counts.min()))
+    assert says == (int(shown.replace(",", "")) < of_run.counts.max())
+    assert says
+    page.get_by_label("Largest value shown").fill("100")
+    assert "or more" not in page.locator(".map-legend").inner_text()
+
+
 def test_clusters_of_one_colour_are_far_apart(in_page):
     colours = partial(in_page, {"clusters": "map/clusters.js"}, "clusters.distantColours(places, count)")
     places = [{"x": x, "y": 0} for x in (0, 10, 20, 1, 21, 11)]
