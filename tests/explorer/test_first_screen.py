@@ -198,6 +198,35 @@ def test_the_layout_takes_the_lists_with_it(serve, open_page, waiting):
     draws_the_layout(page)
 
 
+def test_a_row_that_the_layout_leaves_out_has_no_tooltip_on_the_map(serve, open_page):
+    named = table()
+    rows = torch.cat([named.table.weight.detach(), torch.zeros(1, 6)])
+    page = open_page(serve(OpenedModel("zero", TokenEmbedding.from_pretrained(rows), tokens=[*named.tokens, " nil"])))
+    until(page, f"{SHOWN} === 'cluster,n'")
+    tip = page.locator(".map-tip")
+    for typed, is_shown in [("nameax", True), ("nil", False)]:
+        page.get_by_role("searchbox", name="Find tokens").fill(typed)
+        page.locator(".near li button", has_text=typed).first.hover()
+        assert tip.is_visible() == is_shown, typed
+
+
+@WIDE_OR_PHONE
+def test_the_note_under_the_layout_says_what_distances_mean_and_fits(serve, open_page, size):
+    page = opened(open_page, serve(table()), size)
+    until(page, f"{SHOWN} === 'cluster,n'")
+    page.evaluate(PAINTED)
+    page.get_by_role("button", name="Zoom in").click()
+    until(page, "window.painted.some((text) => text.endsWith('distances between groups mean little'))")
+    assert page.evaluate("window.painted.some((text) => text.startsWith('neighbours are close'))")
+    free = page.locator(".map-zoom").bounding_box()["x"] - page.locator(".map-over").bounding_box()["x"]
+    width = """() => {
+        const context = document.querySelector('.map-over').getContext('2d');
+        context.font = `12px ${getComputedStyle(document.documentElement).getPropertyValue('--font')}`;
+        return 12 + context.measureText(window.painted.findLast((text) => text.endsWith('mean little'))).width;
+    }"""
+    assert page.evaluate(width) < free
+
+
 def test_another_axis_while_the_layout_runs_is_kept_when_it_is_there(serve, open_page, waiting):
     address = serve(table())
     page = open_page(address)

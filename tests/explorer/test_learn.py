@@ -13,6 +13,7 @@ from torch import nn
 from embedlayer import TokenEmbedding
 from embedlayer.analysis import TokenVectors
 from embedlayer.explorer.export import write_page
+from embedlayer.explorer.word_table import open_word_table
 from embedlayer.positions.sinusoidal import sinusoids
 from embedlayer.sources import OpenedModel
 
@@ -415,6 +416,39 @@ def test_every_task_of_the_story_can_be_done_and_is_seen(url, open_page, mutual)
     page.locator(".learn-right").wait_for()
     page.get_by_role("link", name="See this token on the map").click()
     page.locator("#view-map .near li").first.wait_for()
+
+
+def test_the_first_scene_says_what_the_tokenizer_that_is_open_does_with_unknown_words(serve, open_page, of_run):
+    page = open_page(serve(open_word_table(), of_run) + "#learn")
+    field, said = page.get_by_label("Text", exact=True), page.locator(".learn-own .note")
+    field.fill("the cat embeddinglayer Zürich")
+    page.locator(".learn-own .pipe-chip", has_text="[UNK]").first.wait_for()
+    assert said.inner_text() == (
+        "4 tokens; the vocabulary has 4,007. "
+        "It has no parts of words: a word that is not in it becomes [UNK], and is lost."
+    )
+    field.fill(" ")
+    page.locator(".learn-own").wait_for(state="hidden")
+    assert page.get_by_role("heading", name="The same text").is_hidden(), "no heading over an empty place"
+    page.get_by_role("combobox", name="Source").select_option("1")
+    field.fill("the dog")
+    said.get_by_text("becomes several tokens. A dot is a space.").wait_for()
+
+
+def test_text_step_and_picture_change_to_another_scene_together(url, open_page):
+    page = open_page(url + "#learn?s=width")
+    page.locator(".learn-picture:not([aria-busy]) input").first.wait_for()
+    waiting = []
+    page.route("**/neighbors*", lambda route: waiting.append(route))
+    page.locator(".learn-rail button").last.click()
+    page.get_by_role("heading", name="What does a trained table look like?").wait_for()
+    assert page.locator('.learn-rail button[aria-current="step"] b').inner_text() == "13"
+    assert page.locator(".learn-picture").inner_text() == "Loading …"
+    page.get_by_role("button", name="Back").click()
+    assert page.locator('.learn-rail button[aria-current="step"] b').inner_text() == "12"
+    page.locator(".learn-picture:not([aria-busy])").wait_for()
+    for route in waiting:
+        route.continue_()
 
 
 def test_arrow_keys_move_between_scenes_unless_a_control_uses_them(url, open_page):

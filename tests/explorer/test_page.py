@@ -193,7 +193,14 @@ def test_the_token_that_is_chosen_in_a_list_is_the_one_selected_and_typing_its_n
 
 @pytest.mark.parametrize(
     ("typed", "ids"),
-    [("class", [2, 3, 4]), ("·class", [3, 2, 4]), ("Class", [4, 2, 3]), ("def", [1, 0]), ("two words", [])],
+    [
+        ("class", [2, 3, 4]),
+        ("·class", [3, 2, 4]),
+        (" class", [3, 2, 4]),
+        ("Class", [4, 2, 3]),
+        ("def", [1, 0]),
+        ("two words", []),
+    ],
 )
 def test_a_typed_text_offers_every_token_written_so_the_exact_one_first(url_of_python, open_page, typed, ids):
     _, url = url_of_python
@@ -210,6 +217,37 @@ def test_a_typed_text_offers_every_token_written_so_the_exact_one_first(url_of_p
         field.fill(typed)
         field.press("Enter")
         until(page, f"/plus={ids[0]}(&|$)/.test(location.hash)")
+
+
+@pytest.mark.parametrize(
+    ("typed", "terms"),
+    [
+        ("king - man + woman", ["+king", "-man", "+woman"]),
+        (" king −  man ", ["+ king", "- man"]),
+        ("− man + king", ["-man", "+king"]),
+        ("+ king", ["+king"]),
+        ("+", ["++"]),
+        (" ", []),
+    ],
+)
+def test_a_sum_is_parsed_with_the_leading_spaces_of_its_terms(in_page, typed, terms):
+    found = in_page({"search": "map/search.js"}, "search.parseExpression(typed)", typed=typed)
+    assert ["+-"[each["sign"] < 0] + each["text"] for each in found] == terms
+
+
+def test_a_message_about_unknown_terms_names_each_and_stands_without_the_earlier_sum(url, open_page):
+    page = open_page(url + "#map?source=1&plus=0")
+    page.locator(".near li").first.wait_for()
+    field = page.get_by_label("Nearest rows of a token")
+    field.fill("king - dog + queen")
+    field.press("Enter")
+    page.get_by_role("status").get_by_text("No single token is “queen”").wait_for()
+    assert page.get_by_role("status").get_by_text("No single token is “king”").is_visible()
+    assert page.locator(":is(.near, .map-card, .terms)").count() == 0
+    field.fill("dog")
+    field.press("Enter")
+    page.locator(".map-card").wait_for()
+    assert page.get_by_text("No single token").count() == 0
 
 
 def test_what_is_typed_while_neighbours_are_searched_stays(url, open_page):
@@ -301,6 +339,18 @@ def test_the_map_opens_on_the_neighbour_layout_with_clusters_and_two_components_
     page.get_by_label("x axis").select_option("3")
     page.get_by_label("y axis").wait_for()
     until(page, "location.hash.includes('x=3')")
+
+
+def test_the_end_of_a_scale_says_that_there_are_values_beyond_it(url, open_page, of_run):
+    page = open_page(url + "#map?c=frequency")
+    page.locator(".map-legend").get_by_text("occurrences in the corpus").wait_for()
+    low, high = page.locator(".map-legend output").all_inner_texts()
+    shown, says = high.removesuffix(" or more"), high.endswith(" or more")
+    assert low == str(int(of_run.counts.min()))
+    assert says == (int(shown.replace(",", "")) < of_run.counts.max())
+    assert says
+    page.get_by_label("Largest value shown").fill("100")
+    assert "or more" not in page.locator(".map-legend").inner_text()
 
 
 def test_clusters_of_one_colour_are_far_apart(in_page):

@@ -1,14 +1,17 @@
 /** Scene: a text becomes a list of IDs. */
 
 import { h } from "../dom.js";
+import { KIND, kinds } from "../map/groups.js";
 import { chip } from "../pipeline/pictures.js";
 import { PADDING, UNKNOWN, WORDS, tokenize } from "./words.js";
 
 /** @import { Child, Pipeline } from "../types" */
 /** @import { Scene, Stage } from "./stage.js" */
+/** @typedef {{texts: string[], special: number[]}} Names of the tokens, and the IDs of the special ones */
 
 const START = "the cat sat";
 const [WAIT, MOST_SHOWN] = [350, 40]; // milliseconds, tokens
+const UNKNOWN_TOKEN = /^\W*unk\W*$/i; // [UNK], <unk>, <|unk|>
 const IS_WORD = /[\p{L}\p{N}]/u; // a comma or a full stop is unknown, too, but no word
 
 /** @type {Scene} */
@@ -19,7 +22,7 @@ export const scene = {
   sentences: [
     "A model cannot read letters. A tokenizer splits the text into tokens and looks up the number of each token in a "
     + "fixed list: the vocabulary. That number is the token's ID.",
-    "The ID says which entry of the list it is, and nothing else: 5 is not more than 4, and cat is not near on.",
+    "The ID says which entry of the list it is, and nothing else: 5 is not more than 4, and “cat” is not near “on”.",
   ],
   task: "Write a sentence of known words in which one word occurs twice. Does it get the same ID both times?",
   draw,
@@ -86,11 +89,11 @@ function ownTokens(stage) {
   stage.onClose(() => clearTimeout(waiting));
   /** @param {string} text */
   const ask = async (text) => {
-    asked = text;
     /** @type {Child} */
     let found;
     try {
-      found = ownChips(await data.load("pipeline", { text }));
+      const [pipeline, names] = await Promise.all([data.load("pipeline", { text }), data.load("tokens")]);
+      found = ownChips(pipeline, names);
     } catch (error) {
       found = h("p", { class: "note" }, manifest.exported
         ? "This exported page holds the tokens of a few texts only, see the view Pipeline. Other texts need the model."
@@ -107,17 +110,33 @@ function ownTokens(stage) {
         const reason = "This source has a table and no tokenizer. --tokenizer FILE adds one.";
         return body.replaceChildren(h("p", { class: "note" }, reason));
       }
-      if (!text.trim()) return body.replaceChildren();
+      asked = text;
+      element.hidden = !text.trim(); // no heading over an empty place
+      if (element.hidden) return body.replaceChildren();
       waiting = setTimeout(() => ask(text), body.childElementCount ? WAIT : 0);
+      if (!body.childElementCount) body.replaceChildren(h("p", { class: "note" }, "Loading …"));
     },
   };
 }
 
-/** @param {Pipeline} pipeline */
-function ownChips({ tokens, vocab_size: size }) {
+/** @param {Pipeline} pipeline @param {Names} names */
+function ownChips({ tokens, vocab_size: size }, names) {
+  const shown = tokens.slice(0, MOST_SHOWN);
+  const count = tokens.length === 1 ? "1 token" : `${tokens.length} tokens`;
+  const dot = shown.some(({ decoded }) => decoded.includes(" ")) ? "A dot is a space." : "";
+  const about = [`${count}; the vocabulary has ${size.toLocaleString("en")}.`, unknownWords(names), dot];
   return h("div", null,
-    h("ol", { class: "pipe-chips" },
-      tokens.slice(0, MOST_SHOWN).map((each) => h("li", null, chip(each, { id: each.id })))),
-    h("p", { class: "note" }, `${tokens.length} tokens; the vocabulary has ${size.toLocaleString("en")}. Most `
-      + "also contain parts of words, so that no text is unknown. A dot is a space."));
+    h("ol", { class: "pipe-chips" }, shown.map((each) => h("li", null, chip(each, { id: each.id })))),
+    h("p", { class: "note" }, about.filter(Boolean).join(" ")));
+}
+
+/** Say what a tokenizer does with a word that is not in its vocabulary. @param {Names} names */
+function unknownWords({ texts, special }) {
+  const unknown = special.map((id) => texts[id]).find((text) => UNKNOWN_TOKEN.test(text));
+  const { of } = kinds(texts, special);
+  if (of.some((kind) => kind === KIND.inside || kind === KIND.byte)) {
+    return "It also contains parts of words: a word that is not in it becomes several tokens"
+      + (unknown ? `, or ${unknown} where no parts fit.` : ".");
+  }
+  return unknown ? `It has no parts of words: a word that is not in it becomes ${unknown}, and is lost.` : "";
 }

@@ -70,11 +70,11 @@ export class Axes {
     return !this.isLayout() && this.#wanted().includes(SELECTION);
   }
 
-  /** Return the note under a layout. @param {boolean} isNarrow whether there is room for a few words only */
+  /** Return the note under a layout. @param {boolean} isNarrow whether it needs two lines */
   layoutNote(isNarrow) {
     const recall = this.layout?.recall ?? 1;
     const found = recall < 1 ? ` (${(100 * recall).toFixed(1)} % recall)` : "";
-    return `neighbours are close${found}${isNarrow ? "" : "; distances between groups mean little"}`;
+    return `neighbours are close${found};${isNarrow ? "\n" : " "}distances between groups mean little`;
   }
 
   /** Whether the points that are drawn are those of the layout. */

@@ -2,7 +2,7 @@
 
 import { h } from "../dom.js";
 
-/** @import { Column, Groups, NumberColumn } from "../types" */
+/** @import { Column, Groups, NumberColumn, Point } from "../types" */
 
 /**
  * @typedef {object} Filter of one column
@@ -104,7 +104,8 @@ function sentence({ column, hidden, low, high }) {
  * @param {Node} scale
  * @param {() => void} onChange
  */
-export function rangeHandles({ range: [first, last], format }, filter, scale, onChange) {
+export function rangeHandles({ values, range: [first, last], format }, filter, scale, onChange) {
+  const ends = endsOf(values, [first, last], format);
   const width = last - first || 1;
   /** @param {number} step */
   const valueOf = (step) => first + (width * step) / STEPS;
@@ -132,11 +133,27 @@ export function rangeHandles({ range: [first, last], format }, filter, scale, on
     if (step < Number(from.value)) to.value = from.value;
   });
   const show = () => {
-    lowText.textContent = format(Math.max(filter.low, first));
-    highText.textContent = format(Math.min(filter.high, last));
+    lowText.textContent = filter.low > first ? format(filter.low) : ends[0];
+    highText.textContent = filter.high < last ? format(filter.high) : ends[1];
     from.setAttribute("aria-valuetext", lowText.textContent);
     to.setAttribute("aria-valuetext", highText.textContent);
   };
   show();
   return [lowText, h("span", { class: "map-range" }, scale, from, to), highText];
+}
+
+/**
+ * Return the texts at the ends of a scale; values beyond an end are said to be there, and are drawn in its colour.
+ * @param {Float32Array} values
+ * @param {Point} range
+ * @param {(value: number) => string} format
+ */
+function endsOf(values, [first, last], format) {
+  let [low, high] = [first, last];
+  for (const value of values) { // NaN and infinity are no numbers of the scale
+    if (value < low && value > -Infinity) low = value;
+    if (value > high && value < Infinity) high = value;
+  }
+  const [start, end] = [format(first), format(last)];
+  return [format(low) === start ? start : `${start} or less`, format(high) === end ? end : `${end} or more`];
 }

@@ -32,6 +32,7 @@ import { toScreen } from "./viewport.js";
 
 /** At most about this many pixels are blended in a frame: points get smaller where there would be more. */
 const BLENDED = 1.6e6;
+const LINE = 15; // pixels, height of a line of text
 
 /** Paints points into a canvas. */
 export class PointPainter {
@@ -163,7 +164,7 @@ function paintAxes(context, viewport, width, height, colours) {
 function paintAxisNames(context, { axes: [across, up], height, colours }) {
   context.fillStyle = colours.muted;
   context.textAlign = "left";
-  outlined(context, across, 12, height - 16, colours);
+  across.split("\n").reverse().forEach((line, i) => outlined(context, line, 12, height - 16 - LINE * i, colours));
   context.save();
   context.translate(16, 12);
   context.rotate(-Math.PI / 2);
@@ -221,7 +222,7 @@ function paintNames(context, scene, viewport, overlay) {
       const [x, y] = toScreen(viewport, across, up, width, height);
       if (!(x >= 0 && y >= 0 && x <= width && y <= height)) continue;
       context.font = fonts[style];
-      const line = style === "group" ? 22 : 15;
+      const line = style === "group" ? 22 : LINE;
       yield { text, x, y, width: widthOf(context, text), line, centred: style !== "token", style };
     }
   }

@@ -145,7 +145,7 @@ function byBytes(wanted, { all, starts }) {
  * @returns {number[]} IDs without repetition
  */
 export function variants(typed, ids) {
-  const id = typed.match(/^#(\d+)$/);
+  const id = typed.match(/^\s*#(\d+)$/);
   if (id) return [Number(id[1])];
   const text = typed.replaceAll("·", " ");
   const bare = text.trim();
@@ -188,16 +188,19 @@ export function idsByText(texts) {
 }
 
 /**
- * Parse `king - man + woman` as terms; `−` and `–` are minus too.
+ * Parse `king - man + woman` as terms; `−` and `–` are minus too. A term keeps the spaces that it begins with, beyond
+ * the one after its sign.
  * @param {string} typed
  * @returns {Term[]}
  */
 export function parseExpression(typed) {
-  const parts = ` + ${typed.trim().replace(/^[+]\s*/, "")}`.split(/\s([+\-−–])\s+/).slice(1);
+  const isSigned = /^\s*[-−–]\s/.test(typed);
+  const signed = isSigned ? ` ${typed.trimStart()}` : ` + ${typed.replace(/^\s*[+]\s?(?=.)/, "")}`;
+  const parts = signed.split(/\s([+\-−–])\s/).slice(1);
   /** @type {Term[]} */
   const terms = [];
   for (let i = 0; i + 1 < parts.length; i += 2) {
-    const text = parts[i + 1].trim();
+    const text = parts[i + 1].trimEnd();
     if (text) terms.push({ sign: parts[i] === "+" ? 1 : -1, text });
   }
   return terms;

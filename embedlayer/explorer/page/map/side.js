@@ -27,7 +27,7 @@ const MOST_FREQUENT = 300;
  * @property {boolean} isIsolated whether only the found tokens are on the map
  * @property {Tab} tab
  * @property {string} problem
- * @property {Subwords | null} subwords of a text that is no token
+ * @property {Subwords[]} subwords of the typed texts that are no tokens; the panel then shows nothing else
  * @property {boolean} isLoading
  * @property {(id: number) => boolean} isFolded whether a row never learned and is not on the map
  *
@@ -81,13 +81,23 @@ export class Side {
   /** @param {Shown} shown */
   show(shown) {
     this.#shown = shown;
-    const { sum, found, tab, problem, subwords } = shown;
+    const { subwords } = shown;
+    const parts = subwords.length ? subwords.map((each) => this.#subwords(each)) : this.#answer(shown);
+    if (this.about.notes.length) parts.push(h("p", { class: "note" }, this.about.notes.join(" ")));
+    this.answer.replaceChildren(.../** @type {Node[]} */ (parts.filter(Boolean)));
+  }
+
+  /** @param {Subwords} subwords @returns {Child} */
+  #subwords(subwords) {
+    return subwordButtons(subwords, this.about.texts, (ids) => this.host.choose({ plus: ids, minus: [] }));
+  }
+
+  /** Return the selection with its neighbours, or what was found. @param {Shown} shown */
+  #answer(shown) {
+    const { sum, found, tab, problem } = shown;
     /** @type {Child[]} */
     const parts = [];
     if (problem) parts.push(h("p", { class: "note", role: "status" }, problem));
-    if (subwords) {
-      parts.push(subwordButtons(subwords, this.about.texts, (ids) => this.host.choose({ plus: ids, minus: [] })));
-    }
     if (sum.plus.length === 1 && !sum.minus.length) parts.push(this.#card(sum.plus[0]));
     else if (!isEmpty(sum)) parts.push(this.#terms(sum));
     if (found) {
@@ -95,8 +105,7 @@ export class Side {
         tab, (which) => this.host.showTab(/** @type {Tab} */ (which))));
     }
     parts.push(tab === "found" && found ? this.#foundList(found, shown.isIsolated) : this.#neighbours(shown));
-    if (this.about.notes.length) parts.push(h("p", { class: "note" }, this.about.notes.join(" ")));
-    this.answer.replaceChildren(.../** @type {Node[]} */ (parts.filter(Boolean)));
+    return parts;
   }
 
   /** Offer a button for each token that the last term can mean, if there are several. */
@@ -189,7 +198,6 @@ export class Side {
   /** @param {Int32Array} found @param {boolean} isIsolated @returns {Child} */
   #foundList(found, isIsolated) {
     const { texts } = this.about;
-    if (!found.length && this.#shown?.subwords) return null;
     if (!found.length) return empty("Nothing found", "Try a shorter text, or a regular expression between slashes.");
     const isolate = h("button", {
       type: "button", "aria-pressed": String(isIsolated), title: "Show these tokens only", onClick: this.host.isolate,

@@ -191,7 +191,8 @@ export class Stage {
   /** @param {number} id @param {number} left @param {number} top */
   #showTipAt(id, left, top) {
     const { tip } = this;
-    if (left < 0 || top < 0 || left > this.#width || top > this.#height) return this.hideTip();
+    const isOnScreen = left >= 0 && top >= 0 && left <= this.#width && top <= this.#height; // not if it has no place
+    if (!isOnScreen) return this.hideTip();
     tip.replaceChildren(h("b", null, visibleText(this.host.textOf(id)) || "no token"), ` ${this.host.details(id)}`);
     tip.hidden = false;
     const across = Math.min(Math.max(left + 12, 4), this.#width - tip.offsetWidth - 4);

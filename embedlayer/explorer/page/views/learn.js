@@ -35,6 +35,7 @@ async function open(element, context) {
 class LearnView {
   /** @type {Stage | null} */ #stage = null;
   #shown = "";
+  /** ID of the scene whose picture is shown. */ #drawn = "";
   /** What the exercise says that was opened last: its verdict is marked. */ #claim = "";
   /** Whether the reader changed the picture since it was drawn. */ #hasActed = false;
 
@@ -100,6 +101,9 @@ class LearnView {
     }, seen);
     [this.#stage, this.#shown, this.#hasActed] = [stage, "", false];
     this.picture.setAttribute("aria-busy", "true");
+    if (scene.id !== this.#drawn) this.picture.replaceChildren(h("p", { class: "note" }, "Loading …"));
+    this.#drawn = scene.id;
+    this.#showProgress();
     try {
       const parts = await scene.draw(stage);
       if (stage.isClosed) return;

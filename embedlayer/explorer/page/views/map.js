@@ -75,7 +75,7 @@ class MapView {
   #isIsolated = false;
   #isLassoOn = false;
   #problem = "";
-  /** @type {Subwords | null} */ #subwords = null;
+  /** @type {Subwords[]} */ #subwords = []; // of the typed texts that are no tokens
   #request = 0;
   #isClosed = false;
   #typing = 0;
@@ -374,9 +374,9 @@ class MapView {
     measured("map: search", start);
     this.controls.searchField.title = isBroken ? query.message : "";
     this.context.state.set({ q: typed || null, lasso: null });
-    this.#subwords = null;
+    this.#subwords = [];
     this.#take(ids, isBroken ? "not a pattern" : ids ? `${ids.length.toLocaleString("en")} found` : "");
-    if (query.kind === "text" && !ids?.length) this.#offerSubwords(query.text);
+    if (query.kind === "text" && !ids?.length) this.#offerSubwords([query.text]);
   }
 
   #takeLasso() {
@@ -458,7 +458,7 @@ class MapView {
 
   async #showSelection() {
     const request = ++this.#request;
-    this.#subwords = null;
+    this.#subwords = [];
     await this.#loadNeighbours(request);
     if (this.#isClosed || request !== this.#request) return;
     this.#mark();
@@ -500,9 +500,9 @@ class MapView {
     const terms = parseExpression(text).map((term) => ({ ...term, id: variants(term.text, idsByText(this.texts))[0] }));
     const lastTerm = terms.at(-1);
     if (lastTerm && last !== undefined) lastTerm.id = last;
-    const unknown = terms.find(({ id }) => id === undefined || id >= this.texts.length);
-    if (unknown) {
-      this.#offerSubwords(unknown.text);
+    const unknown = terms.filter(({ id }) => id === undefined || id >= this.texts.length);
+    if (unknown.length) {
+      this.#offerSubwords(unknown.map((term) => term.text));
       return;
     }
     /** @param {number} sign */
@@ -510,11 +510,13 @@ class MapView {
     this.#choose({ plus: ofSign(1), minus: ofSign(-1) });
   }
 
-  /** Offer the subwords of a text that is no token. @param {string} text */
-  async #offerSubwords(text) {
+  /** Offer the subwords of texts that are no tokens. @param {string[]} texts */
+  async #offerSubwords(texts) {
     const request = ++this.#request;
     const { data, manifest } = this.context;
-    const subwords = await subwordsOf(data, text, manifest.has.includes("tokenizer"));
+    const hasTokenizer = manifest.has.includes("tokenizer");
+    const different = [...new Set(texts.map((text) => text.trim()))];
+    const subwords = await Promise.all(different.map((text) => subwordsOf(data, text, hasTokenizer)));
     if (request !== this.#request || this.#isClosed) return;
     this.#subwords = subwords;
     this.#showSide();
@@ -527,7 +529,7 @@ class MapView {
 
   #showSide(isLoading = false) {
     if (this.#isClosed) return;
-    const isFirst = isEmpty(this.selected()) && !this.#found && !this.#problem && !this.#subwords;
+    const isFirst = isEmpty(this.selected()) && !this.#found && !this.#problem && !this.#subwords.length;
     this.start.classList.toggle("is-past", !isFirst); // on a phone it stays, so that the map does not jump
     this.side.show({
       sum: this.selected(), near: this.#near, found: this.#found, isIsolated: this.#isIsolated, tab: this.#tab,
