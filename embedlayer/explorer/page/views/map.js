@@ -77,6 +77,7 @@ class MapView {
   #problem = "";
   /** @type {Subwords[]} */ #subwords = []; // of the typed texts that are no tokens
   #request = 0;
+  #loading = -1; // the request that waits for neighbours
   #isClosed = false;
   #typing = 0;
   #moving = 0;
@@ -478,7 +479,8 @@ class MapView {
       this.#near = [];
       return;
     }
-    this.#showSide(true);
+    this.#loading = request;
+    this.#showSide();
     try {
       const near = await this.context.data.load("neighbors", { ...sumParams(sum), topn: NEIGHBORS });
       if (request === this.#request) this.#near = near;
@@ -486,6 +488,8 @@ class MapView {
       if (request !== this.#request) return;
       this.#near = [];
       this.#problem = /** @type {Error} */ (error).message;
+    } finally {
+      if (this.#loading === request) this.#loading = -1;
     }
   }
 
@@ -527,13 +531,13 @@ class MapView {
     this.scene.marked = this.#found ?? Int32Array.from([...this.#near.map(([id]) => id), ...idsOf(this.selected())]);
   }
 
-  #showSide(isLoading = false) {
+  #showSide() {
     if (this.#isClosed) return;
     const isFirst = isEmpty(this.selected()) && !this.#found && !this.#problem && !this.#subwords.length;
     this.start.classList.toggle("is-past", !isFirst); // on a phone it stays, so that the map does not jump
     this.side.show({
       sum: this.selected(), near: this.#near, found: this.#found, isIsolated: this.#isIsolated, tab: this.#tab,
-      problem: this.#problem, isLoading, isFolded: (id) => this.placement.isFolded(id),
+      problem: this.#problem, isLoading: this.#loading === this.#request, isFolded: (id) => this.placement.isFolded(id),
       subwords: this.#subwords,
     });
   }
