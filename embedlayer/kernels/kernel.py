@@ -101,7 +101,8 @@ class _Wait:
         timer.daemon = True
         start = time.perf_counter()
         if not self.is_said:
-            timer.start()
+            with suppress(RuntimeError):  # no thread can be started while the interpreter exits
+                timer.start()
         try:
             yield
         finally:
