@@ -114,7 +114,6 @@ def display(trainer: "Trainer", *, quiet: bool) -> Iterator[Callable[..., None]]
 
     `line` is a dictionary of the metrics that were measured at the step; with `None` only the bar moves.
     """
-    longer = _once_longer(trainer)
     with _progress(quiet=quiet) as show:
 
         def show_step(step: int, line: dict[str, Any] | None = None) -> None:
@@ -122,26 +121,15 @@ def display(trainer: "Trainer", *, quiet: bool) -> Iterator[Callable[..., None]]
             if line is not None:
                 text += f"  validation {line['validation_loss']:.3f}" if "validation_loss" in line else ""
                 text += f"  {line['tokens_per_second']:,} tokens/s" if step else ""
-                text += longer()
+                text += _longer(trainer)
             show(step, trainer.steps or 0, text)
 
         yield show_step
 
 
-def _once_longer(trainer: "Trainer") -> Callable[[], str]:
-    """Return a function that returns once by how much a training for a time takes longer, and else `""`.
-
-    It takes longer if its smallest number of steps does not fit into the time.
-    """
-    is_said = False
-
-    def longer() -> str:
-        nonlocal is_said
-        budget = trainer.budget
-        if is_said or budget is None or budget.expected_seconds <= 1.1 * budget.seconds:
-            return ""
-        is_said = True
-        minutes = budget.expected_seconds / 60
-        return f"  (about {minutes:.1f} minutes in all, not {budget.seconds / 60:g}: at least {budget.min_steps} steps)"
-
-    return longer
+def _longer(trainer: "Trainer") -> str:
+    """Return how long a training for a time takes if its smallest number of steps does not fit into it; else `""`."""
+    budget = trainer.budget
+    if budget is None or budget.expected_seconds <= 1.1 * budget.seconds:
+        return ""
+    return f"  (at least {budget.min_steps} steps: about {budget.expected_seconds / 60:.1f} minutes in all)"
