@@ -7,8 +7,8 @@ import click
 from embedlayer.cli.options import json_option
 from embedlayer.command_name import command_line
 
-PROBES = (" must", " returns", " called", " string", " method", " argument", " if", " True")
-"""Tokens whose neighbours are shown; all but the last occur more than 50 times in the text."""
+PROBES = (" must", " returns", " called", " string", " method", " argument", " if", " function")
+"""Tokens whose neighbours are shown; each occurs more than 50 times in the text."""
 
 
 def carried_text() -> str:
