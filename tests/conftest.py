@@ -53,8 +53,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure each test."""
-    config.pluginmanager.register(CpuSeconds(config.getoption("--slow-tests")))
+    """Measure each test if the list of slow ones is compared with, or written."""
+    if action := config.getoption("--slow-tests"):
+        config.pluginmanager.register(CpuSeconds(action))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

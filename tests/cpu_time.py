@@ -57,7 +57,7 @@ def listed() -> set[str]:
 class CpuSeconds:
     """The plugin: measures tests in the process that runs them, and reports in the one that the user started."""
 
-    def __init__(self, action: str | None) -> None:
+    def __init__(self, action: str) -> None:
         self.action = action
         self.listed = listed() if action == "check" else set()
         self.seconds: dict[str, float] = {}
@@ -68,7 +68,7 @@ class CpuSeconds:
         began = cpu_seconds()
         result = yield
         took = cpu_seconds() - began
-        if self.action and took > LIMIT and item.nodeid not in self.listed:
+        if took > LIMIT and item.nodeid not in self.listed:
             began = cpu_seconds()
             runtestprotocol(item, log=False, nextitem=nextitem)
             took = min(took, cpu_seconds() - began)
@@ -91,8 +91,6 @@ class CpuSeconds:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Show the slowest tests, and those that are slow and not in the list."""
-        if self.action is None:
-            return
         terminalreporter.section(f"{sum(self.seconds.values()):.0f} CPU seconds, of which the slowest tests took")
         for test in self.slowest()[:SHOWN]:
             terminalreporter.write_line(f"{self.seconds[test]:6.1f} {test}")

@@ -432,7 +432,8 @@ def summarise(directory: "RunDirectory", model: "DecoderLM") -> dict[str, Any]:
     whole = whole and all("validation_bits_per_byte" in line for line in validated)
     if not (validated and rest and whole) or metrics[0]["step"] != 0:
         raise FileError(f"{directory.metrics} is not the record of a finished run. Train again, or resume the run.")
-    best = directory.validation() or validated[-1]
+    best = directory.validation()
+    assert best is not None  # a line was validated
     return {
         "directory": str(directory.path),
         "first_loss": metrics[0]["loss"],

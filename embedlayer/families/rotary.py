@@ -107,10 +107,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (RotaryPositions(unrotated_queries=(0.1, 2048)), ("beam",)),
     (
         RotaryPositions(without_positions="all"),
-        (
-            *("glm5_next_text", "inkling_text", "inkling2_text", "jamba", "kimi_linear"),
-            "moshi_depth",
-        ),
+        ("glm5_next_text", "inkling_text", "inkling2_text", "jamba", "kimi_linear", "moshi_depth"),
     ),
     (
         RotaryPositions(without_positions="all", aliases=(("layers_block_type", "layer_types"),)),
