@@ -57,7 +57,7 @@ class ScratchEmbedding:
     Args:
         vocab_size: Rows of the table, V.
         embed_dim: Width of a row, D.
-        padding_idx: Row that is zero and gets no gradient; `None` for no such row.
+        padding_idx: Row that is zero in a new table and gets no gradient; `None` for no such row.
         scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
         W: The table, `(V, D)`, which is copied; by default drawn from N(0, 0.02^2).
 
@@ -84,7 +84,7 @@ class ScratchEmbedding:
         self.padding_idx = padding_idx
         self.scale = _scale(scale, embed_dim)
         self.W = _weights(W, 0.02, vocab_size=vocab_size, embed_dim=embed_dim)
-        _clear_padding(self.W, padding_idx)
+        _clear_padding(self.W, padding_idx, is_new=W is None)
         self._last_one_hot: Float[np.ndarray, "*batch T V"] | None = None
 
     def __call__(self, token_ids: Integer[np.ndarray, "*batch T"]) -> Float[np.ndarray, "*batch T D"]:
@@ -145,7 +145,7 @@ class ScratchFactorizedEmbedding:
         vocab_size: Rows of E1, V.
         embed_dim: Columns of E2, D.
         rank: Columns of E1 and rows of E2, R.
-        padding_idx: Row of E1 that is zero and gets no gradient; `None` for no such row.
+        padding_idx: Row of E1 that is zero in a new table and gets no gradient; `None` for no such row.
         scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
         E1: First factor, `(V, R)`, which is copied; by default drawn from N(0, 0.02^2).
         E2: Second factor, `(R, D)`, which is copied; by default drawn from N(0, 1/R), so that the entries of W have
@@ -173,7 +173,7 @@ class ScratchFactorizedEmbedding:
         self.scale = _scale(scale, embed_dim)
         self.E1 = _weights(E1, 0.02, vocab_size=vocab_size, rank=rank)
         self.E2 = _weights(E2, rank**-0.5, rank=rank, embed_dim=embed_dim)
-        _clear_padding(self.E1, padding_idx)
+        _clear_padding(self.E1, padding_idx, is_new=E1 is None)
         self.grad_E1: Float[np.ndarray, "V R"] | None = None
         self.grad_E2: Float[np.ndarray, "R D"] | None = None
         self._last_one_hot: Float[np.ndarray, "*batch T V"] | None = None
@@ -367,8 +367,7 @@ class ScratchTiedHead:
         dL/dhidden = dL/dlogits @ W
         dL/dW      = dL/dlogits^T @ hidden
 
-    The scale of the table is not applied. The logit of a padding row is 0, because the row is 0; the row gets no
-    gradient.
+    The scale of the table is not applied. The padding row is multiplied as every row and gets no gradient.
 
     Args:
         table: The table, kept by reference, so the head uses its current rows.
@@ -647,8 +646,8 @@ def _scale(scale: float | Literal["sqrt_dim"] | None, embed_dim: int) -> float:
     return math.sqrt(embed_dim) if scale == "sqrt_dim" else scale
 
 
-def _clear_padding(rows: Float[np.ndarray, "V D"], padding_idx: int | None) -> None:
-    """Set the padding row of `rows` to zero in place; without effect if `padding_idx` is `None`.
+def _clear_padding(rows: Float[np.ndarray, "V D"], padding_idx: int | None, *, is_new: bool = True) -> None:
+    """Set the padding row of new rows to zero in place; without effect on others, and if `padding_idx` is `None`.
 
     Raises:
         SizeError: `padding_idx` is not a row.
@@ -657,7 +656,8 @@ def _clear_padding(rows: Float[np.ndarray, "V D"], padding_idx: int | None) -> N
         return
     if not 0 <= padding_idx < len(rows):
         raise SizeError(f"padding_idx {padding_idx} is no row of a table of {len(rows)} rows (0..{len(rows) - 1}).")
-    rows[padding_idx] = 0
+    if is_new:
+        rows[padding_idx] = 0
 
 
 def _checked(ids: Integer[np.ndarray, "*batch T"], vocab_size: int) -> Integer[np.ndarray, "*batch T"]:

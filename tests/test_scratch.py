@@ -265,8 +265,9 @@ def test_numbers_stay_in_the_type_of_the_weights(real):
 def test_given_weights_are_copied():
     W = np.ones((10, 4))
     emb = ScratchEmbedding(10, 4, padding_idx=0, W=W)
-    assert not emb.W[0].any()
-    assert W.all()
+    assert np.array_equal(emb.W, W)
+    assert not np.shares_memory(emb.W, W)
+    assert not ScratchEmbedding(10, 4, padding_idx=0).W[0].any()
 
 
 @pytest.mark.parametrize("scale", [None, 0.5, "sqrt_dim"])
@@ -420,7 +421,6 @@ def test_loss_and_gradients_of_the_tied_head_equal_autograd_and_finite_differenc
     if padding_idx is not None:
         W.grad[padding_idx] = 0
         differences[padding_idx] = 0
-        assert not head.logits(hidden)[..., padding_idx].any()
     assert loss == pytest.approx(expected.item())
     assert np.allclose(head.logits(hidden), logits.detach().numpy())
     assert np.allclose(grad_W, W.grad.numpy())
@@ -446,6 +446,7 @@ def test_a_tied_model_adds_both_ends_into_one_gradient():
 
 def test_a_tied_head_sends_gradients_to_both_factors():
     table = ScratchFactorizedEmbedding(10, 4, 2, padding_idx=3, E1=np.random.randn(10, 2), E2=np.random.randn(2, 4))
+    table.E1[3] = 0  # as in a new table
     head = ScratchTiedHead(table)
     hidden = np.random.randn(2, 3, 4)
     head.loss(hidden, TARGETS)

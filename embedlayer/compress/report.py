@@ -182,10 +182,12 @@ def _overlap(near: Tensor, found: Tensor) -> float | None:
 def _spread(table: TokenTable, counts: Tensor | None) -> Tensor:
     """Return up to `QUERIES` token IDs whose nearest neighbours are compared, evenly spread over the vocabulary.
 
-    With `counts`, `(V,)`, only tokens with a count above 0 are candidates. The padding token is none.
+    With `counts`, `(V,)`, only tokens with a count above 0 are candidates. A padding token whose row is zero is none.
     """
     tokens = torch.arange(table.vocab_size) if counts is None else (counts > 0).nonzero()[:, 0].cpu()
-    tokens = tokens[tokens != (-1 if table.padding_idx is None else table.padding_idx)]
+    padding = table.padding_idx
+    if padding is not None and not table.rows(padding, padding + 1).any():
+        tokens = tokens[tokens != padding]
     places = torch.linspace(0, max(len(tokens) - 1, 0), min(QUERIES, len(tokens))).round().long()
     return tokens[places]
 

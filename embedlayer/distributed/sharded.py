@@ -58,7 +58,7 @@ class ShardedTable(TokenTable):
             it at the end (docs/large-tables.md).
         mesh: The ranks, a one-dimensional mesh.
         vocab_size: Number of tokens of all ranks, V.
-        padding_idx: Token whose row is zero, or `None`.
+        padding_idx: Padding token, or `None`.
 
     Attributes:
         collectives: Collective operations of the ranks.

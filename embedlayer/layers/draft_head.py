@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, Literal, Unpack, get_args
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -13,7 +12,7 @@ from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.layers.draft_tokens import check_draft_tokens
-from embedlayer.layers.output import OutputHead
+from embedlayer.layers.output import OutputHead, OutsideHead
 from embedlayer.layers.peft import AdaptedRows
 from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.losses.cross_entropy import (
@@ -24,6 +23,7 @@ from embedlayer.losses.cross_entropy import (
     finish_logits,
     split_options,
 )
+from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.linear_cross_entropy import cross_entropy_of
 from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
@@ -154,8 +154,8 @@ class DraftHead(ComputedBuffers):
         found = self._operands(hidden)
         if found is None:
             return self._selected_logits({}, hidden)
-        states, rows = found
-        return finish_logits(F.linear(states, rows), **self._draft_options(self._logit_options()))
+        options = self._draft_options(self._logit_options())
+        return finish_logits(linear_with_fixed_row(*found, options.get("padding_idx")), **options)
 
     def loss(
         self,
@@ -285,6 +285,8 @@ class DraftHead(ComputedBuffers):
             ShapeError: `hidden` has another width than the rows.
             SizeError: The other head has another number of tokens than when this head was built.
         """
+        outside = self._outside()
+        options = {**({} if outside is None else outside.options()), **options}
         found = self._operands(hidden)
         if found is None:
             return logits_of_function(partial(self._selected_logits, options), hidden, self.draft_vocab_size)
@@ -315,6 +317,7 @@ class DraftHead(ComputedBuffers):
             head = OutputHead(bias=bias is not None, device="meta", **options)
             head.weight = nn.Parameter(rows)
             head.register_parameter("bias", None if bias is None else nn.Parameter(bias))
+        head.outside = self._outside()
         return head
 
     def extra_repr(self) -> str:
@@ -428,6 +431,10 @@ class DraftHead(ComputedBuffers):
         if isinstance(self.head, TokenTable):
             return {"padding_idx": self.head.padding_idx}
         return _output(self.head).logit_options()
+
+    def _outside(self) -> OutsideHead | None:
+        """Return what a patched model does to the logits outside the head; `None` for nothing."""
+        return None if isinstance(self.head, TokenTable) else _output(self.head).outside
 
     def _draft_options(self, options: LogitOptions) -> LogitOptions:
         """Return a copy of logit options in terms of draft IDs: the bias, and the padding token."""

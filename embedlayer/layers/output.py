@@ -1,5 +1,6 @@
 """The LM head: hidden states to logits and loss, with the rows of the input table (tied) or its own weight (untied)."""
 
+from dataclasses import dataclass
 from typing import Any, Unpack, cast
 
 import torch
@@ -7,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, SizeError
-from embedlayer.initialization import init_normal_
+from embedlayer.initialization import init_normal_, zero_rows_
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.deferred_logits import defer_logits
 from embedlayer.layers.logit_source import HeadTensors, LogitsReport
@@ -22,6 +23,7 @@ from embedlayer.layers.peft import (
     weight_of,
 )
 from embedlayer.losses.cross_entropy import Impl, LogitOptions, finish_logits
+from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.overrides import is_unchanged
@@ -34,8 +36,53 @@ NEW_ROWS = "new_rows"
 """Name of the child of an untied head that has the rows which are trained separately; see `train_only_rows`."""
 
 
+@dataclass(frozen=True)
+class OutsideHead:
+    """What the model of a patched head does to its logits outside the head, where the head alone is a product.
+
+    Attributes:
+        logit_scale: Factor on the hidden states before the head, or on the logits behind it.
+        softcap: Cap c of `c * tanh(logits / c)` behind the head, or `None`.
+        bias: The tensor `(1, V)` or `(V,)` that the model adds to the logits of the head (BART), or `None`.
+        unknown: Why that is not known, as the start of a sentence; empty if it is known.
+    """
+
+    logit_scale: float = 1.0
+    softcap: float | None = None
+    bias: ChildReference | None = None
+    unknown: str = ""
+
+    def options(self) -> LogitOptions:
+        """Return the options of the model's logits.
+
+        Raises:
+            CheckpointError: They are not known.
+        """
+        if self.unknown:
+            raise CheckpointError(
+                f"{self.unknown}, so this head does not know the model's distribution. Pass the model's own logits: "
+                f"embedlayer.token_log_probs(model(ids).logits, tokens), token_statistics and divergence take them "
+                f"without computing them, and model(ids, labels=labels) computes the loss."
+            )
+        options: LogitOptions = {"logit_scale": self.logit_scale, "softcap": self.softcap}
+        if self.bias is not None:
+            bias = self.bias.tensor
+            if bias is None:
+                raise CheckpointError(
+                    f"The model adds {self.bias.name} to the logits of this head, and the head was copied without it: "
+                    f"use the head inside of its model."
+                )
+            options["bias"] = bias.flatten()
+        return options
+
+
 class OutputHead(Pretrained, HeadOutputs, nn.Linear):
     """LM head: one logit for each token, `finish_logits(hidden @ weight.T)`.
+
+    `head(hidden)`, `loss` and all other methods are of one distribution, that of these logits. The head of a patched
+    model is the exception, because its model may scale and cap the logits behind the head: there `head(hidden)` is the
+    product alone, and `loss`, `token_log_probs`, `token_statistics` and `uncomputed_logits` are of the model's
+    distribution (see `patch`).
 
     With a table the head is tied: it refers to the table and has no rows itself. There is one parameter and one key in
     the state, and `head.weight is table.weight`. With sizes the head is untied, an `nn.Linear` with its own weight:
@@ -51,7 +98,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         softcap: Return `softcap * tanh(logits / softcap)`; `None` for no cap.
         logit_scale: Factor applied to `hidden @ weight.T`.
         mask_padding: Whether to set the logit of the padding token to -inf.
-        padding_idx: Padding token of an untied head, or `None`; a tied head has that of its table.
+        padding_idx: Padding token of an untied head, whose row is initialised to zero and gets no gradient; `None` for
+            no such token. A tied head has that of its table.
         init_std: Standard deviation of the normal initialisation of an untied head.
         device: Device of the rows of an untied head and of the bias.
         dtype: Dtype of the rows of an untied head and of the bias.
@@ -107,8 +155,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
                     "OutputHead(table) or OutputHead(embed_dim, vocab_size)."
                 )
             padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=vocab_size, embed_dim=embed_dim)
-            nn.Linear.__init__(self, embed_dim, vocab_size, bias=bias, device=device, dtype=dtype)
             self.padding_idx = padding_idx
+            nn.Linear.__init__(self, embed_dim, vocab_size, bias=bias, device=device, dtype=dtype)
         else:
             table = as_table(table, registered=False)
             if (vocab_size, embed_dim, padding_idx) != (None, None, None):
@@ -259,6 +307,9 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
     def in_features(self, size: int) -> None:
         self._stated_sizes = (self._stated_sizes[0], size)
 
+    outside: OutsideHead | None = None
+    """What the model does to the logits outside this head; `patch` sets it, and `None` is nothing."""
+
     logits_report: LogitsReport | None = None
     """If it is not `None`, `forward` returns deferred logits (see `defer_logits`); `patch` sets it."""
 
@@ -296,12 +347,13 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         return {**sizes, **options, "padding_idx": self.padding_idx, "init_std": self.init_std}
 
     def reset_parameters(self) -> None:
-        """Draw the weight of an untied head from N(0, init_std²), and set the bias to 0.
+        """Draw the weight of an untied head from N(0, init_std²), and set its padding row and the bias to 0.
 
         The table of a tied head is not changed.
         """
         if not self.tied:
             init_normal_(self.weight, std=self.init_std)
+            zero_rows_(self.weight, [] if self.padding_idx is None else [self.padding_idx])
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -332,7 +384,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
     def forward(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
         """Return a logit for each token, `(..., D)` to `(..., V)`.
 
-        In a patched model the logits are computed when something reads them; the cross entropy needs none of them.
+        In a patched model they are the product alone, which the model scales and caps. They are computed when something
+        reads them; the cross entropy needs none of them.
 
         Raises:
             ShapeError: `hidden` has another width than the rows.
@@ -347,9 +400,9 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             return table.logits(hidden, **options)
         check_width(hidden, self.in_features)
         if self.logit_scale != 1.0:
-            return finish_logits(nn.functional.linear(hidden, self.weight), **options)
+            return finish_logits(linear_with_fixed_row(hidden, self.weight, self.padding_idx), **options)
         options["bias"] = None  # as in nn.Linear it is added where the product is computed, before rounding
-        return finish_logits(nn.functional.linear(hidden, self.weight, self.bias), **options)
+        return finish_logits(linear_with_fixed_row(hidden, self.weight, self.padding_idx, self.bias), **options)
 
     def _deferred(self, hidden: Tensor, table: TokenTable | None, report: LogitsReport) -> Tensor | None:
         """Return deferred logits, or `None` if they must be computed now.
@@ -373,16 +426,19 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         """Describe the logits of `hidden` without computing them, as losses, statistics and divergences take them.
 
         If `forward` is overridden or replaced, they are the logits it returns, and the options of this head, such as
-        `softcap`, are not applied again.
+        `softcap`, are not applied again. In a patched model they are the model's logits, after its scale and soft cap.
 
         Args:
-            hidden: Output of the last block, after its final norm, `(..., D)`.
+            hidden: Output of the last block, after its final norm, `(..., D)`; in a model with a transform before the
+                head (BERT), the result of the transform.
             impl: Implementation of the cross entropy; see `ScoreOptions`.
             **options: Options that replace those of this head, such as `temperature`; see `LogitOptions`.
 
         Raises:
             ShapeError: `hidden` has another width than the rows.
+            CheckpointError: The head is that of a patched model, and what the model does to its logits is not known.
         """
+        options = {**({} if self.outside is None else self.outside.options()), **options}
         if not is_unchanged(self, **_FORWARD):
             return logits_of_function(self.forward, hidden, self.out_features, **options)
         table = self.table

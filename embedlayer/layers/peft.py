@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError
+from embedlayer.losses.fixed_row import row_within, with_fixed_product
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.table import TokenTable
@@ -38,6 +39,12 @@ class ChildReference:
     def module(self) -> nn.Module | None:
         """Return the module that is the child now; `None` if there is no parent or no child of this name."""
         return None if self.parent is None else self.parent._modules.get(self.name)
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """Return the parameter or buffer that has this name now; `None` if there is no parent or no such tensor."""
+        found = None if self.parent is None else getattr(self.parent, self.name, None)
+        return found if isinstance(found, Tensor) else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ChildReference":
         return ChildReference(memo.get(id(self.parent)), self.name)
@@ -332,4 +339,8 @@ class AdaptedRows(TokenTable):
         products = self.table.raw_logits(hidden, start, stop)
         for adapter in self.adapted_table().adapters:
             products = adapt_products(adapter, products, hidden, start, stop)
+        fixed = row_within(self.table.padding_idx, start, stop)
+        if fixed is not None:  # its adapters get no gradient either
+            row = start + fixed
+            products = with_fixed_product(products, hidden, self.rows(row, row + 1), fixed)
         return products

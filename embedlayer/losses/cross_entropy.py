@@ -13,6 +13,7 @@ from torch import Tensor
 
 from embedlayer.errors import SizeError
 from embedlayer.index_checks import checked_copy, raise_if_outside
+from embedlayer.losses.fixed_row import row_within
 from embedlayer.tracing import plain_operators_only
 
 Impl = Literal["auto", "plain", "chunked", "triton"]
@@ -28,8 +29,9 @@ class LogitOptions(TypedDict):
         softcap: Replace each logit by `softcap * tanh(logit / softcap)` (Gemma 2). `None`, the default, is no soft cap.
         temperature: Divisor of the logits, after the soft cap; 1 by default. A higher temperature makes the softmax
             more even.
-        padding_idx: Token whose logit is 0 and whose row gets no gradient; `None` by default.
-        mask_padding: Whether that logit is -inf instead, so that padding is never predicted; `False` by default.
+        padding_idx: Token whose row gets no gradient; its logit is the product with that row, as for every token.
+            `None` by default; a table or head has its own.
+        mask_padding: Whether that logit is -inf, so that padding is never predicted; `False` by default.
     """
 
     logit_scale: NotRequired[float]
@@ -80,7 +82,7 @@ def finish_logits(
     padding_idx: int | None = None,
     mask_padding: bool = False,
 ) -> Float[Tensor, "*batch V"]:
-    """Compute logits from raw logits `hidden @ weight.T`: scale, bias, soft cap, temperature and padding.
+    """Compute logits from raw logits `hidden @ weight.T`: scale, bias, soft cap, temperature and masked padding.
 
     Args:
         raw_logits: Products of hidden states and rows, `(..., V)`.
@@ -88,15 +90,15 @@ def finish_logits(
         bias: `(V,)` or `None`.
         softcap: Bound of the logits, or `None`.
         temperature: Divisor of the logits, above 0.
-        padding_idx: Token with a fixed logit, or `None`.
-        mask_padding: Whether the fixed logit is -inf instead of 0.
+        padding_idx: Padding token, or `None`.
+        mask_padding: Whether the logit of the padding token is -inf.
 
     Returns:
         Logits, `(..., V)`.
 
     Example:
-        >>> finish_logits(torch.tensor([1.0, 2.0, 3.0]), logit_scale=0.5, padding_idx=0)
-        tensor([0.0000, 1.0000, 1.5000])
+        >>> finish_logits(torch.tensor([1.0, 2.0, 3.0]), logit_scale=0.5, padding_idx=0, mask_padding=True)
+        tensor([  -inf, 1.0000, 1.5000])
     """
     logits = raw_logits if logit_scale == 1.0 else raw_logits * logit_scale
     if bias is not None:
@@ -105,9 +107,8 @@ def finish_logits(
         logits = softcap * torch.tanh(logits / softcap)
     if temperature != 1.0:
         logits = logits / temperature
-    if padding_idx is not None:
-        column = torch.tensor([padding_idx], device=logits.device)
-        logits = logits.index_fill(-1, column, float("-inf") if mask_padding else 0.0)
+    if padding_idx is not None and mask_padding:
+        logits = logits.index_fill(-1, torch.tensor([padding_idx], device=logits.device), float("-inf"))
     return logits
 
 
@@ -121,17 +122,18 @@ def split_options(options: ScoreOptions) -> tuple[LogitOptions, dict[str, Any]]:
 def options_of_rows(options: LogitOptions, start: int, stop: int) -> LogitOptions:
     """Return the `LogitOptions` among `options`, changed to apply to the logits of rows `start` to `stop - 1`.
 
-    The bias is sliced. `padding_idx` counts from row `start`, and is `None` if the padding token is another row.
+    The bias is sliced. `padding_idx` counts from row `start`, and is `None` if no logit of these rows is masked.
     Defaults are filled in, and options of the loss are left out.
     """
-    bias, padding_idx = options.get("bias"), options.get("padding_idx")
+    bias = options.get("bias")
+    masked = row_within(options.get("padding_idx"), start, stop) if options.get("mask_padding") else None
     return {
         "logit_scale": options.get("logit_scale", 1.0),
         "bias": None if bias is None else bias[start:stop],
         "softcap": options.get("softcap"),
         "temperature": options.get("temperature", 1.0),
-        "padding_idx": padding_idx - start if padding_idx is not None and start <= padding_idx < stop else None,
-        "mask_padding": options.get("mask_padding", False),
+        "padding_idx": masked,
+        "mask_padding": masked is not None,
     }
 
 

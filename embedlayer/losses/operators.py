@@ -94,6 +94,8 @@ def _operator(
     losses, gradients = vocabulary_pass.losses_and_gradients(
         loss, None if weights is None else weights.flatten(), requested
     )
+    if settings.padding_idx is not None and gradients[1] is not None:
+        gradients[1][settings.padding_idx] = 0
     losses = losses.view(targets.shape)
     result = losses * kept if per_token else (losses * factors).sum()
     dtypes = _gradient_dtypes(weight, settings)

@@ -51,8 +51,8 @@ def _add(matrix, rows, columns, num_rows, width, values):
 
 @triton.jit
 def _logits(hidden, weight, bias, tokens, rows, numbers):
-    """Compute float32 logits of a block of tokens by a block of rows, `(BLOCK, BLOCK)`; -inf beyond the vocabulary."""
-    num_tokens, num_rows, width, scale, softcap, padding_idx, padding_logit = numbers
+    """Compute float32 logits of a block of tokens by a block of rows, `(BLOCK, BLOCK)`; -inf for other rows."""
+    num_tokens, num_rows, width, scale, softcap, masked = numbers
     raw_logits = tl.zeros((BLOCK, BLOCK), tl.float32)
     for start in range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)
@@ -67,8 +67,7 @@ def _logits(hidden, weight, bias, tokens, rows, numbers):
         small = tl.exp(-2.0 * tl.abs(logits) / softcap)
         size = softcap * (1.0 - small) / (1.0 + small)
         logits = tl.where(logits < 0, -size, size)
-    logits = tl.where(rows[None, :] == padding_idx, padding_logit, logits)
-    return tl.where(rows[None, :] < num_rows, logits, float("-inf"))
+    return tl.where((rows[None, :] < num_rows) & (rows[None, :] != masked), logits, float("-inf"))
 
 
 @triton.jit
@@ -87,13 +86,13 @@ def _dlogits(logits, lse, factors, targets, tokens, rows, numbers):
         rows: Indices of the rows of the block.
         numbers: Sizes and options.
     """
-    num_tokens, num_rows, _width, _scale, softcap, padding_idx, _padding_logit = numbers
+    num_tokens, num_rows, _width, _scale, softcap, masked = numbers
     inside = tokens < num_tokens
     token_lse = tl.load(lse + tokens, mask=inside, other=0.0)
     factor = tl.load(factors + tokens, mask=inside, other=0.0)
     target = tl.load(targets + tokens, mask=inside, other=-1)
     dlogits = tl.exp(logits - token_lse[:, None]) - tl.where(rows[None, :] == target[:, None], 1.0, 0.0)
-    counts = inside[:, None] & (rows[None, :] < num_rows) & (rows[None, :] != padding_idx)
+    counts = inside[:, None] & (rows[None, :] < num_rows) & (rows[None, :] != masked)
     if softcap is not None:
         share = tl.where(counts, logits, 0.0) / softcap
         dlogits = dlogits * (1.0 - share * share)
@@ -107,7 +106,7 @@ def _forward(hidden, weight, bias, targets, lse, target_logits, rows_each, numbe
     The outputs `lse` and `target_logits` are `(SHARES, num_tokens)`. A target logit is 0 if the target is in another
     share. `rows_each` is the number of rows in a share.
     """
-    num_tokens, _num_rows, _width, _scale, _softcap, _padding_idx, _padding_logit = numbers
+    num_tokens, _num_rows, _width, _scale, _softcap, _masked = numbers
     tokens = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     share = tl.program_id(1)
     target = tl.load(targets + tokens, mask=tokens < num_tokens, other=-1)
@@ -130,7 +129,7 @@ def _forward(hidden, weight, bias, targets, lse, target_logits, rows_each, numbe
 @triton.jit
 def _backward_hidden(hidden, weight, bias, targets, lse, factors, grad_hidden, numbers):
     """Add `dlogits @ weight`, summed in float32 over the vocabulary, to one block of tokens of `grad_hidden`."""
-    num_tokens, num_rows, width, scale, _softcap, _padding_idx, _padding_logit = numbers
+    num_tokens, num_rows, width, scale, _softcap, _masked = numbers
     tokens = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     for first in range(0, num_rows, BLOCK):
         rows = (first + tl.arange(0, BLOCK)).to(tl.int64)
@@ -151,7 +150,7 @@ def _backward_weight(hidden, weight, bias, targets, lse, factors, grad_weight, g
 
     The sums of `dlogits` over the tokens are written to `grad_bias`, unless `bias` is `None`.
     """
-    num_tokens, num_rows, width, scale, _softcap, _padding_idx, _padding_logit = numbers
+    num_tokens, num_rows, width, scale, _softcap, _masked = numbers
     rows = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     bias_sums = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, num_tokens, BLOCK):
@@ -176,14 +175,12 @@ class KernelSettings(NamedTuple):
     Attributes:
         logit_scale: Factor of the products.
         softcap: Bound of the logits, or `None`.
-        padding_idx: Token with a fixed logit, or `None`.
-        mask_padding: Whether that logit is -inf instead of 0.
+        masked: Token whose logit is -inf, or `None`.
     """
 
     logit_scale: float
     softcap: float | None
-    padding_idx: int | None
-    mask_padding: bool
+    masked: int | None
 
 
 def triton_cross_entropy(logits: LinearLogits, targets: Tensor, ignore_index: int) -> Tensor:
@@ -206,9 +203,7 @@ def triton_cross_entropy(logits: LinearLogits, targets: Tensor, ignore_index: in
     raise_if_outside(targets, logits.vocab_size, "token id", ignore=ignore_index)
     options = options_of_rows(logits.options, 0, logits.vocab_size)
     temperature, bias = options["temperature"], options["bias"]
-    settings = KernelSettings(
-        options["logit_scale"] / temperature, options["softcap"], options["padding_idx"], options["mask_padding"]
-    )
+    settings = KernelSettings(options["logit_scale"] / temperature, options["softcap"], options["padding_idx"])
     kept = targets != ignore_index
     places = kept.flatten().nonzero().squeeze(1)
     hidden = logits.hidden
@@ -268,9 +263,7 @@ class _Triton(torch.autograd.Function):
 def _numbers(hidden: Tensor, weight: Tensor, settings: KernelSettings) -> tuple[int | float | None, ...]:
     """Return the argument `numbers` of all kernels, a tuple that Triton compiles `None` in as a constant.
 
-    Its entries are number of tokens, number of rows, width, logit scale, soft cap or `None`, padding row or -1, and the
-    logit of the padding row.
+    Its entries are number of tokens, number of rows, width, logit scale, soft cap or `None`, and masked row or -1.
     """
-    padding = -1 if settings.padding_idx is None else settings.padding_idx
-    padding_logit = float("-inf") if settings.mask_padding else 0.0
-    return len(hidden), len(weight), weight.shape[1], settings.logit_scale, settings.softcap, padding, padding_logit
+    masked = -1 if settings.masked is None else settings.masked
+    return len(hidden), len(weight), weight.shape[1], settings.logit_scale, settings.softcap, masked

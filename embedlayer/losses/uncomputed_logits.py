@@ -13,13 +13,13 @@ from copy import copy
 from typing import Unpack
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.losses.cross_entropy import Impl, LogitOptions, check_impl, finish_logits, loss_dtype, options_of_rows
+from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within, with_fixed_row
 
 FEW_LOGITS = 2**16
 """Up to this number of logits the plain definition is at least as fast, and differentiable any number of times."""
@@ -41,9 +41,7 @@ class UncomputedLogits(ABC):
     """
 
     def __init__(self, hidden: Tensor, vocab_size: int, options: LogitOptions) -> None:
-        temperature = options.get("temperature", 1.0)
-        if not (temperature > 0 and math.isfinite(temperature)):
-            raise SizeError(f"temperature must be a number above 0, not {temperature}.")
+        check_temperature(options.get("temperature", 1.0))
         self.hidden = hidden
         self.vocab_size = vocab_size
         self.options = options
@@ -72,6 +70,17 @@ class UncomputedLogits(ABC):
         """Return whether a logit may be -inf, as that of a masked padding token or of a token with such a bias."""
         masked = self.options.get("mask_padding", False) and self.options.get("padding_idx") is not None
         return masked or self.options.get("bias") is not None
+
+    def divided_by(self, temperature: float) -> "UncomputedLogits":
+        """Return these logits divided by a temperature, besides the one that they have.
+
+        Raises:
+            SizeError: The temperature is not above 0.
+        """
+        check_temperature(temperature)
+        logits = copy(self)
+        logits.options = {**self.options, "temperature": self.options.get("temperature", 1.0) * temperature}
+        return logits
 
     def logits(self) -> Float[Tensor, "*batch V"]:
         """Compute all logits at once, `(..., V)`, differentiable any number of times: the plain definition."""
@@ -128,7 +137,7 @@ class LinearLogits(UncomputedLogits):
         check_fit(hidden, weight)
         check_impl(impl)
         super().__init__(hidden, len(weight) if vocab_size is None else vocab_size, options)
-        self.weight = weight
+        self.weight = with_fixed_row(weight, options.get("padding_idx"))
         self.impl = impl
         self._partition: RowPartition | None = None
 
@@ -150,8 +159,9 @@ class LinearLogits(UncomputedLogits):
             collectives: The ranks.
             partition: Which rows this rank stores.
         """
-        logits = cls(hidden, weight, vocab_size=partition.num_rows, impl="chunked", **options)
-        logits.collectives, logits._partition = collectives, partition
+        fixed = with_fixed_row(weight, partition.local_or_none(options.get("padding_idx")))
+        logits = cls(hidden, fixed, vocab_size=partition.num_rows, impl="chunked")
+        logits.options, logits.collectives, logits._partition = options, collectives, partition
         return logits
 
     def with_tensors(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> "LinearLogits":
@@ -212,8 +222,9 @@ class LinearLogits(UncomputedLogits):
         """
         if self.is_sharded:
             raise SizeError("The logits of a sharded table are computed by all ranks together: call table.logits.")
+        fixed = row_within(self.options.get("padding_idx"), start, stop)
         with self._autocast():
-            return self._finished(F.linear(hidden, self.weight[start:stop]), start, stop)
+            return self._finished(linear_with_fixed_row(hidden, self.weight[start:stop], fixed), start, stop)
 
 
 class BlockLogits(UncomputedLogits):
@@ -257,6 +268,16 @@ class BlockLogits(UncomputedLogits):
         """Return the logits of other hidden states of the same width over the tokens `start` to `stop - 1`."""
         with self._autocast():
             return self._finished(self.raw_logits(hidden, start, stop), start, stop)
+
+
+def check_temperature(temperature: float) -> None:
+    """Check that a temperature is a number above 0.
+
+    Raises:
+        SizeError: It is not.
+    """
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise SizeError(f"temperature must be a number above 0, not {temperature}.")
 
 
 def check_fit(hidden: Tensor, weight: Tensor) -> None:

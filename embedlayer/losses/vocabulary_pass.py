@@ -87,7 +87,7 @@ class _Head:
         self.partition = partition
         options = options_of_rows(logits.options, partition.start, partition.stop)
         temperature, self.softcap = options["temperature"], options["softcap"]
-        self.padding_idx, self.mask_padding = options["padding_idx"], options["mask_padding"]
+        self.masked = options["padding_idx"]
         self.divisor = temperature if self.softcap is None else 1.0
         self.bound = None if self.softcap is None else self.softcap / temperature
         self.scale = options["logit_scale"] / self.divisor
@@ -109,8 +109,8 @@ class _Head:
         self.unadded_bias: Tensor | None = None
         if is_raw and self.bias is not None:
             self.unadded_bias, self.bias = self.bias.contiguous(), None
-            if self.padding_idx is not None:
-                self.unadded_bias = self.unadded_bias.index_fill(0, torch.tensor([self.padding_idx]), 0.0)
+            if self.masked is not None:
+                self.unadded_bias = self.unadded_bias.index_fill(0, torch.tensor([self.masked]), 0.0)
 
     def bias_of(self, start: int, stop: int) -> Tensor | None:
         """Return the bias of some of this rank's rows that `fill` did not add, or `None`."""
@@ -132,8 +132,8 @@ class _Head:
             out_RC.add_(self.bias[start:stop].unsqueeze(1))
         if self.softcap is not None and self.bound is not None:
             out_RC.div_(self.softcap).tanh_().mul_(self.bound)
-        if self.padding_idx is not None and start <= self.padding_idx < stop:
-            out_RC[self.padding_idx - start] = -math.inf if self.mask_padding else 0
+        if self.masked is not None and start <= self.masked < stop:
+            out_RC[self.masked - start] = -math.inf
 
     def softcap_grad(self, logits_RC: Tensor, buffer: Tensor) -> Tensor | None:
         """Return the derivative of soft cap and temperature at finished logits, or `None` without a soft cap.
@@ -151,8 +151,8 @@ class _Head:
         """Convert gradients of finished logits, in place, to those of the products of `hidden_ND` and the rows."""
         if softcap_grad_RC is not None:
             dlogits_RC.mul_(softcap_grad_RC)
-        if self.padding_idx is not None and start <= self.padding_idx < start + len(dlogits_RC):
-            dlogits_RC[self.padding_idx - start] = 0
+        if self.masked is not None and start <= self.masked < start + len(dlogits_RC):
+            dlogits_RC[self.masked - start] = 0
 
 
 @dataclass
@@ -608,8 +608,8 @@ class VocabularyPass:
         bias = sums.bias
         if bias is not None and head.divisor != 1:
             bias.div_(head.divisor)
-        if bias is not None and head.padding_idx is not None:
-            bias[head.padding_idx] = 0
+        if bias is not None and head.masked is not None:
+            bias[head.masked] = 0
         return hidden, sums.weight, bias
 
     def _compact(self, value: Tensor) -> Tensor:

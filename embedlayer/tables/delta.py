@@ -341,7 +341,7 @@ def check_token_ids(token_ids: list[int], base: TokenTable) -> None:
                 f"(0..{base.vocab_size - 1}). Grow the table first, then train its new rows."
             )
         if token == base.padding_idx:
-            raise SizeError(f"Token {token} is the padding token, whose row stays zero: leave it out of token_ids.")
+            raise SizeError(f"Token {token} is the padding token, whose row is not trained: leave it out of token_ids.")
         if token in seen:
             raise SizeError(f"Token {token} is named twice in token_ids: name each token once.")
         seen.add(token)

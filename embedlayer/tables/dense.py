@@ -42,7 +42,8 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
     Args:
         vocab_size: Number of tokens, V.
         embed_dim: Width of a row, D.
-        padding_idx: Row that is zero and stays zero; a negative number counts from the end. `None` for no such row.
+        padding_idx: Row that is initialised to zero and gets no gradient, at look-up and under a tied head; a negative
+            number counts from the end. Other values that are written to it are kept. `None` for no such row.
         scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
         round_scale: Whether to round the scale to the dtype of the rows, as Gemma does: sqrt(3072) = 55.4256 is 55.5 in
             bfloat16. The rounded number is the buffer `embed_scale`, which follows changes of the dtype.
@@ -69,7 +70,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
 
     Reference: torch/nn/modules/sparse.py. We differ: torch initialises with a standard deviation of 1 and this table
     with 0.02, because under a tied head 1 makes the first loss far larger than ln V; the error of a bad ID names the ID
-    and its position; and the padding row stays zero also under a tied head.
+    and its position; and the padding row gets no gradient also under a tied head.
     """
 
     pending_updates: PendingUpdates | None = None
@@ -398,8 +399,8 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
             source: A `(V, D)` tensor or NumPy array, which becomes the weight without a copy, as in torch (a read-only
                 array is copied); or a folder that `save_pretrained` wrote, as in Hugging Face.
             freeze: Whether the rows are not trained. `None` freezes rows from a tensor and trains rows from a folder.
-            padding_idx: For a tensor: row that is zero; a negative number counts from the end. If that row of the
-                tensor is not zero, the tensor is copied.
+            padding_idx: For a tensor: row that gets no gradient and keeps its values, as in torch; a negative number
+                counts from the end.
             scale: For a tensor: as in the constructor.
             **arguments: Further arguments of `torch.nn.Embedding.from_pretrained`; see `EmbeddingArguments`.
 
@@ -421,9 +422,6 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         weight = _rows_of(source)
         vocab_size, embed_dim = weight.shape
         table = cls(vocab_size, embed_dim, padding_idx=padding_idx, scale=scale, device="meta", dtype=weight.dtype)
-        if table.padding_idx is not None and weight[table.padding_idx].any():
-            weight = weight.clone()
-            weight[table.padding_idx] = 0
         table.weight = nn.Parameter(weight, requires_grad=freeze is False)
         table.index_check.move_record(weight.device)
         return table
@@ -437,9 +435,9 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
     ) -> "TokenEmbedding":
         """Build a table over the weight of an `nn.Embedding`. The parameter is shared, not copied.
 
-        An optimizer of the parameter continues to train it, and `embedding` stays usable. The padding row, sparse
-        gradients (`row_sparse`) and training mode are kept; hooks stay with `embedding`. `reset_parameters` draws from
-        N(0, 1), as in torch.
+        An optimizer of the parameter continues to train it, and `embedding` stays usable. The padding row with its
+        values, sparse gradients (`row_sparse`) and training mode are kept; hooks stay with `embedding`.
+        `reset_parameters` draws from N(0, 1), as in torch.
 
         Args:
             embedding: Module with the weight; also a subclass that inherits the `forward` of `nn.Embedding`.
@@ -448,7 +446,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
         Raises:
             SizeError: `embedding` is not an `nn.Embedding`; or it has a `forward` of its own, or a `weight` that is
                 not its own parameter (as with a parametrization), and so may compute something else; or it has
-                `max_norm` or `scale_grad_by_freq`; or its padding row is not zero.
+                `max_norm` or `scale_grad_by_freq`.
 
         Example:
             >>> embedding = nn.Embedding(100, 8, padding_idx=0)
@@ -469,16 +467,11 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
                 f"rows alone, TokenEmbedding.from_pretrained(embedding.weight)."
             )
         refuse_unsupported({"max_norm": embedding.max_norm, "scale_grad_by_freq": embedding.scale_grad_by_freq})
-        weight, padding_idx = embedding.weight, embedding.padding_idx
-        if padding_idx is not None and not weight.is_meta and weight[padding_idx].any():
-            raise SizeError(
-                f"The padding row {padding_idx} of this embedding is not zero; in a TokenEmbedding it is. Set it to "
-                f"zero (embedding.weight.data[{padding_idx}] = 0), or set embedding.padding_idx = None."
-            )
+        weight = embedding.weight
         table = cls(
             embedding.num_embeddings,
             embedding.embedding_dim,
-            padding_idx,
+            embedding.padding_idx,
             scale=scale,
             init_std=1.0,
             row_sparse=embedding.sparse,
@@ -576,8 +569,8 @@ def source_of_rows(
 
     Args:
         table: A table, or its rows as a tensor or NumPy array, `(V, D)`. Plain rows become a frozen `TokenEmbedding`.
-        padding_idx: Padding token of plain rows, which is returned; the row itself is not set to zero here. Ignored for
-            a table, whose own padding token is returned.
+        padding_idx: Padding token of plain rows, which is returned. Ignored for a table, whose own padding token is
+            returned.
         scale: Scale of plain rows. Ignored for a table, which keeps its own.
 
     Raises:
@@ -588,19 +581,6 @@ def source_of_rows(
     if isinstance(rows, Tensor):
         return TokenEmbedding.from_pretrained(rows, scale=scale), padding_idx
     return rows, rows.padding_idx
-
-
-def with_zero_padding(rows: Float[Tensor, "N D"], start: int, padding_idx: int | None) -> Float[Tensor, "N D"]:
-    """Return a block of rows with the padding row set to zero in a copy; unchanged if that row is not in the block.
-
-    Args:
-        rows: Rows `start` to `start + N - 1` of a table, `(N, D)`.
-        start: Number of the first row.
-        padding_idx: Padding token, or `None`.
-    """
-    if padding_idx is None or not start <= padding_idx < start + len(rows):
-        return rows
-    return rows.index_fill(0, torch.tensor([padding_idx - start], device=rows.device), 0)
 
 
 def _rows_of(source: object) -> Tensor:

@@ -18,7 +18,6 @@ from embedlayer.tables.dense import (
     resolve_init_std,
     resolve_scale,
     source_of_rows,
-    with_zero_padding,
 )
 from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
@@ -34,7 +33,7 @@ class FactorizedEmbedding(TokenTable):
         vocab_size: Number of tokens, V.
         embed_dim: Width of a vector, D.
         rank: Width of a stored row, R.
-        padding_idx: Token whose row is zero and stays zero; `None` for no such row.
+        padding_idx: Token whose row of E1 is initialised to zero and gets no gradient; `None` for no such row.
         scale: Factor on every looked-up vector: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
         init_std: Standard deviation of the entries of E1 E2: a number, or `"1/sqrt_dim"` for 1 / sqrt(D).
         pad_to_multiple_of: Store spare zero rows in E1, so that their number is a multiple of this; `None` for no spare
@@ -50,7 +49,8 @@ class FactorizedEmbedding(TokenTable):
         >>> sum(p.numel() for p in table.parameters())  # instead of 23,040,000
         3938304
 
-    Reference: Lan et al., ALBERT, 2020, section 3.1. We differ: no bias on the projection, so the padding row is zero.
+    Reference: Lan et al., ALBERT, 2020, section 3.1. We differ: no bias on the projection, so a padding row of
+    zeros gives zeros.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class FactorizedEmbedding(TokenTable):
             rank: Width of a stored row, R.
             counts: Weight of each token, such as how often it occurs, `(V,)`; only ratios matter. `None` for equal
                 weights. A token with weight 0 does not influence Q.
-            padding_idx: For a plain tensor: row that is set to zero.
+            padding_idx: For a plain tensor: as in the constructor; the row keeps its values.
             scale: For a plain tensor: as in the constructor.
 
         Raises:
@@ -149,9 +149,8 @@ class FactorizedEmbedding(TokenTable):
         scale = None if source.factor is None else float(source.factor)
 
         def block(start: int) -> Tensor:
-            """Return up to `ROWS_AT_ONCE` rows from row `start` on, in float64, with the padding row set to zero."""
-            rows = source.rows(start, min(start + ROWS_AT_ONCE, vocab_size)).double()
-            return with_zero_padding(rows, start, factors.padding_idx)
+            """Return up to `ROWS_AT_ONCE` rows from row `start` on, in float64."""
+            return source.rows(start, min(start + ROWS_AT_ONCE, vocab_size)).double()
 
         kind = source.rows(0, 1)
         with torch.device("meta"):

@@ -27,7 +27,7 @@ class GGUFEmbedding(PackedRows):
         vocab_size: Number of tokens, V.
         embed_dim: Width of a row, D.
         block_type: Name of the type of the blocks, such as `"Q4_K"` or `"Q8_0"`.
-        padding_idx: Row that is zero; `None` for no such row.
+        padding_idx: Padding token, or `None`.
         scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
         round_scale: Whether to round the scale to the dtype of the vectors, as Gemma does.
         dtype: Data type of the vectors; `None` for float32. `.to(dtype)` changes it and not the blocks.

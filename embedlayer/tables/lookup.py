@@ -44,7 +44,8 @@ class LookupTable(Pretrained, ABC):
         vocab_size: Number of tokens that can be looked up, V. IDs run from 0 to V - 1.
         num_rows: Number of rows stored. In a `TokenTable` it is V plus spare rows, which are never looked up.
         embed_dim: Width of a vector, D.
-        padding_idx: Token whose vector is zero and stays zero, or `None` for no such token.
+        padding_idx: Token whose row is zero in a new table and gets no gradient, or `None` for no such token. Other
+            values that a row holds, from a model or written by the user, are kept, looked up and multiplied.
         scale: Factor that `forward` applies and `look_up` and `rows` do not, or `None` for 1.
         row_sparse: Whether a backward pass gives gradients to the looked-up rows only.
 

@@ -30,7 +30,7 @@ from embedlayer.io.safetensors_files import (
 from embedlayer.kernels.kernel import Kernel, kernels_apply
 from embedlayer.pretrained import check_saved
 from embedlayer.shapes import Ids, IdsLike, Vectors
-from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale, with_zero_padding
+from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
 from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
 from embedlayer.tables.packed_rows import DTYPES
 from embedlayer.tables.row_folder import (
@@ -102,7 +102,6 @@ class FileRows(RowSource):
 
     Args:
         info: Where the tensor is.
-        padding_idx: Row that is zero whatever the file has there, or `None`.
         max_resident_bytes: Limit of resident memory through this file; `None` for no limit.
 
     Raises:
@@ -110,7 +109,7 @@ class FileRows(RowSource):
         CheckpointError: The tensor is not a table of floats.
     """
 
-    def __init__(self, info: TensorInfo, padding_idx: int | None, max_resident_bytes: int | None) -> None:
+    def __init__(self, info: TensorInfo, max_resident_bytes: int | None) -> None:
         if len(info.shape) != 2 or info.torch_dtype not in DTYPES.values():
             raise CheckpointError(
                 f"{info.name} in {info.file} is {info.dtype} of shape {info.shape}; a mapped table needs (V, D) "
@@ -118,7 +117,6 @@ class FileRows(RowSource):
             )
         self.info = info
         (self.vocab_size, self.embed_dim), self.dtype = info.shape, info.torch_dtype
-        self.padding_idx = check_sizes(padding_idx=padding_idx, vocab_size=self.vocab_size, embed_dim=self.embed_dim)
         self.max_resident_bytes = max_resident_bytes
         self._mapped: MappedRows | None = info.map_rows(limit=ResidentLimit(max_resident_bytes))
         self._threads: ThreadPoolExecutor | None = None
@@ -130,8 +128,8 @@ class FileRows(RowSource):
     def __deepcopy__(self, memo: dict[int, Any]) -> "FileRows":
         return self  # the file does not change
 
-    def __reduce__(self) -> tuple[type["FileRows"], tuple[TensorInfo, int | None, int | None]]:
-        return FileRows, (self.info, self.padding_idx, self.max_resident_bytes)
+    def __reduce__(self) -> tuple[type["FileRows"], tuple[TensorInfo, int | None]]:
+        return FileRows, (self.info, self.max_resident_bytes)
 
     @property
     def mapped(self) -> MappedRows:
@@ -157,14 +155,11 @@ class FileRows(RowSource):
         vectors = torch.empty((len(flat), self.embed_dim), dtype=self.dtype, pin_memory=self.pinned)
         if not gather_by_kernel(mapped, flat, vectors):
             vectors = mapped.read(flat, out=vectors.view(torch.uint8)).view(self.dtype)
-        if self.padding_idx is not None:
-            vectors.masked_fill_((flat == self.padding_idx).unsqueeze(1), 0)
         return vectors.view(*ids.shape, self.embed_dim)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
         """Return copies of rows `start` to `stop - 1`."""
-        rows = self.mapped.read_slice(start, stop).view(self.dtype)
-        return with_zero_padding(rows, start, self.padding_idx)
+        return self.mapped.read_slice(start, stop).view(self.dtype)
 
     def prefetch(self, ids: Int[Tensor, "*ids"]) -> None:
         """Start to gather the rows in another thread, for the next look-up if it has the same IDs."""
@@ -301,7 +296,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
 
     Args:
         source: Where the rows are; use the class methods.
-        padding_idx: Token whose row is zero, or `None`.
+        padding_idx: Padding token, whose row gets no gradient, or `None`.
         scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
 
     Example:
@@ -362,7 +357,8 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
                 so call `apply_pending_updates()` before its last checkpoint.
             tensor: Name of the tensor, or its end after a dot, such as `"embed_tokens.weight"`. `None` for the only
                 tensor.
-            padding_idx: Token whose row is zero; a negative number counts from the end. `None` for no such token.
+            padding_idx: Padding token, whose row is read as it is stored; a negative number counts from the end. `None`
+                for no such token.
             scale: As in the constructor.
             max_resident_bytes: Limit of the mapped pages in this process, in bytes; `None` for no limit. `"auto"` is
                 128 MiB, or no limit for a table of at most 1/16 of physical memory.
@@ -387,7 +383,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
         info = _find_tensor(path, tensor)
         if max_resident_bytes == "auto":
             max_resident_bytes = default_resident_bytes(info.nbytes)
-        rows = FileRows(info, padding_idx, max_resident_bytes)
+        rows = FileRows(info, max_resident_bytes)
         return cls(rows, padding_idx=padding_idx, scale=scale)
 
     @classmethod
@@ -412,7 +408,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
             folder: The folder, created if missing.
             vocab_size: Number of rows, V.
             embed_dim: Width of a row, D.
-            padding_idx: Token whose row is zero and stays zero, or `None`.
+            padding_idx: Token whose row is zero at first and gets no gradient, or `None`.
             scale: As in the constructor.
             init_std: Standard deviation of the normal initialisation. With 0 nothing is written, and the file's zeros
                 are the rows.

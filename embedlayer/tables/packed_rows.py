@@ -26,7 +26,7 @@ class PackedRows(TokenTable, ComputedBuffers):
         vocab_size: Number of tokens, V.
         embed_dim: Width of a row, D.
         row_bytes: Bytes of a stored row.
-        padding_idx: Row that is zero; `None` for no such row.
+        padding_idx: Padding token, or `None`.
         scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
         round_scale: Whether to round the scale to the dtype of the vectors, as Gemma does.
         dtype: Data type of the vectors; `None` for torch's default.

@@ -16,7 +16,7 @@ from embedlayer.errors import ShapeError, SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import kernels_apply
 from embedlayer.pretrained import describe
-from embedlayer.tables.dense import TableLike, describe_options, source_of_rows, with_zero_padding
+from embedlayer.tables.dense import TableLike, describe_options, source_of_rows
 from embedlayer.tables.lookup import LookupTable, check_sizes
 from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.rounding import CovarianceRounding, fit_levels, unit_rows
@@ -62,7 +62,7 @@ class QuantizedEmbedding(PackedRows):
         group_size: Columns that share a step and an offset; `None` for a whole row. With 4 bits an even number.
         layout: Layout of the stored bytes; `None` for the one above. `GGUFBlocks()` are blocks of 32 columns with one
             float16 scale, GGUF's Q4_0 and Q8_0, without `row_scale`.
-        padding_idx: Row that is exactly zero; `None` for no such row.
+        padding_idx: Padding token, or `None`.
         scale: Factor on every looked-up row: a number, `"sqrt_dim"` for sqrt(D), or `None` for 1.
         round_scale: Whether to round the scale to the dtype of the vectors, as Gemma does.
         dtype: Data type of the vectors. `.to(dtype)` changes it and not the stored codes.
@@ -151,7 +151,7 @@ class QuantizedEmbedding(PackedRows):
                 least squares, and the best one is taken. Without clipping, no number has an error of more than half the
                 step of its group (and with 4 bits 2^-11 of the largest number of the row).
             rounding: `CovarianceRounding()` for codes that keep more nearest neighbours; `None` for the nearest levels.
-            padding_idx: For a plain tensor: row that is set to zero.
+            padding_idx: For a plain tensor: padding token, whose row keeps its values.
             scale: For a plain tensor: as in the constructor.
             dtype: Data type of the vectors; `None` for that of the table.
 
@@ -188,7 +188,6 @@ class QuantizedEmbedding(PackedRows):
         for start, stop in _blocks(source.vocab_size, source.embed_dim, first.device, at_least=at_least):
             rows = source.rows(start, stop).to(torch.float32)
             _refuse_unsound(rows, start, largest)
-            rows = with_zero_padding(rows, start, quantised.padding_idx)
             packed, row_scale = quantise(
                 rows, quantised.row_format, symmetric=symmetric, clip=clip, rounding=rounding, weights=weights
             )

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Unpack
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import ShapeError
 from embedlayer.losses.cross_entropy import Impl, LogitOptions, finish_logits
+from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 from embedlayer.overrides import is_current
@@ -65,16 +65,20 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         stop = self.vocab_size if stop is None else stop
         linear = self._linear(hidden)
         if linear is not None:
-            return F.linear(linear[0], linear[1][start:stop])
-        chunks = range(start, stop, ROWS_AT_ONCE)
-        parts = [F.linear(hidden, self.rows(first, min(first + ROWS_AT_ONCE, stop))) for first in chunks]
+            return linear_with_fixed_row(linear[0], linear[1][start:stop], row_within(self.padding_idx, start, stop))
+        parts = []
+        for first in range(start, stop, ROWS_AT_ONCE):
+            last = min(first + ROWS_AT_ONCE, stop)
+            fixed = row_within(self.padding_idx, first, last)
+            parts.append(linear_with_fixed_row(hidden, self.rows(first, last), fixed))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> Float[Tensor, "*batch V"]:
         """Return the logits of all tokens: `hidden @ rows.T`, then scale, bias and soft cap if `options` contain them.
 
-        The logit of the padding token is 0, or -inf with `mask_padding`, and gives its row no gradient. The factor
-        `table.scale` is for look-ups and is not applied.
+        This is the product with the stored rows. What a model does to its logits beyond that, such as a soft cap, is
+        not applied. The factor `table.scale` is for look-ups and is not applied either. The padding row is multiplied
+        like every row and gets no gradient; with `mask_padding` its logit is -inf.
 
         Args:
             hidden: Output of the last block, `(..., D)`.

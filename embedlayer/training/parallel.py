@@ -209,10 +209,10 @@ class ParallelContext:
             weight: All rows of the head, or a meta tensor to draw them.
             options: Constructor arguments of the new head, from `_head_options`.
         """
-        rows = TokenEmbedding(head.out_features, head.in_features, init_std=head.init_std, device="meta")
+        options_of_rows: JsonObject = {"padding_idx": head.padding_idx, "init_std": head.init_std}
+        rows = TokenEmbedding(head.out_features, head.in_features, **options_of_rows, device="meta")
         rows.weight = nn.Parameter(weight, requires_grad=head.weight.requires_grad)
         table = self._shard_table(rows)
-        table.padding_idx = head.padding_idx  # a token without a logit; its row is not zero
         sharded = OutputHead(table, **options)
         sharded.add_module("rows", table)
         sharded.register_state_dict_post_hook(_rename_rows_to_weight)  # type: ignore[no-untyped-call]

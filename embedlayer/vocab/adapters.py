@@ -80,8 +80,8 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
 
     The new weight is `W + scaling * B @ A` for LoRA, with `scaling = lora_alpha / r` (`/ sqrt(r)` for rsLoRA); the
     whole weight for `modules_to_save`; and for trainable tokens W with their rows replaced. Sums are rounded to the
-    dtype of W. A tied head reads the merged table, as after `PeftModel.merge_and_unload`. The padding row stays zero.
-    If an error is raised, nothing changes.
+    dtype of W. A tied head reads the merged table, as after `PeftModel.merge_and_unload`. If an error is raised,
+    nothing changes.
 
     Args:
         target: Table, untied head, or a model that contains these.
@@ -193,7 +193,7 @@ def _merge(owner: Weight, change: ModuleAdapter) -> None:
     """Write a change into a weight, `ROWS_AT_ONCE` rows at a time."""
     if isinstance(owner, TokenEmbedding):
         owner.apply_pending_updates()
-    weight, padding = owner.weight, owner.padding_idx
+    weight = owner.weight
     for start in range(0, _sizes(owner)[0], ROWS_AT_ONCE):
         stop = min(start + ROWS_AT_ONCE, _sizes(owner)[0])
         if change.weight is not None:
@@ -203,5 +203,3 @@ def _merge(owner: Weight, change: ModuleAdapter) -> None:
             weight[start:stop] += (second[start:stop].float() @ first.float() * scaling).to(weight)
     if change.rows is not None and change.token_ids is not None:
         weight.index_copy_(0, change.token_ids.to(weight.device), change.rows.to(weight))
-    if padding is not None:
-        weight[padding] = 0

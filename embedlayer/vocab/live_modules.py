@@ -95,11 +95,8 @@ class LocalTable(NamedTuple):
 
     @property
     def padding_idx(self) -> int | None:
-        """Return the row number, in the whole table, of the padding row, which stays zero; `None` if there is none.
-
-        For a sharded head it is `None`, because the padding row of such a head is an ordinary row.
-        """
-        return None if self.of_head else self.table.padding_idx
+        """Return the row number, in the whole table, of the padding row; `None` if there is none."""
+        return self.table.padding_idx
 
 
 class VocabularyModules(NamedTuple):
@@ -596,7 +593,7 @@ def _moved_padding(padding: int | None, row_map: RowMap) -> int | None:
     """
     new = None if padding is None else int(row_map.new_ids[padding])
     if new is not None and new < 0:
-        raise TokenIdError(f"Token {padding} is the padding token, which has a zero row and is needed: keep it.")
+        raise TokenIdError(f"Token {padding} is the padding token, which the table needs: keep it.")
     return new
 
 

@@ -32,7 +32,7 @@ class WeightRows:
 
     Args:
         weight: `(V, D)`; if the rows are sharded, the rows of this rank.
-        padding_idx: Row that is zero, or `None`.
+        padding_idx: Padding row, or `None`.
         vocab_size: Number of rows to read, V; `None` for all rows of `weight`.
         num_rows: Number of rows of all ranks together; required if the rows are sharded.
         collectives: The ranks over which the rows are sharded.

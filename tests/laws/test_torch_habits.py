@@ -116,19 +116,12 @@ def replaced_forward() -> nn.Embedding:
     return embedding
 
 
-def nonzero_padding() -> nn.Embedding:
-    embedding = plain()
-    nn.init.ones_(embedding.weight)
-    return embedding
-
-
 @pytest.mark.parametrize(
     ("embedding", "message"),
     [
         (lambda: ScaledWordEmbedding(5, 2), r"ScaledWordEmbedding does not look its rows up.*patch\(model\)"),
         (replaced_forward, "does not look its rows up"),
         (lambda: nn.utils.parametrizations.spectral_norm(plain()), "does not look its rows up"),
-        (nonzero_padding, r"padding row 0 .* is not zero.*embedding.weight.data\[0\] = 0"),
         (lambda: plain(max_norm=1.0), "max_norm=1.0 is not supported.*\n.*renorm"),
         (lambda: plain(scale_grad_by_freq=True), "scale_grad_by_freq=True is not supported"),
         (lambda: nn.EmbeddingBag(5, 2), "takes a torch.nn.Embedding; found EmbeddingBag"),
@@ -160,7 +153,7 @@ PADDED = {
 def test_a_negative_padding_index_counts_from_the_last_token_as_in_torch(name) -> None:
     module = PADDED[name](-3)
     assert module.padding_idx == nn.Embedding(10, 4, padding_idx=-3).padding_idx == 7
-    if isinstance(module, el.TokenTable):
+    if isinstance(module, el.TokenTable) and "from" not in name:
         assert not module.rows(7, 8).any()
         assert not module.logits(torch.randn(3, 4))[:, 7].any()
 

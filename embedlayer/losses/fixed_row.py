@@ -1,0 +1,81 @@
+"""A row of a weight that is multiplied as it is and not trained, such as that of the padding token under an LM head."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from embedlayer.tracing import fusible, is_transformed
+
+
+def with_fixed_row(weight: Float[Tensor, "V D"], row: int | None) -> Float[Tensor, "V D"]:
+    """Return a weight, as another tensor of the same memory, through which one row gets no gradient.
+
+    In compiled graphs and under `torch.func` transforms it is the weight: use `linear_with_fixed_row` there.
+
+    Args:
+        weight: Rows of a table or head, `(V, D)`.
+        row: Number of the row; `None` for no such row.
+    """
+    if row is None or not (weight.requires_grad and torch.is_grad_enabled() and fusible(weight)):
+        return weight
+    result: Tensor = _FixedRow.apply(weight, row)  # type: ignore[no-untyped-call]
+    return result
+
+
+def linear_with_fixed_row(
+    hidden: Float[Tensor, "*batch D"],
+    weight: Float[Tensor, "V D"],
+    row: int | None,
+    bias: Float[Tensor, " V"] | None = None,
+) -> Float[Tensor, "*batch V"]:
+    """Compute `hidden @ weight.T + bias`, of which one row of the weight gets no gradient.
+
+    Args:
+        hidden: Hidden states, `(..., D)`.
+        weight: Rows of a table or head, `(V, D)`.
+        row: Number of the row; `None` for no such row.
+        bias: Bias of the rows, or `None`.
+    """
+    if row is None or torch.compiler.is_exporting() or fusible(weight):
+        return F.linear(hidden, with_fixed_row(weight, row), bias)
+    products = with_fixed_product(F.linear(hidden, weight), hidden, weight[row : row + 1], row)
+    return products if bias is None else products + bias
+
+
+def with_fixed_product(
+    products: Float[Tensor, "*batch V"], hidden: Float[Tensor, "*batch D"], vector: Float[Tensor, "1 D"], row: int
+) -> Float[Tensor, "*batch V"]:
+    """Return a copy of the products of hidden states and rows, in which one row counts as a constant.
+
+    Args:
+        products: `hidden @ rows.T`, `(..., V)`.
+        hidden: Hidden states, `(..., D)`.
+        vector: The row, `(1, D)`.
+        row: Its number.
+    """
+    own = F.linear(hidden, vector.detach()).to(products.dtype)
+    return products.index_copy(-1, torch.tensor([row], device=products.device), own)
+
+
+def row_within(row: int | None, start: int, stop: int) -> int | None:
+    """Return a row number counted from `start`; `None` for `None`, and for a row outside `start` to `stop - 1`."""
+    return row - start if row is not None and start <= row < stop else None
+
+
+class _FixedRow(torch.autograd.Function):
+    """Return the weight as another tensor of the same memory; `backward` sets one row of the gradient to zero."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, row: int) -> Tensor:
+        ctx.row = row
+        return weight.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        if type(grad) is Tensor and not torch.is_grad_enabled() and not is_transformed(grad):
+            grad[ctx.row] = 0  # in place: the products with this tensor computed it for nothing else
+            return grad, None
+        return grad.index_fill(0, torch.tensor([ctx.row], device=grad.device), 0), None

@@ -1,0 +1,126 @@
+"""One contract for padding rows: zero in a new table, never trained, and kept, looked up and multiplied as stored."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from covering import cases
+from kinds import EMBED_DIM, LOOKUP_TABLES, TABLES, VOCAB_SIZE
+from torch import Tensor, nn
+
+import embedlayer as el
+from embedlayer.compress import compare_compression, compress_table
+from embedlayer.losses import token_statistics
+
+PADDED = [name for name in TABLES if name != "dense, plain"]
+IDS = torch.tensor([[0, 3, 0], [49, 7, 0]])
+
+
+def written(table: el.TokenTable) -> el.TokenTable:
+    """Write numbers to the padding row of a table that stores it as floats; that of a quantised table has some."""
+    stored = table.base if isinstance(table, el.DeltaEmbedding) else table
+    stored = getattr(stored, "inner", stored)
+    if isinstance(stored, el.TokenEmbedding):
+        with torch.no_grad():
+            stored.weight[0] = torch.linspace(-1, 1, stored.weight.shape[1])
+    return table
+
+
+LOGITS = {
+    "table.logits": lambda table, hidden: table.logits(hidden),
+    "OutputHead": lambda table, hidden: el.OutputHead(table)(hidden),
+    "uncomputed_logits": lambda table, hidden: table.uncomputed_logits(hidden).logits(),
+    "draft head": lambda table, hidden: el.layers.DraftHead(table, range(VOCAB_SIZE))(hidden),
+}
+SCORES = {
+    "loss": lambda table, hidden, ids: -table.loss(hidden, ids, reduction="none", impl="chunked"),
+    "token_log_probs": lambda table, hidden, ids: el.OutputHead(table).token_log_probs(hidden, ids),
+    "token_statistics": lambda table, hidden, ids: table.token_statistics(hidden, ids, impl="chunked").log_probs,
+    "divergence": lambda table, hidden, ids: own_log_probs(table, hidden, ids),
+}
+
+
+def own_log_probs(table: el.TokenTable, hidden: Tensor, ids: Tensor) -> Tensor:
+    """The log-probabilities of tokens, as the divergence from a teacher that is certain of them."""
+    teacher = el.losses.TopKTargets(ids.unsqueeze(-1), torch.zeros(*ids.shape, 1, dtype=hidden.dtype))
+    return -el.losses.divergence(table.uncomputed_logits(hidden), teacher, reduction="none")
+
+
+@pytest.mark.usefixtures("both_paths")
+@cases("name, way", PADDED, [*LOGITS, *SCORES])
+def test_every_path_multiplies_the_stored_padding_row(name, way) -> None:
+    table = written(TABLES[name]()).requires_grad_(requires_grad=False)
+    rows, hidden = table.rows(0, VOCAB_SIZE), torch.randn(2, 3, EMBED_DIM)
+    assert rows[0].abs().max() > 0.01
+    logits = hidden @ rows.T
+    if way in LOGITS:
+        torch.testing.assert_close(LOGITS[way](table, hidden), logits, rtol=1e-4, atol=1e-5)
+    else:
+        expected = logits.log_softmax(-1).gather(-1, IDS.unsqueeze(-1)).squeeze(-1)
+        torch.testing.assert_close(SCORES[way](table, hidden, IDS), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in LOOKUP_TABLES if name != "dense, plain"])
+def test_every_table_looks_the_stored_padding_row_up(name) -> None:
+    table = LOOKUP_TABLES[name]()
+    assert table.padding_idx == 0
+    table = written(table) if isinstance(table, el.TokenTable) else table
+    factor = 1.0 if table.factor is None else table.factor
+    with torch.no_grad():
+        torch.testing.assert_close(table(IDS), F.embedding(IDS, factor * table.rows(0, VOCAB_SIZE)))
+
+
+@pytest.mark.parametrize("name", [name for name in PADDED if not name.startswith("int")])
+def test_a_new_padding_row_is_zero_and_no_step_changes_it(name) -> None:
+    table = TABLES[name]()
+    if "int8" not in name:
+        assert not table.rows(0, 1).any()
+    before = table.rows(0, 1).clone()
+    head = el.OutputHead(EMBED_DIM, VOCAB_SIZE) if table.row_sparse else el.OutputHead(table)
+    optimizer = (el.RowAdamW if table.row_sparse else torch.optim.AdamW)(table.parameters(), lr=0.1, weight_decay=0.1)
+    head.loss(table(IDS), IDS).backward()
+    optimizer.step()
+    torch.testing.assert_close(table.rows(0, 1), before)
+
+
+@pytest.mark.parametrize("name", ["dense", "factorised"])
+def test_a_written_padding_row_is_kept_as_it_is_and_not_trained(name) -> None:
+    table = TABLES[name]()
+    rows = {key: torch.randn_like(value) / 5 for key, value in table.state_dict().items()}
+    table.load_state_dict(rows)
+    el.OutputHead(table).loss(table(IDS), IDS).backward()
+    key, parameter = next((key, value) for key, value in table.named_parameters() if len(value) == VOCAB_SIZE)
+    assert torch.equal(parameter[0], rows[key][0])
+    assert parameter.grad[0].eq(0).all()
+    assert parameter.grad[[3, 7, 20]].ne(0).all()
+
+
+@pytest.mark.parametrize("to", ["int8", "int4", "q8_0", f"rank={EMBED_DIM}"])
+def test_a_compressed_table_keeps_the_padding_row_and_the_comparison_sees_it(to) -> None:
+    table = written(TABLES["dense"]())
+    small, row = compress_table(table, to), table.weight[0].detach()
+    assert (small.rows(0, 1)[0] - row).norm() < 0.15 * row.norm()
+    with torch.no_grad():
+        damaged = el.TokenEmbedding.from_pretrained(table.weight.clone(), padding_idx=0, scale=table.scale)
+        damaged.weight[0] = 0
+    kept, lost = compare_compression(table, {"kept": small, "lost": damaged})[1:]
+    assert lost.row_error > 2 * kept.row_error
+
+
+@pytest.mark.parametrize("name", [name for name in PADDED if name.startswith(("dense", "row", "factor"))])
+def test_an_edit_moves_the_padding_row_as_it_is(name) -> None:
+    table = written(TABLES[name]())
+    row = table.rows(0, 1).clone()
+    el.vocab.edit_vocabulary(table, add=3, remove=[7, 9])
+    place = table.padding_idx
+    assert table.vocab_size == VOCAB_SIZE + 1
+    assert torch.equal(table.rows(place, place + 1), row)
+
+
+def test_an_embedding_of_torch_keeps_its_padding_row() -> None:
+    embedding = nn.Embedding(10, 4, padding_idx=2)
+    nn.init.ones_(embedding.weight)
+    table = el.TokenEmbedding.from_embedding(embedding)
+    assert torch.equal(table([2]), torch.ones(1, 4))
+    assert torch.equal(table.logits(torch.ones(4)), torch.full((10,), 4.0))
+    statistics = token_statistics(torch.ones(1, 4), table.weight, torch.tensor([2]), padding_idx=2)
+    assert statistics.log_probs.item() == pytest.approx(torch.tensor(0.1).log().item())
