@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_map
 
 from embedlayer.layers.logit_source import HeadTensors, LogitSource, LogitsReport, Shaping
 from embedlayer.losses.cross_entropy import loss_dtype
+from embedlayer.losses.uncomputed_logits import UncomputedLogits
 from embedlayer.tracing import is_transformed
 
 PLAIN_TYPES = (Tensor, nn.Parameter)
@@ -150,6 +151,24 @@ class DeferredLogits(Deferred):
     def is_unread(self) -> bool:
         """Return whether neither these logits nor those from which they follow were read."""
         return self.computed is None and (self.parent is None or self.parent.is_unread)
+
+    def uncomputed(self) -> UncomputedLogits | None:
+        """Return the logits without computing them, with gradients to hidden states and tensors of the head.
+
+        The result is `None`, so that the caller reads the real logits, if they were read already, under a `torch.func`
+        transform, and if FSDP has freed the weights.
+
+        Raises:
+            StaleRowsError: The weights were changed since the forward pass.
+        """
+        source = self.source
+        hidden, *tensors = source.originals if source.requires_grad else source.leaves
+        if not self.is_unread or source.is_freed or is_transformed(hidden, *tensors):
+            return None
+        with source.restored():
+            rows: Tensor = _Rows.apply(hidden, self)  # type: ignore[no-untyped-call]
+            tensors_now = source.tensors.replaced(tensors)
+            return tensors_now.uncomputed_logits(rows, self.shaping.options(tensors_now.bias))
 
     def looked(self) -> Tensor:
         """Return the real logits, a plain tensor at the same place of the autograd graph; it is the same each time."""
@@ -325,6 +344,23 @@ class _Read(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
+
+
+class _Rows(torch.autograd.Function):
+    """Return the hidden states of deferred logits; `backward` passes the gradient on to those that entered the head."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, logits: DeferredLogits) -> Tensor:
+        ctx.logits = logits
+        return logits.rows.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        rows, leaf = ctx.logits.rows, ctx.logits.source.hidden
+        if rows is leaf:
+            return grad, None
+        (found,) = torch.autograd.grad(rows, leaf, grad, retain_graph=True, create_graph=torch.is_grad_enabled())
+        return found, None
 
 
 class _Loss(torch.autograd.Function):

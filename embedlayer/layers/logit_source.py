@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import StaleRowsError
 from embedlayer.layers.peft import Adapter, LoraAdapter, adapt_products
-from embedlayer.losses.cross_entropy import LossOptions, loss_dtype, split_options
+from embedlayer.losses.cross_entropy import LogitOptions, LossOptions, loss_dtype, split_options
 from embedlayer.losses.linear_cross_entropy import choose_impl, cross_entropy_of
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 
@@ -98,15 +98,18 @@ class HeadTensors(NamedTuple):
         products = self.raw_logits(hidden, 0, len(self.weight))
         return products if self.bias is None else products + self.bias
 
+    def uncomputed_logits(self, hidden: Tensor, options: LogitOptions) -> UncomputedLogits:
+        """Describe the logits without computing them; `options` contain the bias."""
+        if not self.adapters:
+            return LinearLogits(hidden, self.weight, **options)
+        rows_at_once = min(ROWS_AT_ONCE, math.ceil(len(self.weight) / 2))
+        return BlockLogits(hidden, self.raw_logits, len(self.weight), rows_at_once, **options)
+
     def loss(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
         """Return the cross entropy; `options` contain the bias. Even few tokens never have all their logits at once."""
         logit_options, others = split_options(options)
-        logits: UncomputedLogits
-        if self.adapters:
-            rows_at_once = min(ROWS_AT_ONCE, math.ceil(len(self.weight) / 2))
-            logits = BlockLogits(hidden, self.raw_logits, len(self.weight), rows_at_once, **logit_options)
-        else:
-            logits = LinearLogits(hidden, self.weight, **logit_options)
+        logits = self.uncomputed_logits(hidden, logit_options)
+        if isinstance(logits, LinearLogits):
             logits.impl = "triton" if choose_impl(logits, targets, options) == "triton" else "chunked"
         return cross_entropy_of(logits, targets, **others, min_chunks=2)
 
@@ -135,8 +138,8 @@ class Shaping(NamedTuple):
         shift = None if self.shift is None else self.shift * factor / divisor
         return Shaping(self.numerator * factor, self.divisor * divisor, shift)
 
-    def options(self, bias: Tensor | None) -> LossOptions:
-        """Return the options of `linear_cross_entropy` for logits of a head with this bias."""
+    def options(self, bias: Tensor | None) -> LogitOptions:
+        """Return the options of `finish_logits` for logits of a head with this bias."""
         factor = 1.0 if self.bound is None else self.bound
         scale = self.numerator * factor / self.divisor
         if bias is not None and scale != 1.0:
@@ -190,6 +193,11 @@ class LogitSource:
         _, narrow, enabled = self.autocast
         return narrow if enabled and self.hidden.dtype != torch.float64 else self.hidden.dtype
 
+    @property
+    def is_freed(self) -> bool:
+        """Return whether FSDP has freed the weights since the forward pass."""
+        return self.tensors.weight.numel() > 0 and self.originals[1].untyped_storage().size() == 0
+
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Restore grad mode and autocast of the forward pass, and gather weights that FSDP has sharded since.
@@ -197,7 +205,7 @@ class LogitSource:
         Raises:
             StaleRowsError: The weights were changed or freed since the forward pass.
         """
-        is_freed = self.tensors.weight.numel() > 0 and self.originals[1].untyped_storage().size() == 0
+        is_freed = self.is_freed
         if is_freed and not hasattr(self.head, "unshard"):
             raise StaleRowsError(
                 "The weights of the LM head were sharded again after its forward pass, so its logits cannot be "

@@ -11,6 +11,7 @@ from embedlayer.index_checks import raise_if_outside
 from embedlayer.losses.cross_entropy import Reduction, check_reduction, loss_dtype, reduce_losses, reduction_factors
 from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, is_plain
 from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
+from embedlayer.losses.logit_arguments import Logits, resolve_logits
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import log_probs
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
@@ -31,8 +32,8 @@ class TopKTargets(NamedTuple):
 
 
 def divergence(
-    student: UncomputedLogits,
-    teacher: UncomputedLogits | TopKTargets,
+    student: Logits,
+    teacher: Logits | TopKTargets,
     kind: Divergence | None = None,
     *,
     labels: Int[Tensor, "*batch"] | None = None,
@@ -46,8 +47,9 @@ def divergence(
     teacher's K tokens: `sum over k of p_k (log p_k - log q_k)` for `ForwardKL`.
 
     Args:
-        student: `head.uncomputed_logits(hidden)` of the head that is trained, or `LinearLogits`.
-        teacher: The same of the other head, or a teacher's most likely tokens.
+        student: Logits of the model that is trained: `outputs.logits` (of a patched model they are not computed),
+            `head.uncomputed_logits(hidden)`, `LinearLogits`, or a pair `(hidden, head)` or `(hidden, weight)`.
+        teacher: The same of the other model, or a teacher's most likely tokens.
         kind: `ForwardKL()`, the default, `ReverseKL()` or `JensenShannon(beta)`.
         labels: Token IDs `(...)`; positions with `ignore_index` do not count. `None` if all count.
         ignore_index: Label of a position that does not count.
@@ -71,6 +73,8 @@ def divergence(
     """
     kind = ForwardKL() if kind is None else kind
     check_reduction(reduction)
+    student = resolve_logits(student, None, {})[0]
+    teacher = teacher if isinstance(teacher, TopKTargets) else resolve_logits(teacher, None, {})[0]
     shape = student.hidden.shape[:-1]
     kept = torch.ones(shape, dtype=torch.bool, device=student.hidden.device)
     if labels is not None:

@@ -2,14 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.errors import SizeError
-from embedlayer.losses.cross_entropy import Impl, LogitOptions, LossOptions, ScoreOptions, split_options
+from embedlayer.losses.cross_entropy import Impl, LogitOptions, LossOptions, ScoreOptions
 from embedlayer.losses.linear_cross_entropy import cross_entropy_of
+from embedlayer.losses.logit_arguments import resolve_logits
 from embedlayer.losses.multi_token import MultiTokenLoss, multi_token_inputs, multi_token_loss_of
 from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
@@ -47,7 +47,7 @@ class HeadOutputs:
         Raises:
             ShapeError: `hidden` has another width than the rows.
         """
-        logits, others = self._logits_and_options(hidden, options)
+        logits, others = resolve_logits(hidden, self, options)
         return cross_entropy_of(logits, targets, **others)
 
     def token_log_probs(
@@ -85,7 +85,7 @@ class HeadOutputs:
             SizeError: A statistic is unknown or needs tokens, or `top_k` is below 0 or above V.
             TokenIdError: A token is outside the table.
         """
-        logits, others = self._logits_and_options(hidden, options)
+        logits, others = resolve_logits(hidden, self, options)
         return token_statistics_of(logits, tokens, statistics=statistics, top_k=top_k, **others)
 
     def multi_token_loss(
@@ -114,21 +114,5 @@ class HeadOutputs:
         Reference: DeepSeek-V3 technical report, 2024, equations 24 and 25: weights `(1, λ/D, ..., λ/D)`.
         """
         inputs = multi_token_inputs(hidden_states, labels, weights, options.get("ignore_index", -100))
-        logits, others = self._logits_and_options(inputs.hidden, options)
+        logits, others = resolve_logits(inputs.hidden, self, options)
         return multi_token_loss_of(logits, inputs, others.get("ignore_index", -100))
-
-    def _logits_and_options(self, hidden: Tensor, options: ScoreOptions) -> tuple[UncomputedLogits, dict[str, Any]]:
-        """Return the logits to compute, and the options that apply to the result.
-
-        Raises:
-            SizeError: `vocab_size` is another than that of the head.
-        """
-        logit_options, others = split_options(options)
-        vocab_size, impl = others.pop("vocab_size", None), others.pop("impl", "auto")
-        logits = self.uncomputed_logits(hidden, impl=impl, **logit_options)
-        if vocab_size not in (None, logits.vocab_size):
-            raise SizeError(
-                f"This head has {logits.vocab_size} tokens, not vocab_size={vocab_size}: leave vocab_size out, or call "
-                f"linear_cross_entropy with the head's weight."
-            )
-        return logits, others

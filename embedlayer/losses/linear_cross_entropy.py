@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.errors import MissingExtraError
+from embedlayer.errors import MissingExtraError, SizeError
 from embedlayer.losses.cross_entropy import (
     Impl,
     LossOptions,
@@ -26,6 +26,7 @@ from embedlayer.losses.cross_entropy import (
     split_options,
 )
 from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, is_plain
+from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
 from embedlayer.losses.operators import cross_entropy_operator
 from embedlayer.losses.token_loss import CrossEntropy, target_request
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
@@ -79,27 +80,32 @@ def linear_cross_entropy(
 
 
 def token_log_probs(
-    hidden: Float[Tensor, "*batch D"],
-    weight: Float[Tensor, "V D"],
-    tokens: Int[Tensor, "*batch"],
+    hidden: Logits,
+    weight: Tensor | HasLogits | None = None,
+    tokens: Int[Tensor, "*batch"] | None = None,
     **options: Unpack[ScoreOptions],
 ) -> Float[Tensor, "*batch"]:
-    """Compute the log-probability of each token, `log_softmax(finish_logits(hidden @ weight.T))[token]`, in nats.
+    """Compute the log-probability of each token, `log_softmax(logits)[token]`, in nats.
 
     Policy gradients, preference losses and distillation from samples use it. The result is differentiable and needs as
     much memory as `linear_cross_entropy`. For entropies and other statistics of the same logits in the same pass, see
     `token_statistics`.
 
+    Call it as `token_statistics`: with logits, such as `token_log_probs(outputs.logits, tokens)`, or with hidden states
+    and a weight, a head or a table, `token_log_probs(hidden, weight, tokens)`.
+
     Args:
-        hidden: Hidden states that predict the tokens, `(..., D)`.
-        weight: One row per token, `(V, D)`.
+        hidden: Logits, or hidden states that predict the tokens, `(..., D)`.
+        weight: One row per token, `(V, D)`; or a head or a table. Behind logits, leave it out.
         tokens: Token IDs `(...)`, or `ignore_index`, for example in a prompt: there the result is 0 without gradient.
-        **options: See `ScoreOptions`; `temperature` divides the logits.
+        **options: See `ScoreOptions`; `temperature` divides the logits. Logits take `temperature` and `ignore_index`
+            alone.
 
     Returns:
         Log-probabilities, `(...)`.
 
     Raises:
+        SizeError: Tokens are missing, or an option does not apply to logits.
         TokenIdError: A token is outside the table; the other errors are those of `linear_cross_entropy`.
 
     Example:
@@ -107,8 +113,14 @@ def token_log_probs(
         >>> new, old = token_log_probs(hidden, table, tokens), token_log_probs(hidden + 0.01, table, tokens)
         >>> (new - old.detach()).exp().shape
         torch.Size([2, 5])
+        >>> token_log_probs(hidden @ table.T, tokens).shape
+        torch.Size([2, 5])
     """
-    return -linear_cross_entropy(hidden, weight, tokens, **options, reduction="none")
+    weight, tokens = tokens_and_weight(weight, tokens)
+    if tokens is None:
+        raise SizeError("token_log_probs needs tokens: token_log_probs(logits, tokens) or (hidden, weight, tokens).")
+    logits, others = resolve_logits(hidden, weight, options)
+    return -cross_entropy_of(logits, tokens, **{**others, "reduction": "none"})
 
 
 def cross_entropy_of(

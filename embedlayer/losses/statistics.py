@@ -7,9 +7,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.errors import SizeError
-from embedlayer.losses.cross_entropy import ScoreOptions, checked_targets, split_options
+from embedlayer.losses.cross_entropy import ScoreOptions, checked_targets
 from embedlayer.losses.differentiable_totals import compute_totals
 from embedlayer.losses.largest import check_top_k
+from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import log_probs, logsumexp
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
@@ -44,24 +45,33 @@ class TokenStatistics(NamedTuple):
 
 
 def token_statistics(
-    hidden: Float[Tensor, "*batch D"],
-    weight: Float[Tensor, "V D"],
+    hidden: Logits,
+    weight: Tensor | HasLogits | None = None,
     tokens: Int[Tensor, "*batch"] | None = None,
     *,
     statistics: tuple[Statistic, ...] = ("log_probs", "entropy"),
     top_k: int = 0,
     **options: Unpack[ScoreOptions],
 ) -> TokenStatistics:
-    """Compute statistics of the logits `finish_logits(hidden @ weight.T)` in one pass, without all logits in memory.
+    """Compute statistics of logits in one pass, without all logits in memory.
+
+    Call it with logits, or with hidden states and what they are multiplied with:
+
+    | call | logits |
+    |---|---|
+    | `token_statistics(outputs.logits, tokens)` | those of a model of transformers, of a patched one not computed |
+    | `token_statistics(head.uncomputed_logits(hidden), tokens)` | those of an `UncomputedLogits` |
+    | `token_statistics(hidden, head, tokens)` | those of a head or a table |
+    | `token_statistics(hidden, weight, tokens)` | `finish_logits(hidden @ weight.T)` |
 
     Args:
-        hidden: Hidden states, `(..., D)`.
-        weight: One row per token, `(V, D)`.
+        hidden: Logits, or hidden states `(..., D)`; see above.
+        weight: One row per token, `(V, D)`; or a head or a table. Behind logits, leave it out.
         tokens: Token IDs `(...)`, or `ignore_index` for positions to leave out. `log_probs` and `is_argmax` need them;
             `None` for all positions.
         statistics: Names of the fields of `TokenStatistics` to compute.
         top_k: K of `top_logits` and `top_ids`; 0 for neither.
-        **options: See `ScoreOptions`.
+        **options: See `ScoreOptions`. Logits take `temperature` and `ignore_index` alone.
 
     Returns:
         The statistics, in float32 or, for float64 input, in float64.
@@ -75,10 +85,12 @@ def token_statistics(
         >>> found = token_statistics(hidden, table, tokens, top_k=3)
         >>> found.log_probs.shape, found.entropy.shape, found.top_ids.shape
         (torch.Size([2, 5]), torch.Size([2, 5]), torch.Size([2, 5, 3]))
+        >>> token_statistics(hidden @ table.T, tokens).entropy.shape
+        torch.Size([2, 5])
     """
-    logit_options, others = split_options(options)
+    weight, tokens = tokens_and_weight(weight, tokens)
+    logits, others = resolve_logits(hidden, weight, options)
     ignore_index = others.pop("ignore_index", -100)
-    logits = LinearLogits(hidden, weight, **others, **logit_options)
     return token_statistics_of(logits, tokens, statistics=statistics, top_k=top_k, ignore_index=ignore_index)
 
 

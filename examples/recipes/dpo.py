@@ -18,9 +18,9 @@ Inputs = dict[str, Tensor]
 
 def per_token_logps(model: PreTrainedModel, inputs: Inputs) -> Tensor:
     """Return the log-probability of each completion token, and 0 for prompt and padding, `(2B, T - 1)`."""
-    hidden = model.base_model(inputs["input_ids"], attention_mask=inputs["attention_mask"]).last_hidden_state
+    logits = model(inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits  # not computed
     labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, -100)
-    return model.get_output_embeddings().token_log_probs(hidden[:, :-1], labels[:, 1:])
+    return el.token_log_probs(logits[:, :-1], labels[:, 1:])
 
 
 def plain_per_token_logps(model: PreTrainedModel, inputs: Inputs) -> Tensor:

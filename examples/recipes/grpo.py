@@ -8,15 +8,15 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 import embedlayer as el
+from embedlayer.losses import token_statistics
 
 beta, epsilon, entropy_coef, temperature, num_generations = 0.04, 0.2, 0.01, 0.9, 4
 
 
 def score(model: PreTrainedModel, input_ids: Tensor, logits_to_keep: int) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each completion token, and the entropy at its place, `(B, T)` each."""
-    hidden = model.base_model(input_ids).last_hidden_state[:, -logits_to_keep - 1 : -1]
-    tokens, head = input_ids[:, -logits_to_keep:], model.get_output_embeddings()
-    found = head.token_statistics(hidden, tokens, statistics=("log_probs", "entropy"), temperature=temperature)
+    logits = model(input_ids).logits[:, -logits_to_keep - 1 : -1]  # not computed
+    found = token_statistics(logits, input_ids[:, -logits_to_keep:], temperature=temperature)
     return found.log_probs, found.entropy
 
 

@@ -1,0 +1,133 @@
+"""The forms in which losses, statistics and divergences take logits, and the one function that resolves them."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias, Unpack, runtime_checkable
+
+from torch import Tensor
+
+from embedlayer.errors import ShapeError, SizeError
+from embedlayer.losses.cross_entropy import Impl, LogitOptions, ScoreOptions, split_options
+from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
+
+ROWS_AT_ONCE = 8192
+
+
+@runtime_checkable
+class HasLogits(Protocol):
+    """A head or a table: it describes the logits of hidden states."""
+
+    def uncomputed_logits(
+        self, hidden: Tensor, *, impl: Impl = "auto", **options: Unpack[LogitOptions]
+    ) -> UncomputedLogits:
+        """Describe the logits of `hidden` without computing them."""
+
+
+@runtime_checkable
+class MayBeUncomputed(Protocol):
+    """Logits of a patched model, which know from which hidden states and rows they are computed."""
+
+    def uncomputed(self) -> UncomputedLogits | None:
+        """Return the logits without computing them; `None` if they must be read."""
+
+
+Logits: TypeAlias = UncomputedLogits | Tensor | tuple[Tensor, Tensor | HasLogits]
+"""Logits as an argument: `outputs.logits` of a model, patched or not; an `UncomputedLogits`; or hidden states and what
+they are multiplied with, `(hidden, weight)` or `(hidden, head)`."""
+
+
+def resolve_logits(
+    logits: Logits, weight: Tensor | HasLogits | None, options: ScoreOptions
+) -> tuple[UncomputedLogits, dict[str, Any]]:
+    """Return the logits that arguments name, not computed yet, and the options that apply to the result.
+
+    The logits of a patched model that nothing has read stay uncomputed, with everything that the model does to them.
+
+    Args:
+        logits: See `Logits`; or hidden states, if `weight` is passed.
+        weight: Rows `(V, D)`, a head or a table; `None` if `logits` are logits.
+        options: See `ScoreOptions`. Of its `LogitOptions`, logits take `temperature` alone.
+
+    Raises:
+        SizeError: An option does not apply to logits, or `vocab_size` is another than that of the head.
+        ShapeError: Hidden states and rows do not fit each other, or logits are no floats.
+    """
+    if isinstance(logits, tuple):
+        if len(logits) != 2 or weight is not None:
+            raise ShapeError("Logits as a tuple are (hidden, weight) or (hidden, head), without another weight.")
+        logits, weight = logits
+    logit_options, others = split_options(options)
+    if weight is None:
+        _require_temperature_alone({**logit_options, **{name: others[name] for name in _OF_ROWS if name in others}})
+        found = _of_logits(logits)
+        temperature = logit_options.get("temperature")
+        return found if temperature is None else found.divided_by(temperature), others
+    if not isinstance(logits, Tensor):
+        raise ShapeError(f"Hidden states (..., D) are needed beside a weight or a head; found {type(logits).__name__}.")
+    if isinstance(weight, Tensor):
+        given = {name: others.pop(name) for name in _OF_ROWS if name in others}
+        return LinearLogits(logits, weight, **given, **logit_options), others
+    vocab_size, impl = others.pop("vocab_size", None), others.pop("impl", "auto")
+    found = weight.uncomputed_logits(logits, impl=impl, **logit_options)
+    if vocab_size not in (None, found.vocab_size):
+        raise SizeError(
+            f"This head has {found.vocab_size} tokens, not vocab_size={vocab_size}: leave vocab_size out, or call "
+            f"linear_cross_entropy with the head's weight."
+        )
+    return found, others
+
+
+def tokens_and_weight(
+    weight: Tensor | HasLogits | None, tokens: Tensor | None
+) -> tuple[Tensor | HasLogits | None, Tensor | None]:
+    """Return `(weight, tokens)` of the arguments behind logits, `(logits, tokens)`, or behind hidden states.
+
+    Args:
+        weight: Second argument: what hidden states are multiplied with, or token IDs.
+        tokens: Third argument: token IDs, or `None`.
+    """
+    is_ids = isinstance(weight, Tensor) and not weight.is_floating_point()
+    return (None, weight) if is_ids and tokens is None else (weight, tokens)  # type: ignore[return-value]
+
+
+def _of_logits(logits: object) -> UncomputedLogits:
+    """Return logits of any form, real ones too, as an `UncomputedLogits`.
+
+    Raises:
+        ShapeError: They are no logits.
+    """
+    if isinstance(logits, UncomputedLogits):
+        return logits
+    uncomputed = logits.uncomputed() if isinstance(logits, MayBeUncomputed) else None
+    if uncomputed is not None:
+        return uncomputed
+    if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.dim() == 0:
+        found = f"{logits.dtype} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise ShapeError(
+            f"Logits are needed: outputs.logits of a model (..., V), an UncomputedLogits, or hidden states with a "
+            f"weight or a head; found {found}."
+        )
+    vocab_size = logits.shape[-1]
+    return BlockLogits(logits, _some_logits, vocab_size, min(vocab_size, ROWS_AT_ONCE))
+
+
+def _some_logits(logits: Tensor, start: int, stop: int) -> Tensor:
+    """Return the logits of the tokens `start` to `stop - 1`."""
+    return logits[..., start:stop]
+
+
+_OF_ROWS = ("vocab_size", "impl")
+"""Options that say how hidden states and rows are multiplied."""
+
+
+def _require_temperature_alone(options: Mapping[str, object]) -> None:
+    """Check that no option but the temperature is passed for logits, which their model has finished.
+
+    Raises:
+        SizeError: Another one is passed.
+    """
+    others = [name for name in options if name != "temperature"]
+    if others:
+        raise SizeError(
+            f"These logits are those of a model or a head, with its scale and soft cap: {', '.join(others)} cannot be "
+            f"changed. Pass hidden states and a weight for logits with options of your own."
+        )
