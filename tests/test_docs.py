@@ -101,6 +101,7 @@ def test_every_module_has_its_test_file() -> None:
     }
     together |= {  # shown by what must be true of all kinds
         "io/json_fields.py": "laws/test_damage.py",
+        "checkpoints/configuration.py": "laws/test_model_paths.py",
         "layers/peft.py": "laws/test_peft.py",
         "layers/logit_source.py": "layers/test_deferred_logits.py",
         "tracing.py": "laws/test_transforms.py",
@@ -235,6 +236,7 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "onnx_table.py",
         "tables.py",
         "all_families.py",  # run by test_all_families.py
+        "model_paths.py",  # run by laws/test_model_paths.py
         "patched_loss.py",
         "rotary_families.py",
         "tiny_models.py",

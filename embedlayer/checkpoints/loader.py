@@ -1,6 +1,5 @@
 """Read tensors and sizes of a checkpoint's embedding layer by the record of its model family."""
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,13 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from embedlayer.checkpoints.configuration import (
+    factor_value,
+    logit_factors,
+    text_config,
+    with_defaults,
+    with_whole_model,
+)
 from embedlayer.checkpoints.meta_layout import has_meta_layout
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.refusals import (
@@ -54,7 +60,6 @@ from embedlayer.families.records import (
     Step,
 )
 from embedlayer.io.config_values import as_number, as_whole_number
-from embedlayer.io.files import JsonObject
 from embedlayer.io.gguf_files import dequantise
 from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.layers.decoder_input import DecoderInput
@@ -207,10 +212,7 @@ class Loader:
         self.stacks: set[str] = set()
         self.family = self._stack(self._family())
         self.family_name = self.family.name or str(self.config["model_type"])
-        has_rotary = "rope_parameters" in self.config
-        defaults = {key: value for key, value in self.family.defaults if not (has_rotary and "rope" in key)}
-        aliases = {common: self.config[own] for own, common in self.family.aliases if own in self.config}
-        self.config = self.whole_config = {**defaults, **aliases, **self.config}
+        self.config = self.whole_config = with_defaults(self.family, self.config)
         if self.family.sub_configs:
             self._use_config_of("encoder" if "encoder" in self.stacks else "decoder")
         for key in (*SIZE_KEYS, *(() if self.family.position is None else HEAD_WIDTH_KEYS)):
@@ -255,9 +257,7 @@ class Loader:
                     f"{self.config_file}: tie_word_embeddings is {whole!r}, and in text_config it is another value. "
                     f"Write the same value into both."
                 )
-        if outer.scales_logits or family.head is None:
-            return family
-        return replace(family, head=replace(family.head, logit_scale=None, softcap=None))
+        return with_whole_model(family, self.checkpoint.config.get("model_type"))
 
     def _stack(self, family: Family) -> Family:
         """Return the record for the stacks that the checkpoint stores.
@@ -822,9 +822,7 @@ class Loader:
             self.notes.append(f"{count:,} of {rows.shape[0]:,} rows of the {what} hold NaN or infinity.")
 
     def _padding_idx(self, weight: Tensor, pad: int | None) -> int | None:
-        """Return `pad` if the padding token's row is zero, and its bias in the head too; else `None`.
-
-        `TokenEmbedding(padding_idx=...)` keeps the padding row at zero, which would destroy a trained row.
+        """Return `pad` if the padding token's row is zero; else `None`: a row that was trained can be trained again.
 
         Args:
             weight: Rows of the token table, `(V, D)`.
@@ -832,9 +830,7 @@ class Loader:
         """
         if pad is None or not 0 <= pad < weight.shape[0] or self._stored_row(weight, pad).any():
             return None
-        spec = self.family.head
-        biases = self.checkpoint.find(*spec.bias) if spec is not None else []
-        return None if biases and self.checkpoint.read(biases[0]).flatten()[pad : pad + 1].any() else pad
+        return pad
 
     def _stored_row(self, weight: Tensor, row: int) -> Tensor:
         """Return a row of the token table, which is dequantised if `weight` is a tensor on the meta device."""
@@ -845,38 +841,13 @@ class Loader:
         return dequantise(self.checkpoint.gguf.stored_rows(info.name)[row : row + 1], info.dtype)
 
     def _factor(self, factor: Factor, width: int) -> float | None:
-        """Return a factor on rows or logits, `of / per`; `None` if the configuration switches it off.
-
-        A factor that the family rounds to the dtype of the rows (Gemma) is not rounded here.
-
-        Args:
-            factor: Names of the numbers.
-            width: Width of a row of the token table, D.
+        """Return a factor on rows, as `factor_value` does.
 
         Raises:
             CheckpointError: A number is missing in the configuration and has no default, or is not positive.
         """
-        switches = [self.config[key] for key in factor.only_if if self.config.get(key) is not None]
-        if factor.only_if and not (switches[0] if switches else factor.otherwise):
-            return None
-        number, divisor = self._stated_number(factor.of, width), self._stated_number(factor.per, width)
-        if factor.default is not None and None in (number, divisor):
-            return factor.default
         with self._naming_config():
-            value = as_number(number, str(factor.of), above=0.0) / as_number(divisor, str(factor.per), above=0.0)
-        rounded = torch.tensor(value, dtype=torch.bfloat16, device="cpu").item()
-        return rounded if factor.rounding == "bfloat16" else value
-
-    def _stated_number(self, key: str | None, width: int) -> object:
-        """Return a number of a `Factor`: 1 without a key, sqrt(`width`), its inverse, or a value of the configuration.
-
-        A value of the configuration is returned without a check; it is `None` if the key is missing.
-        """
-        if key is None:
-            return 1.0
-        if key in ("sqrt_dim", "1/sqrt_dim"):
-            return math.sqrt(width) if key == "sqrt_dim" else width**-0.5
-        return stated_size(self.config, key) if key in CONFIG_KEYS else self.config.get(key)
+            return factor_value(factor, self.config, width)
 
     # Token types, norms, projections
 
@@ -1237,13 +1208,12 @@ class Loader:
             )
             self.tensors[f"{key}.bias"] = bias.flatten()
             self.names[f"{key}.bias"] = tuple(name for name in biases if self._is_same(biases[0], name))
-        scale = None if spec.logit_scale is None else self._factor(spec.logit_scale, table.embed_dim)
-        has_softcap = spec.softcap is not None and self.config.get(spec.softcap) is not None
+        with self._naming_config():
+            factors = logit_factors(spec, self.config, table.embed_dim)
         output = OutputHead(
             **({"table": table} if weight is None else {"vocab_size": rows, "embed_dim": width}),
             bias=has_bias,
-            softcap=self._number(str(spec.softcap)) if has_softcap else None,
-            logit_scale=1.0 if scale is None else scale,
+            **factors._asdict(),
         )
         if dense is None:
             return output
@@ -1435,30 +1405,3 @@ def is_unknown_family(checkpoint: Checkpoint) -> bool:
     """Return whether `load` reads a checkpoint with `table_only=True` alone, because its family is unknown."""
     is_known = is_description(checkpoint.config) or checkpoint_family(checkpoint) is not None
     return not is_known and not ("model_type" not in checkpoint.config and has_meta_layout(checkpoint))
-
-
-def text_config(config: JsonObject) -> JsonObject:
-    """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
-
-    Its `tie_word_embeddings` is then that of the head of the whole model, as `MULTIMODAL` describes. The result has the
-    `model_type` of the whole model if that is not known.
-    """
-    outer = config.get("model_type")
-    spec = MULTIMODAL.get(outer) if isinstance(outer, str) else None
-    text = config.get("text_config")
-    if not isinstance(text, dict):
-        return config if spec is None or spec.flat is None else {**config, "model_type": spec.flat}
-    if spec is None:
-        return {**text, "model_type": outer}
-    if spec.tied_by == "text":
-        return text
-    family = family_of(text.get("model_type"))
-    own = text.get("tie_word_embeddings")
-    if own is None:
-        own = family is not None and family.head is not None and family.head.tied is True
-    stated = config.get("tie_word_embeddings")
-    if stated is None:
-        stated = own if spec.tied == "text" else spec.tied
-    tied = spec.tied_by != "none" and bool(stated)
-    tied = tied or (spec.tied_by == "either" and bool(own))
-    return {**text, "tie_word_embeddings": tied}

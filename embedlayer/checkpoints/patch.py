@@ -13,11 +13,12 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from embedlayer.checkpoints.configuration import logit_factors, text_config, with_defaults, with_whole_model
 from embedlayer.distributed.dtensors import has_fsdp_modules
 from embedlayer.errors import CheckpointError, check_release
-from embedlayer.families import SCALE_ATTRIBUTES
+from embedlayer.families import SCALE_ATTRIBUTES, family_of
 from embedlayer.layers.logit_source import LogitsReport
-from embedlayer.layers.output import OutputHead
+from embedlayer.layers.output import ModelLogitOptions, OutputHead
 from embedlayer.layers.peft import ChildReference
 from embedlayer.tables.dense import TokenEmbedding
 
@@ -34,15 +35,21 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
     all others that share their weight. Each keeps its scale; Gemma's is rounded, BART's is not. Every LM head that is
     an `nn.Linear` becomes an `OutputHead`. Parameters stay the same objects under the same names, and tied weights stay
     tied. A tied head reads the table through the model, so it also sees LoRA that PEFT adds to the table later. A
-    padding row keeps its values and gets no gradient from look-ups, as before; its logit is not masked.
+    padding row keeps its values. It gets no gradient from look-ups, and the head trains it, as before.
 
     The logits of a patched head are computed when something reads them. The loss of `model(input_ids, labels=labels)`
     needs none of them: it is `linear_cross_entropy` of the hidden states (see `DeferredLogits`). Logits must be read
     before the weights change. The first function that reads them is logged at level INFO.
 
-    A bad ID then raises an error that names its row and column. `model.get_output_embeddings().loss(hidden, targets)`
-    computes the loss from hidden states. `edit_vocabulary` and `model.resize_token_embeddings` change the vocabulary
-    of a patched model.
+    `token_log_probs(outputs.logits, tokens)`, `token_statistics` and `divergence` take these logits without computing
+    them. With `head = model.get_output_embeddings()`, `head.loss(hidden, targets)`, `token_log_probs`,
+    `token_statistics` and `uncomputed_logits` compute the same distribution, from the output of the last block after
+    its final norm (or after the transform of a masked language model). They apply the scale and the soft cap that the
+    model applies outside the head (Gemma 2, Cohere, Granite, T5), while `head(hidden)` is the product alone. For a
+    model type whose scale and cap are not known here they raise `CheckpointError`.
+
+    A bad ID then raises an error that names its row and column. `edit_vocabulary` and `model.resize_token_embeddings`
+    change the vocabulary of a patched model.
 
     Args:
         model: A model of transformers, before PEFT wraps it. Modules that are already patched stay as they are.
@@ -71,7 +78,7 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
         _refuse_tied(old_tables, model)
     tables = [(old, _table_like(old, row_sparse=row_sparse)) for old in old_tables]
     report = LogitsReport(type(model).__name__)
-    heads = [(old, _head_like(old, report)) for old in old_heads]
+    heads = [(old, _head_like(old, report, _model_options(model, old))) for old in old_heads]
     for old, new in (*tables, *heads):
         _swap(model, old, new)
         new.__dict__[REPLACED] = old
@@ -138,13 +145,18 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
     return [each for each in dict.fromkeys((*tables, *sharing)) if not isinstance(each, TokenEmbedding)]
 
 
-def _call_getters(model: nn.Module, getter: str) -> list[nn.Module]:
+def _call_getters(model: nn.Module, getter: str, *, inside: bool = True) -> list[nn.Module]:
     """Call a getter, such as `get_input_embeddings`, on a model and all its submodules; return the modules found.
 
     A submodule without this getter is skipped. The result may contain a module several times.
+
+    Args:
+        model: The model.
+        getter: Name of the method.
+        inside: Whether to call it on submodules too.
     """
     found = []
-    for part in model.modules():
+    for part in model.modules() if inside else (model,):
         with suppress(NotImplementedError, AttributeError):  # modules without embeddings raise one of these
             found.append(getattr(part, getter)())
     return [each for each in found if isinstance(each, nn.Module)]
@@ -256,14 +268,50 @@ def _scale_of(old: nn.Module) -> tuple[float | None, bool]:
     return (float(scales[0]) if scales else None), bool(scales) and isinstance(scales[-1], Tensor)
 
 
-def _head_like(old: nn.Linear, report: LogitsReport) -> OutputHead:
+def _head_like(old: nn.Linear, report: LogitsReport, options: ModelLogitOptions) -> OutputHead:
     """Return an `OutputHead` with deferred logits, whose weight and bias are the parameters of a linear layer."""
     with torch.device("meta"):
         head = OutputHead(vocab_size=old.out_features, embed_dim=old.in_features, bias=old.bias is not None)
     head._parameters.clear()
     head._parameters.update(old._parameters)  # transformers ties and saves a tied weight under this name
-    head.logits_report = report
+    head.logits_report, head.model_options = report, options
     return head
+
+
+def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
+    """Return what a model does to its logits outside a head, as the record of its family says."""
+    owners = [part for part in model.modules() if old in _call_getters(part, "get_output_embeddings", inside=False)]
+    owner = (owners or [model])[0]
+    stated: Any = getattr(owner, "config", None)
+    if not hasattr(stated, "to_dict"):
+        return ModelLogitOptions(unknown=f"A {type(model).__name__} has no configuration of transformers")
+    whole = stated.to_dict()
+    config = text_config(whole)
+    model_type = config.get("model_type")
+    family = family_of(model_type)
+    spec = None if family is None else with_whole_model(family, whole.get("model_type")).head
+    if family is None or spec is None:
+        return ModelLogitOptions(unknown=f"What model type {model_type!r} does to its logits is not known")
+    config = with_defaults(family, config)
+    for key in family.sub_configs:  # the decoder's is the last one
+        config = {**config, **(config.get(key) or {})}
+    rows = old.out_features if spec.rows is None else config.get(spec.rows) or old.out_features
+    if spec.columns or rows < old.out_features:
+        return ModelLogitOptions(unknown=f"The logits of model type {model_type!r} are not those of its head's rows")
+    bias = _tensor_of(owner, spec.bias) if old.bias is None else None
+    try:
+        return ModelLogitOptions(*logit_factors(spec, config, old.in_features), bias)
+    except CheckpointError as error:
+        return ModelLogitOptions(unknown=f"The configuration does not say what the model does to its logits ({error})")
+
+
+def _tensor_of(model: nn.Module, names: tuple[str, ...]) -> ChildReference | None:
+    """Refer to the parameter or buffer whose name ends with one of `names`; `None` if there is none."""
+    for name, _ in (*model.named_parameters(), *model.named_buffers()):
+        if any(f".{name}".endswith(f".{end}") for end in names):
+            parent, _, leaf = name.rpartition(".")
+            return ChildReference(model.get_submodule(parent), leaf)
+    return None
 
 
 def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:

@@ -12,7 +12,7 @@ from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.layers.draft_tokens import check_draft_tokens
-from embedlayer.layers.output import OutputHead, OutsideHead
+from embedlayer.layers.output import ModelLogitOptions, OutputHead
 from embedlayer.layers.peft import AdaptedRows
 from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.losses.cross_entropy import (
@@ -44,7 +44,8 @@ class DraftHead(ComputedBuffers):
 
     Draft ID i is token `token_ids[i]`. The draft head has no rows itself: it reads those of the other head or table at
     each call, without registering it, and its loss trains them. It has no state either: save the token IDs with
-    `save_draft_tokens`. The bias, scale, soft cap and padding token of the other head apply.
+    `save_draft_tokens`. The bias, scale, soft cap and padding token of the other head apply. Over the head of a patched
+    model, losses and statistics are of the model's distribution, and `draft_head(hidden)` is the product alone.
 
     Token IDs in arguments and results are those of the full vocabulary, except where draft IDs are named.
 
@@ -285,8 +286,8 @@ class DraftHead(ComputedBuffers):
             ShapeError: `hidden` has another width than the rows.
             SizeError: The other head has another number of tokens than when this head was built.
         """
-        outside = self._outside()
-        options = {**({} if outside is None else outside.options()), **options}
+        of_model = self._model_options()
+        options = {**({} if of_model is None else of_model.logit_options()), **options}
         found = self._operands(hidden)
         if found is None:
             return logits_of_function(partial(self._selected_logits, options), hidden, self.draft_vocab_size)
@@ -317,7 +318,7 @@ class DraftHead(ComputedBuffers):
             head = OutputHead(bias=bias is not None, device="meta", **options)
             head.weight = nn.Parameter(rows)
             head.register_parameter("bias", None if bias is None else nn.Parameter(bias))
-        head.outside = self._outside()
+        head.model_options = self._model_options()
         return head
 
     def extra_repr(self) -> str:
@@ -432,9 +433,9 @@ class DraftHead(ComputedBuffers):
             return {"padding_idx": self.head.padding_idx}
         return _output(self.head).logit_options()
 
-    def _outside(self) -> OutsideHead | None:
+    def _model_options(self) -> ModelLogitOptions | None:
         """Return what a patched model does to the logits outside the head; `None` for nothing."""
-        return None if isinstance(self.head, TokenTable) else _output(self.head).outside
+        return None if isinstance(self.head, TokenTable) else _output(self.head).model_options
 
     def _draft_options(self, options: LogitOptions) -> LogitOptions:
         """Return a copy of logit options in terms of draft IDs: the bias, and the padding token."""

@@ -37,7 +37,7 @@ NEW_ROWS = "new_rows"
 
 
 @dataclass(frozen=True)
-class OutsideHead:
+class ModelLogitOptions:
     """What the model of a patched head does to its logits outside the head, where the head alone is a product.
 
     Attributes:
@@ -52,7 +52,7 @@ class OutsideHead:
     bias: ChildReference | None = None
     unknown: str = ""
 
-    def options(self) -> LogitOptions:
+    def logit_options(self) -> LogitOptions:
         """Return the options of the model's logits.
 
         Raises:
@@ -307,7 +307,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
     def in_features(self, size: int) -> None:
         self._stated_sizes = (self._stated_sizes[0], size)
 
-    outside: OutsideHead | None = None
+    model_options: ModelLogitOptions | None = None
     """What the model does to the logits outside this head; `patch` sets it, and `None` is nothing."""
 
     logits_report: LogitsReport | None = None
@@ -438,7 +438,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             ShapeError: `hidden` has another width than the rows.
             CheckpointError: The head is that of a patched model, and what the model does to its logits is not known.
         """
-        options = {**({} if self.outside is None else self.outside.options()), **options}
+        options = {**({} if self.model_options is None else self.model_options.logit_options()), **options}
         if not is_unchanged(self, **_FORWARD):
             return logits_of_function(self.forward, hidden, self.out_features, **options)
         table = self.table

@@ -124,14 +124,14 @@ def test_a_zero_padding_row_is_kept_zero_and_another_is_an_ordinary_row(tmp_path
         assert torch.equal(layer.head(whole[1]), whole[2])
 
 
-def test_a_padding_row_with_a_bias_on_its_logit_is_an_ordinary_row(tmp_path) -> None:
+def test_a_zero_padding_row_keeps_the_bias_on_its_logit(tmp_path) -> None:
     config, model = VARIANTS["BERT"].build()
     with quiet():
         with torch.no_grad():
             model.bert.embeddings.word_embeddings.weight[config.pad_token_id] = 0
         model.save_pretrained(tmp_path)
     layer = el.load(tmp_path)
-    assert layer.table.padding_idx is None
+    assert layer.table.padding_idx == config.pad_token_id
     whole = ends(model, torch.randint(2, VOCAB, (2, LENGTH)))
     assert torch.equal(layer.head(whole[1]), whole[2])
 

@@ -1,0 +1,131 @@
+"""What a configuration says about the language model of a family: its own keys, and its factors on rows and logits."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from embedlayer.families import CONFIG_KEYS, MULTIMODAL, Family, family_of, stated_size
+from embedlayer.families.records import Factor, HeadSpec
+from embedlayer.io.config_values import as_number
+from embedlayer.io.files import JsonObject
+
+
+class LogitFactors(NamedTuple):
+    """What a model does to the products of its last hidden states and the rows of its head.
+
+    Attributes:
+        logit_scale: Factor on the products, applied to the hidden states before the head or to the logits.
+        softcap: Cap c of `c * tanh(logits / c)`, or `None`.
+    """
+
+    logit_scale: float = 1.0
+    softcap: float | None = None
+
+
+def text_config(config: JsonObject) -> JsonObject:
+    """Return the configuration of the language model: `config["text_config"]` in a multimodal model, else `config`.
+
+    Its `tie_word_embeddings` is then that of the head of the whole model, as `MULTIMODAL` describes. The result has the
+    `model_type` of the whole model if that is not known.
+    """
+    outer = config.get("model_type")
+    spec = MULTIMODAL.get(outer) if isinstance(outer, str) else None
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return config if spec is None or spec.flat is None else {**config, "model_type": spec.flat}
+    if spec is None:
+        return {**text, "model_type": outer}
+    if spec.tied_by == "text":
+        return text
+    family = family_of(text.get("model_type"))
+    own = text.get("tie_word_embeddings")
+    if own is None:
+        own = family is not None and family.head is not None and family.head.tied is True
+    stated = config.get("tie_word_embeddings")
+    if stated is None:
+        stated = own if spec.tied == "text" else spec.tied
+    tied = spec.tied_by != "none" and bool(stated)
+    tied = tied or (spec.tied_by == "either" and bool(own))
+    return {**text, "tie_word_embeddings": tied}
+
+
+def with_whole_model(family: Family, model_type: object) -> Family:
+    """Return the record of a language model as the multimodal model around it uses it.
+
+    Args:
+        family: Record of the language model.
+        model_type: `model_type` of the whole model.
+    """
+    outer = MULTIMODAL.get(model_type) if isinstance(model_type, str) else None
+    if outer is None or outer.scales_logits or family.head is None:
+        return family
+    return replace(family, head=replace(family.head, logit_scale=None, softcap=None))
+
+
+def with_defaults(family: Family, config: JsonObject) -> JsonObject:
+    """Return a configuration with the keys that the family's published ones leave out, and with common names of keys.
+
+    Args:
+        family: Record of the family.
+        config: Configuration of the language model; see `text_config`.
+    """
+    has_rotary = "rope_parameters" in config
+    defaults = {key: value for key, value in family.defaults if not (has_rotary and "rope" in key)}
+    aliases = {common: config[own] for own, common in family.aliases if own in config}
+    return {**defaults, **aliases, **config}
+
+
+def logit_factors(spec: HeadSpec, config: Mapping[str, Any], width: int) -> LogitFactors:
+    """Return the factor and the cap on logits that a configuration states.
+
+    Args:
+        spec: The head of the family.
+        config: Result of `with_defaults`.
+        width: Width of a row of the token table, D.
+
+    Raises:
+        CheckpointError: A number is missing and has no default, or is not positive.
+    """
+    scale = None if spec.logit_scale is None else factor_value(spec.logit_scale, config, width)
+    cap = None if spec.softcap is None else config.get(spec.softcap)
+    softcap = None if cap is None else as_number(cap, str(spec.softcap), above=0.0)
+    return LogitFactors(1.0 if scale is None else scale, softcap)
+
+
+def factor_value(factor: Factor, config: Mapping[str, Any], width: int) -> float | None:
+    """Return a factor on rows or logits, `of / per`; `None` if the configuration switches it off.
+
+    A factor that the family rounds to the dtype of the rows (Gemma) is not rounded here.
+
+    Args:
+        factor: Names of the numbers.
+        config: Result of `with_defaults`.
+        width: Width of a row of the token table, D.
+
+    Raises:
+        CheckpointError: A number is missing in the configuration and has no default, or is not positive.
+    """
+    switches = [config[key] for key in factor.only_if if config.get(key) is not None]
+    if factor.only_if and not (switches[0] if switches else factor.otherwise):
+        return None
+    number, divisor = _stated_number(factor.of, config, width), _stated_number(factor.per, config, width)
+    if factor.default is not None and None in (number, divisor):
+        return factor.default
+    value = as_number(number, str(factor.of), above=0.0) / as_number(divisor, str(factor.per), above=0.0)
+    rounded = torch.tensor(value, dtype=torch.bfloat16, device="cpu").item()
+    return rounded if factor.rounding == "bfloat16" else value
+
+
+def _stated_number(key: str | None, config: Mapping[str, Any], width: int) -> object:
+    """Return a number of a `Factor`: 1 without a key, sqrt(`width`), its inverse, or a value of the configuration.
+
+    A value of the configuration is returned without a check; it is `None` if the key is missing.
+    """
+    if key is None:
+        return 1.0
+    if key in ("sqrt_dim", "1/sqrt_dim"):
+        return math.sqrt(width) if key == "sqrt_dim" else width**-0.5
+    return stated_size(config, key) if key in CONFIG_KEYS else config.get(key)

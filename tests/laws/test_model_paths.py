@@ -1,0 +1,114 @@
+"""One model, one answer: all paths to the distribution of a model of transformers give the same, or refuse by name.
+
+Some families run always, with every form of what a model does to its logits; the others of the sample of
+`test_all_families` and all other families of `examples/tiny_models.py` are `long`.
+"""
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from covering import some
+from model_paths import compare_paths, inputs_of, log_probs
+from tiny_models import PARTS, VARIANTS, CannotBuild, build, quiet
+
+import embedlayer as el
+from embedlayer.checkpoints.configuration import LogitFactors
+from embedlayer.layers.output import ModelLogitOptions
+
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+KINDS = {"causal": "Causal", "masked": "Masked", "seq2seq": "Sequence", "image-text": "Language models of vision"}
+ALWAYS = {
+    ("causal", "llama"): {},
+    ("causal", "gemma2"): {"final_logit_softcapping": 2.0},
+    ("causal", "cohere"): {},
+    ("causal", "granite"): {"logits_scaling": 8.0},
+    ("causal", "minicpm3"): {},
+    ("causal", "phi"): {},
+    ("causal", "opt"): {},
+    ("seq2seq", "t5"): {},
+    ("seq2seq", "bart"): {},
+    ("masked", "bert"): {},
+    ("masked", "mobilebert"): {},
+}
+"""Kind and model type -> settings. They have a soft cap, a factor behind the head and one before it, a bias of the head
+and one outside of it, a projection and a transform before the head, and columns beside its rows."""
+
+LIMIT = 1e-5
+PATHS = {"token_log_probs", "token_statistics", "divergence", "logits", "logits, bits"}
+HEAD = {"head.loss", "head.token_log_probs", "head.token_statistics", "hidden and head", "draft head"}
+NOT_BUILT = "transformers cannot build or run it here"
+
+
+def families() -> list[tuple[str, str]]:
+    """Every kind and model type on the page of families that is read and compared."""
+    found, kind = [], ""
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("## "):
+            kind = next((name for name, title in KINDS.items() if line[3:].startswith(title)), "")
+        row = re.match(r"\| `([\w.-]+)` \| equal \|", line)
+        if kind and row:
+            found.append((kind, row[1]))
+    return found
+
+
+def test_the_families_are_those_of_the_page() -> None:
+    assert len(families()) > 300
+    assert {*ALWAYS} <= {*families()}
+    assert {kind for kind, _ in families()} == {*KINDS}
+
+
+@pytest.mark.parametrize(("kind", "model_type"), some(ALWAYS, dict.fromkeys([*ALWAYS, *families()])))
+def test_all_paths_give_the_distribution_of_the_model(kind, model_type, tmp_path, unchecked) -> None:
+    settings = ALWAYS.get((kind, model_type))
+    try:
+        _, model = build(model_type, kind, settings)
+    except CannotBuild:
+        pytest.skip(NOT_BUILT)
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(tmp_path)
+        model = model.get_submodule(PARTS[model_type]) if model_type in PARTS else model
+        differences, refusals = compare_paths(model, el.load(tmp_path), export=settings is not None)
+    assert {name: value for name, value in differences.items() if value > LIMIT} == {}
+    assert differences.keys() >= PATHS
+    if refusals:
+        assert refusals.keys() == HEAD
+        assert all(re.search(f"'{model_type}'.*token_log_probs.model.ids..logits", each) for each in refusals.values())
+    elif settings is not None:
+        assert differences.keys() >= HEAD | {"loaded head", "loss", "exported head"}
+    assert bool(refusals) == (model_type == "mobilebert")
+
+
+@pytest.mark.parametrize("broken", ["factors outside the head", "bias outside the head", "shaping", "loaded head"])
+def test_the_law_sees_a_path_that_is_wrong(broken, tmp_path, monkeypatch, unchecked) -> None:
+    kind, model_type, settings = "causal", "gemma2", {"final_logit_softcapping": 2.0}
+    if broken == "factors outside the head":
+        monkeypatch.setattr(ModelLogitOptions, "logit_options", lambda self: {})
+    elif broken == "bias outside the head":
+        kind, model_type, settings = "seq2seq", "bart", {}
+        monkeypatch.setattr("embedlayer.checkpoints.patch._tensor_of", lambda model, names: None)
+    elif broken == "shaping":
+        monkeypatch.setattr("embedlayer.layers.logit_source.Shaping.options", lambda self, bias: {"bias": bias})
+    else:
+        monkeypatch.setattr("embedlayer.checkpoints.loader.logit_factors", lambda *_: LogitFactors())
+    _, model = build(model_type, kind, settings)
+    with quiet():
+        model.save_pretrained(tmp_path)
+        differences, _ = compare_paths(model, el.load(tmp_path))
+    assert max(differences.values()) > 0.01
+
+
+def test_a_model_type_that_is_not_known_is_refused_by_the_head_and_taken_as_logits(unchecked, monkeypatch) -> None:
+    _, model = VARIANTS["LLaMA 2"].build()
+    inputs = inputs_of(model)
+    monkeypatch.setattr(type(model.config), "model_type", "unheard_of")
+    el.patch(model)
+    outputs, tokens = model(**inputs), inputs["input_ids"]
+    with pytest.raises(el.CheckpointError, match="model type 'unheard_of'.*not known.*token_log_probs"):
+        model.get_output_embeddings().loss(torch.randn(2, 9, 64), tokens)
+    torch.testing.assert_close(
+        el.token_log_probs(outputs.logits, tokens), log_probs(outputs.logits.detach(), tokens), rtol=0, atol=LIMIT
+    )
