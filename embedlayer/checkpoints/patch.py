@@ -17,9 +17,10 @@ from embedlayer.distributed.dtensors import has_fsdp_modules
 from embedlayer.errors import CheckpointError, check_release
 from embedlayer.families import SCALE_ATTRIBUTES
 from embedlayer.layers.logit_source import LogitsReport
-from embedlayer.layers.output import OutputHead
+from embedlayer.layers.output import TRAINED_BEFORE, OutputHead
 from embedlayer.layers.peft import ChildReference
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.delta import DeltaEmbedding
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -91,7 +92,11 @@ def unpatch(model: Model) -> Model:
 
     Returns:
         The same model. A model without patched modules stays as it is.
+
+    Raises:
+        CheckpointError: Rows of a table are trained separately and not merged. The model is then unchanged.
     """
+    _refuse_unmerged(model)
     for ours in [module for module in model.modules() if REPLACED in module.__dict__]:
         original: Any = ours.__dict__[REPLACED]
         if isinstance(ours, TokenEmbedding):
@@ -108,6 +113,22 @@ def unpatch(model: Model) -> Model:
     for part in model.modules():
         part.__dict__.pop("resize_token_embeddings", None)
     return model
+
+
+def _refuse_unmerged(model: nn.Module) -> None:
+    """Raise an error if a `DeltaEmbedding` has some rows of a table that `patch` created.
+
+    Raises:
+        CheckpointError: There is one.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, DeltaEmbedding):
+            is_prepared = any(TRAINED_BEFORE in part.__dict__ for part in model.modules())
+            call = "embedlayer.vocab.merge_rows(model)" if is_prepared else f"model.{name} = model.{name}.merge()"
+            raise CheckpointError(
+                f"{name} is a DeltaEmbedding, whose trained rows are not in the table yet: call {call} before unpatch. "
+                f"Nothing was changed."
+            )
 
 
 def _look_ups(model: nn.Module) -> list[nn.Embedding]:
