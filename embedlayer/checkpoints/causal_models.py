@@ -40,8 +40,8 @@ def load_causal_model(folder: Path | str, *, device: torch.device | str = "cpu")
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise CheckpointError(f"transformers cannot load {folder} as a causal language model: {reason}") from error
+        reason = str(error).strip().partition("\n")[0].partition(". ")[0].removesuffix(".")
+        raise CheckpointError(f"transformers cannot load {folder} as a causal language model: {reason}.") from error
     missing = sorted({*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])})
     if missing:
         more = ", ..." if len(missing) > NAMED else ""
