@@ -94,7 +94,7 @@ def longest_sequence(model: nn.Module) -> int | None:
         return model.position.max_seq_len
     config: Any = model.config
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return length if isinstance(length, int) else None
+    return length if isinstance(length, int) and length > 0 else None  # XLNet states -1
 
 
 @contextmanager

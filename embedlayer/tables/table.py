@@ -120,9 +120,9 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
 
 
 class UnstoredWeight:
-    """Answer what code of transformers asks of a weight that a table does not store: shape, dtype and device.
+    """Answer what code of transformers asks of a weight that a table does not store: shape, dtype, device, single rows.
 
-    It has no numbers, so any computation with it is a TypeError or an AttributeError.
+    It is no tensor, so any computation with it is a TypeError or an AttributeError.
 
     Args:
         table: The table.
@@ -145,6 +145,11 @@ class UnstoredWeight:
     def device(self) -> torch.device:
         """Return the device of the table."""
         return self._table.device
+
+    def __getitem__(self, key: int | tuple[int, slice]) -> Tensor:
+        """Return one row, or a part of it, as `weight[row]` and `weight[row, :]` do; Gemma 4 reads its padding row."""
+        row, *rest = key if isinstance(key, tuple) else (key,)
+        return self._table.rows(row, row + 1)[0][tuple(rest)]
 
 
 def logits_of_function(

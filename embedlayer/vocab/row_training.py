@@ -103,7 +103,9 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
         raise
     module.requires_grad_(False)
     module.__dict__[TRAINED_BEFORE] = trained
-    for rows in (rows for rows in deltas.values() if REPLACED in rows.base.__dict__):
+    patched = [rows for rows in deltas.values() if REPLACED in rows.base.__dict__]
+    patched += [rows for name, rows in heads.items() if REPLACED in modules.heads[name].__dict__]
+    for rows in patched:
         rows.__dict__["weight"] = UnstoredWeight(rows)  # models of transformers read its dtype or device (LLaMA 4)
     for part in list(module.modules()):
         part._modules.update({name: deltas[id(child)] for name, child in part._modules.items() if id(child) in deltas})
