@@ -23,6 +23,7 @@ CASES = [
     *((kind, "causal") for kind in ("llama", "gpt2", "gemma2", "opt", "granite", "mamba", "bloom", "mpt", "phi")),
     *((kind, "causal") for kind in ("qwen2", "gptj", "gpt_neox", "falcon", "olmo2", "cohere2", "gemma3_text", "jamba")),
     *((kind, "causal") for kind in ("deepseek_v3", "llama4_text", "exaone4", "stablelm", "xglm", "biogpt", "bart")),
+    *((kind, "causal") for kind in ("smollm3", "nanochat", "minicpm3", "ministral3", "hunyuan_v1_dense", "gpt_oss")),
     *((kind, "masked") for kind in ("bert", "roberta", "electra", "modernbert", "deberta-v2")),
 ]
 ALWAYS = [("llama", "causal"), ("gpt2", "causal"), ("gemma2", "causal"), ("opt", "causal"), ("bert", "masked")]
@@ -116,7 +117,7 @@ def logits_of(model: nn.Module, ids: torch.Tensor = IDS) -> torch.Tensor:
 
 @pytest.mark.parametrize("to", ["int8", "rank=16"])
 @pytest.mark.parametrize(
-    ("model_type", "kind"), some(COMPRESSED, [*CASES, *((kind, "seq2seq") for kind in ("t5", "bart", "marian"))])
+    ("model_type", "kind"), some(COMPRESSED, [*CASES, *((kind, "seq2seq") for kind in ("t5", "bart", "marian", "m2m_100"))])
 )
 def test_a_compressed_table_is_put_in_measured_saved_and_loaded(model_type, kind, to, tmp_path, unchecked) -> None:
     """The oracle is the model whose dense rows are those of the compressed table."""
