@@ -35,6 +35,9 @@ from embedlayer.tables.table import TokenTable, check_width, logits_of_function
 NEW_ROWS = "new_rows"
 """Name of the child of an untied head that has the rows which are trained separately; see `train_only_rows`."""
 
+TRAINED_BEFORE = "_trained_before_its_rows"
+"""Attribute of a module between `train_only_rows` and `merge_rows`: the parameters that were trained before."""
+
 
 @dataclass(frozen=True)
 class ModelLogitOptions:
