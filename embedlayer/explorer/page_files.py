@@ -1,7 +1,7 @@
 """The files of the page, and the page in three parts: its document, one style sheet and one script.
 
-One script opens faster than a hundred modules, and opens from `file://` too. Each module becomes a function that returns
-its exports, placed after the modules that it imports.
+One script opens faster than a hundred modules, and from `file://` too. Each module becomes a function that returns its
+exports, placed after the modules that it imports.
 """
 
 import posixpath
