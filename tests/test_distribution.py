@@ -198,7 +198,7 @@ def test_the_installed_wheel_runs_and_finds_the_files_of_the_page(tree, plain, t
         command = [sys.executable, *arguments]
         return subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
 
-    page = "import embedlayer.explorer.server as s; print(s.__file__, *sorted(s.page_files()), sep='\\n')"
+    page = "import embedlayer.explorer.page_files as s; print(s.__file__, *sorted(s.page_files()), sep='\\n')"
     file, *names = output("-c", page).splitlines()
     assert Path(file).is_relative_to(target)
     assert set(names) == {name for name in files(tree / "embedlayer/explorer/page") if not name.endswith(".d.ts")}

@@ -47,7 +47,8 @@ def example_texts(source: OpenedModel) -> list[str]:
     vocabulary = vocabulary_of(source)
     if isinstance(vocabulary, Tokenizer):
         fixed = [text for text in TEXTS if vocabulary.encode(text, add_special_tokens=False).ids]
-        return [*_own_sentences(source, vocabulary), *fixed]
+        own = source.once("sentences of its text", lambda: _own_sentences(source, vocabulary))
+        return [*own, *fixed]
     if vocabulary is not None:
         plain = [text.strip(".") for text in (*TEXTS[:2], *TINY_TEXTS)]
         different = {text.casefold(): text for text in reversed(plain)}
@@ -65,7 +66,7 @@ def _own_sentences(source: OpenedModel, tokenizer: Tokenizer) -> list[str]:
     if source.run is None or not recover_folder(source.run.corpus).exists():
         return []
     ids = TokenCorpus.open(source.run.corpus).ids[:READ_IDS]
-    text = " ".join(tokenizer.decode([int(number) for number in ids]).split())
+    text = " ".join(tokenizer.decode(ids.tolist()).split())
     found = list(dict.fromkeys(_whole_sentences(text, tokenizer)))
     return sorted(found, key=lambda sentence: not _repeats_a_word(sentence))[:OWN]
 

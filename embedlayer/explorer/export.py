@@ -1,14 +1,12 @@
 """Write the explorer's page as one HTML file that opens without a server.
 
-Browsers load no modules from `file://`. Therefore all modules become one classic script: each is a function that
-returns its exports, placed after the modules that it imports. The server's answers are stored in the page.
+Browsers load no modules from `file://`, so the page has its one script and one style sheet in itself, and the server's
+answers with them.
 """
 
 import base64
 import gzip
 import hashlib
-import posixpath
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,16 +15,13 @@ from urllib.parse import quote, urlencode
 
 from embedlayer.errors import EmbedLayerError
 from embedlayer.explorer import table_map, tokens
+from embedlayer.explorer.page_files import page_files, page_in_parts
 from embedlayer.explorer.routes import BAKED_PAIRS, ROUTES, answer, manifest, others
-from embedlayer.explorer.server import page_files, to_json
+from embedlayer.explorer.server import to_json
 from embedlayer.explorer.source_facts import check_tokenizers, page_facts
 from embedlayer.explorer.tokens import Params
 from embedlayer.io.files import write_text
 from embedlayer.sources import OpenedModel
-
-_IMPORT = re.compile(r'^import \{([^}]*)\} from "([^"]+)";\n', flags=re.M)
-_EXPORT = re.compile(r"^export (?:async )?(?:function\*?|const|let|class) (\w+)", flags=re.M)
-
 
 MAP_SHARE, NEAREST_SHARE = 0.5, 0.4
 """Shares of the time that the map of a table and its nearest rows take, about."""
@@ -53,18 +48,12 @@ def write_page(
 
 def page_html(sources: list[OpenedModel], on_progress: OnProgress = lambda share, text: None) -> str:
     """Return the HTML text of the exported page: one document with its styles, its script and its data."""
-    static = page_files()
-    page = static["index.html"].decode()
+    page, style, script = page_in_parts(page_files())
     baked = to_json(bake(sources, on_progress)).decode().replace("<", "\\u003c")
-    script = one_script({name: text.decode() for name, text in static.items() if name.endswith(".js")}, "app.js")
-    sheets = re.findall(r'<link rel="stylesheet" href="([^"]+)">\n', page)
-    style = "\n".join(static[name].decode() for name in sheets)
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-    page = re.sub(r'<link rel="stylesheet" href="[^"]+">\n', "", page)
-    page = page.replace('<script type="module" src="app.js"></script>\n', "")
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n</head>'
     tail = f'<script type="application/json" id="baked">{baked}</script>\n<script>{script}</script>\n</body>'
     return page.replace("</head>", head).replace("</body>", tail)
@@ -114,56 +103,6 @@ def _prepare(source: OpenedModel, report: OnProgress) -> None:
         table_map.prepare(source, lambda stage, share: report(MAP_SHARE * share, f"map, {stage}"))
     if tokens.baked_nearest(source):
         tokens.nearest_of_all(source, lambda share: report(MAP_SHARE + NEAREST_SHARE * share, "nearest rows"))
-
-
-def one_script(modules: dict[str, str], entry: str) -> str:
-    r"""Return ES modules as one classic script that runs the module `entry`.
-
-    A module may contain `import { a, b as c } from "./x.js";` and `export function|const|let|class name`, each at the
-    start of a line.
-
-    Args:
-        modules: Text of each module by its path, such as `views/map.js`.
-        entry: Path of the module to run, such as `app.js`.
-
-    Raises:
-        KeyError: A module imports one that is missing.
-
-    Example:
-        >>> modules = {"a.js": 'import { x as y } from "./b.js";\nlog(y);', "b.js": "export const x = 1;"}
-        >>> print(one_script(modules, "a.js"))
-        "use strict";
-        const $0 = (() => {
-        const x = 1;
-        return { x };
-        })();
-        const $1 = (() => {
-        const { x: y } = $0;
-        log(y);
-        return {  };
-        })();
-    """
-    numbers: dict[str, int] = {}
-    parts = ['"use strict";']
-
-    def add(name: str) -> int:
-        if name in numbers:
-            return numbers[name]
-
-        def bind(found: re.Match[str]) -> str:
-            target = posixpath.normpath(posixpath.join(posixpath.dirname(name), found[2]))
-            names = re.sub(r"(\w+) as (\w+)", r"\1: \2", found[1]).strip().rstrip(",")
-            return f"const {{ {' '.join(names.split())} }} = ${add(target)};\n"
-
-        text = _IMPORT.sub(bind, modules[name])
-        exported = ", ".join(_EXPORT.findall(text))
-        text = re.sub(r"^export ", "", text, flags=re.M)
-        numbers[name] = len(numbers)
-        parts.append(f"const ${numbers[name]} = (() => {{\n{text.rstrip()}\nreturn {{ {exported} }};\n}})();")
-        return numbers[name]
-
-    add(entry)
-    return "\n".join(parts).replace("</", "<\\/")
 
 
 def _key(name: str, params: Params) -> str:

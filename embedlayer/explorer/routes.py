@@ -5,6 +5,7 @@ The page requests `GET /data/NAME?params`. An exported page holds the same answe
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from embedlayer.command_name import command_name
@@ -23,6 +24,7 @@ from embedlayer.explorer import (
     user_columns,
 )
 from embedlayer.explorer.source_facts import page_facts
+from embedlayer.explorer.tiny_layer import tiny_layer
 from embedlayer.explorer.tokens import Params
 from embedlayer.sources import OpenedModel
 
@@ -129,7 +131,15 @@ def answer(sources: list[OpenedModel], name: str, params: Params) -> Answer:
     missing = [need for need in route.needs if need not in page_facts(source)["has"]]
     if missing:
         raise SizeError(f"{source.title} has no {missing[0]}, which {name} needs.")
+    if rest.get("layer") == "tiny":
+        return _of_tiny_layer(route, tuple(sorted(rest.items())))
     return route.answer(source, rest)
+
+
+@lru_cache(maxsize=256)
+def _of_tiny_layer(route: Route, params: tuple[tuple[str, str], ...]) -> Answer:
+    """Return an answer about the tiny layer, which is the same beside every source."""
+    return route.answer(OpenedModel("tiny layer", tiny_layer("learned", tied=True).table), dict(params))
 
 
 def _source(sources: list[OpenedModel], number: str) -> OpenedModel:

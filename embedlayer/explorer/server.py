@@ -11,23 +11,19 @@ from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakSet
 
 from embedlayer.errors import EmbedLayerError, FileError
+from embedlayer.explorer.page_files import TYPES, served_files
 from embedlayer.explorer.routes import answer
 from embedlayer.explorer.source_facts import check_tokenizers
 from embedlayer.explorer.table_map import map_job
 from embedlayer.sources import OpenedModel
 
 HOST = "127.0.0.1"
-TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
@@ -39,12 +35,6 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-
-
-def page_files() -> dict[str, bytes]:
-    """Read the files of the page from the package, and return path -> content; a path is like `views/map.js`."""
-    page = Path(__file__).parent / "page"
-    return {path.relative_to(page).as_posix(): path.read_bytes() for path in page.rglob("*") if path.suffix in TYPES}
 
 
 def serve(sources: list[OpenedModel], *, port: int = 0, on_start: Callable[[str], None]) -> None:
@@ -78,7 +68,7 @@ def make_server(sources: list[OpenedModel], *, port: int = 0) -> ThreadingHTTPSe
     """
     check_tokenizers(sources)
     try:
-        return _Server(sources, (HOST, port), partial(_Handler, sources, page_files()))
+        return _Server(sources, (HOST, port), partial(_Handler, sources, served_files()))
     except (OSError, OverflowError) as error:
         raise FileError(f"Cannot listen on {HOST}:{port}: {error}. Leave --port out to take a free one.") from error
 
@@ -126,6 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     protocol_version = "HTTP/1.1"
     timeout = 60
+    wbufsize = 1 << 16  # head and body leave together: apart, the second waits 40 ms for a delayed acknowledgement
 
     def __init__(self, sources: list[OpenedModel], static: dict[str, bytes], *arguments: Any) -> None:
         self.sources = sources

@@ -15,7 +15,7 @@ from commands import run
 from embedlayer import TokenEmbedding
 from embedlayer.checkpoints import write_vectors
 from embedlayer.cli.explore import VIEWS, explore
-from embedlayer.explorer.server import page_files
+from embedlayer.explorer.page_files import page_files
 
 
 @pytest.fixture

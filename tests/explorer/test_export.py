@@ -9,8 +9,8 @@ import torch
 from embedlayer import TokenEmbedding
 from embedlayer.errors import FileError
 from embedlayer.explorer import tokens
-from embedlayer.explorer.export import bake, one_script, page_html, write_page
-from embedlayer.explorer.server import page_files
+from embedlayer.explorer.export import bake, page_html, write_page
+from embedlayer.explorer.page_files import one_script, page_files
 from embedlayer.sources import OpenedModel
 
 

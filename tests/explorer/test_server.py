@@ -13,7 +13,8 @@ import torch
 from embedlayer import TokenEmbedding
 from embedlayer.errors import FileError
 from embedlayer.explorer import server as explorer_server
-from embedlayer.explorer.server import HOST, address, make_server, page_files, to_json
+from embedlayer.explorer.page_files import page_files
+from embedlayer.explorer.server import HOST, address, make_server, to_json
 from embedlayer.sources import OpenedModel
 
 
