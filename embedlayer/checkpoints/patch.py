@@ -18,7 +18,7 @@ from embedlayer.distributed.dtensors import has_fsdp_modules
 from embedlayer.errors import CheckpointError, check_release
 from embedlayer.families import SCALE_ATTRIBUTES, family_of
 from embedlayer.layers.logit_source import LogitsReport
-from embedlayer.layers.output import TRAINED_BEFORE, OutputHead, OutsideHead
+from embedlayer.layers.output import TRAINED_BEFORE, ModelLogitOptions, OutputHead
 from embedlayer.layers.peft import ChildReference
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
