@@ -144,7 +144,7 @@ def use_own_ipython_profile(app: Sphinx) -> None:
     (profile / "ipython_kernel_config.py").write_text("\n".join(["c = get_config()", *settings]))
     os.environ["IPYTHONDIR"] = folder.name
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # lessons compute little; more threads wait for each other
-    for name in ("traitlets", "embedlayer"):  # they say which kernel executes a lesson, and that it waits for CPU kernels
+    for name in ("traitlets", "embedlayer"):  # they say which kernel runs a lesson, and that it waits for CPU kernels
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
