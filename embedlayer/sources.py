@@ -33,7 +33,7 @@ from embedlayer.short_repr import short_repr
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
     from embedlayer.layers.input import TransformerEmbedding
@@ -419,6 +419,26 @@ class OpenedModel:
         raise CheckpointError(
             self.no_decoder or f"{self.source or self.title} is a {self.kind}, which has no transformer blocks."
         )
+
+    def require_causal(self) -> "nn.Module":
+        """Return a whole causal language model: a `DecoderLM`, or transformers' model of a checkpoint, patched.
+
+        `model` if it is a `DecoderLM`. Else transformers loads the folder of the checkpoint; this is done once.
+
+        Raises:
+            CheckpointError: There are no transformer blocks, or the model is no causal one, such as a masked one.
+            MissingExtraError: The checkpoint needs transformers, which is not installed.
+        """
+        from embedlayer.checkpoints.causal_models import load_causal_model
+        from embedlayer.models.decoder import DecoderLM
+
+        if isinstance(self.model, DecoderLM):
+            return self.model
+        path = Path(self.source)
+        if not self.kind.startswith("checkpoint") or not path.is_dir():
+            return self.require_decoder()
+        device = self.table.rows(0, 1).device
+        return self.once("causal", lambda: load_causal_model(path, device=device))
 
     def require_input(self) -> "DecoderLM | EmbeddingLayer | TransformerEmbedding | TokenTable":
         """Return the module that computes the input of the first block: `model`, or the table if that is all there is.

@@ -25,6 +25,9 @@ from .nearest import nearest_rows as nearest_rows
 from .nearest import neighbor_graph as neighbor_graph
 from .relation import TableRelation as TableRelation
 from .relation import table_relation as table_relation
+from .text_evaluation import CausalModel as CausalModel
+from .text_evaluation import TextEvaluation as TextEvaluation
+from .text_evaluation import evaluate_text as evaluate_text
 from .under_trained import UnderTrained as UnderTrained
 from .under_trained import under_trained_scores as under_trained_scores
 from .vectors import TokenVectors as TokenVectors

@@ -1,0 +1,72 @@
+"""Load the whole causal language model of a checkpoint folder with transformers, patched, or refuse it by name."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from embedlayer.checkpoints.patch import patch
+from embedlayer.errors import CheckpointError, require
+
+NAMED = 3
+"""Number of tensors that an error names."""
+
+
+def load_causal_model(folder: Path | str, *, device: torch.device | str = "cpu") -> nn.Module:
+    """Load the causal language model of a checkpoint folder with transformers, and `patch` it.
+
+    The model has the dtype of its files, and is in evaluation mode. No pickle is loaded and no code of the folder is
+    run.
+
+    Args:
+        folder: A folder with `config.json` and safetensors files.
+        device: Where to put the model.
+
+    Raises:
+        CheckpointError: transformers cannot load the folder, `config.json` names a class that is no causal language
+            model, or a tensor is missing, which transformers would initialise with random numbers.
+        MissingExtraError: transformers is not installed.
+        VersionError: Its release is not supported.
+    """
+    transformers = require("transformers", extra="hf")
+    options = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, **options)
+        _require_causal(transformers, folder, config)
+        model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype="auto", use_safetensors=True, output_loading_info=True, **options
+        )
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        reason = str(error).strip().partition("\n")[0].partition(". ")[0].removesuffix(".")
+        raise CheckpointError(f"transformers cannot load {folder} as a causal language model: {reason}.") from error
+    missing = sorted({*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])})
+    if missing:
+        more = ", ..." if len(missing) > NAMED else ""
+        raise CheckpointError(
+            f"{folder} lacks {len(missing):,} tensors of a whole {type(model).__name__} "
+            f"({', '.join(missing[:NAMED])}{more}), which transformers would fill with random numbers."
+        )
+    return cast(nn.Module, patch(model.to(device).eval()))
+
+
+def _require_causal(transformers: Any, folder: Path | str, config: Any) -> None:
+    """Refuse a folder of another class than the causal language model of its type; it may be a part of the folder's.
+
+    Raises:
+        CheckpointError: There is no causal language model of this type, or `config.json` names another class.
+    """
+    causal = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    written = next(iter(config.architectures or ()), None)
+    if causal is not None and (
+        written in (None, causal.__name__)
+        or not hasattr(transformers, written)  # a name that code of the folder or an older release had
+        or causal.config_class is not type(config)  # the language model of a multimodal one
+    ):
+        return
+    kind = f"a {written}" if written else f"a model of type {config.model_type}"
+    raise CheckpointError(
+        f"{folder} is {kind}, which is no causal language model: it does not predict each token from those before it."
+    )
