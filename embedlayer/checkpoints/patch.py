@@ -17,9 +17,11 @@ from embedlayer.distributed.dtensors import has_fsdp_modules
 from embedlayer.errors import CheckpointError, check_release
 from embedlayer.families import SCALE_ATTRIBUTES
 from embedlayer.layers.logit_source import LogitsReport
-from embedlayer.layers.output import OutputHead
+from embedlayer.layers.output import TRAINED_BEFORE, OutputHead
 from embedlayer.layers.peft import ChildReference
+from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -91,7 +93,12 @@ def unpatch(model: Model) -> Model:
 
     Returns:
         The same model. A model without patched modules stays as it is.
+
+    Raises:
+        CheckpointError: Rows of a table are trained separately and not merged, or `replace_table` has put in a table
+            that transformers has no module for. The model is then unchanged.
     """
+    _refuse_other_tables(model)
     for ours in [module for module in model.modules() if REPLACED in module.__dict__]:
         original: Any = ours.__dict__[REPLACED]
         if isinstance(ours, TokenEmbedding):
@@ -108,6 +115,29 @@ def unpatch(model: Model) -> Model:
     for part in model.modules():
         part.__dict__.pop("resize_token_embeddings", None)
     return model
+
+
+def _refuse_other_tables(model: nn.Module) -> None:
+    """Check that a patched model has no table that `unpatch` cannot replace by a module of transformers.
+
+    Raises:
+        CheckpointError: There is a `DeltaEmbedding`, or a table that `replace_table` has put in.
+    """
+    if "resize_token_embeddings" not in model.__dict__:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, DeltaEmbedding):
+            is_prepared = any(TRAINED_BEFORE in part.__dict__ for part in model.modules())
+            call = "embedlayer.vocab.merge_rows(model)" if is_prepared else f"model.{name} = model.{name}.merge()"
+            raise CheckpointError(
+                f"{name} is a DeltaEmbedding, whose trained rows are not in the table yet: call {call} before unpatch. "
+                f"Nothing was changed."
+            )
+        if isinstance(module, TokenTable) and not isinstance(module, TokenEmbedding):
+            raise CheckpointError(
+                f"{name} is a {type(module).__name__}, which no module of transformers can store: unpatch the model "
+                f"before replace_table, which has the dense rows. Nothing was changed."
+            )
 
 
 def _look_ups(model: nn.Module) -> list[nn.Embedding]:

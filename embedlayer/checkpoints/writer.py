@@ -145,10 +145,10 @@ def _stream(
                 for buffer in byte_chunks(changed[name], info.torch_dtype):
                     new.write(buffer.numpy().data)
             else:
-                _copy_bytes(old, new, info)
+                copy_bytes(old, new, info)
 
 
-def _copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
+def copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
     """Copy the bytes of one tensor to the present position of another file, in buffers.
 
     Args:

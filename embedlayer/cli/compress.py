@@ -42,9 +42,10 @@ def compress(
     """Make the table of SOURCE smaller.
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors. The
-    result is the same model with the smaller table: embed, neighbors, generate and export read it. Of a checkpoint that
-    is not of LLaMA type only the embedding layer is kept. A low-rank table approximates the tokens best that occur
-    often in --text, else in the training text of a run.
+    result is the same model with the smaller table: embed, neighbors and export read it, and generate if SOURCE is a
+    run or of LLaMA type. The blocks of any other checkpoint folder are kept too, in the folder model of the result, and
+    embedlayer.compress.load_model(OUTPUT) loads the whole model with transformers. A low-rank table approximates the
+    tokens best that occur often in --text, else in the training text of a run.
 
     \b
     embedlayer compress run --compare --text book.txt
@@ -61,18 +62,19 @@ def compress(
     if to is not None:
         check_kind(to)
     opened = open_model(source, tokenizer_from)
-    use = known_use(opened) if text is None else measure_use(opened, text)
+    use, note = known_use(opened) if text is None else measure_use(opened, text), ""
     rows = compare_compression(opened.table, _choices(opened.table.embed_dim, to), **use) if compare else []
     if to is not None and output is not None:
         table = compress_table(opened.table, to, counts=use["counts"])
         rows = rows or compare_compression(opened.table, {to: table}, **use)[:2]
-        _write(opened, table, output)
+        note = _write(opened, table, output)
     if as_json:
         click.echo(json.dumps({"output": None if output is None else str(output), "rows": [asdict(r) for r in rows]}))
         return
     _show(opened, rows)
     if output is not None:
         click.echo(f"\nWritten to {output}: {', '.join(sorted(file.name for file in output.iterdir()))}")
+        click.echo(note, nl=bool(note))
 
 
 def known_use(opened: "OpenedModel") -> dict[str, Any]:
@@ -93,8 +95,9 @@ def measure_use(opened: "OpenedModel", text: Path) -> dict[str, Any]:
     """Return how a text file uses the tokens of a model, as keyword arguments of `compare_compression`.
 
     These are `counts`, the occurrences of each token, and `kept`, the number of tokens that `embedlayer vocab trim`
-    would keep. For a decoder there is also `loss`, a function from a table to the decoder's loss on the text with this
-    table. It reads windows of at most `WINDOW` tokens, which are no longer than the model's longest sequence.
+    would keep. For a causal language model there is also `loss`, a function from a table to the model's loss on the
+    text with this table. It reads windows of at most `WINDOW` tokens, which are no longer than the model's longest
+    sequence. For other models a warning says why there is no loss.
 
     Args:
         opened: The model.
@@ -104,13 +107,18 @@ def measure_use(opened: "OpenedModel", text: Path) -> dict[str, Any]:
         FileError: The text cannot be read.
         TextError: The text has fewer than two tokens.
         TokenizerError: There is no tokenizer, or it has IDs outside the table.
+
+    Warns:
+        EmbedLayerWarning: The loss cannot be measured.
     """
+    import warnings
+
     import torch
 
     from embedlayer.compress.report import loss_on_text
     from embedlayer.data.corpus import read_text_chunks
-    from embedlayer.errors import TextError
-    from embedlayer.models.decoder import DecoderLM
+    from embedlayer.errors import CheckpointError, EmbedLayerWarning, MissingExtraError, TextError
+    from embedlayer.models.causal import longest_sequence
     from embedlayer.vocab.token_usage import used_tokens
 
     found = opened.encode("".join(read_text_chunks(text)))
@@ -122,12 +130,15 @@ def measure_use(opened: "OpenedModel", text: Path) -> dict[str, Any]:
         "counts": torch.bincount(ids, minlength=opened.table.vocab_size),
         "kept": len(used_tokens(opened.require_tokenizer(), text)),
     }
-    if not isinstance(opened.model, DecoderLM):
+    try:
+        model = opened.require_causal()
+        limits = [WINDOW, longest_sequence(model) or WINDOW]
+        if opened.run is not None and opened.run.contains_run:
+            limits.append(opened.run.options().max_length)
+        return {**use, "loss": loss_on_text(model, ids, length=min(limits))}
+    except (CheckpointError, MissingExtraError) as error:
+        warnings.warn(f"The loss on {text} is not measured: {error}", EmbedLayerWarning, stacklevel=2)
         return use
-    limits = [WINDOW, opened.model.position.max_seq_len or WINDOW]
-    if opened.run is not None and opened.run.contains_run:
-        limits.append(opened.run.options().max_length)
-    return {**use, "loss": loss_on_text(opened.model, ids, length=min(limits))}
 
 
 def _choices(width: int, to: str | None) -> list[str]:
@@ -146,16 +157,20 @@ def _choices(width: int, to: str | None) -> list[str]:
     return choices
 
 
-def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> None:
+def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> str:
     """Write the model with a compressed table to the folder `output`, which appears complete or not at all.
 
     Args:
         opened: The model; it does not change.
         table: The compressed table.
         output: The new folder; folders above it are created.
+
+    Returns:
+        A sentence on what else can open the result, or what is not in it; `""` if there is nothing to say.
     """
     from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
     from embedlayer.compress.convert import replace_table
+    from embedlayer.compress.transformers_models import copy_blocks
     from embedlayer.io.files import create_folder, replace_folder, write_json
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.pretrained import Pretrained
@@ -172,6 +187,15 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> None:
         if isinstance(layer, DecoderLM) and opened.adds_special_tokens and opened.vocabulary is not None:
             starts, ends = opened.text_limits
             write_json(partial / GENERATION, {"bos_token_id": [*starts], "eos_token_id": [*ends]})
+        has_blocks = isinstance(opened.model, EmbeddingLayer) and copy_blocks(
+            opened.model, Path(opened.source), partial
+        )
+    if has_blocks:
+        return f'The whole model: embedlayer.compress.load_model("{output}"), with transformers.'
+    if isinstance(layer, DecoderLM) or not opened.kind.startswith(("checkpoint", "GGUF")):
+        return ""
+    reason = opened.table_only or "they are copied from the folder of a checkpoint only."
+    return f"Only the embedding layer is written, without the model's blocks: {reason}"
 
 
 def _show(opened: "OpenedModel", rows: "Sequence[CompressionResult]") -> None:

@@ -423,7 +423,8 @@ def _train_new_rows(
         `(N, D)`, equal to them if the head is tied.
 
     Raises:
-        CheckpointError: The folder has no whole decoder.
+        CheckpointError: The folder has no causal language model.
+        MissingExtraError: The model needs transformers, which is not installed.
         TokenizerError: The folder has no tokenizer.
         TextError: The text is too small to hold out a part of it.
         VocabularyError: The text contains none of the new tokens.
@@ -436,20 +437,23 @@ def _train_new_rows(
     from embedlayer.cli.progress import display, stopping_gently
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.errors import EmbedLayerWarning
+    from embedlayer.models.causal import PatchedDecoder, longest_sequence
+    from embedlayer.models.decoder import DecoderLM
     from embedlayer.sources import open_model
     from embedlayer.training.loop import Trainer
     from embedlayer.vocab.edit import add_tokens
     from embedlayer.vocab.row_training import merge_rows
 
     opened = open_model(directory)
-    model, tokenizer = opened.require_decoder(), opened.require_tokenizer()
+    model, tokenizer = opened.require_causal(), opened.require_tokenizer()
+    decoder = model if isinstance(model, DecoderLM) else PatchedDecoder(model)
     run, length = opened.run, 128
     if run is not None and run.contains_run:
         length = run.options().max_length
-    training = replace(training, max_length=min(length, model.position.max_seq_len or length))
+    training = replace(training, max_length=min(length, longest_sequence(model) or length))
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         corpus = TokenCorpus.build(list(texts), tokenizer, Path(folder) / "old")
-        before = Trainer(model, *corpus.split(0.1), training).validate()
+        before = Trainer(decoder, *corpus.split(0.1), training).validate()
         losses = {"loss_with_old_tokens": before["validation_bits_per_byte"] * math.log(2)}
         receipt = add_tokens(model, terms, special=special, tokenizer=tokenizer, init=init, train_only_new=True)
         ids = list(receipt.added)
@@ -457,7 +461,7 @@ def _train_new_rows(
         counts = corpus.counts(receipt.row_map.size)[ids]
         if not counts.sum():
             raise VocabularyError("The text contains none of the new tokens, so their rows cannot be trained on it.")
-        trainer = Trainer(model, *corpus.split(0.1), training)
+        trainer = Trainer(decoder, *corpus.split(0.1), training)
         measured = []
         warnings.filterwarnings("ignore", "The first loss", EmbedLayerWarning)  # a trained model is far from ln V
         quiet = click.get_current_context().params["as_json"]
@@ -467,13 +471,14 @@ def _train_new_rows(
                 measured += [line["validation_bits_per_byte"] * math.log(2)] if "validation_loss" in line else []
         losses |= {"loss_before_training": measured[0], "loss_after_training": measured[-1]}
     merge_rows(model)
-    rows = model.table.rows(0, model.table.vocab_size)[ids].detach().clone()
-    head = rows if model.head.tied else model.head.weight[ids].detach().clone()
+    rows = decoder.table.rows(0, decoder.table.vocab_size)[ids].detach().clone()
+    head = decoder.head
+    head_rows = rows if head is None or head.tied else head.weight[ids].detach().clone()
     occurrences = {
         "new_tokens_in_text": int(counts.sum()),
         "different_new_tokens_in_text": int((counts > 0).sum()),
     }
-    return {**losses, **occurrences, "steps": trainer.step}, rows, head
+    return {**losses, **occurrences, "steps": trainer.step}, rows, head_rows
 
 
 # Results

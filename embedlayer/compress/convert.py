@@ -7,6 +7,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+from embedlayer.compress.transformers_models import with_table
 from embedlayer.errors import SizeError
 from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.models.decoder import DecoderLM
@@ -17,7 +18,7 @@ from embedlayer.tables.rounding import CovarianceRounding
 from embedlayer.tables.row_layouts import GGUFBlocks
 from embedlayer.tables.table import TokenTable
 
-Model = TypeVar("Model", bound=DecoderLM | EmbeddingLayer | TransformerEmbedding)
+Model = TypeVar("Model", bound=nn.Module)
 
 _KIND = re.compile(r"int(?P<bits>8|4)(-g(?P<group>\d+))?|q(?P<blocks>8|4)_0|rank=(?P<rank>\d+)")
 
@@ -81,14 +82,22 @@ def replace_table(model: Model, table: TokenTable | nn.Embedding) -> Model:
 
     A tied head is tied to the new table. The original model is not changed.
 
+    In a model of transformers the look-ups keep their scale, whatever the scale of `table`. If the table is not dense,
+    transformers cannot store it: `save_pretrained` of the copy is refused, and `save_model` writes it.
+
     Args:
-        model: A decoder, an embedding layer, or an input embedding.
+        model: A decoder, an embedding layer, an input embedding, or a model of transformers after `patch`.
         table: The new table.
 
     Raises:
-        SizeError: The table has another width, or the model has an untied head with another number of tokens.
+        SizeError: The table has another width, or the model has an untied head with another number of tokens. For a
+            model of transformers: the table has another number of tokens.
+        CheckpointError: The model of transformers is not patched, or has modules other than look-ups and LM heads that
+            use the weight of the table.
     """
     table = as_table(table)
+    if not isinstance(model, DecoderLM | EmbeddingLayer | TransformerEmbedding):
+        return with_table(model, table)
     if table.embed_dim != model.table.embed_dim:
         raise SizeError(f"The table has width {table.embed_dim}, the model needs {model.table.embed_dim}.")
     head = getattr(model, "head", None)

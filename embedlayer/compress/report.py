@@ -13,8 +13,9 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.compress.convert import compress_table, replace_table
 from embedlayer.errors import SizeError
 from embedlayer.io.safetensors_files import encode_header
+from embedlayer.models.causal import causal_outputs, check_causal, evaluating
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.tables.dense import as_table
+from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
 
 CHOICES = ("int8", "int4", "int4-g32", "q8_0", "q4_0")
@@ -131,36 +132,41 @@ def row_error(table: TokenTable, other: TokenTable) -> float:
     return math.sqrt(missed / whole) if whole else 0.0
 
 
-def loss_on_text(model: DecoderLM, ids: Int[Tensor, " T"], *, length: int = 256) -> Loss:
+def loss_on_text(model: nn.Module, ids: Int[Tensor, " T"], *, length: int = 256) -> Loss:
     """Return a function from a table to the loss of `model` with that table, in nats per token of a text.
 
     The function runs the model in evaluation mode, without gradients, and restores its mode.
 
     Args:
-        model: The model; its own table is not changed.
+        model: A `DecoderLM`, or a causal language model of transformers after `patch`; its own table is not changed.
         ids: Token IDs of the text, `(T,)`.
         length: Tokens per window. The text is cut into windows, and the model reads each window without the text before
             it.
 
     Raises:
         SizeError: The text has fewer than two tokens.
+        CheckpointError: The model is no causal language model, or is not patched.
     """
     if len(ids) < 2:
         raise SizeError(f"The loss needs a text of at least 2 tokens; found {len(ids)}.")
+    check_causal(model, ids)
+    ids = ids.to(next(model.parameters()).device)
     starts = range(0, len(ids) - 1, length)
-    batch = max(1, TOKENS_AT_ONCE // length)
 
     @torch.no_grad()
     def loss(table: TokenTable) -> float:
-        around = replace_table(model, table).eval()
+        around = replace_table(model, table)
+        # transformers' head of a table that is not dense computes all logits of a batch
+        has_logits = not (isinstance(model, DecoderLM) or isinstance(table, TokenEmbedding))
+        batch = 1 if has_logits else max(1, TOKENS_AT_ONCE // length)
         total = 0.0
         windows = [ids[start : start + length + 1] for start in starts]
         whole = [window for window in windows if len(window) == length + 1]
         groups = [torch.stack(whole[place : place + batch]) for place in range(0, len(whole), batch)]
         groups += [window.unsqueeze(0) for window in windows[len(whole) :]]
-        for group in groups:
-            total += around.loss(group[:, :-1], group[:, 1:], reduction="sum").item()
-        around.train(model.training)
+        with evaluating(around):
+            for group in groups:
+                total += causal_outputs(around, group[:, :-1]).loss(group[:, 1:], reduction="sum").item()
         return total / (len(ids) - 1)
 
     return loss

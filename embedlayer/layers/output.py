@@ -33,6 +33,9 @@ from embedlayer.tables.table import TokenTable, check_width, logits_of_function
 NEW_ROWS = "new_rows"
 """Name of the child of an untied head that has the rows which are trained separately; see `train_only_rows`."""
 
+TRAINED_BEFORE = "_trained_before_its_rows"
+"""Attribute of a module between `train_only_rows` and `merge_rows`: the parameters that were trained before."""
+
 
 class OutputHead(Pretrained, HeadOutputs, nn.Linear):
     """LM head: one logit for each token, `finish_logits(hidden @ weight.T)`.

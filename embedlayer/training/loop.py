@@ -23,6 +23,7 @@ from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.distributed.state import trained_parameters
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, SizeError, TextError
 from embedlayer.io.files import JsonObject
+from embedlayer.models.causal import PatchedDecoder
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.optim.clip import clip_grad_norm_
 from embedlayer.optim.param_groups import param_groups
@@ -118,7 +119,7 @@ class Trainer:
     called on all ranks.
 
     Args:
-        model: The model, on its device.
+        model: The model, on its device; a `PatchedDecoder` in one process only.
         training: Token IDs for training.
         validation: Token IDs for validation.
         options: See `TrainingOptions`.
@@ -136,7 +137,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: DecoderLM,
+        model: DecoderLM | PatchedDecoder,
         training: TokenCorpus,
         validation: TokenCorpus,
         options: TrainingOptions,
@@ -170,6 +171,17 @@ class Trainer:
         self._stopping = False
         # Sum and count since the last line; in float64, where a sum over ranks does not depend on their order.
         self._losses = torch.zeros(2, dtype=torch.float64, device=self.device)
+
+    @property
+    def decoder(self) -> DecoderLM:
+        """Return the model of a run, which is a `DecoderLM`.
+
+        Raises:
+            CheckpointError: The model is one of transformers, which is trained and saved without a run.
+        """
+        if isinstance(self.model, DecoderLM):
+            return self.model
+        raise CheckpointError("A run stores a DecoderLM: save a model of transformers with its own save_pretrained.")
 
     def stop(self) -> None:
         """Make the running `run()` end after the current step, also on the other ranks. A later `run()` continues."""

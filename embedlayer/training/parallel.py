@@ -32,6 +32,7 @@ from embedlayer.errors import SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.layers.output import OutputHead
+from embedlayer.models.causal import PatchedDecoder
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.pretrained import build, building, describe
 from embedlayer.tables.dense import TokenEmbedding, as_table
@@ -140,7 +141,7 @@ class ParallelContext:
         with building(LookupTable, self._draw_table):
             return DecoderLM.from_config(arguments, make_head=self._draw_head).to(self.device)
 
-    def shard(self, model: DecoderLM) -> None:
+    def shard(self, model: DecoderLM | PatchedDecoder) -> None:
         """Shard the rows of a model's tables, and of an untied head, over the ranks, in place.
 
         Afterwards each rank stores its own rows only, and the model is on the device of this rank. A single process
@@ -148,9 +149,14 @@ class ParallelContext:
 
         Args:
             model: The whole model, with equal weights on every rank, or a model from `build`.
+
+        Raises:
+            SizeError: Several processes are to train a model of transformers.
         """
         if self._mesh is None:
             return
+        if not isinstance(model, DecoderLM):
+            raise SizeError("A model of transformers is trained here by one process only: start it without torchrun.")
         if not isinstance(model.table, ShardedTable):
             self._config = describe(model)
             head, options = model.head, _head_options(model.head)
@@ -223,7 +229,7 @@ class ParallelContext:
         """Return the description of a model before it was sharded, as `describe(model)` gives it for one process."""
         return describe(model) if self._mesh is None else self._config
 
-    def loss_function(self, model: DecoderLM) -> Callable[[Tensor, Tensor], Tensor]:
+    def loss_function(self, model: DecoderLM | PatchedDecoder) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the function `(ids, targets) -> loss` to train with: the mean loss over this rank's tokens.
 
         With several processes it is a `DistributedDataParallel` module: `backward` averages the gradients over the
@@ -231,6 +237,7 @@ class ParallelContext:
         """
         if self._mesh is None:
             return model.loss
+        assert isinstance(model, DecoderLM)  # `shard` refuses others
         self._ddp = distributed_data_parallel(_LossModule(model), forward_sync_buffers=False)
         return self._ddp
 

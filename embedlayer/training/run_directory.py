@@ -245,7 +245,7 @@ class RunDirectory:
         description: JsonObject = {
             "format_version": FORMAT_VERSION,
             "options": asdict(trainer.options),
-            "model": trainer.parallel.describe(trainer.model),
+            "model": trainer.parallel.describe(trainer.decoder),
             "validation_fraction": validation_fraction,
             "notes": notes or {},
         }
@@ -549,7 +549,7 @@ class RunDirectory:
             trainer.parallel.save(self.path / WEIGHTS, trainer.model.state_dict())
         if trainer.parallel.is_first:
             save_tokenizer(tokenizer, self.path / TOKENIZER)
-            write_config(self.path, trainer.parallel.describe(trainer.model))
+            write_config(self.path, trainer.parallel.describe(trainer.decoder))
             self.lock.release()
 
     def add_metrics(self, line: JsonObject) -> None:

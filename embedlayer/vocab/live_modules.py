@@ -299,9 +299,10 @@ def _local_table(name: str, table: LookupTable, of_head: bool) -> tuple[str, Loc
 def _cannot_be_moved(name: str, table: LookupTable) -> SizeError:
     """Return the error for a table of a kind that an edit cannot move, after its dotted name in the module."""
     return SizeError(
-        f"The rows of {name or 'this table'}, a {type(table).__name__}, cannot be moved. Edit the table that it was "
-        f"built from (a DeltaEmbedding's after merge(), a trained MappedEmbedding's in the folder of save_pretrained), "
-        f"and build it again."
+        f"The rows of {name or 'this table'}, a {type(table).__name__}, cannot be moved. After train_only_rows, call "
+        f"embedlayer.vocab.merge_rows(model) first. Otherwise edit the table that it was built from (a "
+        f"DeltaEmbedding's after merge(), a trained MappedEmbedding's in the folder of save_pretrained), and build it "
+        f"again."
     )
 
 

@@ -24,6 +24,7 @@ from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit
 from embedlayer.vocab.folders import RECEIPT, apply_to_folder, new_folder, receipts_in
 from embedlayer.vocab.live_modules import ModuleResult, apply_to_module
 from embedlayer.vocab.row_map import DROPPED, RowEdit, RowMap
+from embedlayer.vocab.row_training import merged_rows
 from embedlayer.vocab.run_folders import RUN
 from embedlayer.vocab.token_selection import shown_names
 from embedlayer.vocab.tokenizer_edit import parse_tokenizer
@@ -198,6 +199,9 @@ class Receipt:
     ) -> None:
         """Restore the state before the edit, bit for bit: in a live module in place, from a folder into a new folder.
 
+        Rows that the edit added may have been trained since, also by `train_only_rows`, whose rows need not be merged
+        before. Rows that it kept must have their values of then.
+
         With sharded tables all ranks must call this, and the number of ranks must be that of the edit.
 
         Args:
@@ -206,11 +210,12 @@ class Receipt:
             out: The new folder for the result; required for a folder. It must not exist or must be empty.
 
         Raises:
-            CheckpointError: `target` is not what this edit wrote, or was changed since. Nothing was changed.
+            CheckpointError: `target` is not what this edit wrote, or kept rows were changed since. Nothing was changed.
             FileError: `target` does not exist, or `out` is missing, not empty or cannot be written.
         """
         if isinstance(target, nn.Module):
-            apply_to_module(target, Undo(self), optimizer)
+            with merged_rows(target):
+                apply_to_module(target, Undo(self), optimizer)
             return
         folder = Path(target)
         _refuse_gguf(folder)
@@ -224,9 +229,16 @@ class Receipt:
     def save(self, path: Path | str) -> None:
         """Write the receipt to a safetensors file; an existing file is replaced only if the write succeeds.
 
+        Args:
+            path: The file; or the folder of the edited model, where the file is `vocabulary-1.receipt` or has the next
+                number. `embedlayer vocab undo` reads the last one.
+
         Raises:
             FileError: The file cannot be written.
         """
+        path = Path(path)
+        if path.is_dir():
+            path = path / RECEIPT.format(len(receipts_in(path)) + 1)
         tensors = {
             "sources": self.row_map.sources,
             **{f"rows/{name}": rows for name, rows in self.dropped_rows.items()},
@@ -331,7 +343,6 @@ class Undo(VocabularyEdit):
             RowEdit(
                 receipt.row_map.inverse(),
                 restored_rows=of(receipt.dropped_rows),
-                before=of(receipt.after),
                 after=of(receipt.before),
             ),
             receipt.old_tokenizer,

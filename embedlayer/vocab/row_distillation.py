@@ -11,12 +11,9 @@ from torch import Tensor, nn
 
 from embedlayer.data.tokenizer import as_tokenizer, without_truncation
 from embedlayer.errors import SizeError, VocabularyError
-from embedlayer.models.decoder import DecoderLM
+from embedlayer.models.causal import IGNORED, causal_outputs, check_causal, evaluating
 from embedlayer.training.loop import TrainingOptions
 from embedlayer.vocab.row_training import merge_rows, train_only_rows
-
-IGNORED = -100
-"""Target without a loss."""
 
 
 def find_snippets(
@@ -88,8 +85,8 @@ class DistillationLosses:
 
 
 def distill_rows(
-    model: DecoderLM,
-    teacher: DecoderLM,
+    model: nn.Module,
+    teacher: nn.Module,
     snippets: Sequence[str],
     options: TrainingOptions,
     *,
@@ -119,7 +116,8 @@ def distill_rows(
     `train_only_rows` and `merge_rows` are called here.
 
     Args:
-        model: The model after the edit, with a dense table.
+        model: The model after the edit, with a dense table: a `DecoderLM`, or a causal language model of transformers
+            after `patch`.
         teacher: The model before the edit, for example `copy.deepcopy(model)` made before it. It is not changed.
         snippets: Texts in which the new tokens occur: those of `find_snippets`, or texts that the teacher generated.
             Further texts in which no new token occurs hold back the new tokens elsewhere.
@@ -138,6 +136,7 @@ def distill_rows(
     Raises:
         VocabularyError: No new token occurs in the snippets.
         SizeError: `options` has `minutes` in place of `steps`; or `train_only_rows` raises it. Nothing was changed.
+        CheckpointError: `model` or `teacher` is no causal language model. Nothing was changed.
 
     Example:
         >>> from copy import deepcopy
@@ -167,19 +166,17 @@ def distill_rows(
             f"None of the {len(new_ids)} new tokens occurs in the {len(snippets)} snippets, so no row can be trained. "
             f"Pass texts in which they occur."
         )
+    check_causal(model, torch.tensor(pairs[0].ids))
+    check_causal(teacher, torch.tensor(pairs[0].teacher_ids))
     train_only_rows(model, new_ids)
     occurs = torch.tensor([token in occurring for token in sorted(new_ids)])
-    was_training = {part: part.training for part in (model, teacher)}
-    model.eval()
-    teacher.eval()
     try:
-        hidden, prediction = _train(
-            model, teacher, pairs, options, occurs, (hidden_weight, prediction_weight, start_weight)
-        )
+        with evaluating(model, teacher):
+            hidden, prediction = _train(
+                model, teacher, pairs, options, occurs, (hidden_weight, prediction_weight, start_weight)
+            )
     finally:
         merge_rows(model)
-        for part, state in was_training.items():
-            part.train(state)
     return DistillationLosses(tuple(hidden), tuple(prediction), occurring)
 
 
@@ -251,8 +248,8 @@ class _RowChanges:
 
 
 def _train(
-    model: DecoderLM,
-    teacher: DecoderLM,
+    model: nn.Module,
+    teacher: nn.Module,
     pairs: Sequence[_Pair],
     options: TrainingOptions,
     occurs: Bool[Tensor, " k"],
@@ -269,16 +266,16 @@ def _train(
     losses: tuple[list[float], list[float]] = ([], [])
     for step, batch in zip(range(1, steps + 1), _batches(pairs, options), strict=False):
         ids, mask = _padded([pair.ids for pair in batch], device)
-        hidden = model.hidden(ids, attention_mask=mask)
-        targets = ids.masked_fill(mask == 0, IGNORED)
-        prediction = model.head.loss(hidden[:, :-1], targets[:, 1:], ignore_index=IGNORED)
+        hidden, loss_of = causal_outputs(model, ids, mask)
+        targets = F.pad(ids.masked_fill(mask == 0, IGNORED)[:, 1:], (0, 1), value=IGNORED)
+        prediction = loss_of(targets, ignore_index=IGNORED)
         difference = hidden.new_zeros(())
         places = [(row, *place) for row, pair in enumerate(batch) for place in pair.places]
         if places and hidden_weight:
             row, place, teacher_place = torch.tensor(places, device=device).unbind(1)
             with torch.no_grad():
                 teacher_ids, teacher_mask = _padded([pair.teacher_ids for pair in batch], device)
-                wanted = teacher.hidden(teacher_ids, attention_mask=teacher_mask)[row, teacher_place]
+                wanted = causal_outputs(teacher, teacher_ids, teacher_mask).hidden[row, teacher_place]
             difference = F.mse_loss(hidden[row, place], wanted.to(hidden.dtype))
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate_at(step, steps)

@@ -238,14 +238,13 @@ class RowEdit:
         row_map: The old row of each new row.
         values: For an edit: function that yields the initialised rows of a tensor whose `end` is not `None`.
         restored_rows: For an undo: from each tensor's name to the initialised rows that this rank stores.
-        before: For an undo: from each tensor's name to the expected fingerprint before the undo.
-        after: For an undo: from each tensor's name to the expected fingerprint of the result.
+        after: For an undo: from each tensor's name to the expected fingerprint of the result. The rows that the undo
+            drops are not compared: rows that an edit added may have been trained since.
     """
 
     row_map: RowMap
     values: RowValues | None = None
     restored_rows: Mapping[str, Tensor] | None = None
-    before: Mapping[str, str] | None = None
     after: Mapping[str, str] | None = None
 
 
@@ -279,15 +278,15 @@ def apply_row_map(
         collectives: All ranks that apply the edit. Initialised rows get the values that rank 0 computes.
 
     Raises:
-        CheckpointError: For an undo: the tensors or the result do not have the expected fingerprints, or the rows to
-            restore are missing or have another shape.
+        CheckpointError: For an undo: the edit changed other tensors than these, the result does not have the expected
+            fingerprints, or the rows to restore are missing or have another shape.
         ShapeError: `edit.values` computes too few or too many rows.
         PeerError: Another rank raised an error.
     """
     row_map, result = edit.row_map, RowResult()
     with collectives.all_or_none():
         result.before.update({name: row_fingerprint(rows.local) for name, rows in tensors.items()})
-        _check_fingerprints(edit.before, result.before)
+        _check_names(edit.after, tensors)
         if edit.restored_rows is not None:
             _check_restored_rows(tensors, edit, edit.restored_rows)
     for name, rows in tensors.items():
@@ -359,6 +358,31 @@ def _check_restored_rows(tensors: Mapping[str, RowTensor], edit: RowEdit, restor
             )
 
 
+def _check_names(expected: Mapping[str, str] | None, tensors: Mapping[str, RowTensor]) -> None:
+    """Check for an undo that the tensors are those that the edit changed.
+
+    Args:
+        expected: The edited tensors, by name; `None` skips the check.
+        tensors: The tensors by name.
+
+    Raises:
+        CheckpointError: A tensor is missing or unexpected.
+    """
+    if expected is None:
+        return
+    missing = next((name for name in sorted(expected.keys() - tensors.keys()) if name.startswith("optimizer.")), None)
+    if missing is not None:
+        raise CheckpointError(
+            f"The edit also changed the optimizer's state ({missing}): pass that optimizer, undo(..., optimizer=...), "
+            f"with the state that it had after the edit. Nothing was changed."
+        )
+    if different := sorted(expected.keys() ^ tensors.keys()):
+        raise CheckpointError(
+            f"The receipt belongs to another model: only one of them has {', '.join(different[:4])}. Nothing was "
+            f"changed."
+        )
+
+
 def _check_fingerprints(expected: Mapping[str, str] | None, found: Mapping[str, str]) -> None:
     """Check that tensors have the expected fingerprints, which are hashes by `row_fingerprint`.
 
@@ -367,19 +391,12 @@ def _check_fingerprints(expected: Mapping[str, str] | None, found: Mapping[str, 
         found: From each edited tensor's name to its fingerprint.
 
     Raises:
-        CheckpointError: A tensor is missing, unexpected, or has other values.
+        CheckpointError: A tensor has other values.
     """
-    if expected is None:
-        return
-    missing = next((name for name in sorted(expected.keys() - found.keys()) if name.startswith("optimizer.")), None)
-    if missing is not None:
-        raise CheckpointError(
-            f"The edit also changed the optimizer's state ({missing}): pass that optimizer, undo(..., optimizer=...), "
-            f"with the state that it had after the edit. Nothing was changed."
-        )
-    different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    different = [] if expected is None else sorted(name for name in expected if expected[name] != found[name])
     if different:
         raise CheckpointError(
-            f"The receipt belongs to another result: {', '.join(different[:4])} hold other values. Undo an edit before "
-            f"any training or further edit. Nothing was changed."
+            f"The receipt belongs to another result: rows of {', '.join(different[:4])} that the edit kept hold other "
+            f"values. Undo an edit before kept rows are trained or edited again; new rows may have been trained "
+            f"(add_tokens(train_only_new=True)). Nothing was changed."
         )

@@ -1,6 +1,7 @@
 """Training of the rows of a few tokens and nothing else, in the tables and heads of a live module."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from jaxtyping import Float
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from embedlayer.distributed.dtensors import has_fsdp_modules, is_dtensor
 from embedlayer.errors import SizeError
-from embedlayer.layers.output import NEW_ROWS, OutputHead
+from embedlayer.layers.output import NEW_ROWS, TRAINED_BEFORE, OutputHead
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
@@ -57,9 +58,6 @@ class TrainedInit(RowInit):
         return values, [RowOrigin(f"trained from {origin.method}", origin.old_ids) for origin in origins]
 
 
-_TRAINED_BEFORE = "_trained_before_its_rows"
-
-
 def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
     """Prepare a module, in place, so that only the rows of the given tokens are trained.
 
@@ -103,7 +101,7 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
             parameter.requires_grad_(True)
         raise
     module.requires_grad_(False)
-    module.__dict__[_TRAINED_BEFORE] = trained
+    module.__dict__[TRAINED_BEFORE] = trained
     for part in list(module.modules()):
         part._modules.update({name: deltas[id(child)] for name, child in part._modules.items() if id(child) in deltas})
     for name, head in modules.heads.items():
@@ -126,7 +124,7 @@ def merge_rows(module: nn.Module) -> None:
         SizeError: `train_only_rows` was not called on this module, or `merge_rows` was called already.
     """
     trained_rows(module)
-    trained = module.__dict__.pop(_TRAINED_BEFORE)
+    trained = module.__dict__.pop(TRAINED_BEFORE)
     for head in [part for part in module.modules() if isinstance(part, OutputHead)]:
         rows = head.__dict__["table"]
         if isinstance(rows, DeltaEmbedding):
@@ -141,13 +139,47 @@ def merge_rows(module: nn.Module) -> None:
         parameter.requires_grad_(True)
 
 
+@contextmanager
+def merged_rows(module: nn.Module) -> Iterator[None]:
+    """Context manager: call `merge_rows` if `train_only_rows` was called; after an error in the block, revert that.
+
+    The rows are then trained separately as before, in the same parameters.
+    """
+    if TRAINED_BEFORE not in module.__dict__:
+        yield
+        return
+    trained = module.__dict__[TRAINED_BEFORE]
+    children = [(part._modules, dict(part._modules)) for part in module.modules()]
+    tables = [(part.__dict__, part.__dict__["table"]) for part in module.modules() if isinstance(part, OutputHead)]
+    old = [
+        (weight, rows.token_tensor, weight.detach()[rows.token_tensor])
+        for rows in trained_rows(module).values()
+        if isinstance(weight := rows.base.weight, Tensor)
+    ]
+    merge_rows(module)
+    try:
+        yield
+    except BaseException:
+        for weight, ids, rows in old:
+            weight.detach()[ids] = rows
+        for modules, before in children:
+            modules.clear()
+            modules.update(before)
+        for attributes, table in tables:
+            attributes["table"] = table
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        module.__dict__[TRAINED_BEFORE] = trained
+        raise
+
+
 def trained_rows(module: nn.Module) -> dict[str, DeltaEmbedding]:
     """Return the rows that `train_only_rows` made trainable, by the name of their table or untied head in the module.
 
     Raises:
         SizeError: `train_only_rows` was not called on this module, or `merge_rows` was called since.
     """
-    if _TRAINED_BEFORE not in module.__dict__:
+    if TRAINED_BEFORE not in module.__dict__:
         raise SizeError("This module has no rows that are trained separately: call train_only_rows first.")
     parts = module.named_modules()
     return {name.removesuffix(f".{NEW_ROWS}"): part for name, part in parts if isinstance(part, DeltaEmbedding)}

@@ -124,7 +124,7 @@ def _write_run(
         tokenizer: The tokenizer after the edit.
     """
     save_tokenizer(tokenizer, new.path / TOKENIZER)
-    write_json(new.run, {**description, "model": describe(trainer.model)})
+    write_json(new.run, {**description, "model": describe(trainer.decoder)})
     new.save_checkpoint(trainer)
     if old.metrics.exists():
         shutil.copyfile(old.metrics, new.metrics)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import run
+from covering import some
 from safetensors.torch import load_file, save_file
 
 import embedlayer as el
@@ -107,6 +108,46 @@ def test_of_another_checkpoint_the_embedding_layer_is_kept(tmp_path, text, capsy
     again = tmp_path / "again"
     assert run("compress", tmp_path / "out", "--to", "int4", "-o", again) == 0
     assert el.load(again).table.row_format.bits == 4
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kind"), some([("qwen3", "causal")], [("qwen3", "causal"), ("bert", "masked"), ("t5", "seq2seq")])
+)
+def test_the_blocks_of_a_checkpoint_are_kept_and_its_loss_measured(
+    model_type, kind, tmp_path, text, capsys, unchecked
+) -> None:
+    from tiny_models import build
+
+    tokenizer, source, out = el.train_tokenizer((), "byte"), tmp_path / "source", tmp_path / "out"
+    model = build(model_type, kind, {"vocab_size": 257})[1]
+    model.save_pretrained(source)
+    tokenizer.save(str(source / "tokenizer.json"))
+    assert run("compress", source, "--to", "int8", "-o", out, "--text", text, "--json") == 0
+    shown = capsys.readouterr()
+    rows = json.loads(shown.out)["rows"]
+    if kind == "causal":
+        el.patch(model)
+        assert rows[0]["loss"] == pytest.approx(
+            el.compress.loss_on_text(model, torch.tensor(tokenizer.encode(text.read_text()).ids))(
+                model.get_input_embeddings()
+            ),
+            rel=1e-5,
+        )
+        assert rows[1]["loss_change"] == pytest.approx(rows[1]["loss"] - rows[0]["loss"])
+    else:
+        assert rows[0]["loss"] is None
+        assert "is not measured" in shown.err
+    again, ids = el.compress.load_model(out), torch.tensor([[5, 70, 90, 7]])
+    inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if kind == "seq2seq" else {})}
+    with torch.no_grad():
+        torch.testing.assert_close(again(**inputs).logits + 0, model(**inputs).logits + 0, rtol=0.05, atol=0.05)
+    assert isinstance(again.get_input_embeddings(), el.QuantizedEmbedding)
+    assert run("compress", out, "--to", "int4", "-o", tmp_path / "again") == 0
+    assert "The whole model: embedlayer.compress.load_model" in capsys.readouterr().out
+    assert el.compress.load_model(tmp_path / "again").get_input_embeddings().row_format.bits == 4
+    file = next(source.glob("*.safetensors"))
+    assert run("compress", file, "--to", "int8", "-o", tmp_path / "single") == 0
+    assert "Only the embedding layer is written, without the model's blocks" in capsys.readouterr().out
 
 
 def test_a_file_of_vectors_becomes_a_layer_with_its_words(tmp_path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from commands import run
+from covering import some
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
@@ -71,6 +72,32 @@ def test_new_terms_are_trained_alone_and_all_else_stays_to_the_bit(trained, doma
     assert run("vocab", "undo", tmp_path / "new", "-o", tmp_path / "back") == 0
     for name in ("config.json", "model.safetensors", "tokenizer.json", "run.json", "report.html"):
         assert (tmp_path / "back" / name).read_bytes() == (trained / name).read_bytes()
+
+
+@pytest.mark.parametrize("tied", some([False], [False, True]))
+def test_new_rows_of_a_checkpoint_of_transformers_are_trained_too(tied, domain, tmp_path, capsys, unchecked) -> None:
+    from safetensors.torch import load_file
+    from tiny_models import build
+
+    source, new = tmp_path / "source", tmp_path / "new"
+    build("qwen3", "causal", {"vocab_size": 257, "tie_word_embeddings": tied})[1].save_pretrained(source)
+    el.train_tokenizer((), "byte").save(str(source / "tokenizer.json"))
+    options = ["--train-on", domain / "text.txt", "--steps", 20, "--learning-rate", 0.02, "--json"]
+    assert run("vocab", "add", source, *TERMS, "-o", new, *options) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["tokens"] == [257, 260]
+    assert result["loss_after_training"] < result["loss_before_training"]
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, new))
+    rows = {"model.embed_tokens.weight"} | ({"lm_head.weight"} if not tied else set())
+    for name, tensor in before.items():
+        assert torch.equal(after[name][: len(tensor)], tensor)
+        assert (len(after[name]) == 260) == (name in rows)
+    plain = tmp_path / "plain"
+    assert run("vocab", "add", source, *TERMS, "-o", plain) == 0
+    untrained = load_file(plain / "model.safetensors")
+    assert all((after[name][257:] != untrained[name][257:]).any(1).all() for name in rows)
+    assert run("vocab", "undo", new, "-o", tmp_path / "back") == 0
+    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
 
 
 def test_what_happened_is_shown(trained, tmp_path, capsys) -> None:

@@ -277,7 +277,7 @@ def test_a_checkpoint_changed_since_the_edit_is_not_undone(tmp_path) -> None:
     with torch.no_grad():
         layer.table.weight[0] += 1
     layer.write_into(tmp_path / "new", tmp_path / "trained")
-    with pytest.raises(el.CheckpointError, match="wte.weight hold other values"):
+    with pytest.raises(el.CheckpointError, match="wte.weight that the edit kept hold other values"):
         receipt.undo(tmp_path / "trained", out=tmp_path / "back")
     assert not (tmp_path / "back").exists()
 

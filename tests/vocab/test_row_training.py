@@ -43,15 +43,41 @@ def test_the_new_rows_learn_and_every_other_number_stays(kind) -> None:
     assert made.config == fresh.config
 
 
-def test_undo_after_merging_untrained_rows_is_exact() -> None:
-    made = MODELS["free"]()
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("merged", [True, False], ids=["merged", "unmerged"])
+def test_the_undo_after_training_the_new_rows_restores_every_bit(kind, merged) -> None:
+    made = MODELS[kind]()
     before = state_of(made)
     receipt = el.vocab.add_tokens(made, 2, train_only_new=True)
-    with pytest.raises(el.SizeError, match=r"after merge\(\)"):
-        receipt.undo(made)
-    merge_rows(made)
+    train(made, el.RowAdamW(el.param_groups(made), lr=0.1), torch.where(IDS == 4, V, IDS))
+    if merged:
+        merge_rows(made)
     receipt.undo(made)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in made.state_dict().items())
+    after = state_of(made)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
+    assert all(parameter.requires_grad for parameter in made.parameters())
+
+
+@pytest.mark.parametrize("kind", ["tied", "free"])
+def test_an_undo_that_is_refused_leaves_the_rows_separate(kind) -> None:
+    made = MODELS[kind]()
+    receipt = el.vocab.add_tokens(made, 2)
+    train_only_rows(made, [3])  # a row that the edit kept
+    optimizer = el.RowAdamW(el.param_groups(made), lr=0.1)
+    train(made, optimizer, IDS)
+    before, logits = state_of(made), made(IDS)
+    with pytest.raises(el.CheckpointError, match="that the edit kept hold other values"):
+        receipt.undo(made)
+    after = state_of(made)
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert torch.equal(made(IDS), logits)
+    train(made, optimizer, IDS)
+    assert not torch.equal(made(IDS), logits)
+    with pytest.raises(el.SizeError, match=r"call embedlayer\.vocab\.merge_rows\(model\) first"):
+        el.vocab.add_tokens(made, 1)
+    merge_rows(made)
+    el.vocab.add_tokens(made, 1)
 
 
 def test_what_cannot_be_trained_so_is_refused() -> None:

@@ -1,0 +1,334 @@
+"""Models of transformers with a table that transformers cannot store: the table put in, saved and loaded.
+
+`save_model` writes two things into one folder: the table (or the embedding layer that contains it), as our
+`save_pretrained` does, and in the folder `model` the configuration and all other tensors of the model. transformers
+opens neither of them, so it cannot fill in random rows. `load_model` puts both together.
+"""
+
+import copy
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+from embedlayer.checkpoints.patch import REPLACED, patch
+from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.writer import copy_bytes
+from embedlayer.computed_buffers import recompute_all_buffers
+from embedlayer.errors import CheckpointError, FileError, SizeError, require
+from embedlayer.io.files import create_folder, recover_folder, replace_folder
+from embedlayer.io.json_fields import parse_json
+from embedlayer.io.safetensors_files import encode_header, load_tensors, save_tensors
+from embedlayer.layers.output import OutputHead
+from embedlayer.layers.peft import ChildReference
+from embedlayer.pretrained import Pretrained, build, describe
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.table import TokenTable
+
+Model = TypeVar("Model", bound=nn.Module)
+
+MODEL, BLOCKS = "model", "blocks.safetensors"
+"""The folder of the rest of the model, and the file of its tensors; transformers looks for no such file."""
+
+TABLE = "embedlayer.table"
+"""Key of the metadata of that file: a JSON list of the names that the table had in the model."""
+
+DENSE = "table.weight"
+"""Name of the rows in an embedding layer with a dense table."""
+
+NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json", ".py")
+"""Endings of files in a checkpoint folder that have weights or code."""
+
+NAMED = 3
+"""Number of tensors that an error names."""
+
+
+def with_table(model: Model, table: TokenTable) -> Model:
+    """Return a copy of a patched model of transformers with another table; see `replace_table`."""
+    root = _table_of(model)
+    if (table.vocab_size, table.embed_dim) != (root.vocab_size, root.embed_dim):
+        raise SizeError(
+            f"The table is {table.vocab_size} x {table.embed_dim}, the model needs {root.vocab_size} x "
+            f"{root.embed_dim}."
+        )
+    look_ups, heads = _users_of(root, model)
+    replaced = {id(part) for part in (*look_ups.values(), *heads.values())}
+    for name, part in model.named_modules():
+        if id(part) not in replaced and any(each is _rows(root) for each in part._parameters.values()):
+            raise CheckpointError(
+                f"{name} uses the weight of the table, and is no look-up and no LM head: the table is not replaced."
+            )
+    new = {id(part): _with_scale_of(part, table) for part in look_ups.values()}
+    # deepcopy keeps every object in its memo, so only tied heads and the parents of heads and look-ups are copied
+    shared = [
+        *(part for part in model.modules() if not any(id(each) in replaced for each in part.modules())),
+        *model.parameters(),
+        *model.buffers(),
+    ]
+    other = copy.deepcopy(model, {id(each): each for each in shared} | new)
+    references = [_reference(other, name) for name in look_ups]
+    for name in heads:
+        head = cast(OutputHead, other.get_submodule(name))
+        _tie(head, cast(TokenTable, references[0].module))
+        head.follow_references(references, _reference(other, name))
+    if not isinstance(table, TokenEmbedding):
+        other.__dict__["save_pretrained"] = partial(_refuse_to_save, type(table).__name__)
+    return other
+
+
+def _table_of(model: Any) -> TokenTable:
+    """Return the table of the input embeddings of a patched model of transformers.
+
+    Raises:
+        CheckpointError: The model is not patched, or is no model of transformers.
+    """
+    root = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    if not isinstance(root, TokenTable):
+        raise CheckpointError(
+            f"The input embeddings of a {type(model).__name__} are a {type(root).__name__}, not a table of embedlayer: "
+            f"call embedlayer.patch(model) first, before adapters are added."
+        )
+    return root
+
+
+def _users_of(table: TokenTable, model: nn.Module) -> tuple[dict[str, TokenTable], dict[str, OutputHead]]:
+    """Return the look-ups in a model that share the rows of `table`, and the LM heads tied to them, by name."""
+    places, rows = list(model.named_modules(remove_duplicate=False)), _rows(table)
+    look_ups = {name: part for name, part in places if isinstance(part, TokenTable) and _rows(part) is rows}
+    tied = {id(part) for part in look_ups.values()}
+    heads = {
+        name: part
+        for name, part in places
+        if isinstance(part, OutputHead)
+        and (id(part.__dict__["table"]) in tied or part._parameters.get("weight", table) is rows)
+    }
+    return look_ups, heads
+
+
+def _rows(table: TokenTable) -> Tensor | None:
+    """Return the first parameter or buffer of a table, by which look-ups of the same rows are found."""
+    return next((tensor for tensors in (table.parameters(), table.buffers()) for tensor in tensors), None)
+
+
+def _with_scale_of(look_up: TokenTable, table: TokenTable) -> TokenTable:
+    """Return `table` if it has the scale of a look-up, else a table with that scale that shares its rows.
+
+    Raises:
+        SizeError: A table of this kind has no scale of its own.
+    """
+    factors = [1.0 if each.factor is None else float(each.factor) for each in (look_up, table)]
+    if factors[0] == factors[1]:
+        return table
+    arguments = describe(table)
+    if "scale" not in arguments:
+        raise SizeError(f"The model scales its rows by {factors[0]:g}, and a {type(table).__name__} has no scale.")
+    is_rounded = isinstance(look_up.factor, Tensor)
+    arguments["scale"] = look_up.scale if is_rounded and "round_scale" in arguments else factors[0]
+    if "round_scale" in arguments:
+        arguments["round_scale"] = is_rounded
+    with torch.device("meta"):
+        scaled: TokenTable = build(arguments)
+    scaled.load_state_dict(table.state_dict(), assign=True)
+    recompute_all_buffers(scaled, table.device)
+    return scaled.train(table.training)
+
+
+def _reference(model: nn.Module, name: str) -> ChildReference:
+    """Return a reference to the submodule with a dotted name, by its parent."""
+    parent, _, child = name.rpartition(".")
+    return ChildReference(model.get_submodule(parent), child)
+
+
+def _tie(head: OutputHead, table: TokenTable) -> None:
+    """Let a tied head of a patched model read another table, in place."""
+    if isinstance(table, TokenEmbedding):  # as in a patched model, so that its logits are deferred
+        head.__dict__["table"], head.weight = None, cast(nn.Parameter, table.weight)
+    else:
+        head._parameters.pop("weight", None)
+        head.__dict__.pop(REPLACED, None)
+        head.__dict__["table"] = table
+        # code of transformers reads dtype and shape of the weight (Mamba); on the meta device it cannot be multiplied
+        head.__dict__["weight"] = torch.empty_like(table.rows(0, 1), device="meta").expand(table.vocab_size, -1)
+
+
+def _refuse_to_save(kind: str, *arguments: Any, **options: Any) -> NoReturn:
+    """Raise the error of `save_pretrained` of a model whose table transformers cannot store.
+
+    Args:
+        kind: Name of the table's class.
+        *arguments: Arguments of `save_pretrained`, which are not used.
+        **options: Its keyword arguments, which are not used.
+
+    Raises:
+        CheckpointError: Always.
+    """
+    raise CheckpointError(
+        f"transformers cannot store a {kind}, and would load random rows in its place. Call "
+        f"embedlayer.compress.save_model(model, folder), and read it with embedlayer.compress.load_model(folder)."
+    )
+
+
+# Files
+
+
+def save_model(model: nn.Module, directory: Path | str, *, tokenizer: Any = None) -> None:
+    """Save a patched model of transformers with any table, for `load_model`; the folder appears complete or not at all.
+
+    `open_model`, and with it `embedlayer neighbors`, `inspect` and `export`, open the table and the tokenizer.
+
+    Args:
+        model: A model of transformers after `patch` or `replace_table`.
+        directory: The folder, which must not exist or must be empty.
+        tokenizer: Tokenizer to save, or `None`.
+
+    Raises:
+        CheckpointError: The model is not patched.
+        FileError: The folder is not empty, or cannot be written.
+    """
+    table, target, whole = _table_of(model), Path(directory), cast(Any, model)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileError(f"{target} is not empty. Choose a folder that does not exist yet.")
+    look_ups, heads = _users_of(table, model)
+    skipped = (*(f"{name}." for name in look_ups), *(f"{name}.weight" for name in heads))
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(skipped)}
+    first = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}  # other names of tied tensors
+    tensors = {name: tensor for name, tensor in tensors.items() if first[tensor.data_ptr()] == name}
+    config = copy.deepcopy(whole.config)
+    config.architectures, config.dtype = [type(model).__name__], whole.dtype
+    create_folder(target.parent)
+    with replace_folder(target) as partial_folder:
+        table.save_pretrained(partial_folder, tokenizer=tokenizer)
+        rest = create_folder(partial_folder / MODEL)
+        config.save_pretrained(rest)
+        if getattr(model, "generation_config", None) is not None:
+            whole.generation_config.save_pretrained(rest)
+        metadata = {TABLE: json.dumps([f"{name}.weight" for name in (*look_ups, *heads)])}
+        save_tensors(rest / BLOCKS, tensors, metadata)
+
+
+def copy_blocks(layer: EmbeddingLayer, source: Path, target: Path) -> bool:
+    """Copy what the embedding layer of a checkpoint lacks of the model into the folder `model` of `target`.
+
+    These are its configuration, its tokenizer files, and all tensors but those of the table and those that the layer
+    stores bit for bit. They are copied from file to file.
+
+    Args:
+        layer: The layer as it was loaded from `source`, with its own table.
+        source: Folder of a checkpoint; or one that this function or `save_model` wrote, whose blocks are copied.
+        target: Folder in which the layer with another table is saved.
+
+    Returns:
+        Whether there were blocks; they are copied from folders only.
+    """
+    if (source / MODEL).is_dir():
+        shutil.copytree(source / MODEL, target / MODEL)
+        return True
+    if not (source / "config.json").is_file() or not layer.tensor_names.get(DENSE):
+        return False
+    checkpoint, state = Checkpoint.open(source), layer.state_dict()
+    table = [*layer.tensor_names[DENSE], *layer.load_record.unread_copies]
+    stored = {
+        name
+        for key, names in layer.tensor_names.items()
+        for name in names
+        if key != DENSE and key in state and checkpoint.stores(name, state[key])
+    }
+    rest = create_folder(target / MODEL)
+    has_blocks = False
+    for number, (file, header) in enumerate(checkpoint.headers.items()):
+        kept = {name: info for name, info in header.tensors.items() if name not in stored and name not in table}
+        metadata = {"format": "pt", **({} if number else {TABLE: json.dumps(table)})}
+        entries = {name: (info.dtype, info.shape, info.nbytes) for name, info in kept.items()}
+        with (source / file).open("rb") as old, (rest / f"blocks-{Path(file).name}").open("wb") as new:
+            new.write(encode_header(entries, metadata))
+            for info in kept.values():
+                copy_bytes(old, new, info)
+        has_blocks = has_blocks or bool(kept)
+    for path in source.iterdir():
+        if path.is_file() and not path.name.endswith(NOT_COPIED):
+            shutil.copyfile(path, rest / path.name)
+    if not has_blocks:
+        shutil.rmtree(rest)
+    return has_blocks
+
+
+def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> nn.Module:
+    """Load what `save_model` or `embedlayer compress` wrote as a patched model of transformers with its table.
+
+    No pickle is loaded and no code of the folder is run.
+
+    Args:
+        directory: The folder.
+        device: Device of the model.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        FileError: A file is missing.
+        CheckpointError: The folder has no such model, or it is damaged: a tensor is missing or has another shape.
+        MissingExtraError: transformers is not installed.
+        VersionError: Its release is not supported.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> model = patch(GPT2LMHeadModel(GPT2Config(vocab_size=99, n_positions=16, n_embd=32, n_layer=1, n_head=2)))
+        >>> small = replace_table(model, compress_table(model.get_input_embeddings(), "int8"))
+        >>> save_model(small, "small")
+        >>> type(load_model("small").get_input_embeddings()).__name__
+        'QuantizedEmbedding'
+    """
+    folder = recover_folder(directory)
+    rest = folder / MODEL
+    files = sorted(rest.glob("*.safetensors"))
+    if not files or not (rest / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder} has no folder {MODEL} with the blocks of a model of transformers: "
+            f"embedlayer.compress.save_model and embedlayer compress write it."
+        )
+    transformers = require("transformers", extra="hf")
+    layer = Pretrained.from_pretrained(folder)
+    table = layer if isinstance(layer, TokenTable) else getattr(layer, "table", None)
+    if not isinstance(table, TokenTable):
+        raise CheckpointError(f"{folder} holds a {type(layer).__name__}, which has no table of tokens.")
+    tensors = _other_tensors(layer)
+    for file in files:
+        stored, metadata = load_tensors(file)
+        rows = torch.zeros(1, 1, dtype=table.rows(0, 1).dtype).expand(table.vocab_size, table.embed_dim)
+        names = parse_json(metadata.get(TABLE, "[]"), f"The names of the table in {file}")
+        tensors |= stored | dict.fromkeys(filter(lambda name: isinstance(name, str), names), rows)
+    try:
+        config = transformers.AutoConfig.from_pretrained(rest, local_files_only=True, trust_remote_code=False)
+        model_class: Any = getattr(transformers, (config.architectures or [""])[0], None)
+        is_known = isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)
+        if not is_known:
+            raise CheckpointError(f"{rest / 'config.json'} names no model class of transformers in architectures.")
+        model, loaded = model_class.from_pretrained(
+            None, config=config, state_dict=tensors, dtype=config.dtype, output_loading_info=True
+        )
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise CheckpointError(f"transformers cannot load {rest}: {reason}") from error
+    patch(model)
+    missing = sorted({*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])})
+    if missing:  # transformers would fill them with random numbers
+        more = ", ..." if len(missing) > NAMED else ""
+        raise CheckpointError(
+            f"{folder} lacks tensors of a {type(model).__name__}: {', '.join(missing[:NAMED])}{more}."
+        )
+    return cast(nn.Module, with_table(model, table).to(device).eval())
+
+
+def _other_tensors(layer: Pretrained) -> dict[str, Tensor]:
+    """Return the tensors of an embedding layer other than those of its table, by their names in the checkpoint."""
+    if not isinstance(layer, EmbeddingLayer):
+        return {}
+    state = layer.state_dict()
+    return {name: state[key] for key, names in layer.tensor_names.items() if key in state for name in names}

@@ -1,0 +1,177 @@
+"""One interface to causal language models: a `DecoderLM`, or a patched model of transformers.
+
+`causal_outputs` runs either of them and returns the hidden states that its LM head reads, with the loss of the next
+token. The model of transformers is run as a whole, so whatever it does to hidden states and logits, such as a soft cap
+outside of its head, is in the result.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from embedlayer.errors import CheckpointError
+from embedlayer.index_checks import IndexCheck
+from embedlayer.layers.output import OutputHead
+from embedlayer.losses.cross_entropy import Reduction
+from embedlayer.models.decoder import DecoderLM
+from embedlayer.tables.dense import as_table
+from embedlayer.tables.table import TokenTable
+
+IGNORED = -100
+"""Target without a loss."""
+
+PROBED = 16
+"""Number of tokens on which `check_causal` tests a model."""
+
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5}
+"""Largest change that rounding may cause, relative to the largest hidden state, by dtype; 0.02 for other dtypes."""
+
+
+class CausalOutputs(NamedTuple):
+    """Hold the hidden states of a causal language model, and its loss.
+
+    Attributes:
+        hidden: Hidden states that the LM head reads, `(B, T, D)`.
+        loss: Function `(targets, ignore_index=-100, reduction="mean") -> loss` with the target of each place, `(B, T)`:
+            the cross entropy in nats. No tensor of all logits is computed for a `DecoderLM`, nor for a patched model
+            with a dense table. Other models of transformers have computed their logits already.
+    """
+
+    hidden: Float[Tensor, "B T D"]
+    loss: Callable[..., Tensor]
+
+
+def causal_outputs(
+    model: nn.Module, ids: Int[Tensor, "B T"], attention_mask: Int[Tensor, "B T"] | None = None
+) -> CausalOutputs:
+    """Run a causal language model, and return the hidden states that its LM head reads, and its loss.
+
+    Args:
+        model: A `DecoderLM`, or a causal language model of transformers, patched or not.
+        ids: Token IDs, `(B, T)`.
+        attention_mask: 1 for tokens, 0 for padding at the right; `None` for no padding.
+
+    Raises:
+        CheckpointError: The model has no LM head that reads a hidden state for each token.
+    """
+    if isinstance(model, DecoderLM):
+        hidden = model.hidden(ids, attention_mask=attention_mask)
+        return CausalOutputs(hidden, lambda targets, **options: model.head.loss(hidden, targets, **options))
+    getter = getattr(model, "get_output_embeddings", None)
+    head = None if getter is None else getter()
+    if not isinstance(head, nn.Module):
+        raise CheckpointError(f"A {type(model).__name__} has no LM head: pass a causal language model.")
+    seen: list[Tensor] = []
+    mask = {} if attention_mask is None else {"attention_mask": attention_mask}
+    handle = head.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    try:
+        logits: Tensor = model(input_ids=ids, **mask).logits
+    finally:
+        handle.remove()
+    if len(seen) != 1 or seen[0].shape[:-1] != ids.shape or logits.shape[:-1] != ids.shape:
+        raise CheckpointError(
+            f"The LM head of a {type(model).__name__} does not read one hidden state for each token: it was called "
+            f"{len(seen)} times for {tuple(ids.shape)} tokens."
+        )
+
+    def loss(targets: Tensor, *, ignore_index: int = IGNORED, reduction: Reduction = "mean") -> Tensor:
+        found = F.cross_entropy(
+            logits.flatten(0, -2), targets.flatten(), ignore_index=ignore_index, reduction=reduction
+        )
+        return found.view(targets.shape) if reduction == "none" else found
+
+    return CausalOutputs(seen[0], loss)
+
+
+def longest_sequence(model: nn.Module) -> int | None:
+    """Return the largest number of tokens that a causal language model reads at once, or `None` if it states none."""
+    if isinstance(model, DecoderLM):
+        return model.position.max_seq_len
+    config: Any = model.config
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return length if isinstance(length, int) else None
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Context manager: set models to evaluation mode, and restore the mode of each of their modules afterwards."""
+    modes = [(part, part.training) for model in models for part in model.modules()]
+    try:
+        for model in models:
+            model.eval()
+        yield
+    finally:
+        for part, was_training in modes:
+            part.training = was_training
+
+
+@torch.no_grad()
+def check_causal(model: nn.Module, ids: Int[Tensor, " T"]) -> None:
+    """Check that a language model predicts each token from those before it.
+
+    Both the encoder-decoders of transformers and models whose hidden states depend on later tokens are refused. For the
+    latter the model is run on two short texts that differ in their last token.
+
+    Args:
+        model: The model.
+        ids: Token IDs of any text, `(T,)`, of which the first `PROBED` are read.
+
+    Raises:
+        CheckpointError: The model is no causal language model.
+    """
+    name, advice = type(model).__name__, "The loss of the next token, which is computed here, has no meaning for it."
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise CheckpointError(f"{name} is an encoder-decoder, which reads two texts. {advice}")
+    if isinstance(model, DecoderLM) or len(ids) < 2:
+        return
+    one = ids[:PROBED].to(next(model.parameters()).device)
+    other = one.clone()
+    other[-1] = 0 if one[-1] else 1
+    with evaluating(model):
+        hidden = causal_outputs(model, torch.stack([one, other])).hidden[:, :-1]
+    change, size = (hidden[0] - hidden[1]).abs().max(), hidden.abs().max()
+    if change > TOLERANCE.get(hidden.dtype, 2e-2) * size:
+        raise CheckpointError(
+            f"{name} is no causal language model: its hidden state of a token depends on later tokens, as in a masked "
+            f"language model. {advice}"
+        )
+
+
+class PatchedDecoder(nn.Module):
+    """A patched causal language model of transformers, with the methods of `DecoderLM` that a `Trainer` calls.
+
+    Args:
+        model: The model, which stays the same object; a change of one is a change of the other.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def table(self) -> TokenTable:
+        """Return the table of the input embeddings."""
+        model: Any = self.model
+        return as_table(model.get_input_embeddings())
+
+    @property
+    def head(self) -> OutputHead | None:
+        """Return the LM head; `None` if it is no `OutputHead`, such as a table that is also read as the head."""
+        model: Any = self.model
+        head = model.get_output_embeddings()
+        return head if isinstance(head, OutputHead) else None
+
+    def loss(self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], *, reduction: Reduction = "mean") -> Tensor:
+        """Return the cross entropy of `targets`, the tokens that follow `ids`, in nats per token."""
+        return causal_outputs(self.model, ids).loss(targets, reduction=reduction)
+
+    def check(self) -> None:
+        """Raise the error of a bad ID that was looked up since the last check, as `Pretrained.check` does."""
+        for module in self.modules():
+            if isinstance(module, IndexCheck):
+                module.check()

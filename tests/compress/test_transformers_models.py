@@ -1,0 +1,83 @@
+"""Saved models of transformers with a compressed table; tests/laws/test_model_jobs.py has families."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from decoders import gpt2
+
+import embedlayer as el
+from embedlayer.compress import compress_table, load_model, replace_table, save_model
+
+IDS = torch.randint(3, 90, (2, 6), generator=torch.Generator().manual_seed(0))
+
+
+def small(**options: object) -> torch.nn.Module:
+    model = gpt2(**options)
+    return replace_table(model, compress_table(model.get_input_embeddings(), "int8"))
+
+
+def test_look_ups_keep_their_scale_whatever_the_scale_of_the_table(unchecked) -> None:
+    model = gpt2()
+    scaled = el.TokenEmbedding.from_pretrained(model.get_input_embeddings().weight.detach(), scale=7.0)
+    with torch.no_grad():
+        expected = model(IDS).logits + 0
+        for table in (scaled, compress_table(scaled, "rank=16"), compress_table(scaled, "int8")):
+            torch.testing.assert_close(replace_table(model, table)(IDS).logits + 0, expected, rtol=0.05, atol=0.05)
+
+
+def test_a_replaced_table_can_be_replaced_again_and_all_else_is_shared(unchecked) -> None:
+    model, other = gpt2(), small()
+    again = replace_table(replace_table(model, other.get_input_embeddings()), model.get_input_embeddings())
+    with torch.no_grad():
+        assert torch.equal(again(IDS).logits, model(IDS).logits)
+    assert again.transformer.h is model.transformer.h
+    assert again.lm_head.weight is model.get_input_embeddings().weight
+    assert again.config is not model.config
+
+
+def test_what_does_not_fit_is_refused(unchecked) -> None:
+    model = gpt2()
+    with pytest.raises(el.SizeError, match="The table is 98 x 16, the model needs 99 x 16"):
+        replace_table(model, el.TokenEmbedding(98, 16))
+    el.unpatch(model)
+    with pytest.raises(el.CheckpointError, match=r"call embedlayer\.patch\(model\) first"):
+        replace_table(model, el.TokenEmbedding(99, 16))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_saved_model_has_each_tensor_once_and_is_read_back(tied, tmp_path, unchecked) -> None:
+    from safetensors.torch import load_file
+
+    model = small(tie_word_embeddings=tied)
+    tokenizer = el.train_tokenizer("cat dog", kind="word")
+    save_model(model, tmp_path / "out", tokenizer=tokenizer)
+    stored = load_file(tmp_path / "out" / "model" / "blocks.safetensors")
+    assert ("lm_head.weight" in stored) != tied
+    assert not any("wte" in name for name in stored)
+    again = load_model(tmp_path / "out")
+    with torch.no_grad():
+        torch.testing.assert_close(again(IDS).logits + 0, model(IDS).logits + 0)
+    assert el.open_model(tmp_path / "out").encode("dog cat") == tokenizer.encode("dog cat").ids
+    with pytest.raises(el.FileError, match="is not empty"):
+        save_model(model, tmp_path / "out")
+
+
+def test_a_damaged_folder_is_refused(tmp_path, unchecked) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save_model(small(), tmp_path / "out")
+    rest = tmp_path / "out" / "model"
+    tensors, config = load_file(rest / "blocks.safetensors"), json.loads((rest / "config.json").read_text())
+    (rest / "config.json").write_text(json.dumps({**config, "architectures": ["Tokenizer"]}))
+    with pytest.raises(el.CheckpointError, match="names no model class of transformers"):
+        load_model(tmp_path / "out")
+    (rest / "config.json").write_text(json.dumps(config))
+    tensors.pop("transformer.ln_f.weight")
+    save_file(tensors, rest / "blocks.safetensors")
+    with pytest.raises(el.CheckpointError, match=r"lacks tensors of a GPT2LMHeadModel: .*transformer\.ln_f\.weight"):
+        load_model(tmp_path / "out")
+    shutil.rmtree(rest)
+    with pytest.raises(el.CheckpointError, match="has no folder model with the blocks"):
+        load_model(tmp_path / "out")
