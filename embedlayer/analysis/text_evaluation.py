@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -21,30 +21,17 @@ from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.data.corpus import encode_chunks, read_text_chunks, split_text
 from embedlayer.data.tokenizer import as_tokenizer, raise_if_path, token_text, without_truncation
 from embedlayer.errors import CheckpointError, SizeError, TextError
-from embedlayer.layers.deferred_logits import DeferredLogits
-from embedlayer.losses.cross_entropy import split_options
 from embedlayer.losses.divergences import divergence
 from embedlayer.losses.statistics import token_statistics_of
-from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+from embedlayer.models.causal import IGNORED, causal_logits, check_causal, evaluating, longest_sequence
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.short_repr import short_repr
 from embedlayer.sources import OpenedModel, PathKind, path_kind
-from embedlayer.tables.table import logits_of_function
 
 WINDOW, UNKNOWN_WINDOW = 1024, 256
 """Longest default window, in tokens: of a model that states its longest sequence, and of one that does not."""
 
 TOKENS_AT_ONCE = 4096
-IGNORED = -100
-PROBED, PROBED_LOGITS = 16, 64
-"""Tokens of the text, and logits of each, on which `_vocab_size` tests a model."""
-
-LEAST_LEAK = 0.05
-"""Change of logits before the changed tokens, relative to that after them, from which on a model is no causal one.
-
-Small random models of all causal types in transformers 5.24 have at most 2e-6, and those that see later tokens at least
-0.14.
-"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +44,6 @@ class CausalModel:
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
         title: Name for messages and tables.
         start_id: Token with which every window starts, such as `<s>` or the separator of documents; `None` for none.
-        max_seq_len: Longest sequence that the model reads, in tokens; `None` if it has no maximum.
         trained_length: Length of the sequences it was trained on; `None` if it is not known.
     """
 
@@ -67,7 +53,6 @@ class CausalModel:
     tokenizer: object
     title: str = "model"
     start_id: int | None = None
-    max_seq_len: int | None = None
     trained_length: int | None = None
 
     @classmethod
@@ -82,22 +67,28 @@ class CausalModel:
         """
         model, tokenizer = opened.require_causal(), opened.require_tokenizer()
         starts = opened.text_limits[0] or opened.text_limits[1]
-        longest, trained = _lengths(opened, model)
-        return cls(model, tokenizer, opened.title, starts[0] if starts else None, longest, trained)
+        return cls(model, tokenizer, opened.title, starts[0] if starts else None, _trained_length(opened))
+
+    @property
+    def max_seq_len(self) -> int | None:
+        """Return the longest sequence that the model states, in tokens; `None` if it states none."""
+        return longest_sequence(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the model."""
+        return next(self.model.parameters()).device
 
 
-def _lengths(opened: OpenedModel, model: Any) -> tuple[int | None, int | None]:
-    """Return the longest sequence that a model reads, and the length that it was trained on; `None` if not known."""
-    if not isinstance(model, DecoderLM):
-        stated = getattr(model.config.get_text_config(), POSITION_KEYS[0], None)
-        return (stated if isinstance(stated, int) and stated > 0 else None), None  # XLNet states -1
-    longest = model.position.max_seq_len
+def _trained_length(opened: OpenedModel) -> int | None:
+    """Return the length of the sequences on which a `DecoderLM` was trained, if a run or a configuration states it."""
     if opened.run is not None and opened.run.contains_run:
-        return longest, opened.run.options().max_length
-    if path_kind(Path(opened.source)) not in (PathKind.CHECKPOINT, PathKind.GGUF):
-        return longest, None
+        return opened.run.options().max_length
+    is_checkpoint = path_kind(Path(opened.source)) in (PathKind.CHECKPOINT, PathKind.GGUF)
+    if not isinstance(opened.model, DecoderLM) or not is_checkpoint:
+        return None
     config = Checkpoint.open(Path(opened.source)).config
-    return longest, next((config[key] for key in POSITION_KEYS if isinstance(config.get(key), int)), None)
+    return next((config[key] for key in POSITION_KEYS if isinstance(config.get(key), int)), None)
 
 
 @dataclass(frozen=True)
@@ -263,20 +254,18 @@ def evaluate_text(
                 f"The text has {encoded.predicted:,} tokens that {one.title} can predict, fewer than one window of "
                 f"{window:,}: pass a longer text, or a window of at most {encoded.predicted:,}."
             )
-    modes = [(part, part.training) for one in models for part in one.model.modules()]
-    try:
-        for one in models:
-            one.model.eval()
-        sizes = [_vocab_size(one, encoded) for one, encoded in zip(models, texts, strict=True)]
+        check_causal(one.model, encoded.ids)
+    with evaluating(*(one.model for one in models)):
+        sizes = [
+            causal_logits(one.model, encoded.ids[:1].to(one.device).unsqueeze(0)).vocab_size
+            for one, encoded in zip(models, texts, strict=True)
+        ]
         reason = "" if other is None else _no_difference(models, texts, sizes)
         groups = [[one] for one in models] if reason else [models]  # the models of a group read the same tokens
         sums = [
             _measure(group, encoded, size, window, stride)
             for group, encoded, size in zip(groups, texts, sizes, strict=False)
         ]
-    finally:
-        for part, was_training in modes:
-            part.training = was_training
     places = [(group, place) for group, some in enumerate(groups) for place in range(len(some))]
     scores = [
         _scores(one, encoded, sums[group], place)
@@ -284,24 +273,6 @@ def evaluate_text(
     ]
     difference = None if other is None or reason else _difference(scores, sums[0])
     return TextEvaluation(window, stride, scores[0], scores[1] if other is not None else None, difference, reason)
-
-
-def causal_logits(model: nn.Module, ids: Int[Tensor, "B T"]) -> UncomputedLogits:
-    """Describe the logits of a causal language model after each token, without computing them.
-
-    Args:
-        model: A `DecoderLM`, or a causal language model of transformers. If `patch` has not deferred the logits of
-            the latter, they are computed.
-        ids: Token IDs, `(B, T)`.
-    """
-    if isinstance(model, DecoderLM):
-        return model.head.uncomputed_logits(model.hidden(ids))
-    logits = model(input_ids=ids, use_cache=False).logits
-    if isinstance(logits, DeferredLogits):
-        tensors = logits.source.tensors
-        options, _ = split_options(logits.shaping.options(tensors.bias))
-        return LinearLogits(logits.rows, tensors.weight, **options)
-    return logits_of_function(lambda part: part, logits, logits.shape[-1])
 
 
 def _checked_sizes(models: Sequence[CausalModel], window: int | None, stride: int | None) -> tuple[int, int]:
@@ -313,10 +284,12 @@ def _checked_sizes(models: Sequence[CausalModel], window: int | None, stride: in
     if window is None:
         lengths = [one.trained_length or one.max_seq_len or UNKNOWN_WINDOW for one in models]
         window = min(WINDOW, *lengths)
-    longest = min((one for one in models if one.max_seq_len), key=lambda one: one.max_seq_len or 0, default=None)
-    if window < 2 or (longest is not None and longest.max_seq_len is not None and window > longest.max_seq_len):
-        limit = "" if longest is None else f" to {longest.max_seq_len:,}, the longest sequence of {longest.title}"
-        raise SizeError(f"window must be from 2{limit or ' up'}; found {window}.")
+    for one in models:
+        if window < 2 or (one.max_seq_len is not None and window > one.max_seq_len):
+            limit = (
+                " up" if one.max_seq_len is None else f" to {one.max_seq_len:,}, the longest sequence of {one.title}"
+            )
+            raise SizeError(f"window must be from 2{limit}; found {window}.")
     stride = max(1, window // 2) if stride is None else stride
     if not 1 <= stride <= window:
         raise SizeError(f"stride must be from 1 to the window of {window}, so that no token is left out; not {stride}.")
@@ -372,31 +345,6 @@ def _unknown_id(tokenizer: Tokenizer) -> int:
     unigram = json.loads(tokenizer.to_str())["model"] if type(tokenizer.model).__name__ == "Unigram" else {}
     found = unigram.get("unk_id") if name is None else tokenizer.token_to_id(name)
     return -1 if found is None else int(found)
-
-
-def _vocab_size(model: CausalModel, text: _EncodedText) -> int:
-    """Return the number of logits of a model, after a test that no logit depends on a later token.
-
-    The test changes the second half of the first `PROBED` tokens to other tokens of the text.
-
-    Raises:
-        CheckpointError: Logits before the changed tokens differ.
-    """
-    device, half = next(model.model.parameters()).device, min(PROBED, len(text.ids)) // 2
-    ids, tokens = text.ids[: 2 * half], text.ids.unique()
-    others = tokens[(torch.searchsorted(tokens, ids[half:]) + 1) % len(tokens)]
-    logits, changed = (
-        causal_logits(model.model, each.to(device).unsqueeze(0)) for each in (ids, torch.cat([ids[:half], others]))
-    )
-    stop = min(PROBED_LOGITS, logits.vocab_size)
-    differences = logits.block(logits.hidden, 0, stop)[0] - changed.block(changed.hidden, 0, stop)[0]
-    before, after = differences.abs().amax(1).split(half)
-    if before.max() > LEAST_LEAK * after.max():
-        raise CheckpointError(
-            f"{model.title} is no causal language model: what it predicts after a token depends on later tokens, as in "
-            f"a masked language model. Its loss on a text would be that of tokens which it sees."
-        )
-    return logits.vocab_size
 
 
 def _no_difference(models: Sequence[CausalModel], texts: Sequence[_EncodedText], sizes: Sequence[int]) -> str:
@@ -458,9 +406,8 @@ def _measure(models: Sequence[CausalModel], text: _EncodedText, size: int, windo
         sums.counts.index_add_(0, tokens, torch.ones(len(tokens), dtype=torch.float64))
         logits, best = [], []
         for place, one in enumerate(models):
-            device = next(one.model.parameters()).device
-            logits.append(causal_logits(one.model, inputs.to(device)))
-            found = token_statistics_of(logits[-1], targets.to(device), top_k=1)
+            logits.append(causal_logits(one.model, inputs.to(one.device)))
+            found = token_statistics_of(logits[-1], targets.to(one.device), top_k=1)
             assert found.log_probs is not None
             assert found.entropy is not None
             assert found.top_ids is not None
@@ -469,7 +416,7 @@ def _measure(models: Sequence[CausalModel], text: _EncodedText, size: int, windo
             best.append(found.top_ids.cpu()[..., 0][counted])
             sums.correct[place] += (best[-1] == tokens).sum()
         if len(models) == 2:
-            labels = targets.to(logits[1].hidden.device)
+            labels = targets.to(models[1].device)
             kl = divergence(logits[1], logits[0], labels=labels, ignore_index=IGNORED, reduction="none")
             sums.divergences.index_add_(0, tokens, kl.cpu()[counted].double())
             sums.agreed.add_((best[0] == best[1]).sum())

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError
 from embedlayer.index_checks import IndexCheck
+from embedlayer.layers.deferred_logits import DeferredLogits
 from embedlayer.layers.output import OutputHead
-from embedlayer.losses.cross_entropy import Reduction
+from embedlayer.losses.cross_entropy import Reduction, split_options
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.dense import as_table
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.table import TokenTable, logits_of_function
 
 IGNORED = -100
 """Target without a loss."""
@@ -88,13 +90,31 @@ def causal_outputs(
     return CausalOutputs(seen[0], loss)
 
 
+def causal_logits(model: nn.Module, ids: Int[Tensor, "B T"]) -> UncomputedLogits:
+    """Describe the logits of a causal language model after each token, without computing them.
+
+    Args:
+        model: A `DecoderLM`, or a causal language model of transformers. If `patch` has not deferred the logits of
+            the latter, they are computed.
+        ids: Token IDs, `(B, T)`.
+    """
+    if isinstance(model, DecoderLM):
+        return model.head.uncomputed_logits(model.hidden(ids))
+    logits = model(input_ids=ids, use_cache=False).logits
+    if isinstance(logits, DeferredLogits):
+        tensors = logits.source.tensors
+        options, _ = split_options(logits.shaping.options(tensors.bias))
+        return LinearLogits(logits.rows, tensors.weight, **options)
+    return logits_of_function(lambda part: part, logits, logits.shape[-1])
+
+
 def longest_sequence(model: nn.Module) -> int | None:
     """Return the largest number of tokens that a causal language model reads at once, or `None` if it states none."""
     if isinstance(model, DecoderLM):
         return model.position.max_seq_len
     config: Any = model.config
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return length if isinstance(length, int) else None
+    return length if isinstance(length, int) and length > 0 else None  # XLNet states -1
 
 
 @contextmanager

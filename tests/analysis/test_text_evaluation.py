@@ -138,20 +138,23 @@ def test_a_model_that_sees_later_tokens_is_refused() -> None:
     from tiny_models import build
 
     _, masked = build("bert", "masked", {"vocab_size": 257})
-    with pytest.raises(CheckpointError, match="bert is no causal language model: what it predicts"):
-        evaluate_text(CausalModel(masked, BYTES, title="bert"), TEXT, window=16)
+    with pytest.raises(CheckpointError, match="BertForMaskedLM is no causal language model"):
+        evaluate_text(CausalModel(masked, BYTES), TEXT, window=16)
+
+
+def limited(length: int) -> el.DecoderLM:
+    return el.DecoderLM(el.TokenEmbedding(257, 16), "learned", num_layers=1, num_heads=2, max_seq_len=length)
 
 
 def test_defaults_are_the_trained_length_or_the_longest_sequence() -> None:
-    model = decoder()
-    text = TEXT * 28
-    lengths = {(None, 32): 32, (64, None): 64, (4096, None): 1024, (None, None): 256, (512, 40): 40}
-    for (longest, trained), window in lengths.items():
-        result = evaluate_text(CausalModel(model, BYTES, "m", START, longest, trained), text)
+    text = TEXT * 28  # 2,492 bytes
+    models = {32: (decoder(), 32), 64: (limited(64), None), 1024: (limited(2048), None), 256: (decoder(), None)}
+    for window, (model, trained) in models.items():
+        result = evaluate_text(CausalModel(model, BYTES, "m", START, trained), text)
         assert (result.window, result.stride) == (window, window // 2)
         assert f"from {window // 2:,} to {window - 1:,} tokens before it" in result.context
-    other = CausalModel(model, BYTES, max_seq_len=48)
-    assert evaluate_text(CausalModel(model, BYTES, trained_length=64), text, other).window == 48
+    one, other = CausalModel(decoder(), BYTES, trained_length=64), CausalModel(limited(48), BYTES)
+    assert evaluate_text(one, text, other).window == 48
 
 
 def test_text_that_the_tokenizer_cannot_encode_is_counted() -> None:
@@ -182,7 +185,7 @@ def test_text_that_the_tokenizer_cannot_encode_is_counted() -> None:
 )
 def test_what_cannot_be_evaluated_is_refused(text, options, error, message) -> None:
     with pytest.raises(error, match=message):
-        evaluate_text(CausalModel(decoder(), BYTES, "m", START, 64, 32), text, **options)
+        evaluate_text(CausalModel(limited(64), BYTES, "m", START, 32), text, **options)
 
 
 def test_a_broken_model_is_refused() -> None:
