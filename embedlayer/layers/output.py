@@ -404,7 +404,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         if self.bias is not None and self.bias.shape[0] != self.out_features:
             raise SizeError(
                 f"The head has {self.out_features} rows and a bias of {self.bias.shape[0]} numbers: assign a bias of "
-                f"the same size, or change both with embedlayer.edit_vocabulary."
+                f"the same size, or change both with embedlayer.vocab.edit_vocabulary."
             )
         return {
             "logit_scale": self.logit_scale,
