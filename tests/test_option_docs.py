@@ -6,9 +6,9 @@ from typing import get_args, get_type_hints
 import pytest
 
 import embedlayer as el
+from embedlayer import vocab
 from embedlayer.models.sampling import SamplingOptions
 from embedlayer.option_docs import show_options
-from embedlayer import vocab
 from embedlayer.vocab import EditOptions
 
 SHOWN = {

@@ -20,6 +20,8 @@ from .geometry import table_geometry as table_geometry
 from .health import TableHealth as TableHealth
 from .health import table_health as table_health
 from .kinds import token_kinds as token_kinds
+from .layout import NeighborLayout as NeighborLayout
+from .layout import neighbor_layout as neighbor_layout
 from .nearest import cosines_with as cosines_with
 from .nearest import nearest_rows as nearest_rows
 from .nearest import neighbor_graph as neighbor_graph

@@ -127,6 +127,7 @@ def edit_vocabulary(
         257 tokens -> 259 tokens, 257 rows -> 259 rows
           kept     257
           new      2: 'cat', 'mat'
+          rows     2 from the mean of their subwords
         >>> receipt.tokenizer.encode("the cat").ids
         [116, 104, 101, 32, 257]
         >>> receipt.undo(model)
