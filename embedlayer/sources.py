@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
+BLOCKS = "model"
+"""Folder with the blocks of a model of transformers, in the folder of its compressed table."""
+
 FIRST_BYTES = 4096
 STRUCTURED_FILES = (".json", ".jsonl", ".safetensors")
 

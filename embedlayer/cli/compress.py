@@ -118,7 +118,6 @@ def measure_use(opened: "OpenedModel", text: Path) -> dict[str, Any]:
     from embedlayer.compress.report import loss_on_text
     from embedlayer.data.corpus import read_text_chunks
     from embedlayer.errors import CheckpointError, EmbedLayerWarning, MissingExtraError, TextError
-    from embedlayer.models.causal import longest_sequence
     from embedlayer.vocab.token_usage import used_tokens
 
     found = opened.encode("".join(read_text_chunks(text)))
@@ -132,10 +131,9 @@ def measure_use(opened: "OpenedModel", text: Path) -> dict[str, Any]:
     }
     try:
         model = opened.require_causal()
-        limits = [WINDOW, longest_sequence(model) or WINDOW]
-        if opened.run is not None and opened.run.contains_run:
-            limits.append(opened.run.options().max_length)
-        return {**use, "loss": loss_on_text(model, ids, length=min(limits))}
+        run = opened.run
+        length = WINDOW if run is None or not run.contains_run else min(WINDOW, run.options().max_length)
+        return {**use, "loss": loss_on_text(model, ids, length=length)}
     except (CheckpointError, MissingExtraError) as error:
         warnings.warn(f"The loss on {text} is not measured: {error}", EmbedLayerWarning, stacklevel=2)
         return use

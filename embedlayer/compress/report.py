@@ -13,7 +13,7 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.compress.convert import compress_table, replace_table
 from embedlayer.errors import SizeError
 from embedlayer.io.safetensors_files import encode_header
-from embedlayer.models.causal import causal_outputs, check_causal, evaluating
+from embedlayer.models.causal import causal_outputs, check_causal, evaluating, longest_sequence
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
@@ -140,8 +140,8 @@ def loss_on_text(model: nn.Module, ids: Int[Tensor, " T"], *, length: int = 256)
     Args:
         model: A `DecoderLM`, or a causal language model of transformers after `patch`; its own table is not changed.
         ids: Token IDs of the text, `(T,)`.
-        length: Tokens per window. The text is cut into windows, and the model reads each window without the text before
-            it.
+        length: Tokens per window, at most the longest sequence that the model states. The text is cut into windows, and
+            the model reads each window without the text before it.
 
     Raises:
         SizeError: The text has fewer than two tokens.
@@ -150,7 +150,7 @@ def loss_on_text(model: nn.Module, ids: Int[Tensor, " T"], *, length: int = 256)
     if len(ids) < 2:
         raise SizeError(f"The loss needs a text of at least 2 tokens; found {len(ids)}.")
     check_causal(model, ids)
-    ids = ids.to(next(model.parameters()).device)
+    ids, length = ids.to(next(model.parameters()).device), min(length, longest_sequence(model) or length)
     starts = range(0, len(ids) - 1, length)
 
     @torch.no_grad()

@@ -27,13 +27,14 @@ from embedlayer.io.safetensors_files import encode_header, load_tensors, save_te
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
 from embedlayer.pretrained import Pretrained, build, describe
+from embedlayer.sources import BLOCKS
 from embedlayer.tables.dense import TokenEmbedding
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.table import TokenTable, UnstoredWeight
 
 Model = TypeVar("Model", bound=nn.Module)
 
-MODEL, BLOCKS = "model", "blocks.safetensors"
-"""The folder of the rest of the model, and the file of its tensors; transformers looks for no such file."""
+TENSORS = "blocks.safetensors"
+"""File of the tensors of the blocks; transformers looks for no file of this name."""
 
 TABLE = "embedlayer.table"
 """Key of the metadata of that file: a JSON list of the names that the table had in the model."""
@@ -63,7 +64,7 @@ def with_table(model: Model, table: TokenTable) -> Model:
             raise CheckpointError(
                 f"{name} uses the weight of the table, and is no look-up and no LM head: the table is not replaced."
             )
-    new = {id(part): _with_scale_of(part, table) for part in look_ups.values()}
+    new = {id(part): _for_look_up(part, table) for part in look_ups.values()}
     # deepcopy keeps every object in its memo, so only tied heads and the parents of heads and look-ups are copied
     shared = [
         *(part for part in model.modules() if not any(id(each) in replaced for each in part.modules())),
@@ -115,27 +116,34 @@ def _rows(table: TokenTable) -> Tensor | None:
     return next((tensor for tensors in (table.parameters(), table.buffers()) for tensor in tensors), None)
 
 
-def _with_scale_of(look_up: TokenTable, table: TokenTable) -> TokenTable:
-    """Return `table` if it has the scale of a look-up, else a table with that scale that shares its rows.
+def _for_look_up(look_up: TokenTable, table: TokenTable) -> TokenTable:
+    """Return a table with the rows of `table` and the scale of a look-up, which it can replace.
+
+    A dense table that has this scale is returned itself; any other result is a new table that shares the rows.
 
     Raises:
         SizeError: A table of this kind has no scale of its own.
     """
     factors = [1.0 if each.factor is None else float(each.factor) for each in (look_up, table)]
-    if factors[0] == factors[1]:
+    if factors[0] == factors[1] and isinstance(table, TokenEmbedding):
         return table
     arguments = describe(table)
-    if "scale" not in arguments:
-        raise SizeError(f"The model scales its rows by {factors[0]:g}, and a {type(table).__name__} has no scale.")
-    is_rounded = isinstance(look_up.factor, Tensor)
-    arguments["scale"] = look_up.scale if is_rounded and "round_scale" in arguments else factors[0]
-    if "round_scale" in arguments:
-        arguments["round_scale"] = is_rounded
+    if factors[0] != factors[1]:
+        if "scale" not in arguments:
+            raise SizeError(f"The model scales its rows by {factors[0]:g}, and a {type(table).__name__} has no scale.")
+        is_rounded = isinstance(look_up.factor, Tensor)
+        arguments["scale"] = look_up.scale if is_rounded and "round_scale" in arguments else factors[0]
+        if "round_scale" in arguments:
+            arguments["round_scale"] = is_rounded
     with torch.device("meta"):
-        scaled: TokenTable = build(arguments)
-    scaled.load_state_dict(table.state_dict(), assign=True)
-    recompute_all_buffers(scaled, table.device)
-    return scaled.train(table.training)
+        shared: TokenTable = build(arguments)
+    shared.load_state_dict(table.state_dict(), assign=True)
+    for own, other in zip(shared.parameters(), table.parameters(), strict=True):
+        own.requires_grad_(other.requires_grad)
+    recompute_all_buffers(shared, table.device)
+    if not isinstance(table, TokenEmbedding):
+        shared.__dict__["weight"] = UnstoredWeight(shared)  # code of transformers reads its dtype or device (Mamba)
+    return shared.train(table.training)
 
 
 def _reference(model: nn.Module, name: str) -> ChildReference:
@@ -152,8 +160,7 @@ def _tie(head: OutputHead, table: TokenTable) -> None:
         head._parameters.pop("weight", None)
         head.__dict__.pop(REPLACED, None)
         head.__dict__["table"] = table
-        # code of transformers reads dtype and shape of the weight (Mamba); on the meta device it cannot be multiplied
-        head.__dict__["weight"] = torch.empty_like(table.rows(0, 1), device="meta").expand(table.vocab_size, -1)
+        head.__dict__["weight"] = table.__dict__["weight"]
 
 
 def _refuse_to_save(kind: str, *arguments: Any, **options: Any) -> NoReturn:
@@ -203,12 +210,12 @@ def save_model(model: nn.Module, directory: Path | str, *, tokenizer: Any = None
     create_folder(target.parent)
     with replace_folder(target) as partial_folder:
         table.save_pretrained(partial_folder, tokenizer=tokenizer)
-        rest = create_folder(partial_folder / MODEL)
+        rest = create_folder(partial_folder / BLOCKS)
         config.save_pretrained(rest)
         if getattr(model, "generation_config", None) is not None:
             whole.generation_config.save_pretrained(rest)
         metadata = {TABLE: json.dumps([f"{name}.weight" for name in (*look_ups, *heads)])}
-        save_tensors(rest / BLOCKS, tensors, metadata)
+        save_tensors(rest / TENSORS, tensors, metadata)
 
 
 def copy_blocks(layer: EmbeddingLayer, source: Path, target: Path) -> bool:
@@ -225,8 +232,8 @@ def copy_blocks(layer: EmbeddingLayer, source: Path, target: Path) -> bool:
     Returns:
         Whether there were blocks; they are copied from folders only.
     """
-    if (source / MODEL).is_dir():
-        shutil.copytree(source / MODEL, target / MODEL)
+    if (source / BLOCKS).is_dir():
+        shutil.copytree(source / BLOCKS, target / BLOCKS)
         return True
     if not (source / "config.json").is_file() or not layer.tensor_names.get(DENSE):
         return False
@@ -238,7 +245,7 @@ def copy_blocks(layer: EmbeddingLayer, source: Path, target: Path) -> bool:
         for name in names
         if key != DENSE and key in state and checkpoint.stores(name, state[key])
     }
-    rest = create_folder(target / MODEL)
+    rest = create_folder(target / BLOCKS)
     has_blocks = False
     for number, (file, header) in enumerate(checkpoint.headers.items()):
         kept = {name: info for name, info in header.tensors.items() if name not in stored and name not in table}
@@ -284,11 +291,11 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
         'QuantizedEmbedding'
     """
     folder = recover_folder(directory)
-    rest = folder / MODEL
+    rest = folder / BLOCKS
     files = sorted(rest.glob("*.safetensors"))
     if not files or not (rest / "config.json").is_file():
         raise CheckpointError(
-            f"{folder} has no folder {MODEL} with the blocks of a model of transformers: "
+            f"{folder} has no folder {BLOCKS} with the blocks of a model of transformers: "
             f"embedlayer.compress.save_model and embedlayer compress write it."
         )
     transformers = require("transformers", extra="hf")

@@ -19,7 +19,7 @@ from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
 from embedlayer.families import FIRST_IDS, PER_LAYER_ROWS, TEXT_CONFIGS, VOCAB_SIZE_KEYS, family_of
-from embedlayer.io.files import JsonObject, read_json
+from embedlayer.io.files import JsonObject, read_json, write_json
 from embedlayer.pretrained import TOKENIZER
 from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
 from embedlayer.vocab.live_modules import (
@@ -107,8 +107,22 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
             (partial / name).unlink()
         else:
             (partial / name).write_text(content, encoding="utf-8")
+    _restore_config(partial / CONFIG, resolved.settings or {})
     changed = {*files, CONFIG} | ({TOKENIZER} if resolved.tokenizer is not None else set())
     return {"": ModuleResult(resolved, result, short)}, sorted(changed)
+
+
+def _restore_config(path: Path, settings: JsonObject) -> None:
+    """Write the values before an edit of a live model into `config.json`, for the undo in the folder of that model.
+
+    Args:
+        path: The file; it may be missing.
+        settings: The settings of the receipt; those of its configuration start with `config.`.
+    """
+    before = {name.removeprefix("config."): value for name, value in settings.items() if name.startswith("config.")}
+    if before and path.is_file():
+        content = _read(path)
+        write_json(path, content | {key: value for key, value in before.items() if key in content})
 
 
 def _check_padding(layer: EmbeddingLayer, row_map: RowMap) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from embedlayer.errors import CheckpointError, FileError
 from embedlayer.io.files import recover_folder, replace_folder
-from embedlayer.sources import OWN_FOLDERS, path_kind
+from embedlayer.sources import BLOCKS, CONFIG, OWN_FOLDERS, path_kind
 from embedlayer.training.run_directory import RunDirectory
 from embedlayer.vocab.checkpoint_folders import apply_to_checkpoint
 from embedlayer.vocab.edit_request import VocabularyEdit
@@ -38,13 +38,14 @@ def apply_to_folder(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a folder exists and is not a sharded checkpoint of `torch.distributed.checkpoint`.
+    """Check that a folder exists, and is neither a sharded checkpoint nor a model with a compressed table.
 
     If a process was killed while it replaced this folder, the old folder is restored first.
 
     Raises:
         FileError: There is no such folder.
-        CheckpointError: The folder is such a sharded checkpoint, whose tables may not fit into one process.
+        CheckpointError: The folder is a sharded checkpoint of `torch.distributed.checkpoint`, whose tables may not fit
+            into one process; or `embedlayer compress` or `save_model` wrote it, with blocks of transformers.
     """
     if not recover_folder(folder).is_dir():
         raise FileError(f"There is no folder {folder}.")
@@ -55,6 +56,11 @@ def check_folder(folder: Path) -> None:
             f"the result of distributed_state(model, optimizer), call "
             f"edit_vocabulary(model, ..., optimizer=optimizer), and dcp.save to another folder: "
             f"docs/many-machines.md, Its vocabulary."
+        )
+    if path_kind(folder) in OWN_FOLDERS and (folder / BLOCKS / CONFIG).exists():
+        raise CheckpointError(
+            f"{folder} is a model of transformers with a compressed table, whose vocabulary is not edited: edit the "
+            f"checkpoint that it was compressed from, and compress the result."
         )
 
 
@@ -78,7 +84,7 @@ def new_folder(folder: Path, out: Path | str | None) -> Iterator[Path]:
     Raises:
         FileError: `folder` does not exist or a process trains in it; or `out` is `None`, is not empty, or cannot be
             written.
-        CheckpointError: `folder` is a checkpoint of `torch.distributed.checkpoint`.
+        CheckpointError: `check_folder` refuses `folder`.
     """
     check_folder(folder)
     if out is None:

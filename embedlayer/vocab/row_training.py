@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from embedlayer.checkpoints.patch import REPLACED
 from embedlayer.distributed.dtensors import has_fsdp_modules, is_dtensor
 from embedlayer.errors import SizeError
 from embedlayer.layers.output import NEW_ROWS, TRAINED_BEFORE, OutputHead
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
-from embedlayer.tables.table import TokenTable
+from embedlayer.tables.table import TokenTable, UnstoredWeight
 from embedlayer.vocab.live_modules import vocabulary_modules
 from embedlayer.vocab.row_init import (
     ComputedRows,
@@ -102,6 +103,10 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
         raise
     module.requires_grad_(False)
     module.__dict__[TRAINED_BEFORE] = trained
+    patched = [rows for rows in deltas.values() if REPLACED in rows.base.__dict__]
+    patched += [rows for name, rows in heads.items() if REPLACED in modules.heads[name].__dict__]
+    for rows in patched:
+        rows.__dict__["weight"] = UnstoredWeight(rows)  # models of transformers read its dtype or device (LLaMA 4)
     for part in list(module.modules()):
         part._modules.update({name: deltas[id(child)] for name, child in part._modules.items() if id(child) in deltas})
     for name, head in modules.heads.items():

@@ -185,7 +185,7 @@ def test_what_stops_the_writing_leaves_nothing(tmp_path, monkeypatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writer, "_copy_bytes", full)
+    monkeypatch.setattr(writer, "copy_bytes", full)
     with pytest.raises(el.FileError, match="No space left"):
         small_with_more = small(tmp_path / "more", other=torch.ones(3))
         layer.write_into(small_with_more, tmp_path / "new")

@@ -145,6 +145,8 @@ def test_the_blocks_of_a_checkpoint_are_kept_and_its_loss_measured(
     assert run("compress", out, "--to", "int4", "-o", tmp_path / "again") == 0
     assert "The whole model: embedlayer.compress.load_model" in capsys.readouterr().out
     assert el.compress.load_model(tmp_path / "again").get_input_embeddings().row_format.bits == 4
+    assert run("vocab", "add", out, "otter", "-o", tmp_path / "edited") == 2
+    assert "edit the checkpoint that it was compressed from" in capsys.readouterr().err
     file = next(source.glob("*.safetensors"))
     assert run("compress", file, "--to", "int8", "-o", tmp_path / "single") == 0
     assert "Only the embedding layer is written, without the model's blocks" in capsys.readouterr().out
