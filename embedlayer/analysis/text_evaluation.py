@@ -7,7 +7,7 @@ windows. Each token is predicted once, so each byte counts once.
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -227,7 +227,8 @@ def evaluate_text(
     Args:
         model: What `open_model` returns, or a `CausalModel`.
         text: The text, or the path of a UTF-8 file; a file whose name ends in `.gz` is decompressed.
-        other: A model to compare with. The divergence at each place is computed if both have the same tokens.
+        other: A model to compare with. If it has the vocabulary of `model`, it reads the same tokens, with the start
+            token of `model`, and the divergence at each place is computed.
         window: Tokens that a model reads at once. `None` for the length the model was trained on, else its longest
             sequence, at most 1,024; 256 if neither is known; of two models the smaller.
         stride: Tokens from one window to the next, from 1 to `window`; `None` for half a window.
@@ -246,6 +247,9 @@ def evaluate_text(
         (499, 499, True)
     """
     models = [one if isinstance(one, CausalModel) else CausalModel.of(one) for one in (model, other) if one is not None]
+    vocabularies = [as_tokenizer(one.tokenizer).get_vocab(with_added_tokens=True) for one in models]
+    if vocabularies[0] == vocabularies[-1]:  # the same input for both, so that they are compared at each place
+        models[1:] = [replace(one, start_id=models[0].start_id) for one in models[1:]]
     window, stride = _checked_sizes(models, window, stride)
     texts = [_encoded(one, text) for one in models]
     for one, encoded in zip(models, texts, strict=True):
@@ -350,9 +354,6 @@ def _unknown_id(tokenizer: Tokenizer) -> int:
 def _no_difference(models: Sequence[CausalModel], texts: Sequence[_EncodedText], sizes: Sequence[int]) -> str:
     """Return why two models cannot be compared at each place of a text, or `""` if they can."""
     one, two = (as_tokenizer(each.tokenizer).get_vocab(with_added_tokens=True) for each in models)
-    if one == two and models[0].start_id != models[1].start_id:
-        starts = " and ".join(str(each.start_id) for each in models)
-        return f"The models start a text with different tokens, {starts}: pass the same start_id to compare each place."
     if one != two or not torch.equal(texts[0].ids, texts[1].ids):
         return "The models have different tokenizers, so only their bits per byte can be compared."
     if sizes[0] != sizes[1]:

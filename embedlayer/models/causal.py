@@ -101,7 +101,7 @@ def causal_logits(model: nn.Module, ids: Int[Tensor, "B T"]) -> UncomputedLogits
     if isinstance(model, DecoderLM):
         return model.head.uncomputed_logits(model.hidden(ids))
     logits = model(input_ids=ids, use_cache=False).logits
-    if isinstance(logits, DeferredLogits):
+    if isinstance(logits, DeferredLogits) and not logits.source.tensors.adapters:
         tensors = logits.source.tensors
         options, _ = split_options(logits.shaping.options(tensors.bias))
         return LinearLogits(logits.rows, tensors.weight, **options)
