@@ -168,7 +168,7 @@ def _write_bert(folder: Path) -> None:
     tensors |= {"embeddings.LayerNorm.weight": torch.ones(WIDTH), "embeddings.LayerNorm.bias": torch.zeros(WIDTH)}
     config = {
         "model_type": "bert",
-        "architectures": ["BertForMaskedLM"],
+        "architectures": ["BertModel"],
         "vocab_size": sizes["word_embeddings"],
         "hidden_size": WIDTH,
         "pad_token_id": 0,
