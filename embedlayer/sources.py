@@ -562,6 +562,7 @@ def _open_saved(path: Path, device: str) -> OpenedModel:
         require_rows(tokenizer, table.vocab_size, path)
     run = RunDirectory(path) if isinstance(layer, DecoderLM) else None
     is_trained = run is not None and run.contains_run
+    blocks = f"The blocks of {path} are those of a model of transformers: load it with embedlayer.compress.load_model."
     return OpenedModel(
         _title(path),
         table,
@@ -570,6 +571,7 @@ def _open_saved(path: Path, device: str) -> OpenedModel:
         model=layer if isinstance(layer, DecoderLM | EmbeddingLayer | TransformerEmbedding) else None,
         tokenizer=tokenizer,
         run=run,
+        no_decoder=blocks if (path / BLOCKS / CONFIG).exists() else "",
     )
 
 

@@ -42,8 +42,11 @@ TABLE = "embedlayer.table"
 DENSE = "table.weight"
 """Name of the rows in an embedding layer with a dense table."""
 
-NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json", ".py")
-"""Endings of files in a checkpoint folder that have weights or code."""
+NOT_COPIED = (
+    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json"),
+    *(".py", ".receipt"),
+)
+"""Endings of files in a checkpoint folder that have weights, code, or the receipt of an edit of the dense table."""
 
 NAMED = 3
 """Number of tensors that an error names."""

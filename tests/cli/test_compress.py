@@ -145,6 +145,8 @@ def test_the_blocks_of_a_checkpoint_are_kept_and_its_loss_measured(
     assert run("compress", out, "--to", "int4", "-o", tmp_path / "again") == 0
     assert "The whole model: embedlayer.compress.load_model" in capsys.readouterr().out
     assert el.compress.load_model(tmp_path / "again").get_input_embeddings().row_format.bits == 4
+    assert run("generate", out, "a") == 2
+    assert "load it with embedlayer.compress.load_model" in capsys.readouterr().err
     assert run("vocab", "add", out, "otter", "-o", tmp_path / "edited") == 2
     assert "edit the checkpoint that it was compressed from" in capsys.readouterr().err
     file = next(source.glob("*.safetensors"))

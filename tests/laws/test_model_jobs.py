@@ -117,7 +117,8 @@ def logits_of(model: nn.Module, ids: torch.Tensor = IDS) -> torch.Tensor:
 
 @pytest.mark.parametrize("to", ["int8", "rank=16"])
 @pytest.mark.parametrize(
-    ("model_type", "kind"), some(COMPRESSED, [*CASES, *((kind, "seq2seq") for kind in ("t5", "bart", "marian", "m2m_100"))])
+    ("model_type", "kind"),
+    some(COMPRESSED, [*CASES, *((kind, "seq2seq") for kind in ("t5", "bart", "marian", "m2m_100"))]),
 )
 def test_a_compressed_table_is_put_in_measured_saved_and_loaded(model_type, kind, to, tmp_path, unchecked) -> None:
     """The oracle is the model whose dense rows are those of the compressed table."""
