@@ -23,6 +23,7 @@ from embedlayer.data.tokenizer import as_tokenizer, raise_if_path, token_text, w
 from embedlayer.errors import CheckpointError, SizeError, TextError
 from embedlayer.losses.divergences import divergence
 from embedlayer.losses.statistics import token_statistics_of
+from embedlayer.losses.uncomputed_logits import LinearLogits
 from embedlayer.models.causal import IGNORED, causal_logits, check_causal, evaluating, longest_sequence
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.short_repr import short_repr
@@ -32,6 +33,7 @@ WINDOW, UNKNOWN_WINDOW = 1024, 256
 """Longest default window, in tokens: of a model that states its longest sequence, and of one that does not."""
 
 TOKENS_AT_ONCE = 4096
+"""Tokens in a batch of windows; a model that computes its logits reads one window at a time."""
 
 
 @dataclass(frozen=True)
@@ -260,14 +262,20 @@ def evaluate_text(
             )
         check_causal(one.model, encoded.ids)
     with evaluating(*(one.model for one in models)):
-        sizes = [
-            causal_logits(one.model, encoded.ids[:1].to(one.device).unsqueeze(0)).vocab_size
+        probes = [
+            causal_logits(one.model, encoded.ids[:2].to(one.device).unsqueeze(0))
             for one, encoded in zip(models, texts, strict=True)
         ]
+        sizes = [each.vocab_size for each in probes]
+        is_computed = [
+            not isinstance(one.model, DecoderLM) and not isinstance(each, LinearLogits)
+            for one, each in zip(models, probes, strict=True)
+        ]
+        at_once = window if any(is_computed) else TOKENS_AT_ONCE
         reason = "" if other is None else _no_difference(models, texts, sizes)
         groups = [[one] for one in models] if reason else [models]  # the models of a group read the same tokens
         sums = [
-            _measure(group, encoded, size, window, stride)
+            _measure(group, encoded, size, window, stride, at_once)
             for group, encoded, size in zip(groups, texts, sizes, strict=False)
         ]
     places = [(group, place) for group, some in enumerate(groups) for place in range(len(some))]
@@ -381,7 +389,9 @@ class _Sums(NamedTuple):
     agreed: Int[Tensor, ""]
 
 
-def _measure(models: Sequence[CausalModel], text: _EncodedText, size: int, window: int, stride: int) -> _Sums:
+def _measure(
+    models: Sequence[CausalModel], text: _EncodedText, size: int, window: int, stride: int, at_once: int
+) -> _Sums:
     """Run models that have the same tokens over a text, and sum what they predict by token ID.
 
     Args:
@@ -390,6 +400,7 @@ def _measure(models: Sequence[CausalModel], text: _EncodedText, size: int, windo
         size: Number of logits, V.
         window: Tokens that a model reads at once.
         stride: Tokens from one window to the next.
+        at_once: Tokens in a batch of windows.
     """
     starts = models[0].start_id
     by_token, by_model = torch.zeros(size, dtype=torch.float64), torch.zeros(len(models), size, dtype=torch.float64)
@@ -401,7 +412,7 @@ def _measure(models: Sequence[CausalModel], text: _EncodedText, size: int, windo
         correct=torch.zeros(len(models), dtype=torch.int64),
         agreed=torch.zeros((), dtype=torch.int64),
     )
-    for inputs, targets in _batches(text, window, stride, starts):
+    for inputs, targets in _batches(text, window, stride, starts, at_once):
         counted = targets != IGNORED
         tokens = targets[counted]
         sums.counts.index_add_(0, tokens, torch.ones(len(tokens), dtype=torch.float64))
@@ -425,7 +436,7 @@ def _measure(models: Sequence[CausalModel], text: _EncodedText, size: int, windo
 
 
 def _batches(
-    text: _EncodedText, window: int, stride: int, start_id: int | None
+    text: _EncodedText, window: int, stride: int, start_id: int | None, at_once: int
 ) -> Iterator[tuple[Int[Tensor, "B W"], Int[Tensor, "B W"]]]:
     """Yield batches of windows: the tokens to read, and those to predict, `IGNORED` where another window has done so.
 
@@ -441,7 +452,7 @@ def _batches(
         targets[: done - begin] = IGNORED
         done = begin + window
         batch.append((inputs, targets))
-        if len(batch) * window >= TOKENS_AT_ONCE or begin == last:
+        if len(batch) * window >= at_once or begin == last:
             ready, batch = batch, []
             yield torch.stack([one for one, _ in ready]), torch.stack([two for _, two in ready])
 

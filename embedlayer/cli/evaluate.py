@@ -12,7 +12,8 @@ from embedlayer.cli.options import SOURCE, TEXT, json_option, tokenizer_option
 from embedlayer.cli.printing import make_console, print_line, print_table
 
 if TYPE_CHECKING:
-    from embedlayer.analysis.text_evaluation import TextEvaluation
+    from embedlayer.analysis.text_evaluation import CausalModel, TextEvaluation
+    from embedlayer.sources import OpenedModel
 
 
 SCORES = {
@@ -72,11 +73,27 @@ def evaluate(
     second = None if other is None else open_model(other, device=device)
     if second is not None and second.vocabulary is None and tokenizer_from is not None:
         second = open_model(second.source, tokenizer_from, device=device)
-    found = evaluate_text(first, text, second, window=window, stride=stride)
+    models = [None if one is None else _causal(one, device) for one in (first, second)]
+    assert models[0] is not None
+    found = evaluate_text(models[0], text, models[1], window=window, stride=stride)
     if as_json:
         click.echo(json.dumps({"text": str(text), "context": found.context, **asdict(found)}))
     else:
         _show(found, text, topn)
+
+
+def _causal(opened: "OpenedModel", device: str) -> "CausalModel":
+    """Return the causal model of a source; transformers loads the blocks that `embedlayer compress` copied."""
+    from embedlayer.analysis.text_evaluation import CausalModel
+    from embedlayer.compress.transformers_models import load_model
+    from embedlayer.models.decoder import DecoderLM
+    from embedlayer.sources import BLOCKS, CONFIG
+
+    if isinstance(opened.model, DecoderLM) or not (Path(opened.source) / BLOCKS / CONFIG).exists():
+        return CausalModel.of(opened)
+    tokenizer, starts = opened.require_tokenizer(), opened.text_limits[0]
+    model = load_model(opened.source, device=device)
+    return CausalModel(model, tokenizer, opened.title, starts[0] if starts else None)
 
 
 def _show(found: "TextEvaluation", text: Path, topn: int) -> None:
