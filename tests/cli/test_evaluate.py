@@ -95,10 +95,10 @@ def test_a_compressed_model_of_transformers_is_compared_with_the_original(folder
     _, model = build("gpt2", "causal", {"vocab_size": 257})
     model.save_pretrained(tmp_path / "gpt2")
     (tmp_path / "gpt2" / "tokenizer.json").write_bytes((folder / "one" / "tokenizer.json").read_bytes())
-    assert run("compress", tmp_path / "gpt2", "--to", "int4", "-o", tmp_path / "small") == 0
+    assert run("compress", tmp_path / "gpt2", "--to", "rank=32", "-o", tmp_path / "small") == 0
     capsys.readouterr()
     text = ["--text", folder / "text.txt", "--window", 32, "--json"]
     assert run("evaluate", tmp_path / "gpt2", tmp_path / "small", *text) == 0
     result = json.loads(capsys.readouterr().out)
-    assert 0 < result["difference"]["kl"] < 0.1
+    assert 0 < result["difference"]["kl"] < 1
     assert result["model"]["bits_per_byte"] != result["other"]["bits_per_byte"]
