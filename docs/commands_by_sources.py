@@ -48,6 +48,7 @@ COMMANDS = {
     "neighbors": "neighbors SOURCE TOKEN",
     "embed": "embed SOURCE the|cat|sat",
     "generate": "generate SOURCE the|cat --tokens 2",
+    "evaluate": "evaluate SOURCE --text TEXT",
     "explore": "explore SOURCE --export OUT",
     "export": "export SOURCE -o OUT.vec",
     "compress": "compress SOURCE --to int8 -o OUT",
@@ -153,7 +154,7 @@ def make_sources(folder: Path) -> dict[str, Source]:
 
 
 def _write_gpt2(folder: Path, rows: int) -> None:
-    config = {"model_type": "gpt2", "vocab_size": rows, "n_embd": WIDTH, "n_positions": 16, "n_head": 2}
+    config = {"model_type": "gpt2", "vocab_size": rows, "n_embd": WIDTH, "n_positions": 16, "n_head": 2, "n_layer": 1}
     write_json(folder / "config.json", config)
     tensors = {"wte.weight": torch.randn(rows, WIDTH), "wpe.weight": torch.randn(16, WIDTH)}
     save_tensors(folder / "model.safetensors", tensors)
@@ -165,7 +166,13 @@ def _write_bert(folder: Path) -> None:
     sizes = {"word_embeddings": tokenizer.get_vocab_size(), "position_embeddings": 16, "token_type_embeddings": 2}
     tensors = {f"embeddings.{name}.weight": torch.randn(size, WIDTH) for name, size in sizes.items()}
     tensors |= {"embeddings.LayerNorm.weight": torch.ones(WIDTH), "embeddings.LayerNorm.bias": torch.zeros(WIDTH)}
-    config = {"model_type": "bert", "vocab_size": sizes["word_embeddings"], "hidden_size": WIDTH, "pad_token_id": 0}
+    config = {
+        "model_type": "bert",
+        "architectures": ["BertModel"],
+        "vocab_size": sizes["word_embeddings"],
+        "hidden_size": WIDTH,
+        "pad_token_id": 0,
+    }
     write_json(folder / "config.json", {**config, "max_position_embeddings": 16, "type_vocab_size": 2})
     save_tensors(folder / "model.safetensors", tensors)
 
@@ -251,8 +258,8 @@ def run_command(*arguments: object) -> str:
         except SystemExit as stop:
             if not stop.code:
                 return ""
-    lines = [line for line in said.getvalue().splitlines() if not line.startswith("Warning:")]
-    return " ".join(lines) or "It failed without a message."
+    error = re.search(r"^(\w+Error|Error): .*", said.getvalue(), re.MULTILINE | re.DOTALL)
+    return "It failed without a message." if error is None else " ".join(error[0].split())
 
 
 def result_of(command: str, source: Source, folder: Path, out: Path) -> str:

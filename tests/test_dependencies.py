@@ -15,6 +15,7 @@ TIERS = [
         "shapes",
         "tracing",
         "overrides",
+        "option_docs",
         "short_repr",
         "formatting",
         "initialization",

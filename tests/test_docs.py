@@ -309,6 +309,14 @@ def test_every_guide_page_links_to_the_api_reference() -> None:
             assert "{doc}`api/" in page.read_text(), page.name
 
 
+def test_a_page_that_includes_a_script_links_it_for_readers_of_a_checkout() -> None:
+    included = [(page, path) for page in PAGES for path in re.findall(r"{literalinclude} (\S+)", page.read_text())]
+    assert included
+    for page, path in included:
+        assert f"]({path})" in page.read_text(), f"{page.name} does not link {path}"
+        assert (page.parent / path).is_file()
+
+
 def test_every_public_name_is_in_the_api_reference(monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))

@@ -25,6 +25,7 @@ PLACEHOLDERS = {
     "[OTHER]": "run{number}",
     "TERM": "Gisburn",
     "OUT": "edited",
+    "--text FILE": "--text reference.txt",
     "FILE": "vectors.vec",
     "--nnodes 4 --nproc-per-node 8 ...": "--nproc-per-node 1",
     "--nproc-per-node 8": "--nproc-per-node 2",

@@ -20,11 +20,16 @@ from .geometry import table_geometry as table_geometry
 from .health import TableHealth as TableHealth
 from .health import table_health as table_health
 from .kinds import token_kinds as token_kinds
+from .layout import NeighborLayout as NeighborLayout
+from .layout import neighbor_layout as neighbor_layout
 from .nearest import cosines_with as cosines_with
 from .nearest import nearest_rows as nearest_rows
 from .nearest import neighbor_graph as neighbor_graph
 from .relation import TableRelation as TableRelation
 from .relation import table_relation as table_relation
+from .text_evaluation import CausalModel as CausalModel
+from .text_evaluation import TextEvaluation as TextEvaluation
+from .text_evaluation import evaluate_text as evaluate_text
 from .under_trained import UnderTrained as UnderTrained
 from .under_trained import under_trained_scores as under_trained_scores
 from .vectors import TokenVectors as TokenVectors

@@ -25,7 +25,7 @@ from embedlayer.analysis.row_hashes import equal_rows
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.tokenizer_fit import TokenizerFit, tokenizer_fit
 from embedlayer.analysis.under_trained import Cone, UnderTrained, under_trained_scores
-from embedlayer.data.tokenizer import token_text
+from embedlayer.data.tokenizer import as_tokenizer, token_text
 from embedlayer.errors import ShapeError
 from embedlayer.io.files import JsonObject
 from embedlayer.short_repr import short_repr
@@ -375,7 +375,7 @@ class TableHealth:
 @torch.no_grad()
 def table_health(
     table: TableLike,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: object = None,
     *,
     before: TableLike | None = None,
     head: Tensor | None = None,
@@ -386,7 +386,8 @@ def table_health(
 
     Args:
         table: A `LookupTable`, or a plain tensor `(V, D)`.
-        tokenizer: The tokenizer, from which `kinds` is computed; without one `kinds` is `None`.
+        tokenizer: A `tokenizers.Tokenizer` or a fast tokenizer of transformers, from which `kinds` is computed; without
+            one `kinds` is `None`.
         before: The same table before training, for `never_touched`, which is `None` without it.
         head: Rows of an untied head `(V, E)`. The softmax moves unused rows of the head, not of the input table, so
             under-trained tokens are then searched in the head; `None` searches the table.
@@ -402,6 +403,7 @@ def table_health(
         >>> found.zero_rows, found.duplicates, found.nonfinite_rows
         ((0,), ((1, 2),), (3,))
     """
+    tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
     rows = RowReader(table)
     if head is not None and len(head) != len(rows):
         raise ShapeError(f"The table has {len(rows)} rows and the head {len(head)}: pass the head of this table.")

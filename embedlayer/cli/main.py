@@ -17,6 +17,7 @@ from embedlayer.cli.compress import compress
 from embedlayer.cli.corpus import corpus
 from embedlayer.cli.demo import demo
 from embedlayer.cli.embed import embed
+from embedlayer.cli.evaluate import evaluate
 from embedlayer.cli.explore import explore
 from embedlayer.cli.export import export
 from embedlayer.cli.generate import generate
@@ -44,7 +45,22 @@ def cli() -> None:
     """
 
 
-COMMANDS = [train, corpus, embed, neighbors, inspect, explore, generate, export, report, plan, vocab, compress, demo]
+COMMANDS = [
+    train,
+    corpus,
+    embed,
+    neighbors,
+    inspect,
+    evaluate,
+    explore,
+    generate,
+    export,
+    report,
+    plan,
+    vocab,
+    compress,
+]
+COMMANDS += [demo]
 for _command in COMMANDS:
     cli.add_command(_command)
 

@@ -10,28 +10,43 @@ from embedlayer.cli.options import SOURCE, json_option, tokenizer_option
 
 @click.command()
 @click.argument("source", type=SOURCE)
-@click.argument("token")
+@click.argument("tokens", nargs=-1, required=True, metavar="TOKEN...")
+@click.option("--minus", multiple=True, metavar="TOKEN", help="Token whose row is subtracted; may be repeated.")
 @click.option("-n", "--topn", type=click.IntRange(min=1), default=10, help="Number of neighbours.")
 @tokenizer_option
 @json_option
-def neighbors(source: Path, token: str, topn: int, tokenizer_from: Path | None, as_json: bool) -> None:
-    """List the nearest neighbours of TOKEN.
+def neighbors(
+    source: Path,
+    tokens: tuple[str, ...],
+    minus: tuple[str, ...],
+    topn: int,
+    tokenizer_from: Path | None,
+    as_json: bool,
+) -> None:
+    """List the nearest neighbours of TOKEN, or of a sum of tokens.
 
-    Neighbours are ranked by cosine similarity of their rows in the table.
+    Neighbours are ranked by cosine similarity of their rows in the table. The rows of a sum are scaled to length 1
+    first, and its own tokens are left out.
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
     TOKEN is text that is one token, with its leading space if it has one: " first".
-    """
+
+    \b
+    embedlayer neighbors DIR " first"
+    embedlayer neighbors FILE king woman --minus man
+    """  # noqa: D301 (click needs the backspace)
     from embedlayer.analysis.vectors import TokenVectors
     from embedlayer.plots import visible_text
     from embedlayer.sources import open_model
 
     opened = open_model(source, tokenizer_from)
     vectors = TokenVectors(opened.table, opened.require_tokenizer())
-    found = vectors.most_similar(token, topn=topn)
+    found = vectors.most_similar([*tokens], [*minus], topn=topn)
     if as_json:
         rows = [{"token": text, "cosine": score} for text, score in found]
-        click.echo(json.dumps({"token": token, "id": vectors.id_of(token), "neighbors": rows}))
+        named = {"tokens": tokens, "ids": [*map(vectors.id_of, tokens)]}
+        subtracted = {"minus": minus, "minus_ids": [*map(vectors.id_of, minus)]}
+        click.echo(json.dumps({**named, **subtracted, "neighbors": rows}))
         return
     for text, score in found:
         click.echo(f"{score:7.4f}  {visible_text(text)}")

@@ -504,6 +504,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
             "added": {str(token): [text, receipt.origins.get(token)] for token, text in receipt.added.items()},
             "dropped": {str(token): text for token, text in receipt.dropped.items()},
             "merged": {str(token): into for token, into in receipt.merged.items()},
+            "new_rows": receipt.new_rows,
             "weight_bytes": [old, new],
             **trained,
         }
@@ -514,6 +515,8 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
     click.echo(f"Rows     {receipt.row_map.old_size:,} -> {receipt.row_map.size:,}")
     click.echo(f"Kept     {receipt.kept:,}, unchanged bit for bit")
     _list("New", [(token, text, receipt.origins.get(token, "")) for token, text in receipt.added.items()])
+    if receipt.new_rows:
+        click.echo(f"Init     {receipt.new_rows}")
     _list("Dropped", [(token, text, "") for token, text in receipt.dropped.items()])
     _list("Merged", [(token, f"-> {into}", "") for token, into in receipt.merged.items()])
     change = "the same" if new == old else f"{abs(new - old):,} {'fewer' if new < old else 'more'}"

@@ -242,7 +242,7 @@ def missing_rows_message(tokenizer: Tokenizer, rows: int, where: object = None) 
     Example:
         >>> print(missing_rows_message(train_tokenizer((), kind="byte"), 200, "run"))
         The tokenizer of run gives IDs up to 256 and the table has 200 rows: 57 tokens have none. They do not belong \
-together: use the tokenizer that the model was trained with, or add rows with embedlayer.add_tokens.
+together: use the tokenizer that the model was trained with, or add rows with embedlayer.vocab.add_tokens.
     """
     size = table_size(tokenizer)
     if size <= rows:
@@ -250,7 +250,7 @@ together: use the tokenizer that the model was trained with, or add rows with em
     return (
         f"The tokenizer{'' if where is None else f' of {where}'} gives IDs up to {size - 1} and the table has {rows} "
         f"rows: {size - rows} tokens have none. They do not belong together: use the tokenizer that the model was "
-        f"trained with, or add rows with embedlayer.add_tokens."
+        f"trained with, or add rows with embedlayer.vocab.add_tokens."
     )
 
 

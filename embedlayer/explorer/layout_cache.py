@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from embedlayer.analysis.layout import NeighborLayout
 from embedlayer.errors import EmbedLayerError
-from embedlayer.explorer.layout import Layout
 from embedlayer.io.files import create_folder
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.vocab.row_map import row_fingerprint
@@ -41,7 +41,7 @@ def layout_path(rows: Float[Tensor, "V D"], keep: Bool[Tensor, " V"]) -> Path:
     return cache_folder() / "layouts" / f"{VERSION}-{row_fingerprint(rows)}-{row_fingerprint(keep)}.safetensors"
 
 
-def load_layout(path: Path, size: int) -> Layout | None:
+def load_layout(path: Path, size: int) -> NeighborLayout | None:
     """Read a layout; return `None` if there is no file, or it is not a layout of `size` rows."""
     if not path.is_file():
         return None
@@ -49,12 +49,12 @@ def load_layout(path: Path, size: int) -> Layout | None:
         tensors, metadata = load_tensors(path)
         places = tensors["places"]
         if places.shape == (size, 2) and places.dtype == torch.float32:
-            return Layout(places, float(metadata["recall"]))
+            return NeighborLayout(places, float(metadata["recall"]))
     log.warning("The stored layout %s cannot be read; it is computed again.", path)
     return None
 
 
-def store_layout(path: Path, layout: Layout) -> None:
+def store_layout(path: Path, layout: NeighborLayout) -> None:
     """Write a layout atomically, and remove the oldest files above `MOST_FILES`; a failure is logged, not raised."""
     try:
         create_folder(path.parent)

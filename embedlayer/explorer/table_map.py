@@ -14,9 +14,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from embedlayer.analysis.clusters import PlaneClusters, plane_clusters, typical_tokens
+from embedlayer.analysis.layout import MOVING, SEARCHING, NeighborLayout, OnProgress, compute_layout
 from embedlayer.errors import EmbedLayerError, SizeError
 from embedlayer.explorer.health import table_report
-from embedlayer.explorer.layout import MOVING, SEARCHING, Layout, OnProgress, compute_layout
 from embedlayer.explorer.layout_cache import layout_path, load_layout, store_layout
 from embedlayer.explorer.tokens import BAKED_ROWS, Params, principal, to_bytes
 from embedlayer.io.files import JsonObject
@@ -43,7 +43,7 @@ class TableMap:
         names: IDs of the tokens that name each cluster, by level.
     """
 
-    layout: Layout
+    layout: NeighborLayout
     levels: tuple[PlaneClusters, ...]
     names: tuple[list[list[int]], ...]
 

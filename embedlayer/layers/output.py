@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embedlayer.errors import CheckpointError, SizeError
+from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.initialization import init_normal_, zero_rows_
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.deferred_logits import defer_logits
@@ -37,6 +37,9 @@ NEW_ROWS = "new_rows"
 
 TRAINED_BEFORE = "_trained_before_its_rows"
 """Attribute of a module between `train_only_rows` and `merge_rows`: the parameters that were trained before."""
+
+SLIP = "OutputHead takes the width first, as nn.Linear does, and TokenEmbedding the number of tokens: you may mean"
+"""What an error says if the sizes of a head fit exchanged."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
 
     With a table the head is tied: it refers to the table and has no rows itself. There is one parameter and one key in
     the state, and `head.weight is table.weight`. With sizes the head is untied, an `nn.Linear` with its own weight:
-    `OutputHead(embed_dim, vocab_size)`, in the order of `nn.Linear(in_features, out_features)`.
+    `OutputHead(embed_dim, vocab_size)`, in the order of `nn.Linear(in_features, out_features)`, which is not that of
+    `TokenEmbedding(vocab_size, embed_dim)`.
 
     Args:
         table: The table to tie to; or for an untied head its `in_features`, the width of the hidden state, D.
@@ -401,7 +405,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
                 return deferred
         if table is not None:
             return table.logits(hidden, **options)
-        check_width(hidden, self.in_features)
+        self._check_width(hidden)
         if self.logit_scale != 1.0:
             return finish_logits(linear_with_fixed_row(hidden, self.weight, self.padding_idx), **options)
         options["bias"] = None  # as in nn.Linear it is added where the product is computed, before rounding
@@ -419,7 +423,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         is_known = table is None or (isinstance(table, AdaptedRows) and type(found.table) is TokenEmbedding)
         if not is_known or (self.logit_scale, self.softcap, self.padding_idx) != (1.0, None, None):
             return None
-        check_width(hidden, self.in_features)
+        self._check_width(hidden)
         tensors = HeadTensors(cast(Tensor, found.table.weight), self.bias, found.adapters)
         return defer_logits(self, hidden, tensors, report)
 
@@ -448,8 +452,22 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         options = {**self.logit_options(), **options}
         if table is not None:
             return table.uncomputed_logits(hidden, impl=impl, **options)
-        check_width(hidden, self.in_features)
+        self._check_width(hidden)
         return LinearLogits(hidden, self.weight, impl=impl, **options)
+
+    def _check_width(self, hidden: Tensor) -> None:
+        """Check the width of hidden states.
+
+        Raises:
+            ShapeError: It is another one. If it is the number of tokens, the two sizes of the head were exchanged.
+        """
+        width, tokens = self.in_features, self.out_features
+        if hidden.dim() > 0 and width != hidden.shape[-1] == tokens and not self.tied:
+            raise ShapeError(
+                f"hidden {tuple(hidden.shape)} does not fit this head of width {width} and {tokens} tokens. {SLIP} "
+                f"OutputHead({tokens}, {width})."
+            )
+        check_width(hidden, width)
 
     def logit_options(self) -> LogitOptions:
         """Return this head's arguments for `finish_logits`: logit scale, bias, soft cap and padding.
@@ -460,7 +478,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         if self.bias is not None and self.bias.shape[0] != self.out_features:
             raise SizeError(
                 f"The head has {self.out_features} rows and a bias of {self.bias.shape[0]} numbers: assign a bias of "
-                f"the same size, or change both with embedlayer.edit_vocabulary."
+                f"the same size, or change both with embedlayer.vocab.edit_vocabulary."
             )
         return {
             "logit_scale": self.logit_scale,

@@ -18,6 +18,8 @@ from embedlayer.errors import CheckpointError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.cross_entropy import Reduction
+from embedlayer.losses.logit_arguments import resolve_logits
+from embedlayer.losses.uncomputed_logits import UncomputedLogits
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.dense import as_table
 from embedlayer.tables.table import TokenTable
@@ -86,6 +88,19 @@ def causal_outputs(
         return found.view(targets.shape) if reduction == "none" else found
 
     return CausalOutputs(seen[0], loss)
+
+
+def causal_logits(model: nn.Module, ids: Int[Tensor, "B T"]) -> UncomputedLogits:
+    """Describe the logits of a causal language model after each token, without computing them.
+
+    Args:
+        model: A `DecoderLM`, or a causal language model of transformers. If `patch` has not deferred the logits of
+            the latter, they are computed.
+        ids: Token IDs, `(B, T)`.
+    """
+    if isinstance(model, DecoderLM):
+        return model.head.uncomputed_logits(model.hidden(ids))
+    return resolve_logits(model(input_ids=ids, use_cache=False).logits, None, {})[0]
 
 
 def longest_sequence(model: nn.Module) -> int | None:

@@ -24,7 +24,7 @@ from embedlayer.layers.injection import (
     look_up_injections,
 )
 from embedlayer.layers.input import InputOptions, PositionName, as_position, embed, sequence_of, trace_embed
-from embedlayer.layers.output import OutputHead
+from embedlayer.layers.output import SLIP, OutputHead
 from embedlayer.layers.steps import TracedStep
 from embedlayer.losses.cross_entropy import LossOptions, Reduction
 from embedlayer.models.cache import BlockCache, KeyValueCache
@@ -127,9 +127,11 @@ class DecoderLM(Pretrained):
             position, max_seq_len=max_seq_len, embed_dim=width, num_heads=num_heads, head_dim=head_dim
         )
         if (head.in_features, head.out_features) != (width, table.vocab_size):
+            is_exchanged = (head.out_features, head.in_features) == (width, table.vocab_size)
             raise SizeError(
                 f"The head maps width {head.in_features} to {head.out_features} tokens, "
                 f"the table has {table.vocab_size} tokens of width {width}."
+                f"{f' {SLIP} OutputHead({width}, {table.vocab_size}).' if is_exchanged else ''}"
             )
         sizes = BlockSizes(num_layers, num_heads, num_kv_heads, head_dim, mlp_dim, dropout, norm_eps)
         self.sizes = sizes._asdict()

@@ -11,9 +11,11 @@ from embedlayer.errors import ShapeError, SizeError
 from embedlayer.models.cache import KeyValueCache
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.models.sampling import Sampler, SamplingOptions
+from embedlayer.option_docs import show_options
 from embedlayer.shapes import Ids
 
 
+@show_options(SamplingOptions)
 def generate(
     model: DecoderLM,
     ids: Ids,
@@ -32,7 +34,7 @@ def generate(
         ids: First tokens of the texts, `(T,)` or `(B, T)`, without padding.
         max_new_tokens: Largest number of new tokens.
         stop_id: A token ID, or several, that ends a text. The result includes it.
-        **sampling: `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`, `generator`; see `SamplingOptions`.
+        **sampling: See `SamplingOptions`.
 
     Returns:
         The tokens in `ids` and the new ones. A text that ends before others of its batch is filled with its last token.

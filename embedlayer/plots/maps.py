@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from embedlayer.analysis.geometry import principal_components
 from embedlayer.analysis.kinds import token_texts
+from embedlayer.analysis.layout import NeighborLayout
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer import require_rows
+from embedlayer.data.tokenizer import as_tokenizer, require_rows
 from embedlayer.errors import ShapeError
 from embedlayer.plots.labels import hubs, write_labels
 from embedlayer.plots.style import BLUE, Figure, colorbar, new_figure, numbers, point_colours
@@ -24,44 +25,58 @@ from embedlayer.tables.lookup import LookupTable
 NAMED_ROWS = 2048
 """Largest number of whole words among which hubs are searched."""
 
+_TITLES = ("The rows in a layout that keeps neighbours close", "The rows along their first two principal components")
+
 
 @torch.no_grad()
 def table_map(
     table: LookupTable | nn.Embedding | Float[Tensor, "N 2"],
-    labels: Mapping[int, str] | None = None,
+    tokenizer: object = None,
     *,
-    tokenizer: Tokenizer | None = None,
+    labels: Mapping[int, str] | None = None,
+    layout: NeighborLayout | None = None,
     explained_variance_ratio: Float[Tensor, " C"] | None = None,
     values: Float[Tensor, " N"] | None = None,
     value_label: str = "",
     max_labels: int = 40,
-    title: str = "The rows along their first two principal components",
+    title: str | None = None,
 ) -> Figure:
     """Draw all rows of a table as points, and label some of them.
 
     Args:
         table: A table, drawn along its first two principal components, or two coordinates for each row, such as
             `principal_components(rows).coordinates`. Rows that are not finite are left out.
+        tokenizer: Used for labels if `labels` is `None`: whole words, hubs first (see `labels.hubs`).
         labels: Text by row index, in order of priority. A label is left out if it would overlap an earlier one, or if
             no installed font has its characters.
-        tokenizer: Used for labels if `labels` is `None`: whole words, hubs first (see `labels.hubs`).
+        layout: Coordinates to draw in place of the principal components of a table: `analysis.neighbor_layout(table)`,
+            the explorer's map. Which rows are neighbours has a meaning, distances between groups have none.
         explained_variance_ratio: Share of the variance along each axis, for the axis labels; computed for a table.
         values: One number for each row, shown as colour, or `None`.
         value_label: Label of the colour bar.
         max_labels: Largest number of labels.
-        title: Title of the figure.
+        title: Title of the figure; `None` for one that names the coordinates.
 
     Raises:
-        ShapeError: A label's index is outside the rows, or `values` does not have one number for each row.
+        ShapeError: A label's index is outside the rows, `values` or `layout` does not have one entry for each row, or a
+            layout is passed beside coordinates.
+        TokenizerError: `tokenizer` is none, or has IDs outside the table.
 
     Example:
-        >>> figure = table_map(TokenEmbedding(100, 16), {7: "seven", 8: "eight"})
+        >>> figure = table_map(TokenEmbedding(100, 16), labels={7: "seven", 8: "eight"})
     """
     table = as_rows(table)
     if isinstance(table, LookupTable):
         if labels is None and tokenizer is not None:
-            labels = _words(table, tokenizer)
-        coordinates, explained_variance_ratio = _components(table.rows(0, table.vocab_size))
+            labels = _words(table, as_tokenizer(tokenizer))
+        if layout is None:
+            coordinates, explained_variance_ratio = _components(table.rows(0, table.vocab_size))
+        elif len(layout.places) != table.vocab_size:
+            raise ShapeError(f"The layout has {len(layout.places)} places, and the table {table.vocab_size} rows.")
+        else:
+            coordinates = layout.places
+    elif layout is not None:
+        raise ShapeError("A layout has the coordinates of a table's rows: pass the table, not other coordinates.")
     else:
         coordinates = table
     count = len(coordinates)
@@ -72,6 +87,8 @@ def table_map(
         raise ShapeError(f"values must be one for each of the {count} rows, not {len(values)}.")
     points = numbers(coordinates)
     points[~np.isfinite(points).all(1)] = np.nan
+    if title is None:
+        title = _TITLES[layout is None]
     with new_figure(7.2, _height_for(points), title=title) as (figure, axes):
         colour: dict[str, Any] = {"color": BLUE}
         if values is not None:
@@ -87,7 +104,8 @@ def table_map(
             (None, None) if explained_variance_ratio is None else explained_variance_ratio.tolist(),
             strict=False,
         ):
-            axis.set_label_text(name if share is None else f"{name} ({100 * share:.3g} % of the variance)")
+            if layout is None:
+                axis.set_label_text(name if share is None else f"{name} ({100 * share:.3g} % of the variance)")
         if values is not None:
             colorbar(figure, dots, axes, label=value_label, shrink=0.6)
         texts = {index: visible_text(text) for index, text in (labels or {}).items()}

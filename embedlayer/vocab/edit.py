@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from embedlayer.data.tokenizer import as_tokenizer, table_size
 from embedlayer.errors import EmbedLayerError, SizeError, VocabularyError
+from embedlayer.option_docs import show_options
 from embedlayer.sources import PathKind, path_kind
 from embedlayer.vocab.edit_request import EditRequest, TokenMap
 from embedlayer.vocab.folders import RECEIPT, apply_to_folder, new_folder, receipts_in
@@ -59,6 +60,7 @@ class EditOptions(TypedDict, total=False):
     out: Path | str | None
 
 
+@show_options(EditOptions)
 def edit_vocabulary(
     target: Target,
     *,
@@ -125,6 +127,7 @@ def edit_vocabulary(
         257 tokens -> 259 tokens, 257 rows -> 259 rows
           kept     257
           new      2: 'cat', 'mat'
+          rows     2 from the mean of their subwords
         >>> receipt.tokenizer.encode("the cat").ids
         [116, 104, 101, 32, 257]
         >>> receipt.undo(model)
@@ -147,6 +150,7 @@ def edit_vocabulary(
     return _edit(target, token_map, options)
 
 
+@show_options(EditOptions)
 def add_tokens(
     target: Target,
     tokens: AddedTokens | int,
@@ -188,6 +192,7 @@ def add_tokens(
     return receipt
 
 
+@show_options(EditOptions)
 def remove_tokens(target: Target, tokens: Iterable[Token], **options: Unpack[EditOptions]) -> Receipt:
     """Remove tokens from a vocabulary: `edit_vocabulary(target, remove=tokens)`.
 
@@ -206,6 +211,7 @@ def remove_tokens(target: Target, tokens: Iterable[Token], **options: Unpack[Edi
     return edit_vocabulary(target, remove=tokens, **options)
 
 
+@show_options(EditOptions)
 def trim_vocabulary(
     target: Target,
     corpus: Corpus,
@@ -240,6 +246,7 @@ def trim_vocabulary(
     return _edit(target, token_map, options)
 
 
+@show_options(EditOptions)
 def transplant(
     target: Target,
     new_tokenizer: object,

@@ -23,6 +23,7 @@ from embedlayer.sources import PathKind, path_kind
 from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit
 from embedlayer.vocab.folders import RECEIPT, apply_to_folder, new_folder, receipts_in
 from embedlayer.vocab.live_modules import ModuleResult, apply_to_module
+from embedlayer.vocab.row_init import count_origins
 from embedlayer.vocab.row_map import DROPPED, RowEdit, RowMap
 from embedlayer.vocab.row_training import merged_rows
 from embedlayer.vocab.run_folders import RUN
@@ -139,6 +140,14 @@ class Receipt:
     def kept(self) -> int:
         """Return the number of tokens after the edit that have kept their row."""
         return int((self.row_map.sources[: self.num_tokens[1]] >= 0).sum())
+
+    @property
+    def new_rows(self) -> str:
+        """Return how many rows of new tokens came from where, as text: "9 from the mean of their subwords".
+
+        It is `""` if no token is new.
+        """
+        return count_origins(origin for token, origin in self.origins.items() if token < self.num_tokens[1])
 
     @property
     def new_ids(self) -> Tensor:
@@ -305,6 +314,7 @@ class Receipt:
         lines = [f"{old:,} tokens -> {new:,} tokens, {self.row_map.old_size:,} rows -> {self.row_map.size:,} rows"]
         lines += [f"  kept     {self.kept:,}"]
         lines += [f"  new      {len(self.added):,}{shown_names(':', [*self.added.values()])}"] * bool(self.added)
+        lines += [f"  rows     {self.new_rows}"] * bool(self.new_rows)
         lines += [f"  dropped  {len(self.dropped):,}{shown_names(':', [*self.dropped.values()])}"] * bool(self.dropped)
         lines += [f"  merged   {len(self.merged):,}"] * bool(self.merged)
         return "\n".join(lines)

@@ -7,6 +7,7 @@ copied. An untied head is initialised from its own rows.
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -122,6 +123,32 @@ class RowOrigin:
         shown = ", ".join(map(str, self.old_ids[:SHOWN_IDS]))
         more = f" and {len(self.old_ids) - SHOWN_IDS} more" if len(self.old_ids) > SHOWN_IDS else ""
         return f"{self.method} of {shown}{more}" if self.old_ids else self.method
+
+
+SOURCES = {
+    "mean": "the mean of all rows",
+    "mean+noise": "the mean of all rows with noise",
+    "subword mean": "the mean of their subwords",
+    "copy": "a copy of another row",
+    "random": "random numbers",
+    "given": "given values",
+}
+"""Method of a row's origin -> where the row came from, for people; other methods are names."""
+
+
+def count_origins(origins: Iterable[str]) -> str:
+    """Return how many rows came from where, the most frequent first, from texts of `RowOrigin`.
+
+    Example:
+        >>> count_origins(["subword mean of 5, 7", "random", "subword mean of 3"])
+        '2 from the mean of their subwords, 1 from random numbers'
+    """
+    trained = "trained from "
+    counts: Counter[str] = Counter()
+    for origin in origins:
+        method = origin.removeprefix(trained).partition(" of ")[0]
+        counts[(trained if origin.startswith(trained) else "from ") + SOURCES.get(method, method)] += 1
+    return ", ".join(f"{count:,} {source}" for source, count in counts.most_common())
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ COMMANDS = {
     "explore": "{sources} --export {out} --tokenizer {tokenizer_from} --columns {columns_from}",
     "inspect": "{source} --tokenizer {tokenizer_from} --word-pairs {word_pairs} --analogies {analogies}",
     "inspect OTHER": "{source} {other}",
+    "evaluate": "{model} {other} --text {text} --tokenizer {tokenizer_from}",
     "export": "{source} -o {out}.vec --tokenizer {tokenizer_from}",
     "export OTHER": "{source} -o {out}.gguf --into {into}",
     "report": "{directory}",

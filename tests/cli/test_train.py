@@ -15,6 +15,7 @@ from commands import run
 from launches import free_port
 
 from embedlayer import RunDirectory, open_model
+from embedlayer.analysis import TokenVectors
 from embedlayer.analysis.health import model_health
 from embedlayer.cli.demo import PROBES, carried_text
 from embedlayer.cli.report import make_report
@@ -84,8 +85,19 @@ def test_neighbors_lists_tokens_by_cosine(trained, capsys) -> None:
     scores = [row["cosine"] for row in found["neighbors"]]
     assert scores == sorted(scores, reverse=True)
     assert len(scores) == 10
+    assert (found["tokens"], found["minus"]) == ([" the"], [])
     assert run("neighbors", trained, " the dogs") == 2
     assert "tokens" in capsys.readouterr().err
+
+
+def test_neighbors_of_a_sum_are_those_of_most_similar(trained, capsys) -> None:
+    opened = open_model(trained)
+    tokens = [" the", " and", " of"]
+    expected = TokenVectors(opened.table, opened.tokenizer).most_similar(tokens[:2], tokens[2:], topn=4)
+    assert run("neighbors", trained, *tokens[:2], "--minus", tokens[2], "-n", 4, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(row["token"], row["cosine"]) for row in found["neighbors"]] == expected
+    assert found["minus_ids"] == [opened.encode(tokens[2])[-1]]
 
 
 def test_json_is_one_line_and_nothing_else(text, tmp_path, capsys) -> None:

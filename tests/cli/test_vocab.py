@@ -104,6 +104,7 @@ def test_what_happened_is_shown(trained, tmp_path, capsys) -> None:
     capsys.readouterr()
     assert run("vocab", "add", trained, *TERMS, "--special", "<|user|>", "-o", tmp_path / "new", "--init", "mean") == 0
     shown = capsys.readouterr().out
+    assert re.search(r"\nInit +4 from the mean of all rows\n", shown)
     assert re.search(r"Tokens +400 -> 404\nRows +400 -> 404\nKept +400, unchanged bit for bit\nNew +4\n", shown)
     assert re.search(r" 400  ·otterly +mean\n", shown)
     assert re.search(r"Bytes +[\d,]+ -> [\d,]+ of weights \(\d+ more\)", shown)

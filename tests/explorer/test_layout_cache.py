@@ -6,8 +6,8 @@ import os
 import pytest
 import torch
 
+from embedlayer.analysis.layout import NeighborLayout
 from embedlayer.explorer import layout_cache
-from embedlayer.explorer.layout import Layout
 from embedlayer.explorer.layout_cache import cache_folder, layout_path, load_layout, store_layout
 
 
@@ -18,7 +18,7 @@ def cache(tmp_path, monkeypatch) -> None:
 
 def test_what_was_stored_is_read_for_the_same_rows_only() -> None:
     rows, keep = torch.randn(20, 4), torch.ones(20, dtype=torch.bool)
-    path, layout = layout_path(rows, keep), Layout(torch.randn(20, 2), 0.9123)
+    path, layout = layout_path(rows, keep), NeighborLayout(torch.randn(20, 2), 0.9123)
     assert load_layout(path, 20) is None
     store_layout(path, layout)
     found = load_layout(layout_path(rows.clone(), keep.clone()), 20)
@@ -34,7 +34,7 @@ def test_what_was_stored_is_read_for_the_same_rows_only() -> None:
 
 def test_a_damaged_file_and_one_of_another_size_are_computed_again(caplog) -> None:
     path = layout_path(torch.randn(20, 4), torch.ones(20, dtype=torch.bool))
-    store_layout(path, Layout(torch.randn(20, 2), 1.0))
+    store_layout(path, NeighborLayout(torch.randn(20, 2), 1.0))
     with caplog.at_level(logging.WARNING, "embedlayer"):
         assert load_layout(path, 21) is None
         path.write_bytes(path.read_bytes()[:-9])
@@ -47,7 +47,7 @@ def test_a_folder_that_cannot_be_written_costs_one_line(tmp_path, monkeypatch, c
     monkeypatch.setenv("EMBEDLAYER_CACHE", str(tmp_path / "file"))
     path = layout_path(torch.randn(4, 4), torch.ones(4, dtype=torch.bool))
     with caplog.at_level(logging.WARNING, "embedlayer"):
-        store_layout(path, Layout(torch.randn(4, 2), 1.0))
+        store_layout(path, NeighborLayout(torch.randn(4, 2), 1.0))
     assert "The layout is not stored" in caplog.text
     assert load_layout(path, 4) is None
 
@@ -56,7 +56,7 @@ def test_the_oldest_files_are_removed(monkeypatch) -> None:
     monkeypatch.setattr(layout_cache, "MOST_FILES", 2)
     paths = [layout_path(torch.full((4, 4), float(each)), torch.ones(4, dtype=torch.bool)) for each in range(3)]
     for age, path in enumerate(paths):
-        store_layout(path, Layout(torch.randn(4, 2), 1.0))
+        store_layout(path, NeighborLayout(torch.randn(4, 2), 1.0))
         os.utime(path, (age, age))
     assert [path.exists() for path in paths] == [False, True, True]
 

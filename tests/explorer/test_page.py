@@ -9,8 +9,8 @@ from page_waiting import until
 from real_tables import minilm
 
 from embedlayer import TokenEmbedding
-from embedlayer.analysis import TokenVectors, nearest
-from embedlayer.explorer import layout, table_map
+from embedlayer.analysis import TokenVectors, layout, nearest
+from embedlayer.explorer import table_map
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.user_columns import add_user_columns, read_user_columns

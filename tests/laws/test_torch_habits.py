@@ -200,6 +200,18 @@ def test_a_head_is_built_like_a_linear_layer() -> None:
         el.OutputHead(8, vocab_size=3, embed_dim=4)
 
 
+def test_a_head_with_exchanged_sizes_says_so() -> None:
+    head, hidden, advice = el.OutputHead(100, 16), torch.randn(3, 16), r"you may mean OutputHead\(16, 100\)\."
+    for use in (head, lambda each: head.loss(each, torch.tensor([1, 2, 3]))):
+        with pytest.raises(el.ShapeError, match=advice):
+            use(hidden)
+    with pytest.raises(el.SizeError, match=advice):
+        el.DecoderLM(el.TokenEmbedding(100, 16), "none", head, num_layers=1)
+    with pytest.raises(el.ShapeError, match="does not fit a table of width 100"):
+        head(torch.randn(3, 17))
+    assert el.OutputHead(16, 3)(torch.randn(2, 16)).shape == (2, 3)  # more columns than tokens are no slip
+
+
 def test_assigning_the_tables_weight_to_a_head_ties_it() -> None:
     table = dense()
     tied, untied = el.OutputHead(table), el.OutputHead(EMBED_DIM, VOCAB_SIZE)

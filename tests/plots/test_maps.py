@@ -13,7 +13,9 @@ from embedlayer.errors import ShapeError
 def test_the_map_shows_every_row_and_labels_that_cover_nothing():
     coordinates = torch.randn(500, 2, dtype=torch.float64)
     labels = {index: f" word{index}" for index in range(200)}
-    figure = plots.table_map(coordinates, labels, explained_variance_ratio=torch.tensor([0.25, 0.0312]), max_labels=30)
+    figure = plots.table_map(
+        coordinates, labels=labels, explained_variance_ratio=torch.tensor([0.25, 0.0312]), max_labels=30
+    )
     axes = figure.axes[0]
     np.testing.assert_array_equal(axes.collections[0].get_offsets(), coordinates.numpy())
     assert axes.collections[0].get_rasterized()
@@ -30,11 +32,18 @@ def test_the_map_shows_every_row_and_labels_that_cover_nothing():
 
 def test_the_first_labels_are_placed_first():
     coordinates = torch.tensor([[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]])
-    assert texts(plots.table_map(coordinates, {2: "wanted", 1: "late", 0: "apart"}, max_labels=2)) == ["wanted", "late"]
+    assert texts(plots.table_map(coordinates, labels={2: "wanted", 1: "late", 0: "apart"}, max_labels=2)) == [
+        "wanted",
+        "late",
+    ]
 
 
 def test_labels_that_no_font_can_write_are_left_out():
-    assert texts(plots.table_map(torch.eye(2), {0: "\U0001f9ff\ue000x", 1: "$_\n"})) in (["$_⏎"], [r"\ue000x", "$_⏎"])
+    figure = plots.table_map(torch.eye(2), labels={0: "\U0001f9ff\ue000x", 1: "$_\n"})
+    assert texts(figure) in (
+        ["$_⏎"],
+        [r"\ue000x", "$_⏎"],
+    )
 
 
 def test_the_map_colours_rows_by_a_value_and_names_it(unchecked):
@@ -47,12 +56,12 @@ def test_the_map_colours_rows_by_a_value_and_names_it(unchecked):
 
 @pytest.mark.parametrize("coordinates", [torch.zeros(0, 2), torch.zeros(1, 2), torch.zeros(5, 2)])
 def test_a_map_of_nothing_or_of_one_place_is_still_a_figure(coordinates):
-    drawn(plots.table_map(coordinates, {0: "a"} if len(coordinates) else {}))
+    drawn(plots.table_map(coordinates, labels={0: "a"} if len(coordinates) else {}))
 
 
 def test_a_label_without_a_row_is_refused():
     with pytest.raises(ShapeError, match=r"Label for row 7, but there are 2 rows \(0..1\)"):
-        plots.table_map(torch.zeros(2, 2), {7: "lost"})
+        plots.table_map(torch.zeros(2, 2), labels={7: "lost"})
 
 
 @pytest.mark.parametrize("table", [el.TokenEmbedding(60, 12), el.FactorizedEmbedding(60, 12, 3)])
@@ -69,7 +78,7 @@ def test_rows_that_are_not_finite_have_no_place_and_leave_the_others_where_they_
     with torch.no_grad():
         broken.weight[:50] = whole.weight
         broken.weight[50:] = torch.tensor([[torch.nan], [torch.inf]])
-    figure = plots.table_map(broken, {51: "lost", 3: "there"})
+    figure = plots.table_map(broken, labels={51: "lost", 3: "there"})
     offsets = figure.axes[0].collections[0].get_offsets()
     np.testing.assert_array_equal(offsets[:50], plots.table_map(whole).axes[0].collections[0].get_offsets())
     assert np.ma.getmaskarray(offsets)[50:].all() or np.isnan(offsets[50:]).all()
@@ -95,7 +104,7 @@ def test_a_tokenizer_names_whole_words_and_the_hub_first():
     figure = plots.table_map(table, tokenizer=tokenizer, max_labels=50)
     assert set(texts(figure)) <= {"cat", "dog", "fish", "bird"}
     assert texts(figure)[0] == "cat"
-    assert texts(plots.table_map(table, {cat: "mine"}, tokenizer=tokenizer)) == ["mine"]
+    assert texts(plots.table_map(table, tokenizer, labels={cat: "mine"})) == ["mine"]
 
 
 def test_pieces_of_words_are_not_named_where_words_begin_with_a_space():
@@ -114,3 +123,31 @@ def test_the_numbers_given_are_left_as_they_are():
     kept = coordinates.clone()
     plots.table_map(coordinates)
     assert torch.equal(coordinates, kept)
+
+
+def test_a_layout_that_keeps_neighbours_is_drawn_in_place_of_components():
+    tokenizer = el.train_tokenizer("cat dog fish bird x 12 . " * 5, kind="word")
+    table = el.TokenEmbedding(tokenizer.get_vocab_size(), 8)
+    layout = el.analysis.neighbor_layout(table, rounds=3)
+    figure = plots.table_map(table, tokenizer, layout=layout)
+    axes = figure.axes[0]
+    np.testing.assert_allclose(axes.collections[0].get_offsets(), layout.places)
+    assert (axes.get_xlabel(), "neighbours" in axes.get_title(loc="left")) == ("", True)
+    assert texts(figure)
+    for wrong, message in ((el.TokenEmbedding(3, 8), "places, and the table 3 rows"), (torch.randn(9, 2), "the table")):
+        with pytest.raises(el.ShapeError, match=message):
+            plots.table_map(wrong, layout=layout)
+
+
+@pytest.mark.parametrize("function", [plots.table_map, el.analysis.TokenVectors, el.analysis.table_health])
+def test_a_tokenizer_is_the_second_argument_or_named_and_ours_or_of_transformers(function):
+    pytest.importorskip("transformers", reason="the hf extra is not installed")
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = el.train_tokenizer("cat dog fish bird", kind="word")
+    table = el.TokenEmbedding(tokenizer.get_vocab_size(), 8)
+    for each in (tokenizer, PreTrainedTokenizerFast(tokenizer_object=tokenizer)):
+        function(table, each)
+        function(table, tokenizer=each)
+    with pytest.raises(el.errors.TokenizerError, match="A dict is not a tokenizer"):
+        function(table, {1: "cat"})

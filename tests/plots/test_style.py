@@ -88,7 +88,7 @@ def test_ticks_that_are_made_while_drawing_have_the_style_too():
 
 def test_an_inline_svg_is_well_formed_takes_the_pages_colours_and_keeps_its_ids_apart():
     text = plots.svg(
-        plots.table_map(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), {0: "<&>", 1: 'id="a#1f2a37'}), prefix="map"
+        plots.table_map(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), labels={0: "<&>", 1: 'id="a#1f2a37'}), prefix="map"
     )
     written = [element.text for element in ElementTree.fromstring(text).iter() if element.tag.endswith("text")]
     assert {"<&>", 'id="a#1f2a37'} <= set(written), "labels are texts, and stay as they are"

@@ -9,6 +9,7 @@ from vocab_models import IDS, MODELS, V, same, state_of, train
 
 import embedlayer as el
 from embedlayer.vocab.receipt import Receipt
+from embedlayer.vocab.row_init import count_origins
 from embedlayer.vocab.row_map import RowMap
 
 
@@ -93,3 +94,39 @@ def test_damaged_and_foreign_files_are_refused(tmp_path) -> None:
         Receipt.load(file)
     with pytest.raises(el.FileError):
         Receipt.load(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("init", "source"),
+    [
+        (el.vocab.SubwordMeanInit(), "3 from the mean of their subwords"),
+        (el.vocab.RandomInit(), "3 from random numbers"),
+        (el.vocab.CopyInit(97), "3 from a copy of another row"),
+        (el.vocab.VectorsInit(torch.ones(3, 8)), "3 from given values"),
+    ],
+)
+def test_a_receipt_counts_where_the_rows_of_new_tokens_came_from(init, source) -> None:
+    table, tokenizer = el.TokenEmbedding(257, 8), el.train_tokenizer((), "byte")
+    receipt = el.vocab.add_tokens(table, ["cat", "dog", "otter"], init=init, tokenizer=tokenizer)
+    assert receipt.new_rows == source
+    assert f"\n  rows     {source}" in str(receipt)
+    assert "rows  " not in str(el.vocab.remove_tokens(table, ["cat"], tokenizer=receipt.tokenizer))
+
+
+def test_rows_are_counted_by_where_they_came_from() -> None:
+    origins = [
+        "trained from subword mean of 5",
+        "random",
+        "OMP of 1, 2",
+        "subword mean of 3",
+        "mean",
+        "mean",
+        "OMP of 7",
+    ]
+    assert count_origins(origins) == (
+        "2 from OMP, 2 from the mean of all rows, 1 trained from the mean of their subwords, 1 from random numbers, "
+        "1 from the mean of their subwords"
+    )
+    assert count_origins([]) == ""
+    without_token = Receipt(RowMap(torch.tensor([0, -1, -1]), 1), (1, 2), origins={1: "random", 2: "mean"})
+    assert without_token.new_rows == "1 from random numbers"

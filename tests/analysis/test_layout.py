@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from embedlayer.analysis import principal_components
-from embedlayer.explorer import layout
-from embedlayer.explorer.layout import compute_layout, edge_weights
+from embedlayer import TokenEmbedding
+from embedlayer.analysis import layout, principal_components
+from embedlayer.analysis.layout import compute_layout, edge_weights, neighbor_layout
 
 
 def groups(count: int = 6, each: int = 60, width: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,3 +59,15 @@ def test_small_broken_and_equal_rows_have_places(count):
     rows = torch.ones(count, 4)
     rows[0, 0] = torch.nan
     assert compute_layout(rows, torch.zeros(count, 2), rounds=3).places.isfinite().all()
+
+
+def test_a_table_is_laid_out_without_rows_that_are_not_finite() -> None:
+    table = TokenEmbedding(40, 8)
+    with torch.no_grad():
+        table.weight[7] = torch.nan
+    found = neighbor_layout(table, rounds=3)
+    others = torch.arange(40) != 7
+    assert found.places[7].isnan().all()
+    assert torch.equal(found.places[others], neighbor_layout(table.weight[others], rounds=3).places)
+    assert neighbor_layout(TokenEmbedding(5, 1), rounds=3).places.isfinite().all()
+    assert neighbor_layout(torch.full((5, 3), torch.nan)).places.isnan().all()

@@ -17,7 +17,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from embedlayer.analysis.geometry import principal_components
 from embedlayer.analysis.nearest import NeighborGraph, nearest_rows, neighbor_graph
+from embedlayer.analysis.row_reader import RowReader
+from embedlayer.tables.dense import TableLike
 
 EXACT_ROWS = 8192
 NEIGHBORS = 15
@@ -32,7 +35,7 @@ OnProgress = Callable[[str, float], None]
 _A, _B = 1.577, 0.895  # the curve 1 / (1 + a d^2b) for a least distance of 0.1
 
 
-class Layout(NamedTuple):
+class NeighborLayout(NamedTuple):
     """The 2-D coordinates of a table's rows, and how exact the neighbours behind them were.
 
     Attributes:
@@ -45,6 +48,33 @@ class Layout(NamedTuple):
 
 
 @torch.no_grad()
+def neighbor_layout(
+    table: TableLike, *, keep: Bool[Tensor, " V"] | None = None, rounds: int | None = None
+) -> NeighborLayout:
+    """Compute 2-D coordinates of a table's rows in which nearest neighbours by cosine are close: the explorer's map.
+
+    The same rows always get the same coordinates. `plots.table_map` draws them.
+
+    Args:
+        table: A table, an `nn.Embedding`, or rows `(V, D)`. Zero rows have no direction and stay about where they
+            start: at their first two principal components.
+        keep: Which rows to place, `(V,)`; `None` for all that are finite. The others get NaN and have no influence.
+        rounds: How many times all rows are moved; `None` for 200 times, and fewer for large tables.
+
+    Example:
+        >>> neighbor_layout(TokenEmbedding(100, 16), rounds=5).places.shape
+        torch.Size([100, 2])
+    """
+    rows = RowReader(table).take(torch.arange(RowReader(table).vocab_size))
+    start = torch.zeros(len(rows), 2)
+    finite = rows.isfinite().all(1)
+    if finite.any():
+        found = principal_components(rows, min(2, rows.shape[1]), skip_nonfinite=True).coordinates
+        start[:, : found.shape[1]] = found.float()
+    return compute_layout(rows, start, keep=finite if keep is None else keep & finite, rounds=rounds)
+
+
+@torch.no_grad()
 def compute_layout(
     rows: Float[Tensor, "V D"],
     start: Float[Tensor, "V 2"],
@@ -52,7 +82,7 @@ def compute_layout(
     keep: Bool[Tensor, " V"] | None = None,
     rounds: int | None = None,
     on_progress: OnProgress = lambda stage, share: None,
-) -> Layout:
+) -> NeighborLayout:
     """Compute 2-D coordinates of rows in which nearest neighbours by cosine are close.
 
     The same rows always get the same coordinates.
@@ -68,11 +98,11 @@ def compute_layout(
         found = compute_layout(rows[keep], start[keep], rounds=rounds, on_progress=on_progress)
         places = torch.full((len(rows), 2), math.nan)
         places[keep] = found.places
-        return Layout(places, found.recall)
+        return NeighborLayout(places, found.recall)
     start = start.float().nan_to_num()
     start = start / start.abs().max().clamp_min(1e-30) * 10 if len(start) else start
     if len(rows) < 4:
-        return Layout(start, 1.0)
+        return NeighborLayout(start, 1.0)
     rounds = rounds or max(60, min(200, 4_000_000 // len(rows)))
     random = torch.Generator().manual_seed(0)
     rows, count = rows.float().nan_to_num(posinf=0.0, neginf=0.0), min(NEIGHBORS, len(rows) - 1)
@@ -88,7 +118,7 @@ def compute_layout(
         on_progress(MOVING, done / rounds)
         chosen = torch.rand(weights.shape, generator=random) < weights
         _move(places, sources[chosen], graph.ids[chosen], 1 - done / rounds, random)
-    return Layout(places, graph.recall)
+    return NeighborLayout(places, graph.recall)
 
 
 def edge_weights(cosines: Float[Tensor, "V K"]) -> Float[Tensor, "V K"]:

@@ -1,0 +1,59 @@
+"""Show the keyword options of a function in its docstring, from the docstring of the `TypedDict` that declares them."""
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def show_options(*kinds: type) -> Callable[[Function], Function]:
+    """Decorator: insert the attributes of `TypedDict` classes behind the entry of a function's `**options`.
+
+    So `help` and the API reference list the options, which are stated once. The function itself is returned.
+
+    Args:
+        *kinds: The classes, in the order in which their options are listed.
+
+    Example:
+        >>> from typing import TypedDict
+        >>> class Options(TypedDict):
+        ...     '''Options.
+        ...
+        ...     Attributes:
+        ...         size: Number of rows.
+        ...     '''
+        >>> @show_options(Options)
+        ... def build(**options):
+        ...     '''Build.
+        ...
+        ...     Args:
+        ...         **options: See `Options`.
+        ...     '''
+        >>> print(build.__doc__.splitlines()[-2].strip())
+        size: Number of rows.
+    """
+    entries = "\n".join(_attributes(kind) for kind in kinds)
+
+    def decorate(function: Function) -> Function:
+        if function.__doc__ is not None and entries:  # python -OO has no docstrings
+            function.__doc__ = _ENTRY.sub(lambda found: _with_entries(found, entries), function.__doc__, count=1)
+        return function
+
+    return decorate
+
+
+_ENTRY = re.compile(r"^(?P<indent> +)\*\*\w+: .*\n(?:(?P=indent) +.*\n)*", re.MULTILINE)
+"""The entry of variable keyword arguments in a section of arguments, with its further lines."""
+
+
+def _with_entries(found: re.Match[str], entries: str) -> str:
+    """Return the entry of `**options`, followed by those of the options at the same indentation."""
+    return found[0] + "".join(f"{found['indent']}{line}\n" for line in entries.splitlines())
+
+
+def _attributes(kind: type) -> str:
+    """Return the entries of the section `Attributes` of a class's docstring, without indentation."""
+    _, _, section = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
+    return inspect.cleandoc(section.partition("\n\n")[0])

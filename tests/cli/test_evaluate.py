@@ -1,0 +1,104 @@
+"""`embedlayer evaluate`, as a person meets it."""
+
+import json
+
+import pytest
+import torch
+from commands import run
+
+import embedlayer as el
+from embedlayer.analysis import evaluate_text
+
+TEXT = "once upon a time there was a little table. " * 9
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    torch.manual_seed(3)
+    folder = tmp_path_factory.mktemp("models")
+    tokenizers = {"one": el.train_tokenizer((), "byte"), "two": el.train_tokenizer(TEXT, "bpe", vocab_size=270)}
+    for name, tokenizer in tokenizers.items():
+        table = el.TokenEmbedding(tokenizer.get_vocab_size(), 16, init_std=1.0)
+        el.DecoderLM(table, "rotary", num_layers=1, num_heads=2).save_pretrained(folder / name, tokenizer=tokenizer)
+    table.save_pretrained(folder / "table", tokenizer=tokenizers["two"])
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "empty.txt").write_text("")
+    (folder / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    return folder
+
+
+def evaluate(folder, *words: object) -> int:
+    return run("evaluate", *(folder / word if (folder / str(word)).exists() else word for word in words))
+
+
+def test_one_model_is_shown_with_its_worst_tokens(folder, capsys) -> None:
+    assert evaluate(folder, "one", "--text", "text.txt", "--window", 32, "-n", 3) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    result = evaluate_text(el.open_model(folder / "one"), folder / "text.txt", window=32)
+    assert f"bits per byte {result.model.bits_per_byte:.4f}" in shown
+    assert result.context in shown
+    worst = result.model.by_token[0]
+    assert f"{worst.count} {worst.loss:.3f} {worst.entropy:.3f}" in shown
+
+
+def test_json_has_every_token(folder, capsys) -> None:
+    assert evaluate(folder, "one", "one", "--text", "text.txt", "--window", 32, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert {each["token"] for each in result["model"]["by_token"]} == set(TEXT)
+    assert len(result["difference"]["by_token"]) == len(set(TEXT))
+    assert result["difference"]["kl"] == pytest.approx(0, abs=1e-6)
+    assert result["context"].startswith("Windows of 32 tokens, 16 apart")
+
+
+def test_two_models_are_shown_side_by_side(folder, capsys) -> None:
+    assert evaluate(folder, "one", "one", "--text", "text.txt", "--window", 32) == 0
+    shown = capsys.readouterr().out
+    assert "KL(one || one): 0.0000 nats per token" in shown
+    assert "The same most likely token at 100.0% of the places" in shown
+    assert evaluate(folder, "one", "two", "--text", "text.txt", "--window", 32) == 0
+    shown = capsys.readouterr().out
+    assert "different tokenizers, so only their bits per byte can be compared" in shown
+    assert "Tokens that raise the loss of two most" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["one", "--text", "empty.txt"], "empty.txt is empty: there is nothing to predict."),
+        (["one", "--text", "image.png"], "image.png is not UTF-8 text"),
+        (["one", "--text", "text.txt", "--window", 4000], "fewer than one window of 4,000"),
+        (["table", "--text", "text.txt"], "is a saved TokenEmbedding, which has no transformer blocks."),
+        (["one", "--text", "text.txt", "--window", 32, "--stride", 33], "stride must be from 1 to the window of 32"),
+    ],
+)
+def test_bad_input_is_one_error(folder, capsys, words, message) -> None:
+    assert evaluate(folder, *words) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert not shown.out
+
+
+def test_a_tokenizer_serves_a_model_without_one(folder, tmp_path, capsys) -> None:
+    el.open_model(folder / "one").model.save_pretrained(tmp_path / "bare")
+    arguments = ["--text", folder / "text.txt", "--window", 32]
+    assert run("evaluate", folder / "one", tmp_path / "bare", *arguments) == 2
+    assert "bare has no tokenizer. Name one with --tokenizer." in capsys.readouterr().err
+    tokenizer = ["--tokenizer", folder / "one" / "tokenizer.json"]
+    assert run("evaluate", folder / "one", tmp_path / "bare", *arguments, *tokenizer) == 0
+    assert "KL(one || bare): 0.0000" in capsys.readouterr().out
+
+
+def test_a_compressed_model_of_transformers_is_compared_with_the_original(folder, tmp_path, capsys) -> None:
+    pytest.importorskip("transformers", reason="the hf extra is not installed")
+    from tiny_models import build
+
+    _, model = build("gpt2", "causal", {"vocab_size": 257})
+    model.save_pretrained(tmp_path / "gpt2")
+    (tmp_path / "gpt2" / "tokenizer.json").write_bytes((folder / "one" / "tokenizer.json").read_bytes())
+    assert run("compress", tmp_path / "gpt2", "--to", "rank=32", "-o", tmp_path / "small") == 0
+    capsys.readouterr()
+    text = ["--text", folder / "text.txt", "--window", 32, "--json"]
+    assert run("evaluate", tmp_path / "gpt2", tmp_path / "small", *text) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert 0 < result["difference"]["kl"] < 1
+    assert result["model"]["bits_per_byte"] != result["other"]["bits_per_byte"]
