@@ -1,12 +1,15 @@
 """Fixtures shared by all tests."""
 
+import functools
 import gc
 import importlib
 import logging
+import math
 import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -37,14 +40,30 @@ def states_a_shape(annotation: Any) -> bool:
 
 
 def jaxtyped_if_shaped(*, typechecker: Any, jaxtyped: Any = jaxtyping.jaxtyped) -> Callable[[Any], Any]:
-    """Check what states a shape, and leave the rest to mypy: to check all of it took a third of the suite's time."""
+    """Check what states a shape, in the first calls of a test: to check all of all took a third of the time."""
 
-    def decorate(checked: Any) -> Any:
-        if any(map(states_a_shape, getattr(checked, "__annotations__", {}).values())):
-            return jaxtyped(checked, typechecker=typechecker)
-        return checked
+    def decorate(function: Any) -> Any:
+        if not any(map(states_a_shape, getattr(function, "__annotations__", {}).values())):
+            return function
+        checked = jaxtyped(function, typechecker=typechecker)
+        if isinstance(function, type):
+            return checked
+
+        @functools.wraps(function)
+        def first_calls_checked(*arguments: Any, **options: Any) -> Any:
+            if jaxtyping.config.jaxtyping_disable or calls[function] >= checked_calls:
+                return function(*arguments, **options)
+            calls[function] += 1
+            return checked(*arguments, **options)
+
+        return first_calls_checked
 
     return decorate
+
+
+checked_calls: float = 16
+"""Calls of each function that are checked in each test; all with `--all`."""
+calls: Counter[Any] = Counter()
 
 
 # Shapes are checked in the modules that state them. A checked call costs up to 0.1 ms: other modules are left out. So
@@ -80,7 +99,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure each test if the list of slow ones is compared with, or written."""
+    """Measure each test if the list of slow ones is compared with, or written; with `--all` check all calls."""
+    global checked_calls
+    if config.getoption("--all"):
+        checked_calls = math.inf
     if action := config.getoption("--slow-tests"):
         config.pluginmanager.register(CpuSeconds(action))
 
@@ -116,9 +138,10 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(autouse=True)
 def quiet_machine() -> None:
-    """One thread and a fixed seed for each test: two test processes share two cores."""
+    """One thread, a fixed seed and a new count of calls for each test: two test processes share two cores."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    calls.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -634,14 +634,14 @@ class _Computation:
         else:
             yield Step("head", f"{note}. {_WHOLE_MODELS}", {"hidden": hidden}, facts, sentence="head only")
         if len(following):
-            yield self._gradient(hidden, products, logits, output.tied, tokens)
+            yield self._gradient(hidden, products, logits, output, tokens)
 
     def _gradient(
         self,
         hidden: Float[Tensor, "T R"],
         products: Float[Tensor, "T V"],
         logits: Float[Tensor, "T V"],
-        tied: bool,
+        head: OutputHead,
         tokens: Sequence[ShownToken],
     ) -> Step:
         """Return the step that shows the norm of the loss's gradient for each row of the table.
@@ -652,13 +652,16 @@ class _Computation:
             hidden: Input of the head.
             products: Raw logits, `hidden` times the rows.
             logits: The final logits, after scale, bias and softcap.
-            tied: Whether the head uses the rows of the table.
+            head: The head, tied or not.
             tokens: The tokens of the text, as the page shows them.
         """
+        tied = head.tied
         loss = F.cross_entropy(logits[:-1], self.ids[1:])
         of_rows, of_products = torch.autograd.grad(loss, [self.rows, products])
         if self.table.padding_idx is not None:
             of_rows = of_rows.masked_fill((self.ids == self.table.padding_idx).unsqueeze(-1), 0)
+        if head.padding_idx is not None:
+            of_products[:, head.padding_idx] = 0  # its row gets no gradient under the head either
         used, index, times = self.ids.unique(return_inverse=True, return_counts=True)
         by_rows = torch.zeros_like(of_rows[: len(used)]).index_add_(0, index, of_rows)
         scores, states = of_products.to(hidden.dtype), hidden.detach()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -237,8 +237,8 @@ class ParallelContext:
         """
         if self._mesh is None:
             return model.loss
-        assert isinstance(model, DecoderLM)  # `shard` refuses others
-        self._ddp = distributed_data_parallel(_LossModule(model), forward_sync_buffers=False)
+        module = _LossModule(cast(DecoderLM, model))  # or one in PEFT's wrapper; `shard` refuses others
+        self._ddp = distributed_data_parallel(module, forward_sync_buffers=False)
         return self._ddp
 
     def no_sync(self) -> AbstractContextManager[Any]:
