@@ -108,11 +108,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip the tests that are marked `long`, unless `--all` is set."""
+    """Leave out the tests that are marked `long`, which `make test-all` runs, unless `--all` is set."""
     if not config.getoption("--all"):
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="run by `make test-all`, for time"))
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
 @pytest.fixture(autouse=True, scope="session")
