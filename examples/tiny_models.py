@@ -30,6 +30,25 @@ KINDS = {
 }
 """Kind -> name of the mapping in transformers' `modeling_auto` whose keys are its model types."""
 
+SAMPLE = {
+    "causal": (
+        *("llama", "qwen2", "gemma3_text", "gpt2", "gptj", "gpt_neox", "falcon", "bloom", "mpt", "opt", "phi"),
+        *("cohere2", "granite", "olmo2", "deepseek_v3", "llama4_text", "smollm3", "exaone4", "nanochat"),
+        *("stablelm", "minicpm3"),
+        *("ministral3", "hunyuan_v1_dense", "jamba", "mamba", "xglm", "biogpt", "bart", "gpt_oss"),
+    ),
+    "masked": ("bert", "roberta", "electra", "modernbert", "deberta-v2"),
+    "seq2seq": ("t5", "bart", "marian", "m2m_100"),
+    "image-text": ("qwen2_vl", "paligemma"),
+}
+"""Kind -> model types: 40 together, which tests of all families take by default.
+
+They have every pattern: rotary positions in all layouts, with several axes, by layer type, and left out in some layers;
+ALiBi, relative, sinusoidal and learned positions, and none; scaled rows, norms, projections and token types after the
+look-up; tied and untied heads, with transforms, biases, scales and softcaps; experts, state-space and linear attention;
+encoder-decoders; language models of vision-language models.
+"""
+
 LAYERS = 6
 _SAME = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_total")
 SIZES: Mapping[str, int] = {

@@ -1,10 +1,6 @@
 """A sample of the model types of transformers, compared by examples/all_families.py, and its page.
 
-The sample has types of every pattern: rotary positions in all layouts, with several axes, by layer type, and left out
-in some layers; ALiBi, relative, sinusoidal and learned positions, and none; scaled rows, norms, projections and token
-types after the look-up; tied and untied heads, with transforms, biases, scales and softcaps; experts, state-space and
-linear attention; encoder-decoders; language models of vision-language models. `python examples/all_families.py` runs
-all types.
+The sample is `SAMPLE` of examples/tiny_models.py; `python examples/all_families.py` runs all types.
 """
 
 import re
@@ -15,26 +11,13 @@ from pathlib import Path
 import pytest
 import transformers
 from all_families import examine, examine_varied
-from tiny_models import KINDS, model_types
+from tiny_models import KINDS, SAMPLE, model_types
 
 from embedlayer.checkpoints import loader
 from embedlayer.errors import release
 from embedlayer.families import MULTIMODAL, TRANSFORMERS_VERSION, family_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "families.md"
-
-SAMPLE = {
-    "causal": (
-        *("llama", "qwen2", "gemma3_text", "gpt2", "gptj", "gpt_neox", "falcon", "bloom", "mpt", "opt", "phi"),
-        *("cohere2", "granite", "olmo2", "deepseek_v3", "llama4_text", "smollm3", "exaone4", "nanochat"),
-        *("stablelm", "minicpm3"),
-        *("ministral3", "hunyuan_v1_dense", "jamba", "mamba", "xglm", "biogpt", "bart", "gpt_oss"),
-    ),
-    "masked": ("bert", "roberta", "electra", "modernbert", "deberta-v2"),
-    "seq2seq": ("t5", "bart", "marian", "m2m_100"),
-    "image-text": ("qwen2_vl", "paligemma"),
-}
-"""Kind -> model types: 40 together."""
 
 ADDED = {
     "causal": ("apertus1p5_text", "dory", "exaone", "inkling2_loop_text", "lara_mini", "sarvam_mla", "sarvam_moe"),
