@@ -140,7 +140,9 @@ def pytest_sessionfinish() -> None:
 def quiet_machine() -> None:
     """One thread, a fixed seed and a new count of calls for each test: two test processes share two cores."""
     torch.set_num_threads(1)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_available():  # without a device each call would note the stack, for later
+        torch.cuda.manual_seed_all(0)
     calls.clear()
 
 
