@@ -24,12 +24,20 @@ def transforms_active() -> bool:
     return active
 
 
+def is_exporting() -> bool:
+    """Return whether `torch.export` is running, as `torch.compiler.is_exporting` does.
+
+    In graphs of `torch.compile` torch 2.11 takes that function for `True`.
+    """
+    return torch.compiler._is_exporting_flag
+
+
 def plain_operators_only() -> bool:
     """Return whether custom operators must not be used: in `torch.export`, and under a `torch.func` transform.
 
     Values of tensors cannot be read there, so a check of values cannot raise an error.
     """
-    return torch.compiler.is_exporting() or transforms_active()
+    return is_exporting() or transforms_active()
 
 
 def is_transformed(*tensors: Tensor | None) -> bool:

@@ -221,7 +221,7 @@ def step(row: EmbeddingPlan, *, instructions: bool = True) -> dict[str, int]:
         table, head, positions = built(row)
         parameters = list(dict.fromkeys([*table.parameters(), *([] if head is None else head.parameters())]))
         if row.vocab_parallel_size > 1 and not row.tied:
-            parameters += head.__dict__["table"].parameters()
+            parameters += head.__dict__["own_table"].parameters()
         parameters += [] if positions is None else list(positions.parameters())
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         derived = table.token_tensor.nbytes if row.delta_rows else 0

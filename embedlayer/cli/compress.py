@@ -185,9 +185,8 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> str:
         if isinstance(layer, DecoderLM) and opened.adds_special_tokens and opened.vocabulary is not None:
             starts, ends = opened.text_limits
             write_json(partial / GENERATION, {"bos_token_id": [*starts], "eos_token_id": [*ends]})
-        has_blocks = isinstance(opened.model, EmbeddingLayer) and copy_blocks(
-            opened.model, Path(opened.source), partial
-        )
+        model, source = opened.model, Path(opened.source)
+        has_blocks = (model is None or isinstance(model, EmbeddingLayer)) and copy_blocks(model, source, partial)
     if has_blocks:
         return f'The whole model: embedlayer.compress.load_model("{output}"), with transformers.'
     if isinstance(layer, DecoderLM) or not opened.kind.startswith(("checkpoint", "GGUF")):

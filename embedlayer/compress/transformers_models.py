@@ -24,7 +24,7 @@ from embedlayer.errors import CheckpointError, FileError, SizeError, require
 from embedlayer.io.files import create_folder, recover_folder, replace_folder
 from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import encode_header, load_tensors, save_tensors
-from embedlayer.layers.output import OutputHead
+from embedlayer.layers.output import OWN_TABLE, OutputHead
 from embedlayer.layers.peft import ChildReference
 from embedlayer.pretrained import Pretrained, build, describe
 from embedlayer.sources import BLOCKS
@@ -109,7 +109,7 @@ def _users_of(table: TokenTable, model: nn.Module) -> tuple[dict[str, TokenTable
         name: part
         for name, part in places
         if isinstance(part, OutputHead)
-        and (id(part.__dict__["table"]) in tied or part._parameters.get("weight", table) is rows)
+        and (id(part.__dict__[OWN_TABLE]) in tied or part._parameters.get("weight", table) is rows)
     }
     return look_ups, heads
 
@@ -158,11 +158,11 @@ def _reference(model: nn.Module, name: str) -> ChildReference:
 def _tie(head: OutputHead, table: TokenTable) -> None:
     """Let a tied head of a patched model read another table, in place."""
     if isinstance(table, TokenEmbedding):  # as in a patched model, so that its logits are deferred
-        head.__dict__["table"], head.weight = None, cast(nn.Parameter, table.weight)
+        head.__dict__[OWN_TABLE], head.weight = None, cast(nn.Parameter, table.weight)
     else:
         head._parameters.pop("weight", None)
         head.__dict__.pop(REPLACED, None)
-        head.__dict__["table"] = table
+        head.__dict__[OWN_TABLE] = table
         head.__dict__["weight"] = table.__dict__["weight"]
 
 
@@ -221,14 +221,15 @@ def save_model(model: nn.Module, directory: Path | str, *, tokenizer: Any = None
         save_tensors(rest / TENSORS, tensors, metadata)
 
 
-def copy_blocks(layer: EmbeddingLayer, source: Path, target: Path) -> bool:
+def copy_blocks(layer: EmbeddingLayer | None, source: Path, target: Path) -> bool:
     """Copy what the embedding layer of a checkpoint lacks of the model into the folder `model` of `target`.
 
     These are its configuration, its tokenizer files, and all tensors but those of the table and those that the layer
     stores bit for bit. They are copied from file to file.
 
     Args:
-        layer: The layer as it was loaded from `source`, with its own table.
+        layer: The layer as it was loaded from `source`, with its own table; `None` if `source` has a table alone, as
+            `save_model` writes it.
         source: Folder of a checkpoint; or one that this function or `save_model` wrote, whose blocks are copied.
         target: Folder in which the layer with another table is saved.
 
@@ -238,7 +239,7 @@ def copy_blocks(layer: EmbeddingLayer, source: Path, target: Path) -> bool:
     if (source / BLOCKS).is_dir():
         shutil.copytree(source / BLOCKS, target / BLOCKS)
         return True
-    if not (source / "config.json").is_file() or not layer.tensor_names.get(DENSE):
+    if layer is None or not (source / "config.json").is_file() or not layer.tensor_names.get(DENSE):
         return False
     checkpoint, state = Checkpoint.open(source), layer.state_dict()
     table = [*layer.tensor_names[DENSE], *layer.load_record.unread_copies]

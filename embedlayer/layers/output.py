@@ -35,6 +35,10 @@ from embedlayer.tables.table import TokenTable, check_width, logits_of_function
 NEW_ROWS = "new_rows"
 """Name of the child of an untied head that has the rows which are trained separately; see `train_only_rows`."""
 
+OWN_TABLE = "own_table"
+"""Attribute of a head with the table that it is tied to, or `None`. It has not the name of the property `table`, which
+Dynamo of torch 2.11 would run in place of the attribute."""
+
 TRAINED_BEFORE = "_trained_before_its_rows"
 """Attribute of a module between `train_only_rows` and `merge_rows`: the parameters that were trained before."""
 
@@ -179,7 +183,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             self.padding_idx = table.padding_idx
             zeros = nn.Parameter(torch.zeros(table.vocab_size, device=device, dtype=dtype)) if bias else None
             self.register_parameter("bias", zeros)
-        self.__dict__["table"] = table  # past Module.__setattr__: referred to, not registered
+        self.__dict__[OWN_TABLE] = table  # past Module.__setattr__: referred to, not registered
 
     def follow(self, parent: nn.Module, table: str = "table", head: str = "head") -> "OutputHead":
         """From now on read the table as the child `table` of `parent`, so that the head sees PEFT's replacements.
@@ -230,7 +234,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         Raises:
             CheckpointError: PEFT has replaced the table or the head by a module that a tied head cannot read.
         """
-        own: TokenTable | None = self.__dict__["table"]
+        own: TokenTable | None = self.__dict__[OWN_TABLE]
         if not self._resolved():
             return own
         found = self._adapted_table()
@@ -283,7 +287,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         """
         references: list[ChildReference] = self.__dict__.get("table_references", [])
         found = [resolve_table(each.module, each.name) for each in references if each.module is not None]
-        table = self.__dict__.get("table")
+        table = self.__dict__.get(OWN_TABLE)
         if table is not None:  # the trained rows of an untied head follow no table
             return [] if table is self._modules.get(NEW_ROWS) else found
         weight = self._parameters.get("weight")  # transformers may tie and untie it
@@ -292,7 +296,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
     @property
     def tied(self) -> bool:
         """Return whether the head uses the rows of a table."""
-        return self.__dict__.get("table") is not None or bool(self._resolved())
+        return self.__dict__.get(OWN_TABLE) is not None or bool(self._resolved())
 
     # The weight gives the sizes, as in TokenEmbedding, so that an assigned weight of another size is right.
 
@@ -327,7 +331,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
 
         If that weight is missing or not 2-D, return the sizes passed at construction.
         """
-        if self.__dict__.get("table") is not None:
+        if self.__dict__.get(OWN_TABLE) is not None:
             table = self._rows_of()
             return table.vocab_size, table.embed_dim
         weight = self._parameters.get("weight")
@@ -337,7 +341,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
     def _rows_of(self) -> Any:
         """Return the table of a tied head, without PEFT's adapters."""
         found = self._resolved()
-        return found[0].table if found else self.__dict__["table"]
+        return found[0].table if found else self.__dict__[OWN_TABLE]
 
     @property
     def config(self) -> JsonObject:
@@ -365,7 +369,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             nn.init.zeros_(self.bias)
 
     def __getattr__(self, name: str) -> Any:
-        tied = name == "weight" and self.__dict__.get("table") is not None
+        tied = name == "weight" and self.__dict__.get(OWN_TABLE) is not None
         return self._rows_of().weight if tied else super().__getattr__(name)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
@@ -374,7 +378,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         Raises:
             SizeError: A tied head is given another weight.
         """
-        if name != "weight" or self.__dict__.get("table") is None:
+        if name != "weight" or self.__dict__.get(OWN_TABLE) is None:
             super().register_parameter(name, param)
         elif param is not self.weight:
             raise SizeError(
@@ -383,7 +387,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "weight" and self.__dict__.get("table") is not None:
+        if name == "weight" and self.__dict__.get(OWN_TABLE) is not None:
             self.register_parameter(name, value)  # nn.Module would keep a plain tensor beside the table's weight
         else:
             super().__setattr__(name, value)

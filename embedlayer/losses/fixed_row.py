@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.tracing import fusible, is_transformed
+from embedlayer.tracing import fusible, is_exporting, is_transformed
 
 
 def with_fixed_row(weight: Float[Tensor, "V D"], row: int | None) -> Float[Tensor, "V D"]:
@@ -39,7 +39,7 @@ def linear_with_fixed_row(
         row: Number of the row; `None` for no such row.
         bias: Bias of the rows, or `None`.
     """
-    if row is None or torch.compiler.is_exporting() or fusible(weight):
+    if row is None or is_exporting() or fusible(weight):
         return F.linear(hidden, with_fixed_row(weight, row), bias)
     products = with_fixed_product(F.linear(hidden, weight), hidden, weight[row : row + 1], row)
     return products if bias is None else products + bias

@@ -23,7 +23,7 @@ from embedlayer.pretrained import describe
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
-from embedlayer.tracing import fusible
+from embedlayer.tracing import fusible, is_exporting
 
 BASE = "embedlayer.base"
 """Key of the metadata of an adapter's weights that describes the base."""
@@ -274,7 +274,7 @@ class DeltaEmbedding(TokenTable, ComputedBuffers):
 
     def _places(self, ids: Tensor) -> Tensor:
         """Return for each ID the index in the sorted `token_ids` at which it is or would be inserted, from 0 to N."""
-        if torch.compiler.is_exporting():  # ONNX has no binary search
+        if is_exporting():  # ONNX has no binary search
             return (self.token_tensor < ids.unsqueeze(-1)).sum(-1)
         return torch.searchsorted(self.token_tensor, ids)
 

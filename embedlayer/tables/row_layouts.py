@@ -12,6 +12,7 @@ from embedlayer.errors import SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.pretrained import Described
+from embedlayer.tracing import is_exporting
 
 BLOCK = 32
 """Columns of a block of GGUF's types Q4_0 and Q8_0."""
@@ -279,7 +280,7 @@ def floats(stored: UInt8[Tensor, "N bytes"], dtype: torch.dtype) -> Float[Tensor
         Numbers, `(N, bytes / dtype.itemsize)`.
     """
     stored = stored.clone(memory_format=torch.contiguous_format)  # aligned: a slice of one row need not be
-    if not torch.compiler.is_exporting():
+    if not is_exporting():
         return stored.view(dtype).to(torch.float32)
     bytes_each, fraction_bits = dtype.itemsize, {torch.float32: 23, torch.float16: 10}[dtype]
     exponents = 2 ** (8 * bytes_each - 1 - fraction_bits)

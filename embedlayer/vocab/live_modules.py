@@ -34,7 +34,7 @@ from embedlayer.families import FIRST_IDS, PER_LAYER_ROWS, VOCAB_SIZE_KEYS, fami
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.draft_head import DraftHead
 from embedlayer.layers.ngram import NgramEmbedding, NgramHash
-from embedlayer.layers.output import OutputHead
+from embedlayer.layers.output import OWN_TABLE, OutputHead
 from embedlayer.layers.per_layer import PerLayerInputs
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
@@ -183,7 +183,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     tables = {name: part for name, part in modules.items() if isinstance(part, TokenTable) and id(part) not in skipped}
     heads = {name: part for name, part in modules.items() if isinstance(part, OutputHead)}
     for name, head in heads.items():
-        table = head.__dict__["table"]
+        table = head.__dict__[OWN_TABLE]
         if table is not None and all(table is not other for other in tables.values()):
             tables[_join(name, "table")] = table
     of_heads = {id(child) for head in heads.values() for child in head.children()}

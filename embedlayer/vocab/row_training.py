@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.patch import REPLACED
 from embedlayer.distributed.dtensors import has_fsdp_modules, is_dtensor
 from embedlayer.errors import SizeError
-from embedlayer.layers.output import NEW_ROWS, TRAINED_BEFORE, OutputHead
+from embedlayer.layers.output import NEW_ROWS, OWN_TABLE, TRAINED_BEFORE, OutputHead
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable, UnstoredWeight
@@ -111,10 +111,10 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
         part._modules.update({name: deltas[id(child)] for name, child in part._modules.items() if id(child) in deltas})
     for name, head in modules.heads.items():
         if name in heads:
-            head.__dict__["table"] = heads[name]
+            head.__dict__[OWN_TABLE] = heads[name]
             head.add_module(NEW_ROWS, heads[name])  # so that its rows are found among the parameters
-        elif head.__dict__["table"] is not None:  # a patched head reads the table that replaces its own
-            head.__dict__["table"] = deltas[id(head.__dict__["table"])]
+        elif head.__dict__[OWN_TABLE] is not None:  # a patched head reads the table that replaces its own
+            head.__dict__[OWN_TABLE] = deltas[id(head.__dict__[OWN_TABLE])]
     for rows in [*heads.values(), *deltas.values()]:
         rows.delta.requires_grad_(True)
 
@@ -131,9 +131,9 @@ def merge_rows(module: nn.Module) -> None:
     trained_rows(module)
     trained = module.__dict__.pop(TRAINED_BEFORE)
     for head in [part for part in module.modules() if isinstance(part, OutputHead)]:
-        rows = head.__dict__["table"]
+        rows = head.__dict__[OWN_TABLE]
         if isinstance(rows, DeltaEmbedding):
-            head.__dict__["table"] = None if NEW_ROWS in head._modules else rows.base
+            head.__dict__[OWN_TABLE] = None if NEW_ROWS in head._modules else rows.base
             if head._modules.pop(NEW_ROWS, None) is not None:
                 rows.merge()
     for part in list(module.modules()):
@@ -155,7 +155,7 @@ def merged_rows(module: nn.Module) -> Iterator[None]:
         return
     trained = module.__dict__[TRAINED_BEFORE]
     children = [(part._modules, dict(part._modules)) for part in module.modules()]
-    tables = [(part.__dict__, part.__dict__["table"]) for part in module.modules() if isinstance(part, OutputHead)]
+    tables = [(part.__dict__, part.__dict__[OWN_TABLE]) for part in module.modules() if isinstance(part, OutputHead)]
     old = [
         (weight, rows.token_tensor, weight.detach()[rows.token_tensor])
         for rows in trained_rows(module).values()
@@ -171,7 +171,7 @@ def merged_rows(module: nn.Module) -> Iterator[None]:
             modules.clear()
             modules.update(before)
         for attributes, table in tables:
-            attributes["table"] = table
+            attributes[OWN_TABLE] = table
         for parameter in trained:
             parameter.requires_grad_(False)
         module.__dict__[TRAINED_BEFORE] = trained

@@ -37,7 +37,7 @@ def test_a_run_stays_a_run_without_a_dense_copy_of_its_table(folder, text, tmp_p
     own, made = result["rows"]
     model = el.open_model(out).model
     assert isinstance(model.table, kind)
-    assert model.head.__dict__["table"] is model.table
+    assert model.head.__dict__["own_table"] is model.table
     assert made["loss_change"] == pytest.approx(made["loss"] - own["loss"])
     assert made["bytes"] == sum(tensor.nbytes for tensor in model.table.state_dict().values())
     stored = load_file(out / "model.safetensors")

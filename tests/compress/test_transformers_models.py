@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from commands import run
 from decoders import gpt2
 
 import embedlayer as el
@@ -62,6 +63,11 @@ def test_a_saved_model_has_each_tensor_once_and_is_read_back(tied, tmp_path, unc
     assert el.open_model(tmp_path / "out").encode("dog cat") == tokenizer.encode("dog cat").ids
     with pytest.raises(el.FileError, match="is not empty"):
         save_model(model, tmp_path / "out")
+    assert run("compress", tmp_path / "out", "--to", "int8", "-o", tmp_path / "smaller") == 0
+    smaller = load_model(tmp_path / "smaller")
+    assert isinstance(smaller.get_input_embeddings(), el.QuantizedEmbedding)
+    with torch.no_grad():
+        torch.testing.assert_close(smaller(IDS).logits + 0, model(IDS).logits + 0, atol=0.05, rtol=0.05)
 
 
 def test_a_damaged_folder_is_refused(tmp_path, unchecked) -> None:

@@ -108,7 +108,7 @@ def test_a_factorised_table_ties_too(tmp_path) -> None:
     ids = torch.randint(1, 50, (2, 10))
     model.save_pretrained(tmp_path)
     assert torch.equal(DecoderLM.from_pretrained(tmp_path).eval()(ids), model(ids))
-    assert copy.deepcopy(model).head.__dict__["table"] is not model.table
+    assert copy.deepcopy(model).head.__dict__["own_table"] is not model.table
 
 
 @pytest.mark.parametrize("position", some(["rotary"], ["rotary", "alibi"]))
