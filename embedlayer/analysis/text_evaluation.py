@@ -249,9 +249,9 @@ def evaluate_text(
         (499, 499, True)
     """
     models = [one if isinstance(one, CausalModel) else CausalModel.of(one) for one in (model, other) if one is not None]
-    vocabularies = [as_tokenizer(one.tokenizer).get_vocab(with_added_tokens=True) for one in models]
-    if vocabularies[0] == vocabularies[-1]:  # the same input for both, so that they are compared at each place
-        models[1:] = [replace(one, start_id=models[0].start_id) for one in models[1:]]
+    has_one_vocabulary = len(models) == 2 and _vocabulary(models[0]) == _vocabulary(models[1])
+    if has_one_vocabulary:  # the same input for both, so that they are compared at each place
+        models[1] = replace(models[1], start_id=models[0].start_id)
     window, stride = _checked_sizes(models, window, stride)
     texts = [_encoded(one, text) for one in models]
     for one, encoded in zip(models, texts, strict=True):
@@ -272,7 +272,7 @@ def evaluate_text(
             for one, each in zip(models, probes, strict=True)
         ]
         at_once = window if any(is_computed) else TOKENS_AT_ONCE
-        reason = "" if other is None else _no_difference(models, texts, sizes)
+        reason = "" if other is None else _no_difference(texts, sizes, has_one_vocabulary=has_one_vocabulary)
         groups = [[one] for one in models] if reason else [models]  # the models of a group read the same tokens
         sums = [
             _measure(group, encoded, size, window, stride, at_once)
@@ -359,10 +359,14 @@ def _unknown_id(tokenizer: Tokenizer) -> int:
     return -1 if found is None else int(found)
 
 
-def _no_difference(models: Sequence[CausalModel], texts: Sequence[_EncodedText], sizes: Sequence[int]) -> str:
+def _vocabulary(model: CausalModel) -> dict[str, int]:
+    """Return token -> ID of a model's tokenizer, added tokens too."""
+    return as_tokenizer(model.tokenizer).get_vocab(with_added_tokens=True)
+
+
+def _no_difference(texts: Sequence[_EncodedText], sizes: Sequence[int], *, has_one_vocabulary: bool) -> str:
     """Return why two models cannot be compared at each place of a text, or `""` if they can."""
-    one, two = (as_tokenizer(each.tokenizer).get_vocab(with_added_tokens=True) for each in models)
-    if one != two or not torch.equal(texts[0].ids, texts[1].ids):
+    if not has_one_vocabulary or not torch.equal(texts[0].ids, texts[1].ids):
         return "The models have different tokenizers, so only their bits per byte can be compared."
     if sizes[0] != sizes[1]:
         return f"The models have {sizes[0]:,} and {sizes[1]:,} logits, so their distributions cannot be compared."

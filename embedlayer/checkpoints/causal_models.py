@@ -1,5 +1,7 @@
 """Load the whole causal language model of a checkpoint folder with transformers, patched, or refuse it by name."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,25 +33,41 @@ def load_causal_model(folder: Path | str, *, device: torch.device | str = "cpu")
     """
     transformers = require("transformers", extra="hf")
     options = {"local_files_only": True, "trust_remote_code": False}
-    try:
+    with naming_errors(f"{folder} as a causal language model"):
         config = transformers.AutoConfig.from_pretrained(folder, **options)
         _require_causal(transformers, folder, config)
         model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype="auto", use_safetensors=True, output_loading_info=True, **options
         )
+    count, names = missing_tensors(loaded)
+    if count:
+        raise CheckpointError(
+            f"{folder} lacks {count:,} tensors of a whole {type(model).__name__} ({names}), which transformers would "
+            f"fill with random numbers."
+        )
+    return cast(nn.Module, patch(model.to(device).eval()))
+
+
+@contextmanager
+def naming_errors(what: str) -> Iterator[None]:
+    """Context manager: raise an error of transformers, which loads `what` in the block, as a `CheckpointError`."""
+    try:
+        yield
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         reason = str(error).strip().partition("\n")[0].partition(". ")[0].removesuffix(".")
-        raise CheckpointError(f"transformers cannot load {folder} as a causal language model: {reason}.") from error
+        raise CheckpointError(f"transformers cannot load {what}: {reason}.") from error
+
+
+def missing_tensors(loaded: Mapping[str, Any]) -> tuple[int, str]:
+    """Return how many tensors transformers has filled with random numbers, and the names of the first ones.
+
+    Args:
+        loaded: The loading information of `from_pretrained(..., output_loading_info=True)`.
+    """
     missing = sorted({*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])})
-    if missing:
-        more = ", ..." if len(missing) > NAMED else ""
-        raise CheckpointError(
-            f"{folder} lacks {len(missing):,} tensors of a whole {type(model).__name__} "
-            f"({', '.join(missing[:NAMED])}{more}), which transformers would fill with random numbers."
-        )
-    return cast(nn.Module, patch(model.to(device).eval()))
+    return len(missing), ", ".join([*missing[:NAMED], *["..."] * (len(missing) > NAMED)])
 
 
 def _require_causal(transformers: Any, folder: Path | str, config: Any) -> None:

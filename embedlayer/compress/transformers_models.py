@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from embedlayer.checkpoints.causal_models import missing_tensors, naming_errors
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.checkpoints.patch import REPLACED, patch
 from embedlayer.checkpoints.reader import Checkpoint
@@ -47,9 +48,6 @@ NOT_COPIED = (
     *(".py", ".receipt"),
 )
 """Endings of files in a checkpoint folder that have weights, code, or the receipt of an edit of the dense table."""
-
-NAMED = 3
-"""Number of tensors that an error names."""
 
 
 def with_table(model: Model, table: TokenTable) -> Model:
@@ -313,7 +311,7 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
         rows = torch.zeros(1, 1, dtype=table.rows(0, 1).dtype).expand(table.vocab_size, table.embed_dim)
         names = parse_json(metadata.get(TABLE, "[]"), f"The names of the table in {file}")
         tensors |= stored | dict.fromkeys(filter(lambda name: isinstance(name, str), names), rows)
-    try:
+    with naming_errors(str(rest)):
         config = transformers.AutoConfig.from_pretrained(rest, local_files_only=True, trust_remote_code=False)
         model_class: Any = getattr(transformers, (config.architectures or [""])[0], None)
         is_known = isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel)
@@ -322,18 +320,10 @@ def load_model(directory: Path | str, *, device: torch.device | str = "cpu") -> 
         model, loaded = model_class.from_pretrained(
             None, config=config, state_dict=tensors, dtype=config.dtype, output_loading_info=True
         )
-    except CheckpointError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise CheckpointError(f"transformers cannot load {rest}: {reason}") from error
     patch(model)
-    missing = sorted({*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])})
-    if missing:  # transformers would fill them with random numbers
-        more = ", ..." if len(missing) > NAMED else ""
-        raise CheckpointError(
-            f"{folder} lacks tensors of a {type(model).__name__}: {', '.join(missing[:NAMED])}{more}."
-        )
+    count, names = missing_tensors(loaded)
+    if count:
+        raise CheckpointError(f"{folder} lacks tensors of a {type(model).__name__}: {names}.")
     return cast(nn.Module, with_table(model, table).to(device).eval())
 
 
