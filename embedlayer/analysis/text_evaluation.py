@@ -58,16 +58,21 @@ class CausalModel:
     trained_length: int | None = None
 
     @classmethod
-    def of(cls, opened: OpenedModel) -> "CausalModel":
+    def of(cls, opened: OpenedModel, model: nn.Module | None = None) -> "CausalModel":
         """Return the causal language model of what `open_model` opened.
 
         Every window starts with the first token of `opened.text_limits` that starts a text, if there is one.
+
+        Args:
+            opened: What `open_model` returned.
+            model: The whole model, if `opened` has its table alone; `None` for `opened.require_causal()`.
 
         Raises:
             CheckpointError: It is no causal language model; see `OpenedModel.require_causal`.
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
         """
-        model, tokenizer = opened.require_causal(), opened.require_tokenizer()
+        model = opened.require_causal() if model is None else model
+        tokenizer = opened.require_tokenizer()
         starts = opened.text_limits[0] or opened.text_limits[1]
         return cls(model, tokenizer, opened.title, starts[0] if starts else None, _trained_length(opened))
 

@@ -91,9 +91,7 @@ def _causal(opened: "OpenedModel", device: str) -> "CausalModel":
 
     if isinstance(opened.model, DecoderLM) or not (Path(opened.source) / BLOCKS / CONFIG).exists():
         return CausalModel.of(opened)
-    tokenizer, starts = opened.require_tokenizer(), opened.text_limits[0]
-    model = load_model(opened.source, device=device)
-    return CausalModel(model, tokenizer, opened.title, starts[0] if starts else None)
+    return CausalModel.of(opened, load_model(opened.source, device=device))
 
 
 def _show(found: "TextEvaluation", text: Path, topn: int) -> None:
