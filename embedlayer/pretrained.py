@@ -47,6 +47,8 @@ MOST_COMPUTED = 1 << 32
 """Largest size of a position table that is computed and not saved, in numbers."""
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+TABLE_WEIGHTS = "table.safetensors"
+"""Name of the weights in a folder that has the blocks of a model of transformers too; see `hide_weights`."""
 
 
 class Described:
@@ -158,8 +160,9 @@ class Pretrained(Described, nn.Module):
                 f"{directory} holds a {type(layer).__name__}, not a {cls.__name__}: "
                 f"read it with {type(layer).__name__}.from_pretrained."
             )
-        tensors, _ = load_tensors(directory / WEIGHTS, str(device))
-        assign(layer, tensors, source=directory / WEIGHTS)
+        weights = directory / (TABLE_WEIGHTS if (directory / TABLE_WEIGHTS).exists() else WEIGHTS)
+        tensors, _ = load_tensors(weights, str(device))
+        assign(layer, tensors, source=weights)
         recompute_all_buffers(layer, device)
         return layer
 
@@ -175,6 +178,15 @@ class Pretrained(Described, nn.Module):
         for module in self.modules():
             if isinstance(module, IndexCheck):
                 module.check()
+
+
+def hide_weights(directory: Path) -> None:
+    """Rename the weights that `save_pretrained` wrote, so that no class of transformers takes them for a whole model.
+
+    `LlamaForCausalLM.from_pretrained` reads any `config.json`, and fills in random rows for tensors that it misses. It
+    refuses a folder without `model.safetensors`.
+    """
+    (directory / WEIGHTS).rename(directory / TABLE_WEIGHTS)
 
 
 def write_config(directory: Path, description: JsonObject) -> None:

@@ -20,7 +20,7 @@ from itertools import pairwise
 
 from tokenizers import Tokenizer
 
-from embedlayer.data.tokenizer import token_text, without_truncation
+from embedlayer.data.tokenizer import token_text, unknown_id, without_truncation
 
 KINDS = ("word", "part", "number", "punctuation", "space", "byte", "special", "unreachable", "no token")
 """All kinds, in the order in which reports list them."""
@@ -66,8 +66,8 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
         ('word', 'number', 'byte', 'special', 'no token')
     """
     tokenizer = without_truncation(tokenizer)
-    unknown = getattr(tokenizer.model, "unk_token", None)
-    added = {*tokenizer.get_added_tokens_decoder(), None if unknown is None else tokenizer.token_to_id(unknown)}
+    unknown = unknown_id(tokenizer)
+    added = {*tokenizer.get_added_tokens_decoder(), unknown}
     inner = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""  # WordPiece's `##`
     kinds: list[str] = []
     texts: dict[int, str] = {}
@@ -83,7 +83,7 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
             texts[token] = text[len(inner) :] if is_part else text
             kinds.append(_kind(entry, texts[token], is_part=is_part))
     written = [token for token in texts if kinds[token] != "byte"]
-    can_encode = unknown is None or tokenizer.token_to_id(unknown) is not None  # else an unknown text is an error
+    can_encode = unknown is not None or getattr(tokenizer.model, "unk_token", None) is None  # else an error
     if can_encode:
         for token in set(written) - reachable(tokenizer, written, [texts[token] for token in written]):
             kinds[token] = "unreachable"

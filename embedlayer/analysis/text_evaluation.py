@@ -4,7 +4,6 @@ Logits are computed and dropped in blocks, so tokens x V of them are never in me
 windows. Each token is predicted once, so each byte counts once.
 """
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +12,12 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.loader import POSITION_KEYS
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.data.corpus import encode_chunks, read_text_chunks, split_text
-from embedlayer.data.tokenizer import as_tokenizer, raise_if_path, token_text, without_truncation
+from embedlayer.data.tokenizer import as_tokenizer, raise_if_path, token_text, unknown_id, without_truncation
 from embedlayer.errors import CheckpointError, SizeError, TextError
 from embedlayer.losses.divergences import divergence
 from embedlayer.losses.statistics import token_statistics_of
@@ -319,12 +317,12 @@ class _EncodedText(NamedTuple):
     Attributes:
         ids: Token IDs, the start token in front if the model has one, `(T,)`.
         num_bytes: UTF-8 bytes of all tokens but the first.
-        unknown: ID of the unknown token, or -1.
+        unknown: ID of the unknown token, or `None`.
     """
 
     ids: Int[Tensor, " T"]
     num_bytes: int
-    unknown: int
+    unknown: int | None
 
     @property
     def predicted(self) -> int:
@@ -353,15 +351,7 @@ def _encoded(model: CausalModel, text: str | Path) -> _EncodedText:
         parts.append(torch.from_numpy(ids))
     if num_bytes == 0 and len(parts) <= 1:
         raise TextError(f"{text if isinstance(text, Path) else 'The text'} is empty: there is nothing to predict.")
-    return _EncodedText(torch.cat(parts), num_bytes, _unknown_id(tokenizer))
-
-
-def _unknown_id(tokenizer: Tokenizer) -> int:
-    """Return the ID of the token that stands for text which a tokenizer cannot encode, or -1 if there is none."""
-    name = getattr(tokenizer.model, "unk_token", None)
-    unigram = json.loads(tokenizer.to_str())["model"] if type(tokenizer.model).__name__ == "Unigram" else {}
-    found = unigram.get("unk_id") if name is None else tokenizer.token_to_id(name)
-    return -1 if found is None else int(found)
+    return _EncodedText(torch.cat(parts), num_bytes, unknown_id(tokenizer))
 
 
 def _vocabulary(model: CausalModel) -> dict[str, int]:
@@ -488,7 +478,7 @@ def _scores(model: CausalModel, text: _EncodedText, sums: _Sums, place: int) -> 
         loss=total / count,
         entropy=float(entropies.sum()) / count,
         accuracy=int(sums.correct[place]) / count,
-        unknown=int(sums.counts[text.unknown]) if text.unknown >= 0 else 0,
+        unknown=int(sums.counts[text.unknown]) if text.unknown is not None else 0,
         by_token=tuple(
             TokenScore(token_text(tokenizer, token), token, int(number), loss / number, entropy / number)
             for token, number, loss, entropy in rows

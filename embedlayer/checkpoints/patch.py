@@ -327,10 +327,11 @@ def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
         config = {**config, **(config.get(key) or {})}
     rows = old.out_features if spec.rows is None else config.get(spec.rows) or old.out_features
     if spec.columns or rows < old.out_features:
-        return ModelLogitOptions(unknown=f"The logits of model type {model_type!r} are not those of its head's rows")
+        reason = f"The logits of model type {model_type!r} are not those of its head's rows"
+        return ModelLogitOptions(unknown=reason, is_partial=bool(spec.columns))
     bias = _tensor_of(owner, spec.bias) if old.bias is None else None
     try:
-        return ModelLogitOptions(*logit_factors(spec, config, old.in_features), bias)
+        return ModelLogitOptions(*logit_factors(spec, config, old.in_features), bias, spec.scales_hidden)
     except CheckpointError as error:
         return ModelLogitOptions(unknown=f"The configuration does not say what the model does to its logits ({error})")
 

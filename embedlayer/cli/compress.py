@@ -171,7 +171,7 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> str:
     from embedlayer.compress.transformers_models import copy_blocks
     from embedlayer.io.files import create_folder, replace_folder, write_json
     from embedlayer.models.decoder import DecoderLM
-    from embedlayer.pretrained import Pretrained
+    from embedlayer.pretrained import Pretrained, hide_weights
     from embedlayer.sources import GENERATION
 
     layer: Pretrained = table
@@ -187,6 +187,8 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> str:
             write_json(partial / GENERATION, {"bos_token_id": [*starts], "eos_token_id": [*ends]})
         model, source = opened.model, Path(opened.source)
         has_blocks = (model is None or isinstance(model, EmbeddingLayer)) and copy_blocks(model, source, partial)
+        if has_blocks:
+            hide_weights(partial)
     if has_blocks:
         return f'The whole model: embedlayer.compress.load_model("{output}"), with transformers.'
     if isinstance(layer, DecoderLM) or not opened.kind.startswith(("checkpoint", "GGUF")):

@@ -1,8 +1,9 @@
 """Models of transformers with a table that transformers cannot store: the table put in, saved and loaded.
 
 `save_model` writes two things into one folder: the table (or the embedding layer that contains it), as our
-`save_pretrained` does, and in the folder `model` the configuration and all other tensors of the model. transformers
-opens neither of them, so it cannot fill in random rows. `load_model` puts both together.
+`save_pretrained` does, but with its weights in `table.safetensors`; and in the folder `model` the configuration and all
+other tensors of the model. No class of transformers opens either of them, so none can fill in random rows. `load_model`
+puts both together.
 """
 
 import copy
@@ -27,7 +28,7 @@ from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import encode_header, load_tensors, save_tensors
 from embedlayer.layers.output import OWN_TABLE, OutputHead
 from embedlayer.layers.peft import ChildReference
-from embedlayer.pretrained import Pretrained, build, describe
+from embedlayer.pretrained import Pretrained, build, describe, hide_weights
 from embedlayer.sources import BLOCKS
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable, UnstoredWeight
@@ -59,6 +60,11 @@ def with_table(model: Model, table: TokenTable) -> Model:
             f"{root.embed_dim}."
         )
     look_ups, heads = _users_of(root, model)
+    if partial_head := next((name for name, head in heads.items() if head.is_partial), None):
+        raise CheckpointError(
+            f"A {type(model).__name__} multiplies the rows of {partial_head} itself, beside other rows: its table is "
+            f"not replaced."
+        )
     replaced = {id(part) for part in (*look_ups.values(), *heads.values())}
     for name, part in model.named_modules():
         if id(part) not in replaced and any(each is _rows(root) for each in part._parameters.values()):
@@ -101,7 +107,11 @@ def _table_of(model: Any) -> TokenTable:
 def _users_of(table: TokenTable, model: nn.Module) -> tuple[dict[str, TokenTable], dict[str, OutputHead]]:
     """Return the look-ups in a model that share the rows of `table`, and the LM heads tied to them, by name."""
     places, rows = list(model.named_modules(remove_duplicate=False)), _rows(table)
-    look_ups = {name: part for name, part in places if isinstance(part, TokenTable) and _rows(part) is rows}
+    look_ups: dict[str, TokenTable] = {}
+    for name, part in places:
+        is_inside = name.startswith(tuple(f"{each}." for each in look_ups))  # the factor of a factorized table
+        if isinstance(part, TokenTable) and _rows(part) is rows and not is_inside:
+            look_ups[name] = part
     tied = {id(part) for part in look_ups.values()}
     heads = {
         name: part
@@ -211,6 +221,7 @@ def save_model(model: nn.Module, directory: Path | str, *, tokenizer: Any = None
     create_folder(target.parent)
     with replace_folder(target) as partial_folder:
         table.save_pretrained(partial_folder, tokenizer=tokenizer)
+        hide_weights(partial_folder)
         rest = create_folder(partial_folder / BLOCKS)
         config.save_pretrained(rest)
         if getattr(model, "generation_config", None) is not None:

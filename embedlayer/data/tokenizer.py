@@ -210,6 +210,21 @@ def end_of_text_id(tokenizer: Tokenizer) -> int | None:
     return next((token_id for token_id in ids if token_id is not None), None)
 
 
+def unknown_id(tokenizer: Tokenizer) -> int | None:
+    """Return the ID of the unknown token, which replaces text that the model cannot encode, or `None` if there is none.
+
+    Example:
+        >>> unknown_id(train_tokenizer("One word and another word.", "word"))
+        1
+    """
+    model: Any = tokenizer.model
+    if isinstance(model, models.Unigram):  # it has the ID alone, and no attribute for it
+        found: int | None = json.loads(tokenizer.to_str())["model"]["unk_id"]
+        return found
+    name = getattr(model, "unk_token", None)
+    return None if name is None else tokenizer.token_to_id(name)
+
+
 def table_size(tokenizer: Tokenizer) -> int:
     """Return the number of rows that a table needs for this tokenizer: its highest ID plus 1. IDs may have gaps.
 

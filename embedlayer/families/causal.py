@@ -287,7 +287,9 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     _llama(
         "minicpm3",
         scale=Factor("scale_emb"),
-        head=HeadSpec(logit_scale=Factor("dim_model_base", per="hidden_size", default=1.0), tied=True),
+        head=HeadSpec(
+            logit_scale=Factor("dim_model_base", per="hidden_size", default=1.0), scales_hidden=True, tied=True
+        ),
         defaults=(("scale_emb", 12), ("dim_model_base", 256)),
     ),
     _llama("afmoe", scale=Factor("sqrt_dim", only_if=("mup_enabled",))),

@@ -110,7 +110,7 @@ def _t5(name: str, *model_types: str, **changes: Any) -> Family:
         table=_TABLE,
         aliases=(("num_heads", "num_attention_heads"), ("num_layers", "num_hidden_layers")),
         position=RelativePositions(tuple(f"encoder.{bias}" for bias in biases)),
-        head=HeadSpec(logit_scale=_T5_LOGITS, tied="always"),
+        head=HeadSpec(logit_scale=_T5_LOGITS, scales_hidden=True, tied="always"),
         decoder_input=DecoderSpec(
             position=RelativePositions(tuple(f"decoder.{bias}" for bias in biases), bidirectional=False)
         ),
@@ -125,7 +125,7 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
     _t5(
         "umt5",
         position=RelativePositions((f"encoder.{_UMT5_BIAS}",)),
-        head=HeadSpec(logit_scale=Factor("1/sqrt_dim"), tied="always"),
+        head=HeadSpec(logit_scale=Factor("1/sqrt_dim"), scales_hidden=True, tied="always"),
         decoder_input=DecoderSpec(position=RelativePositions((f"decoder.{_UMT5_BIAS}",), bidirectional=False)),
     ),
     Family(

@@ -389,6 +389,7 @@ class HeadSpec:
         rows: Configuration key of the number of rows that count; stored rows beyond it have no logits (Inkling), or
             there are none (Apertus 1.5). `None`: all rows count.
         logit_scale: Factor on the logits; `None` for the factor 1.
+        scales_hidden: Whether the model applies that factor to the hidden states, before it calls the head.
         softcap: Configuration key of the cap c of `softcap(x) = c * tanh(x / c)`; `None` for no cap.
         tied: Whether the head is tied to the token table if the configuration has no `tie_word_embeddings`. `"always"`
             ties the head whatever that key says, unless the checkpoint stores other rows for the head (T5). `"never"`
@@ -406,6 +407,7 @@ class HeadSpec:
     hidden: int = 1
     rows: str | None = None
     logit_scale: Factor | None = None
+    scales_hidden: bool = False
     softcap: str | None = None
     tied: bool | Literal["always", "never"] = False
 

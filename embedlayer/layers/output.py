@@ -54,13 +54,17 @@ class ModelLogitOptions:
         logit_scale: Factor on the hidden states before the head, or on the logits behind it.
         softcap: Cap c of `c * tanh(logits / c)` behind the head, or `None`.
         bias: The tensor `(1, V)` or `(V,)` that the model adds to the logits of the head (BART), or `None`.
+        scales_hidden: Whether the factor is applied to the hidden states before the head is called.
         unknown: Why that is not known, as the start of a sentence; empty if it is known.
+        is_partial: Whether the model reads the head's rows itself, beside others (MobileBERT).
     """
 
     logit_scale: float = 1.0
     softcap: float | None = None
     bias: ChildReference | None = None
+    scales_hidden: bool = False
     unknown: str = ""
+    is_partial: bool = False
 
     def logit_options(self) -> LogitOptions:
         """Return the options of the model's logits.
@@ -423,13 +427,37 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             table: The table that the head reads now, or `None` for its own weight.
             report: Where to log that logits are read.
         """
-        found = table.adapted_table() if isinstance(table, AdaptedRows) else AdaptedTable(self)
-        is_known = table is None or (isinstance(table, AdaptedRows) and type(found.table) is TokenEmbedding)
-        if not is_known or (self.logit_scale, self.softcap, self.padding_idx) != (1.0, None, None):
+        found = self._dense_rows(table)
+        if found is None:
             return None
         self._check_width(hidden)
         tensors = HeadTensors(cast(Tensor, found.table.weight), self.bias, found.adapters)
         return defer_logits(self, hidden, tensors, report)
+
+    def _dense_rows(self, table: TokenTable | None) -> AdaptedTable | None:
+        """Return what has the weight of a head without options and its adapters; `None` for other heads.
+
+        Args:
+            table: The table that the head reads now, or `None` for its own weight.
+        """
+        found = table.adapted_table() if isinstance(table, AdaptedRows) else AdaptedTable(self)
+        is_dense = table is None or (isinstance(table, AdaptedRows) and type(found.table) is TokenEmbedding)
+        return found if is_dense and (self.logit_scale, self.softcap, self.padding_idx) == (1.0, None, None) else None
+
+    @property
+    def is_partial(self) -> bool:
+        """Return whether this is the head of a patched model that reads its rows itself, beside others (MobileBERT)."""
+        return self.model_options is not None and self.model_options.is_partial
+
+    @property
+    def states_model_logits(self) -> bool:
+        """Return whether this is the head of a patched model, and what the model does to its logits is known."""
+        return self.model_options is not None and not self.model_options.unknown
+
+    @property
+    def defers_logits(self) -> bool:
+        """Return whether `forward` returns deferred logits: `patch` set the head, and its rows are dense."""
+        return self.logits_report is not None and self._dense_rows(self.table) is not None
 
     def uncomputed_logits(
         self, hidden: Float[Tensor, "*batch D"], *, impl: Impl = "auto", **options: Unpack[LogitOptions]

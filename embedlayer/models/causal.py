@@ -2,12 +2,14 @@
 
 `causal_outputs` runs either of them and returns the hidden states that its LM head reads, with the loss of the next
 token. The model of transformers is run as a whole, so whatever it does to hidden states and logits, such as a soft cap
-outside of its head, is in the result.
+outside of its head, is in the result. It is run to its head alone if that would compute all logits now, and states what
+the model does to them: the head of a compressed table, or with rows that are trained separately.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from embedlayer.errors import CheckpointError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.layers.output import OutputHead
-from embedlayer.losses.cross_entropy import Reduction
+from embedlayer.losses.cross_entropy import LogitOptions, Reduction
 from embedlayer.losses.logit_arguments import resolve_logits
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 from embedlayer.models.decoder import DecoderLM
@@ -41,7 +43,7 @@ class CausalOutputs(NamedTuple):
         hidden: Hidden states that the LM head reads, `(B, T, D)`.
         loss: Function `(targets, ignore_index=-100, reduction="mean") -> loss` with the target of each place, `(B, T)`:
             the cross entropy in nats. No tensor of all logits is computed for a `DecoderLM`, nor for a patched model
-            with a dense table. Other models of transformers have computed their logits already.
+            whose type is known. Other models of transformers have computed their logits already.
     """
 
     hidden: Float[Tensor, "B T D"]
@@ -63,23 +65,10 @@ def causal_outputs(
     """
     if isinstance(model, DecoderLM):
         hidden = model.hidden(ids, attention_mask=attention_mask)
-        return CausalOutputs(hidden, lambda targets, **options: model.head.loss(hidden, targets, **options))
-    getter = getattr(model, "get_output_embeddings", None)
-    head = None if getter is None else getter()
-    if not isinstance(head, nn.Module):
-        raise CheckpointError(f"A {type(model).__name__} has no LM head: pass a causal language model.")
-    seen: list[Tensor] = []
-    mask = {} if attention_mask is None else {"attention_mask": attention_mask}
-    handle = head.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
-    try:
-        logits: Tensor = model(input_ids=ids, **mask).logits
-    finally:
-        handle.remove()
-    if len(seen) != 1 or seen[0].shape[:-1] != ids.shape or logits.shape[:-1] != ids.shape:
-        raise CheckpointError(
-            f"The LM head of a {type(model).__name__} does not read one hidden state for each token: it was called "
-            f"{len(seen)} times for {tuple(ids.shape)} tokens."
-        )
+        return CausalOutputs(hidden, partial(model.head.loss, hidden))
+    head, hidden, logits = _run(model, ids, attention_mask)
+    if logits is None:
+        return CausalOutputs(hidden, partial(head.loss, hidden, **_applied(head)))
 
     def loss(targets: Tensor, *, ignore_index: int = IGNORED, reduction: Reduction = "mean") -> Tensor:
         found = F.cross_entropy(
@@ -87,20 +76,77 @@ def causal_outputs(
         )
         return found.view(targets.shape) if reduction == "none" else found
 
-    return CausalOutputs(seen[0], loss)
+    return CausalOutputs(hidden, loss)
 
 
 def causal_logits(model: nn.Module, ids: Int[Tensor, "B T"]) -> UncomputedLogits:
-    """Describe the logits of a causal language model after each token, without computing them.
+    """Describe the logits of a causal language model after each token; they are computed where `causal_outputs` does.
 
     Args:
-        model: A `DecoderLM`, or a causal language model of transformers. If `patch` has not deferred the logits of
-            the latter, they are computed.
+        model: A `DecoderLM`, or a causal language model of transformers.
         ids: Token IDs, `(B, T)`.
+
+    Raises:
+        CheckpointError: The model has no LM head that reads a hidden state for each token.
     """
     if isinstance(model, DecoderLM):
         return model.head.uncomputed_logits(model.hidden(ids))
-    return resolve_logits(model(input_ids=ids, use_cache=False).logits, None, {})[0]
+    head, hidden, logits = _run(model, ids, None)
+    if logits is None:
+        return cast(OutputHead, head).uncomputed_logits(hidden, **_applied(head))
+    return resolve_logits(logits, None, {})[0]
+
+
+def _applied(head: OutputHead) -> LogitOptions:
+    """Return the options of a patched head for the hidden states with which its model calls it."""
+    return {"logit_scale": 1.0} if head.model_options is not None and head.model_options.scales_hidden else {}
+
+
+class _HeadReached(Exception):
+    """End the run of a model before its LM head computes logits."""
+
+
+def _run(model: nn.Module, ids: Tensor, attention_mask: Tensor | None) -> tuple[Any, Tensor, Tensor | None]:
+    """Run a model of transformers, to its LM head if that computes all logits and says what the model does to them.
+
+    Args:
+        model: The model.
+        ids: Token IDs, `(B, T)`.
+        attention_mask: As in `causal_outputs`.
+
+    Returns:
+        The LM head, the hidden states that it reads, `(B, T, D)`, and the logits of the model; `None` for logits that
+        are those of the head for these hidden states.
+
+    Raises:
+        CheckpointError: The model has no LM head that reads a hidden state for each token.
+    """
+    getter = getattr(model, "get_output_embeddings", None)
+    head = None if getter is None else getter()
+    if not isinstance(head, nn.Module):
+        raise CheckpointError(f"A {type(model).__name__} has no LM head: pass a causal language model.")
+    is_enough = isinstance(head, OutputHead) and head.states_model_logits and not head.defers_logits
+    seen: list[Tensor] = []
+
+    def reached(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        seen.append(arguments[0])
+        if is_enough:
+            raise _HeadReached
+
+    mask = {} if attention_mask is None else {"attention_mask": attention_mask}
+    handle, logits = head.register_forward_pre_hook(reached), None
+    try:
+        logits = model(input_ids=ids, **mask).logits
+    except _HeadReached:
+        pass
+    finally:
+        handle.remove()
+    if len(seen) != 1 or any(each.shape[:-1] != ids.shape for each in (*seen, logits) if each is not None):
+        raise CheckpointError(
+            f"The LM head of a {type(model).__name__} does not read one hidden state for each token: it was called "
+            f"{len(seen)} times for {tuple(ids.shape)} tokens."
+        )
+    return head, seen[0], logits
 
 
 def longest_sequence(model: nn.Module) -> int | None:

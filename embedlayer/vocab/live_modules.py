@@ -201,12 +201,40 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     if len({*found.sizes.values()}) > 1:
         shown = ", ".join(f"{name} {size:,}" for name, size in found.sizes.items())
         raise SizeError(f"These do not share a vocabulary ({shown}): edit each by itself.")
+    _refuse_other_rows(module, found)
     for name, part in modules.items():
         for key, other in ((name, part), (_join(name, "config"), part.__dict__.get("config"))):
             is_ours = isinstance(other, LookupTable | OutputHead | EmbeddingLayer | NgramHash) or id(other) in skipped
-            if not is_ours and getattr(other, "vocab_size", None) == found.vocab_size:
+            if not is_ours and any(getattr(other, size, None) == found.vocab_size for size in VOCAB_SIZE_KEYS):
                 found.configs[key] = other
     return found
+
+
+def _refuse_other_rows(module: nn.Module, found: VocabularyModules) -> None:
+    """Raise an error if a model has something for each token that an edit does not know.
+
+    Raises:
+        VocabularyError: The model reads rows of its head beside others (MobileBERT), or has integers for each token,
+            such as the experts of a token (DeepSeek-V4).
+    """
+    named = (*module.named_parameters(), *module.named_buffers())
+    known = {id(each) for part in found.hashes.values() for each in part.buffers()}
+    other = next((name for name, head in found.heads.items() if head.is_partial), None) or next(
+        (
+            name
+            for name, tensor in named
+            if id(tensor) not in known
+            and len(tensor.shape) > 1
+            and tensor.shape[0] == found.vocab_size
+            and not (tensor.is_floating_point() or tensor.is_complex())
+        ),
+        None,
+    )
+    if other is not None:
+        raise VocabularyError(
+            f"{other} has values for each token that no table and no head has, and what they are for a new token is "
+            f"not known, so the vocabulary of this model is not edited."
+        )
 
 
 def refuse_hashed_ngrams(names: Iterable[str], what: str) -> None:
@@ -349,6 +377,9 @@ def row_tensors(
     replace: dict[str, Callable[[Tensor], None]] = {
         name: _replace_function(rows.tensor, fsdp.get(id(rows.tensor))) for name, rows in tensors.items()
     }
+    for name, bias in _biases_outside(module, modules).items():
+        tensors[name] = RowTensor(bias.detach().flatten(), "head")
+        replace[name] = partial(_replace_last_axis, bias)
     for name, ngrams in modules.hashes.items():
         key = _join(name, "token_map")
         tensors[key] = RowTensor(ngrams.compressed_ids, new_values=partial(_new_compressed_ids, ngrams))
@@ -368,6 +399,20 @@ def row_tensors(
                 )
                 replace[f"optimizer.{name}.{key}"] = partial(state.__setitem__, key)
     return tensors, replace
+
+
+def _biases_outside(module: nn.Module, modules: VocabularyModules) -> dict[str, Tensor]:
+    """Return by name the biases `(V,)` or `(1, V)` that a model adds to the logits of its heads (BART, ESM)."""
+    options = (head.model_options for head in modules.heads.values())
+    biases = {id(each.bias.tensor) for each in options if each is not None and each.bias is not None}
+    return {
+        name: tensor for name, tensor in (*module.named_parameters(), *module.named_buffers()) if id(tensor) in biases
+    }
+
+
+def _replace_last_axis(bias: Tensor, values: Tensor) -> None:
+    """Replace the values of a parameter or buffer `(..., V)` in place by those of another number of tokens."""
+    _replace_data(bias, values.view(*bias.shape[:-1], -1))
 
 
 def _new_compressed_ids(ngrams: NgramHash, count: int) -> Tensor:

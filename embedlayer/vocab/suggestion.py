@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from embedlayer.data.corpus import IdArray
-from embedlayer.data.tokenizer import as_tokenizer, table_size, token_text
+from embedlayer.data.tokenizer import as_tokenizer, table_size, token_text, unknown_id
 from embedlayer.errors import SizeError, TextError, VocabularyError
 from embedlayer.short_repr import short_repr
 from embedlayer.vocab.bpe_merges import BPEMerges
@@ -24,7 +24,6 @@ from embedlayer.vocab.tokenizer_edit import (
     normalized,
     required_tokens,
     tokenizer_data,
-    unknown_token,
 )
 
 Texts = Path | str | Iterable[str | Path]
@@ -343,7 +342,7 @@ def _size(chunks: Iterable[str], counts: IdArray, unknown: str | None, tokens: T
 
 def _unknown(old: TokenBytes, data: Data) -> str | None:
     """Return the name of the unknown token, or `None` if there is none; `data` is the tokenizer's `tokenizer.json`."""
-    token_id = unknown_token(data, old)
+    token_id = unknown_id(old.tokenizer)
     return None if token_id is None else old.entries.get(token_id)
 
 
@@ -430,7 +429,7 @@ def _whole_words(old: TokenBytes, data: Data, chunks: Iterable[str], count: int)
         chunks: The text.
         count: Largest number of words.
     """
-    unknown = unknown_token(data, old)
+    unknown = unknown_id(old.tokenizer)
     counts, costs = Counter[str](), dict[str, int]()
     for ids, words, chunk, offsets in _with_words(old, chunks):
         ends = (np.flatnonzero(words[1:] != words[:-1]) + 1).tolist()

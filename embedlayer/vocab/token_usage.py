@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from embedlayer.data.corpus import IdArray, TokenCorpus, encode_chunks, find_text_files, read_text_chunks, split_text
-from embedlayer.data.tokenizer import as_tokenizer, end_of_text_id, fingerprint, raise_if_path, table_size
+from embedlayer.data.tokenizer import as_tokenizer, end_of_text_id, fingerprint, raise_if_path, table_size, unknown_id
 from embedlayer.errors import TextError, VocabularyError
 from embedlayer.vocab.token_bytes import TokenBytes
 from embedlayer.vocab.tokenizer_edit import (
@@ -17,7 +17,6 @@ from embedlayer.vocab.tokenizer_edit import (
     normalized,
     required_tokens,
     tokenizer_data,
-    unknown_token,
     with_parts,
 )
 
@@ -64,7 +63,7 @@ def used_tokens(tokenizer: object, corpus: Corpus, *, min_count: int = 1, keep_s
     """
     tokenizer = as_tokenizer(tokenizer)
     data, old = tokenizer_data(tokenizer), TokenBytes(tokenizer)
-    unknown = unknown_token(data, old)
+    unknown = unknown_id(old.tokenizer)
     if isinstance(corpus, TokenCorpus):
         counts, tried = _counts_of_ids(corpus, tokenizer, data, unknown), set[str]()
     else:
@@ -110,7 +109,7 @@ def _letters(old: TokenBytes, data: Data) -> set[int]:
 
     That is so for BPE and Unigram models that have neither an unknown token nor tokens of single bytes.
     """
-    if data["model"]["type"] not in ("BPE", "Unigram") or unknown_token(data, old) is not None or old.single_bytes:
+    if data["model"]["type"] not in ("BPE", "Unigram") or unknown_id(old.tokenizer) is not None or old.single_bytes:
         return set()
     return {
         token_id

@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from embedlayer.data.tokenizer import as_tokenizer, table_size, without_truncation
+from embedlayer.data.tokenizer import as_tokenizer, table_size, unknown_id, without_truncation
 from embedlayer.errors import EmbedLayerWarning, TokenizerError, VocabularyError
 from embedlayer.short_repr import short_repr
 from embedlayer.vocab.bpe_merges import BPEMerges
@@ -377,23 +377,12 @@ def required_tokens(data: Data, old: TokenBytes) -> dict[int, str]:
     reasons = dict.fromkeys(_template_ids(data.get("post_processor")), "the post-processor puts it around texts")
     if data.get("padding"):
         reasons[data["padding"]["pad_id"]] = "the tokenizer pads with it"
-    unknown = unknown_token(data, old)
+    unknown = unknown_id(old.tokenizer)
     if unknown is not None:
         reasons[unknown] = "it replaces all text that the model cannot encode"
     elif old.convention == "byte-level":
         reasons |= dict.fromkeys(old.single_bytes, "a byte that no other token encodes")
     return {token_id: reason for token_id, reason in reasons.items() if token_id in old.entries}
-
-
-def unknown_token(data: Data, old: TokenBytes) -> int | None:
-    """Return the ID of the unknown token, which replaces text that the model cannot encode, or `None` if there is none.
-
-    Args:
-        data: The content of the tokenizer's `tokenizer.json`.
-        old: The same tokenizer.
-    """
-    model = data["model"]
-    return model["unk_id"] if model["type"] == "Unigram" else old.vocabulary.get(model.get("unk_token"))
 
 
 def _template_ids(processor: Data | None) -> Iterator[int]:
@@ -614,6 +603,7 @@ def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) ->
         )
 
 
+_RUNNING_TEXTS = ("a{} b", "a{}b", ".{}.", "a {} b", ". {} .")
 _CONTEXTS = ("{}", "a{}", "{}a", " {}", "{} a", "1{}", ".{}")
 _AROUND = (("", ""), ("a ", " b"), ("a", "b"), ("は", "は"), ("は ", " は"))
 _BEGINS, _ENDS = "\ufdd0", "\ufdd1"
@@ -663,7 +653,7 @@ def _renumber_template(processor: Data | None, new_id_of: Mapping[int, int]) -> 
 
 
 def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], merges: BPEMerges | None) -> None:
-    """Check that the edited tokenizer encodes the text of each new token as that token.
+    """Check that the edited tokenizer encodes the text of each new token as that token, alone and in a running text.
 
     Args:
         tokenizer: The edited tokenizer.
@@ -671,7 +661,8 @@ def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], m
         merges: The merges of the edited tokenizer if it has new ones, else `None`.
 
     Raises:
-        VocabularyError: Another token always matches a part of the new token's text first, or other merges come first.
+        VocabularyError: Another token always matches a part of the new token's text first, other merges come first, or
+            the normalizer changes a space around the token that its text must have.
     """
     bare = without_truncation(tokenizer)
     if merges is not None:
@@ -683,12 +674,16 @@ def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], m
                     f"first, or because the tokenizer changes or splits its text before that. Leave it out."
                 )
     for text in [text for text, rules in new.items() if rules is not None]:
-        encoding = bare.encode(text, add_special_tokens=False)
-        if encoding.ids != [bare.token_to_id(text)]:
-            raise VocabularyError(
-                f"{text!r} cannot be added: it would never be found in a text, which is encoded as {encoding.tokens}. "
-                f"Pass an AddedToken with other rules, or remove the token that matches first."
-            )
+        token_id = bare.token_to_id(text)
+        around = _RUNNING_TEXTS if text == text.strip() else _RUNNING_TEXTS[:3]  # no two spaces in a row
+        alone, *running = (bare.encode(each.format(text), add_special_tokens=False) for each in ("{}", *around))
+        if alone.ids == [token_id] and any(token_id in each.ids for each in running):
+            continue
+        tokens_of, where = (alone, "a text, which") if alone.ids != [token_id] else (running[0], "running text, which")
+        raise VocabularyError(
+            f"{text!r} cannot be added: it would never be found in {where} is encoded as {tokens_of.tokens}. "
+            f"Pass an AddedToken with other rules, such as normalized=False, or remove the token that matches first."
+        )
 
 
 def _is_in_a_word(tokens: TokenBytes, name: str) -> bool:

@@ -13,6 +13,7 @@ import torch
 import transformers
 from cases import CASES, CODE_PATHS, IDS, Case
 from covering import cases, some
+from exported import by_onnxruntime
 from kinds import LAYERS, MAX_SEQ_LEN, NUM_HEADS, POSITIONS, TABLES, VOCAB_SIZE, with_pending_updates
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export, save
@@ -158,18 +159,7 @@ LONG_ONNX = ["layer: DecoderLM", "layer: TransformerEmbedding, learned", "positi
              "layer: TransformerEmbedding over int4, groups", "head: untied, bias, softcap"]  # fmt: skip
 
 
-def by_onnxruntime(module: nn.Module, inputs: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
-    """What `onnxruntime` computes of `others` with a module that was exported with `inputs`."""
-    pytest.importorskip("onnxscript")
-    onnxruntime = pytest.importorskip("onnxruntime")
-    sizes = {0: Dim("B"), 1: Dim("T", max=MAX_SEQ_LEN)}
-    program = torch.onnx.export(
-        module.eval(), inputs, dynamo=True, dynamic_shapes=(sizes,) * len(inputs), verbose=False
-    )
-    assert program is not None
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-    given = zip(session.get_inputs(), others, strict=True)
-    return torch.from_numpy(session.run(None, {slot.name: x.numpy() for slot, x in given})[0])
+SIZES = {0: Dim("B"), 1: Dim("T", max=MAX_SEQ_LEN)}
 
 
 @pytest.mark.parametrize("name", some(ONNX, [*ONNX, *LONG_ONNX]))
@@ -180,7 +170,7 @@ def test_onnxruntime_computes_what_the_layer_computes(name) -> None:
     module = case.module.float()
     inputs = tuple(x.float() if x.is_floating_point() else x for x in case.inputs)
     others = of_other_size(inputs)
-    torch.testing.assert_close(by_onnxruntime(module, inputs, others), module(*others), rtol=1e-3, atol=5e-5)
+    torch.testing.assert_close(by_onnxruntime(module, inputs, others, SIZES), module(*others), rtol=1e-3, atol=5e-5)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -198,4 +188,6 @@ def test_onnxruntime_computes_what_a_patched_model_computes() -> None:
             return self.model(input_ids=ids, use_cache=False).logits
 
     others = of_other_size((IDS,))
-    torch.testing.assert_close(by_onnxruntime(Logits(), (IDS,), others), model(*others).logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        by_onnxruntime(Logits(), (IDS,), others, SIZES), model(*others).logits, rtol=1e-4, atol=1e-5
+    )

@@ -6,20 +6,21 @@ The sample of 40 families runs always, with every form of what a model does to i
 
 import re
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 from covering import some
+from exported import by_onnxruntime
+from model_families import KINDS, families
 from model_paths import compare_paths, inputs_of, log_probs
 from tiny_models import PARTS, SAMPLE, VARIANTS, CannotBuild, build, quiet
+from torch.export import Dim
+from transformers_probe import observe
 
 import embedlayer as el
 from embedlayer.checkpoints.configuration import LogitFactors
 from embedlayer.layers.output import ModelLogitOptions
 
-PAGE = Path(__file__).parents[2] / "docs" / "families.md"
-KINDS = {"causal": "Causal", "masked": "Masked", "seq2seq": "Sequence", "image-text": "Language models of vision"}
 ALWAYS = {
     ("causal", "llama"): {},
     ("causal", "gemma2"): {"final_logit_softcapping": 2.0},
@@ -40,18 +41,6 @@ LIMIT = 1e-5
 PATHS = {"token_log_probs", "token_statistics", "divergence", "logits", "logits, bits"}
 HEAD = {"head.loss", "head.token_log_probs", "head.token_statistics", "hidden and head", "draft head"}
 NOT_BUILT = "transformers cannot build or run it here"
-
-
-def families() -> list[tuple[str, str]]:
-    """Every kind and model type on the page of families that is read and compared."""
-    found, kind = [], ""
-    for line in PAGE.read_text().splitlines():
-        if line.startswith("## "):
-            kind = next((name for name, title in KINDS.items() if line[3:].startswith(title)), "")
-        row = re.match(r"\| `([\w.-]+)` \| equal \|", line)
-        if kind and row:
-            found.append((kind, row[1]))
-    return found
 
 
 def test_the_families_are_those_of_the_page() -> None:
@@ -84,6 +73,18 @@ def test_all_paths_give_the_distribution_of_the_model(kind, model_type, tmp_path
     elif settings is not None:
         assert differences.keys() >= HEAD | {"loaded head", "loss", "exported head"}
     assert bool(refusals) == (model_type == "mobilebert")
+
+
+@pytest.mark.parametrize(("kind", "model_type"), some([("causal", "gemma2")], ALWAYS))
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_onnxruntime_gives_the_distribution_of_the_model(kind, model_type, tmp_path, unchecked) -> None:
+    _, model = build(model_type, kind, ALWAYS[kind, model_type])
+    with quiet():
+        model.save_pretrained(tmp_path)
+        layer = el.load(tmp_path)
+        run = observe(model, inputs_of(model))
+    logits = by_onnxruntime(layer.head, (run.hidden[:, :5],), (run.hidden,), {0: Dim("B"), 1: Dim("T")})
+    torch.testing.assert_close(logits.log_softmax(-1), run.logits.log_softmax(-1), rtol=0, atol=LIMIT)
 
 
 @pytest.mark.parametrize("broken", ["factors outside the head", "bias outside the head", "shaping", "loaded head"])

@@ -257,7 +257,7 @@ WITH_NEW = (
     "<|call|> a <|call|>b York  zebra x",
     "ZEBRA",
 )
-SPACED = [AddedToken(" zebra", rstrip=True), AddedToken("York", lstrip=True, single_word=True)]
+SPACED = [AddedToken(" zebra", rstrip=True, normalized=False), AddedToken("York", lstrip=True, single_word=True)]
 
 
 def saved_by_transformers(kind: str, folder: Path):

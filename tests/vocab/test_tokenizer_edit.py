@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizer_kinds import tokenizer_of
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from embedlayer.data.tokenizer import TokenizerKind, load_tokenizer, table_size, train_tokenizer
@@ -402,6 +403,15 @@ def test_a_token_that_could_never_be_found_is_an_error() -> None:
     old = edit_tokenizer(TRAINED["bpe"], special=["eb"]).tokenizer
     with pytest.raises(VocabularyError, match=r"'zebra' cannot be added: it would never be found .* \['z', 'eb'"):
         edit_tokenizer(old, add=[AddedToken("zebra", normalized=True)])
+
+
+def test_a_token_that_is_found_only_where_a_text_begins_is_an_error() -> None:
+    """A normalizer that puts a space before each text puts one into the pattern of a normalized token."""
+    tokenizer = tokenizer_of("SentencePiece BPE with byte fallback")
+    with pytest.raises(VocabularyError, match=r"' zebra' cannot be added: .* in running text, .*normalized=False"):
+        edit_tokenizer(tokenizer, add=[AddedToken(" zebra", rstrip=True)])
+    edit = edit_tokenizer(tokenizer, add=[AddedToken(" zebra", rstrip=True, normalized=False)])
+    assert len(edit.sources) - 1 in edit.tokenizer.encode("a zebra b").ids
 
 
 @pytest.mark.parametrize("texts", ["", [], ["", "  "], "Ω Ψ"])
