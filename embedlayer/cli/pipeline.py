@@ -339,7 +339,6 @@ def build_injections(
     from embedlayer.data.tokenizer import table_size
     from embedlayer.layers.gated_embedding import GatedEmbedding
     from embedlayer.layers.ngram import NgramEmbedding, NgramHash
-    from embedlayer.layers.per_layer import PerLayerInputs
     from embedlayer.layers.per_layer_embedding import PerLayerEmbedding
     from embedlayer.layers.value_embedding import ValueEmbedding, alternate_blocks
     from embedlayer.tables.dense import TokenEmbedding
@@ -370,7 +369,7 @@ def build_injections(
     if layer.per_layer is not None:
         width = check_positive("--per-layer", layer.per_layer)
         table = make_table(vocab_size, layer.layers * width, scale=width**0.5)
-        yield PerLayerEmbedding(PerLayerInputs(table, layer.dim, layer.layers))
+        yield PerLayerEmbedding(table, layer.dim, num_layers=layer.layers)
 
 
 def train_to_the_end(

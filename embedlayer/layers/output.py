@@ -322,6 +322,16 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
     def in_features(self, size: int) -> None:
         self._stated_sizes = (self._stated_sizes[0], size)
 
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of tokens, V, under the name that `TokenEmbedding` has for it."""
+        return self.out_features
+
+    @property
+    def embed_dim(self) -> int:
+        """Return the width of the hidden states, D, under the name that `TokenEmbedding` has for it."""
+        return self.in_features
+
     model_options: ModelLogitOptions | None = None
     """What the model does to the logits outside this head; `patch` sets it, and `None` is nothing."""
 

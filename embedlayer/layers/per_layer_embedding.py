@@ -4,8 +4,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.errors import SizeError
+from embedlayer.io.files import JsonObject
 from embedlayer.layers.injection import EmbeddingInjection, InjectionContext
 from embedlayer.layers.per_layer import PerLayerInputs, PerLayerResidual
+from embedlayer.pretrained import describe
+from embedlayer.tables.lookup import LookupTable
 
 
 class PerLayerEmbedding(EmbeddingInjection):
@@ -15,25 +18,55 @@ class PerLayerEmbedding(EmbeddingInjection):
     see `PerLayerInputs`. After each block `PerLayerResidual` computes the vector to add from it.
 
     Args:
-        inputs: The table with its projection, for as many blocks as the decoder has.
+        table: The table with a row of width `num_layers * P` for each token; or a `PerLayerInputs`, which has one.
+        width: Width of the decoder, D; that of a `PerLayerInputs` is its own.
+        num_layers: Number of blocks of the decoder; that of a `PerLayerInputs` is its own.
         init_std: Standard deviation of the projections in the blocks.
 
+    Attributes:
+        inputs: The table with its projection.
+
+    Raises:
+        SizeError: A size is missing, or is passed beside a `PerLayerInputs` that has another one.
+
     Example:
-        >>> inputs = PerLayerInputs(TokenEmbedding(100, 2 * 8, scale=8**0.5), 32, 2)
-        >>> model = DecoderLM(TokenEmbedding(100, 32), "rotary", num_layers=2, injections=[PerLayerEmbedding(inputs)])
+        >>> injection = PerLayerEmbedding(TokenEmbedding(100, 2 * 8, scale=8**0.5), 32, num_layers=2)
+        >>> model = DecoderLM(TokenEmbedding(100, 32), "rotary", num_layers=2, injections=[injection])
         >>> model(torch.tensor([1, 2, 3])).shape
         torch.Size([3, 100])
 
     Reference: transformers/models/gemma4/modeling_gemma4.py (`Gemma4TextDecoderLayer`).
     """
 
-    def __init__(self, inputs: PerLayerInputs, init_std: float = 0.02) -> None:
+    def __init__(
+        self,
+        table: LookupTable | nn.Embedding | PerLayerInputs,
+        width: int | None = None,
+        *,
+        num_layers: int | None = None,
+        init_std: float = 0.02,
+    ) -> None:
         super().__init__()
+        if isinstance(table, PerLayerInputs):
+            inputs = table
+            if width not in (None, inputs.width) or num_layers not in (None, inputs.num_layers):
+                raise SizeError(
+                    f"The PerLayerInputs have their own sizes: {inputs.width} and {inputs.num_layers} blocks."
+                )
+        elif width is None or num_layers is None:
+            raise SizeError("PerLayerEmbedding(table, width, num_layers=...) needs both sizes of the decoder.")
+        else:
+            inputs = PerLayerInputs(table, width, num_layers)
         self.inputs, self.init_std, self.width = inputs, init_std, inputs.width
         self.residuals = nn.ModuleList(
             PerLayerResidual(inputs.width, inputs.layer_width, eps=inputs.norm.eps, init_std=init_std)
             for _ in range(inputs.num_layers)
         )
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON: the table with its projection, and `init_std`."""
+        return {"table": describe(self.inputs), "init_std": self.init_std}
 
     def look_up(self, x: Float[Tensor, "B T D"], context: InjectionContext) -> Float[Tensor, "B T L P"]:
         """Return the per-layer inputs of all blocks, `(B, T, L, P)`."""

@@ -29,6 +29,7 @@ from embedlayer.layers.steps import TracedStep
 from embedlayer.losses.cross_entropy import LossOptions, Reduction
 from embedlayer.models.cache import BlockCache, KeyValueCache
 from embedlayer.models.config import ModelConfig
+from embedlayer.positions.masks import causal_mask
 from embedlayer.positions.position import AttentionMask, Position, PreparedPositions, positions_of
 from embedlayer.pretrained import Pretrained, build, check_saved, describe
 from embedlayer.shapes import IdsLike, Positions
@@ -553,10 +554,7 @@ def attention_scores_bias(
     *,
     device: torch.device,
 ) -> Float[Tensor, "*rows T S"] | None:
-    """Return the sum of the position's bias and the mask, which is -inf for each key that a query must not attend to.
-
-    A token attends to itself and to earlier tokens of its document. Padding attends to itself only, so that no row of
-    the softmax is empty.
+    """Return the sum of the position's bias and `causal_mask`, which is -inf for each key that is not attended to.
 
     Args:
         bias: Attention bias of the position scheme, or `None`.
@@ -571,12 +569,6 @@ def attention_scores_bias(
     """
     if bias is None and documents is None and queries in (keys, 1):
         return None
-    allowed: Bool[Tensor, "*rows T S"] = torch.ones(queries, keys, dtype=torch.bool, device=device)
-    allowed = allowed.tril(keys - queries)
-    if documents is not None:
-        queried = documents[..., keys - queries :].unsqueeze(-1)
-        itself = torch.eye(keys, dtype=torch.bool, device=device)[keys - queries :]
-        allowed = (allowed & (queried == documents.unsqueeze(-2)) & (queried != 0)) | itself
-        allowed = allowed.unsqueeze(-3)
+    allowed = causal_mask(queries, keys, documents=documents, device=device)
     start = torch.zeros((), device=device) if bias is None else bias
     return torch.where(allowed, start, float("-inf"))

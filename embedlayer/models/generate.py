@@ -1,7 +1,7 @@
 """Generate text with a `DecoderLM`: greedy decoding or sampling, with cached keys and values."""
 
 from collections.abc import Collection, Iterator
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +12,7 @@ from embedlayer.models.cache import KeyValueCache
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.models.sampling import Sampler, SamplingOptions
 from embedlayer.option_docs import show_options
+from embedlayer.positions.position import AttentionMask
 from embedlayer.shapes import Ids
 
 
@@ -22,6 +23,7 @@ def generate(
     *,
     max_new_tokens: int,
     stop_id: int | Collection[int] | None = None,
+    attention_mask: AttentionMask | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> Int[Tensor, "*batch S"]:
     """Continue `ids` token by token: the most likely token, or a sample from `softmax(logits / temperature)`.
@@ -31,19 +33,22 @@ def generate(
 
     Args:
         model: The model that computes the logits.
-        ids: First tokens of the texts, `(T,)` or `(B, T)`, without padding.
+        ids: First tokens of the texts, `(T,)` or `(B, T)`.
         max_new_tokens: Largest number of new tokens.
         stop_id: A token ID, or several, that ends a text. The result includes it.
+        attention_mask: Of the shape of `ids`: 0 for padding, which is not read; 1 for text, or 1, 2, 3, ... for packed
+            documents, of which the last one of a row is continued. `None` for one text without padding.
         **sampling: See `SamplingOptions`.
 
     Returns:
-        The tokens in `ids` and the new ones. A text that ends before others of its batch is filled with its last token.
+        The tokens in `ids`, padding included, and the new ones. A text that ends before others of its batch is filled
+        with its last token. Pad at the left, so that the new tokens follow the text.
 
     Raises:
         SizeError: An option is out of its range.
         PositionError: The text becomes longer than the positions of the model allow.
         TokenIdError: An ID is outside the table.
-        ShapeError: `ids` has no token.
+        ShapeError: `ids` has no token, the mask another shape, or a row of it no text.
         TypeError: An option is unknown.
 
     Example:
@@ -51,7 +56,9 @@ def generate(
         torch.Size([7])
     """
     batch = torch.atleast_2d(ids)
-    new = next_tokens(model, batch, max_new_tokens=max_new_tokens, stop_id=stop_id, **sampling)
+    mask = None if attention_mask is None else torch.atleast_2d(attention_mask)
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_id": stop_id, "attention_mask": mask}
+    new = next_tokens(model, batch, **options, **sampling)
     return torch.cat([batch, *(token.to(ids.dtype).unsqueeze(-1) for token in new)], dim=-1).view(*ids.shape[:-1], -1)
 
 
@@ -61,6 +68,7 @@ def next_tokens(
     *,
     max_new_tokens: int,
     stop_id: int | Collection[int] | None = None,
+    attention_mask: AttentionMask | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> Iterator[Int[Tensor, " B"]]:
     """Yield the new token of each text, `(B,)`, as soon as it is computed.
@@ -73,11 +81,22 @@ def next_tokens(
     if ids.shape[-1] == 0:
         raise ShapeError("An empty text cannot be continued: pass at least one token, such as the token <s>.")
     stops = torch.tensor(sorted({stop_id} if isinstance(stop_id, int) else set(stop_id or ())), device=ids.device)
-    return _decode(model, ids, max_new_tokens, sampler, stops)
+    if attention_mask is not None:
+        if attention_mask.shape != ids.shape:
+            shapes = f"attention_mask {tuple(attention_mask.shape)}", f"ids {tuple(ids.shape)}"
+            raise ShapeError(f"{shapes[0]} must have the shape of {shapes[1]}.")
+        if not bool((attention_mask != 0).any(-1).all()):
+            raise ShapeError("A text of padding alone cannot be continued: its mask needs at least one token.")
+    return _decode(model, ids, attention_mask, max_new_tokens, sampler, stops)
 
 
 def _decode(
-    model: DecoderLM, ids: Int[Tensor, "B T"], max_new_tokens: int, sampler: Sampler, stops: Tensor
+    model: DecoderLM,
+    ids: Int[Tensor, "B T"],
+    attention_mask: AttentionMask | None,
+    max_new_tokens: int,
+    sampler: Sampler,
+    stops: Tensor,
 ) -> Iterator[Int[Tensor, " B"]]:
     """Yield the next token of each text, `(B,)`, until all texts have ended or there are `max_new_tokens` new ones.
 
@@ -86,6 +105,7 @@ def _decode(
     Args:
         model: The model that computes the logits.
         ids: First tokens of the texts, at least one each.
+        attention_mask: As in `generate`.
         max_new_tokens: Largest number of new tokens.
         sampler: Chooses the tokens.
         stops: IDs of the tokens that end a text; empty for none.
@@ -93,9 +113,16 @@ def _decode(
     cache = KeyValueCache()
     unread = ids
     ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+    last = torch.full((len(ids), 1), ids.shape[-1] - 1, device=ids.device)  # place of the last token of each text
+    if attention_mask is not None:
+        is_text = attention_mask != 0
+        last = torch.where(is_text, torch.arange(ids.shape[-1], device=ids.device), 0).amax(-1, keepdim=True)
+        ids = torch.where(is_text, ids, ids.gather(-1, last))  # padding is no token that a text repeats
     for _ in range(max_new_tokens):
-        tokens = torch.where(ended, ids[:, -1], sampler.next_tokens(_last_logits(model, unread, cache), ids))
+        logits = _logits_after(model, unread, last, attention_mask, cache)
+        tokens = torch.where(ended, ids[:, -1], sampler.next_tokens(logits, ids))
         yield tokens
+        last, attention_mask = torch.zeros_like(last), None  # new tokens continue their text
         ended = ended | torch.isin(tokens, stops)
         if len(stops) and bool(ended.all()):
             return
@@ -104,15 +131,29 @@ def _decode(
 
 
 @torch.no_grad()
-def _last_logits(model: DecoderLM, ids: Int[Tensor, "B T"], cache: KeyValueCache) -> Float[Tensor, "B V"]:
-    """Return the logits of the token that follows `ids`, computed in evaluation mode without gradients.
+def _logits_after(
+    model: DecoderLM,
+    ids: Int[Tensor, "B T"],
+    last: Int[Tensor, "B 1"],
+    attention_mask: AttentionMask | None,
+    cache: KeyValueCache,
+) -> Float[Tensor, "B V"]:
+    """Return the logits of the token that follows each text, computed in evaluation mode without gradients.
 
     The model is back in its mode afterwards. `cache` gains the keys and values of `ids`.
+
+    Args:
+        model: The model.
+        ids: New tokens of the texts.
+        last: Place in `ids` of the last token of each text.
+        attention_mask: Mask of `ids`; `None` without padding, and for tokens that continue a cached text.
+        cache: The tokens before `ids`.
     """
     training = model.training
     model.eval()
     try:
-        logits: Tensor = model.head(model.hidden(ids, cache=cache)[:, -1])
+        hidden = model.hidden(ids, attention_mask=attention_mask, cache=cache)
+        logits: Tensor = model.head(hidden.gather(1, last.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])).squeeze(1))
         model.check()
     finally:
         model.train(training)

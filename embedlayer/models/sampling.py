@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TypedDict, Unpack
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.errors import SizeError
+from embedlayer.option_docs import show_options
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -98,6 +99,33 @@ class Sampler:
         if self.min_p is not None:
             logits = _keep_min_p(logits, self.min_p)
         return logits
+
+
+@show_options(SamplingOptions)
+def sample(
+    logits: Float[Tensor, "*batch V"], ids: Int[Tensor, "*batch T"] | None = None, **options: Unpack[SamplingOptions]
+) -> Int[Tensor, "*batch"]:
+    """Return one token ID for each row of logits, of any model: the most likely, or a sample of the softmax.
+
+    Args:
+        logits: Logits of the next token, `(V,)` or `(B, V)`.
+        ids: All tokens of each text so far, `(T,)` or `(B, T)`, for `repetition_penalty`; else `None`.
+        **options: See `SamplingOptions`.
+
+    Raises:
+        SizeError: An option is out of its range, or `repetition_penalty` is passed without `ids`.
+        TypeError: An option is unknown.
+
+    Example:
+        >>> sample(torch.tensor([[0.0, 5.0, 1.0], [3.0, 1.0, 2.0]]))
+        tensor([1, 0])
+    """
+    sampler = Sampler(**options)
+    if ids is None:
+        if sampler.repetition_penalty is not None:
+            raise SizeError("repetition_penalty makes tokens of the text so far less likely: pass them as ids.")
+        ids = torch.zeros(*logits.shape[:-1], 0, dtype=torch.long, device=logits.device)
+    return sampler.next_tokens(torch.atleast_2d(logits), torch.atleast_2d(ids)).view(logits.shape[:-1])
 
 
 def _penalize_repetition(logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"], penalty: float) -> Float[Tensor, "B V"]:

@@ -1,5 +1,6 @@
 from .alibi import alibi_slopes as alibi_slopes
 from .axial import AxialPositionalEmbedding as AxialPositionalEmbedding
+from .masks import causal_mask as causal_mask
 from .position import AdditivePosition as AdditivePosition
 from .position import PreparedPositions as PreparedPositions
 from .query_scaling import LogQueryScaling as LogQueryScaling

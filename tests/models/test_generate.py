@@ -115,3 +115,29 @@ def test_bad_beginnings_are_refused() -> None:
         generate(small(), torch.tensor([50]), max_new_tokens=1)
     with pytest.raises(ShapeError):
         generate(small(), torch.tensor([], dtype=torch.long), max_new_tokens=1)
+
+
+@pytest.mark.parametrize("side", ["left", "right", "documents"])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_padding_and_earlier_documents_change_no_new_token(position, side) -> None:
+    model = small(position, num_kv_heads=2, head=OutputHead(vocab_size=50, embed_dim=24, init_std=1.0))
+    texts = [torch.randint(1, 50, (length,)) for length in (2, 5, 3)]
+    ids, mask = torch.full((3, 6), 7), torch.zeros(3, 6, dtype=torch.long)
+    for row, text in enumerate(texts):
+        place = slice(0, len(text)) if side == "right" else slice(6 - len(text), 6)
+        ids[row, place], mask[row, place] = text, 1
+    mask = mask + 1 if side == "documents" else mask
+    options = {"max_new_tokens": 8, "repetition_penalty": 1.2} if side != "documents" else {"max_new_tokens": 8}
+    found = generate(model, ids, attention_mask=mask, **options)
+    assert torch.equal(found[:, :6], ids)
+    for row, text in zip(found, texts, strict=True):
+        assert torch.equal(row[6:], generate(model, text, **options)[len(text) :])
+    assert torch.equal(generate(model, ids[1], attention_mask=mask[1], **options), found[1])
+
+
+def test_a_mask_without_a_text_and_of_another_shape_is_refused(unchecked) -> None:
+    model, ids = small(), torch.randint(1, 50, (2, 4))
+    with pytest.raises(ShapeError, match="padding alone cannot be continued"):
+        generate(model, ids, max_new_tokens=1, attention_mask=torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]]))
+    with pytest.raises(ShapeError, match=r"attention_mask \(2, 3\) must have the shape of ids \(2, 4\)"):
+        generate(model, ids, max_new_tokens=1, attention_mask=torch.ones(2, 3, dtype=torch.long))

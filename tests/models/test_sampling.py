@@ -7,8 +7,8 @@ import pytest
 import torch
 from covering import cases
 
-from embedlayer import generate, load_llama
-from embedlayer.models.sampling import Sampler
+from embedlayer import SizeError, generate, load_llama
+from embedlayer.models.sampling import Sampler, sample
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
 
@@ -118,3 +118,16 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
     for top_p, kept in ((0.3, 1), (0.6, 2), (0.95, 4)):
         processed = Sampler(temperature=1.0, top_p=top_p).processed_logits(logits, torch.tensor([[0]]))
         assert int(processed.isfinite().sum()) == kept
+
+
+def test_sample_takes_the_logits_of_any_model() -> None:
+    logits, ids = torch.randn(3, 40), torch.randint(0, 40, (3, 5))
+    assert torch.equal(sample(logits), logits.argmax(-1))
+    assert sample(logits[0]).shape == ()
+    options = {"temperature": 0.7, "top_k": 5, "repetition_penalty": 1.3}
+    expected = Sampler(**options, generator=torch.Generator().manual_seed(1)).next_tokens(logits, ids)
+    assert torch.equal(sample(logits, ids, **options, generator=torch.Generator().manual_seed(1)), expected)
+    with pytest.raises(SizeError, match="repetition_penalty makes tokens of the text so far less likely"):
+        sample(logits, repetition_penalty=1.3)
+    with pytest.raises(TypeError, match="top_q"):
+        sample(logits, top_q=0.5)

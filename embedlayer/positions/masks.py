@@ -1,0 +1,64 @@
+"""The mask of causal attention: which keys a query attends to."""
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from embedlayer.errors import ShapeError, SizeError
+
+
+def causal_mask(
+    queries: int,
+    keys: int | None = None,
+    *,
+    documents: Int[Tensor, "*batch S"] | Bool[Tensor, "*batch S"] | None = None,
+    window: int | None = None,
+    device: torch.device | str | None = None,
+) -> Bool[Tensor, "*rows T S"]:
+    """Return which keys each query attends to, as `F.scaled_dot_product_attention(..., attn_mask=mask)` takes it.
+
+    Query t is the token `i = S - T + t`. It attends to key j if `j <= i`, both are of one document, and
+    `i - j < window`. Padding attends to itself only, so that no row of the softmax is empty.
+
+    Args:
+        queries: Number of new tokens, T.
+        keys: Number of all tokens, S, of which the queries are the last: those in the cache and the new ones. `None`
+            for T, which is no cache.
+        documents: For each key 0 for padding, else the number of its document, `(B, S)` or `(S,)`: the
+            `attention_mask` of `positions_of`. `None`: every row is one document without padding.
+        window: Number of keys that a query attends to, itself included; `None` for all.
+        device: Device of the result; `None` for that of `documents`, or torch's default.
+
+    Returns:
+        True where the query attends to the key: `(T, S)`, with documents `(B, 1, T, S)` or `(1, T, S)`, for all heads.
+
+    Raises:
+        SizeError: There are fewer keys than queries, or the window has no key.
+        ShapeError: `documents` has another length than the keys.
+
+    Example:
+        >>> causal_mask(3, documents=torch.tensor([1, 1, 2]))[0].int()
+        tensor([[1, 0, 0],
+                [1, 1, 0],
+                [0, 0, 1]], dtype=torch.int32)
+        >>> causal_mask(1, 4, window=2).int()
+        tensor([[0, 0, 1, 1]], dtype=torch.int32)
+    """
+    keys = queries if keys is None else keys
+    if queries > keys:
+        raise SizeError(f"The {queries} queries are the last of the keys, and there are {keys} keys.")
+    if window is not None and window < 1:
+        raise SizeError(f"A window has at least 1 key, the token itself, not {window}.")
+    if documents is not None and documents.shape[-1:] != (keys,):
+        raise ShapeError(f"documents {tuple(documents.shape)} need one number for each of the {keys} keys.")
+    device = documents.device if device is None and documents is not None else device
+    allowed: Bool[Tensor, "*rows T S"] = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    allowed = allowed.tril(keys - queries)
+    if window is not None:
+        allowed = allowed.triu(keys - queries - window + 1)
+    if documents is None:
+        return allowed
+    queried = documents[..., keys - queries :].unsqueeze(-1)
+    itself = torch.eye(keys, dtype=torch.bool, device=device)[keys - queries :]
+    allowed = (allowed & (queried == documents.unsqueeze(-2)) & (queried != 0)) | itself
+    return allowed.unsqueeze(-3)
