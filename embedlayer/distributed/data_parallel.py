@@ -86,6 +86,7 @@ def distributed_data_parallel(
     tables = {module: dict(module.named_children()) for module in model.modules() if isinstance(module, ShardedTable)}
     try:
         for table, children in tables.items():  # hidden while DistributedDataParallel collects parameters and buffers
+            table.refuses_ddp = False
             rows = ROW_TENSORS[type(table.local)]
             replicated = [parameter for name, parameter in table.local.named_parameters() if name not in rows]
             for name in children:
@@ -93,5 +94,6 @@ def distributed_data_parallel(
         return DistributedDataParallel(model, **options)
     finally:
         for table, children in tables.items():
+            del table.refuses_ddp
             for name, child in children.items():
                 setattr(table, name, child)

@@ -1,5 +1,6 @@
 """A table with its rows sharded over processes: rank r stores rows `r * ceil(V / N)` to `(r + 1) * ceil(V / N) - 1`."""
 
+import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Unpack
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer.collectives import ProcessGroup, RowPartition
 from embedlayer.computed_buffers import recompute_all_buffers
@@ -24,6 +26,7 @@ from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.mapped import MappedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
+from embedlayer.tables.sparse_gradient import with_torch_functions
 from embedlayer.tables.table import TokenTable, check_width
 
 if TYPE_CHECKING:
@@ -114,16 +117,35 @@ class ShardedTable(TokenTable):
         """Return the `RowPartition` that says which rows this rank stores."""
         return self.collectives.partition(self.vocab_size)
 
+    def named_modules(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Module]]:
+        """Yield this table and its children, as `nn.Module.named_modules` does.
+
+        Raises:
+            SizeError: `DistributedDataParallel` asks for them, which would overwrite the rows by those of rank 0.
+        """
+        if self.refuses_ddp and not torch.compiler.is_compiling() and _is_called_by_ddp():
+            raise SizeError(
+                "DistributedDataParallel would overwrite the rows of this rank by those of rank 0: wrap the model with "
+                "embedlayer.distributed.distributed_data_parallel(model)."
+            )
+        modules: Iterator[tuple[str, nn.Module]] = super().named_modules(*args, **options)
+        return modules
+
+    refuses_ddp = True
+    """Whether `DistributedDataParallel` is refused; `distributed_data_parallel` hides the rows from it."""
+
     def _mark_rows(self) -> None:
         """Prepare the parameters with this rank's rows: divide their gradients, and mark them as sharded.
 
-        A hook divides each gradient, which is a sum over the ranks, by the number of ranks. The attribute `shard_group`
-        is the mark that `sharded_parameters`, `_check_rows` and the optimizer read.
+        A hook divides each gradient, which is a sum over the ranks, by the number of ranks, and another one makes it a
+        `TableGradient` of all ranks. The attribute `shard_group` is the mark that `sharded_parameters`, `_check_rows`
+        and the optimizer read.
         """
         ranks = self.mesh.size()
         for _, parameter in self.sharded_parameters():
             wanted = parameter.requires_grad
             parameter.requires_grad_(True).register_hook(lambda grad: grad / ranks)
+            parameter.register_post_accumulate_grad_hook(_take_gradient)
             parameter.requires_grad_(wanted)
             parameter.shard_group = self.collectives.group  # type: ignore[attr-defined]
 
@@ -253,6 +275,20 @@ class ShardedTable(TokenTable):
         everyones = self.collectives.all_gather(hidden.reshape(-1, self.embed_dim), counts)
         start, stop = self.partition.start, self.partition.stop
         return finish_logits(as_table(self.local).raw_logits(everyones), **options_of_rows(options, start, stop))
+
+
+def _is_called_by_ddp() -> bool:
+    """Return whether the constructor of `DistributedDataParallel` is among the callers."""
+    frame, wrapping = sys._getframe(), DistributedDataParallel.__init__.__code__
+    while frame is not None and frame.f_code is not wrapping:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
+
+
+def _take_gradient(parameter: Tensor) -> None:
+    """Make the gradient of this rank's rows one that clipping and loss scaling take as that of all ranks, in place."""
+    if parameter.grad is not None:
+        with_torch_functions(parameter.grad, parameter)
 
 
 def collectives_of(mesh: DeviceMesh) -> ProcessGroup:

@@ -1,13 +1,12 @@
 """Gradient clipping by the norm of dense, row-sparse and sharded gradients together."""
 
-import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from embedlayer.collectives import ProcessGroup
-from embedlayer.tables.sparse_gradient import coalesced, row_gradient, with_torch_functions
+from embedlayer.tables.sparse_gradient import row_gradient, with_torch_functions
 
 
 @torch.no_grad()
@@ -22,7 +21,7 @@ def clip_grad_norm_(
 
     The rows of a sharded table (`embedlayer.distributed.ShardedTable`) count on all ranks: with such a table every rank
     must call this function. The gradients of all other parameters must be the same on every process, as with
-    `DistributedDataParallel`, or DTensors.
+    `DistributedDataParallel`, or DTensors, of one mesh or several.
 
     Args:
         parameters: Parameters; those without a gradient are skipped.
@@ -43,50 +42,39 @@ def clip_grad_norm_(
         >>> clip_grad_norm_(table.parameters(), max_norm=1.0)
         tensor(4.)
 
-    Reference: `torch.nn.utils.clip_grad_norm_`, which returns the same for row-sparse tables in one process. Before
-    torch 2.14 it refuses the sparse gradients of `nn.Embedding(sparse=True)`. It does not sum over the rows of other
-    ranks: row-sparse gradients of a sharded table are an error there, and dense ones are clipped by the norm of a rank.
+    Reference: `torch.nn.utils.clip_grad_norm_`, which returns the same for row-sparse and sharded tables. It refuses
+    DTensors beside plain gradients, or of several meshes, and before torch 2.14 the sparse gradients of
+    `nn.Embedding(sparse=True)`.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    replicated: list[Tensor] = []
-    of_fsdp: list[Tensor] = []
-    sharded: list[Tensor] = []
-    group, device = None, None
+    parts: dict[object, list[Tensor]] = {}
     for parameter in parameters:
-        if hasattr(parameter, "shard_group"):
-            group, device = parameter.shard_group, parameter.device
-        if parameter.grad is None:
-            continue
-        if parameter.grad.layout is torch.sparse_coo:
+        if parameter.grad is not None and parameter.grad.layout is torch.sparse_coo:
             parameter.grad = row_gradient(parameter, parameter.grad)
-        is_sharded, is_of_fsdp = hasattr(parameter, "shard_group"), hasattr(parameter.grad, "full_tensor")
-        (sharded if is_sharded else of_fsdp if is_of_fsdp else replicated).append(parameter)
-    if group is None:
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
-
-    def norm_of(some: list[Tensor]) -> Tensor:
-        """Return the norm of the gradients of some parameters; of sharded ones, the norm of this rank's rows."""
-        grads = [_rows_of_rank(parameter.grad) for parameter in some if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads, norm_type, foreach=foreach)
-        whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        return whole.to(device)  # without gradients the norm is a scalar on the CPU
-
-    first, second, rows = norm_of(replicated), norm_of(of_fsdp), norm_of(sharded)
-    all_reduce = ProcessGroup(group).all_reduce
-    if math.isinf(norm_type):
-        total = torch.maximum(torch.maximum(first, second), all_reduce(rows, "max"))
-    else:
-        total = (first**norm_type + second**norm_type + all_reduce(rows**norm_type)) ** (1 / norm_type)
+        elif parameter.grad is not None and hasattr(parameter, "shard_group"):
+            with_torch_functions(parameter.grad, parameter)
+        if parameter.grad is not None:
+            mesh: Any = getattr(parameter.grad, "device_mesh", None)  # DTensors of one mesh are reduced together
+            parts.setdefault((mesh, getattr(parameter.grad, "placements", None)), []).append(parameter)
+    total: Tensor
+    if len(parts) < 2:
+        total = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+        return total
+    norms = [_norm_of(part, norm_type, foreach) for part in parts.values()]
+    total = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]), norm_type)
     if error_if_nonfinite and not bool(total.isfinite()):
         raise RuntimeError(f"The norm of the gradients is {float(total)}, so they cannot be clipped to {max_norm:g}.")
-    every = [_local(parameter) for parameter in replicated + of_fsdp + sharded]
+    every = [_local(parameter) for part in parts.values() for parameter in part]
     torch.nn.utils.clip_grads_with_norm_(every, max_norm, total, foreach)
     return total
 
 
-def _rows_of_rank(grad: Tensor) -> Tensor:
-    """Return a gradient whose norm torch can take, in the same memory: that of a sharded table as one of its own."""
-    return with_torch_functions(coalesced(grad)) if grad.layout is torch.sparse_coo else grad
+def _norm_of(parameters: list[Tensor], norm_type: float, foreach: bool | None) -> Tensor:
+    """Return the norm of the gradients of some parameters, of all ranks, a scalar that is no DTensor."""
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm: Any = torch.nn.utils.get_total_norm(grads, norm_type, foreach=foreach)
+    found: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return found
 
 
 def _local(parameter: Tensor) -> Tensor:

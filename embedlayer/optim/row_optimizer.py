@@ -18,7 +18,7 @@ from embedlayer.optim.row_state import RowState, check_state
 from embedlayer.tables.lazy_adam import Betas, check_rates, step_rates
 from embedlayer.tables.pending_updates import PendingUpdates
 from embedlayer.tables.row_arithmetic import add_squares_, chunk_slices, empty_rows, rows_at_once, square_root
-from embedlayer.tables.sparse_gradient import row_gradient
+from embedlayer.tables.sparse_gradient import row_gradient, rows_and_values
 from embedlayer.tables.stochastic_rounding import StochasticRounding
 
 State = dict[str, Any]
@@ -368,7 +368,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         self._attach(parameter, group)
         every = self.apply_pending_every
         then_all = pending.eager_blocks > 0 or (every is not None and (pending.step + 1) % every == 0)
-        pending.prepare_step(grad._indices()[0], then_all=then_all)
+        pending.prepare_step(rows_and_values(grad)[0], then_all=then_all)
         return then_all
 
     def _step_rows(self, parameter: Any, group: dict[str, Any]) -> None:
@@ -379,7 +379,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             group: Parameter group with the options.
         """
         pending: PendingUpdates = parameter.pending_updates
-        rows, gradients = parameter.grad._indices()[0], parameter.grad._values()
+        rows, gradients = rows_and_values(parameter.grad)
         if not pending.step_in_one_pass(parameter, rows, gradients, float(group["lr"]), float(group["weight_decay"])):
             self._step_by_operators(parameter, rows, gradients, group)
         self.state[parameter]["step"] += 1

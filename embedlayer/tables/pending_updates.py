@@ -41,6 +41,7 @@ from embedlayer.tables.sparse_gradient import (
     coalesced,
     finished_gradient,
     require_row_sparse,
+    rows_and_values,
     segments_of_equal_ids,
     sum_segments,
     with_torch_functions,
@@ -155,18 +156,18 @@ class PendingUpdates:
             if isinstance(grad, RowSparseGradient) and grad.finished:
                 return grad
             result = coalesced(require_row_sparse(grad), drop=self.padding_idx)
-            if result._values().data_ptr() == grad._values().data_ptr():
+            if rows_and_values(result)[1].data_ptr() == rows_and_values(grad)[1].data_ptr():
                 result = result.clone()  # clipping works in place, and the caller may still use these numbers
             return result
 
         def accept_clipping(parameter: Tensor) -> None:
             """Turn `parameter.grad` into a `RowSparseGradient` in place, which torch's clipping accepts.
 
-            This is a post-accumulate-grad hook. The gradient of a sharded table becomes one that clipping refuses.
+            This is a post-accumulate-grad hook.
             """
             grad = parameter.grad
             if grad is not None and grad.layout is torch.sparse_coo:
-                with_torch_functions(grad, sharded=hasattr(parameter, "shard_group"))
+                with_torch_functions(grad, parameter)
 
         coalesce.__torch_unserializable__ = True  # type: ignore[attr-defined]
         self.hooks = (

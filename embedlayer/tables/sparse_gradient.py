@@ -1,8 +1,11 @@
-"""The gradient of a row-sparse table: a sparse tensor of the rows of a batch, which clipping and loss scaling accept.
+"""Gradients that torch's clipping and loss scaling take: sparse ones of row-sparse tables, and those of a rank's rows.
 
-Torch implements few of the functions that `torch.nn.utils` and `GradScaler` call for sparse tensors; they are here.
+Torch implements few of the functions that `torch.nn.utils` and `GradScaler` call for sparse tensors; they are here. Of
+a sharded table torch sees the rows of one rank alone; here their norm, and whether a number is not finite, are those of
+all ranks.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from embedlayer.collectives import ProcessGroup
 from embedlayer.errors import ShapeError
 from embedlayer.kernels.kernel import Kernel, kernels_apply
 
@@ -26,7 +30,50 @@ call_plain: Callable[..., Any] = nn.Parameter.__torch_function__
 """Call a torch function without any `__torch_function__`: `call_plain(function, types, args, kwargs)`."""
 
 
-class RowSparseGradient(Tensor):
+class TableGradient(Tensor):
+    """Abstract: the gradient of a table that the functions of `torch.nn.utils` and `GradScaler` take as they should.
+
+    Every other function is torch's own.
+
+    Attributes:
+        shard_group: Process group of the ranks that have the other rows of a sharded table. The norm of the gradient is
+            that of the rows of all ranks, and a number that is not finite is found on all of them; so every rank must
+            call these functions. `None` for a whole table.
+        is_sharded: Whether it is the gradient of one rank's rows; also of a copy, whose ranks are not known.
+
+    Reference: https://docs.pytorch.org/docs/stable/notes/extending.html, "Subclassing torch.Tensor".
+    """
+
+    shard_group: Any = None
+    is_sharded = False
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the torch function `func`, or our replacement in `ON_GRADIENTS`.
+
+        A sparse result, such as a scaled gradient, is a gradient of the same class.
+        """
+        if any(not issubclass(kind, TableGradient) and not issubclass(cls, kind) for kind in types):
+            return NotImplemented  # the other class decides what happens first, such as applying pending updates
+        result = call_plain(ON_GRADIENTS.get(func, func), types, args, kwargs or {})
+        if type(result) is Tensor and result.layout is torch.sparse_coo:  # a copy, a scaled gradient
+            found = with_torch_functions(result)
+            found.is_sharded = any(isinstance(each, TableGradient) and each.is_sharded for each in args)
+        return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """Return a copy, and record it in `memo`, so that a deep-copied structure has one copy of each gradient."""
+        copy: Tensor = memo.setdefault(id(self), self.clone())
+        return copy
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as a plain tensor, so that `torch.load` needs no class of this library."""
+        return call_plain(Tensor.detach, (), (self,), {}).__reduce_ex__(protocol)
+
+
+class RowSparseGradient(TableGradient):
     """A sparse COO gradient `(V, D)` of a row-sparse table that the functions of `torch.nn.utils` can clip.
 
     `clip_grad_norm_`, `clip_grad_value_`, `get_total_norm` and `clip_grads_with_norm_` return the same result as for
@@ -36,60 +83,28 @@ class RowSparseGradient(Tensor):
     Attributes:
         finished: Whether rows are distinct and in ascending order, without the padding row, and nothing else refers to
             the memory; set by `finished_gradient` for a gradient on its way to its parameter.
-
-    Reference: https://docs.pytorch.org/docs/stable/notes/extending.html, "Subclassing torch.Tensor".
     """
 
     finished = False
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Call the torch function `func`, or our replacement in `ON_ROWS` where torch has none for sparse tensors.
 
-        A sparse result, such as a scaled gradient, is a gradient of the same class.
-
-        Raises:
-            ShapeError: `func` is a norm, and the gradient is a `ShardedRowGradient`.
-        """
-        if any(not issubclass(cls, kind) for kind in types):
-            return NotImplemented  # the other class decides what happens first, such as applying pending updates
-        replaced = ON_ROWS.get(func, func) if cls is RowSparseGradient else ON_SHARDED_ROWS.get(func, func)
-        result = call_plain(replaced, types, args, kwargs or {})
-        if type(result) is Tensor and result.layout is torch.sparse_coo:
-            result.__class__ = cls  # a copy, a scaled gradient
-        return result
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """Return a copy, and record it in `memo`, so that a deep-copied structure has one copy of each gradient."""
-        copy: Tensor = memo.setdefault(id(self), self.clone())
-        return copy
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle as a plain sparse tensor, so that `torch.load` needs no class of this library."""
-        return call_plain(Tensor.detach, (), (self,), {}).__reduce_ex__(protocol)
-
-
-class ShardedRowGradient(RowSparseGradient):
-    """A `RowSparseGradient` of the rows of one rank of a sharded table, whose norm torch cannot take.
-
-    Torch's clipping would clip by the norm of this rank alone, as torch takes the norm of any sparse tensor from 2.14
-    on. So the norms that `torch.nn.utils` calls are errors. `embedlayer.clip_grad_norm_` clips by that of all ranks.
-    """
+class ShardedGradient(TableGradient):
+    """A dense gradient of the rows that one rank stores of a sharded table; see `TableGradient`."""
 
 
 def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) -> RowSparseGradient:
     """Return a weight's gradient as stored in `parameter.grad`: sparse, each row once, in ascending order.
 
-    The result is `coalesced(grad)` as a `RowSparseGradient`, or as a `ShardedRowGradient` for a sharded table.
+    The result is `coalesced(grad)` as a `RowSparseGradient`.
 
     Args:
         parameter: Weight of a table. It is not changed.
         grad: Its gradient, `(V, D)`, sparse or dense.
         drop: Row to leave out, such as the padding row, or `None`.
     """
-    return with_torch_functions(coalesced(grad, drop=drop), sharded=hasattr(parameter, "shard_group"))
+    found = with_torch_functions(coalesced(grad, drop=drop), parameter)
+    assert isinstance(found, RowSparseGradient)
+    return found
 
 
 class Segments(NamedTuple):
@@ -167,6 +182,7 @@ def finished_gradient(rows: Tensor, values: Tensor, shape: tuple[int, ...]) -> T
     """
     grad = torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, is_coalesced=True, check_invariants=False)
     finished = with_torch_functions(grad)
+    assert isinstance(finished, RowSparseGradient)
     finished.finished = True
     return finished
 
@@ -184,7 +200,7 @@ def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
         rows = (grad != 0).any(1).nonzero().squeeze(1)
         values = grad.index_select(0, rows)
     else:
-        rows, values = grad._indices()[0], grad._values()
+        rows, values = rows_and_values(grad)
         # not `is_coalesced()`: autograd forgets that flag when it stores a gradient
         if not (rows[1:] > rows[:-1]).all():
             segments = segments_of_equal_ids(rows, drop=drop)
@@ -197,19 +213,26 @@ def coalesced(grad: Tensor, *, drop: int | None = None) -> Tensor:
     return torch.sparse_coo_tensor(rows.unsqueeze(0), values, grad.shape, is_coalesced=True, check_invariants=False)
 
 
-def with_torch_functions(grad: Tensor, *, sharded: bool = False) -> RowSparseGradient:
-    """Turn a sparse COO gradient into a `RowSparseGradient`, which torch's gradient clipping accepts, and return it.
+def with_torch_functions(grad: Tensor, parameter: Tensor | None = None) -> TableGradient:
+    """Turn a gradient into one that torch's clipping and loss scaling take, in place, and return it.
 
     The class of `grad` itself is changed; nothing is copied.
 
     Args:
-        grad: The gradient.
-        sharded: Whether its rows are those of one rank of a sharded table; then it becomes a `ShardedRowGradient`.
+        grad: A sparse COO gradient; or a dense one of the rows of a sharded table.
+        parameter: The rows that it belongs to, which may be those of one rank; `None` for a whole table.
     """
     # as torch.nn.UninitializedParameter becomes a Parameter; sparse has no views
-    grad.__class__ = ShardedRowGradient if sharded else RowSparseGradient
-    assert isinstance(grad, RowSparseGradient)
+    grad.__class__ = RowSparseGradient if grad.layout is torch.sparse_coo else ShardedGradient
+    assert isinstance(grad, TableGradient)
+    if parameter is not None and hasattr(parameter, "shard_group"):
+        grad.shard_group, grad.is_sharded = parameter.shard_group, True
     return grad
+
+
+def rows_and_values(grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows `(U,)` of a sparse COO gradient and their values `(U, D)` as plain tensors, without a copy."""
+    return call_plain(Tensor._indices, (), (grad,), {})[0], call_plain(Tensor._values, (), (grad,), {})
 
 
 def require_row_sparse(grad: Tensor) -> Tensor:
@@ -230,6 +253,8 @@ def require_row_sparse(grad: Tensor) -> Tensor:
 def vector_norm(grad: Tensor, ord: float = 2, *dims: Any, **options: Any) -> Tensor:
     """Compute `torch.linalg.vector_norm` also for a sparse gradient, whose absent rows count as zeros.
 
+    Of a sharded table it is the norm of the rows of all ranks.
+
     Args:
         grad: Gradient, sparse COO or dense.
         ord: Order of the norm.
@@ -238,13 +263,57 @@ def vector_norm(grad: Tensor, ord: float = 2, *dims: Any, **options: Any) -> Ten
 
     Returns:
         The norm, a scalar.
+
+    Raises:
+        ShapeError: It is a copy of a gradient of one rank's rows, whose ranks are not known.
     """
     values = grad
-    if grad.layout is torch.sparse_coo and not dims and not options.keys() - {"dtype"}:
+    is_whole = not dims and not options.keys() - {"dtype"}
+    if is_whole and grad.layout is torch.sparse_coo:
         values = grad.to_dense() if ord < 0 else coalesced(grad)._values()  # zeros decide a norm of negative order
         values = values if values.numel() else values.new_zeros(1)
     norm: Tensor = torch.linalg.vector_norm(values, ord, *dims, **options)
-    return norm
+    if not (is_whole and isinstance(grad, TableGradient) and grad.is_sharded):
+        return norm
+    if grad.shard_group is None:
+        raise ShapeError(
+            f"The norm of a gradient {tuple(grad.shape)} with the rows of one rank alone was requested. Take that of "
+            f"parameter.grad itself, or call embedlayer.clip_grad_norm_: both are the norm of all ranks. For the norm "
+            f"of this rank, take that of grad.to_dense()."
+        )
+    ranks = ProcessGroup(grad.shard_group)
+    if math.isinf(ord):
+        return ranks.all_reduce(norm, "max" if ord > 0 else "min")
+    total: Tensor = ranks.all_reduce(norm) if ord == 0 else ranks.all_reduce(norm**ord) ** (1 / ord)
+    return total
+
+
+def unscale_(grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+    """Multiply gradients in place, and set `found_inf` to 1 if a number is not finite, as `GradScaler` asks torch to.
+
+    Of a sharded table a number on any rank counts, so that all ranks skip the same steps.
+
+    Args:
+        grads: Gradients.
+        found_inf: Scalar, 0 or 1.
+        inv_scale: Factor, a scalar.
+    """
+    torch._amp_foreach_non_finite_check_and_unscale_(list(grads), found_inf, inv_scale)
+    group = next((each.shard_group for each in grads if isinstance(each, TableGradient) and each.is_sharded), None)
+    if group is not None:
+        ProcessGroup(group).all_reduce(found_inf, "max")
+
+
+def values_of_rows(grad: Tensor) -> Tensor:
+    """Return the values of a sparse gradient, `(U, D)`, as `Tensor._values` does: of a sharded table one of its class.
+
+    `GradScaler` unscales them.
+    """
+    values: Tensor = grad._values()
+    if isinstance(grad, TableGradient) and grad.is_sharded:
+        values.__class__ = ShardedGradient
+        values.shard_group, values.is_sharded = grad.shard_group, True  # type: ignore[attr-defined]
+    return values
 
 
 def foreach_mul_(grads: Sequence[Tensor], factors: Number | Sequence[Number]) -> None:
@@ -279,39 +348,14 @@ def clamp_(grad: Tensor, min: float | None = None, max: float | None = None) -> 
     return grad
 
 
-ON_ROWS: dict[Callable[..., Any], Callable[..., Any]] = {
+ON_GRADIENTS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.linalg.vector_norm: vector_norm,
     torch._foreach_norm: lambda grads, *args, **options: [vector_norm(grad, *args, **options) for grad in grads],
     torch._foreach_mul_: foreach_mul_,
     Tensor.clamp_: clamp_,
     torch._foreach_clamp_min_: lambda grads, least: [clamp_(grad, min=least) for grad in grads],
     torch._foreach_clamp_max_: lambda grads, most: [clamp_(grad, max=most) for grad in grads],
+    torch._amp_foreach_non_finite_check_and_unscale_: unscale_,
+    Tensor._values: values_of_rows,
 }
-"""Functions that `torch.nn.utils` calls on gradients and torch does not implement for sparse ones."""
-
-
-def refuse_norm(grads: Tensor | Sequence[Tensor], *args: Any, **options: Any) -> Tensor:
-    """Refuse to compute the norm of gradients of which one is a `ShardedRowGradient`.
-
-    Args:
-        grads: A gradient or several.
-        *args: Further arguments of torch's function.
-        **options: Keyword arguments of torch's function.
-
-    Raises:
-        ShapeError: Always.
-    """
-    each = [grads] if isinstance(grads, Tensor) else grads
-    shape = next(tuple(grad.shape) for grad in each if isinstance(grad, ShardedRowGradient))
-    raise ShapeError(
-        f"The norm of the gradient of a row-sparse sharded table was requested, and this gradient {shape} has the rows "
-        f"of one rank alone. To clip by the norm of all ranks, call embedlayer.clip_grad_norm_ on every rank; for the "
-        f"norm of this rank, take that of grad.to_dense()."
-    )
-
-
-ON_SHARDED_ROWS: dict[Callable[..., Any], Callable[..., Any]] = {
-    **ON_ROWS,
-    **dict.fromkeys((torch.linalg.vector_norm, torch._foreach_norm), refuse_norm),
-}
-"""As `ON_ROWS`, for gradients of sharded tables."""
+"""Functions that `torch.nn.utils` and `GradScaler` call on gradients, and what they are for a `TableGradient`."""

@@ -39,7 +39,7 @@ from embedlayer.layers.per_layer import PerLayerInputs
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.lookup import LookupTable
-from embedlayer.tables.sparse_gradient import row_gradient
+from embedlayer.tables.sparse_gradient import row_gradient, rows_and_values
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit, round_up
 from embedlayer.vocab.row_map import RowMap, RowResult, RowTensor, apply_row_map, row_fingerprint
@@ -486,12 +486,13 @@ def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
         moved = None if grad is None else row_map.apply(grad, padding=rows.padding, collectives=ranks)
         return None if moved is None else rows.with_rows(moved, row_map)
     old, new = rows.partitions(row_map)
-    places = row_map.new_ids.to(grad.device)[grad._indices()[0] + old.start]
+    rows_of_grad, values_of_grad = rows_and_values(grad)
+    places = row_map.new_ids.to(grad.device)[rows_of_grad + old.start]
     order = torch.argsort(places, stable=True)[(places < 0).sum() :]  # dropped rows, which are -1, come first
     counts = torch.bincount(new.rank_of(places[order]), minlength=ranks.size).tolist()
     received = ranks.exchange_counts(counts)
     places = ranks.all_to_all(places[order], counts, received) - new.start
-    values = ranks.all_to_all(grad._values().index_select(0, order), counts, received)
+    values = ranks.all_to_all(values_of_grad.index_select(0, order), counts, received)
     order = torch.argsort(places, stable=True)
     shape = (len(new), *grad.shape[1:])
     moved = torch.sparse_coo_tensor(places[order].unsqueeze(0), values[order], shape, check_invariants=False)

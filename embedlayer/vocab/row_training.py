@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -102,7 +103,7 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
             parameter.requires_grad_(True)
         raise
     module.requires_grad_(False)
-    module.__dict__[TRAINED_BEFORE] = trained
+    _note(module, trained)
     patched = [rows for rows in deltas.values() if REPLACED in rows.base.__dict__]
     patched += [rows for name, rows in heads.items() if REPLACED in modules.heads[name].__dict__]
     for rows in patched:
@@ -119,6 +120,38 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
         rows.delta.requires_grad_(True)
 
 
+HOOK = "_hook_of_its_rows"
+"""Attribute of a module between `train_only_rows` and `merge_rows`: the handle of the hook that notices PEFT."""
+
+
+def _note(module: nn.Module, trained: list[nn.Parameter]) -> None:
+    """Note which parameters of a module were trained before `train_only_rows`, and watch for PEFT until `merge_rows`."""
+    module.__dict__[TRAINED_BEFORE] = trained
+    module.__dict__[HOOK] = module.register_forward_pre_hook(_refuse_rows_frozen_by_peft)
+
+
+def _refuse_rows_frozen_by_peft(module: nn.Module, inputs: object) -> None:
+    """Raise an error in training if PEFT has frozen the rows that `train_only_rows` made trainable.
+
+    Args:
+        module: The module of `train_only_rows`, which `get_peft_model` was called on.
+        inputs: Arguments of its `forward`, which are not used.
+
+    Raises:
+        SizeError: The rows would never be trained.
+    """
+    if not (module.training and torch.is_grad_enabled() and hasattr(module, "peft_config")):
+        return
+    deltas = {name: part for name, part in module.named_modules() if isinstance(part, DeltaEmbedding)}
+    if frozen := [name for name, part in deltas.items() if not part.delta.requires_grad]:
+        raise SizeError(
+            f"PEFT has frozen the rows of the new tokens ({', '.join(frozen)}), so they would never be trained. Call "
+            f"embedlayer.vocab.merge_rows(model) before get_peft_model, and give the token IDs to PEFT: "
+            f"LoraConfig(trainable_token_indices=[...]). Or call delta.requires_grad_(True) on these, before the "
+            f"optimizer is built."
+        )
+
+
 def merge_rows(module: nn.Module) -> None:
     """Write the rows that were trained after `train_only_rows` into the module's tables and heads, in place.
 
@@ -130,6 +163,7 @@ def merge_rows(module: nn.Module) -> None:
     """
     trained_rows(module)
     trained = module.__dict__.pop(TRAINED_BEFORE)
+    module.__dict__.pop(HOOK).remove()
     for head in [part for part in module.modules() if isinstance(part, OutputHead)]:
         rows = head.__dict__[OWN_TABLE]
         if isinstance(rows, DeltaEmbedding):
@@ -174,7 +208,7 @@ def merged_rows(module: nn.Module) -> Iterator[None]:
             attributes[OWN_TABLE] = table
         for parameter in trained:
             parameter.requires_grad_(False)
-        module.__dict__[TRAINED_BEFORE] = trained
+        _note(module, trained)
         raise
 
 

@@ -211,3 +211,26 @@ def test_the_loss_and_the_rows_of_the_head_are_those_of_its_logits(unchecked: No
     torch.testing.assert_close(output.table.look_up(IDS), output.table.rows(0, VOCAB_SIZE)[IDS])
     compiled = torch.compile(output, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(hidden), logits)
+
+
+def test_new_rows_that_peft_froze_are_refused_in_training() -> None:
+    """Their own way is PEFT's: merged rows, and their IDs as trainable tokens."""
+    from tiny_models import VARIANTS
+
+    model = el.patch(VARIANTS["LLaMA 2"].build()[1]).train()
+    vocab_size = model.config.vocab_size
+    el.vocab.add_tokens(model, 2, train_only_new=True)
+    ids = torch.tensor([[5, vocab_size, vocab_size + 1]])
+    model(input_ids=ids)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # what PEFT asks transformers
+        adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    with pytest.raises(el.SizeError, match=r"PEFT has frozen .*merge_rows\(model\).*trainable_token_indices"):
+        adapted(input_ids=ids, labels=ids)
+    adapted.eval()(input_ids=ids)
+    for part in model.modules():
+        if isinstance(part, el.DeltaEmbedding):
+            part.delta.requires_grad_(True)
+    adapted.train()(input_ids=ids, labels=ids).loss.backward()
+    el.vocab.merge_rows(model)
+    adapted.train()(input_ids=ids, labels=ids)

@@ -110,7 +110,7 @@ def test_a_gradient_without_rows_has_norm_zero() -> None:
 
 
 @pytest.mark.parametrize("foreach", [None, False, True])
-def test_torch_does_not_clip_rows_of_a_sharded_table_by_the_norm_of_one_rank(foreach) -> None:
+def test_the_norm_of_one_ranks_rows_is_refused_where_the_ranks_are_not_known(foreach) -> None:
     model = model_of(row_sparse=True)
     model[0].weight.shard_group = None
     backward(model)
@@ -121,7 +121,7 @@ def test_torch_does_not_clip_rows_of_a_sharded_table_by_the_norm_of_one_rank(for
         lambda: nn.utils.get_total_norm([grad.clone(), torch.ones(2, dtype=grad.dtype)], foreach=foreach),
         lambda: torch.linalg.vector_norm(grad * 2),
     ):
-        with pytest.raises(ShapeError, match=r"\(30, 4\) has the rows of one rank alone.*embedlayer.clip_grad_norm_"):
+        with pytest.raises(ShapeError, match=r"\(30, 4\) with the rows of one rank alone.*embedlayer.clip_grad_norm_"):
             norm()
     assert torch.equal(grad.to_dense(), before)
     nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, torch.tensor(2.0), foreach)  # by a norm of all ranks
