@@ -353,8 +353,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
 
         Args:
             source: A safetensors file, a folder with one or with shards and an index, or a folder that
-                `MappedEmbedding.create` made. Its rows are read as they are stored: pending updates are not applied,
-                so call `apply_pending_updates()` before its last checkpoint.
+                `MappedEmbedding.create` made; call `apply_pending_updates()` before its last checkpoint.
             tensor: Name of the tensor, or its end after a dot, such as `"embed_tokens.weight"`. `None` for the only
                 tensor.
             padding_idx: Padding token, whose row is read as it is stored; a negative number counts from the end. `None`
@@ -366,7 +365,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
         Raises:
             FileError: The file is missing or cannot be read.
             CheckpointError: The file is damaged, has no such tensor or several, the tensor is not `(V, D)` floats, or
-                rows of a trained folder were changed after its last checkpoint.
+                rows of a trained folder lack optimizer steps, or were changed after its last checkpoint.
 
         Example:
             >>> from embedlayer.io.safetensors_files import save_tensors
@@ -375,6 +374,7 @@ class MappedEmbedding(LookupTable, ComputedBuffers):
             tensor([[0., 0., 1., 0.]])
         """
         path = Path(source)
+        path = path.parent if path.name == WEIGHT and (path.parent / TABLE).exists() else path
         if path.is_dir() and (path / TABLE).exists():
             fields = read_table_fields(path)
             check_at_rest(path)

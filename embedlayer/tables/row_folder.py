@@ -571,12 +571,19 @@ def check_at_rest(path: Path) -> None:
 
     Raises:
         FileError: A process is training them.
-        CheckpointError: Rows were changed after the last checkpoint.
+        CheckpointError: Rows lack optimizer steps, or were changed after the last checkpoint.
     """
     if _key(path) in _open_folders:
         raise FileError(f"The mapped table {path} is trained in this process: close it first, or look rows up in it.")
     FileLock(path / LOCK, f"The mapped table {path}").check_unlocked()
     content, _ = _read_content(path)
+    state = content.checkpoints[-1].state
+    updates, tensors = state.get("updates"), state.get("tensors", {})
+    if updates and updates.get("applied_step", 0) < updates["start"] + _decode(tensors["history"]).shape[1]:
+        raise CheckpointError(
+            f"Rows of {path} lack optimizer steps, which training applies when they are looked up. Open it with "
+            f"MappedEmbedding.resume, call apply_pending_updates(), make a checkpoint, and close it."
+        )
     if content.checkpoints[-1].rows:
         raise CheckpointError(
             f"Rows of {path} were changed after its last checkpoint, some perhaps in part. Open it with "

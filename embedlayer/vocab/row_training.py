@@ -125,7 +125,7 @@ HOOK = "_hook_of_its_rows"
 
 
 def _note(module: nn.Module, trained: list[nn.Parameter]) -> None:
-    """Note which parameters of a module were trained before `train_only_rows`, and watch for PEFT until `merge_rows`."""
+    """Note on a module what was trained before `train_only_rows`, and watch for PEFT, until `merge_rows`."""
     module.__dict__[TRAINED_BEFORE] = trained
     module.__dict__[HOOK] = module.register_forward_pre_hook(_refuse_rows_frozen_by_peft)
 

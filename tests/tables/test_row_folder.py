@@ -373,3 +373,27 @@ def test_state_in_memory_is_refused_at_a_checkpoint(trained) -> None:
     pending.moments = tuple(each.clone() for each in pending.moments)
     with pytest.raises(SizeError, match="not in this folder"), table.checkpoint():
         pass
+
+
+def test_rows_that_lack_optimizer_steps_are_not_opened_for_reading(tmp_path) -> None:
+    table = MappedEmbedding.create(tmp_path / "rows", 50, 4, init_std=0.1)
+    optimizer = RowAdamW(table.parameters(), lr=0.1)
+    for ids in ([1, 2], [2, 3], [3, 4]):
+        table(torch.tensor(ids)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with table.checkpoint() as generation:
+        pass
+    assert table.weight.shape == (50, 4)  # reading all rows applies the steps, after the checkpoint
+    table.close()
+    for source in (tmp_path / "rows", tmp_path / "rows" / "weight.safetensors"):
+        with pytest.raises(CheckpointError, match=r"lack optimizer steps.*resume, call apply_pending_updates\(\)"):
+            MappedEmbedding.open(source)
+    table = MappedEmbedding.resume(tmp_path / "rows", generation)
+    table.apply_pending_updates()
+    with table.checkpoint():
+        pass
+    rows = table.weight.detach().clone()
+    table.close()
+    for source in (tmp_path / "rows", tmp_path / "rows" / "weight.safetensors"):
+        assert torch.equal(MappedEmbedding.open(source).rows(0, 50), rows)
