@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 
 from embedlayer.collectives import ProcessGroup, RowPartition
 from embedlayer.computed_buffers import recompute_all_buffers
@@ -39,6 +38,21 @@ ROW_TENSORS: dict[type[LookupTable], tuple[str, ...]] = {
     MappedEmbedding: ("weight",),
 }
 """The kinds of tables that can be sharded, and their tensors with one row per token."""
+
+DDP = (
+    "DistributedDataParallel would overwrite the rows of this rank by those of rank 0: wrap the model with "
+    "embedlayer.distributed.distributed_data_parallel(model)."
+)
+STATE = (
+    "torch takes the moments of one rank's rows for those of all rows. Save and load model and optimizer with "
+    "embedlayer.distributed.distributed_state(model, optimizer) and load_distributed_state. For the model alone "
+    "get_model_state_dict is right."
+)
+REFUSED = {("torch.nn.parallel.distributed", "__init__"): DDP} | {
+    ("torch.distributed.checkpoint.state_dict", name): STATE
+    for name in ("get_state_dict", "set_state_dict", "get_optimizer_state_dict", "set_optimizer_state_dict")
+}
+"""Module and name of a function of torch that a `ShardedTable` refuses -> the message."""
 
 
 class ShardedTable(TokenTable):
@@ -118,18 +132,29 @@ class ShardedTable(TokenTable):
         return self.collectives.partition(self.vocab_size)
 
     def named_modules(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Module]]:
-        """Yield this table and its children, as `nn.Module.named_modules` does.
-
-        Raises:
-            SizeError: `DistributedDataParallel` asks for them, which would overwrite the rows by those of rank 0.
-        """
-        if self.refuses_ddp and not torch.compiler.is_compiling() and _is_called_by_ddp():
-            raise SizeError(
-                "DistributedDataParallel would overwrite the rows of this rank by those of rank 0: wrap the model with "
-                "embedlayer.distributed.distributed_data_parallel(model)."
-            )
+        """Yield this table and its children, as `nn.Module.named_modules` does, to all but those in `REFUSED`."""
+        self._refuse_callers()
         modules: Iterator[tuple[str, nn.Module]] = super().named_modules(*args, **options)
         return modules
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the children, as `nn.Module.named_children` does, to all but those in `REFUSED`."""
+        self._refuse_callers()
+        children: Iterator[tuple[str, nn.Module]] = super().named_children()
+        return children
+
+    def _refuse_callers(self) -> None:
+        """Raise an error in functions of torch that would take the rows of one rank for the same on all ranks.
+
+        Raises:
+            SizeError: One of `REFUSED` is among the callers.
+        """
+        frame = None if torch.compiler.is_compiling() else sys._getframe(1)
+        while frame is not None:
+            message = REFUSED.get((frame.f_globals.get("__name__", ""), frame.f_code.co_name))
+            if message is not None and (self.refuses_ddp or message is not DDP):
+                raise SizeError(message)
+            frame = frame.f_back
 
     refuses_ddp = True
     """Whether `DistributedDataParallel` is refused; `distributed_data_parallel` hides the rows from it."""
@@ -275,14 +300,6 @@ class ShardedTable(TokenTable):
         everyones = self.collectives.all_gather(hidden.reshape(-1, self.embed_dim), counts)
         start, stop = self.partition.start, self.partition.stop
         return finish_logits(as_table(self.local).raw_logits(everyones), **options_of_rows(options, start, stop))
-
-
-def _is_called_by_ddp() -> bool:
-    """Return whether the constructor of `DistributedDataParallel` is among the callers."""
-    frame, wrapping = sys._getframe(), DistributedDataParallel.__init__.__code__
-    while frame is not None and frame.f_code is not wrapping:
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None
 
 
 def _take_gradient(parameter: Tensor) -> None:

@@ -17,7 +17,9 @@ pickle.) Between loading and saving, `edit_vocabulary(model, ..., optimizer=opti
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ShardedTable
@@ -26,11 +28,15 @@ from embedlayer.optim.row_optimizer import RowOptimizer, is_row_sparse
 from embedlayer.tables.row_storage import RowsInMemory
 
 
-def distributed_state(model: nn.Module, optimizer: RowOptimizer) -> dict[str, dict[str, Any]]:
+def distributed_state(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Any]]:
     """Return the state of model and optimizer as `{"model": {...}, "optimizer": {...}}`, for `dcp.save` and `dcp.load`.
 
     The names of the tensors are those of the unsharded model. Tensors with sharded rows are DTensors. Pending updates
     of rows are applied first, which changes the model. Moments that do not exist yet are created as zeros.
+
+    Args:
+        model: The model; parts of it may be sharded by `shard_table`, FSDP2 or tensor parallelism.
+        optimizer: The optimizer of its parameters, ours or one of torch.
 
     Raises:
         SizeError: The model has a trained `MappedEmbedding`, into whose files `dcp.load` would read without its log.
@@ -41,15 +47,16 @@ def distributed_state(model: nn.Module, optimizer: RowOptimizer) -> dict[str, di
                 f"{name} has its rows in a folder of their own, which torch.distributed.checkpoint does not know. Save "
                 f"them with MappedEmbedding.checkpoint(), and the rest of the model beside its number."
             )
-    optimizer.apply_pending_updates()
+    if isinstance(optimizer, RowOptimizer):
+        optimizer.apply_pending_updates()
     moments: dict[str, Tensor] = {}
     for name, parameter, table in trained_parameters(model):
-        for key, value in optimizer.moments(parameter).items():
+        for key, value in _moments(optimizer, parameter).items():
             moments[f"{name}.{key}"] = value if table is None or key == "step" else table.as_dtensor(value)
     return {"model": model.state_dict(), "optimizer": moments}
 
 
-def load_distributed_state(model: nn.Module, optimizer: RowOptimizer, state: dict[str, dict[str, Any]]) -> None:
+def load_distributed_state(model: nn.Module, optimizer: Optimizer, state: dict[str, dict[str, Any]]) -> None:
     """Copy `state`, into which `dcp.load` read a checkpoint, to the model and the optimizer, in place.
 
     Args:
@@ -61,9 +68,50 @@ def load_distributed_state(model: nn.Module, optimizer: RowOptimizer, state: dic
         KeyError: A moment of a parameter is missing in `state`.
     """
     model.load_state_dict(state["model"])
-    for name, parameter, _ in trained_parameters(model):
-        moments = {key: to_local(state["optimizer"][f"{name}.{key}"]) for key in optimizer.moments(parameter)}
-        optimizer.load_moments(parameter, moments)
+    for name, parameter, table in trained_parameters(model):
+        moments = {key: state["optimizer"][f"{name}.{key}"] for key in _moments(optimizer, parameter)}
+        if table is not None:  # those of other sharded parameters are DTensors, as the parameters are
+            moments = {key: to_local(value) for key, value in moments.items()}
+        if isinstance(optimizer, RowOptimizer):
+            optimizer.load_moments(parameter, moments)
+        else:
+            optimizer.state[parameter].update(moments)
+
+
+def _moments(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+    """Return the tensors of an optimizer's state of a parameter by key, created as zeros before the first step."""
+    if isinstance(optimizer, RowOptimizer):
+        return optimizer.moments(parameter)
+    if not optimizer.state[parameter]:
+        _create_state(optimizer)
+    return {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, Tensor)}
+
+
+def _create_state(optimizer: Optimizer) -> None:
+    """Create the state of parameters that have none: by a step with zero gradients and without a learning rate.
+
+    torch.distributed.checkpoint does the same. The parameters and their gradients stay as they are.
+    """
+    groups = optimizer.param_groups
+    new = [each for group in groups for each in group["params"] if each.requires_grad and not optimizer.state[each]]
+    others = [each for group in groups for each in group["params"]]
+    grads, rates = [each.grad for each in others], [group["lr"] for group in groups]
+    try:
+        for each in others:
+            each.grad = None
+        for each in new:
+            each.grad = torch.zeros_like(each)
+        for group in groups:
+            group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+        optimizer.step()
+    finally:
+        for each, grad in zip(others, grads, strict=True):
+            each.grad = grad
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+    for each in new:
+        if isinstance(step := optimizer.state[each].get("step"), Tensor):
+            step.zero_()
 
 
 def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardedTable | None]]:

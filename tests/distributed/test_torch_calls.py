@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from processes import on_ranks
 from torch import nn
+from torch.distributed.checkpoint import state_dict as state_dicts
 from torch.distributed.device_mesh import init_device_mesh
 
 import embedlayer as el
@@ -108,6 +109,25 @@ def wrapped() -> str:
     with pytest.raises(el.SizeError):
         nn.parallel.DistributedDataParallel(model)
     return str(raised.value)
+
+
+def refused_states() -> list[str]:
+    model = Model(row_sparse=False, sharded=True)
+    for optimizer in (el.RowAdamW(model.parameters()), torch.optim.AdamW(model.parameters())):
+        for call in (
+            lambda: state_dicts.get_state_dict(model, optimizer),  # noqa: B023
+            lambda: state_dicts.get_optimizer_state_dict(model, optimizer),  # noqa: B023
+            lambda: state_dicts.set_state_dict(model, optimizer, model_state_dict={}, optim_state_dict={}),  # noqa: B023
+            lambda: state_dicts.set_optimizer_state_dict(model, optimizer, {"state": {}}),  # noqa: B023
+        ):
+            with pytest.raises(el.SizeError, match="distributed_state.*get_model_state_dict is right"):
+                call()
+    return sorted(state_dicts.get_model_state_dict(model))
+
+
+def test_torchs_states_of_optimizers_are_refused() -> None:
+    for names in on_ranks(2, refused_states):
+        assert names == ["linear.bias", "linear.weight", "table.weight"]
 
 
 def test_plain_data_parallelism_is_refused_before_it_overwrites_rows() -> None:
