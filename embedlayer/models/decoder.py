@@ -26,9 +26,10 @@ from embedlayer.layers.injection import (
 from embedlayer.layers.input import InputOptions, PositionName, as_position, embed, sequence_of, trace_embed
 from embedlayer.layers.output import SLIP, OutputHead
 from embedlayer.layers.steps import TracedStep
-from embedlayer.losses.cross_entropy import LossOptions, Reduction
+from embedlayer.losses.options import LogitOptions, LossOptions, Reduction, ScoreOptions, check_options
 from embedlayer.models.cache import BlockCache, KeyValueCache
 from embedlayer.models.config import ModelConfig
+from embedlayer.option_docs import show_options
 from embedlayer.positions.position import AttentionMask, Position, PreparedPositions, positions_of
 from embedlayer.pretrained import Pretrained, build, check_saved, describe
 from embedlayer.shapes import IdsLike, Positions
@@ -250,6 +251,7 @@ class DecoderLM(Pretrained):
         logits: Tensor = self.head(hidden)
         return logits if input_ids is None else CausalLMOutput(None, logits)
 
+    @show_options(LogitOptions, ScoreOptions, LossOptions)
     def loss(
         self,
         ids: IdsLike | None,
@@ -268,8 +270,12 @@ class DecoderLM(Pretrained):
             inputs_embeds: As in `hidden`.
             positions: As in `hidden`.
             attention_mask: As in `hidden`.
-            **options: Options of `OutputHead.loss`.
+            **options: See `LossOptions`.
+
+        Raises:
+            SizeError: An option is unknown or outside its range; the other errors are those of `hidden`.
         """
+        check_options(options, LossOptions, f"{type(self).__name__}.loss")
         hidden = self.hidden(ids, inputs_embeds=inputs_embeds, positions=positions, attention_mask=attention_mask)
         return self.head.loss(hidden, targets, **options)
 
