@@ -7,6 +7,7 @@ from typing import Unpack, cast
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from embedlayer.documents import AttentionMask
 from embedlayer.losses.linear_cross_entropy import cross_entropy_of
 from embedlayer.losses.logit_arguments import resolve_logits
 from embedlayer.losses.multi_token import MultiTokenLoss, multi_token_inputs, multi_token_loss_of
@@ -106,6 +107,8 @@ class HeadOutputs:
         hidden_states: Sequence[Float[Tensor, "B T D"]],
         labels: Int[Tensor, "B T"],
         weights: Sequence[float] | None = None,
+        *,
+        documents: AttentionMask | None = None,
         **options: Unpack[LossOptions],
     ) -> MultiTokenLoss:
         """Return the loss of heads that predict the next token, the one after it, and so on, in one pass.
@@ -117,16 +120,19 @@ class HeadOutputs:
             hidden_states: Hidden states of each depth, `(B, T, D)`.
             labels: Token IDs of the same positions, not shifted, or `ignore_index`, `(B, T)`.
             weights: Weight of each depth; `None` for 1 each.
+            documents: Mask of padding and packed documents, `(B, T)`, as a model's `attention_mask`: at every depth,
+                a label is no target of padding or of a token of another document. `None` for one document in each row.
             **options: See `LossOptions`.
 
         Raises:
-            ShapeError: Hidden states and labels do not fit each other.
+            ShapeError: Hidden states, labels and mask do not fit each other.
             SizeError: There is no depth, another number of weights, or an option is unknown or outside its range.
             TokenIdError: A label is neither a token nor `ignore_index`.
 
         Reference: DeepSeek-V3 technical report, 2024, equations 24 and 25: weights `(1, λ/D, ..., λ/D)`.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.multi_token_loss")
-        inputs = multi_token_inputs(hidden_states, labels, weights)
+        ignore_index = options.get("ignore_index", -100)
+        inputs = multi_token_inputs(hidden_states, labels, weights, documents, ignore_index)
         logits, others = resolve_logits(inputs.hidden, self, options)
         return multi_token_loss_of(logits, inputs, cast(LossOptions, others))

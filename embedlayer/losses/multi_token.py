@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from embedlayer.documents import AttentionMask, shifted_targets
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.losses.cross_entropy import loss_dtype
 from embedlayer.losses.linear_cross_entropy import cross_entropy_of, weighted_cross_entropy
@@ -43,7 +44,11 @@ class MultiTokenInputs(NamedTuple):
 
 
 def multi_token_inputs(
-    hidden_states: Sequence[Float[Tensor, "B T D"]], labels: Int[Tensor, "B T"], weights: Sequence[float] | None
+    hidden_states: Sequence[Float[Tensor, "B T D"]],
+    labels: Int[Tensor, "B T"],
+    weights: Sequence[float] | None,
+    documents: AttentionMask | None,
+    ignore_index: int,
 ) -> MultiTokenInputs:
     """Shift the labels for each depth, and join all depths; arguments and errors are those of `multi_token_loss`."""
     weights = [1.0] * len(hidden_states) if weights is None else list(weights)
@@ -56,7 +61,7 @@ def multi_token_inputs(
                 f"labels are {tuple(labels.shape)}, and the hidden states of depth {depth} {tuple(states.shape)}: they "
                 f"must be (B, T) and (B, T, D)."
             )
-        shifted = labels[:, 1 + depth :]
+        shifted = shifted_targets(labels, documents, depth=depth, ignore_index=ignore_index)
         hidden.append(states[:, : shifted.shape[1]].flatten(0, 1))
         targets.append(shifted)
     return MultiTokenInputs(torch.cat(hidden), targets, weights)

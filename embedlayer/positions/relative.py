@@ -109,7 +109,12 @@ class RelativePositionBias(Position, ComputedBuffers):
         """Return the bias of each head h for each query and key, `(1 or B, H, Tq, Tk)`.
 
         It is `weight[bucket(key position - query position), h]`.
+
+        Raises:
+            ShapeError: Positions are no integers of shape `(T,)` or `(B, T)`.
         """
+        self.check_positions(query_positions)
+        self.check_positions(key_positions)
         query, key = torch.atleast_2d(query_positions), torch.atleast_2d(key_positions)
         rows = self.bucket(key.unsqueeze(-2) - query.unsqueeze(-1))
         return F.embedding(rows, self.weight).movedim(-1, -3)
