@@ -101,16 +101,16 @@ class Position(Pretrained):
         """
         check_integer_positions(positions)
         assert isinstance(positions, Tensor)
-        rows, axes = tuple(positions.shape), self.num_axes
-        if axes > 1 and len(rows) == 3:
-            rows, axes = rows[1:], rows[0]
-        known = shape if shape is None or axes == 1 else (1, *shape)[-max(len(shape), 2) :]
-        fits = 1 <= len(rows) <= 2 if known is None else broadcasts(rows, known)
-        if fits and axes == self.num_axes:
+        found = tuple(positions.shape)
+        on_axes = self.num_axes > 1 and len(found) == 3
+        rows = found[1:] if on_axes else found
+        tokens = (1, *shape) if on_axes and shape is not None and len(shape) == 1 else shape
+        fits = 1 <= len(rows) <= 2 if tokens is None else broadcasts(rows, tokens)
+        if fits and (not on_axes or found[0] == self.num_axes):
             return
         several = f", or ({self.num_axes}, B, T) with a position on each of the {self.num_axes} axes"
         raise ShapeError(
-            f"positions of shape {tuple(positions.shape)} do not fit "
+            f"positions of shape {found} do not fit "
             f"{type(self).__name__ if shape is None else f'tokens of shape {tuple(shape)}'}: pass (T,) or (1, T) for "
             f"all sequences alike, or (B, T){several if self.num_axes > 1 else ''}."
         )

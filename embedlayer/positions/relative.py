@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import SizeError
+from embedlayer.index_checks import check_integer_positions
 from embedlayer.initialization import init_normal_
 from embedlayer.positions.position import Position
 
@@ -97,7 +98,11 @@ class RelativePositionBias(Position, ComputedBuffers):
 
         Args:
             relative_positions: `key position - query position`, of any shape; negative for keys before the query.
+
+        Raises:
+            ShapeError: They are no integers.
         """
+        check_integer_positions(relative_positions)
         relative = relative_positions.long()
         distance = relative.abs() if self.bidirectional else (-relative).clamp_min(0)
         rows = F.embedding(distance.clamp_max(self.max_distance), self.buckets.unsqueeze(-1)).squeeze(-1)
