@@ -60,9 +60,12 @@ def _first_wrong_row(mask: Tensor, gaps: bool) -> int | None:
     The result is `None` if there is no such row, and where values are not read.
     """
     is_read = mask.device.type == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only()
-    if not is_read or mask.numel() == 0 or (mask.dtype == torch.bool and gaps):
+    if not is_read or mask.numel() == 0:
         return None
     mask = mask.long()
+    low, high = torch.aminmax(mask)
+    if gaps and low >= 0 and high <= 1:  # of most masks no more is computed
+        return None
     last = F.pad(mask.cummax(-1).values, (1, 0))[..., :-1]  # number of the document before each token
     wrong = (mask < 0) | ((mask != 0) & (mask < last))
     if not gaps:
