@@ -30,8 +30,8 @@ from embedlayer.losses import (
     token_statistics,
 )
 from embedlayer.losses.chunk_size import tokens_per_chunk
-from embedlayer.losses.cross_entropy import Reduction
 from embedlayer.losses.divergence_kinds import Divergence
+from embedlayer.losses.options import Reduction
 
 MEMORY = """
 import sys

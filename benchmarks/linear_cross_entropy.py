@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import Case, Row, added_mib, added_mib_apart, time_alternately
-from embedlayer.losses.cross_entropy import Impl
 from embedlayer.losses.linear_cross_entropy import linear_cross_entropy
+from embedlayer.losses.options import Impl
 from embedlayer.losses.products import product_dtype
 
 MEMORY = """

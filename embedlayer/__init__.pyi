@@ -3,6 +3,7 @@ from . import checkpoints as checkpoints
 from . import compress as compress
 from . import data as data
 from . import distributed as distributed
+from . import documents as documents
 from . import kernels as kernels
 from . import layers as layers
 from . import losses as losses

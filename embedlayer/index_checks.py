@@ -20,6 +20,8 @@ from embedlayer.tracing import plain_operators_only
 
 Kind = Literal["token id", "position"]
 
+INTEGERS = (torch.int64, torch.int32)
+
 
 class IndexCheck(nn.Module):
     """Check token IDs or positions before a look-up; a layer calls this submodule in its `forward`.
@@ -84,9 +86,11 @@ class IndexCheck(nn.Module):
             TokenIdError: A token ID is outside, on the CPU; the message names row, column, value and size.
             PositionError: A position is outside, on the CPU.
         """
-        indices = as_ids(indices, beside=self, kind=self.kind)
-        if indices.dtype not in (torch.int64, torch.int32):
-            raise _not_integers(self.kind, str(indices.dtype).removeprefix("torch."), "ids.long()")
+        if self.kind == "position":
+            check_integer_positions(indices)
+        indices = as_ids(indices, beside=self)
+        if indices.dtype not in INTEGERS:
+            raise _not_integers(str(indices.dtype).removeprefix("torch."), "ids.long()")
         rows = indices + self.offset if self.offset else indices
         if rows.is_meta:
             return rows, None
@@ -142,17 +146,17 @@ class IndexCheck(nn.Module):
         place, value, length = self.first_bad_index.tolist()
         if place >= 0:
             self.first_bad_index.fill_(-1)
-            raise _outside(self.kind, value - self.offset, self.size, row=place // length, column=place % length)
+            where = {"row": place // length, "column": place % length}
+            raise _outside(self.kind, value - self.offset, self.size, first=-self.offset, **where)
 
 
-def as_ids(ids: IdsLike, *, beside: nn.Module, kind: Kind = "token id") -> Tensor:
+def as_ids(ids: IdsLike, *, beside: nn.Module) -> Tensor:
     """Return `ids` as a tensor: tensors unchanged, anything else as int64 on the device of a module.
 
     Args:
         ids: A tensor, a number, a list of numbers or of lists of one length, a NumPy array of integers, or one or
             several encodings of a tokenizer.
         beside: Module that looks the IDs up; the result is on the device of its weights.
-        kind: What the numbers are, for error messages.
 
     Raises:
         ShapeError: The values are not integers, the sequences have different lengths, or `ids` is a mapping, as
@@ -167,7 +171,7 @@ def as_ids(ids: IdsLike, *, beside: nn.Module, kind: Kind = "token id") -> Tenso
         return ids
     if isinstance(ids, Mapping):
         raise ShapeError(
-            f"This is a mapping with the keys {', '.join(map(str, ids))}, not {kind}s: pass its 'input_ids', and its "
+            f"This is a mapping with the keys {', '.join(map(str, ids))}, not token ids: pass its 'input_ids', and its "
             f"'attention_mask' as attention_mask where texts are padded."
         )
     if isinstance(ids, Encoded):
@@ -178,30 +182,58 @@ def as_ids(ids: IdsLike, *, beside: nn.Module, kind: Kind = "token id") -> Tenso
         array = np.asarray(ids)
     except ValueError as error:
         raise ShapeError(
-            f"Sequences of {kind}s must have one length to form a batch, not different ones: "
-            f"pad them, or pass them one at a time."
+            "Sequences of token ids must have one length to form a batch, not different ones: "
+            "pad them, or pass them one at a time."
         ) from error
     if array.size == 0:
         array = array.astype(np.int64)  # NumPy makes floats of an empty list
     if array.dtype.kind not in "iu":
         text = array.dtype.kind == "U"
         found = "text" if text else type(ids).__name__ if array.dtype.kind == "O" else array.dtype.name
-        raise _not_integers(kind, found, "tokenizer.encode(text).ids" if text else "ids.astype(numpy.int64)")
+        raise _not_integers(found, "tokenizer.encode(text).ids" if text else "ids.astype(numpy.int64)")
     record = [beside.first_bad_index] if isinstance(beside, IndexCheck) else []
     device = next(chain(record, beside.parameters(), beside.buffers())).device
     return torch.from_numpy(array.astype(np.int64)).to(device)
 
 
-def _not_integers(kind: Kind, found: str, remedy: str) -> ShapeError:
-    """Return the error for indices that are not int64 or int32; the caller raises it.
+def check_integer_positions(positions: object) -> None:
+    """Check that positions are a tensor of int64 or int32, as every scheme takes them.
+
+    Raises:
+        ShapeError: They are not; the message names what was found.
+    """
+    if isinstance(positions, Tensor) and positions.dtype in INTEGERS:
+        return
+    found = type(positions).__name__
+    if isinstance(positions, Tensor):
+        found = f"{str(positions.dtype).removeprefix('torch.')} values of shape {tuple(positions.shape)}"
+    raise ShapeError(
+        f"Positions are int64 or int32 tensors, such as torch.arange(T), not {found}.\n"
+        f"To add positions to hidden states, call add(x, positions). Fractions of positions are a scaling of the "
+        f"frequencies: RotaryEmbedding(head_dim, scaling=LinearScaling(factor))."
+    )
+
+
+def require_counted(positions: Tensor) -> None:
+    """Check that positions count from 0; on the CPU only, and not in compiled graphs, exports and transforms.
+
+    Raises:
+        PositionError: One is below 0; the message names the first one.
+    """
+    is_read = positions.device.type == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only()
+    if is_read and positions.numel() and bool(positions.amin() < 0):
+        raise_if_outside(positions.clamp(max=0), 1, "position")
+
+
+def _not_integers(found: str, remedy: str) -> ShapeError:
+    """Return the error for token IDs that are not int64 or int32; the caller raises it.
 
     Args:
-        kind: What the indices are: `"token id"` or `"position"`.
         found: Name of the dtype or type that was passed.
         remedy: Python expression that gives integers, for the message.
     """
     return ShapeError(
-        f"A {kind} must be int64 or int32, not {found}. "
+        f"A token id must be int64 or int32, not {found}. "
         f"Look-up is by whole numbers: pass the tokenizer's ids, for instance {remedy}."
     )
 
@@ -233,16 +265,17 @@ def raise_if_outside(indices: Tensor, size: int, kind: Kind, *, ignore: int | No
     place = int(torch.nonzero(outside)[0])
     length = indices.shape[-1] if indices.dim() else 1
     value = int(indices.flatten()[place]) - offset
-    raise _outside(kind, value, size - offset, row=place // length, column=place % length)
+    raise _outside(kind, value, size - offset, first=-offset, row=place // length, column=place % length)
 
 
-def _outside(kind: Kind, value: int, size: int, *, row: int, column: int) -> EmbedLayerError:
+def _outside(kind: Kind, value: int, size: int, *, first: int, row: int, column: int) -> EmbedLayerError:
     """Return the error for an index outside its table; the caller raises it.
 
     Args:
         kind: What the index is, which also decides the class of the error.
         value: The index.
-        size: Number of valid indices.
+        size: Number of valid indices from 0 on.
+        first: The smallest valid index, 0 or a negative one.
         row: Sequence in the batch that contains the index.
         column: Place of the index in its sequence.
     """
@@ -254,12 +287,12 @@ def _outside(kind: Kind, value: int, size: int, *, row: int, column: int) -> Emb
             else "IDs count from 0. A target without a loss has the value of ignore_index, which is -100 by default."
         )
         return TokenIdError(f"{place} is outside this table of {size} rows (0..{size - 1}).\n{hint}")
-    hint = (
+    if value < 0:
+        return PositionError(f"{place} is below {first}, the first position covered here.\nPositions count from 0.")
+    return PositionError(
+        f"{place}: a sequence of {value + 1} exceeds the {size} positions covered here.\n"
         f"Shorten the sequence to {size} tokens, or build the layer with a larger max_seq_len."
-        if value >= 0
-        else "Positions count from 0."
     )
-    return PositionError(f"{place}: a sequence of {value + 1} exceeds the {size} positions covered here.\n{hint}")
 
 
 @torch.library.custom_op("embedlayer::checked_copy", mutates_args=())

@@ -22,7 +22,7 @@ TIERS = [
         "kinds",
         "io",
     ],
-    ["index_checks", "computed_buffers", "collectives", "families", "kernels"],
+    ["documents", "index_checks", "computed_buffers", "collectives", "families", "kernels"],
     ["data", "losses"],
     ["pretrained"],
     ["positions", "tables"],

@@ -25,8 +25,8 @@ TOP_LEVEL = """
 """.split()
 
 SUBPACKAGES = (
-    "analysis checkpoints compress data distributed kernels layers losses models optim planner plots positions scratch "
-    "sources tables training vocab"
+    "analysis checkpoints compress data distributed documents kernels layers losses models optim planner plots "
+    "positions scratch sources tables training vocab"
 ).split()
 
 

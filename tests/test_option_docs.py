@@ -7,6 +7,9 @@ import pytest
 
 import embedlayer as el
 from embedlayer import vocab
+from embedlayer.layers.draft_head import DraftHead
+from embedlayer.losses import LinearLogits, LogitOptions, LossOptions, ScoreOptions, token_statistics
+from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.models.sampling import SamplingOptions
 from embedlayer.option_docs import show_options
 from embedlayer.vocab import EditOptions
@@ -20,12 +23,24 @@ SHOWN = {
         vocab.transplant,
     ],
     SamplingOptions: [el.generate],
+    LogitOptions: [el.TokenEmbedding.logits, el.OutputHead.uncomputed_logits, LinearLogits],
+    ScoreOptions: [el.token_log_probs, token_statistics, HeadOutputs.token_log_probs, HeadOutputs.token_statistics],
+    LossOptions: [
+        el.linear_cross_entropy,
+        HeadOutputs.loss,
+        HeadOutputs.multi_token_loss,
+        DraftHead.loss,
+        el.DecoderLM.loss,
+    ],
 }
+
+INHERITED = {ScoreOptions: [LogitOptions], LossOptions: [LogitOptions, ScoreOptions]}
 
 
 @pytest.mark.parametrize(("options", "function"), [(kind, each) for kind, all_ in SHOWN.items() for each in all_])
 def test_help_lists_every_option_once_with_its_text(options, function) -> None:
-    text, documented = inspect.getdoc(function), inspect.getdoc(options)
+    text, kinds = inspect.getdoc(function), [*INHERITED.get(options, []), options]
+    documented = "\n".join(inspect.getdoc(kind) for kind in kinds)
     for name in get_type_hints(options):
         entry = next(line.strip() for line in documented.splitlines() if line.strip().startswith(f"{name}: "))
         assert text.count(f"\n    {entry}") == 1

@@ -17,8 +17,10 @@ from embedlayer.checkpoints.meta_layout import has_meta_layout, meta_config
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, missing_rows_message, table_size
+from embedlayer.documents import AttentionMask, check_mask
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
 from embedlayer.families.records import Numbering, Step
+from embedlayer.index_checks import check_integer_positions
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.decoder_input import DecoderInput
 from embedlayer.layers.input import UnscaledLookup, sequence_of
@@ -28,7 +30,7 @@ from embedlayer.layers.peft import ChildReference
 from embedlayer.layers.per_layer import PerLayerInputs
 from embedlayer.layers.prediction_head import PredictionHead, build_head, build_part, part_config
 from embedlayer.layers.steps import EmbeddingStep, StepName, TokenBatch, TracedStep, run_steps, trace_steps
-from embedlayer.positions.position import AttentionMask, Position, positions_of
+from embedlayer.positions.position import Position, positions_of
 from embedlayer.pretrained import FLOATS, Pretrained, build, describe, is_description
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
@@ -390,6 +392,7 @@ class EmbeddingLayer(Pretrained):
             TokenIdError: An ID is outside the table.
             PositionError: The sequence is longer than the positions cover.
             SizeError: Both kinds of positions are passed, or token types to a family without them.
+            ShapeError: Positions or mask do not fit the IDs.
         """
         steps, batch = self._steps(ids, attention_mask, position_ids, positions, token_type_ids)
         return run_steps(steps, batch)
@@ -465,6 +468,7 @@ class EmbeddingLayer(Pretrained):
         if token_type_ids is not None and "types" not in self.recipe:
             raise SizeError(f"A layer of family {self.family} has no token types: leave token_type_ids out.")
         if position_ids is not None:
+            check_integer_positions(position_ids)
             positions = position_ids - self.first_position_id
         table, position, norm, recipe = self.table, self.position, self.norm, self.recipe
         if decoder is not None:
@@ -487,7 +491,12 @@ class EmbeddingLayer(Pretrained):
         }
         look_up = table if decoder is None or decoder.is_scaled else UnscaledLookup(table)
         steps = [EmbeddingStep("look_up", look_up), *(EmbeddingStep(*modules[step]) for step in recipe)]
-        positions = self.default_positions(ids, attention_mask) if positions is None else positions
+        if attention_mask is not None:
+            check_mask(attention_mask, ids.shape)
+        if positions is None:
+            positions = self.default_positions(ids, attention_mask)
+        else:
+            position.check_positions(positions, ids.shape)
         if attention_mask is None and "length_mask" in recipe:
             assert self.padding_id is not None
             lengths = ids.ne(self.padding_id).sum(-1, keepdim=True)

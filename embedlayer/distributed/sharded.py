@@ -17,8 +17,10 @@ from embedlayer.distributed.dtensors import as_dtensor, is_dtensor, rows_of_this
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject
-from embedlayer.losses.cross_entropy import Impl, LogitOptions, finish_logits, options_of_rows
+from embedlayer.losses.cross_entropy import finish_logits, options_of_rows
+from embedlayer.losses.options import Impl, LogitOptions, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+from embedlayer.option_docs import show_options
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.factorized import FactorizedEmbedding
@@ -231,8 +233,19 @@ class ShardedTable(TokenTable):
         with torch.no_grad():
             return self.collectives.all_gather(self.local.rows(*self.partition.overlap(start, stop)))
 
+    @show_options(LogitOptions)
     def logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> Float[Tensor, "*batch V"]:
-        """Return the logits of this rank's hidden states over the tokens of all ranks; every rank must call it."""
+        """Return the logits of this rank's hidden states over the tokens of all ranks; every rank must call it.
+
+        Args:
+            hidden: Output of the last block, `(..., D)`.
+            **options: See `LogitOptions`.
+
+        Raises:
+            ShapeError: `hidden` has another width than the rows.
+            SizeError: An option is unknown or outside its range.
+        """
+        check_options(options, LogitOptions, f"{type(self).__name__}.logits")
         check_width(hidden, self.embed_dim)
         group, partition = self.collectives, self.partition
         counts = group.exchange_counts([hidden.shape[:-1].numel()] * group.size)
@@ -243,6 +256,7 @@ class ShardedTable(TokenTable):
         logits: Tensor = joined[:, : self.vocab_size].reshape(*hidden.shape[:-1], self.vocab_size)
         return logits
 
+    @show_options(LogitOptions)
     def sharded_logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> "DTensor":
         """Return the logits of the hidden states of all ranks, as a DTensor sharded over the vocabulary.
 
@@ -250,7 +264,16 @@ class ShardedTable(TokenTable):
         `loss_parallel`, `F.cross_entropy(logits, targets)` with the targets of all ranks is the mean loss over all
         tokens, the same on each rank. For parameters that every rank has, the mean of their gradients over the ranks is
         the right gradient, as `DistributedDataParallel` computes it. Every rank must call this method.
+
+        Args:
+            hidden: Output of the last block, `(..., D)`.
+            **options: See `LogitOptions`.
+
+        Raises:
+            ShapeError: `hidden` has another width than the rows.
+            SizeError: An option is unknown or outside its range.
         """
+        check_options(options, LogitOptions, f"{type(self).__name__}.sharded_logits")
         check_width(hidden, self.embed_dim)
         size = self.collectives.size
         scores = self._local_logits(hidden, None, options)
@@ -258,6 +281,7 @@ class ShardedTable(TokenTable):
             scores.register_hook(lambda grad: grad * size)
         return as_dtensor(scores, self.mesh, self.vocab_size, dim=1)
 
+    @show_options(LogitOptions)
     def uncomputed_logits(
         self, hidden: Float[Tensor, "*batch D"], *, impl: Impl = "auto", **options: Unpack[LogitOptions]
     ) -> UncomputedLogits:
@@ -274,7 +298,9 @@ class ShardedTable(TokenTable):
 
         Raises:
             ShapeError: Shapes or dtypes do not fit each other, or the rows were replaced.
+            SizeError: An option is unknown or outside its range.
         """
+        check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
         self._check_rows()

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from embedlayer.documents import AttentionMask
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.initialization import NormalLinear
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.token_history import DecodingState, documents_of, prepend_history
-from embedlayer.positions.position import AttentionMask
 from embedlayer.pretrained import Pretrained, describe
 
 SMALLEST_SCORE = 1e-6

@@ -15,18 +15,14 @@ from embedlayer.layers.draft_tokens import check_draft_tokens
 from embedlayer.layers.output import ModelLogitOptions, OutputHead
 from embedlayer.layers.peft import AdaptedRows
 from embedlayer.layers.prediction_head import PredictionHead
-from embedlayer.losses.cross_entropy import (
-    Impl,
-    LogitOptions,
-    LossOptions,
-    ScoreOptions,
-    finish_logits,
-    split_options,
-)
+from embedlayer.losses.cross_entropy import finish_logits
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.linear_cross_entropy import cross_entropy_of
+from embedlayer.losses.logit_arguments import resolve_logits
+from embedlayer.losses.options import Impl, LogitOptions, LossOptions, ScoreOptions, check_options
 from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+from embedlayer.option_docs import show_options
 from embedlayer.overrides import is_current, is_unchanged
 from embedlayer.tables.dense import as_table
 from embedlayer.tables.lookup import LookupTable
@@ -158,6 +154,7 @@ class DraftHead(ComputedBuffers):
         options = self._draft_options(self._logit_options())
         return finish_logits(linear_with_fixed_row(*found, options.get("padding_idx")), **options)
 
+    @show_options(LogitOptions, ScoreOptions, LossOptions)
     def loss(
         self,
         hidden: Float[Tensor, "*batch D"],
@@ -183,7 +180,7 @@ class DraftHead(ComputedBuffers):
             targets: Token IDs of the full vocabulary, or `ignore_index`, `(...)`.
             outside: See above.
             **options: See `LossOptions`. `bias` and `padding_idx` are those of the full vocabulary, and `vocab_size`
-                has no effect.
+                can only be V.
 
         Returns:
             A scalar, or `(...)` with `reduction="none"`. If no target is left, the mean is 0.
@@ -192,10 +189,11 @@ class DraftHead(ComputedBuffers):
             TokenIdError: On the CPU, a target is neither a token of the full vocabulary nor `ignore_index`. Or a target
                 is outside the draft vocabulary, with `outside="error"`; the message names the first one. In exports and
                 under `torch.func` transforms neither is checked, and such a target is ignored.
-            SizeError: `outside` or an option has an unknown value; or the other head has another number of tokens than
-                when this head was built.
+            SizeError: `outside` or an option is unknown or outside its range; or the other head has another number of
+                tokens than when this head was built.
             ShapeError: Shapes or dtypes do not fit each other.
         """
+        check_options(options, LossOptions, f"{type(self).__name__}.loss")
         if outside not in get_args(Outside):
             raise SizeError(f"outside must be one of {', '.join(get_args(Outside))}, not {outside!r}.")
         ignore_index = options.get("ignore_index", _IGNORED)
@@ -206,10 +204,11 @@ class DraftHead(ComputedBuffers):
         if is_mean:
             options["reduction"] = "sum"
         options["ignore_index"] = _IGNORED
-        logits, others = self._uncomputed(hidden, options)
+        logits, others = self._described(hidden, options)
         result = cross_entropy_of(logits, drafts, **others)
         return result / (targets != ignore_index).sum().clamp(min=1) if is_mean else result
 
+    @show_options(LogitOptions, ScoreOptions)
     def token_log_probs(
         self, hidden: Float[Tensor, "*batch D"], tokens: Int[Tensor, "*batch"], **options: Unpack[ScoreOptions]
     ) -> Float[Tensor, "*batch"]:
@@ -221,11 +220,16 @@ class DraftHead(ComputedBuffers):
             hidden: Output of the last block, after its final norm, `(..., D)`.
             tokens: Token IDs of the full vocabulary, or `ignore_index`, whose result is 0, `(...)`.
             **options: See `ScoreOptions`, and `loss`.
+
+        Raises:
+            SizeError: An option is unknown or outside its range; the other errors are those of `loss`.
         """
+        check_options(options, ScoreOptions, f"{type(self).__name__}.token_log_probs")
         scores = -self.loss(hidden, tokens, **options, reduction="none")
         missing = self._draft_targets(tokens, options.get("ignore_index", _IGNORED))[1]
         return scores.masked_fill(missing, float("-inf"))
 
+    @show_options(LogitOptions, ScoreOptions)
     def token_statistics(
         self,
         hidden: Float[Tensor, "*batch D"],
@@ -249,15 +253,17 @@ class DraftHead(ComputedBuffers):
             **options: See `ScoreOptions`, and `loss`.
 
         Raises:
-            SizeError: A statistic is unknown or needs tokens, or `top_k` is below 0 or above N.
+            SizeError: A statistic is unknown or needs tokens, `top_k` is below 0 or above N, or an option is unknown or
+                outside its range.
             TokenIdError: On the CPU, a token is neither a token of the full vocabulary nor `ignore_index`.
         """
+        check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
         drafts, missing = None, None
         if tokens is not None:
             drafts, missing = self._draft_targets(tokens, options.get("ignore_index", _IGNORED))
             drafts = drafts.masked_fill(missing, 0)
         options["ignore_index"] = _IGNORED
-        logits, others = self._uncomputed(hidden, options)
+        logits, others = self._described(hidden, options)
         found = token_statistics_of(logits, drafts, statistics=statistics, top_k=top_k, **others)
         if found.top_ids is not None:
             ids = self.to_tokens(found.top_ids.clamp(min=0))
@@ -268,6 +274,7 @@ class DraftHead(ComputedBuffers):
             found = found._replace(is_argmax=found.is_argmax & ~missing)
         return found
 
+    @show_options(LogitOptions)
     def uncomputed_logits(
         self, hidden: Float[Tensor, "*batch D"], *, impl: Impl = "auto", **options: Unpack[LogitOptions]
     ) -> UncomputedLogits:
@@ -279,13 +286,15 @@ class DraftHead(ComputedBuffers):
         Args:
             hidden: Output of the last block, after its final norm, `(..., D)`.
             impl: Implementation of the cross entropy; see `ScoreOptions`.
-            **options: Options that replace those of the head, such as `temperature`; `bias` and `padding_idx` are those
-                of the full vocabulary.
+            **options: Options that replace those of the head; see `LogitOptions`. `bias` and `padding_idx` are those of
+                the full vocabulary.
 
         Raises:
             ShapeError: `hidden` has another width than the rows.
-            SizeError: The other head has another number of tokens than when this head was built.
+            SizeError: The other head has another number of tokens than when this head was built, or an option is
+                unknown or outside its range.
         """
+        check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         of_model = self._model_options()
         options = {**({} if of_model is None else of_model.logit_options()), **options}
         found = self._operands(hidden)
@@ -325,11 +334,16 @@ class DraftHead(ComputedBuffers):
         """Return the sizes of both vocabularies for `print`: `"4 of 100 tokens"`."""
         return f"{self.draft_vocab_size} of {self.vocab_size} tokens"
 
-    def _uncomputed(self, hidden: Tensor, options: ScoreOptions) -> tuple[UncomputedLogits, dict[str, Any]]:
-        """Return the draft logits to compute, and the options that apply to the result; `vocab_size` is dropped."""
-        logit_options, others = split_options(options)
-        others.pop("vocab_size", None)
-        return self.uncomputed_logits(hidden, impl=others.pop("impl", "auto"), **logit_options), others
+    def _described(self, hidden: Tensor, options: ScoreOptions) -> tuple[UncomputedLogits, dict[str, Any]]:
+        """Return the draft logits to compute, and the options that apply to the result.
+
+        Raises:
+            SizeError: `vocab_size` is passed, and it is not that of the full vocabulary.
+        """
+        if options.get("vocab_size") not in (None, self.vocab_size):
+            raise SizeError(f"This draft head is of {self.vocab_size} tokens, not vocab_size={options['vocab_size']}.")
+        options["vocab_size"] = None
+        return resolve_logits(hidden, self, options)
 
     def _draft_targets(self, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
         """Return the draft ID of each target, or -100 where there is none, and a mask of targets outside the draft.

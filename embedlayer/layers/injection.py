@@ -20,13 +20,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from embedlayer.documents import AttentionMask
 from embedlayer.errors import SizeError
 from embedlayer.initialization import NormalLinear
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.ngram import NgramEmbedding
 from embedlayer.layers.token_history import DecodingState
 from embedlayer.overrides import is_unchanged
-from embedlayer.positions.position import AttentionMask
 from embedlayer.pretrained import Pretrained, config_from_attributes
 from embedlayer.tables.dense import as_lookup_table
 from embedlayer.tables.lookup import LookupTable, check_positive

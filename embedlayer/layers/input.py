@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from embedlayer.documents import AttentionMask, check_mask
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import as_ids
 from embedlayer.io.files import JsonObject
@@ -19,7 +20,7 @@ from embedlayer.layers.steps import TABLE_METHODS, TokenBatch, TracedStep, input
 from embedlayer.overrides import has_hooks, is_current, is_unchanged
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
-from embedlayer.positions.position import AdditivePosition, AttentionMask, Position, positions_of
+from embedlayer.positions.position import AdditivePosition, Position, positions_of
 from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
@@ -149,7 +150,8 @@ class InputEmbedding(Pretrained, ABC):
             TokenIdError: An ID is outside the table.
             PositionError: The sequence is longer than the position scheme covers.
             SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
-            ShapeError: `ids` are not integers, or `inputs_embeds` have another width than the table.
+            ShapeError: `ids` are not integers, `inputs_embeds` have another width than the table, or positions or mask
+                do not fit the tokens.
         """
         table, position, dropout = self.parts
         return embed(ids, table, position, positions, attention_mask, inputs_embeds=inputs_embeds, dropout=dropout)
@@ -378,12 +380,13 @@ def embed(
 
     Raises:
         SizeError: Both or neither of `ids` and `inputs_embeds` are passed.
-        ShapeError: `ids` are a single number, or `inputs_embeds` have another width than the table.
+        ShapeError: `ids` are a single number, `inputs_embeds` have another width than the table, or positions or mask
+            do not fit the tokens.
     """
     ids = sequence_of(ids, inputs_embeds, table)
     probability = _fusible_dropout(dropout)
-    if positions is None and attention_mask is not None:
-        positions = positions_of(ids, attention_mask)
+    if positions is not None or attention_mask is not None:
+        positions = checked_positions(ids, position, positions, attention_mask)
     if inputs_embeds is None and _can_fuse(table, position):
         x = _fused(ids, table, position, positions, probability or 0.0)
         return x if dropout is None or probability is not None else dropout(x)
@@ -417,10 +420,26 @@ def trace_embed(
     inputs_embeds, positions = options.get("inputs_embeds"), options.get("positions")
     at_input = injections_at_input(injections)
     ids = sequence_of(ids, None if at_input else inputs_embeds, table)
-    positions = positions_of(ids, options.get("attention_mask")) if positions is None else positions
+    positions = checked_positions(ids, position, positions, options.get("attention_mask"))
     batch = TokenBatch(ids, positions, attention_mask=options.get("attention_mask"))
     steps = input_steps(table, position, dropout, injections=at_input)
     yield from trace_steps(steps, batch, inputs_embeds)
+
+
+def checked_positions(
+    ids: Int[Tensor, "*batch T"], position: Position, positions: Positions | None, attention_mask: AttentionMask | None
+) -> Positions:
+    """Return the positions of tokens, or those that their mask gives them, after a check of both.
+
+    Raises:
+        ShapeError: Positions or mask do not fit the tokens; see `check_positions` and `check_mask`.
+    """
+    if positions is None:
+        return positions_of(ids, attention_mask)
+    position.check_positions(positions, ids.shape)
+    if attention_mask is not None:
+        check_mask(attention_mask, ids.shape)
+    return positions
 
 
 def sequence_of(

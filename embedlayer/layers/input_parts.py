@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from embedlayer.documents import AttentionMask
 from embedlayer.errors import SizeError
 from embedlayer.io.files import JsonObject
-from embedlayer.positions.position import AttentionMask
 from embedlayer.pretrained import Pretrained, build, describe
 from embedlayer.shapes import Ids
 from embedlayer.tables.dense import TokenEmbedding

@@ -12,11 +12,11 @@ from torch import Tensor
 from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.data.token_compression import compressed_tokens
 from embedlayer.data.tokenizer import MAX_TOKEN_IDS
+from embedlayer.documents import AttentionMask
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.token_history import DecodingState, documents_of, prepend_history
-from embedlayer.positions.position import AttentionMask
 from embedlayer.pretrained import Pretrained, describe
 from embedlayer.shapes import IdsLike
 from embedlayer.tables.dense import TokenEmbedding

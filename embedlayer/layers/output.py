@@ -22,10 +22,12 @@ from embedlayer.layers.peft import (
     resolve_table,
     weight_of,
 )
-from embedlayer.losses.cross_entropy import Impl, LogitOptions, finish_logits
+from embedlayer.losses.cross_entropy import finish_logits
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.head_outputs import HeadOutputs
+from embedlayer.losses.options import Impl, LogitOptions, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+from embedlayer.option_docs import show_options
 from embedlayer.overrides import is_unchanged
 from embedlayer.pretrained import Pretrained
 from embedlayer.tables.dense import TokenEmbedding, as_table
@@ -120,8 +122,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         dtype: Dtype of the rows of an untied head and of the bias.
 
     Raises:
-        SizeError: Neither or both of a table and two sizes are passed; or the table is row-sparse or a plain
-            `nn.Embedding`.
+        SizeError: Neither or both of a table and two sizes are passed; the table is row-sparse or a plain
+            `nn.Embedding`; or soft cap or scale is outside its range.
 
     Example:
         >>> table = TokenEmbedding(100, 8)
@@ -157,8 +159,9 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             table, in_features = None, _one_of(table, in_features, "in_features")
         embed_dim = _one_of(embed_dim, in_features, "in_features (embed_dim)")
         vocab_size = _one_of(vocab_size, out_features, "out_features (vocab_size)")
-        if softcap is not None and softcap <= 0:
-            raise SizeError(f"softcap must be positive, not {softcap}.")
+        check_options(
+            {}, LogitOptions, "OutputHead", softcap=softcap, logit_scale=logit_scale, mask_padding=mask_padding
+        )
         self.init_std = init_std
         self.softcap = softcap
         self.logit_scale = logit_scale
@@ -469,6 +472,7 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         """Return whether `forward` returns deferred logits: `patch` set the head, and its rows are dense."""
         return self.logits_report is not None and self._dense_rows(self.table) is not None
 
+    @show_options(LogitOptions)
     def uncomputed_logits(
         self, hidden: Float[Tensor, "*batch D"], *, impl: Impl = "auto", **options: Unpack[LogitOptions]
     ) -> UncomputedLogits:
@@ -481,12 +485,14 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             hidden: Output of the last block, after its final norm, `(..., D)`; in a model with a transform before the
                 head (BERT), the result of the transform.
             impl: Implementation of the cross entropy; see `ScoreOptions`.
-            **options: Options that replace those of this head, such as `temperature`; see `LogitOptions`.
+            **options: Options that replace those of this head; see `LogitOptions`.
 
         Raises:
             ShapeError: `hidden` has another width than the rows.
+            SizeError: An option is unknown or outside its range.
             CheckpointError: The head is that of a patched model, and what the model does to its logits is not known.
         """
+        check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         options = {**({} if self.model_options is None else self.model_options.logit_options()), **options}
         if not is_unchanged(self, **_FORWARD):
             return logits_of_function(self.forward, hidden, self.out_features, **options)

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from embedlayer.errors import CheckpointError
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.output import OutputHead
-from embedlayer.losses.cross_entropy import Impl, LogitOptions
 from embedlayer.losses.head_outputs import HeadOutputs
+from embedlayer.losses.options import Impl, LogitOptions, check_options
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
+from embedlayer.option_docs import show_options
 from embedlayer.pretrained import Described, build, check_saved, describe, is_description
 from embedlayer.tables.table import TokenTable
 
@@ -95,13 +96,20 @@ class PredictionHead(HeadOutputs, nn.Module):
         logits: Tensor = self.output(self.transform(hidden))
         return logits
 
+    @show_options(LogitOptions)
     def uncomputed_logits(
         self, hidden: Float[Tensor, "*batch D"], *, impl: Impl = "auto", **options: Unpack[LogitOptions]
     ) -> UncomputedLogits:
         """Describe the logits of `hidden` without computing them; only the transform is computed.
 
         Arguments and errors are those of `OutputHead.uncomputed_logits`.
+
+        Args:
+            hidden: Output of the last block, after its final norm, `(..., D)`.
+            impl: Implementation of the cross entropy; see `ScoreOptions`.
+            **options: Options that replace those of the head; see `LogitOptions`.
         """
+        check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         return self.output.uncomputed_logits(self.transform(hidden), impl=impl, **options)
 
     def extra_repr(self) -> str:

@@ -6,9 +6,10 @@ from typing import Any, Literal, NamedTuple
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from embedlayer.documents import AttentionMask
 from embedlayer.layers.fused_embedding import dropout_step
 from embedlayer.overrides import has_hooks, is_unchanged
-from embedlayer.positions.position import AdditivePosition, AttentionMask, Position
+from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.shapes import Ids, Positions
 from embedlayer.tables.lookup import LookupTable
 

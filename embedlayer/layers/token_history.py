@@ -4,9 +4,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from embedlayer.documents import AttentionMask, check_mask
 from embedlayer.errors import ShapeError
-from embedlayer.positions.position import AttentionMask
-from embedlayer.tracing import plain_operators_only
 
 DecodingState = dict[str, Tensor]
 """State of one batch in cached decoding: start with an empty dictionary, and pass it to each call of one layer."""
@@ -20,30 +19,12 @@ def documents_of(documents: AttentionMask | None, shape: torch.Size) -> Int64[Te
         shape: Shape of the tokens, `(..., T)`.
 
     Raises:
-        ShapeError: The mask has another shape. On the CPU in eager mode: a document is in several parts of a
-            row, as document 1 in `[1, 0, 1]`.
+        ShapeError: See `check_mask`; padding inside of a document, `[1, 0, 1]`, is refused too.
     """
     if documents is None:
         return None
-    if documents.shape != shape:
-        raise ShapeError(f"documents {tuple(documents.shape)} must have the shape of the tokens, {tuple(shape)}.")
-    documents = documents.to(torch.int64)
-    if documents.device.type == "cpu" and not torch.compiler.is_compiling() and not plain_operators_only():
-        parts, different = _starts(documents).sum(-1), _starts(documents.sort(-1).values).sum(-1)
-        if bool((parts != different).any()):
-            row = int((parts != different).flatten().nonzero()[0])
-            raise ShapeError(
-                f"Row {row} of the mask has {int(parts.flatten()[row])} parts of {int(different.flatten()[row])} "
-                f"documents: an n-gram cannot reach over padding inside a document. Write each document without a gap, "
-                f"such as [0, 1, 1, 2, 2], and padding before or after it."
-            )
-    return documents
-
-
-def _starts(documents: Int64[Tensor, "*batch T"]) -> Tensor:
-    """Return whether each token has another document than the token before it; `False` for padding."""
-    before = torch.nn.functional.pad(documents, (1, 0))[..., :-1]
-    return (documents != before) & (documents != 0)
+    check_mask(documents, shape, "documents", gaps=False)
+    return documents.to(torch.int64)
 
 
 def prepend_history(

@@ -1,6 +1,3 @@
-from .cross_entropy import LogitOptions as LogitOptions
-from .cross_entropy import LossOptions as LossOptions
-from .cross_entropy import ScoreOptions as ScoreOptions
 from .cross_entropy import finish_logits as finish_logits
 from .divergence_kinds import ForwardKL as ForwardKL
 from .divergence_kinds import JensenShannon as JensenShannon
@@ -9,6 +6,9 @@ from .divergences import TopKTargets as TopKTargets
 from .divergences import divergence as divergence
 from .largest import top_k as top_k
 from .multi_token import MultiTokenLoss as MultiTokenLoss
+from .options import LogitOptions as LogitOptions
+from .options import LossOptions as LossOptions
+from .options import ScoreOptions as ScoreOptions
 from .statistics import TokenStatistics as TokenStatistics
 from .statistics import token_statistics as token_statistics
 from .uncomputed_logits import BlockLogits as BlockLogits

@@ -1,75 +1,18 @@
-"""The plain definition of the loss of an LM head, and the options that all implementations of it share.
+"""The plain definition of the loss of an LM head.
 
 `cross_entropy(hidden @ weight.T, targets)` is a few lines of PyTorch. `losses.chunked`, `losses.row_blocks` and
 `losses.triton_kernels` compute the same loss with less memory, and are tested against it.
 """
-
-from typing import Any, Literal, NotRequired, TypedDict, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.errors import SizeError
 from embedlayer.index_checks import checked_copy, raise_if_outside
 from embedlayer.losses.fixed_row import row_within
+from embedlayer.losses.options import LogitOptions, Reduction, check_options
 from embedlayer.tracing import plain_operators_only
-
-Impl = Literal["auto", "plain", "chunked", "triton"]
-Reduction = Literal["mean", "sum", "none"]
-
-
-class LogitOptions(TypedDict):
-    """Options that `finish_logits` applies, in this order, to raw logits `hidden @ weight.T`.
-
-    Attributes:
-        logit_scale: Factor of the raw logits; 1 by default.
-        bias: Bias of each token `(V,)`, added after the scale; `None` by default.
-        softcap: Replace each logit by `softcap * tanh(logit / softcap)` (Gemma 2). `None`, the default, is no soft cap.
-        temperature: Divisor of the logits, after the soft cap; 1 by default. A higher temperature makes the softmax
-            more even.
-        padding_idx: Token whose row gets no gradient; its logit is the product with that row, as for every token.
-            `None` by default; a table or head has its own.
-        mask_padding: Whether that logit is -inf, so that padding is never predicted; `False` by default.
-    """
-
-    logit_scale: NotRequired[float]
-    bias: NotRequired[Float[Tensor, " V"] | None]
-    softcap: NotRequired[float | None]
-    temperature: NotRequired[float]
-    padding_idx: NotRequired[int | None]
-    mask_padding: NotRequired[bool]
-
-
-class ScoreOptions(LogitOptions):
-    """Options of `token_log_probs`: `LogitOptions`, ignored targets and the implementation.
-
-    Attributes:
-        ignore_index: Target value whose loss is 0 without gradient; -100 by default.
-        vocab_size: Number of tokens, V: later rows of `weight` are spare. By default all rows are tokens.
-        impl: `"plain"` computes all logits at once. `"chunked"` computes a few hundred tokens at a time. `"triton"`
-            stores no logits in memory, on CUDA; it falls back to `"chunked"` for float64, `label_smoothing`, `z_loss`
-            and compiled graphs. `"auto"`, the default, chooses the fastest that runs.
-    """
-
-    ignore_index: NotRequired[int]
-    vocab_size: NotRequired[int | None]
-    impl: NotRequired[Impl]
-
-
-class LossOptions(ScoreOptions):
-    """Options of `linear_cross_entropy`: `ScoreOptions`, regularisation and reduction.
-
-    Attributes:
-        label_smoothing: Fraction of the target probability that is spread evenly over all V tokens; 0 by default.
-        z_loss: Factor of the penalty `logsumexp(logits) ** 2`, which keeps logsumexp near 0 (PaLM); 0 by default.
-        reduction: `"mean"` over the targets that are not ignored (0 if all are), `"sum"`, or `"none"`.
-    """
-
-    label_smoothing: NotRequired[float]
-    z_loss: NotRequired[float]
-    reduction: NotRequired[Reduction]
 
 
 def finish_logits(
@@ -96,10 +39,15 @@ def finish_logits(
     Returns:
         Logits, `(..., V)`.
 
+    Raises:
+        SizeError: An option is outside its range.
+
     Example:
         >>> finish_logits(torch.tensor([1.0, 2.0, 3.0]), logit_scale=0.5, padding_idx=0, mask_padding=True)
         tensor([  -inf, 1.0000, 1.5000])
     """
+    options = {"logit_scale": logit_scale, "bias": bias, "softcap": softcap, "temperature": temperature}
+    check_options({**options, "padding_idx": padding_idx, "mask_padding": mask_padding}, LogitOptions, "finish_logits")
     logits = raw_logits if logit_scale == 1.0 else raw_logits * logit_scale
     if bias is not None:
         logits = logits + bias
@@ -110,13 +58,6 @@ def finish_logits(
     if padding_idx is not None and mask_padding:
         logits = logits.index_fill(-1, torch.tensor([padding_idx], device=logits.device), float("-inf"))
     return logits
-
-
-def split_options(options: ScoreOptions) -> tuple[LogitOptions, dict[str, Any]]:
-    """Return the `LogitOptions` among `options`, and the others."""
-    others: dict[str, Any] = dict(options)
-    chosen = {name: others.pop(name) for name in LogitOptions.__annotations__ if name in options}
-    return cast(LogitOptions, chosen), others
 
 
 def options_of_rows(options: LogitOptions, start: int, stop: int) -> LogitOptions:
@@ -225,36 +166,3 @@ def checked_targets(targets: Tensor, vocab_size: int, ignore_index: int, *, ever
         return torch.where(kept, checked_copy(torch.where(kept, targets, 0), vocab_size, "token id"), targets)
     raise_if_outside(targets, vocab_size, "token id", ignore=ignore_index)
     return targets
-
-
-def check_options(options: LossOptions) -> None:
-    """Check that `reduction` has a known value, and that no options exclude each other.
-
-    Raises:
-        SizeError: A value is unknown, or `label_smoothing` is combined with a masked padding token.
-    """
-    if options.get("label_smoothing") and options.get("mask_padding") and options.get("padding_idx") is not None:
-        raise SizeError(
-            "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
-        )
-    check_reduction(options.get("reduction", "mean"))
-
-
-def check_reduction(reduction: Reduction) -> None:
-    """Check that `reduction` is one of the three.
-
-    Raises:
-        SizeError: It is unknown.
-    """
-    if reduction not in get_args(Reduction):
-        raise SizeError(f"reduction must be one of {', '.join(get_args(Reduction))}, not {reduction!r}.")
-
-
-def check_impl(impl: Impl) -> None:
-    """Check that `impl` names an implementation.
-
-    Raises:
-        SizeError: It is unknown.
-    """
-    if impl not in get_args(Impl):
-        raise SizeError(f"impl must be one of {', '.join(get_args(Impl))}, not {impl!r}.")

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import raise_if_outside
-from embedlayer.losses.cross_entropy import Reduction, check_reduction, loss_dtype, reduce_losses, reduction_factors
+from embedlayer.losses.cross_entropy import loss_dtype, reduce_losses, reduction_factors
 from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, is_plain
 from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
 from embedlayer.losses.logit_arguments import Logits, resolve_logits
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import log_probs
+from embedlayer.losses.options import LossOptions, Reduction, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
 from embedlayer.losses.vocabulary_pass import Request
 from embedlayer.tracing import plain_operators_only
@@ -72,7 +73,7 @@ def divergence(
     Reference: `generalized_jsd_loss` of TRL, whose `batchmean` is this function's mean over the counted positions.
     """
     kind = ForwardKL() if kind is None else kind
-    check_reduction(reduction)
+    check_options({}, LossOptions, "divergence", ignore_index=ignore_index, reduction=reduction)
     student = resolve_logits(student, None, {})[0]
     teacher = teacher if isinstance(teacher, TopKTargets) else resolve_logits(teacher, None, {})[0]
     shape = student.hidden.shape[:-1]

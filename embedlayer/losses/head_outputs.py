@@ -2,17 +2,19 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Unpack, cast
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.losses.cross_entropy import Impl, LogitOptions, LossOptions, ScoreOptions
+from embedlayer.documents import AttentionMask
 from embedlayer.losses.linear_cross_entropy import cross_entropy_of
 from embedlayer.losses.logit_arguments import resolve_logits
 from embedlayer.losses.multi_token import MultiTokenLoss, multi_token_inputs, multi_token_loss_of
+from embedlayer.losses.options import Impl, LogitOptions, LossOptions, ScoreOptions, check_options
 from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
+from embedlayer.option_docs import show_options
 
 
 class HeadOutputs:
@@ -27,6 +29,7 @@ class HeadOutputs:
     ) -> UncomputedLogits:
         """Describe the logits of `hidden` without computing them."""
 
+    @show_options(LogitOptions, ScoreOptions, LossOptions)
     def loss(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"], **options: Unpack[LossOptions]
     ) -> Float[Tensor, "*result"]:
@@ -46,10 +49,13 @@ class HeadOutputs:
 
         Raises:
             ShapeError: `hidden` has another width than the rows.
+            SizeError: An option is unknown or outside its range, or two options exclude each other.
         """
+        check_options(options, LossOptions, f"{type(self).__name__}.loss")
         logits, others = resolve_logits(hidden, self, options)
         return cross_entropy_of(logits, targets, **others)
 
+    @show_options(LogitOptions, ScoreOptions)
     def token_log_probs(
         self, hidden: Float[Tensor, "*batch D"], tokens: Int[Tensor, "*batch"], **options: Unpack[ScoreOptions]
     ) -> Float[Tensor, "*batch"]:
@@ -60,9 +66,14 @@ class HeadOutputs:
             tokens: Token whose probability is returned, for each position, `(...)`. Where it is `ignore_index` the
                 result is 0.
             **options: See `ScoreOptions`.
+
+        Raises:
+            SizeError: An option is unknown or outside its range.
         """
+        check_options(options, ScoreOptions, f"{type(self).__name__}.token_log_probs")
         return -self.loss(hidden, tokens, **options, reduction="none")
 
+    @show_options(LogitOptions, ScoreOptions)
     def token_statistics(
         self,
         hidden: Float[Tensor, "*batch D"],
@@ -82,37 +93,46 @@ class HeadOutputs:
             **options: See `ScoreOptions`.
 
         Raises:
-            SizeError: A statistic is unknown or needs tokens, or `top_k` is below 0 or above V.
+            SizeError: A statistic is unknown or needs tokens, `top_k` is below 0 or above V, or an option is unknown or
+                outside its range.
             TokenIdError: A token is outside the table.
         """
+        check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
         logits, others = resolve_logits(hidden, self, options)
         return token_statistics_of(logits, tokens, statistics=statistics, top_k=top_k, **others)
 
+    @show_options(LogitOptions, ScoreOptions, LossOptions)
     def multi_token_loss(
         self,
         hidden_states: Sequence[Float[Tensor, "B T D"]],
         labels: Int[Tensor, "B T"],
         weights: Sequence[float] | None = None,
-        **options: Unpack[ScoreOptions],
+        *,
+        documents: AttentionMask | None = None,
+        **options: Unpack[LossOptions],
     ) -> MultiTokenLoss:
         """Return the loss of heads that predict the next token, the one after it, and so on, in one pass.
 
         Depth k predicts `labels[:, t + 1 + k]` from `hidden_states[k][:, t]`. The loss is
-        `sum over k of weights[k] * mean cross entropy of depth k`.
+        `sum over k of weights[k] * losses[k]`, where `losses[k]` is what `loss` returns for depth k.
 
         Args:
             hidden_states: Hidden states of each depth, `(B, T, D)`.
             labels: Token IDs of the same positions, not shifted, or `ignore_index`, `(B, T)`.
             weights: Weight of each depth; `None` for 1 each.
-            **options: See `ScoreOptions`.
+            documents: Mask of padding and packed documents, `(B, T)`, as a model's `attention_mask`: at every depth,
+                a label is no target of padding or of a token of another document. `None` for one document in each row.
+            **options: See `LossOptions`.
 
         Raises:
-            ShapeError: Hidden states and labels do not fit each other.
-            SizeError: There is no depth, or another number of weights.
+            ShapeError: Hidden states, labels and mask do not fit each other.
+            SizeError: There is no depth, another number of weights, or an option is unknown or outside its range.
             TokenIdError: A label is neither a token nor `ignore_index`.
 
         Reference: DeepSeek-V3 technical report, 2024, equations 24 and 25: weights `(1, λ/D, ..., λ/D)`.
         """
-        inputs = multi_token_inputs(hidden_states, labels, weights, options.get("ignore_index", -100))
+        check_options(options, LossOptions, f"{type(self).__name__}.multi_token_loss")
+        ignore_index = options.get("ignore_index", -100)
+        inputs = multi_token_inputs(hidden_states, labels, weights, documents, ignore_index)
         logits, others = resolve_logits(inputs.hidden, self, options)
-        return multi_token_loss_of(logits, inputs, others.get("ignore_index", -100))
+        return multi_token_loss_of(logits, inputs, cast(LossOptions, others))

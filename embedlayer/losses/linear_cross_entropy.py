@@ -13,26 +13,27 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.errors import MissingExtraError, SizeError
-from embedlayer.losses.cross_entropy import (
+from embedlayer.losses.cross_entropy import cross_entropy, loss_dtype, reduce_losses, reduction_factors
+from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, is_plain
+from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
+from embedlayer.losses.operators import cross_entropy_operator
+from embedlayer.losses.options import (
     Impl,
+    LogitOptions,
     LossOptions,
     Reduction,
     ScoreOptions,
     check_options,
-    cross_entropy,
-    loss_dtype,
-    reduce_losses,
-    reduction_factors,
+    check_smoothing,
     split_options,
 )
-from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, is_plain
-from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
-from embedlayer.losses.operators import cross_entropy_operator
 from embedlayer.losses.token_loss import CrossEntropy, target_request
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
+from embedlayer.option_docs import show_options
 from embedlayer.tracing import is_transformed, plain_operators_only
 
 
+@show_options(LogitOptions, ScoreOptions, LossOptions)
 def linear_cross_entropy(
     hidden: Float[Tensor, "*batch D"],
     weight: Float[Tensor, "V D"],
@@ -63,7 +64,7 @@ def linear_cross_entropy(
     Raises:
         TokenIdError: A target is neither a token nor `ignore_index` (with `impl="plain"` only on the CPU).
         ShapeError: Shapes or dtypes do not fit each other.
-        SizeError: An option has an unknown value, or two options exclude each other.
+        SizeError: An option is unknown or outside its range, or two options exclude each other.
         MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
 
     Example:
@@ -74,11 +75,13 @@ def linear_cross_entropy(
     Reference: Wijmans et al., Cut your losses in large-vocabulary language models, 2024. Unlike the paper, this
     function leaves no small values of the softmax out of the gradient.
     """
+    check_options(options, LossOptions, "linear_cross_entropy")
     logit_options, others = split_options(options)
     given = {name: others.pop(name) for name in ("vocab_size", "impl") if name in others}
     return cross_entropy_of(LinearLogits(hidden, weight, **given, **logit_options), targets, **others)
 
 
+@show_options(LogitOptions, ScoreOptions)
 def token_log_probs(
     hidden: Logits,
     weight: Tensor | HasLogits | None = None,
@@ -98,14 +101,13 @@ def token_log_probs(
         hidden: Logits, or hidden states that predict the tokens, `(..., D)`.
         weight: One row per token, `(V, D)`; or a head or a table. Behind logits, leave it out.
         tokens: Token IDs `(...)`, or `ignore_index`, for example in a prompt: there the result is 0 without gradient.
-        **options: See `ScoreOptions`; `temperature` divides the logits. Logits take `temperature` and `ignore_index`
-            alone.
+        **options: See `ScoreOptions`; logits take `temperature` and `ignore_index` alone.
 
     Returns:
         Log-probabilities, `(...)`.
 
     Raises:
-        SizeError: Tokens are missing, or an option does not apply to logits.
+        SizeError: Tokens are missing, or an option is unknown, outside its range, or does not apply to logits.
         TokenIdError: A token is outside the table; the other errors are those of `linear_cross_entropy`.
 
     Example:
@@ -116,6 +118,7 @@ def token_log_probs(
         >>> token_log_probs(hidden @ table.T, tokens).shape
         torch.Size([2, 5])
     """
+    check_options(options, ScoreOptions, "token_log_probs")
     weight, tokens = tokens_and_weight(weight, tokens)
     if tokens is None:
         raise SizeError("token_log_probs needs tokens: token_log_probs(logits, tokens) or (hidden, weight, tokens).")
@@ -151,8 +154,7 @@ def cross_entropy_of(
     Raises:
         TokenIdError: A target is neither a token nor `ignore_index`.
         ShapeError: Targets and hidden states do not fit each other.
-        SizeError: An option has an unknown value, or two options exclude each other. Of sharded rows, a `torch.func`
-            transform is active.
+        SizeError: Two options exclude each other. Of sharded rows, a `torch.func` transform is active.
         MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
     """
     check_ids(logits.hidden, targets, "targets")
@@ -163,7 +165,7 @@ def cross_entropy_of(
         "reduction": reduction,
     }
     options = cast(LossOptions, {**logits.options, **own})
-    check_options(options)
+    check_smoothing(options)
     impl = choose_impl(logits, targets, options)
     if impl == "plain":
         return cross_entropy(logits.logits(), targets, **split_options(options)[1])
@@ -192,12 +194,18 @@ def weighted_cross_entropy(
         logits: The head and its hidden states.
         targets: Token IDs `(...)`, or `ignore_index`.
         factors: Factor of the loss of each target, `(...)`, without gradient.
-        options: See `LossOptions`; `reduction` has no effect.
+        options: Options of the loss; `reduction` has no effect.
         min_chunks: As in `cross_entropy_of`.
 
     Returns:
         The sum, a scalar, and the losses without their factors and without gradient, `(...)`.
+
+    Raises:
+        TokenIdError: A target is neither a token nor `ignore_index`.
+        SizeError: Two options exclude each other.
     """
+    options = cast(LossOptions, {**logits.options, **options})
+    check_smoothing(options)
     loss = CrossEntropy(logits.vocab_size, options.get("label_smoothing", 0.0), options.get("z_loss", 0.0))
     kept = targets != options.get("ignore_index", -100)
     if choose_impl(logits, targets, options) != "chunked" or not isinstance(logits, LinearLogits):

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeAlias, Unpack, runtime_checkable
 from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.losses.cross_entropy import Impl, LogitOptions, ScoreOptions, split_options
+from embedlayer.losses.options import Impl, LogitOptions, ScoreOptions, split_options
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 
 ROWS_AT_ONCE = 8192

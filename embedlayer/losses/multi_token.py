@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from embedlayer.documents import AttentionMask, shifted_targets
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.losses.cross_entropy import loss_dtype
-from embedlayer.losses.linear_cross_entropy import weighted_cross_entropy
+from embedlayer.losses.linear_cross_entropy import cross_entropy_of, weighted_cross_entropy
+from embedlayer.losses.options import LossOptions, split_options
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 
@@ -17,12 +20,13 @@ class MultiTokenLoss(NamedTuple):
     """Hold the loss of multi-token prediction.
 
     Attributes:
-        loss: `sum over k of weights[k] * losses[k]`, a scalar in nats.
-        losses: Mean cross entropy of each depth, `(depths,)`, without gradient; 0 for a depth without targets.
+        loss: `sum over k of weights[k] * losses[k]`, in nats: a scalar, or `(B, T)` with `reduction="none"`.
+        losses: Cross entropy of each depth, without gradient, as `reduction` says: the mean or the sum, `(depths,)`, or
+            `(depths, B, T)` with `"none"`. It is 0 for a depth without targets, and at a position without a target.
     """
 
-    loss: Float[Tensor, ""]
-    losses: Float[Tensor, " depths"]
+    loss: Float[Tensor, "*result"]
+    losses: Float[Tensor, "depths *result"]
 
 
 class MultiTokenInputs(NamedTuple):
@@ -30,53 +34,65 @@ class MultiTokenInputs(NamedTuple):
 
     Attributes:
         hidden: Hidden states, `(N, D)`.
-        targets: Token IDs or `ignore_index`, `(N,)`.
-        factors: Weight of the depth divided by its number of targets, `(N,)`.
-        lengths: Number of positions of each depth; they sum to N.
-        counts: Number of targets of each depth that are not ignored, `(depths,)`.
+        targets: Token IDs or `ignore_index` of each depth, `(B, T - 1 - k)`; they have N numbers together.
+        weights: Weight of each depth.
     """
 
     hidden: Float[Tensor, "N D"]
-    targets: Int[Tensor, " N"]
-    factors: Float[Tensor, " N"]
-    lengths: list[int]
-    counts: Int[Tensor, " depths"]
+    targets: list[Int[Tensor, "B _"]]
+    weights: list[float]
 
 
 def multi_token_inputs(
     hidden_states: Sequence[Float[Tensor, "B T D"]],
     labels: Int[Tensor, "B T"],
     weights: Sequence[float] | None,
+    documents: AttentionMask | None,
     ignore_index: int,
 ) -> MultiTokenInputs:
     """Shift the labels for each depth, and join all depths; arguments and errors are those of `multi_token_loss`."""
     weights = [1.0] * len(hidden_states) if weights is None else list(weights)
     if len(weights) != len(hidden_states) or not weights:
         raise SizeError(f"{len(hidden_states)} depths and {len(weights)} weights: pass one weight for each depth.")
-    hidden, targets, factors, counts = [], [], [], []
-    for depth, (states, weight) in enumerate(zip(hidden_states, weights, strict=True)):
+    hidden, targets = [], []
+    for depth, states in enumerate(hidden_states):
         if states.shape[:-1] != labels.shape:
             raise ShapeError(
                 f"labels are {tuple(labels.shape)}, and the hidden states of depth {depth} {tuple(states.shape)}: they "
                 f"must be (B, T) and (B, T, D)."
             )
-        shifted = labels[:, 1 + depth :]
-        count = (shifted != ignore_index).sum()
+        shifted = shifted_targets(labels, documents, depth=depth, ignore_index=ignore_index)
         hidden.append(states[:, : shifted.shape[1]].flatten(0, 1))
-        targets.append(shifted.flatten())
-        dtype = loss_dtype(states.dtype)
-        factors.append((weight / count.clamp(min=1).to(dtype)).expand(shifted.numel()))
-        counts.append(count)
-    lengths = [len(each) for each in targets]
-    return MultiTokenInputs(torch.cat(hidden), torch.cat(targets), torch.cat(factors), lengths, torch.stack(counts))
+        targets.append(shifted)
+    return MultiTokenInputs(torch.cat(hidden), targets, weights)
 
 
-def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, ignore_index: int) -> MultiTokenLoss:
-    """Compute the loss of `multi_token_loss`, for `logits` of the hidden states of `inputs`.
+def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, options: LossOptions) -> MultiTokenLoss:
+    """Compute the loss of `multi_token_loss`.
+
+    Args:
+        logits: Logits of the hidden states of `inputs`.
+        inputs: Targets and weights.
+        options: Options of the loss, without those of the logits.
 
     Raises:
         TokenIdError: A label is neither a token nor `ignore_index`.
     """
-    loss, losses = weighted_cross_entropy(logits, inputs.targets, inputs.factors, {"ignore_index": ignore_index})
-    sums = torch.stack([each.sum() for each in losses.split(inputs.lengths)])
-    return MultiTokenLoss(loss, sums / inputs.counts.clamp(min=1))
+    reduction, ignore_index = options.get("reduction", "mean"), options.get("ignore_index", -100)
+    targets, lengths = torch.cat([each.flatten() for each in inputs.targets]), [each.numel() for each in inputs.targets]
+    if reduction == "none":
+        found = cross_entropy_of(logits, targets, **split_options(options)[1]).split(lengths)
+        steps = inputs.targets[0].shape[1] + 1
+        losses = torch.stack(
+            [F.pad(x.view(y.shape), (0, steps - y.shape[1])) for x, y in zip(found, inputs.targets, strict=True)]
+        )
+        return MultiTokenLoss(torch.einsum("k,kbt->bt", losses.new_tensor(inputs.weights), losses), losses.detach())
+    dtype = loss_dtype(logits.hidden.dtype)
+    divisors = [(each != ignore_index).sum().clamp(min=1).to(dtype) for each in inputs.targets]
+    if reduction == "sum":
+        divisors = [torch.ones_like(each) for each in divisors]
+    parts = zip(inputs.weights, divisors, lengths, strict=True)
+    factors = torch.cat([(weight / divisor).expand(length) for weight, divisor, length in parts])
+    loss, each = weighted_cross_entropy(logits, targets, factors, options)
+    sums = torch.stack([part.sum() for part in each.split(lengths)])
+    return MultiTokenLoss(loss, sums / torch.stack(divisors))

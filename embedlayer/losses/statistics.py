@@ -7,14 +7,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.errors import SizeError
-from embedlayer.losses.cross_entropy import ScoreOptions, checked_targets
+from embedlayer.losses.cross_entropy import checked_targets
 from embedlayer.losses.differentiable_totals import compute_totals
 from embedlayer.losses.largest import check_top_k
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import log_probs, logsumexp
+from embedlayer.losses.options import LogitOptions, ScoreOptions, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
 from embedlayer.losses.vocabulary_pass import Request
+from embedlayer.option_docs import show_options
 
 Statistic = Literal["log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax"]
 
@@ -44,6 +46,7 @@ class TokenStatistics(NamedTuple):
     top_ids: Int[Tensor, "*batch K"] | None = None
 
 
+@show_options(LogitOptions, ScoreOptions)
 def token_statistics(
     hidden: Logits,
     weight: Tensor | HasLogits | None = None,
@@ -71,13 +74,14 @@ def token_statistics(
             `None` for all positions.
         statistics: Names of the fields of `TokenStatistics` to compute.
         top_k: K of `top_logits` and `top_ids`; 0 for neither.
-        **options: See `ScoreOptions`. Logits take `temperature` and `ignore_index` alone.
+        **options: See `ScoreOptions`; logits take `temperature` and `ignore_index` alone.
 
     Returns:
         The statistics, in float32 or, for float64 input, in float64.
 
     Raises:
-        SizeError: A statistic is unknown or needs tokens, or `top_k` is below 0 or above V.
+        SizeError: A statistic is unknown or needs tokens, `top_k` is below 0 or above V, or an option is unknown or
+            outside its range.
         TokenIdError: A token is outside the table; the other errors are those of `linear_cross_entropy`.
 
     Example:
@@ -88,6 +92,7 @@ def token_statistics(
         >>> token_statistics(hidden @ table.T, tokens).entropy.shape
         torch.Size([2, 5])
     """
+    check_options(options, ScoreOptions, "token_statistics")
     weight, tokens = tokens_and_weight(weight, tokens)
     logits, others = resolve_logits(hidden, weight, options)
     ignore_index = others.pop("ignore_index", -100)

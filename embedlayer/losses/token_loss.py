@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from embedlayer.losses.cross_entropy import LossOptions, checked_targets
+from embedlayer.losses.cross_entropy import checked_targets
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import TokenLoss, Totals, log_probs, logsumexp
+from embedlayer.losses.options import LossOptions
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.losses.vocabulary_pass import Request
 

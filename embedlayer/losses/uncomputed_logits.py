@@ -5,7 +5,6 @@ blocks. They all take an `UncomputedLogits`: `LinearLogits` for rows that are st
 a function that computes the raw logits of some rows, as tables of another format have it.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,8 +17,10 @@ from torch import Tensor
 
 from embedlayer.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.losses.cross_entropy import Impl, LogitOptions, check_impl, finish_logits, loss_dtype, options_of_rows
+from embedlayer.losses.cross_entropy import finish_logits, loss_dtype, options_of_rows
 from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within, with_fixed_row
+from embedlayer.losses.options import Impl, LogitOptions, check_options, check_token_options
+from embedlayer.option_docs import show_options
 
 FEW_LOGITS = 2**16
 """Up to this number of logits the plain definition is at least as fast, and differentiable any number of times."""
@@ -37,11 +38,14 @@ class UncomputedLogits(ABC):
         options: What `finish_logits` does to raw logits; see `LogitOptions`.
 
     Raises:
-        SizeError: The temperature is not above 0.
+        SizeError: An option is unknown or outside its range.
+        ShapeError: The bias has another size than the vocabulary.
     """
 
     def __init__(self, hidden: Tensor, vocab_size: int, options: LogitOptions) -> None:
-        check_temperature(options.get("temperature", 1.0))
+        # in a compiled graph this also reads symbolic numbers outside of the subgraphs of blocks, for all later uses
+        check_options(options, LogitOptions, type(self).__name__)
+        check_token_options(options, vocab_size)
         self.hidden = hidden
         self.vocab_size = vocab_size
         self.options = options
@@ -77,7 +81,7 @@ class UncomputedLogits(ABC):
         Raises:
             SizeError: The temperature is not above 0.
         """
-        check_temperature(temperature)
+        check_options({}, LogitOptions, f"{type(self).__name__}.divided_by", temperature=temperature)
         logits = copy(self)
         logits.options = {**self.options, "temperature": self.options.get("temperature", 1.0) * temperature}
         return logits
@@ -102,6 +106,7 @@ class UncomputedLogits(ABC):
         return logits.to(loss_dtype(logits.dtype))
 
 
+@show_options(LogitOptions)
 class LinearLogits(UncomputedLogits):
     """Logits of rows that are stored as a matrix: `finish_logits(hidden @ weight.T)`.
 
@@ -114,7 +119,7 @@ class LinearLogits(UncomputedLogits):
 
     Raises:
         ShapeError: Shapes or dtypes do not fit each other.
-        SizeError: The temperature is not above 0, or `impl` is unknown.
+        SizeError: An option is unknown or outside its range.
 
     Example:
         >>> logits = LinearLogits(torch.randn(2, 5, 8), torch.randn(100, 8), temperature=2.0)
@@ -134,8 +139,10 @@ class LinearLogits(UncomputedLogits):
         impl: Impl = "auto",
         **options: Unpack[LogitOptions],
     ) -> None:
+        check_options(options, LogitOptions, type(self).__name__, vocab_size=vocab_size, impl=impl)
         check_fit(hidden, weight)
-        check_impl(impl)
+        if vocab_size is not None and vocab_size > len(weight):
+            raise SizeError(f"vocab_size must be at most the {len(weight)} rows of weight, not {vocab_size}.")
         super().__init__(hidden, len(weight) if vocab_size is None else vocab_size, options)
         self.weight = with_fixed_row(weight, options.get("padding_idx"))
         self.impl = impl
@@ -160,8 +167,10 @@ class LinearLogits(UncomputedLogits):
             partition: Which rows this rank stores.
         """
         fixed = with_fixed_row(weight, partition.local_or_none(options.get("padding_idx")))
-        logits = cls(hidden, fixed, vocab_size=partition.num_rows, impl="chunked")
-        logits.options, logits.collectives, logits._partition = options, collectives, partition
+        check_token_options(options, partition.num_rows)
+        logits = cls(hidden, fixed, impl="chunked")
+        logits.vocab_size, logits.options = partition.num_rows, options
+        logits.collectives, logits._partition = collectives, partition
         return logits
 
     def with_tensors(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> "LinearLogits":
@@ -227,6 +236,7 @@ class LinearLogits(UncomputedLogits):
             return self._finished(linear_with_fixed_row(hidden, self.weight[start:stop], fixed), start, stop)
 
 
+@show_options(LogitOptions)
 class BlockLogits(UncomputedLogits):
     """Logits whose raw values a function computes for a block of rows, such as those of quantised rows.
 
@@ -239,7 +249,8 @@ class BlockLogits(UncomputedLogits):
         **options: See `LogitOptions`.
 
     Raises:
-        SizeError: The temperature is not above 0.
+        SizeError: An option is unknown or outside its range.
+        ShapeError: The bias has another size than the vocabulary.
     """
 
     def __init__(
@@ -268,16 +279,6 @@ class BlockLogits(UncomputedLogits):
         """Return the logits of other hidden states of the same width over the tokens `start` to `stop - 1`."""
         with self._autocast():
             return self._finished(self.raw_logits(hidden, start, stop), start, stop)
-
-
-def check_temperature(temperature: float) -> None:
-    """Check that a temperature is a number above 0.
-
-    Raises:
-        SizeError: It is not.
-    """
-    if not (temperature > 0 and math.isfinite(temperature)):
-        raise SizeError(f"temperature must be a number above 0, not {temperature}.")
 
 
 def check_fit(hidden: Tensor, weight: Tensor) -> None:

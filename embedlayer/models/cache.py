@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from embedlayer.documents import AttentionMask, check_mask
 from embedlayer.errors import ShapeError
 from embedlayer.layers.token_history import DecodingState
-from embedlayer.positions.position import AttentionMask, Position, positions_of
+from embedlayer.positions.position import Position, positions_of
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.rotary_scaling import DynamicNTKScaling, LongRopeScaling
 from embedlayer.shapes import Positions
@@ -83,8 +84,8 @@ class KeyValueCache:
                 row.
 
         Raises:
-            ShapeError: The batch size differs from the cached one, or the cache has tokens and the new ones have a mask
-                but no positions.
+            ShapeError: The batch size differs from the cached one; the cache has tokens, and the new ones have a mask
+                without positions, or a document before the last cached one.
         """
         if self.positions is None:
             positions = positions_of(ids, attention_mask) if positions is None else positions
@@ -105,7 +106,11 @@ class KeyValueCache:
         if positions is None:
             reached = self.positions if self.positions.dim() == 2 else self.positions.amax(0)
             positions = reached.gather(-1, last) + torch.arange(1, ids.shape[-1] + 1, device=ids.device)
-        if attention_mask is None and self.documents is not None:
+        if attention_mask is not None:
+            before = torch.ones_like(last) if self.documents is None else self.documents.gather(-1, last)
+            whole = torch.cat([before, attention_mask], dim=-1)
+            check_mask(whole, whole.shape, "The last cached document with the attention_mask")
+        elif self.documents is not None:
             attention_mask = self.documents.gather(-1, last).expand(ids.shape)
         return positions.expand(*positions.shape[:-2], *ids.shape), attention_mask
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from embedlayer.errors import CheckpointError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.layers.output import OutputHead
-from embedlayer.losses.cross_entropy import LogitOptions, Reduction
 from embedlayer.losses.logit_arguments import resolve_logits
+from embedlayer.losses.options import LogitOptions, Reduction
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.tables.dense import as_table

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from embedlayer.documents import AttentionMask, check_mask, shifted_targets
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.families import OWN_MODEL_TYPE
 from embedlayer.initialization import NormalLinear
@@ -26,11 +27,12 @@ from embedlayer.layers.injection import (
 from embedlayer.layers.input import InputOptions, PositionName, as_position, embed, sequence_of, trace_embed
 from embedlayer.layers.output import SLIP, OutputHead
 from embedlayer.layers.steps import TracedStep
-from embedlayer.losses.cross_entropy import LossOptions, Reduction
+from embedlayer.losses.options import LogitOptions, LossOptions, Reduction, ScoreOptions, check_options
 from embedlayer.models.cache import BlockCache, KeyValueCache
 from embedlayer.models.config import ModelConfig
+from embedlayer.option_docs import show_options
 from embedlayer.positions.masks import causal_mask
-from embedlayer.positions.position import AttentionMask, Position, PreparedPositions, positions_of
+from embedlayer.positions.position import Position, PreparedPositions, positions_of
 from embedlayer.pretrained import Pretrained, build, check_saved, describe
 from embedlayer.shapes import IdsLike, Positions
 from embedlayer.tables.dense import as_table
@@ -221,11 +223,13 @@ class DecoderLM(Pretrained):
             ids: Token IDs; this and the next four are the arguments of `hidden`.
             inputs_embeds: Vectors in place of `table(ids)`.
             positions: Position of each token.
-            attention_mask: 0 for padding; 1, or 1, 2, 3, ... for packed documents.
+            attention_mask: 0 for padding; 1, or 1, 2, 3, ... for packed documents. A label is no target of padding or
+                of a token of another document.
             cache: Keys and values of earlier tokens.
             input_ids: transformers' name of `ids`; with it the result is a `CausalLMOutput`.
             labels: transformers' labels: the IDs themselves, -100 for no target. The model shifts them: the logits at t
-                are compared with `labels[..., t + 1]`. The result is a `CausalLMOutput`, without logits in training.
+                are compared with `labels[..., t + 1]`, if it is in the same document. The result is a `CausalLMOutput`,
+                without logits in training.
             num_items_in_batch: Number of targets in all accumulated batches, by which the summed loss is divided;
                 `None` for the number of targets in this batch.
 
@@ -245,12 +249,14 @@ class DecoderLM(Pretrained):
         )
         if labels is not None:
             reduction: Reduction = "mean" if num_items_in_batch is None else "sum"
-            loss = self.head.loss(hidden[..., :-1, :], labels[..., 1:], reduction=reduction)
+            targets = shifted_targets(labels, attention_mask)
+            loss = self.head.loss(hidden[..., :-1, :], targets, reduction=reduction)
             loss = loss if num_items_in_batch is None else loss / num_items_in_batch
             return CausalLMOutput(loss, None if self.training else self.head(hidden))
         logits: Tensor = self.head(hidden)
         return logits if input_ids is None else CausalLMOutput(None, logits)
 
+    @show_options(LogitOptions, ScoreOptions, LossOptions)
     def loss(
         self,
         ids: IdsLike | None,
@@ -265,12 +271,17 @@ class DecoderLM(Pretrained):
 
         Args:
             ids: Token IDs; `None` with `inputs_embeds`.
-            targets: Token ID that follows each token.
+            targets: Token ID that follows each token, or `ignore_index`. Of packed documents, ignore those that follow
+                the last token of one: `embedlayer.documents.shifted_targets` returns them.
             inputs_embeds: As in `hidden`.
             positions: As in `hidden`.
             attention_mask: As in `hidden`.
-            **options: Options of `OutputHead.loss`.
+            **options: See `LossOptions`.
+
+        Raises:
+            SizeError: An option is unknown or outside its range; the other errors are those of `hidden`.
         """
+        check_options(options, LossOptions, f"{type(self).__name__}.loss")
         hidden = self.hidden(ids, inputs_embeds=inputs_embeds, positions=positions, attention_mask=attention_mask)
         return self.head.loss(hidden, targets, **options)
 
@@ -297,6 +308,10 @@ class DecoderLM(Pretrained):
         Raises:
             SizeError: Both or neither of `ids` and `inputs_embeds` are passed. A model with injections needs `ids`,
                 which these look up, and `inputs_embeds` may be passed beside them.
+            ShapeError: Positions are no integers or do not fit the IDs, or the mask does not; see `check_positions` and
+                `embedlayer.documents.check_mask`.
+            TokenIdError: An ID is outside the table.
+            PositionError: A position is outside what the scheme covers.
         """
         states = self.hidden_states(
             ids, inputs_embeds=inputs_embeds, positions=positions, attention_mask=attention_mask, cache=cache
@@ -328,11 +343,15 @@ class DecoderLM(Pretrained):
             [torch.Size([3, 32]), torch.Size([3, 32]), torch.Size([3, 32])]
         """
         ids = self._sequence_of(ids, inputs_embeds)
+        if attention_mask is not None:
+            check_mask(attention_mask, ids.shape)
         is_single = ids.dim() == 1
         if is_single:
             ids = ids.unsqueeze(0)
             inputs_embeds = None if inputs_embeds is None else inputs_embeds.unsqueeze(0)
             attention_mask = None if attention_mask is None else attention_mask.unsqueeze(0)
+        if positions is not None:
+            self.position.check_positions(positions, ids.shape)
         if cache is not None:
             positions, attention_mask = cache.next_positions(ids, positions, attention_mask)
         elif positions is None:

@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from embedlayer.documents import AttentionMask, check_mask
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.models.cache import KeyValueCache
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.models.sampling import Sampler, SamplingOptions
 from embedlayer.option_docs import show_options
-from embedlayer.positions.position import AttentionMask
 from embedlayer.shapes import Ids
 
 
@@ -48,7 +48,7 @@ def generate(
         SizeError: An option is out of its range.
         PositionError: The text becomes longer than the positions of the model allow.
         TokenIdError: An ID is outside the table.
-        ShapeError: `ids` has no token, the mask another shape, or a row of it no text.
+        ShapeError: `ids` has no token; or the mask is none of `check_mask`, or a row of it has no text.
         TypeError: An option is unknown.
 
     Example:
@@ -82,9 +82,7 @@ def next_tokens(
         raise ShapeError("An empty text cannot be continued: pass at least one token, such as the token <s>.")
     stops = torch.tensor(sorted({stop_id} if isinstance(stop_id, int) else set(stop_id or ())), device=ids.device)
     if attention_mask is not None:
-        if attention_mask.shape != ids.shape:
-            shapes = f"attention_mask {tuple(attention_mask.shape)}", f"ids {tuple(ids.shape)}"
-            raise ShapeError(f"{shapes[0]} must have the shape of {shapes[1]}.")
+        check_mask(attention_mask, ids.shape)
         if not bool((attention_mask != 0).any(-1).all()):
             raise ShapeError("A text of padding alone cannot be continued: its mask needs at least one token.")
     return _decode(model, ids, attention_mask, max_new_tokens, sampler, stops)

@@ -74,7 +74,13 @@ class AlibiBias(Position, ComputedBuffers):
     def bias(
         self, query_positions: Int[Tensor, "*rows Tq"], key_positions: Int[Tensor, "*rows Tk"]
     ) -> Float[Tensor, "rows H Tq Tk"]:
-        """Return `-slope_h * |query position - key position|` in float32, `(1 or B, H, Tq, Tk)`."""
+        """Return `-slope_h * |query position - key position|` in float32, `(1 or B, H, Tq, Tk)`.
+
+        Raises:
+            ShapeError: Positions are no integers of shape `(T,)` or `(B, T)`.
+        """
+        self.check_positions(query_positions)
+        self.check_positions(key_positions)
         query, key = torch.atleast_2d(query_positions), torch.atleast_2d(key_positions)
         distance: Tensor = (query.unsqueeze(-1) - key.unsqueeze(-2)).abs().unsqueeze(1)
         return distance * -self.slopes.view(-1, 1, 1)
@@ -93,7 +99,13 @@ class AlibiBias(Position, ComputedBuffers):
         Example:
             >>> from torch.nn.attention.flex_attention import flex_attention
             >>> mod = AlibiBias(8).score_mod()  # flex_attention(q, k, v, score_mod=mod)
+
+        Raises:
+            ShapeError: Positions are no integers of shape `(T,)` or `(B, T)`.
         """
+        for positions in (query_positions, key_positions):
+            if positions is not None:
+                self.check_positions(positions)
         slopes = self.slopes
         query, key = (None if at is None else torch.atleast_2d(at) for at in (query_positions, key_positions))
 

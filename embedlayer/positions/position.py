@@ -6,21 +6,21 @@ caller passes the positions, so offsets, cached decoding, left padding and packe
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from embedlayer.documents import AttentionMask, check_mask
 from embedlayer.errors import ShapeError, SizeError
+from embedlayer.index_checks import check_integer_positions
 from embedlayer.io.files import JsonObject
 from embedlayer.overrides import has_hooks, is_unchanged
 from embedlayer.pretrained import Pretrained, config_from_attributes
 from embedlayer.shapes import Positions
-
-AttentionMask = Int[Tensor, "*batch T"] | Bool[Tensor, "*batch T"]
-"""0 for padding; 1 for text, or 1, 2, 3, ... from left to right for the documents packed into a row."""
 
 PreparedPositions = Positions | tuple[Any, ...]
 """Positions, or the tuple of tensors that `prepare` of the same scheme computed from them."""
@@ -35,6 +35,7 @@ class Position(Pretrained):
 
     Attributes:
         max_seq_len: Number of positions that the scheme covers, or `None` for no limit.
+        num_axes: Number of axes, A, on which a token has a position; in general 1.
 
     Example:
         >>> class RecencyBias(Position):
@@ -56,6 +57,7 @@ class Position(Pretrained):
     """
 
     max_seq_len: int | None = None
+    num_axes: int = 1
 
     @property
     def config(self) -> JsonObject:
@@ -79,6 +81,39 @@ class Position(Pretrained):
         """Return the device of the first parameter or buffer; the CPU for a scheme that has none."""
         tensor = next(chain(self.parameters(), self.buffers()), None)
         return torch.device("cpu") if tensor is None else tensor.device
+
+    def check_positions(self, positions: object, shape: Sequence[int] | None = None) -> None:
+        """Check the dtype and the shape of positions. A model calls it where a caller's positions enter.
+
+        Positions are whole numbers in every scheme. Which ones it covers, each scheme checks itself: additive schemes
+        those from 0 to `max_seq_len - 1`. Rotations and biases depend on distances, and take negative ones too.
+
+        Args:
+            positions: What a caller passed.
+            shape: Shape of the tokens, `(..., T)`; `None` if it is not known.
+
+        Raises:
+            ShapeError: Positions are no int32 or int64 tensor; or their shape is not `(T,)`, that of the tokens with
+                sizes of 1 in place of others, or with several axes `(A, B, T)`.
+
+        Example:
+            >>> Position().check_positions(torch.arange(5), (2, 5))
+        """
+        check_integer_positions(positions)
+        assert isinstance(positions, Tensor)
+        found = tuple(positions.shape)
+        on_axes = self.num_axes > 1 and len(found) == 3
+        rows = found[1:] if on_axes else found
+        tokens = (1, *shape) if on_axes and shape is not None and len(shape) == 1 else shape
+        fits = 1 <= len(rows) <= 2 if tokens is None else broadcasts(rows, tokens)
+        if fits and (not on_axes or found[0] == self.num_axes):
+            return
+        several = f", or ({self.num_axes}, B, T) with a position on each of the {self.num_axes} axes"
+        raise ShapeError(
+            f"positions of shape {found} do not fit "
+            f"{type(self).__name__ if shape is None else f'tokens of shape {tuple(shape)}'}: pass (T,) or (1, T) for "
+            f"all sequences alike, or (B, T){several if self.num_axes > 1 else ''}."
+        )
 
     def add(self, x: Float[Tensor, "*batch T D"], positions: Positions) -> Float[Tensor, "*batch T D"]:
         """Return `x` plus a vector for each position; schemes that are not additive return `x` unchanged."""
@@ -168,15 +203,10 @@ class AdditivePosition(Position, ABC):
         """Return the vector of each position, for positions of any shape, as `nn.Embedding` does.
 
         Raises:
-            ShapeError: `positions` holds floats, such as hidden states.
+            ShapeError: `positions` are no integers, but for example hidden states.
             PositionError: A position is outside the range that the scheme covers.
         """
-        if torch.is_floating_point(positions):
-            raise ShapeError(
-                f"{type(self).__name__} is called with positions, which are integers, not with "
-                f"{str(positions.dtype).removeprefix('torch.')} values of shape {tuple(positions.shape)}.\n"
-                f"To add positions to hidden states, call add(x, positions): add(hidden, torch.arange(T))."
-            )
+        check_integer_positions(positions)
         vectors = self.vectors(torch.atleast_1d(positions))
         return vectors.reshape(*positions.shape, vectors.shape[-1])
 
@@ -187,8 +217,10 @@ class AdditivePosition(Position, ABC):
         expanded to one for each token of each sequence, so that hooks can compute per-sample gradients.
 
         Raises:
-            ShapeError: `x` and the position vectors differ in width.
+            ShapeError: `x` and the position vectors differ in width, or positions do not fit `x`.
+            PositionError: A position is outside the range that the scheme covers.
         """
+        self.check_positions(positions, x.shape[:-1])
         if has_hooks(self):
             positions = positions.expand(torch.broadcast_shapes(positions.shape, x.shape[:-1]))
         vectors: Tensor = self(positions)
@@ -212,7 +244,8 @@ def positions_of(
     Args:
         ids: Token IDs; only their shape and device are used.
         attention_mask: 0 for padding; 1 for text, or 1, 2, 3, ... from left to right for documents packed into one row,
-            each of which starts at `offset`. `None`: every row is one document without padding.
+            each of which starts at `offset`; see `embedlayer.documents.check_mask`. `None`: every row is one document
+            without padding.
         offset: Position of the first token: the length of the cached text in cached decoding, or `padding_idx + 1` in
             RoBERTa: `positions_of(ids, ids != padding_idx, offset=padding_idx + 1, padding_position=padding_idx)`.
         padding_position: Position of padding tokens.
@@ -221,7 +254,7 @@ def positions_of(
         `(T,)` without a mask, else the shape of the mask.
 
     Raises:
-        ShapeError: `ids` is a scalar, or the mask has another shape.
+        ShapeError: `ids` is a scalar, or the mask holds floats, has another shape, or numbers that fall.
 
     Example:
         >>> positions_of(torch.zeros(2, 4).long(), torch.tensor([[0, 0, 1, 1], [1, 1, 2, 2]]))
@@ -232,11 +265,16 @@ def positions_of(
         raise ShapeError("IDs must have shape (..., T), not (): a single one is written torch.tensor([7]).")
     if attention_mask is None:
         return torch.arange(offset, offset + ids.shape[-1], device=ids.device)
-    if attention_mask.shape != ids.shape:
-        raise ShapeError(f"attention_mask {tuple(attention_mask.shape)} must have the shape of ids {tuple(ids.shape)}.")
+    check_mask(attention_mask, ids.shape)
     is_text = attention_mask != 0
     index = is_text.cumsum(-1) - 1
     document = attention_mask.long().cummax(-1).values
     is_first = is_text & (document != torch.nn.functional.pad(document, (1, 0))[..., :-1])
     start = torch.where(is_first, index, 0).cummax(-1).values
     return torch.where(is_text, index - start + offset, padding_position)
+
+
+def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Return whether a shape broadcasts to another one whose last size is the same: `(1, T)` or `(T,)` to `(B, T)`."""
+    fits = 1 <= len(shape) <= len(to) and shape[-1] == to[-1]
+    return fits and all(one in (1, other) for one, other in zip(shape[::-1], to[::-1], strict=False))

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError
+from embedlayer.index_checks import require_counted
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.position import Position, PreparedPositions
 from embedlayer.pretrained import Described
@@ -30,8 +31,8 @@ class QueryScaling(Described, ABC):
         return dict(vars(self))
 
     @abstractmethod
-    def factors(self, positions: Positions) -> Float[Tensor, "*rows T"]:
-        """Return the factor of a query at each position, in float32."""
+    def factors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*rows T"]:
+        """Return the factor of a query at each position from 0 on, computed in a dtype."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,10 @@ class LogQueryScaling(QueryScaling):
     def __post_init__(self) -> None:
         _require(self.length, self.offset, type(self).__name__)
 
-    def factors(self, positions: Positions) -> Float[Tensor, "*rows T"]:
-        """Return `1 + scale * ln(1 + floor((position + offset) / length))`, in float32."""
+    def factors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*rows T"]:
+        """Return `1 + scale * ln(1 + floor((position + offset) / length))`."""
         steps = torch.div(positions + self.offset, self.length, rounding_mode="floor")
-        return 1 + self.scale * torch.log1p(steps.float())
+        return 1 + self.scale * torch.log1p(steps.to(dtype))
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,23 @@ class PowerQueryScaling(QueryScaling):
     def __post_init__(self) -> None:
         _require(self.length, self.offset, type(self).__name__)
 
-    def factors(self, positions: Positions) -> Float[Tensor, "*rows T"]:
-        """Return `(1 + (position + offset) / length)^exponent`, in float32."""
-        return torch.exp(self.exponent * torch.log1p((positions + self.offset).float() / self.length))
+    def factors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*rows T"]:
+        """Return `(1 + (position + offset) / length)^exponent`."""
+        return torch.exp(self.exponent * torch.log1p((positions + self.offset).to(dtype) / self.length))
 
 
 class QueryFactors(NamedTuple):
-    """What `QueryScaledPosition.prepare` returns: the factor of each query, `(*rows, 1, T, 1)`, in float32."""
+    """Factors of all queries of a forward pass: `QueryScaledPosition.prepare` returns them, and `rotate` accepts them.
+
+    Attributes:
+        factor: Factor of each query, in float32.
+        positions: The positions, from which `rotate` computes the factors of float64 queries again in float64.
+        scheme: The scaling; `rotate` of a scheme with another one refuses these.
+    """
 
     factor: Float[Tensor, "*rows 1 T 1"]
+    positions: Positions
+    scheme: str
 
 
 class QueryScaledPosition(Position):
@@ -119,7 +128,8 @@ class QueryScaledPosition(Position):
 
     def prepare(self, positions: Positions) -> PreparedPositions:
         """Return the factors of the queries as `QueryFactors`, which `rotate` accepts in place of positions."""
-        return QueryFactors(query_factors(self.query_scaling, positions))
+        self.check_positions(positions)
+        return QueryFactors(query_factors(self.query_scaling, positions), positions, str(self.query_scaling))
 
     def rotate(
         self, q: Float[Tensor, "*batch H T K"], k: Float[Tensor, "*batch G T K"], positions: PreparedPositions
@@ -127,21 +137,42 @@ class QueryScaledPosition(Position):
         """Return queries times the factor of their position, and `k` unchanged.
 
         Raises:
-            ShapeError: `positions` were prepared by another scheme.
+            ShapeError: Positions do not fit the queries, are no integers, or were prepared by another scheme.
+            PositionError: A position is below 0.
         """
-        factors = self.prepare(positions) if isinstance(positions, Tensor) else positions
-        if not isinstance(factors, QueryFactors):
-            raise ShapeError(f"A {type(factors).__name__} holds no query factors: call prepare of this scheme.")
-        return scale_queries(q, factors.factor), k
+        if isinstance(positions, tuple) and not isinstance(positions, QueryFactors):
+            raise ShapeError(f"A {type(positions).__name__} holds no query factors: call prepare of this scheme.")
+        if isinstance(positions, QueryFactors) and positions.scheme != str(self.query_scaling):
+            raise ShapeError(
+                f"These factors were prepared by a scheme with {positions.scheme}, and this one has "
+                f"{self.query_scaling}: call prepare of the same scheme."
+            )
+        counted = positions.positions if isinstance(positions, QueryFactors) else positions
+        self.check_positions(counted, (*q.shape[:-3], q.shape[-2]))
+        if isinstance(positions, QueryFactors) and q.dtype != torch.float64:
+            return scale_queries(q, positions.factor), k
+        return scale_queries(q, query_factors(self.query_scaling, counted, wide_dtype(q))), k
 
     def extra_repr(self) -> str:
         """Return the scaling, which `print` shows."""
         return str(self.query_scaling)
 
 
-def query_factors(scaling: QueryScaling, positions: Positions) -> Float[Tensor, "*rows 1 T 1"]:
-    """Return the factors of a scaling in a shape that broadcasts with queries `(*batch, H, T, K)`."""
-    return scaling.factors(positions).unsqueeze(-2).unsqueeze(-1)
+def query_factors(
+    scaling: QueryScaling, positions: Positions, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "*rows 1 T 1"]:
+    """Return the factors of a scaling in a shape that broadcasts with queries `(*batch, H, T, K)`.
+
+    Raises:
+        PositionError: A position is below 0, on the CPU: the factor is by the number of earlier tokens.
+    """
+    require_counted(positions)
+    return scaling.factors(positions, dtype).unsqueeze(-2).unsqueeze(-1)
+
+
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype in which numbers for queries or keys are computed: float64 for float64, else float32."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def scale_queries(

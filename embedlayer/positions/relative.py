@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import SizeError
+from embedlayer.index_checks import check_integer_positions
 from embedlayer.initialization import init_normal_
 from embedlayer.positions.position import Position
 
@@ -97,7 +98,11 @@ class RelativePositionBias(Position, ComputedBuffers):
 
         Args:
             relative_positions: `key position - query position`, of any shape; negative for keys before the query.
+
+        Raises:
+            ShapeError: They are no integers.
         """
+        check_integer_positions(relative_positions)
         relative = relative_positions.long()
         distance = relative.abs() if self.bidirectional else (-relative).clamp_min(0)
         rows = F.embedding(distance.clamp_max(self.max_distance), self.buckets.unsqueeze(-1)).squeeze(-1)
@@ -109,7 +114,12 @@ class RelativePositionBias(Position, ComputedBuffers):
         """Return the bias of each head h for each query and key, `(1 or B, H, Tq, Tk)`.
 
         It is `weight[bucket(key position - query position), h]`.
+
+        Raises:
+            ShapeError: Positions are no integers of shape `(T,)` or `(B, T)`.
         """
+        self.check_positions(query_positions)
+        self.check_positions(key_positions)
         query, key = torch.atleast_2d(query_positions), torch.atleast_2d(key_positions)
         rows = self.bucket(key.unsqueeze(-2) - query.unsqueeze(-1))
         return F.embedding(rows, self.weight).movedim(-1, -3)

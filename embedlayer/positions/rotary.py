@@ -14,7 +14,13 @@ from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.overrides import is_unchanged
 from embedlayer.positions.position import Position, PreparedPositions
-from embedlayer.positions.query_scaling import QueryScaledPosition, QueryScaling, query_factors, scale_queries
+from embedlayer.positions.query_scaling import (
+    QueryScaledPosition,
+    QueryScaling,
+    query_factors,
+    scale_queries,
+    wide_dtype,
+)
 from embedlayer.positions.rotary_axes import RotaryAxes
 from embedlayer.positions.rotary_config import read_blocks, read_rotary
 from embedlayer.positions.rotary_scaling import Length, RotaryScaling, rotary_frequencies
@@ -38,13 +44,16 @@ def rotary_angles(
     positions: Int[Tensor, "*shape"],
     phase_increments: Int[Tensor, " angles"],
     axis: Int[Tensor, " angles"] | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "... angles"]:
-    """Return the rotation angle of each pair at each position, in radians from -pi to pi, in float32.
+    """Return the rotation angle of each pair at each position, in radians from -pi to pi.
 
     Args:
         positions: Position of each token, `(..., T)`; with `axis`, `(A, ..., T)`.
         phase_increments: Frequency of each pair in units of 2^-53 rotations per position, see `to_phase_increments`.
         axis: Axis of each pair, from 0 to A - 1; `None` for positions on a single axis.
+        dtype: Dtype of the angles.
 
     Returns:
         `(..., T, angles)`.
@@ -53,7 +62,7 @@ def rotary_angles(
     own = positions.long().unsqueeze(-1) if axis is None else positions.long().movedim(0, -1).index_select(-1, axis)
     phase = ((own * phase_increments + half_rotation) & (UNITS_PER_ROTATION - 1)) - half_rotation
     wide = torch.float32 if phase.device.type == "mps" else torch.float64  # float64 leaves a single rounding
-    return (phase.to(wide) * (2 * math.pi / UNITS_PER_ROTATION)).float()
+    return (phase.to(wide) * (2 * math.pi / UNITS_PER_ROTATION)).to(dtype)
 
 
 class RotaryAngles(NamedTuple):
@@ -63,11 +72,15 @@ class RotaryAngles(NamedTuple):
         cos: Cosine of each rotated channel's angle times `attention_scaling`, in float32.
         sin: Sine of the same angles times `attention_scaling`, negated for the first channel of each pair.
         query_factor: Factor of each query, in float32; `None` without `query_scaling`.
+        positions: The positions, from which `rotate` computes the angles of float64 queries again in float64.
+        scheme: What the scheme's angles depend on; `rotate` of a scheme with another text refuses these.
     """
 
     cos: Float[Tensor, "*rows 1 T channels"]
     sin: Float[Tensor, "*rows 1 T channels"]
-    query_factor: Float[Tensor, "*rows 1 T 1"] | None = None
+    query_factor: Float[Tensor, "*rows 1 T 1"] | None
+    positions: Positions
+    scheme: str
 
 
 class RotaryEmbedding(Position, ComputedBuffers):
@@ -103,7 +116,8 @@ class RotaryEmbedding(Position, ComputedBuffers):
         >>> q, k = position.rotate(torch.randn(1, 8, 5, 64), torch.randn(1, 2, 5, 64), torch.arange(5))
 
     Reference: Su et al., RoFormer, 2021. We differ: angles are reduced modulo one rotation in integers, so they are
-    exact at any position and in any dtype of the model. Frequencies that depend on the length (`DynamicNTKScaling`,
+    exact at any position and in any dtype of the model. They are rounded to float32, for float64 queries to float64.
+    Frequencies that depend on the length (`DynamicNTKScaling`,
     `LongRopeScaling`) follow the length rule of `embedlayer.positions.rotary_scaling`, without state between calls.
     """
 
@@ -142,6 +156,11 @@ class RotaryEmbedding(Position, ComputedBuffers):
         if base <= 0:
             raise SizeError(f"base must be positive, not {base}.")
         self._check_axes()
+        self.num_axes = 1 if axes is None else axes.num_axes
+        self._angles_of = (
+            f"base={float(base)}, rotary_dim={self.rotary_dim}, scaling={scaling}, axes={axes}, "
+            f"query_scaling={query_scaling}, interleaved={interleaved}, reversed={reversed}"
+        )
         self.recompute_buffers()
 
     def _check_axes(self) -> None:
@@ -252,43 +271,43 @@ class RotaryEmbedding(Position, ComputedBuffers):
         return self.phase_increments_at(length).double() * (2 * math.pi / UNITS_PER_ROTATION)
 
     def cos_sin(
-        self, positions: Int[Tensor, "*shape"], length: Length | None = None
+        self, positions: Int[Tensor, "*shape"], length: Length | None = None, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "*rows T angles"], Float[Tensor, "*rows T angles"]]:
-        """Return the cosine and the sine of each pair's angle at each position, times `attention_scaling`, in float32.
+        """Return the cosine and the sine of each pair's angle at each position, times `attention_scaling`.
 
         Args:
             positions: Position of each token, `(T,)` or `(B, T)`; with `axes` also `(A, B, T)`.
             length: Sequence length that selects the frequencies; `None` for the fixed length of the scaling, or if that
                 is `None` too, the longest position plus one.
+            dtype: Dtype of the results, float32 or float64.
 
         Returns:
             Two tensors `(T, half)` or `(B, T, half)`. With `ChannelAxes` and `(A, B, T)` they have one angle for each
             channel, `(B, T, 2 * half)`.
 
         Raises:
-            ShapeError: The number of axes is another one.
+            ShapeError: Positions are no integers, or the number of axes is another one.
         """
+        self.check_positions(positions)
         length = self._length(positions) if length is None else length
-        angles, scaling = self._angles(positions, self.phase_increments_at(length)), self.attention_scaling
+        angles, scaling = self._angles(positions, self.phase_increments_at(length), dtype), self.attention_scaling
         cos, sin = angles.cos(), angles.sin()
         return (cos, sin) if scaling == 1 else (cos * scaling, sin * scaling)
 
     def _angles(
-        self, positions: Int[Tensor, "*shape"], phase_increments: Int[Tensor, " half"]
+        self, positions: Int[Tensor, "*shape"], phase_increments: Int[Tensor, " half"], dtype: torch.dtype
     ) -> Float[Tensor, "*rows T angles"]:
         """Return the angle of each pair, or of each channel, at each position, in radians.
 
         Args:
             positions: As in `cos_sin`.
             phase_increments: Frequency of each pair in units of 2^-53 rotations per position.
+            dtype: As in `cos_sin`.
         """
-        if self.axes is None:
-            return rotary_angles(positions, phase_increments)
-        self.axes.check_positions(positions)
-        if positions.dim() < 3:
-            return rotary_angles(positions, phase_increments)
+        if self.axes is None or positions.dim() < 3:
+            return rotary_angles(positions, phase_increments, dtype=dtype)
         both = phase_increments.repeat(2) if self.axes.divides_channels else phase_increments
-        return rotary_angles(positions, both, self.axis_index)
+        return rotary_angles(positions, both, self.axis_index, dtype=dtype)
 
     def _length(self, positions: Int[Tensor, "*shape"]) -> Length:
         """Return the sequence length that selects the frequencies of a call with these positions.
@@ -327,11 +346,11 @@ class RotaryEmbedding(Position, ComputedBuffers):
         """
         return self._prepared(positions) if is_unchanged(self, rotate=RotaryEmbedding.rotate) else positions
 
-    def _prepared(self, positions: Positions) -> RotaryAngles:
+    def _prepared(self, positions: Positions, dtype: torch.dtype = torch.float32) -> RotaryAngles:
         """Return angles and query factors of these positions, in shapes that broadcast with queries and keys."""
-        cos, sin = self._channel_tables(*self.cos_sin(positions))
-        factor = None if self.query_scaling is None else query_factors(self.query_scaling, positions)
-        return RotaryAngles(cos.unsqueeze(-3), sin.unsqueeze(-3), factor)
+        cos, sin = self._channel_tables(*self.cos_sin(positions, dtype=dtype))
+        factor = None if self.query_scaling is None else query_factors(self.query_scaling, positions, dtype)
+        return RotaryAngles(cos.unsqueeze(-3), sin.unsqueeze(-3), factor, positions, self._angles_of)
 
     def _channel_tables(
         self, cos: Float[Tensor, "*rows T angles"], sin: Float[Tensor, "*rows T angles"]
@@ -365,19 +384,33 @@ class RotaryEmbedding(Position, ComputedBuffers):
                 `prepare`.
 
         Raises:
-            ShapeError: Queries or keys are not `head_dim` wide, the number of axes is another one, or `positions` were
-                prepared by a scheme with another `rotary_dim`.
+            ShapeError: Queries or keys are not `head_dim` wide, positions do not fit them, or are no integers, or were
+                prepared by another scheme.
+            PositionError: With `query_scaling`, a position is below 0.
         """
         if q.shape[-1] != self.head_dim or k.shape[-1] != self.head_dim:
             raise ShapeError(
                 f"These rotary positions are for heads of width {self.head_dim}; queries have {q.shape[-1]} and keys "
                 f"{k.shape[-1]}. Build RotaryEmbedding with head_dim {q.shape[-1]} (embed_dim / num_heads)."
             )
-        angles = self._prepared(positions) if isinstance(positions, Tensor) else positions
-        if not isinstance(angles, RotaryAngles):
-            raise ShapeError(f"A {type(angles).__name__} holds no angles: call prepare of this RotaryEmbedding.")
+        angles = self._angles_for(q, positions)
         q, k = self._rotated(q, angles.cos, angles.sin), self._rotated(k, angles.cos, angles.sin)
         return (q if angles.query_factor is None else scale_queries(q, angles.query_factor)), k
+
+    def _angles_for(self, q: Tensor, positions: PreparedPositions) -> RotaryAngles:
+        """Return the angles by which `rotate` rotates queries, in their precision; errors are those of `rotate`."""
+        if isinstance(positions, RotaryAngles) and positions.scheme != self._angles_of:
+            raise ShapeError(
+                f"These angles were prepared by a scheme with {positions.scheme}, and this one has {self._angles_of}: "
+                f"call prepare of the same scheme."
+            )
+        if isinstance(positions, tuple) and not isinstance(positions, RotaryAngles):
+            raise ShapeError(f"A {type(positions).__name__} holds no angles: call prepare of this RotaryEmbedding.")
+        counted = positions.positions if isinstance(positions, RotaryAngles) else positions
+        self.check_positions(counted, (*q.shape[:-3], q.shape[-2]))
+        if isinstance(positions, RotaryAngles) and q.dtype != torch.float64:
+            return positions
+        return self._prepared(counted, wide_dtype(q))
 
     def _rotated(
         self,
@@ -391,15 +424,7 @@ class RotaryEmbedding(Position, ComputedBuffers):
             x: Queries or keys.
             cos: Cosine of each rotated channel's angle.
             sin: Sine of the same angles, negated for the first channel of each pair.
-
-        Raises:
-            ShapeError: There are angles for another number of channels.
         """
-        if cos.shape[-1] != self.rotary_dim:
-            raise ShapeError(
-                f"These angles rotate {cos.shape[-1]} channels, and this scheme has rotary_dim {self.rotary_dim}: "
-                f"call prepare of the same scheme."
-            )
         others = self.head_dim - self.rotary_dim if self.trailing else 0
         if others:
             return torch.cat([x[..., :others], self._rotated_first(x[..., others:], cos, sin)], dim=-1)
@@ -436,8 +461,9 @@ class RotaryEmbedding(Position, ComputedBuffers):
             >>> keys = position.rotate(torch.ones(1, 1, 4, 8), torch.ones(1, 1, 4, 8), torch.arange(4))[1]
             >>> keys = position.rerotate(keys, torch.arange(4), from_length=4, to_length=5)
         """
+        self.check_positions(positions, (*cached_keys.shape[:-3], cached_keys.shape[-2]))
         difference = self.phase_increments_at(to_length) - self.phase_increments_at(from_length)
-        angles = self._angles(positions, difference).unsqueeze(-3)
+        angles = self._angles(positions, difference, wide_dtype(cached_keys)).unsqueeze(-3)
         return self._rotated(cached_keys, *self._channel_tables(angles.cos(), angles.sin()))
 
     def at_length(self, length: int) -> "RotaryEmbedding":

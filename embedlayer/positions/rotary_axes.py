@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.errors import SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.rotary_scaling import rotary_frequencies
 from embedlayer.pretrained import Described
@@ -71,19 +71,6 @@ class RotaryAxes(Described, ABC):
         Raises:
             SizeError: The division does not fit this size.
         """
-
-    def check_positions(self, positions: Int[Tensor, "*shape"]) -> None:
-        """Raise an error unless positions have shape `(T,)`, `(B, T)` or `(A, B, T)`.
-
-        Raises:
-            ShapeError: The shape is another one.
-        """
-        shape = tuple(positions.shape)
-        if not 1 <= len(shape) <= 3 or (len(shape) == 3 and shape[0] != self.num_axes):
-            raise ShapeError(
-                f"Positions of shape {shape} do not fit {self}: pass (T,) or (B, T) for text, or "
-                f"({self.num_axes}, B, T) with a position on each of the {self.num_axes} axes."
-            )
 
 
 @dataclass(frozen=True)

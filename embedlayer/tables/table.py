@@ -14,10 +14,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import ShapeError
-from embedlayer.losses.cross_entropy import Impl, LogitOptions, finish_logits
+from embedlayer.losses.cross_entropy import finish_logits
 from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within
 from embedlayer.losses.head_outputs import HeadOutputs
+from embedlayer.losses.options import Impl, LogitOptions, check_options
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
+from embedlayer.option_docs import show_options
 from embedlayer.overrides import is_current
 from embedlayer.tables.lookup import LookupTable
 
@@ -73,6 +75,7 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
             parts.append(linear_with_fixed_row(hidden, self.rows(first, last), fixed))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
+    @show_options(LogitOptions)
     def logits(self, hidden: Float[Tensor, "*batch D"], **options: Unpack[LogitOptions]) -> Float[Tensor, "*batch V"]:
         """Return the logits of all tokens: `hidden @ rows.T`, then scale, bias and soft cap if `options` contain them.
 
@@ -86,11 +89,14 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
 
         Raises:
             ShapeError: `hidden` has another width than the rows.
+            SizeError: An option is unknown or outside its range.
         """
+        check_options(options, LogitOptions, f"{type(self).__name__}.logits")
         check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
         return finish_logits(self.raw_logits(hidden), **options)
 
+    @show_options(LogitOptions)
     def uncomputed_logits(
         self, hidden: Float[Tensor, "*batch D"], *, impl: Impl = "auto", **options: Unpack[LogitOptions]
     ) -> UncomputedLogits:
@@ -105,7 +111,9 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
 
         Raises:
             ShapeError: `hidden` has another width than the rows.
+            SizeError: An option is unknown or outside its range.
         """
+        check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         check_width(hidden, self.embed_dim)
         if not is_current(type(self), "uncomputed_logits", "logits"):
             return logits_of_function(partial(self.logits, **options), hidden, self.vocab_size)

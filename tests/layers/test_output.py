@@ -93,7 +93,10 @@ def test_it_compiles_to_one_graph(unchecked: None) -> None:
         ({}, "needs a table to tie to, or vocab_size and embed_dim"),
         ({"vocab_size": 4}, "needs a table to tie to"),
         ({"table": TokenEmbedding(4, 4), "vocab_size": 4}, "takes its sizes and padding from the table"),
-        ({"vocab_size": 4, "embed_dim": 4, "softcap": 0.0}, "softcap must be positive"),
+        (
+            {"vocab_size": 4, "embed_dim": 4, "softcap": 0.0},
+            "OutputHead: softcap must be a number above 0 or None, not 0.0",
+        ),
     ],
 )
 def test_what_is_neither_tied_nor_free_is_refused(arguments, message) -> None:

@@ -139,5 +139,5 @@ def test_a_mask_without_a_text_and_of_another_shape_is_refused(unchecked) -> Non
     model, ids = small(), torch.randint(1, 50, (2, 4))
     with pytest.raises(ShapeError, match="padding alone cannot be continued"):
         generate(model, ids, max_new_tokens=1, attention_mask=torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]]))
-    with pytest.raises(ShapeError, match=r"attention_mask \(2, 3\) must have the shape of ids \(2, 4\)"):
+    with pytest.raises(ShapeError, match=r"attention_mask must be .* of shape \(2, 4\)"):
         generate(model, ids, max_new_tokens=1, attention_mask=torch.ones(2, 3, dtype=torch.long))

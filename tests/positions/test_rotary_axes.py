@@ -211,7 +211,7 @@ def test_scores_depend_on_distances_along_each_axis(name, shift) -> None:
         rotated, keys = position.rotate(q, k, at)
         return rotated @ keys.repeat_interleave(2, 1).mT
 
-    torch.testing.assert_close(scores(positions), scores(further), atol=5e-5, rtol=0)
+    torch.testing.assert_close(scores(positions), scores(further), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("name", ON_AXES)
@@ -302,9 +302,9 @@ def decoder(position: Position) -> DecoderLM:
 def test_a_model_computes_angles_once(monkeypatch) -> None:
     calls = []
 
-    def counted(positions: Tensor, *arguments: Tensor) -> Tensor:
+    def counted(positions: Tensor, *arguments: Tensor, dtype: torch.dtype) -> Tensor:
         calls.append(positions.shape[-1])
-        return rotary_angles(positions, *arguments)
+        return rotary_angles(positions, *arguments, dtype=dtype)
 
     monkeypatch.setattr("embedlayer.positions.rotary.rotary_angles", counted)
     model, cache = decoder(RotaryEmbedding(HEAD)), KeyValueCache()
@@ -350,26 +350,70 @@ def test_a_cache_continues_positions_on_several_axes(name) -> None:
 # Refused
 
 
-def test_positions_on_another_number_of_axes_are_refused() -> None:
+def test_positions_on_another_number_of_axes_are_refused(unchecked: None) -> None:
     position = SCHEMES["chunked"]
     q, k = heads(position)
     for wrong in (MIXED[:2], MIXED[None], torch.tensor(3)):
-        with pytest.raises(ShapeError, match=r"do not fit ChunkedAxes\(sections=\(2, 4, 6\)\): pass .* or \(3, B, T\)"):
-            position.axes.check_positions(wrong)
-    with pytest.raises(ShapeError, match=r"shape \(2, 2, 7\)"):
-        position.rotate(q, k, MIXED[:2])
+        with pytest.raises(ShapeError, match=r"do not fit RotaryEmbedding: pass .* or \(3, B, T\) with a position on"):
+            position.cos_sin(wrong)
+        with pytest.raises(ShapeError, match=r"do not fit tokens of shape \(2, 7\): pass .* or \(3, B, T\)"):
+            position.rotate(q, k, wrong)
 
 
 def test_angles_of_another_scheme_are_refused() -> None:
     q, k = heads(SCHEMES["plain"])
     other = RotaryEmbedding(HEAD, rotary_dim=16).prepare(MIXED[0])
-    with pytest.raises(ShapeError, match="rotate 16 channels, and this scheme has rotary_dim 24"):
+    with pytest.raises(ShapeError, match=r"prepared by a scheme with base=10000.0, rotary_dim=16, .* has .*_dim=24"):
         SCHEMES["plain"].rotate(q, k, other)
     with pytest.raises(ShapeError, match="QueryFactors holds no angles"):
         SCHEMES["plain"].rotate(q, k, SCHEMES["query-scaled"].prepare(MIXED[0]))
     with pytest.raises(ShapeError, match="RotaryAngles holds no query factors"):
         SCHEMES["query-scaled"].rotate(q, k, other)
     assert isinstance(other, RotaryAngles)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_float64_queries_are_rotated_by_float64_angles(name) -> None:
+    position, positions = SCHEMES[name], positions_for(name)
+    q, k = heads(position, dtype=torch.float64)
+    rotated = position.rotate(q, k, positions)
+    for ours, again in zip(rotated, position.rotate(q, k, position.prepare(positions)), strict=True):
+        assert torch.equal(ours, again)
+    if not isinstance(position, RotaryEmbedding):
+        expected = q * position.query_scaling.factors(positions, torch.float64)[..., None, :, None], k
+    else:
+        expected = by_the_formula(position, q, positions), by_the_formula(position, k, positions)
+        if position.query_scaling is not None:
+            factors = position.query_scaling.factors(positions, torch.float64)
+            expected = expected[0] * factors[..., None, :, None], expected[1]
+    for ours, plain in zip(rotated, expected, strict=True):
+        torch.testing.assert_close(ours, plain, atol=1e-12, rtol=0)
+
+
+def by_the_formula(position: RotaryEmbedding, x: Tensor, positions: Tensor) -> Tensor:
+    """Rotate each pair by `position * frequency` in float64, with the frequencies of the scheme's own formula."""
+    scaling, axes, half = position.scaling, position.axes, position.rotary_dim // 2
+    if scaling is not None:
+        sets = scaling.frequency_sets(position.rotary_dim, position.base)
+        frequencies = scaling.select(sets, scaling.length or int(positions.max()) + 1)
+    elif axes is not None and axes.has_own_frequencies:
+        frequencies = axes.frequencies(position.rotary_dim, position.base)
+    else:
+        frequencies = position.base ** (-torch.arange(half, dtype=torch.float64) / half)
+    frequencies = -frequencies if position.reversed else frequencies
+    at = positions.double().unsqueeze(-1)  # (B, T, 1), or (A, B, T, 1)
+    if axes is None:
+        angles = at * frequencies
+    else:  # of each pair, or of each channel
+        axis_of = axes.index(position.rotary_dim).tolist()
+        angles = torch.stack([at[axis, ..., 0] * frequencies[i % half] for i, axis in enumerate(axis_of)], dim=-1)
+    result, channels = x.clone(), position.pair_channels()
+    for pair, (a, b) in enumerate(channels.tolist()):
+        one = angles[..., pair].unsqueeze(-2)
+        other = angles[..., half + pair].unsqueeze(-2) if angles.shape[-1] > half else one
+        result[..., a] = x[..., a] * one.cos() - x[..., b] * one.sin()
+        result[..., b] = x[..., b] * other.cos() + x[..., a] * other.sin()
+    return result
 
 
 @pytest.mark.parametrize(

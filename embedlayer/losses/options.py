@@ -1,0 +1,174 @@
+"""The options of logits, losses and statistics, and the one check of their names and values.
+
+Every public function and method that takes options calls `check_options` first, with its own name, before any work. So
+an option is refused in the same way by every implementation.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, cast, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from embedlayer.errors import ShapeError, SizeError
+
+Impl = Literal["auto", "plain", "chunked", "triton"]
+Reduction = Literal["mean", "sum", "none"]
+
+
+class LogitOptions(TypedDict):
+    """Options that `finish_logits` applies, in this order, to raw logits `hidden @ weight.T`.
+
+    Attributes:
+        logit_scale: Factor of the raw logits; 1 by default.
+        bias: Bias of each token `(V,)`, added after the scale; `None` by default.
+        softcap: Replace each logit by `softcap * tanh(logit / softcap)` (Gemma 2), above 0. `None`, the default, is no
+            soft cap.
+        temperature: Divisor of the logits, after the soft cap, above 0; 1 by default. A higher temperature makes the
+            softmax more even.
+        padding_idx: Token whose row gets no gradient; its logit is the product with that row, as for every token.
+            `None` by default; a table or head has its own.
+        mask_padding: Whether that logit is -inf, so that padding is never predicted; `False` by default.
+    """
+
+    logit_scale: NotRequired[float]
+    bias: NotRequired[Float[Tensor, " V"] | None]
+    softcap: NotRequired[float | None]
+    temperature: NotRequired[float]
+    padding_idx: NotRequired[int | None]
+    mask_padding: NotRequired[bool]
+
+
+class ScoreOptions(LogitOptions):
+    """Options of `token_log_probs`: `LogitOptions`, ignored targets and the implementation.
+
+    Attributes:
+        ignore_index: Target value whose loss is 0 without gradient; -100 by default.
+        vocab_size: Number of tokens, V: later rows of `weight` are spare. By default all rows are tokens.
+        impl: `"plain"` computes all logits at once. `"chunked"` computes a few hundred tokens at a time. `"triton"`
+            stores no logits in memory, on CUDA; it falls back to `"chunked"` for float64, `label_smoothing`, `z_loss`
+            and compiled graphs. `"auto"`, the default, chooses the fastest that runs.
+    """
+
+    ignore_index: NotRequired[int]
+    vocab_size: NotRequired[int | None]
+    impl: NotRequired[Impl]
+
+
+class LossOptions(ScoreOptions):
+    """Options of `linear_cross_entropy`: `ScoreOptions`, regularisation and reduction.
+
+    Attributes:
+        label_smoothing: Fraction of the target probability that is spread evenly over all V tokens, from 0 to 1; 0 by
+            default.
+        z_loss: Factor, 0 or more, of the penalty `logsumexp(logits) ** 2`, which keeps logsumexp near 0 (PaLM); 0 by
+            default.
+        reduction: `"mean"` over the targets that are not ignored (0 if all are), `"sum"`, or `"none"`.
+    """
+
+    label_smoothing: NotRequired[float]
+    z_loss: NotRequired[float]
+    reduction: NotRequired[Reduction]
+
+
+def split_options(options: ScoreOptions) -> tuple[LogitOptions, dict[str, Any]]:
+    """Return the `LogitOptions` among `options`, and the others."""
+    others: dict[str, Any] = dict(options)
+    chosen = {name: others.pop(name) for name in LogitOptions.__annotations__ if name in options}
+    return cast(LogitOptions, chosen), others
+
+
+def check_options(options: Mapping[str, object], kind: type, call: str, **arguments: object) -> None:
+    """Check the names of options against a class that declares them, and their values against their ranges.
+
+    Args:
+        options: The options that a caller passed.
+        kind: `LogitOptions`, `ScoreOptions` or `LossOptions`: those that the function takes.
+        call: The public function or method that was called, for the message.
+        **arguments: Options that the function has as arguments of its own, whose values are checked too.
+
+    Raises:
+        SizeError: `kind` does not declare an option, or a value is outside its range.
+
+    Example:
+        >>> check_options({"z_loss": -1.0}, LossOptions, "linear_cross_entropy")
+        Traceback (most recent call last):
+        embedlayer.errors.SizeError: linear_cross_entropy: z_loss must be a number of at least 0, not -1.0.
+    """
+    for name in options:
+        if name not in kind.__annotations__:
+            raise SizeError(f"{call} has no option {name}. Its options: {', '.join(kind.__annotations__)}.")
+    for name, value in {**options, **arguments}.items():
+        allowed = _ALLOWED[name]
+        if not allowed.contains(value):
+            found = f"a {type(value).__name__}" if isinstance(value, Tensor) else repr(value)
+            raise SizeError(f"{call}: {name} must be {allowed.text}, not {found}.")
+
+
+def check_token_options(options: LogitOptions, vocab_size: int) -> None:
+    """Check the options of single tokens against the number of tokens.
+
+    Args:
+        options: Options of logits.
+        vocab_size: Number of tokens, V.
+
+    Raises:
+        ShapeError: The bias has another number of entries.
+        SizeError: The padding token is not among them.
+    """
+    bias, padding_idx = options.get("bias"), options.get("padding_idx")
+    if bias is not None and bias.shape[0] != vocab_size:
+        raise ShapeError(f"bias {tuple(bias.shape)} must have one number for each of the {vocab_size} tokens.")
+    if padding_idx is not None and padding_idx >= vocab_size:
+        raise SizeError(f"padding_idx must be one of the {vocab_size} tokens, not {padding_idx}.")
+
+
+def check_smoothing(options: LossOptions) -> None:
+    """Check that `label_smoothing` is not combined with a masked padding token.
+
+    Raises:
+        SizeError: It is.
+    """
+    if options.get("label_smoothing") and options.get("mask_padding") and options.get("padding_idx") is not None:
+        raise SizeError(
+            "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
+        )
+
+
+class _Allowed(NamedTuple):
+    """Hold the values that an option may have, as text and as a function."""
+
+    text: str
+    contains: Callable[[Any], bool]
+
+
+_NUMBER = (int, float, np.number, torch.SymInt, torch.SymFloat)
+_INTEGER = (int, np.integer, torch.SymInt)
+
+
+def _is(value: object, types: tuple[type, ...]) -> bool:
+    """Return whether `value` is of one of these types of numbers; a boolean is of none."""
+    return isinstance(value, types) and not isinstance(value, bool)
+
+
+_ALLOWED: dict[str, _Allowed] = {
+    "logit_scale": _Allowed("a finite number", lambda x: _is(x, _NUMBER) and -math.inf < x < math.inf),
+    "bias": _Allowed(
+        "a tensor of floats (V,) or None",
+        lambda x: x is None or (isinstance(x, Tensor) and x.dim() == 1 and x.is_floating_point()),
+    ),
+    "softcap": _Allowed("a number above 0 or None", lambda x: x is None or (_is(x, _NUMBER) and 0 < x < math.inf)),
+    "temperature": _Allowed("a number above 0", lambda x: _is(x, _NUMBER) and 0 < x < math.inf),
+    "padding_idx": _Allowed("a token ID or None", lambda x: x is None or (_is(x, _INTEGER) and x >= 0)),
+    "mask_padding": _Allowed("True or False", lambda x: isinstance(x, bool)),
+    "ignore_index": _Allowed("an integer", lambda x: _is(x, _INTEGER)),
+    "vocab_size": _Allowed("a number of tokens or None", lambda x: x is None or (_is(x, _INTEGER) and x >= 1)),
+    "impl": _Allowed(f"one of {', '.join(get_args(Impl))}", lambda x: x in get_args(Impl)),
+    "label_smoothing": _Allowed("a number from 0 to 1", lambda x: _is(x, _NUMBER) and 0 <= x <= 1),
+    "z_loss": _Allowed("a number of at least 0", lambda x: _is(x, _NUMBER) and 0 <= x < math.inf),
+    "reduction": _Allowed(f"one of {', '.join(get_args(Reduction))}", lambda x: x in get_args(Reduction)),
+}
+"""The values of every option."""
