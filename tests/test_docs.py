@@ -324,6 +324,7 @@ def test_every_public_name_is_in_the_api_reference(monkeypatch) -> None:
     conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
     pages = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
     packages = re.findall(r"public-names:: ([\w.]+)", pages)
+    assert {*re.findall(r'`make docs`\); in a checkout `help\("([\w.]+)\.NAME"\)`', pages)} == {*packages}
     documented = {path for package in packages for path in conf["public_names"](package)}
     subpackages = {name for name in embedlayer.__all__ if inspect.ismodule(getattr(embedlayer, name))}
     assert {path.split(".")[1] for path in packages} == subpackages | {"errors"}
