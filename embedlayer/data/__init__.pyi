@@ -6,4 +6,5 @@ from .sharded_build import build_shard as build_shard
 from .token_compression import compressed_tokens as compressed_tokens
 from .tokenizer import save_tokenizer as save_tokenizer
 from .tokenizer import table_size as table_size
+from .windows import MixedSampler as MixedSampler
 from .windows import WindowSampler as WindowSampler
