@@ -38,7 +38,7 @@ ROW_TENSORS: dict[type[LookupTable], tuple[str, ...]] = {
 """The kinds of tables that can be sharded, and their tensors with one row per token."""
 
 
-class ShardedTable(TokenTable):
+class ShardedTable(TokenTable, checks_ids=True):
     """A table with its rows sharded over the ranks of a mesh; each rank passes its own IDs and hidden states.
 
     In a look-up a rank sends each distinct ID of its batch to the rank that stores the row, and receives the row. In

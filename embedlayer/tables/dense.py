@@ -34,7 +34,7 @@ TableLike: TypeAlias = LookupTable | nn.Embedding | Tensor | npt.NDArray[Any]
 """Argument of functions that only read rows: a table, a plain `nn.Embedding`, or the rows `(V, D)`."""
 
 
-class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
+class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True):
     """One learned row per token: `out[..., :] = scale * weight[ids]`.
 
     It is an `nn.Embedding` with the parameter `weight`, `(num_rows, D)`, so PEFT, FSDP and transformers recognise it.
