@@ -26,7 +26,7 @@ from embedlayer.layers.input_parts import PredictionStreams, TokenDropout, TypeT
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
 from embedlayer.layers.per_layer import PerLayerInputs
-from embedlayer.layers.prediction_head import PredictionHead, build_head, build_part, part_config
+from embedlayer.layers.prediction_head import PredictionHead, build_head, build_part, describe_head, part_config
 from embedlayer.layers.steps import EmbeddingStep, StepName, TokenBatch, TracedStep, run_steps, trace_steps
 from embedlayer.positions.position import AttentionMask, Position, positions_of
 from embedlayer.pretrained import FLOATS, Pretrained, build, describe, is_description
@@ -59,7 +59,7 @@ class LayerReport(LoadRecord):
         device: Device of the rows.
         scale: Factor on looked-up rows, as the family defines it; `None` for none.
         embed_scale: `scale` rounded to the dtype of the rows, for families that round the factor (Gemma), else `None`.
-        padding_idx: Row that is zero and stays zero, or `None`.
+        padding_idx: Padding row of the table, or `None`; see `LookupTable`.
         recipe: Steps of the input embedding after look-up and scale.
         positions: Position schemes by kind of layer; the key `""` has that of the first block.
         head: `"tied"`, `"untied"`, or `None` without a head.
@@ -245,7 +245,7 @@ class EmbeddingLayer(Pretrained):
         return {
             "table": describe(self.table),
             "position": describe(self.position),
-            "head": None if self.head is None else {"tied": self.head.tied, **self.head.config},
+            "head": None if self.head is None else describe_head(self.head),
             "family": self.family,
             "recipe": list(self.recipe),
             "numbering": self.numbering,

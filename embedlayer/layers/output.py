@@ -1,6 +1,7 @@
 """The LM head: hidden states to logits and loss, with the rows of the input table (tied) or its own weight (untied)."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Unpack, cast
 
 import torch
@@ -356,6 +357,20 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             return options
         sizes = {"vocab_size": self.out_features, "embed_dim": self.in_features}
         return {**sizes, **options, "padding_idx": self.padding_idx, "init_std": self.init_std}
+
+    def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
+        """Save an untied head, as every layer is saved; see `Pretrained.save_pretrained`.
+
+        Raises:
+            FileError: The folder cannot be written.
+            CheckpointError: The head is tied, so it has no rows of its own; or it could not be loaded again.
+        """
+        if self.tied:
+            raise CheckpointError(
+                "A tied head has no rows of its own, so it cannot be loaded alone. Save the model or EmbeddingLayer "
+                "that has the table and the head; or save the table, and tie a new head to it: OutputHead(table)."
+            )
+        super().save_pretrained(directory, tokenizer=tokenizer)
 
     def reset_parameters(self) -> None:
         """Draw the weight of an untied head from N(0, init_std²), and set its padding row and the bias to 0.
