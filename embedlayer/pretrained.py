@@ -207,8 +207,8 @@ def describe(layer: Described) -> JsonObject:
     """
     cls = type(layer)
     kind, arguments = kind_of(cls), dict(layer.config)
-    if kind in KINDS or is_current(cls, "config", "__init__"):
-        return {"kind": kind, **arguments}
+    if kind in KINDS or not issubclass(cls, Described) or is_current(cls, "config", "__init__"):
+        return {"kind": kind, **arguments}  # PEFT's wrapper of a table is no Described
     parameters = inspect.signature(cls).parameters
     if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         arguments = {name: value for name, value in arguments.items() if name in parameters}
