@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
+from embedlayer.held_parameters import former_parameter, watch_replacement
 from embedlayer.initialization import init_normal_, zero_rows_
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.deferred_logits import defer_logits
@@ -394,7 +395,9 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             SizeError: A tied head is given another weight.
         """
         if name != "weight" or self.__dict__.get(OWN_TABLE) is None:
+            former = former_parameter(self, name)
             super().register_parameter(name, param)
+            watch_replacement(self, name, former)
         elif param is not self.weight:
             raise SizeError(
                 "This head is tied: its weight is the table's. Assign the table's weight (table.weight = ...), which "
