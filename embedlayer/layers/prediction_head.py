@@ -116,6 +116,8 @@ def part_config(part: nn.Module | None) -> JsonObject | None:
         return {"normalized_shape": part.normalized_shape[0], "eps": part.eps, "elementwise_affine": has_weight}
     assert isinstance(part, nn.LayerNorm)
     bias: JsonObject = {} if part.bias is not None else {"bias": False}
+    if part.weight is None:
+        bias["elementwise_affine"] = False
     return {"normalized_shape": part.normalized_shape[0], "eps": part.eps, **bias}
 
 
@@ -124,7 +126,7 @@ def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
 
     Args:
         kind: `nn.Linear` or `nn.LayerNorm`, for a result without a kind identifier. An `nn.RMSNorm` is recognised by
-            its argument `elementwise_affine`.
+            its argument `elementwise_affine` without `bias`.
         config: The constructor's arguments; `None` returns `None`.
 
     Raises:
@@ -136,7 +138,8 @@ def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
     if is_description(config):
         part: Part = build(config)
         return part
-    kind = nn.RMSNorm if kind is nn.LayerNorm and "elementwise_affine" in config else kind  # type: ignore[assignment]
+    if kind is nn.LayerNorm and "elementwise_affine" in config and "bias" not in config:
+        kind = nn.RMSNorm  # type: ignore[assignment]
     check_saved(kind, config)
     return kind(**config)
 
