@@ -83,3 +83,9 @@ def test_a_window_that_a_configuration_does_not_state_is_an_error(tmp_path, unch
     saved("llama", tmp_path)
     with pytest.raises(el.SizeError, match="window of block 0 is not known"):
         el.load(tmp_path).window_of_block(0)
+
+
+def test_a_norm_of_the_input_does_not_take_its_place(tmp_path, unchecked) -> None:
+    norm = saved("roberta-prelayernorm", tmp_path).roberta_prelayernorm.LayerNorm
+    x = torch.randn(2, 5, 64)
+    torch.testing.assert_close(el.load(tmp_path, final_norm=True).final_norm(x), norm(x))
