@@ -89,19 +89,8 @@ class IndexCheck(nn.Module):
         if self.kind == "position":
             check_integer_positions(indices)
         indices = as_ids(indices, beside=self)
-        if indices.dtype not in INTEGERS:
-            raise _not_integers(str(indices.dtype).removeprefix("torch."), "ids.long()")
-        rows = indices + self.offset if self.offset else indices
-        if rows.is_meta:
-            return rows, None
-        if plain_operators_only():
-            return rows.clamp(0, self.size + self.offset - 1), None
-        if rows.device.type != "cpu":
-            return self.clamp_and_record(rows)
-        if torch.compiler.is_compiling():
-            return checked_copy(rows, self.size, self.kind, self.offset), None
-        raise_if_outside(rows, self.size + self.offset, self.kind, offset=self.offset)
-        return rows, None
+        rows = rows_without_record(indices, self.size, self.kind, offset=self.offset)
+        return (rows, None) if rows is not None else self.clamp_and_record(indices + self.offset)
 
     def clamp_and_record(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Clamp row numbers on an accelerator and record the first bad one, without waiting for the device.
@@ -148,6 +137,42 @@ class IndexCheck(nn.Module):
             self.first_bad_index.fill_(-1)
             where = {"row": place // length, "column": place % length}
             raise _outside(self.kind, value - self.offset, self.size, first=-self.offset, **where)
+
+
+def rows_without_record(indices: Tensor, size: int, kind: Kind, *, offset: int = 0) -> Tensor | None:
+    """Return row numbers that are safe to look up, `indices + offset`, where no bad index needs to be recorded.
+
+    On the CPU a bad index raises an error, in exports and under `torch.func` transforms it is clamped, and on the meta
+    device it has no value.
+
+    Args:
+        indices: Token IDs or positions.
+        size: Number of valid indices.
+        kind: What the indices are, for error messages.
+        offset: Number that is added to each index.
+
+    Returns:
+        Row numbers; `None` on an accelerator, where an `IndexCheck` records the first bad index.
+
+    Raises:
+        ShapeError: `indices` are not int32 or int64.
+        TokenIdError: A token ID is outside, on the CPU.
+        PositionError: A position is outside, on the CPU.
+    """
+    if indices.dtype not in INTEGERS:
+        raise _not_integers(str(indices.dtype).removeprefix("torch."), "ids.long()")
+    rows = indices + offset if offset else indices
+    if rows.is_meta:
+        return rows
+    if plain_operators_only():
+        return rows.clamp(0, size + offset - 1)
+    if rows.device.type != "cpu":
+        return None
+    if torch.compiler.is_compiling():
+        copy: Tensor = checked_copy(rows, size, kind, offset)
+        return copy
+    raise_if_outside(rows, size + offset, kind, offset=offset)
+    return rows
 
 
 def as_ids(ids: IdsLike, *, beside: nn.Module) -> Tensor:

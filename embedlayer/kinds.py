@@ -48,6 +48,7 @@ KINDS: dict[str, str] = {
     "output_head": "embedlayer.layers.output:OutputHead",
     "type_tables": "embedlayer.layers.input_parts:TypeTables",
     "elementwise_affine": "embedlayer.layers.input_parts:ElementwiseAffine",
+    "offset_rms_norm": "embedlayer.layers.input_parts:OffsetRMSNorm",
     "shift_scale": "embedlayer.layers.input_parts:ShiftScale",
     "trigram_projection": "embedlayer.layers.input_parts:TrigramProjection",
     "feature_projection": "embedlayer.layers.input_parts:FeatureProjection",

@@ -13,10 +13,13 @@ A table of V rows of width D has `V * D` parameters; all the rest follows from i
 | row-wise AdamW | a second moment and two step numbers a row of a row-sparse table, and its first moments or none |
 | Adagrad | one sum a trained parameter; of a row-sparse table one sum and two step numbers a row |
 | activations | input of the first block and output of the last one, `2 N D`, and the gradient of the output |
-| loss | plain: softmax of the logits and two gradients of it, `3 N V` in fp32; chunked: the logits of one chunk |
+| loss | chunked: the logits of one chunk; plain: softmax of the logits and two gradients of it, `3 N V` in fp32 |
 | network, look-up | an ID and two rows for each distinct token, on average over the ranks |
 | network, loss | all-gather of the hidden state, target and scores of each token |
 | network, gradients | all-reduce: twice the bytes of what all processes hold |
+| FLOPs, head | `2 N D V` forward; backward as many for the gradient of the hidden states, and for that of the rows |
+| FLOPs, projections | `2 N R D` of a factorised table, once at each end; `2 N D W` per-layer; backward twice |
+| FLOPs, look-up | rows are copied; one addition a number for positions, and backward for the gradient of a row |
 | a step | weights, optimizer, activations, and the larger of loss and gradients, which exist one after the other |
 
 Parameters are counted in decimal units (1 M = 10^6), memory in binary ones (1 MiB = 2^20 bytes). What introductions
@@ -29,9 +32,10 @@ The options are the fields of `EmbeddingPlan`. Its documentation, the signature 
 import inspect
 from dataclasses import KW_ONLY, MISSING, asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeAlias
 
 from embedlayer.errors import SizeError
+from embedlayer.io.files import JsonObject
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, tokens_per_chunk
 
 DTYPE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4, "q8_0": 8, "q4_0": 4}
@@ -112,11 +116,14 @@ class EmbeddingPlan:
     per_layer_dim: int = _option(
         0, "Width of a per-layer table (Gemma 3n and 4), layers * P; 0 for none.", flag="--per-layer", least=0
     )
+    per_layer_rows: int = _option(0, "Rows of the per-layer table; 0 for V.", least=0)
     dtype: str = _option("fp32", "Data type of the weights.", choices=tuple(DTYPE_BITS))
     tokens: int = _option(0, "Tokens of a step on each process, B * T; 0 leaves activations and loss out.", least=0)
     optimizer: str = _option("adamw", "Optimizer; none plans inference.", choices=tuple(OPTIMIZER_MOMENTS))
     moment_dtype: str = _option("fp32", "Data type of the moments of AdamW.", flag="--moments", choices=FLOAT_DTYPES)
-    chunked_loss: bool = _option(False, "Compute the loss in chunks of tokens, as sharded tables always do.")
+    plain_loss: bool = _option(
+        False, "Compute the loss from all logits at once, as plain PyTorch does; by default in chunks, as this library."
+    )
     row_sparse: bool = _option(
         False, "Give gradients to looked-up rows only (RowAdamW); needs an untied head or lookup_only."
     )
@@ -151,8 +158,8 @@ class EmbeddingPlan:
             raise SizeError(f"rank {self.rank} exceeds embed_dim {self.embed_dim}: a dense table is smaller.")
         if self.delta_rows > self.vocab_size:
             raise SizeError(f"delta_rows {self.delta_rows} exceeds vocab_size {self.vocab_size}.")
-        if self.lookup_only and self.chunked_loss:
-            raise SizeError("chunked_loss is for a table with a head: leave it out, or plan without lookup_only.")
+        if self.plain_loss and (self.lookup_only or self.vocab_parallel_size > 1):
+            raise SizeError("plain_loss is for an unsharded table with a head: leave it out.")
         if self.row_sparse and (self._tied_head or self.rank is not None or self.delta_rows or self.quantised):
             raise SizeError(
                 "row_sparse needs a trained dense table with an untied head, because a tied head sends a gradient to "
@@ -218,7 +225,7 @@ class EmbeddingPlan:
 
         The norm of the per-layer inputs has P more.
         """
-        return (self.vocab_size + self.embed_dim) * self.per_layer_dim
+        return ((self.per_layer_rows or self.vocab_size) + self.embed_dim) * self.per_layer_dim
 
     @property
     def delta_parameters(self) -> int:
@@ -265,7 +272,7 @@ class EmbeddingPlan:
         if not self.per_layer_dim:
             return 0
         projection = self.embed_dim * self.per_layer_dim * self._number_bytes
-        return self.vocab_size * self._row_bytes(self.per_layer_dim) + projection
+        return (self.per_layer_rows or self.vocab_size) * self._row_bytes(self.per_layer_dim) + projection
 
     @property
     def delta_bytes(self) -> int:
@@ -340,8 +347,8 @@ class EmbeddingPlan:
         """Return the peak bytes of computing the loss on one rank, without gradients of weights.
 
         - Without training: the logits of all tokens; of a sharded table, of one chunk of tokens.
-        - Plain loss: the softmax of the logits and two gradients of it, in fp32.
-        - Chunked loss: one chunk of logits in fp32, and as much again for a block of its rows. 16-bit weights add
+        - With `plain_loss`: the softmax of the logits and two gradients of it, in fp32.
+        - By default: one chunk of logits in fp32, and as much again for a block of its rows. 16-bit weights add
           that block in 16 bits, and a temporary fp32 copy of the head's gradient. A CPU without instructions for
           products of 16-bit numbers needs no such block.
         - Head tied to delta rows: four fp32 blocks of logits, of some tokens by some rows.
@@ -364,9 +371,9 @@ class EmbeddingPlan:
     def loss_in_chunks(self) -> bool:
         """Return whether the loss is computed for one chunk of tokens at a time.
 
-        This is so if `chunked_loss` is set, or if the table is sharded.
+        This is the loss of this library, unless `plain_loss` is set.
         """
-        return not self.lookup_only and (self.chunked_loss or self.vocab_parallel_size > 1)
+        return not (self.lookup_only or self.plain_loss)
 
     @property
     def loss_by_blocks(self) -> bool:
@@ -467,6 +474,70 @@ class EmbeddingPlan:
         return 2 * (self.processes - 1) * numbers * self._number_bytes // self.processes
 
     @property
+    def lookup_flops(self) -> int:
+        """Return the operations of the look-up, forward: none for rows, which are copied; `N D` to add positions."""
+        return self.tokens * self.embed_dim if self.positions else 0
+
+    @property
+    def lookup_backward_flops(self) -> int:
+        """Return the operations of the look-up, backward: one addition a number of each token's gradient.
+
+        It is added to the gradient of the token's row, or of its inner row of width R, and to that of its position.
+        """
+        trains_positions = bool(self.positions) and not self.delta_rows
+        width = self.embed_dim if self.delta_rows else self._factors[0][1]
+        return self.trained * self.tokens * (width + trains_positions * self.embed_dim)
+
+    @property
+    def projection_flops(self) -> int:
+        """Return the operations of the projections of the input, forward.
+
+        They are `2 N R D` for a factorised table, and `2 N D W` for per-layer inputs of width W.
+        """
+        return 2 * self.tokens * self.embed_dim * ((self.rank or 0) + self.per_layer_dim)
+
+    @property
+    def projection_backward_flops(self) -> int:
+        """Return the operations of the projections of the input, backward: twice those of `projection_flops`.
+
+        Half of them are for the gradient of the input, half for that of the projection; none if they are frozen.
+        """
+        return 2 * self.projection_flops if self.trained and not self.delta_rows else 0
+
+    @property
+    def head_flops(self) -> int:
+        """Return the operations of the logits of all tokens on one rank, forward: `2 N D V`.
+
+        If the table is factorised and tied, they are `2 N D R + 2 N R V`. The softmax, a few operations a logit, is not
+        counted, nor is dequantisation. A rank of a sharded table multiplies its rows with the tokens of all ranks.
+        """
+        return 0 if self.lookup_only else self._product_flops + self._inner_flops
+
+    @property
+    def head_backward_flops(self) -> int:
+        """Return the operations of the head, backward: `2 N D V` each for the gradients of hidden states and rows.
+
+        The loss of this library computes no logits a second time, except for a head tied to delta rows. A frozen head
+        has the gradient of the hidden states alone.
+        """
+        if not self.trained or self.lookup_only:
+            return 0
+        if self.delta_rows:
+            own = 2 * self.tokens * self.delta_parameters if self.tied else 0
+            return self.head_flops * (2 if self.loss_by_blocks else 1) + own
+        return 2 * self.head_flops
+
+    @property
+    def forward_flops(self) -> int:
+        """Return the operations of look-up, projections and head, forward."""
+        return self.lookup_flops + self.projection_flops + self.head_flops
+
+    @property
+    def backward_flops(self) -> int:
+        """Return the operations of look-up, projections and head, backward."""
+        return self.lookup_backward_flops + self.projection_backward_flops + self.head_backward_flops
+
+    @property
     def network_bytes(self) -> int:
         """Return all bytes that a rank sends in a step, on average over the ranks. The optimizer sends nothing."""
         rows = self.lookup_network_bytes + self.replicas_network_bytes
@@ -521,6 +592,17 @@ class EmbeddingPlan:
     def _head_width(self) -> int:
         """Return the width of the vectors that the head multiplies with rows: R for a tied factorised table, else D."""
         return self.embed_dim if self.rank is None or not self.tied else self.rank
+
+    @property
+    def _product_flops(self) -> int:
+        """Return the operations of the product of hidden states and rows on one rank."""
+        delta = 2 * self.tokens * self.delta_parameters if self.tied else 0
+        return 2 * self.tokens * self.vocab_parallel_size * self._rows * self._head_width + delta
+
+    @property
+    def _inner_flops(self) -> int:
+        """Return the operations that project hidden states to the inner width of a tied factorised table."""
+        return 2 * self.tokens * self.embed_dim * self.rank if self.rank and self.tied else 0
 
     @property
     def _chunk_tokens(self) -> int:
@@ -580,8 +662,8 @@ def command_flag(name: str) -> str:
         name: Name of the field.
 
     Example:
-        >>> command_flag("vocab_size"), command_flag("chunked_loss"), command_flag("tied")
-        ('--vocab', '--chunked-loss', '--tied/--untied')
+        >>> command_flag("vocab_size"), command_flag("plain_loss"), command_flag("tied")
+        ('--vocab', '--plain-loss', '--tied/--untied')
     """
     flag: str = OPTIONS[name].metadata["flag"] or f"--{name.replace('_', '-')}"
     return f"{flag}/--un{flag[2:]}" if OPTIONS[name].default is True else flag
@@ -632,7 +714,7 @@ def plan_alternatives(now: EmbeddingPlan, *, used: int | None = None, delta_rows
     Example:
         >>> now = plan("gpt2", tokens=4096)
         >>> [alternative.change for alternative in plan_alternatives(now)][:3]
-        ['train 256 rows only', 'chunked loss', 'int4, nothing trained']
+        ['train 256 rows only', 'factorise, rank 192', 'weights in bf16']
     """
     all_rows = {"row_sparse": False, "row_state": "adamw"}
     frozen = {"optimizer": "none", **all_rows, "delta_rows": 0, "group_size": None}
@@ -647,7 +729,7 @@ def plan_alternatives(now: EmbeddingPlan, *, used: int | None = None, delta_rows
     trimmed = {"vocab_size": kept, "delta_rows": min(now.delta_rows, kept)}
     only_rows, factors = {"delta_rows": fewer, **all_rows}, {"rank": quarter, **all_rows}
     options: list[tuple[bool, str, dict[str, Any], str]] = [
-        (has_head and trained and not now.chunked_loss, "chunked loss", {"chunked_loss": True}, "none: same results"),
+        (has_head and trained and now.plain_loss, "chunked loss", {"plain_loss": False}, "none: same results"),
         (has_head and not now.tied, "tie the head", {"tied": True, **all_rows}, "another model: train again"),
         (has_head and now.tied and dense, "untie the head", {"tied": False}, "same model at the start"),
         (can_be_sparse, "row-sparse table", {"row_sparse": True}, "none: same results"),
@@ -702,23 +784,41 @@ _PUBLISHED: list[tuple[str, int, int, bool, dict[str, Any]]] = [
     ("gemma-2-27b", 256000, 4608, True, {}),
     ("gemma-3-270m", 262144, 640, True, {}),
     ("gemma-3-1b", 262144, 1152, True, {}),
+    # The larger models read images too, and their tables have 64 rows more.
+    ("gemma-3-4b", 262208, 2560, True, {}),
+    ("gemma-3-12b", 262208, 3840, True, {}),
+    ("gemma-3-27b", 262208, 5376, True, {}),
     ("qwen2-0.5b", 151936, 896, True, {}),
     ("qwen2-1.5b", 151936, 1536, True, {}),
     ("qwen2-7b", 152064, 3584, False, {}),
+    ("qwen3-0.6b", 151936, 1024, True, {}),
+    ("qwen3-1.7b", 151936, 2048, True, {}),
+    ("qwen3-4b", 151936, 2560, True, {}),
+    ("qwen3-8b", 151936, 4096, False, {}),
+    ("qwen3-14b", 151936, 5120, False, {}),
+    ("qwen3-32b", 151936, 5120, False, {}),
     ("smollm2-135m", 49152, 576, True, {}),
 ]
 PRESETS = {name: EmbeddingPlan(*size, tied=tied, name=name, **rest) for name, *size, tied, rest in _PUBLISHED}
 """Tables and heads of published models by name. V is that of the checkpoint, padding to a round number included."""
 
 
-def plan(preset: str | None = None, **options: Any) -> EmbeddingPlan:
+Model: TypeAlias = str | JsonObject | None
+"""Name of a preset, path of a `config.json` of transformers, its content, or `None` for given sizes."""
+
+
+def plan(preset: Model = None, **options: Any) -> EmbeddingPlan:
     """Plan the table and head of a published model, or of given sizes.
 
     Args:
-        preset: A name in `PRESETS`; `None` if `vocab_size` and `embed_dim` are passed.
+        preset: A name in `PRESETS`; or the path of a `config.json` of transformers, or its content; `None` if
+            `vocab_size` and `embed_dim` are passed.
         **options: Fields of `EmbeddingPlan`. Beside a preset they replace its own; `None` keeps the preset's.
 
     Raises:
+        FileError: The `config.json` cannot be read.
+        CheckpointError: The `config.json` is of a model that is not planned: its type is unknown or not read by
+            `embedlayer.load`, a size is missing, or it has a table or a head that no plan describes.
         SizeError: The preset is unknown, a size is missing, or `EmbeddingPlan` refuses the options.
 
     Example:
@@ -728,6 +828,10 @@ def plan(preset: str | None = None, **options: Any) -> EmbeddingPlan:
         524288000
     """
     values = {name: value for name, value in options.items() if value is not None}
+    if isinstance(preset, dict) or (preset is not None and preset.endswith(".json")):
+        from embedlayer.planned_fields import fields_of_config
+
+        return EmbeddingPlan(**{**fields_of_config(preset), **values})
     if preset in PRESETS:
         return replace(PRESETS[preset], **values)
     if preset is not None:
@@ -744,7 +848,9 @@ def plan(preset: str | None = None, **options: Any) -> EmbeddingPlan:
 
 plan.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
-        inspect.Parameter("preset", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=str | None),
+        inspect.Parameter(
+            "preset", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=str | JsonObject | None
+        ),
         *(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option.type)
             for name, option in OPTIONS.items()

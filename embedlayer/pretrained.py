@@ -6,6 +6,7 @@ inner layers first, so every combination of tables, positions and heads can be s
 """
 
 import inspect
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,8 +22,9 @@ from embedlayer.errors import CheckpointError, EmbedLayerError, FileError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject, create_folder, read_json, recover_folder, write_json
 from embedlayer.io.json_fields import check_arguments, printable
-from embedlayer.io.safetensors_files import load_tensors, save_tensors
-from embedlayer.kinds import class_of, kind_of
+from embedlayer.io.safetensors_files import load_tensors, require_whole, save_tensors
+from embedlayer.kinds import KINDS, class_of, kind_of
+from embedlayer.overrides import is_current
 
 FORMAT_VERSION = 1
 Layer = TypeVar("Layer", bound="Pretrained")
@@ -120,16 +122,19 @@ class Pretrained(Described, nn.Module):
 
         Raises:
             FileError: The folder cannot be written.
-            CheckpointError: The layer, or a layer inside it, cannot be saved: it has no `config`, or is defined inside
-                a function.
+            CheckpointError: The layer, or a layer inside it, could not be loaded again: it has no `config`, is defined
+                inside a function, or `require_loadable` finds what its configuration does not contain. Nothing is
+                written.
         """
-        description = describe(self)
+        description, state = describe(self), self.state_dict()
+        require_whole(state)
+        require_loadable(self, description, state)
         directory = create_folder(directory)
         if tokenizer is not None:
             from embedlayer.data.tokenizer import as_tokenizer, save_tokenizer
 
             save_tokenizer(as_tokenizer(tokenizer), directory / TOKENIZER)
-        save_tensors(directory / WEIGHTS, self.state_dict())
+        save_tensors(directory / WEIGHTS, state)
         write_config(directory, description)
 
     @classmethod
@@ -202,11 +207,104 @@ def write_config(directory: Path, description: JsonObject) -> None:
 
 
 def describe(layer: Described) -> JsonObject:
-    """Return the description of an object: `{"kind": kind identifier, **layer.config}`.
+    """Return the description of an object: `{"kind": kind identifier, **arguments}`, from which `build` constructs one.
 
-    `build` constructs an object with the same arguments from it.
+    The arguments are `layer.config`. A subclass that has a constructor of its own, and inherits `config` from a class
+    of this library, is described by what its constructor takes: the inherited arguments among it, and its own ones from
+    the attributes of the same names.
+
+    Raises:
+        CheckpointError: The object cannot be saved: it has no `config`, its class is defined inside a function, or an
+            argument of its own constructor is in no attribute.
     """
-    return {"kind": kind_of(type(layer)), **layer.config}
+    cls = type(layer)
+    kind, arguments = kind_of(cls), dict(layer.config)
+    if kind in KINDS or not issubclass(cls, Described) or is_current(cls, "config", "__init__"):
+        return {"kind": kind, **arguments}  # PEFT's wrapper of a table is no Described
+    parameters = inspect.signature(cls).parameters
+    if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        arguments = {name: value for name, value in arguments.items() if name in parameters}
+    base = next(part for part in cls.__mro__ if "config" in vars(part))
+    for name in parameters.keys() - inspect.signature(base).parameters.keys() - arguments.keys():
+        if parameters[name].kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+            if not hasattr(layer, name):
+                raise CheckpointError(
+                    f"A {cls.__name__} cannot be saved: its constructor takes {name}, which is neither in config nor "
+                    f"in an attribute of that name. Store it as self.{name}, or return it from the property config."
+                )
+            value = getattr(layer, name)
+            arguments[name] = describe(value) if isinstance(value, Described) else value
+    return {"kind": kind, **arguments}
+
+
+def require_loadable(layer: Described, description: JsonObject, state: Mapping[str, torch.Tensor]) -> None:
+    """Check that a layer can be loaded again: build one from its description on the meta device, and compare the two.
+
+    Modules must have the same classes and the same `config`, and tensors the same names and shapes. Random generators
+    keep their state.
+
+    Args:
+        layer: The layer that is to be saved.
+        description: `describe(layer)`.
+        state: `layer.state_dict()`.
+
+    Raises:
+        CheckpointError: The layer cannot be built, or another one would be built.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            other = build(json.loads(json.dumps(description)))
+    except (CheckpointError, FileError, TypeError) as error:
+        raise CheckpointError(f"A {type(layer).__name__} that cannot be loaded again is not saved. {error}") from error
+    faults = sorted(_differences(layer, other, state))
+    if faults:
+        raise CheckpointError(
+            f"A {type(layer).__name__} that cannot be loaded again is not saved: {_listed(faults)}. It would be built "
+            f"from its class and its config: return from config what the constructor needs to build the same layer."
+        )
+
+
+def _differences(layer: Described, other: nn.Module, state: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    """Yield a sentence for each difference between a layer and the one that is built from its description.
+
+    Args:
+        layer: The layer.
+        other: The layer that was built.
+        state: `layer.state_dict()`.
+    """
+    expected = other.state_dict()
+    yield from (f"{name} would be missing" for name in expected.keys() - state.keys())
+    yield from (f"{name} would be unexpected" for name in state.keys() - expected.keys())
+    for name in state.keys() & expected.keys():
+        if state[name].shape != expected[name].shape:
+            yield f"{name} has shape {tuple(state[name].shape)}, and would have {tuple(expected[name].shape)}"
+    modules = dict(layer.named_modules()) if isinstance(layer, nn.Module) else {}
+    for name, new in other.named_modules():
+        module = modules.get(name, new)
+        if type(module) is type(new) and isinstance(module, Described) and isinstance(new, Described):
+            own, others = _without_layers(module.config), _without_layers(new.config)
+            for key in own:
+                if json.dumps(own[key]) != json.dumps(others.get(key)):
+                    place = f"{name}.{key}".strip(".")
+                    yield f"{place} is {printable(own[key])}, and would be {printable(others.get(key))}"
+        elif type(module) is not type(new) and (
+            not isinstance(module, Described) or kind_of(type(module)) not in KINDS
+        ):
+            yield f"{name} is a {type(module).__name__}, and would be a {type(new).__name__}"
+
+
+def _without_layers(value: Any) -> Any:
+    """Return a part of a `config` in which the descriptions of modules, which have configs of their own, are `None`."""
+    if is_description(value) and issubclass(class_of(value["kind"]), nn.Module):
+        return None
+    if isinstance(value, dict):
+        return {key: _without_layers(each) for key, each in value.items()}
+    return [_without_layers(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _listed(faults: list[str]) -> str:
+    """Return up to eight faults as text, separated by semicolons."""
+    return "; ".join(faults[:8]) + ("; ..." if len(faults) > 8 else "")
 
 
 def config_from_attributes(layer: Described) -> JsonObject:
@@ -342,6 +440,5 @@ def assign(layer: nn.Module, tensors: dict[str, torch.Tensor], *, source: Path) 
         elif tensor.dtype != expected.dtype and not {expected.dtype, tensor.dtype} <= FLOATS:
             faults.append(f"{name} is stored as {tensor.dtype} where {expected.dtype} is expected")
     if faults:
-        listed = "; ".join(sorted(faults)[:8]) + ("; ..." if len(faults) > 8 else "")
-        raise CheckpointError(f"{source} does not fit its configuration: {listed}.")
+        raise CheckpointError(f"{source} does not fit its configuration: {_listed(sorted(faults))}.")
     layer.load_state_dict(tensors, assign=True)

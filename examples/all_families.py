@@ -27,6 +27,8 @@ Comparisons, in float32 except where it says float64:
   are off by `position * 6e-8` radians, so its code runs with float64 in its place (`transformers_probe.Float64`).
   Blocks get the hidden states of the run at short positions. A block whose output then changes, although it rotates
   nothing, must scale its queries; `query scale` compares the length of queries at long and at short positions.
+- `final norm`: `layer.final_norm` of the output of the last block, and the hidden states that enter the head.
+- `windows`: `layer.window_of_block(i)`, and the window of the attention of each block.
 - `head`: the logits for the hidden states that enter the head.
 - `patched logits`, `patched loss`, `patched gradients`: those of the model after `embedlayer.patch`
   (`patched_loss`; gradients in float64 with limit 1e-10, the loss with limit 1e-5).
@@ -192,6 +194,7 @@ def examine(
                 row.verdict, row.reason = "refused", "the family is unknown, so load reads the table alone"
             else:
                 compare(row, part_of(row, model), layer)
+                compare_final_norm(row, part_of(row, model), folder)
         if variation is None:
             compare_training(row, part_of(row, model))
     judge(row)
@@ -313,6 +316,36 @@ def compare_head(row: Row, layer: el.EmbeddingLayer, run: Run) -> None:
         hidden = run.hidden[:, 0] if run.hidden.dim() > run.logits.dim() else run.hidden  # the first of several streams
         with torch.no_grad():
             row.differences["head"] = relative(layer.head(hidden), run.logits)
+
+
+def compare_final_norm(row: Row, model: nn.Module, folder: str) -> None:
+    """Compare the norm between the last block and the head, and the windows of attention."""
+    try:
+        layer = el.load(folder, final_norm=True)
+    except el.errors.CheckpointError as error:
+        row.left_out["final norm"] = str(error).replace(folder, "...")
+        return
+    ids, _ = texts(model.config)
+    decoder = {"decoder_input_ids": ids.flip(1)} if accepts(model, "decoder_input_ids") else {}
+    run = observe(model, {"input_ids": ids, **decoder})
+    stacks = main_stacks(model, run)
+    blocks = run.stacks[stacks[-1]] if stacks else {}
+    output = blocks[max(blocks)].output if blocks else None
+    if output is None or run.hidden is None or output.shape != run.hidden.shape:
+        row.left_out["final norm"] = "the output of the last block or the input of the head was not seen"
+    else:
+        with torch.no_grad():
+            ours = output if layer.final_norm is None else layer.final_norm(output)
+        row.differences["final norm"] = relative(ours, run.hidden)
+    windows = {i: getattr(block.module, "self_attn", None) for i, block in blocks.items()}
+    windows = {i: attention for i, attention in windows.items() if hasattr(attention, "sliding_window")}
+    if windows and layer.layer_types:
+        with suppress(el.errors.SizeError):  # a type of attention that has no window
+            found = {
+                i: each.sliding_window if getattr(each, "is_sliding", True) else None for i, each in windows.items()
+            }
+            equal = all(layer.window_of_block(i) == window for i, window in found.items())
+            row.differences["windows"] = 0.0 if equal else float("inf")
 
 
 def compare_training(row: Row, model: nn.Module) -> None:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import embedlayer as el
 from embedlayer.io.safetensors_files import save_tensors
@@ -33,6 +33,32 @@ def dense(**options: object) -> el.TokenEmbedding:
     return el.TokenEmbedding(VOCAB_SIZE, EMBED_DIM, **{"padding_idx": 0, "scale": "sqrt_dim", **options})
 
 
+class TableOfAUser(el.TokenTable):
+    """A table as a user may write it: row v is `weight[v] + shared`, and nothing else is said."""
+
+    def __init__(self, vocab_size: int, embed_dim: int, padding_idx: int | None = None) -> None:
+        super().__init__()
+        self.vocab_size = self.num_rows = vocab_size
+        self.embed_dim, self.padding_idx, self.scale = embed_dim, padding_idx, 2.0
+        self.weight = nn.Parameter(torch.empty(2 * vocab_size, embed_dim))  # more rows than IDs
+        self.shared = nn.Parameter(torch.empty(embed_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight)
+        nn.init.normal_(self.shared)
+
+    @property
+    def config(self) -> dict[str, object]:
+        return {"vocab_size": self.vocab_size, "embed_dim": self.embed_dim, "padding_idx": self.padding_idx}
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        return nn.functional.embedding(ids, self.weight) + self.shared
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        return self.weight[start:stop] + self.shared
+
+
 TABLES: dict[str, Callable[[], el.TokenTable]] = {
     "dense": dense,
     "dense, spare rows": lambda: dense(pad_to_multiple_of=16, init_std=1.0),
@@ -46,6 +72,7 @@ TABLES: dict[str, Callable[[], el.TokenTable]] = {
     "int4, q4_0": lambda: quantized(4, layout=el.tables.GGUFBlocks()),
     "delta": lambda: el.DeltaEmbedding(dense(), [7, 48, 49]),
     "delta over int8": lambda: el.DeltaEmbedding(quantized(8), [7, 48, 49]),
+    "of a user": lambda: TableOfAUser(VOCAB_SIZE, EMBED_DIM, padding_idx=0),
     "delta over factorised": lambda: el.DeltaEmbedding(TABLES["factorised"](), [7, 48, 49]),
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import transformers
-from all_families import examine, examine_varied
+from all_families import LIMIT, examine, examine_varied
 from tiny_models import KINDS, SAMPLE, model_types
 
 from embedlayer.checkpoints import loader
@@ -58,6 +58,8 @@ def test_a_model_type_gives_the_result_on_the_page(kind, model_type, unchecked) 
         row = examine(model_type, kind)
     assert row.verdict in ("equal", "refused"), row
     assert row.verdict == page_rows()[kind, model_type]["result"], row
+    if (kind, model_type) in CASES and row.verdict == "equal":
+        assert row.differences["final norm"] <= LIMIT, row
 
 
 def test_the_sample_has_40_types() -> None:

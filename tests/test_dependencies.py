@@ -22,7 +22,7 @@ TIERS = [
         "kinds",
         "io",
     ],
-    ["documents", "index_checks", "computed_buffers", "collectives", "families", "kernels"],
+    ["documents", "held_parameters", "index_checks", "computed_buffers", "collectives", "families", "kernels"],
     ["data", "losses"],
     ["pretrained"],
     ["positions", "tables"],
@@ -31,7 +31,7 @@ TIERS = [
     ["models", "checkpoints"],
     ["training"],
     ["sources"],
-    ["vocab", "compress", "planner", "analysis", "scratch"],
+    ["planned_fields", "vocab", "compress", "planner", "analysis", "scratch"],
     ["plots", "explorer"],
     ["cli"],
 ]

@@ -55,9 +55,12 @@ def all_kinds(value: object) -> list[str]:
     return own + [kind for each in value.values() for kind in all_kinds(each)]
 
 
-@pytest.mark.parametrize("make", [*TABLES.values(), *POSITIONS.values(), *UNTIED_HEADS.values(), *LAYERS.values()])
-def test_a_written_configuration_names_kind_identifiers_only(make, tmp_path) -> None:
-    make().save_pretrained(tmp_path)
+OURS = {**TABLES, **POSITIONS, **UNTIED_HEADS, **LAYERS}
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if not name.endswith("of a user")])
+def test_a_written_configuration_names_kind_identifiers_only(name, tmp_path) -> None:
+    OURS[name]().save_pretrained(tmp_path)
     kinds = all_kinds(json.loads((tmp_path / "config.json").read_text()))
     assert kinds
     assert set(kinds) <= KINDS.keys()

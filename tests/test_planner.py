@@ -16,6 +16,7 @@ from memory import Memory
 from processes import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.flop_counter import FlopCounterMode
 
 import embedlayer.planner
 from embedlayer import (
@@ -124,28 +125,34 @@ def test_parameters_and_bytes_are_those_of_torch_modules(vocab_size, embed_dim, 
 
 
 PLANS = {
-    "dense, tied": {},
-    "dense, tied, chunked": {"chunked_loss": True},
-    "dense, untied head": {"tied": False},
-    "dense, untied head, chunked": {"tied": False, "chunked_loss": True},
-    "bfloat16": {"dtype": "bf16", "moment_dtype": "bf16"},
-    "bfloat16, chunked": {"dtype": "bf16", "moment_dtype": "bf16", "chunked_loss": True},
-    "sgd": {"optimizer": "sgd"},
-    "factorised": {"rank": 16},
-    "factorised, chunked": {"rank": 16, "chunked_loss": True},
-    "factorised, untied head": {"rank": 16, "tied": False},
-    "row-sparse": {"tied": False, "row_sparse": True},
-    "row-sparse, rowwise": {"tied": False, "row_sparse": True, "row_state": "rowwise_bf16"},
-    "row-sparse, Adagrad": {"tied": False, "row_sparse": True, "optimizer": "adagrad"},
-    "row-sparse, chunked": {"tied": False, "row_sparse": True, "chunked_loss": True},
+    "dense, tied": {"plain_loss": True},
+    "dense, tied, chunked": {},
+    "dense, untied head": {"plain_loss": True, "tied": False},
+    "dense, untied head, chunked": {"tied": False},
+    "bfloat16": {"plain_loss": True, "dtype": "bf16", "moment_dtype": "bf16"},
+    "bfloat16, chunked": {"dtype": "bf16", "moment_dtype": "bf16"},
+    "sgd": {"plain_loss": True, "optimizer": "sgd"},
+    "factorised": {"plain_loss": True, "rank": 16},
+    "factorised, chunked": {"rank": 16},
+    "factorised, untied head": {"plain_loss": True, "rank": 16, "tied": False},
+    "row-sparse": {"plain_loss": True, "tied": False, "row_sparse": True},
+    "row-sparse, rowwise": {"plain_loss": True, "tied": False, "row_sparse": True, "row_state": "rowwise_bf16"},
+    "row-sparse, Adagrad": {"plain_loss": True, "tied": False, "row_sparse": True, "optimizer": "adagrad"},
+    "row-sparse, chunked": {"tied": False, "row_sparse": True},
     "rows beside": {"delta_rows": 40},
     "rows beside, few positions": {"delta_rows": 40, "positions": 64},
     "rows beside a factorised table": {"delta_rows": 40, "rank": 16},
-    "rows beside, untied head": {"delta_rows": 40, "tied": False, "chunked_loss": True},
+    "rows beside, untied head": {"delta_rows": 40, "tied": False},
     "rows beside, bfloat16": {"delta_rows": 40, "dtype": "bf16", "moment_dtype": "bf16"},
-    "rows beside, bfloat16, untied head": {"delta_rows": 40, "dtype": "bf16", "moment_dtype": "bf16", "tied": False},
-    "factorised, bfloat16, chunked": {"rank": 16, "dtype": "bf16", "moment_dtype": "bf16", "chunked_loss": True},
-    "untied head, bfloat16, chunked": {"tied": False, "dtype": "bf16", "moment_dtype": "bf16", "chunked_loss": True},
+    "rows beside, bfloat16, untied head": {
+        "plain_loss": True,
+        "delta_rows": 40,
+        "dtype": "bf16",
+        "moment_dtype": "bf16",
+        "tied": False,
+    },
+    "factorised, bfloat16, chunked": {"rank": 16, "dtype": "bf16", "moment_dtype": "bf16"},
+    "untied head, bfloat16, chunked": {"tied": False, "dtype": "bf16", "moment_dtype": "bf16"},
     "one of three ranks": {"vocab_parallel_size": 3},
     "one of two ranks, untied head": {"vocab_parallel_size": 2, "tied": False},
     "one of two ranks, factorised": {"vocab_parallel_size": 2, "rank": 16},
@@ -258,10 +265,10 @@ def step(row: EmbeddingPlan, *, instructions: bool = True) -> dict[str, int]:
                 found |= {"optimizer_bytes": 0, "activation_bytes": found["vectors"] + hidden.nbytes}
                 return found
             before = memory.peak = settled(memory)
-            loss = head.loss(hidden, ids, impl="chunked" if row.chunked_loss else "plain")
+            loss = head.loss(hidden, ids, impl="plain" if row.plain_loss else "chunked")
             loss.backward()
             made = [part.grad for part in (hidden, *trained) if part.grad is not None]
-            chunked = row.chunked_loss or row.vocab_parallel_size > 1
+            chunked = not row.plain_loss
             along = made if chunked and row.dtype == "fp32" else []  # gradients made while logits are there
             found["loss_bytes"] = memory.peak - before - sum(map(size_of, along))
             x.backward(hidden.grad)
@@ -319,6 +326,54 @@ def test_every_part_that_is_planned_is_measured_within_five_percent(name):
     for part, measured in found.items():
         if part in row.as_dict():
             assert getattr(row, part) == pytest.approx(measured, rel=0.05, abs=2000), part
+
+
+HAND_COUNTS = {  # tokens, table and head, forward; the head's products and the additions of look-up, backward
+    "gpt2": (1024, 2 * 1024 * 768 * 50257, 1024 * 768, 0),
+    "llama-3-8b": (4096, 2 * 4096 * 4096 * 128256, 0, 0),
+    "qwen3-0.6b": (2048, 2 * 2048 * 1024 * 151936, 0, 0),
+    "gemma-3-1b": (2048, 2 * 2048 * 1152 * 262144, 0, 0),
+    "bert-base": (512, 2 * 512 * 768 * 30522, 512 * 768, 0),
+    "albert-base": (512, 2 * 512 * (768 * 128 + 128 * 30000), 0, 2 * 512 * 128 * 768),
+}
+"""Tokens, and the operations of head, positions and projections, forward, as written down by hand."""
+
+
+@pytest.mark.parametrize("name", HAND_COUNTS)
+def test_operations_are_those_counted_by_hand(name):
+    tokens, head, positions, projections = HAND_COUNTS[name]
+    row = plan(name, tokens=tokens)
+    assert (row.head_flops, row.lookup_flops, row.projection_flops) == (head, positions, projections)
+    assert row.forward_flops == head + positions + projections
+    rows = tokens * (128 if name == "albert-base" else row.embed_dim)
+    assert row.backward_flops == 2 * head + 2 * projections + rows + positions
+    assert plan(name, tokens=tokens, optimizer="none").backward_flops == 0
+    assert plan(name, tokens=tokens, vocab_parallel_size=1).forward_flops == row.forward_flops
+
+
+COUNTED = [name for name in PLANS if "one of" not in name and "int" not in name]
+
+
+@pytest.mark.parametrize("name", some(("dense, tied", "factorised, chunked", "rows beside", "looked up only"), COUNTED))
+def test_products_are_those_that_torch_counts(name):
+    row = EmbeddingPlan(900, 48, **{"tokens": 64} | PLANS[name])
+    table, head, positions = built(row)
+    ids = torch.randint(0, 900, (2, row.tokens // 2))
+    forward, both = FlopCounterMode(display=False), FlopCounterMode(display=False)
+    with forward, torch.no_grad():
+        x = embed(ids, table, positions or Position())
+        _ = None if head is None else head(x)
+    assert forward.get_total_flops() == row.projection_flops + row.head_flops
+    if row.trained:
+        with both:
+            x = embed(ids, table, positions or Position())
+            hidden = x.detach().requires_grad_()
+            if head is not None:
+                head.loss(hidden, ids, impl="plain").backward()  # torch does not see the products of the chunked loss
+            if x.requires_grad:
+                x.backward(torch.ones_like(x) if head is None else hidden.grad)
+        planned = row.projection_backward_flops + row.head_backward_flops
+        assert both.get_total_flops() - forward.get_total_flops() == planned
 
 
 @pytest.mark.parametrize("name", [name for name in PLANS if "bfloat16, chunked" in name])
@@ -454,7 +509,10 @@ def test_a_dictionary_holds_every_size():
         ),
         ({"preset": "gpt2", "delta_rows": 5, "replicas": 2}, "delta_rows 5 is for one process"),
         ({"preset": "gpt2", "row_sparse": True}, "plan it untied"),
-        ({"preset": "gpt2", "lookup_only": True, "chunked_loss": True}, "chunked_loss is for a table with a head"),
+        (
+            {"preset": "gpt2", "lookup_only": True, "plain_loss": True},
+            "plain_loss is for an unsharded table with a head",
+        ),
         ({"preset": "gpt2", "row_state": "rowwise"}, "row_state rowwise is for a row-sparse table with adamw"),
         ({"preset": "gpt2", "group_size": 32}, "group_size 32 is for int8 and int4, not for fp32"),
         ({"preset": "gpt2", "device": "tpu"}, "device 'tpu' is unknown: use one of cpu, cuda"),
@@ -473,7 +531,7 @@ def test_what_cannot_be_planned_says_why(options, words):
     rank=st.none() | st.just(16),
     dtype=st.sampled_from(["fp32", "bf16", "int8"]),
     optimizer=st.sampled_from(list(OPTIMIZER_MOMENTS)),
-    chunked_loss=st.booleans(),
+    plain_loss=st.booleans(),
     delta_rows=st.sampled_from([0, 7]),
     used=st.none() | st.just(50),
 )

@@ -28,7 +28,7 @@ from embedlayer.layers.input_parts import PredictionStreams, TokenDropout, TypeT
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
 from embedlayer.layers.per_layer import PerLayerInputs
-from embedlayer.layers.prediction_head import PredictionHead, build_head, build_part, part_config
+from embedlayer.layers.prediction_head import PredictionHead, build_head, build_part, describe_head, part_config
 from embedlayer.layers.steps import EmbeddingStep, StepName, TokenBatch, TracedStep, run_steps, trace_steps
 from embedlayer.positions.position import Position, positions_of
 from embedlayer.pretrained import FLOATS, Pretrained, build, describe, is_description
@@ -61,7 +61,7 @@ class LayerReport(LoadRecord):
         device: Device of the rows.
         scale: Factor on looked-up rows, as the family defines it; `None` for none.
         embed_scale: `scale` rounded to the dtype of the rows, for families that round the factor (Gemma), else `None`.
-        padding_idx: Row that is zero and stays zero, or `None`.
+        padding_idx: Padding row of the table, or `None`; see `LookupTable`.
         recipe: Steps of the input embedding after look-up and scale.
         positions: Position schemes by kind of layer; the key `""` has that of the first block.
         head: `"tied"`, `"untied"`, or `None` without a head.
@@ -146,6 +146,12 @@ class EmbeddingLayer(Pretrained):
         streams: Module of the step `"streams"`, after which there are more vectors than tokens.
         decoder: The decoder's own parts of an encoder-decoder model, which `decoder_input` reads; `None` for a model
             with one stack.
+        final_norm: Norm between the last block and the head, which reads `final_norm(x)`; `load(..., final_norm=True)`
+            reads it. `None` if it was not read, or if the model has none.
+        layer_types: Type of each block's attention as the configuration states it, such as `"sliding_attention"`;
+            empty if it states none.
+        window: Number of tokens to which a query of a block with sliding attention attends, itself included; `None` if
+            the configuration states none.
         per_layer: Per-layer inputs of Gemma 3n and 4: `layer.per_layer(ids, layer.input(ids))` returns one vector for
             each token and block. `None` for other models.
         other_positions: Position schemes of other layers by kind: Gemma 3's `"full_attention"`, T5's `"decoder"`.
@@ -186,6 +192,9 @@ class EmbeddingLayer(Pretrained):
         streams: PredictionStreams | None = None,
         decoder: DecoderInput | None = None,
         per_layer: PerLayerInputs | None = None,
+        final_norm: nn.Module | None = None,
+        layer_types: Sequence[str] = (),
+        window: int | None = None,
         other_positions: Mapping[str, Position] | None = None,
         block_positions: Sequence[str] = (),
         encoder_block_positions: Sequence[str] = (),
@@ -223,6 +232,9 @@ class EmbeddingLayer(Pretrained):
         self.streams = streams
         self.decoder = decoder
         self.per_layer = per_layer
+        self.final_norm = final_norm
+        self.layer_types = tuple(layer_types)
+        self.window = window
         self.other_positions = nn.ModuleDict(dict(other_positions or {}))
         self.block_positions = tuple(block_positions)
         self.encoder_block_positions = tuple(encoder_block_positions)
@@ -247,7 +259,7 @@ class EmbeddingLayer(Pretrained):
         return {
             "table": describe(self.table),
             "position": describe(self.position),
-            "head": None if self.head is None else {"tied": self.head.tied, **self.head.config},
+            "head": None if self.head is None else describe_head(self.head),
             "family": self.family,
             "recipe": list(self.recipe),
             "numbering": self.numbering,
@@ -260,6 +272,9 @@ class EmbeddingLayer(Pretrained):
             "streams": part_config(self.streams),
             "decoder": None if self.decoder is None else describe(self.decoder),
             "per_layer": None if self.per_layer is None else describe(self.per_layer),
+            "final_norm": part_config(self.final_norm),
+            "layer_types": list(self.layer_types),
+            "window": self.window,
             "other_positions": {kind: describe(self.position_of(kind)) for kind in self.other_positions},
             "block_positions": list(self.block_positions),
             "encoder_block_positions": list(self.encoder_block_positions),
@@ -285,6 +300,7 @@ class EmbeddingLayer(Pretrained):
             parts["types"] = build(parts["types"]) if isinstance(parts["types"], dict) else parts["types"]
             parts["norm"] = build_part(nn.LayerNorm, parts["norm"])
             parts["projection"] = build_part(nn.Linear, parts["projection"])
+            parts["final_norm"] = build_part(nn.LayerNorm, parts.get("final_norm"))
             parts["token_dropout"] = build_part(TokenDropout, parts.get("token_dropout"))
             parts["streams"] = build_part(PredictionStreams, parts.get("streams"))
             parts["other_positions"] = {kind: build(value) for kind, value in parts["other_positions"].items()}
@@ -550,6 +566,35 @@ class EmbeddingLayer(Pretrained):
             raise SizeError(f"There is no block {block}: this layer belongs to {len(blocks)} blocks.")
         return self.position_of(blocks[block] or None)
 
+    def window_of_block(self, block: int) -> int | None:
+        """Return the number of tokens to which a query of a block attends, itself included; `None` for all before it.
+
+        Args:
+            block: Number of the block, from 0; a negative number counts from the end.
+
+        Raises:
+            SizeError: There is no such block; or the configuration states no types of layers, or no window for them, or
+                a type that attends in another way.
+
+        Example:
+            >>> types = ["sliding_attention", "full_attention"]
+            >>> layer = EmbeddingLayer(TokenEmbedding(100, 8), layer_types=types, window=512)
+            >>> layer.window_of_block(0), layer.window_of_block(1)
+            (512, None)
+        """
+        types = self.layer_types
+        if types and not -len(types) <= block < len(types):
+            raise SizeError(f"There is no block {block}: this layer belongs to {len(types)} blocks.")
+        kind = types[block] if types else None
+        if kind == "full_attention":
+            return None
+        if kind != "sliding_attention" or self.window is None:
+            raise SizeError(
+                f"The window of block {block} is not known: its type is {kind!r}, and the configuration's "
+                f"sliding_window {self.window}."
+            )
+        return self.window
+
     def report(self) -> LayerReport:
         """Return a report of this layer and of the tensors that `load` read for it; also reads the tokenizer file."""
         output = self.head.output if isinstance(self.head, PredictionHead) else self.head
@@ -601,6 +646,7 @@ def load(
     revision: str | None = None,
     table_only: bool = False,
     per_layer: bool = True,
+    final_norm: bool = False,
 ) -> EmbeddingLayer:
     """Load the embedding layer of a checkpoint: table, positions, scale, norms and head, and no other weights.
 
@@ -616,6 +662,8 @@ def load(
             positions and no head, so its `input` returns rows of the table.
         per_layer: Read the per-layer inputs of Gemma 3n and 4 too, as `layer.per_layer`. Their table may be larger than
             the token table; on the CPU, without a change of dtype, its rows are read where they are looked up.
+        final_norm: Read the norm between the last block and the head too, as `layer.final_norm`. It is `None` for a
+            model whose last block ends with a norm (BERT, BART).
 
     Returns:
         A trainable layer. `print(layer.report())` shows what was read.
@@ -623,7 +671,8 @@ def load(
     Raises:
         FileError: `source` does not exist, or a file cannot be read.
         CheckpointError: The model family is unknown and `table_only` is false; a file is damaged or a pickle; a tensor
-            that the family needs is missing; or tensors and configuration disagree.
+            that the family needs is missing; tensors and configuration disagree; or the final norm is requested, and
+            that of this model type is not known.
         SizeError: `dtype` is not a floating-point dtype of at least 16 bits.
         MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`, and a GGUF file `'embedlayer[gguf]'`.
 
@@ -645,36 +694,17 @@ def load(
     checkpoint = Checkpoint.open(source, revision=revision)
     if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
         checkpoint.config = meta_config(checkpoint)
-    read = _read_saved_layer if is_description(checkpoint.config) else _read_layer
-    layer = read(checkpoint, dtype, device, table_only=table_only, per_layer=per_layer)
+    if is_description(checkpoint.config):
+        layer = _read_saved_layer(checkpoint, dtype, device, table_only=table_only, per_layer=per_layer)
+        if final_norm and layer.final_norm is None:
+            raise CheckpointError(f"{checkpoint.name} was saved without its final norm: leave out final_norm=True.")
+    else:
+        loader = Loader(checkpoint, dtype, device, table_only=table_only, per_layer=per_layer, final_norm=final_norm)
+        layer = loader.build(lambda: EmbeddingLayer(**loader.read_arguments()))
+        layer.load_record = loader.load_record()
     layer._checkpoint = checkpoint
     for note in layer.load_record.notes[table_only:]:
         warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
-    return layer
-
-
-def _read_layer(
-    checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool, per_layer: bool
-) -> EmbeddingLayer:
-    """Read the embedding layer of a model's checkpoint.
-
-    The layer is built on the meta device, without memory for weights; the tensors of the checkpoint then become its
-    parameters.
-
-    Args:
-        checkpoint: The open checkpoint.
-        dtype: Dtype of all tensors; `None` for that of the table in the checkpoint.
-        device: Device of the tensors.
-        table_only: Whether to read the token table alone.
-        per_layer: Whether to read per-layer inputs.
-
-    Raises:
-        CheckpointError: The family is unknown and not only the table is read; or a tensor or a key of the configuration
-            is missing or does not fit.
-    """
-    loader = Loader(checkpoint, dtype, device, table_only=table_only, per_layer=per_layer)
-    layer = loader.build(lambda: EmbeddingLayer(**loader.read_arguments()))
-    layer.load_record = loader.load_record()
     return layer
 
 

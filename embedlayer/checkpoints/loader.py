@@ -41,6 +41,7 @@ from embedlayer.families import (
     rotary_facts,
     stated_size,
 )
+from embedlayer.families.final_norms import FINAL_NORMS, WINDOW_IN_ALL_BLOCKS
 from embedlayer.families.records import (
     AlibiPositions,
     AxialPositions,
@@ -66,6 +67,7 @@ from embedlayer.layers.decoder_input import DecoderInput
 from embedlayer.layers.input_parts import (
     ElementwiseAffine,
     FeatureProjection,
+    OffsetRMSNorm,
     PredictionStreams,
     ShiftScale,
     TokenDropout,
@@ -81,7 +83,7 @@ from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
 from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding, rotary_scheme
-from embedlayer.positions.rotary_config import read_blocks
+from embedlayer.positions.rotary_config import layer_types, read_blocks
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import FLOATS, assign, is_description
 from embedlayer.tables.dense import TokenEmbedding
@@ -169,6 +171,7 @@ class Loader:
         table_only: Whether to read the token table alone. A checkpoint of an unknown family is then accepted, and the
             table is found by its name.
         per_layer: Whether to read per-layer inputs, if the family has them.
+        final_norm: Whether to read the norm between the last block and the head.
 
     Attributes:
         tensors: Key in the `state_dict` of the layer -> tensor that was read.
@@ -192,8 +195,10 @@ class Loader:
         *,
         table_only: bool = False,
         per_layer: bool = True,
+        final_norm: bool = False,
     ) -> None:
         self.reads_per_layer = per_layer
+        self.reads_final_norm = final_norm
         self.checkpoint = checkpoint
         self.config_file = str(checkpoint.file(CONFIG) or checkpoint.name)
         self.table_only = table_only
@@ -384,6 +389,8 @@ class Loader:
             "token_dropout": TokenDropout(self._token_id("mask_token_id")) if "token_dropout" in recipe else None,
             "decoder": decoder,
             "per_layer": self._per_layer(pad),
+            "final_norm": self._final_norm() if self.reads_final_norm else None,
+            **self._attention_windows(),
             "other_positions": schemes,
             "block_positions": self.blocks,
             "encoder_block_positions": self.encoder_blocks,
@@ -900,6 +907,8 @@ class Loader:
         eps = spec.eps if spec.eps_key is None else self._number(spec.eps_key, spec.eps)
         if spec.kind == "rms_plain":
             return nn.RMSNorm(width, eps=eps, elementwise_affine=False)
+        if spec.kind == "layer_plain":
+            return nn.LayerNorm(width, eps=eps, elementwise_affine=False)
         names = (spec.name,) if isinstance(spec.name, str) else spec.name
         biases = tuple(f"{name}.{end}" for name in names for end in ("bias", "beta"))
         has_bias = spec.kind == "layer" and self._has(spec.bias)
@@ -908,11 +917,59 @@ class Loader:
         )
         if spec.kind == "rms":
             return nn.RMSNorm(width, eps=eps)
+        if spec.kind == "rms_offset":
+            return OffsetRMSNorm(width, eps=eps)
         if has_bias:
             self._require(f"{key}.bias", biases, "norm", (width,))
         if spec.affine_key is not None and self.config.get(spec.affine_key[0]) == spec.affine_key[1]:
             return ElementwiseAffine(width)
         return nn.LayerNorm(width, eps=eps, bias=has_bias)
+
+    def _final_norm(self) -> nn.Module | None:
+        """Read the norm between the last block and the head; `None` if the family has none, as after post-norm blocks.
+
+        In an encoder-decoder model it is that of the decoder. It is looked for in the modules around the token table,
+        from the innermost one, so no norm of another part (a block, a vision tower) takes its place.
+
+        Raises:
+            CheckpointError: The final norm of this model type is not known, or its tensor is not at its place.
+        """
+        model_type, table, names = self.config.get("model_type"), self.names["table.weight"][0], self.checkpoint.names
+        if self.checkpoint.gguf is not None or model_type not in FINAL_NORMS:
+            what = "a GGUF file" if self.checkpoint.gguf is not None else f"the model type {model_type!r}"
+            raise CheckpointError(
+                f"{self.checkpoint.name}: the norm between the last block and the head of {what} is not known here. "
+                f"Leave out final_norm=True."
+            )
+        spec = FINAL_NORMS[str(model_type)]
+        if spec is None or spec.kind in ("rms_plain", "layer_plain"):
+            return self._norm("final_norm", spec, self.width)
+        parts = table.split(".")
+        around = ["".join(f"{part}." for part in parts[:count]) for count in range(len(parts) - 1, -1, -1)]
+        place = next((f"{prefix}{spec.name}" for prefix in around if f"{prefix}{spec.name}.weight" in names), None)
+        if place is None:
+            raise CheckpointError(f"{self.checkpoint.name}: the final norm, {spec.name}.weight, is missing. {WHOLE}")
+        if spec.kind == "layer" and spec.bias is False and f"{place}.bias" in names:
+            raise CheckpointError(f"{self.checkpoint.name}: {place} has a bias, which its family's code does not have.")
+        return self._norm("final_norm", replace(spec, name=place), self.width)
+
+    def _attention_windows(self) -> dict[str, Any]:
+        """Return the arguments `layer_types` and `window` of `EmbeddingLayer`, as far as the configuration has them.
+
+        Raises:
+            CheckpointError: The list of types has another length than there are blocks.
+        """
+        if self.family.decoder_input is not None or stated_size(self.config, "num_hidden_layers") is None:
+            return {}
+        with self._naming_config():
+            types = layer_types(self.config)
+        window = self.config.get("sliding_window") if self.config.get("use_sliding_window", True) else None
+        if None in types and self.config.get("model_type") in WINDOW_IN_ALL_BLOCKS and "sliding_window" in self.config:
+            types = ["full_attention" if window is None else "sliding_attention"] * len(types)
+        return {
+            "layer_types": [] if None in types else types,
+            "window": None if window is None else as_whole_number(window, "sliding_window"),
+        }
 
     def _linear(self, key: str, spec: LinearSpec, shape: tuple[int | None, int | None]) -> nn.Linear:
         """Read the tensors of a projection into `tensors`, and return a new module for them.

@@ -80,12 +80,14 @@ def plan(
 ) -> None:
     """Print the parameters and bytes of an embedding table, its head, their training and the loss.
 
-    Name one MODEL to see all its parts, or several to compare them. Without a name give --vocab and --dim, or see all
-    known models. With --checkpoint, plan a model that exists and see what each change would save.
+    Name one MODEL to see all its parts, or several to compare them: a known name, or the path of a config.json of
+    transformers. Without a name give --vocab and --dim, or see all known models. With --checkpoint, plan a model that
+    exists and see what each change would save.
 
     \b
     embedlayer plan gpt2
     embedlayer plan gpt2 llama-7b gemma-2b --dtype bf16
+    embedlayer plan Qwen3-0.6B/config.json --dtype bf16
     embedlayer plan --vocab 32000 --dim 4096 --untied --tokens 8192
     embedlayer plan --checkpoint DIR --text corpus.txt
     """  # noqa: D301 (click needs the backspace)
@@ -114,6 +116,9 @@ def plan(
         click.echo(json.dumps([row.as_dict() for row in plans], indent=2))
     else:
         _show(*(_parts(plans[0]) if len(plans) == 1 else _comparison(plans)))
+        if len(plans) == 1 and plans[0].tokens:
+            click.echo()
+            _show(*_operations(plans[0]))
 
 
 def planned(
@@ -179,7 +184,7 @@ def planned_injections(injections: "Iterable[nn.Module]", options: Mapping[str, 
     from embedlayer.layers.ngram import NgramEmbedding
     from embedlayer.tables.lookup import LookupTable
 
-    left_out = ("chunked_loss", "delta_rows", "lookup_only", "tokens")
+    left_out = ("plain_loss", "delta_rows", "lookup_only", "tokens")
     applied = {name: value for name, value in options.items() if name not in left_out}
     found = []
     for number, injection in enumerate(injections):
@@ -257,6 +262,19 @@ def _parts(row: EmbeddingPlan) -> Printed:
     return title, ["part", "parameters", "memory"], lines, _note([row])
 
 
+def _operations(row: EmbeddingPlan) -> Printed:
+    """Return a table of the operations of a step, forward and backward: title, headings, lines, and note below."""
+    parts = [
+        ("look-up", row.lookup_flops, row.lookup_backward_flops),
+        ("projections", row.projection_flops, row.projection_backward_flops),
+        ("product of the head", row.head_flops, row.head_backward_flops),
+        ("all", row.forward_flops, row.backward_flops),
+    ]
+    lines = [[name, f"{forward / 1e9:,.1f}", f"{backward / 1e9:,.1f}"] for name, forward, backward in parts]
+    title = f"operations of {row.tokens:,} tokens on one rank, in GFLOP"
+    return title, ["part", "forward", "backward"], lines, "A multiplication with an addition is two."
+
+
 def _additional(injected: list[EmbeddingPlan]) -> Printed:
     """Return a table with one line for each additional table of a model: title, headings, lines, and the note below."""
     lines = []
@@ -274,7 +292,10 @@ def _comparison(plans: list[EmbeddingPlan]) -> Printed:
     The title names the data type, optimizer and tokens of the first plan; all plans have the same.
     """
     first = plans[0]
-    title = f"{first.dtype}, {first.optimizer}, {first.tokens:,} tokens; parameters in millions, memory in MiB"
+    loss = "plain" if first.plain_loss else "chunked"
+    title = (
+        f"{first.dtype}, {first.optimizer}, {first.tokens:,} tokens, {loss} loss; parameters in millions, memory in MiB"
+    )
     lines = []
     for row in plans:
         sizes = (row.weight_bytes, row.gradient_bytes + row.optimizer_bytes, row.loss_bytes, row.peak_bytes)

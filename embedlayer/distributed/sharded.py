@@ -57,7 +57,7 @@ REFUSED = {("torch.nn.parallel.distributed", "__init__"): DDP} | {
 """Module and name of a function of torch that a `ShardedTable` refuses -> the message."""
 
 
-class ShardedTable(TokenTable):
+class ShardedTable(TokenTable, checks_ids=True):
     """A table with its rows sharded over the ranks of a mesh; each rank passes its own IDs and hidden states.
 
     In a look-up a rank sends each distinct ID of its batch to the rank that stores the row, and receives the row. In

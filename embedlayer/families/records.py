@@ -287,7 +287,8 @@ class NormSpec:
         affine_key: Pair (configuration key, value) for which the norm does not normalise, but only multiplies by
             `weight` and adds `bias` (MobileBERT); `None` for a family without such a key.
         bias: Whether a LayerNorm has a bias: yes or no, or a configuration key that says it and its default.
-        kind: `"layer"`: LayerNorm. `"rms"`: RMSNorm, which has a weight only. `"rms_plain"`: RMSNorm without tensors.
+        kind: `"layer"`: LayerNorm. `"rms"`: RMSNorm, which has a weight only. `"rms_offset"`: RMSNorm that multiplies
+            by `1 + weight` (Gemma). `"rms_plain"`, `"layer_plain"`: RMSNorm and LayerNorm without tensors.
     """
 
     name: str | Names
@@ -295,7 +296,7 @@ class NormSpec:
     eps: float = 1e-12
     affine_key: tuple[str, str] | None = None
     bias: Presence = True
-    kind: Literal["layer", "rms", "rms_plain"] = "layer"
+    kind: Literal["layer", "rms", "rms_offset", "rms_plain", "layer_plain"] = "layer"
 
 
 @dataclass(frozen=True)

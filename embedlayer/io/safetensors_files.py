@@ -233,18 +233,27 @@ def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapp
         FileError: The folder cannot be written, or the disk is full.
         CheckpointError: A tensor is a sharded `DTensor`.
     """
-    if sharded := [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]:
-        raise CheckpointError(
-            f"{', '.join(sharded)}: sharded over several ranks, each of which has some rows. Save them with "
-            f"torch.distributed.checkpoint (embedlayer.distributed.state.distributed_state), or call full_tensor() on "
-            f"all ranks first."
-        )
+    require_whole(tensors)
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     with replace_file(path) as partial:
         try:
             save_file(contiguous, partial, metadata={"format": "pt", **(metadata or {})})
         except SafetensorError as error:  # how safetensors reports a full disk
             raise OSError(str(error)) from error
+
+
+def require_whole(tensors: Mapping[str, Tensor]) -> None:
+    """Check that no tensor is sharded.
+
+    Raises:
+        CheckpointError: A tensor is a sharded `DTensor`.
+    """
+    if sharded := [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]:
+        raise CheckpointError(
+            f"{', '.join(sharded)}: sharded over several ranks, each of which has some rows. Save them with "
+            f"torch.distributed.checkpoint (embedlayer.distributed.state.distributed_state), or call full_tensor() on "
+            f"all ranks first."
+        )
 
 
 def encode_header(

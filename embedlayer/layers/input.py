@@ -186,7 +186,7 @@ class TransformerEmbedding(InputEmbedding):
             `"alibi"`, `"relative"`, `"none"`. Rotations and biases add nothing here: pass `layer.position` to the
             attention, which calls `rotate` and `bias`.
         scale: Factor applied to looked-up rows: a number, `"sqrt_dim"` (the original Transformer), or `None` for 1.
-        padding_idx: Token whose row is zero and stays zero, or `None`.
+        padding_idx: Padding token, or `None`; see `LookupTable`.
         init_std: Standard deviation of the normal initialisation: a number, or `"1/sqrt_dim"`.
         num_heads: Query heads; required for `"rotary"`, `"alibi"` and `"relative"`.
         table: A table to use instead of a new one; it keeps its own scale and padding. The weight of a plain

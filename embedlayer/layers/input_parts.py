@@ -99,6 +99,39 @@ class ElementwiseAffine(Pretrained):
         return x * self.weight + self.bias
 
 
+class OffsetRMSNorm(Pretrained):
+    """RMSNorm whose weight counts from one: `out = x / sqrt(mean(x^2) + eps) * (1 + weight)`, computed in float32.
+
+    Args:
+        width: Width of the vectors, D.
+        eps: Term that is added to the mean square.
+
+    Example:
+        >>> norm, x = OffsetRMSNorm(8, eps=1e-6), torch.randn(3, 8)
+        >>> torch.allclose(norm(x), torch.nn.functional.rms_norm(x, (8,), eps=1e-6))
+        True
+
+    Reference: transformers/models/gemma/modeling_gemma.py (`GemmaRMSNorm`).
+    """
+
+    def __init__(self, width: int, *, eps: float) -> None:
+        super().__init__()
+        self.width = width
+        self.eps = eps
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    @property
+    def config(self) -> JsonObject:
+        """Return the constructor's arguments as JSON."""
+        return {"width": self.width, "eps": self.eps}
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Return the normalised vectors in the dtype of `x`."""
+        wide = x.double() if x.dtype == torch.float64 else x.float()
+        normalised = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (normalised * (1 + self.weight.to(wide.dtype))).to(x.dtype)
+
+
 class ShiftScale(Pretrained):
     """Add one vector and multiply with another: `out = (x + shift) * scale` (Zaya), or `x + shift` (HRM-Text).
 

@@ -1,6 +1,7 @@
 """The LM head: hidden states to logits and loss, with the rows of the input table (tied) or its own weight (untied)."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Unpack, cast
 
 import torch
@@ -8,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
+from embedlayer.held_parameters import former_parameter, watch_replacement
 from embedlayer.initialization import init_normal_, zero_rows_
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.deferred_logits import defer_logits
@@ -374,6 +376,20 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         sizes = {"vocab_size": self.out_features, "embed_dim": self.in_features}
         return {**sizes, **options, "padding_idx": self.padding_idx, "init_std": self.init_std}
 
+    def save_pretrained(self, directory: Path | str, *, tokenizer: Any = None) -> None:
+        """Save an untied head, as every layer is saved; see `Pretrained.save_pretrained`.
+
+        Raises:
+            FileError: The folder cannot be written.
+            CheckpointError: The head is tied, so it has no rows of its own; or it could not be loaded again.
+        """
+        if self.tied:
+            raise CheckpointError(
+                "A tied head has no rows of its own, so it cannot be loaded alone. Save the model or EmbeddingLayer "
+                "that has the table and the head; or save the table, and tie a new head to it: OutputHead(table)."
+            )
+        super().save_pretrained(directory, tokenizer=tokenizer)
+
     def reset_parameters(self) -> None:
         """Draw the weight of an untied head from N(0, init_std²), and set its padding row and the bias to 0.
 
@@ -396,7 +412,9 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             SizeError: A tied head is given another weight.
         """
         if name != "weight" or self.__dict__.get(OWN_TABLE) is None:
+            former = former_parameter(self, name)
             super().register_parameter(name, param)
+            watch_replacement(self, name, former)
         elif param is not self.weight:
             raise SizeError(
                 "This head is tied: its weight is the table's. Assign the table's weight (table.weight = ...), which "

@@ -283,7 +283,7 @@ def _trained_between(adapter: TrainableTokens, start: int, stop: int) -> tuple[T
     return torch.tensor(index, dtype=torch.long, device=adapter.values.device), adapter.values[chosen]
 
 
-class AdaptedRows(TokenTable):
+class AdaptedRows(TokenTable, checks_ids=True):
     """A table without parameters, for a tied head: the rows of another table with its active PEFT adapters applied.
 
     Args:

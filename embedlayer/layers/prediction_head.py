@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError
 from embedlayer.io.files import JsonObject
+from embedlayer.kinds import class_of
 from embedlayer.layers.output import OutputHead
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, check_options
@@ -74,16 +75,6 @@ class PredictionHead(HeadOutputs, nn.Module):
         weight: Tensor = self.output.weight
         return weight
 
-    @property
-    def config(self) -> JsonObject:
-        """Return the constructor's arguments as JSON; for a tied head without the table and its sizes."""
-        return {
-            **self.output.config,
-            "dense": part_config(self.dense),
-            "activation": self.activation,
-            "norm": part_config(self.norm),
-        }
-
     def transform(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch R"]:
         """Compute `norm(activation(dense(hidden)))`, `(..., D)` to `(..., R)`."""
         projected = self.dense(hidden)
@@ -133,6 +124,8 @@ def part_config(part: nn.Module | None) -> JsonObject | None:
         return {"normalized_shape": part.normalized_shape[0], "eps": part.eps, "elementwise_affine": has_weight}
     assert isinstance(part, nn.LayerNorm)
     bias: JsonObject = {} if part.bias is not None else {"bias": False}
+    if part.weight is None:
+        bias["elementwise_affine"] = False
     return {"normalized_shape": part.normalized_shape[0], "eps": part.eps, **bias}
 
 
@@ -141,7 +134,7 @@ def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
 
     Args:
         kind: `nn.Linear` or `nn.LayerNorm`, for a result without a kind identifier. An `nn.RMSNorm` is recognised by
-            its argument `elementwise_affine`.
+            its argument `elementwise_affine` without `bias`.
         config: The constructor's arguments; `None` returns `None`.
 
     Raises:
@@ -153,25 +146,45 @@ def build_part(kind: type[Part], config: JsonObject | None) -> Part | None:
     if is_description(config):
         part: Part = build(config)
         return part
-    kind = nn.RMSNorm if kind is nn.LayerNorm and "elementwise_affine" in config else kind  # type: ignore[assignment]
+    if kind is nn.LayerNorm and "elementwise_affine" in config and "bias" not in config:
+        kind = nn.RMSNorm  # type: ignore[assignment]
     check_saved(kind, config)
     return kind(**config)
+
+
+def describe_head(head: OutputHead | PredictionHead) -> JsonObject:
+    """Return `{"tied": head.tied, **describe(head)}`, the description from which `build_head` constructs a head.
+
+    That of a tied head lacks the table and its sizes. That of a `PredictionHead` is that of its product, with its own
+    arguments `dense`, `activation` and `norm`.
+
+    Raises:
+        CheckpointError: The head cannot be saved; see `describe`.
+    """
+    if isinstance(head, PredictionHead):
+        own = {"dense": part_config(head.dense), "activation": head.activation, "norm": part_config(head.norm)}
+        return {**describe_head(head.output), **own}
+    return {"tied": head.tied, **(describe(head) if isinstance(head, OutputHead) else head.config)}  # PEFT's wrapper
 
 
 def build_head(config: JsonObject, table: TokenTable) -> OutputHead | PredictionHead:
     """Build a head from a description, with fresh weights.
 
     Args:
-        config: `{"tied": head.tied, **head.config}` of an `OutputHead` or a `PredictionHead`.
+        config: Result of `describe_head`. Without a kind, as files of earlier versions, it is that of an `OutputHead`.
         table: Table that the new head is tied to if `config["tied"]` is true.
 
     Raises:
-        CheckpointError: A field is missing or has another type.
+        CheckpointError: A field is missing or has another type, or the class is unknown or does not fit its arguments.
     """
     options = dict(config)
     tied, dense = options.pop("tied"), build_part(nn.Linear, options.pop("dense", None))
     activation, norm = options.pop("activation", None), build_part(nn.LayerNorm, options.pop("norm", None))
+    kind = options.pop("kind", "output_head")
     check_saved(PredictionHead, {"activation": activation})
-    check_saved(OutputHead, options)
-    output = OutputHead(table if tied else None, **options)
+    cls = class_of(kind)
+    if not issubclass(cls, OutputHead):
+        raise CheckpointError(f"The kind {kind!r} is not an output head.")
+    check_saved(cls, options)
+    output = cls(table, **options) if tied else cls(**options)
     return output if dense is None else PredictionHead(output, dense=dense, activation=activation, norm=norm)

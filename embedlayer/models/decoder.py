@@ -26,6 +26,7 @@ from embedlayer.layers.injection import (
 )
 from embedlayer.layers.input import InputOptions, PositionName, as_position, embed, sequence_of, trace_embed
 from embedlayer.layers.output import SLIP, OutputHead
+from embedlayer.layers.prediction_head import PredictionHead, build_head, describe_head
 from embedlayer.layers.steps import TracedStep
 from embedlayer.losses.options import LogitOptions, LossOptions, Reduction, ScoreOptions, check_options
 from embedlayer.models.cache import BlockCache, KeyValueCache
@@ -33,7 +34,7 @@ from embedlayer.models.config import ModelConfig
 from embedlayer.option_docs import show_options
 from embedlayer.positions.masks import causal_mask
 from embedlayer.positions.position import Position, PreparedPositions, positions_of
-from embedlayer.pretrained import Pretrained, build, check_saved, describe
+from embedlayer.pretrained import Pretrained, build, describe
 from embedlayer.shapes import IdsLike, Positions
 from embedlayer.tables.dense import as_table
 from embedlayer.tables.table import TokenTable
@@ -161,7 +162,7 @@ class DecoderLM(Pretrained):
         arguments = {
             "table": describe(self.table),
             "position": describe(self.position),
-            "head": {"tied": self.head.tied, **self.head.config},
+            "head": describe_head(self.head),
             **self.sizes,
             **({"injections": [describe(each) for each in self._injections]} if len(self.injections) else {}),
         }
@@ -182,26 +183,23 @@ class DecoderLM(Pretrained):
         cls: type["DecoderLM"],
         config: JsonObject,
         *,
-        make_head: Callable[..., OutputHead] = OutputHead,
+        make_head: Callable[[JsonObject, TokenTable], OutputHead | PredictionHead] = build_head,
     ) -> "DecoderLM":
         """Build the model that `config` describes, with initial weights; a tied head is tied to the new table.
 
         Args:
             config: Value of the property `config`.
-            make_head: Function that builds a head. It is called with the table that the head is tied to, or `None`, and
-                the options of `OutputHead`.
+            make_head: Function that builds a head from its description and the table that a tied head is tied to.
 
         Raises:
             CheckpointError: The configuration describes no table or no position, or an argument does not fit.
         """
         options = dict(config)
         table, position = build(options.pop("table")), build(options.pop("position"))
-        head = dict(options.pop("head"))
+        description = options.pop("head")
         if not isinstance(table, TokenTable) or not isinstance(position, Position):
             raise CheckpointError(f"A decoder needs a table and a position, not {type(table)} and {type(position)}.")
-        tied_to = table if head.pop("tied") else None
-        check_saved(OutputHead, head)
-        parts = {"table": table, "position": position, "head": make_head(tied_to, **head)}
+        parts = {"table": table, "position": position, "head": make_head(description, table)}
         injections = [build(each) for each in options.pop("injections", ())]
         return cls.construct(**parts, injections=injections, **options)
 

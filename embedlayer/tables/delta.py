@@ -31,7 +31,7 @@ BASE = "embedlayer.base"
 Delta = TypeVar("Delta", bound="DeltaEmbedding")
 
 
-class DeltaEmbedding(TokenTable, ComputedBuffers):
+class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
     """A frozen table with N trained rows: `out[..., :] = scale * (delta[n] if ids == token_ids[n] else base[ids])`.
 
     Only `delta`, `(N, D)`, has a gradient and optimizer state. A look-up reads the rows of the base and replaces those

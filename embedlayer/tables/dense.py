@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import ShapeError, SizeError
+from embedlayer.held_parameters import former_parameter, watch_replacement
 from embedlayer.index_checks import IndexCheck
 from embedlayer.initialization import init_normal_, init_normal_rows_, zero_rows_
 from embedlayer.io.files import JsonObject
@@ -34,7 +35,7 @@ TableLike: TypeAlias = LookupTable | nn.Embedding | Tensor | npt.NDArray[Any]
 """Argument of functions that only read rows: a table, a plain `nn.Embedding`, or the rows `(V, D)`."""
 
 
-class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
+class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True):
     """One learned row per token: `out[..., :] = scale * weight[ids]`.
 
     It is an `nn.Embedding` with the parameter `weight`, `(num_rows, D)`, so PEFT, FSDP and transformers recognise it.
@@ -363,9 +364,11 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers):
                 f"A weight of {rows} rows has none for the padding token {self.padding_idx}: set "
                 f"table.padding_idx = None first, or keep that row."
             )
+        former = former_parameter(self, name)
         super().register_parameter(name, param)
         if name == "weight":
             self._watch(param)
+        watch_replacement(self, name, former)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TokenEmbedding":
         """Move or cast the table, as in torch; if a row-sparse table gets a new parameter, attach `PendingUpdates`.

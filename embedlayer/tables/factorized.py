@@ -23,7 +23,7 @@ from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
 
 
-class FactorizedEmbedding(TokenTable):
+class FactorizedEmbedding(TokenTable, checks_ids=True):
     """A table of low rank, E = E1 E2: `out[..., :] = scale * E1[ids] @ E2`, with V R + R D numbers instead of V D.
 
     E1 is `inner.weight`, `(V, R)`, and E2 is `projection.weight.T`, `(R, D)`. At the output the same factors are used:

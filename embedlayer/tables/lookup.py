@@ -5,17 +5,22 @@ table or a per-layer table. `embedlayer.tables.table.TokenTable` adds the other 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import wraps
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import SizeError
-from embedlayer.index_checks import as_ids
+from embedlayer.index_checks import IndexCheck, as_ids, rows_without_record
 from embedlayer.pretrained import Pretrained
 from embedlayer.shapes import Ids, IdsLike, Vectors
+
+LookUp: TypeAlias = Callable[[Any, Tensor], Tensor]
+"""A method `look_up` of a table."""
 
 
 class StoredRows(NamedTuple):
@@ -38,7 +43,9 @@ class StoredRows(NamedTuple):
 class LookupTable(Pretrained, ABC):
     """Abstract: a table that maps token IDs to vectors, however it stores them.
 
-    A subclass implements `look_up` and `rows`. To be saved it also implements `config`.
+    A subclass implements `look_up` and `rows`. To be saved it also implements `config`. Its `look_up` gets only IDs
+    from 0 to `vocab_size - 1`: wherever it is called from, this class checks the IDs before. It also keeps the gradient
+    from the row of `padding_idx`.
 
     Attributes:
         vocab_size: Number of tokens that can be looked up, V. IDs run from 0 to V - 1.
@@ -70,6 +77,18 @@ class LookupTable(Pretrained, ABC):
     padding_idx: int | None
     scale: float | None
     row_sparse: bool = False
+
+    def __init_subclass__(cls, *, checks_ids: bool = False, **arguments: Any) -> None:
+        """Check IDs before the `look_up` that a subclass defines, except with `checks_ids=True`.
+
+        Args:
+            checks_ids: Whether that `look_up` checks its IDs and keeps the gradient from the padding row itself.
+            **arguments: Class arguments of other bases.
+        """
+        super().__init_subclass__(**arguments)
+        look_up = vars(cls).get("look_up")
+        if look_up is not None and not checks_ids:
+            cls.look_up = _with_checked_ids(look_up)  # type: ignore[method-assign,assignment]
 
     @abstractmethod
     def look_up(self, ids: Ids) -> Vectors:
@@ -123,6 +142,27 @@ class LookupTable(Pretrained, ABC):
     def device(self) -> torch.device:
         """Return the device of the table, which is that of its first parameter or buffer."""
         return next(chain(self.parameters(), self.buffers())).device
+
+
+def _with_checked_ids(look_up: LookUp) -> LookUp:
+    """Return a method `look_up` that checks the IDs first, and lets no gradient reach the padding row."""
+
+    @wraps(look_up)
+    def checked_look_up(self: LookupTable, ids: Ids) -> Vectors:
+        ids = as_ids(ids, beside=self)
+        rows, outside = rows_without_record(ids, self.vocab_size, "token id"), None
+        if rows is None:
+            check = self._modules.get("index_check")
+            if not isinstance(check, IndexCheck):
+                check = self.index_check = IndexCheck(self.vocab_size, "token id")
+            check.size = self.vocab_size
+            rows, outside = check.clamp_and_record(ids)
+        vectors = look_up(self, rows)
+        if self.padding_idx is not None:
+            vectors = torch.where((rows == self.padding_idx).unsqueeze(-1), vectors.detach(), vectors)
+        return vectors if outside is None else vectors.masked_fill(outside.unsqueeze(-1), 0)
+
+    return checked_look_up
 
 
 def check_positive(name: str, size: int) -> int:

@@ -269,7 +269,7 @@ class FolderRows(RowSource):
         self._folder.close()
 
 
-class MappedEmbedding(LookupTable, ComputedBuffers):
+class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
     """A table whose rows stay in a file: `out[..., :] = scale * rows[ids]`.
 
     `MappedEmbedding.open` reads the rows of any safetensors file, which it never changes. `MappedEmbedding.create`

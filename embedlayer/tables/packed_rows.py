@@ -19,7 +19,7 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float1
 """Data types of vectors, by name."""
 
 
-class PackedRows(TokenTable, ComputedBuffers):
+class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
     """Abstract base class of frozen tables of bytes: `out[..., :] = scale * dequantise(packed[ids])`.
 
     Args:

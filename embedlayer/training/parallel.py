@@ -32,9 +32,10 @@ from embedlayer.errors import SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.layers.output import OutputHead
+from embedlayer.layers.prediction_head import build_head
 from embedlayer.models.causal import PatchedDecoder
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.pretrained import build, building, describe
+from embedlayer.pretrained import build, building, describe, require_loadable
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
@@ -151,7 +152,9 @@ class ParallelContext:
             model: The whole model, with equal weights on every rank, or a model from `build`.
 
         Raises:
-            SizeError: Several processes are to train a model of transformers.
+            SizeError: Several processes are to train a model of transformers, or a model with a head of another class
+                than `OutputHead`.
+            CheckpointError: The model could not be loaded again; see `require_loadable`.
         """
         if self._mesh is None:
             return
@@ -159,7 +162,8 @@ class ParallelContext:
             raise SizeError("A model of transformers is trained here by one process only: start it without torchrun.")
         if not isinstance(model.table, ShardedTable):
             self._config = describe(model)
-            head, options = model.head, _head_options(model.head)
+            require_loadable(model, self._config, model.state_dict())
+            head, options = _plain_head(model.head), _head_options(model.head)
             model.table = table = self._shard_table(model.table)
             if head.tied:
                 model.head = OutputHead(table, **options)
@@ -187,17 +191,17 @@ class ParallelContext:
             table = build(config)
         return self._shard_table(table)
 
-    def _draw_head(self, table: TokenTable | None, **config: Any) -> OutputHead:
-        """Build an output head for `build`.
+    def _draw_head(self, description: JsonObject, table: TokenTable) -> OutputHead:
+        """Build an output head for `build`; of an untied one each rank draws its own rows.
 
         Args:
-            table: Table to which the head is tied. `None`: an untied head, of which each rank draws its own rows.
-            config: The other constructor arguments of `OutputHead`.
+            description: Result of `describe_head`.
+            table: Table to which a tied head is tied.
         """
-        if table is not None:
-            return OutputHead(table, **config)
+        if description["tied"]:
+            return cast(OutputHead, build_head(description, table))
         with torch.device("meta"):
-            head = OutputHead(**config)
+            head = _plain_head(cast(OutputHead, build_head(description, table)))
         return self._shard_head(head, head.weight, _head_options(head))
 
     def _shard_table(self, table: TokenTable) -> ShardedTable:
@@ -344,6 +348,20 @@ class _LossModule(nn.Module):
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Return the model's mean loss in nats per token."""
         return self.model.loss(ids, targets)
+
+
+def _plain_head(head: OutputHead) -> OutputHead:
+    """Return a head whose rows can be sharded.
+
+    Raises:
+        SizeError: The head is of a subclass, which a head over sharded rows would replace.
+    """
+    if type(head) is not OutputHead:
+        raise SizeError(
+            f"A {type(head).__name__} is not sharded over ranks: only OutputHead is. Train it with one process, or "
+            f"with DistributedDataParallel."
+        )
+    return head
 
 
 def _head_options(head: OutputHead) -> JsonObject:

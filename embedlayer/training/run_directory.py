@@ -57,6 +57,7 @@ from embedlayer.pretrained import (
     assign,
     build,
     building,
+    require_loadable,
     short,
     write_config,
 )
@@ -233,7 +234,11 @@ class RunDirectory:
 
         Raises:
             FileError: The folder cannot be written, or another process writes to it.
+            CheckpointError: The trained model could not be loaded again; see `require_loadable`.
         """
+        model = trainer.parallel.describe(trainer.decoder)
+        if trainer.parallel.collectives.size == 1:  # else `shard` has checked it
+            require_loadable(trainer.decoder, model, trainer.decoder.state_dict())
         create_folder(self.path)
         self.lock.acquire()
         result = (self.path / CONFIG, self.path / WEIGHTS)
@@ -245,7 +250,7 @@ class RunDirectory:
         description: JsonObject = {
             "format_version": FORMAT_VERSION,
             "options": asdict(trainer.options),
-            "model": trainer.parallel.describe(trainer.decoder),
+            "model": model,
             "validation_fraction": validation_fraction,
             "notes": notes or {},
         }

@@ -31,6 +31,7 @@ from embedlayer.distributed.dtensors import (
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.errors import CheckpointError, SizeError, TokenIdError, VocabularyError
 from embedlayer.families import FIRST_IDS, PER_LAYER_ROWS, VOCAB_SIZE_KEYS, family_of
+from embedlayer.held_parameters import held_parameters
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.draft_head import DraftHead
 from embedlayer.layers.ngram import NgramEmbedding, NgramHash
@@ -43,6 +44,7 @@ from embedlayer.tables.sparse_gradient import row_gradient, rows_and_values
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit, round_up
 from embedlayer.vocab.row_map import RowMap, RowResult, RowTensor, apply_row_map, row_fingerprint
+from embedlayer.vocab.unmoved_state import require_moved, watch_unmoved
 
 if TYPE_CHECKING:
     from embedlayer.distributed.fsdp import FsdpParameter
@@ -359,6 +361,7 @@ def row_tensors(
     Raises:
         SizeError: The optimizer trains none of these tensors, or its state has a shape that does not show which
             values belong to a row.
+        StaleRowsError: The optimizer's state is that before an earlier edit.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     found: dict[int, tuple[str, RowTensor]] = {}
@@ -392,6 +395,7 @@ def row_tensors(
                 "token. Pass the one that trains this module, or none."
             )
         for name, rows in [each for parameter_id, each in found.items() if parameter_id in trained]:
+            require_moved(optimizer, rows.tensor)
             state = optimizer.state.get(rows.tensor, {})
             for key, value in _state_with_rows(state, name, rows.tensor):
                 tensors[f"optimizer.{name}.{key}"] = RowTensor(
@@ -690,8 +694,10 @@ def apply_to_module(
             or a rank would store no row.
         TokenIdError: The padding row would be dropped.
         CheckpointError: For an undo: the module is not as the edit of the receipt left it.
+        StaleRowsError: The optimizer's state is that before an earlier edit, to which it was not passed.
         PeerError: Another rank raised an error, or applies another edit.
     """
+    held = held_parameters(module)
     _check_movable(module)
     modules = vocabulary_modules(module)
     fsdp = _fsdp_parameters(module, modules)
@@ -751,6 +757,8 @@ def apply_to_module(
     _do_all(steps)
     for updates, _ in pending:
         updates.detach()  # nothing is pending: the optimizer's next step begins a new one
+    moved = {name: rows.tensor for name, rows in parameters.items() if id(rows.tensor) in held}
+    watch_unmoved(moved, row_map, optimizer, is_undo=resolved.rows.after is not None)
     return ModuleResult(resolved, result, before)
 
 

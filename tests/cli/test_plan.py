@@ -28,8 +28,10 @@ def test_one_model_shows_all_its_parts():
     assert "147.2 MiB" in shown["table"]
     assert "the table" in shown["head"]
     assert "activations of 4,096 tokens" in shown
-    assert "2.8 GiB" in shown["peak of a step"]
-    assert "loss, chunked" in rows(run("gpt2", "--chunked-loss").output)
+    assert "784.2 MiB" in shown["peak of a step"]
+    assert "loss, chunked" in shown
+    assert "2.8 GiB" in rows(run("gpt2", "--plain-loss").output)["peak of a step"]
+    assert "loss, plain" in rows(run("gpt2", "--plain-loss").output)
     assert "logits" in rows(run("gpt2", "--optimizer", "none").output)
 
 
@@ -145,7 +147,7 @@ def test_additional_tables_of_a_model_are_planned_each_for_itself(tmp_path):
     args = ("--checkpoint", str(tmp_path / "model"), "--tokens", "64")
     assert "0: GatedEmbedding" in run(*args).output
     assert "additional" not in run("gpt2").output
-    now, *_, row = json.loads(run(*args, "--chunked-loss", "--json").output)
+    now, *_, row = json.loads(run(*args, "--plain-loss", "--json").output)
     assert not now["lookup_only"]
     expected = {"lookup_only": True, "vocab_size": hashed.num_rows, "embed_dim": 8, "row_sparse": True, "tokens": 256}
     assert row.items() >= expected.items()
@@ -168,7 +170,7 @@ def test_a_checkpoint_is_planned_with_what_each_change_saves_best_first(checkpoi
     saved = [change["saved_bytes"] for change in changes]
     assert saved == sorted(saved, reverse=True)
     assert all(change["saved_bytes"] == now["peak_bytes"] - change["peak_bytes"] for change in changes)
-    assert {"chunked loss", "int8, nothing trained", "weights in bf16"} <= {change["name"] for change in changes}
+    assert {"int8, nothing trained", "weights in bf16"} <= {change["name"] for change in changes}
 
 
 def test_the_table_in_the_docs_is_what_is_printed(shared_data):

@@ -5,10 +5,21 @@ import tokenizers
 import torch
 import torch.nn.functional as F
 from cases import CODE_PATHS
-from covering import some
+from covering import cases, some
 from kinds import EMBED_DIM, LAYERS, LOOKUP_TABLES, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
 
-from embedlayer import EmbedLayerError, LookupTable, OutputHead, RowAdamW, ShapeError, SizeError
+from embedlayer import (
+    EmbedLayerError,
+    LookupTable,
+    OutputHead,
+    RowAdamW,
+    ShapeError,
+    SizeError,
+    TokenIdError,
+    TransformerEmbedding,
+)
+from embedlayer.layers.injection import AddedEmbedding, InjectionContext
+from embedlayer.layers.input import UnscaledLookup
 from embedlayer.tables import pending_updates
 
 IDS = torch.tensor([[1, 7, 0, 49], [3, 7, 48, 2], [0, 1, 5, 49]])
@@ -124,6 +135,35 @@ def test_lists_arrays_numbers_and_encodings_are_the_tensor_that_they_hold(name) 
     assert torch.equal(table(tokenizer.encode_batch(["c a b", "h f e"])), table([[2, 0, 1], [7, 5, 4]]))
     with pytest.raises(ShapeError, match="must have one length"):
         table(tokenizer.encode_batch(["c a b", "h f"]))
+
+
+LOOK_UPS = {
+    "table": lambda table, ids: table(ids),
+    "look_up": lambda table, ids: table.look_up(ids),
+    "stored": lambda table, ids: table.stored(ids) or table.look_up(ids),
+    "without scale": lambda table, ids: UnscaledLookup(table)(ids),
+    "input embedding": lambda table, ids: input_embedding(table)(ids),
+    "trace": lambda table, ids: list(input_embedding(table).trace(ids)),
+    "injection": lambda table, ids: AddedEmbedding(table).look_up(None, InjectionContext(ids)),
+    "compiled": lambda table, ids: torch.compile(table, fullgraph=True, backend="eager")(ids),
+}
+
+
+def input_embedding(table: LookupTable) -> TransformerEmbedding:
+    return TransformerEmbedding(VOCAB_SIZE, EMBED_DIM, 8, dropout=0.0, table=table)
+
+
+@cases("name, way", LOOKUP_TABLES, LOOK_UPS)
+def test_an_id_outside_the_vocabulary_is_an_error_on_every_way_to_a_row(unchecked: None, name, way) -> None:
+    table = LOOKUP_TABLES[name]()
+    for bad in (VOCAB_SIZE, -1):
+        for grad in (True, False):
+            error = pytest.raises(TokenIdError, match=rf"{bad} at row 1, column 0 .* of 50 ")
+            with torch.set_grad_enabled(grad), error:
+                LOOK_UPS[way](table, torch.tensor([[1, 2], [bad, 3]]))
+    if way != "compiled":  # where an error that depends on a dtype is one of Dynamo, which has ours in its text
+        with pytest.raises(ShapeError, match="int64 or int32"):
+            LOOK_UPS[way](table, torch.ones(2, 3))
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -8,6 +8,7 @@ import embedlayer as el
 from embedlayer.layers.input_parts import (
     ElementwiseAffine,
     FeatureProjection,
+    OffsetRMSNorm,
     PredictionStreams,
     TokenDropout,
     TrigramProjection,
@@ -18,6 +19,7 @@ from embedlayer.pretrained import build, describe
 PARTS = {
     "types": lambda: TypeTables([el.TokenEmbedding(3, 8), el.TokenEmbedding(2, 8, scale=2.0)]),
     "affine": lambda: ElementwiseAffine(8),
+    "offset norm": lambda: OffsetRMSNorm(8, eps=1e-5),
     "trigrams": lambda: TrigramProjection(24, 5, bias=False),
     "features": lambda: FeatureProjection(14, 5, features=[(3, 4), (2, 2)]),
     "dropout": lambda: TokenDropout(7),

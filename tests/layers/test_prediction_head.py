@@ -6,7 +6,7 @@ from torch import nn
 
 from embedlayer import CheckpointError, OutputHead, TokenEmbedding
 from embedlayer.layers import PredictionHead
-from embedlayer.layers.prediction_head import ACTIVATIONS, build_head
+from embedlayer.layers.prediction_head import ACTIVATIONS, build_head, describe_head
 
 V, D, R = 11, 6, 4
 
@@ -44,12 +44,12 @@ def test_an_unknown_activation_is_refused() -> None:
 @pytest.mark.parametrize("norm", [True, False])
 def test_a_head_is_built_again_from_its_config(tied, norm) -> None:
     ours = head(tied=tied, norm=norm)
-    again = build_head({"tied": ours.tied, **ours.config}, TokenEmbedding(V, R))
+    again = build_head(describe_head(ours), TokenEmbedding(V, R))
     assert isinstance(again, PredictionHead)
-    assert (again.tied, again.config) == (tied, ours.config)
+    assert (again.tied, describe_head(again)) == (tied, describe_head(ours))
 
 
 def test_a_damaged_config_of_a_norm_is_refused() -> None:
-    config = {"tied": True, **head().config, "norm": {"normalized_shape": "4", "eps": 1e-5}}
+    config = {**describe_head(head()), "norm": {"normalized_shape": "4", "eps": 1e-5}}
     with pytest.raises(CheckpointError, match="LayerNorm: normalized_shape is '4'"):
         build_head(config, TokenEmbedding(V, R))

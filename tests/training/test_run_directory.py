@@ -164,6 +164,14 @@ def test_starting_again_clears_what_an_earlier_run_left(started) -> None:
         open_model(directory.path)
 
 
+def test_a_model_that_could_not_be_loaded_again_is_refused_before_it_is_trained(started, tmp_path) -> None:
+    _, trainer, tokenizer = started
+    trainer.model.norm = torch.nn.LayerNorm(16, bias=False)
+    with pytest.raises(CheckpointError, match="norm is a LayerNorm, and would be a RMSNorm"):
+        RunDirectory(tmp_path / "other").start(trainer, tokenizer, validation_fraction=0.2)
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_tokenizer_larger_than_the_table_is_refused(started) -> None:
     directory, trainer, _ = started
     directory.finish(trainer, train_tokenizer((), "byte", special_tokens=["<a>", "<b>", "<c>"]))
