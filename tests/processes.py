@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 SECONDS = 120
 
-PRELOADED = ["embedlayer.distributed.sharded", "embedlayer.optim.row_adamw", "pytest", "torch._dynamo"]
-"""What each rank needs, imported once; an optimizer needs the last. A file of tests adds what its ranks need."""
+PRELOADED = ["embedlayer.distributed.sharded", "pytest", "tests.preloaded"]
+"""What each rank needs, imported once. A file of tests adds what its ranks need."""
 PRELOADED_IF_USED = ["transformers.modeling_utils"]
 
 _context = get_context("forkserver")
