@@ -4,10 +4,9 @@ import gzip
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from processes import Program, run_program
 from tokenizers import Tokenizer
 
 from embedlayer.data.corpus import TokenCorpus
@@ -211,9 +211,9 @@ def wait_until(condition) -> None:
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
 def test_a_build_killed_in_the_middle_goes_on_to_the_same_bytes(long_text, tmp_path, blow):
     save_tokenizer(tokenizer_of("bpe"), tmp_path / "bpe.json")
-    arguments = map(str, (long_text, tmp_path / "bpe.json", tmp_path / "parts", int(blow)))
-    done = subprocess.run([sys.executable, "-c", BUILD, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == -blow, done.stderr
+    arguments = (long_text, tmp_path / "bpe.json", tmp_path / "parts", int(blow))
+    code, _, errors = run_program("-c", BUILD, *arguments)
+    assert code == -blow, errors
     wait_until(lambda: not processes_of(tmp_path))
     left = {file.name for file in (tmp_path / "parts").iterdir()}
     assert 1 <= len([name for name in left if name.startswith("shard-")]) < 6
@@ -267,24 +267,13 @@ def test_hosts_that_begin_a_folder_at_once_build_it_together(tmp_path):
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text(PROSE * 300)
     save_tokenizer(tokenizer_of("bpe"), tmp_path / "tokenizer.json")
-    command = [sys.executable, "-m", "embedlayer", "corpus", "build", "a.txt", "b.txt", "--tokenizer", "tokenizer.json"]
-    hosts = [
-        subprocess.Popen(
-            [*command, "-o", "parts", "--shards", "2", "--only", str(part)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for part in range(2)
-    ]
-    try:
-        said = [host.communicate(timeout=240)[0] for host in hosts]
-    finally:
-        for host in hosts:
-            host.kill()
-    assert [host.returncode for host in hosts] == [0, 0], said
+    command = ["-m", "embedlayer", "corpus", "build", "a.txt", "b.txt", "--tokenizer", "tokenizer.json", "-o", "parts"]
+    with ExitStack() as stack:
+        hosts = [
+            stack.enter_context(Program(*command, "--shards", 2, "--only", part, cwd=tmp_path)) for part in range(2)
+        ]
+        said = [host.communicate() for host in hosts]
+        assert [host.wait() for host in hosts] == [0, 0], said
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         build_in_shards(["a.txt", "b.txt"], tokenizer_of("bpe"), "once", shards=2, workers=1)
