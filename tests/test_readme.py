@@ -26,7 +26,7 @@ PLACEHOLDERS = {
     "--text FILE": "--text reference.txt",
     "FILE": "vectors.vec",
     "--nnodes 4 --nproc-per-node 8 ...": "--nproc-per-node 1",
-    "--nproc-per-node 8": "--nproc-per-node 2",
+    "--nproc-per-node 8": "--nproc-per-node 1",  # two: distributed/test_torchrun.py
 }
 """What the test writes for each placeholder; `number` grows with every run that is begun."""
 
