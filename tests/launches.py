@@ -5,13 +5,12 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from processes import Program
 
 from embedlayer import RunDirectory, open_model
 from embedlayer.io.safetensors_files import load_tensors
@@ -24,23 +23,16 @@ TRAIN = ["-m", "embedlayer", "train"]
 
 
 @contextlib.contextmanager
-def started(*arguments: object, **environment: str) -> Iterator[subprocess.Popen]:
-    """A Python process with all that it starts, gone when the block is left."""
-    process = subprocess.Popen(
-        [sys.executable, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent), **environment},
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        for pid in [*children(process.pid), process.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate()
+def started(*arguments: object, **environment: str) -> Iterator[Program]:
+    """A Python program with all that it starts, gone when the block is left."""
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent), **environment}
+    with Program(*arguments, **environment) as process:
+        try:
+            yield process
+        finally:
+            for pid in children(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def children(pid: int) -> list[int]:

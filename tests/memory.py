@@ -36,8 +36,9 @@ class Memory(TorchDispatchMode):
 
 def storage_of(thing: object) -> torch.UntypedStorage | None:
     """The memory behind a dense tensor, if there is any."""
-    dense = isinstance(thing, Tensor) and thing.layout == torch.strided and not thing.is_meta
-    return thing.untyped_storage() if dense else None
+    if not isinstance(thing, Tensor) or thing.layout != torch.strided or thing.is_meta:
+        return None
+    return thing.untyped_storage()
 
 
 class Shapes(TorchDispatchMode):

@@ -17,7 +17,7 @@ def texts(figure: Figure, panel: int = 0) -> list[str]:
 
 def lines(figure: Figure, panel: int = 0) -> dict:
     """Label of a line to its points; lines without a label of their own are left out."""
-    named = (line for line in figure.axes[panel].lines if not line.get_label().startswith("_"))
+    named = (line for line in figure.axes[panel].lines if not str(line.get_label()).startswith("_"))
     return {line.get_label(): line.get_xydata() for line in named}
 
 

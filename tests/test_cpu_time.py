@@ -14,6 +14,7 @@ BUSY = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ni
 def test_children_count_while_they_run_and_when_they_have_ended() -> None:
     before = cpu_seconds()
     with subprocess.Popen([sys.executable, "-S", "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
         child.stdout.readline()
         assert cpu_seconds() - before > 0.25
         child.communicate(b"\n")

@@ -1,14 +1,12 @@
 """Every command that README and the page of commands print runs as printed."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from commands import run
+from processes import run_program
 
 from embedlayer.cli.demo import carried_text
 
@@ -28,7 +26,7 @@ PLACEHOLDERS = {
     "--text FILE": "--text reference.txt",
     "FILE": "vectors.vec",
     "--nnodes 4 --nproc-per-node 8 ...": "--nproc-per-node 1",
-    "--nproc-per-node 8": "--nproc-per-node 2",
+    "--nproc-per-node 8": "--nproc-per-node 1",  # two: distributed/test_torchrun.py
 }
 """What the test writes for each placeholder; `number` grows with every run that is begun."""
 
@@ -39,7 +37,7 @@ SMALL = {
     "EMBEDLAYER_TRAIN_LAYERS": "1",
     "EMBEDLAYER_TRAIN_LENGTH": "32",
     "EMBEDLAYER_TRAIN_BATCH_SIZE": "4",
-    "EMBEDLAYER_TRAIN_VOCAB_SIZE": "2000",
+    "EMBEDLAYER_TRAIN_VOCAB_SIZE": "800",
     "EMBEDLAYER_CORPUS_BUILD_WORKERS": "1",
     "EMBEDLAYER_EXPLORE_EXPORT_TO": "page.html",
 }
@@ -91,15 +89,11 @@ def test_every_printed_command_runs_and_succeeds(tmp_path, monkeypatch, capfd) -
     for command in printed_commands(PAGE):
         number += " train FILE..." in command  # a run begins; the lines below are about it
         program, *words = filled(command, number)
-        code = run(*words) if program == "embedlayer" else torchrun(words)
-        shown = capfd.readouterr()
-        assert code == 0, f"{command}\n{shown.out}\n{shown.err}"
-        assert shown.out.strip(), command
-        assert "Traceback" not in shown.err, f"{command}\n{shown.err}"
+        if program == "embedlayer":
+            code, (shown, errors) = run(*words), capfd.readouterr()
+        else:
+            code, shown, errors = run_program("-m", "torch.distributed.run", *words, PYTHONPATH=str(ROOT))
+        assert code == 0, f"{command}\n{shown}\n{errors}"
+        assert shown.strip(), command
+        assert "Traceback" not in errors, f"{command}\n{errors}"
     assert number == 4
-
-
-def torchrun(words: list[str]) -> int:
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, "-m", "torch.distributed.run", *words], env=environment).returncode

@@ -17,6 +17,8 @@ def test_random_tables_are_unrelated_though_their_alignment_looks_like_one(rows,
     one, other = (torch.randn(rows, width) + offset * torch.randn(width) for _ in range(2))
     found = table_relation(one, other)
     assert found.verdict == "unrelated"
+    assert found.held_out is not None
+    assert found.shuffled is not None
     assert abs(found.held_out - found.shuffled) < MARGIN * (1 - found.shuffled)
     fitted = row_movement(one, other, alignment=align_tables(one, other)).cosines.mean()
     assert fitted > found.held_out + 0.02

@@ -3,12 +3,11 @@
 import json
 import os
 import pty
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from commands import run
+from processes import Program, run_program
 
 from embedlayer import (
     RunDirectory,
@@ -118,34 +117,41 @@ def test_ctrl_c_stops_it_with_a_word_and_the_same_command_goes_on(text, tmp_path
         "from embedlayer.cli.main import main; main(sys.argv[1:])"
     )
     arguments = ["corpus", "build", text, "-o", tmp_path / "c", "--tokenizer", tmp_path / "bpe.json", "--shards", "3"]
-    command = [sys.executable, "-c", code, *map(str, arguments), "--workers", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 130, done.stderr
-    assert done.stderr == "Stopped. The finished shards are kept; the same command builds the others.\n"
+    stopped, _, errors = run_program("-c", code, *arguments, "--workers", "2")
+    assert stopped == 130, errors
+    assert errors == "Stopped. The finished shards are kept; the same command builds the others.\n"
     assert run(*arguments, "--workers", "1") == 0
+
+
+ON_TERMINAL = """
+import os, sys
+from embedlayer.cli.main import main
+terminal = os.open(sys.argv[1], os.O_RDWR)
+print("opened", flush=True)
+os.dup2(terminal, 1)
+os.dup2(terminal, 2)
+os.close(terminal)
+main(sys.argv[2:])
+"""
 
 
 def test_a_terminal_sees_a_bar(text, tmp_path):
     arguments = ["corpus", "build", text, "-o", tmp_path / "c", "--tokenizer", tmp_path / "bpe.json", "--shards", "2"]
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "embedlayer", *map(str, arguments)],
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
-    )
-    os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            block = os.read(ours, 4096)
-        except OSError:  # how a terminal ends
-            break
-        if not block:
-            break
-        seen += block
-    os.close(ours)
-    assert process.wait() == 0
+    with Program("-c", ON_TERMINAL, os.ttyname(theirs), *arguments, TERM="xterm", COLUMNS="100") as program:
+        assert program.stdout.readline() == "opened\n"
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                block = os.read(ours, 4096)
+            except OSError:  # how a terminal ends
+                break
+            if not block:
+                break
+            seen += block
+        os.close(ours)
+        assert program.wait() == 0
     shown = seen.decode()
     assert "━" in shown
     assert "24.8/24.8 kB" in shown

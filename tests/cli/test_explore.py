@@ -1,16 +1,14 @@
 """The command that shows the page."""
 
 import http.client
-import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from commands import run
+from processes import Program
 
 from embedlayer import TokenEmbedding
 from embedlayer.checkpoints import write_vectors
@@ -25,22 +23,15 @@ def table(tmp_path):
 
 
 def test_the_page_is_served_until_ctrl_c(table):
-    command = [sys.executable, "-m", "embedlayer", "explore", str(table), "--no-browser", "--view", "learn"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        try:
-            said = process.stdout.readline()
-            port = int(re.search(r"http://127\.0\.0\.1:(\d+)/#learn ", said)[1])
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            connection.request("GET", "/data/tokens")
-            assert b'"fish"' in connection.getresponse().read()
-            connection.close()
-            process.send_signal(signal.SIGINT)
-            assert (process.wait(60), process.stderr.read()) == (0, "")
-        finally:
-            process.kill()
+    with Program("-m", "embedlayer", "explore", table, "--no-browser", "--view", "learn") as program:
+        said = program.stdout.readline()
+        port = int(re.search(r"http://127\.0\.0\.1:(\d+)/#learn ", said)[1])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", "/data/tokens")
+        assert b'"fish"' in connection.getresponse().read()
+        connection.close()
+        program.send_signal(signal.SIGINT)
+        assert (program.wait(60), program.stderr.read()) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -84,26 +75,12 @@ def test_export_writes_one_file_and_serves_nothing(table, tmp_path, capsys):
 
 def test_export_shows_progress_and_ctrl_c_leaves_no_file(tmp_path):
     TokenEmbedding(40_000, 160).save_pretrained(tmp_path / "table")
-    command = [
-        sys.executable,
-        "-m",
-        "embedlayer",
-        "explore",
-        str(tmp_path / "table"),
-        "--export",
-        str(tmp_path / "page.html"),
-    ]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "EMBEDLAYER_CACHE": str(tmp_path / "cache")}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        try:
-            assert "map" in process.stdout.readline()
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 130
-            assert process.stderr.read().endswith("Stopped.\n")
-        finally:
-            process.kill()
+    arguments = ["-m", "embedlayer", "explore", tmp_path / "table", "--export", tmp_path / "page.html"]
+    with Program(*arguments, EMBEDLAYER_CACHE=str(tmp_path / "cache")) as program:
+        assert "map" in program.stdout.readline()
+        program.send_signal(signal.SIGINT)
+        assert program.wait(60) == 130
+        assert program.stderr.read().endswith("Stopped.\n")
     assert [path.name for path in tmp_path.iterdir() if "page" in path.name] == []
 
 

@@ -4,15 +4,14 @@ import gzip
 import io
 import json
 import math
-import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from commands import run
 from launches import free_port
+from processes import run_program
 
 from embedlayer import RunDirectory, open_model
 from embedlayer.analysis import TokenVectors
@@ -21,7 +20,6 @@ from embedlayer.cli.demo import PROBES, carried_text
 from embedlayer.cli.report import make_report
 
 SMALL = "--dim 24 --heads 2 --layers 1 --length 32 --batch-size 4 --vocab-size 400 --log-every 2".split()
-IN_CHECKOUT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 FILES = {"config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "report.html", "run.json", "corpus"}
 
 
@@ -170,16 +168,10 @@ def test_ctrl_c_saves_and_resuming_gives_the_uninterrupted_result(text, tmp_path
     added = ["--value-embedding", "--ngram", "900", "--per-layer", "4"]
     arguments = ["train", str(text), "--steps", "40", "--dropout", "0.1", *added, *SMALL]
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, *arguments, "-o", str(stopped)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 130, done.stderr
-    assert "Stopped at step 18 of 40; everything is saved" in done.stderr
-    assert "embedlayer train --resume -o" in done.stderr
+    code, _, errors = run_program("-c", INTERRUPTED, *arguments, "-o", stopped)
+    assert code == 130, errors
+    assert "Stopped at step 18 of 40; everything is saved" in errors
+    assert "embedlayer train --resume -o" in errors
     for command in (["train", "--resume", "-o", stopped], [*arguments, "-o", whole]):
         assert run(*command) == 0, capsys.readouterr().err
     assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
@@ -194,14 +186,15 @@ def test_a_report_can_be_written_again(trained, capsys) -> None:
 def test_the_demo_takes_its_smallest_number_of_steps_and_says_what_was_not_learned(tmp_path, monkeypatch) -> None:
     """As a person starts it, in a shell that does not find `embedlayer`; the commands that it prints are typed."""
     assert len(carried_text()) > 400_000
-    arguments = [sys.executable, "-m", "embedlayer", "demo", "--minutes", "0.0001", "--min-steps", "2"]
-    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, check=True, env=IN_CHECKOUT)
-    first, *lines = done.stdout.splitlines()
+    arguments = ["-m", "embedlayer", "demo", "--minutes", "0.0001", "--min-steps", "2"]
+    code, shown, errors = run_program(*arguments, cwd=tmp_path)
+    assert code == 0, errors
+    first, *lines = shown.splitlines()
     assert first.endswith("(0.0001 minutes, longer on a busy or slow machine: at least 2 steps)")
-    assert "step 2/2 " in done.stdout
-    assert "  (at least 2 steps: about " in done.stdout
-    assert "  Barely trained: the loss on held-out text is 8." in done.stdout
-    assert "Sound" not in done.stdout
+    assert "step 2/2 " in shown
+    assert "  (at least 2 steps: about " in shown
+    assert "  Barely trained: the loss on held-out text is 8." in shown
+    assert "Sound" not in shown
     start = json.loads((tmp_path / "out/demo/metrics.jsonl").read_text().splitlines()[0])
     assert start["loss"] == pytest.approx(math.log(4096), abs=0.3)
     summary = json.loads((tmp_path / "out/demo/run.json").read_text())

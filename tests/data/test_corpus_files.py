@@ -44,7 +44,7 @@ def test_each_part_begins_with_a_mark_that_its_reader_keeps_or_leaves_out(corpus
     assert [int(part.ids[0]) for part in parts] == [256] * 4
     ids, documents, _ = concatenate_shards(parts)
     expected = b"\0".join(text.read_bytes() for text in texts)
-    assert bytes(0 if token == 256 else int(token) for token in ids) == expected
+    assert bytes(0 if token == 256 else int(token) for token in np.asarray(ids)) == expected
     assert [int(ids[start - 1]) for start in documents[1:]] == [256, 256]
 
 

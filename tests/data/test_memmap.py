@@ -21,7 +21,7 @@ def in_parts(lengths: list[int]) -> tuple[ConcatenatedArray, np.ndarray]:
 @given(LENGTHS, st.integers(-60, 60), st.integers(-60, 60))
 def test_elements_and_slices_are_those_of_the_whole(lengths, begin, stop):
     parts, whole = in_parts(lengths)
-    assert [int(token) for token in parts] == whole.tolist()
+    assert [int(parts[place]) for place in range(len(parts))] == whole.tolist()
     assert (len(parts), parts.shape, parts.ndim) == (len(whole), whole.shape, 1)
     assert (parts.dtype, parts.nbytes) == (whole.dtype, whole.nbytes)
     assert np.array_equal(parts[begin:stop], whole[begin:stop])

@@ -5,6 +5,7 @@ import sys
 import threading
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,8 +70,9 @@ def assert_none_left(folder: Path) -> None:
 
 
 def test_every_job_is_done_by_as_many_processes_as_wanted(folder):
+    cut_short: list[Any] = []
     with pytest.warns(EmbedLayerWarning, match="job 13 is odd"):
-        told = run(folder, [1, 2, 3, 13, 4], cut_short := [])
+        told = run(folder, [1, 2, 3, 13, 4], cut_short)
     assert cut_short == []
     assert told == {job: 10 * job for job in (1, 2, 3, 13, 4)}
     assert sorted(file.read_text() for file in folder.glob("*.done")) == ["false"] * 5

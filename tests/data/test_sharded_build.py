@@ -4,10 +4,9 @@ import gzip
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
@@ -15,9 +14,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from processes import Program, run_program
 from tokenizers import Tokenizer
 
 from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.memmap import ConcatenatedArray
 from embedlayer.data.sharded_build import build_in_shards, build_shard, first_cut
 from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
@@ -60,7 +61,8 @@ def processes_of(folder: Path) -> list[str]:
             line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if f"STARTED_BY_TEST={folder}".encode() in environment and "resource_tracker" not in line:
+        is_of_multiprocessing = "resource_tracker" in line or "forkserver" in line
+        if f"STARTED_BY_TEST={folder}".encode() in environment and not is_of_multiprocessing:
             found.append(line)
     return found
 
@@ -126,6 +128,7 @@ def test_real_text_in_two_processes_is_what_one_process_gives(shared_data, tmp_p
     expected = TokenCorpus.build(sources, tokenizer, tmp_path / "whole")
     built = build_in_shards(sources, tokenizer, tmp_path / "parts", shards=5, workers=2)
     assert_same(built, expected)
+    assert isinstance(built.ids, ConcatenatedArray)
     assert len(built.ids.arrays) == 5
     assert_same(TokenCorpus.open(tmp_path / "parts"), expected)
     for fraction in (0.1, 0.7):
@@ -164,7 +167,7 @@ def test_documents_without_text_are_named_once_and_left_out(tmp_path):
         corpus = build_in_shards([tmp_path], tokenizer_of("byte"), tmp_path / "new" / "parts", shards=3, workers=1)
     told = sorted(str(warning.message).partition(" is left")[0] for warning in caught)
     assert told == [str(tmp_path / "b.txt"), str(tmp_path / "c.txt")]
-    assert bytes(token % 256 for token in corpus.ids) == b"Dogs.\0Cats."
+    assert bytes(token % 256 for token in np.asarray(corpus.ids)) == b"Dogs.\0Cats."
 
 
 def test_an_endless_word_is_told_by_whoever_meets_it(tmp_path, monkeypatch):
@@ -211,9 +214,9 @@ def wait_until(condition) -> None:
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
 def test_a_build_killed_in_the_middle_goes_on_to_the_same_bytes(long_text, tmp_path, blow):
     save_tokenizer(tokenizer_of("bpe"), tmp_path / "bpe.json")
-    arguments = map(str, (long_text, tmp_path / "bpe.json", tmp_path / "parts", int(blow)))
-    done = subprocess.run([sys.executable, "-c", BUILD, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == -blow, done.stderr
+    arguments = (long_text, tmp_path / "bpe.json", tmp_path / "parts", int(blow))
+    code, _, errors = run_program("-c", BUILD, *arguments)
+    assert code == -blow, errors
     wait_until(lambda: not processes_of(tmp_path))
     left = {file.name for file in (tmp_path / "parts").iterdir()}
     assert 1 <= len([name for name in left if name.startswith("shard-")]) < 6
@@ -240,11 +243,10 @@ def test_a_build_killed_in_the_middle_goes_on_to_the_same_bytes(long_text, tmp_p
 
 def test_what_a_killed_worker_left_is_cleared_away(tmp_path):
     (tmp_path / "t.txt").write_text(PROSE * 50)
-    options = {"shards": 3, "workers": 1}
-    build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", **options)
+    build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=3, workers=1)
     before = contents(tmp_path / "parts")
     (tmp_path / "parts" / "shard-00001").rename(tmp_path / "parts" / ".shard-00001.x1.partial")
-    build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", **options)
+    build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=3, workers=1)
     assert contents(tmp_path / "parts") == before
 
 
@@ -267,24 +269,13 @@ def test_hosts_that_begin_a_folder_at_once_build_it_together(tmp_path):
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text(PROSE * 300)
     save_tokenizer(tokenizer_of("bpe"), tmp_path / "tokenizer.json")
-    command = [sys.executable, "-m", "embedlayer", "corpus", "build", "a.txt", "b.txt", "--tokenizer", "tokenizer.json"]
-    hosts = [
-        subprocess.Popen(
-            [*command, "-o", "parts", "--shards", "2", "--only", str(part)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for part in range(2)
-    ]
-    try:
-        said = [host.communicate(timeout=240)[0] for host in hosts]
-    finally:
-        for host in hosts:
-            host.kill()
-    assert [host.returncode for host in hosts] == [0, 0], said
+    command = ["-m", "embedlayer", "corpus", "build", "a.txt", "b.txt", "--tokenizer", "tokenizer.json", "-o", "parts"]
+    with ExitStack() as stack:
+        hosts = [
+            stack.enter_context(Program(*command, "--shards", 2, "--only", part, cwd=tmp_path)) for part in range(2)
+        ]
+        said = [host.communicate() for host in hosts]
+        assert [host.wait() for host in hosts] == [0, 0], said
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         build_in_shards(["a.txt", "b.txt"], tokenizer_of("bpe"), "once", shards=2, workers=1)

@@ -109,7 +109,7 @@ def test_special_tokens_are_kept_whole(kind):
     tokenizer = train_tokenizer(TEXT, kind, vocab_size=400, special_tokens=["<|a|>", END_OF_TEXT])
     assert tokenizer.token_to_id("<|a|>") in tokenizer.encode("dogs<|a|>dogs").ids
     assert end_of_text_id(tokenizer) == tokenizer.token_to_id(END_OF_TEXT)
-    assert token_text(tokenizer, tokenizer.token_to_id("<|a|>")) == "<|a|>"
+    assert token_text(tokenizer, tokenizer.get_vocab()["<|a|>"]) == "<|a|>"
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "word"])
@@ -138,7 +138,7 @@ def test_what_cannot_be_trained_says_why(call: Callable[[], object], error, word
 @pytest.mark.usefixtures("unchecked")
 def test_an_unknown_kind_is_named_with_the_known_ones():
     with pytest.raises(TokenizerError, match=r"'bpee'\. Choose one of bpe, wordpiece, unigram, word, byte"):
-        train_tokenizer(TEXT, "bpee")
+        train_tokenizer(TEXT, "bpee")  # type: ignore[arg-type]
 
 
 def test_gpt2_is_read_from_its_two_files_however_they_are_named(shared_data, tmp_path):
@@ -241,7 +241,7 @@ def test_a_fast_tokenizer_of_transformers_is_unwrapped():
 )
 def test_pieces_are_readable(shared_data, file, token, shown):
     tokenizer = load_tokenizer(shared_data / "tokenizers" / file)
-    assert token_text(tokenizer, tokenizer.token_to_id(token)) == shown
+    assert token_text(tokenizer, tokenizer.get_vocab()[token]) == shown
 
 
 @pytest.mark.parametrize("token_id", [-1, 257])
@@ -296,9 +296,9 @@ def test_a_path_where_text_belongs_is_refused(kind, tmp_path, unchecked) -> None
         for texts in (path, [path, "more"]):
             with pytest.raises(TextError, match=r"names a file|looks like a path"):
                 train_tokenizer(texts, kind)
-    for texts in (tmp_path / "no suffix", [tmp_path / "no suffix"], b"bytes", [b"bytes"], 7):
+    for wrong in (tmp_path / "no suffix", [tmp_path / "no suffix"], b"bytes", [b"bytes"], 7):
         with pytest.raises(TextError, match="read_text_chunks"):
-            train_tokenizer(texts, kind)
+            train_tokenizer(wrong, kind)
 
 
 @pytest.mark.parametrize("text", ["and/or cats", "a/b", "1/2", "/", "I love dogs.", "see notes.txt", "/usr/bin\n"])

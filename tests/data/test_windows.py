@@ -1,6 +1,8 @@
 """Windows: the notebook's batches without its list, and an order that knows every step."""
 
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +53,7 @@ def test_the_notebooks_first_batch_is_cut_as_by_hand(shared_data):
 @settings(max_examples=60, deadline=None)
 def test_batches_equal_those_of_the_notebooks_list(count, max_length, stride, batch_size, drop_last):
     ids = np.random.default_rng(count).integers(0, 60_000, count + max_length).astype(np.uint16)
-    expected = DataLoader(
+    expected: DataLoader[Any] = DataLoader(
         [tuple(map(torch.tensor, window)) for window in notebook_windows(ids.tolist(), max_length, stride)],
         batch_size=batch_size,
         drop_last=drop_last,
@@ -121,7 +123,7 @@ def test_a_mapped_corpus_travels_to_another_process_as_a_file_name(corpus):
 
 
 def test_a_text_its_path_and_its_corpus_give_the_same(corpus, tmp_path):
-    options = {"max_length": 16, "stride": 16, "shuffle": False}
+    options: dict[str, Any] = {"max_length": 16, "stride": 16, "shuffle": False}
     expected = as_lists(create_dataloader(corpus, **options))
     assert as_lists(create_dataloader(TEXT, BYTES, **options)) == expected
     assert as_lists(create_dataloader(tmp_path / "t.txt", BYTES, **options)) == expected
@@ -224,8 +226,9 @@ def in_parts(tmp_path):
 
 def test_windows_of_a_corpus_in_parts_are_those_of_the_corpus_in_one(corpus, in_parts):
     assert len(in_parts.ids.arrays) == 5
-    for options in ({"max_length": 30, "stride": 7}, {"max_length": 700, "stride": 100}):
-        loaders = [create_dataloader(each, **options, shuffle=False, batch_size=3) for each in (corpus, in_parts)]
+    for max_length, stride in ((30, 7), (700, 100)):
+        sizes: dict[str, Any] = {"max_length": max_length, "stride": stride, "batch_size": 3}
+        loaders = [create_dataloader(each, **sizes, shuffle=False) for each in (corpus, in_parts)]
         assert as_lists(loaders[0]) == as_lists(loaders[1])
     samplers = [WindowSampler(each, max_length=16, batch_size=4, seed=2) for each in (corpus, in_parts)]
     for step in range(0, 60, 7):
@@ -255,7 +258,7 @@ def test_two_dimensional_ids_are_refused():
 
 
 IDS = [5, 3, 8, 1, 9, 2, 7]
-HOLDERS = {
+HOLDERS: dict[str, Callable[[], Any]] = {
     "list": lambda: IDS,
     "tuple": lambda: tuple(IDS),
     "range": lambda: range(7),
@@ -271,7 +274,8 @@ def test_ids_are_taken_from_whatever_holds_them(holder) -> None:
     held = HOLDERS[holder]()
     ids = np.asarray(getattr(held, "ids", held))
     expected = TokenWindows(ids, 3, 2)
-    for windows in (TokenWindows(held, 3, 2), create_dataloader(held, max_length=3, stride=2, batch_size=1).dataset):
+    loaded: Any = create_dataloader(held, max_length=3, stride=2, batch_size=1).dataset
+    for windows in (TokenWindows(held, 3, 2), loaded):
         assert len(windows) == len(expected) == 2
         for place in range(2):
             assert all(torch.equal(*pair) for pair in zip(windows[place], expected[place], strict=True))
@@ -301,7 +305,7 @@ def test_what_holds_no_ids_is_refused_with_a_sentence(ids, error, message, unche
         with pytest.raises(error, match=message):
             refused()
     with pytest.raises(TextError, match="str with text"):
-        TokenWindows("a text", 1, 1)
+        TokenWindows("a text", 1, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [2.0, "2", None, True, 0, -1])
@@ -316,7 +320,7 @@ def test_a_path_as_a_str_is_refused_by_the_loader(tmp_path) -> None:
     (tmp_path / "a.txt").write_text("dogs love dogs")
     with pytest.raises(TextError, match=r"names a file.*pathlib\.Path"):
         create_dataloader(str(tmp_path / "a.txt"), BYTES, max_length=2)
-    assert len(create_dataloader(tmp_path / "a.txt", BYTES, max_length=2, stride=1).dataset) > 0
+    assert len(create_dataloader(tmp_path / "a.txt", BYTES, max_length=2, stride=1)) > 0
 
 
 MIXTURES = {(3, 1): (768, 256), (0.7, 0.2, 0.1): (721, 206, 103), (1,): (1024,), (5, 2.5): (684, 342)}

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from processes import on_ranks
+from processes import PRELOADED, on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
@@ -19,7 +19,7 @@ from embedlayer.distributed import shard_table
 from embedlayer.distributed.launch import Launch
 from embedlayer.training.parallel import ParallelContext
 
-pytest.importorskip("peft", reason="the dev extra is not installed")
+PRELOADED.append("peft")
 
 V, D, SCALE = 24, 8, 2.5
 CHOICES = {

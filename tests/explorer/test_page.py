@@ -191,32 +191,32 @@ def test_the_token_that_is_chosen_in_a_list_is_the_one_selected_and_typing_its_n
         assert page.evaluate("new URLSearchParams(location.hash.split('?')[1]).get('plus')") == str(row), written
 
 
-@pytest.mark.parametrize(
-    ("typed", "ids"),
-    [
-        ("class", [2, 3, 4]),
-        ("·class", [3, 2, 4]),
-        (" class", [3, 2, 4]),
-        ("Class", [4, 2, 3]),
-        ("def", [1, 0]),
-        ("two words", []),
-    ],
-)
-def test_a_typed_text_offers_every_token_written_so_the_exact_one_first(url_of_python, open_page, typed, ids):
+OFFERED = {
+    "class": [2, 3, 4],
+    "·class": [3, 2, 4],
+    " class": [3, 2, 4],
+    "Class": [4, 2, 3],
+    "def": [1, 0],
+    "two words": [],
+}
+
+
+def test_a_typed_text_offers_every_token_written_so_the_exact_one_first(url_of_python, open_page):
     _, url = url_of_python
     page = open_page(url)
     field = page.get_by_label("Nearest rows of a token")
-    field.fill(f"king + {typed}")
     offers = page.get_by_role("group", name="Tokens with this text").get_by_role("button")
-    assert [int(text) for text in offers.locator("small").all_inner_texts()] == ids
-    for place, token in enumerate(ids):
-        field.fill(f"king − {typed}")
-        offers.nth(place).click()
-        until(page, f"location.hash.includes('minus={token}') && location.hash.includes('plus=7')")
-    if ids:
-        field.fill(typed)
-        field.press("Enter")
-        until(page, f"/plus={ids[0]}(&|$)/.test(location.hash)")
+    for typed, ids in OFFERED.items():
+        field.fill(f"king + {typed}")
+        assert [int(text) for text in offers.locator("small").all_inner_texts()] == ids, typed
+        for place, token in enumerate(ids):
+            field.fill(f"king − {typed}")
+            offers.nth(place).click()
+            until(page, f"location.hash.includes('minus={token}') && location.hash.includes('plus=7')")
+        if ids:
+            field.fill(typed)
+            field.press("Enter")
+            until(page, f"/plus={ids[0]}(&|$)/.test(location.hash)")
 
 
 @pytest.mark.parametrize(
@@ -531,11 +531,13 @@ def large(request) -> OpenedModel:
     return OpenedModel("synthetic", TokenEmbedding.from_pretrained(rows), tokens=tokens)
 
 
-def test_large_tables_stay_fluid(large, serve, open_page, capsys):
+def test_large_tables_stay_fluid(large, serve, open_page, capsys, pytestconfig):
     """Frame and search times are printed, not judged: the machine may be busy."""
+    count = 40 if pytestconfig.getoption("--all") else 8
     page = open_page(serve(large) + "#map?x=1")
     page.locator(".map-side .chips").wait_for()
-    frames = page.evaluate("""async () => {
+    frames = page.evaluate(
+        """async (count) => {
         const over = document.querySelector(".map-over");
         const turn = async (count) => {
             for (let i = 0; i < count; i++) {
@@ -544,12 +546,14 @@ def test_large_tables_stay_fluid(large, serve, open_page, capsys):
                 await new Promise(requestAnimationFrame);
             }
         };
-        await turn(10);
+        await turn(count / 4);
         performance.clearMeasures();
-        await turn(40);
+        await turn(count);
         return performance.getEntriesByName("map: frame").map((entry) => entry.duration).sort((a, b) => a - b);
-    }""")
-    assert len(frames) >= 30
+    }""",
+        count,
+    )
+    assert len(frames) >= 0.75 * count
     page.wait_for_timeout(1700)  # what is prepared for searching is ready
     median, high = frames[len(frames) // 2], frames[int(len(frames) * 0.9)]
     said = [f"{large.title}, {large.table.vocab_size:,} rows: frame {median:.1f} ms, 90th percentile {high:.1f} ms"]

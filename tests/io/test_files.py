@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import run_program
 
 from embedlayer.errors import CheckpointError, FileError
 from embedlayer.io import files
@@ -56,7 +57,8 @@ for _ in range(2):
     with files.replace_folder(path / "folder") as partial:
         (partial / "file").touch()
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    exit_code, _, errors = run_program("-c", code)
+    assert exit_code == 0, errors
     modes = {str(file.relative_to(tmp_path)): file.stat().st_mode for file in tmp_path.rglob("*")}
     assert {modes[name] for name in ("text", "tensors", "folder/file")} == {modes["plain"]}
     assert modes["folder"] == modes["plain folder"]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from covering import cases
 
 from embedlayer import QuantizedEmbedding
 from embedlayer.tables import GGUFBlocks, quantized
@@ -27,10 +28,15 @@ def path(both_paths, monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize(("bits", "group_size"), KINDS)
-@pytest.mark.parametrize("width", [1, 7, 33, 96])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_rows_are_those_of_the_definition(bits, group_size, width, dtype) -> None:
+@cases(
+    "kind, width, dtype",
+    KINDS,
+    (1, 7, 33, 96),
+    (torch.float32, torch.float64, torch.bfloat16, torch.float16),
+    pairs=["kind, width", "kind, dtype"],
+)
+def test_rows_are_those_of_the_definition(kind, width, dtype) -> None:
+    bits, group_size = kind
     rows = torch.randn(50, width) * torch.logspace(-30, 30, 50).unsqueeze(1)
     table = quantised(rows, bits, group_size, dtype=dtype)
     expected = dequantise(table.packed, table.row_scale, table.row_format)

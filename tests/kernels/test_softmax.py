@@ -21,7 +21,7 @@ OBJECTIVES: dict[str, Objective] = {
     "reverse KL": ReverseKL(),
     "Jensen-Shannon": JensenShannon(0.3),
 }
-SIZES = [(1, 1), (5, 3), (259, 17), (700, 300)]
+SIZES: list[tuple[int, int]] = [(1, 1), (5, 3), (259, 17), (700, 300)]
 every_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
 
 
@@ -85,7 +85,8 @@ def compiled_gradient(objective: Objective, block: LogitBlock, totals: Totals, g
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_float64_equals_the_definition(objective, size, has_bias) -> None:
-    block = a_block(*size, torch.float64, has_bias=has_bias)
+    rows, tokens = size
+    block = a_block(rows, tokens, torch.float64, has_bias=has_bias)
     expected, found = plain_totals(objective, copied(block, torch.float64)), compiled_totals(objective, block)
     torch.testing.assert_close(found, {name: expected[name] for name in found}, rtol=1e-12, atol=1e-12)
     assert found.keys() == expected.keys()
@@ -100,7 +101,8 @@ def test_float64_equals_the_definition(objective, size, has_bias) -> None:
 @pytest.mark.parametrize("size", [(3, 1), *SIZES[1:]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lower_precision_is_no_worse_than_the_definition(objective, size, dtype) -> None:
-    block = a_block(*size, dtype)
+    rows, tokens = size
+    block = a_block(rows, tokens, dtype)
     exact = plain_totals(objective, copied(block, torch.float64))
     plain, found = plain_totals(objective, copied(block, torch.float32)), compiled_totals(objective, block)
     for name, right in exact.items():

@@ -3,13 +3,12 @@
 import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import fuzz
 import pytest
 from commands import run
+from processes import run_program
 
 import embedlayer as el
 
@@ -154,8 +153,7 @@ def test_random_damage_is_the_same_for_a_seed() -> None:
 def test_the_command_line_prints_one_line_for_damage(folder: Path, tmp_path: Path) -> None:
     """As a process: what is printed of a lone surrogate must not fail either."""
     (tmp_path / "config.json").write_text('{"format_version": 1, "kind": "decoder_lm", "\\ud800": {"kind": "\\udfff"}}')
-    command = [sys.executable, "-m", "embedlayer", "inspect", str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 2
-    assert result.stderr.startswith("CheckpointError: ")
-    assert len(result.stderr.splitlines()) == 1
+    code, _, errors = run_program("-m", "embedlayer", "inspect", tmp_path)
+    assert code == 2
+    assert errors.startswith("CheckpointError: ")
+    assert len(errors.splitlines()) == 1

@@ -104,9 +104,9 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_saved_program_runs_where_embedlayer_is_not_installed(tmp_path: Path) -> None:
-    paths = []
-    for number, name in enumerate(["layer: DecoderLM", "head: tied to int4", "loss: all", "position: dynamic"]):
+def test_a_saved_program_runs_where_embedlayer_is_not_installed(tmp_path: Path, pytestconfig) -> None:
+    names, paths = ["layer: DecoderLM", "head: tied to int4"], []
+    for number, name in enumerate([*names, *(["loss: all", "position: dynamic"] * pytestconfig.getoption("--all"))]):
         case = CASES[name]()
         inputs = of_other_size(case.inputs)
         paths.append(str(tmp_path / str(number)))

@@ -87,7 +87,7 @@ def test_save_copy_and_meta_keep_every_bit(name, tmp_path) -> None:
 @pytest.mark.parametrize("name", some(["value", "n-gram, gated", "per-layer"], INJECTIONS))
 def test_every_parameter_gets_a_gradient_in_one_graph(unchecked: None, name) -> None:
     model = decoder(name).train()
-    compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model.loss, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(IDS, IDS), model.loss(IDS, IDS))
     model.loss(IDS, IDS).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())

@@ -6,13 +6,11 @@ from functools import partial
 
 import pytest
 import torch
+import transformers
 from kinds import EMBED_DIM, NUM_HEADS, POSITIONS, TABLES, VOCAB_SIZE
 from torch import nn
 
 import embedlayer as el
-
-peft = pytest.importorskip("peft", reason="the dev extra is not installed")
-transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
 
 IDS = torch.randint(1, VOCAB_SIZE, (2, 9), generator=torch.Generator().manual_seed(0))
 IDS[0, :3] = torch.tensor([3, 5, VOCAB_SIZE - 1])
@@ -94,6 +92,8 @@ def logits_of(model: nn.Module) -> torch.Tensor:
 
 
 def adapted(model: nn.Module, **options: object) -> nn.Module:
+    import peft
+
     torch.manual_seed(1)
     with warnings.catch_warnings():  # what PEFT fears of tied models, and holds of models that are not transformers'
         warnings.simplefilter("ignore")

@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import gensim
 import numpy as np
 import pytest
 import torch
@@ -22,6 +21,8 @@ BROKEN = [1, 4]
 
 
 def gensims(path: Path, **options: bool) -> None:
+    import gensim
+
     vectors = gensim.models.KeyedVectors(ROWS.shape[1])
     vectors.add_vectors(TOKENS, ROWS)
     vectors.save_word2vec_format(str(path), **options)

@@ -6,8 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import DynamicCache, Qwen4ExpTextConfig
-from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextPLELayer
 
 import embedlayer as el
 from embedlayer.layers import ContextGate, NgramEmbedding, NgramHash, ShortConvolution
@@ -53,7 +51,7 @@ def test_the_addend_is_that_of_the_formula(conv, bias) -> None:
     torch.testing.assert_close(made(x[0], vectors[0]), plain(made, x, vectors)[0])
 
 
-def stream_of(theirs: Qwen4ExpTextPLELayer, stream: int) -> ContextGate:
+def stream_of(theirs: nn.Module, stream: int) -> ContextGate:
     """One stream of transformers' layer, whose norms store weight - 1."""
     width = theirs.hidden_size
     part = slice(stream * width, (stream + 1) * width)
@@ -76,6 +74,9 @@ def stream_of(theirs: Qwen4ExpTextPLELayer, stream: int) -> ContextGate:
 
 @torch.no_grad()
 def test_the_addend_is_that_of_one_stream_of_transformers_qwen4_exp() -> None:
+    from transformers import DynamicCache, Qwen4ExpTextConfig
+    from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextPLELayer
+
     config = Qwen4ExpTextConfig(
         vocab_size=60,
         hidden_size=8,

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from covering import cases
 from decoders import small
 from kinds import POSITIONS
 
@@ -17,8 +18,7 @@ from embedlayer import (
 from embedlayer.positions import DynamicNTKScaling, LongRopeScaling
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("steps", [[5, 1, 1, 1, 2], [1] * 10, [10], [3, 4, 3]])
+@cases("position, steps", POSITIONS, ([5, 1, 1, 1, 2], [1] * 10, [10], [3, 4, 3]))
 def test_logits_are_those_of_reading_everything_at_once(position, steps) -> None:
     model = small(position, num_kv_heads=2)
     ids = torch.randint(1, 50, (2, 10))

@@ -2,10 +2,12 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import pytest
 import torch
 import torch.distributed as dist
+from covering import some
 from processes import on_ranks
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -86,10 +88,13 @@ def test_every_scheduler_of_torch_is_in_the_list() -> None:
     assert set(schedulers.__all__) - {"LRScheduler"} == SCHEDULERS.keys() - {"SWALR"}
 
 
-@pytest.mark.usefixtures("both_paths")
-@pytest.mark.parametrize("name", SCHEDULERS)
+PATHS = ("kernels", "torch operators")
+ON_ONE_PATH = [(PATHS[number % 2], name) for number, name in enumerate(SCHEDULERS)]
+
+
+@pytest.mark.parametrize(("both_paths", "name"), some(ON_ONE_PATH, product(PATHS, SCHEDULERS)), indirect=["both_paths"])
 @pytest.mark.filterwarnings("ignore:The epoch parameter")  # torch's SequentialLR calls what it deprecates
-def test_every_scheduler_of_torch_gives_the_dense_run(name) -> None:
+def test_every_scheduler_of_torch_gives_the_dense_run(both_paths, name) -> None:
     results = []
     for model, optimizer in both():
         scheduler = SCHEDULERS[name](optimizer)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import some
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_avg_fn
 
@@ -135,10 +136,13 @@ def test_accelerate_clips_as_with_a_dense_table() -> None:
     assert_close([parameter.detach() for parameter in model.parameters()], by_hand())
 
 
-@pytest.mark.usefixtures("both_paths")
-@pytest.mark.parametrize("max_grad_norm", [0.5, 0.0])
+ALWAYS = [("kernels", 0.5), ("torch operators", 0.0)]
+WITH_ALL = [("kernels", 0.0), ("torch operators", 0.5)]
+
+
+@pytest.mark.parametrize(("both_paths", "max_grad_norm"), some(ALWAYS, [*ALWAYS, *WITH_ALL]), indirect=["both_paths"])
 @pytest.mark.filterwarnings("ignore")
-def test_the_trainer_of_transformers_clips_as_with_a_dense_table(max_grad_norm, tmp_path) -> None:
+def test_the_trainer_of_transformers_clips_as_with_a_dense_table(both_paths, max_grad_norm, tmp_path) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
 

@@ -18,7 +18,7 @@ coordinate = st.floats(-20, 120)
 )
 def test_placed_labels_lie_inside_on_no_label_and_on_no_named_point(wanted):
     placed = list(place_labels(wanted, AREA, gap=2.0))
-    boxes = [side.box(*wanted[number], 2.0) for number, side in placed]
+    boxes = [side.box(wanted[number][0], wanted[number][1], 2.0) for number, side in placed]
     dots = [Side(0, 0).box(wanted[number][0], (2.0, 2.0), 0.0) for number, _ in placed]
     assert disjoint(boxes)
     assert all(AREA.contains(box) for box in boxes)

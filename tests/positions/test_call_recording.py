@@ -1,5 +1,7 @@
 """Calls of functions in modeling files, recorded while a model runs."""
 
+from typing import Any
+
 import pytest
 import torch
 from tiny_models import build
@@ -19,7 +21,7 @@ def test_queries_and_keys_are_kept_as_they_were_before_and_after(model_type, kin
     _, model = build(model_type, kind)
     spaces = [vars(space) for space in (type(model), *map(type, model.modules()))]
     before = [dict(space) for space in spaces]
-    calls = []
+    calls: list[Any] = []
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
         plain = model(ids).logits

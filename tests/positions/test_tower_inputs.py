@@ -1,5 +1,7 @@
 """Inputs on which vision and audio towers run, and positions in place of those that they count."""
 
+from typing import Any
+
 import pytest
 import torch
 from tiny_models import quiet, small_config
@@ -16,7 +18,8 @@ def built(model_type: str) -> torch.nn.Module:
 
     with quiet():
         if model_type == "qwen2_vl_vision":
-            config = transformers.Qwen2VLConfig().vision_config.__class__(depth=1, embed_dim=64, num_heads=2)
+            kind: Any = type(transformers.Qwen2VLConfig().vision_config)
+            config = kind(depth=1, embed_dim=64, num_heads=2)
             from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel as Tower
 
             return Tower._from_config(config).eval()

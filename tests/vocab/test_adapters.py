@@ -5,12 +5,11 @@ import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import peft
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from embedlayer import DeltaEmbedding, OutputHead, TokenEmbedding, open_model, patch
 from embedlayer.errors import CheckpointError, FileError, SizeError, TokenIdError
@@ -18,23 +17,29 @@ from embedlayer.io.peft_files import ADAPTER_CONFIG
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, load_tensors, save_tensors
 from embedlayer.vocab import load_adapter, merge_adapter, merge_rows, save_adapter, train_only_rows
 
+if TYPE_CHECKING:
+    import peft
+    from transformers import LlamaForCausalLM
+
 IDS = torch.tensor([[5, 60, 7, 3, 9, 1]])
 TABLE = "model.embed_tokens"
 
 BOTH = ["embed_tokens", "lm_head"]
 ROWS = {
-    "trainable tokens": peft.TrainableTokensConfig(token_indices=[60, 3, 7], target_modules=["embed_tokens"]),
-    "trainable tokens of both ends": peft.TrainableTokensConfig(token_indices=[60, 3, 7], target_modules=BOTH),
-    "trainable tokens beside LoRA": peft.LoraConfig(target_modules=["q_proj"], trainable_token_indices=[60, 3]),
+    "trainable tokens": ("TrainableTokensConfig", {"token_indices": [60, 3, 7], "target_modules": ["embed_tokens"]}),
+    "trainable tokens of both ends": ("TrainableTokensConfig", {"token_indices": [60, 3, 7], "target_modules": BOTH}),
+    "trainable tokens beside LoRA": ("LoraConfig", {"target_modules": ["q_proj"], "trainable_token_indices": [60, 3]}),
 }
 WEIGHTS = {
-    "LoRA": peft.LoraConfig(r=2, lora_alpha=6, target_modules=BOTH),
-    "rsLoRA": peft.LoraConfig(r=4, use_rslora=True, alpha_pattern={"embed_tokens": 3}, target_modules=BOTH),
-    "whole weights": peft.LoraConfig(target_modules=["embed_tokens"], modules_to_save=["lm_head"]),
+    "LoRA": {"r": 2, "lora_alpha": 6, "target_modules": BOTH},
+    "rsLoRA": {"r": 4, "use_rslora": True, "alpha_pattern": {"embed_tokens": 3}, "target_modules": BOTH},
+    "whole weights": {"target_modules": ["embed_tokens"], "modules_to_save": ["lm_head"]},
 }
 
 
-def model_of(*, tied: bool, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+def model_of(*, tied: bool, dtype: torch.dtype = torch.float32) -> "LlamaForCausalLM":
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
     config = LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=tied)
@@ -49,9 +54,11 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def adapted(model: nn.Module, config: peft.PeftConfig, directory: Path) -> peft.PeftModel:
+def adapted(model: nn.Module, directory: Path, config: str = "LoraConfig", **options: Any) -> "peft.PeftModel":
     """A model with an adapter that changes it, saved to a folder by PEFT."""
-    wrapped = peft.get_peft_model(copy.deepcopy(model), copy.deepcopy(config)).eval()
+    import peft
+
+    wrapped = peft.get_peft_model(copy.deepcopy(model), getattr(peft, config)(**copy.deepcopy(options))).eval()
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
             if parameter.requires_grad and "q_proj" not in name:
@@ -60,7 +67,9 @@ def adapted(model: nn.Module, config: peft.PeftConfig, directory: Path) -> peft.
     return wrapped
 
 
-def loaded_by_peft(model: nn.Module, directory: Path) -> peft.PeftModel:
+def loaded_by_peft(model: nn.Module, directory: Path) -> "peft.PeftModel":
+    import peft
+
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "(?s).*([Mm]issing|[Uu]nexpected)")
         warnings.filterwarnings("ignore", "Found missing adapter keys.*lm_head")  # the tied end, whose rows are these
@@ -92,7 +101,8 @@ def test_peft_loads_the_rows_that_a_table_saved_bit_for_bit(dtype, tmp_path: Pat
 @pytest.mark.parametrize("tied", [True, False])
 def test_rows_that_peft_trained_are_read_bit_for_bit(name, tied, tmp_path: Path) -> None:
     model = model_of(tied=tied)
-    wrapped = adapted(model, ROWS[name], tmp_path)
+    config, options = ROWS[name]
+    wrapped = adapted(model, tmp_path, config, **options)
     base = TokenEmbedding.from_pretrained(model.model.embed_tokens.weight.detach())
     module = "embed_tokens" if "both" in name else None
     table = DeltaEmbedding.from_pretrained(tmp_path, base=base, module=module)
@@ -129,7 +139,7 @@ def test_rows_of_a_model_go_to_peft_and_back(tied, tmp_path: Path) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_peft_merges_is_merged_into_the_table_and_the_head(name, tied, tmp_path: Path) -> None:
     model = model_of(tied=tied)
-    merged = adapted(model, WEIGHTS[name], tmp_path).merge_and_unload()
+    merged = adapted(model, tmp_path, **WEIGHTS[name]).merge_and_unload()
     ends = {TABLE: merged.model.embed_tokens.weight, "lm_head": merged.lm_head.weight}
     ours = {TABLE: TokenEmbedding(64, 16), "lm_head": OutputHead(16, 64)}
     for module, target in ours.items():
@@ -151,20 +161,20 @@ def test_what_cannot_be_read_right_is_refused_and_nothing_changes(tmp_path: Path
     before = [parameter.clone() for parameter in (*patched.parameters(), table.weight)]
     with pytest.raises(FileError, match="adapter_config"):
         merge_adapter(table, tmp_path)
-    adapted(model, peft.LoraConfig(target_modules=["embed_tokens"], use_dora=True), tmp_path)
+    adapted(model, tmp_path, target_modules=["embed_tokens"], use_dora=True)
     with pytest.raises(CheckpointError, match="use_dora True"):
         merge_adapter(table, tmp_path)
-    adapted(model, peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[]), tmp_path)
+    adapted(model, tmp_path, "IA3Config", target_modules=["k_proj"], feedforward_modules=[])
     with pytest.raises(CheckpointError, match="peft_type 'IA3'"):
         merge_adapter(table, tmp_path)
-    adapted(model, peft.LoraConfig(target_modules=[*BOTH, "q_proj"]), tmp_path)
+    adapted(model, tmp_path, target_modules=[*BOTH, "q_proj"])
     with pytest.raises(CheckpointError, match="no table and no head here: .*q_proj"):
         merge_adapter(patched, tmp_path)
     with pytest.raises(CheckpointError, match="name one of them with module="):
         merge_adapter(table, tmp_path)
     with pytest.raises(CheckpointError, match="changes more than the rows"):
         DeltaEmbedding.from_pretrained(tmp_path, base=table, module="embed_tokens")
-    adapted(model, ROWS["trainable tokens"], tmp_path)
+    adapted(model, tmp_path, "TrainableTokensConfig", **ROWS["trainable tokens"][1])
     with pytest.raises(TokenIdError, match="tokens 3 to 60; weight has 32 rows"):
         merge_adapter(TokenEmbedding(32, 16), tmp_path)
     with pytest.raises(CheckpointError, match=r"changes no module of 64 x 8 numbers: it has model.embed_tokens"):
@@ -185,6 +195,6 @@ def test_what_cannot_be_read_right_is_refused_and_nothing_changes(tmp_path: Path
 
 @pytest.mark.parametrize("path", ["", ADAPTER_WEIGHTS])
 def test_an_adapter_is_not_opened_as_a_model(path, tmp_path: Path) -> None:
-    adapted(model_of(tied=False), WEIGHTS["LoRA"], tmp_path)
+    adapted(model_of(tied=False), tmp_path, **WEIGHTS["LoRA"])
     with pytest.raises(CheckpointError, match="is an adapter of PEFT: it has changes of a model, and no table"):
         open_model(tmp_path / path)

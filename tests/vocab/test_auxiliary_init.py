@@ -1,5 +1,8 @@
 """Rows weighted in an auxiliary space, compared with the plain definitions of OMP, FOCUS and WECHSEL."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -31,7 +34,8 @@ def example(dtype=torch.float64, width=A):
 
 def omp(target, anchors, k):
     """Orthogonal matching pursuit by its definition: least squares over all chosen anchors after each choice."""
-    chosen, residual, weights = [], target, np.zeros(len(anchors))
+    chosen: list[int] = []
+    residual, weights = target, np.zeros(len(anchors))
     while len(chosen) < k and np.linalg.norm(residual) > 1e-9:
         scores = np.abs(anchors @ residual)
         scores[chosen] = -1
@@ -65,7 +69,7 @@ def wechsel(target, anchors):
     return weights
 
 
-RULES = {
+RULES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "OMP": (OMPInit, lambda target, anchors: omp(target, anchors, 64)),
     "OMP, k = 4": (lambda auxiliary: OMPInit(auxiliary, k=4), lambda target, anchors: omp(target, anchors, 4)),
     "FOCUS": (FocusInit, focus),

@@ -24,7 +24,7 @@ def replaced(word: tuple, pair: tuple) -> tuple:
 def by_recounting(words: dict, count: int, taken: set) -> tuple[list, Counter]:
     merges: list = []
     while len(merges) < count:
-        pairs = Counter()
+        pairs: Counter[tuple[str, str]] = Counter()
         for word, number in words.items():
             for pair in pairwise(word):
                 pairs[pair] += number
@@ -33,7 +33,7 @@ def by_recounting(words: dict, count: int, taken: set) -> tuple[list, Counter]:
         if not best:
             break
         merges.append(best[0][1])
-        merged = Counter()
+        merged: Counter[tuple[str, ...]] = Counter()
         for word, number in words.items():
             merged[replaced(word, best[0][1])] += number
         words = merged

@@ -3,13 +3,12 @@
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from processes import Program
 
 import embedlayer as el
 from embedlayer.cli.main import main
@@ -79,13 +78,10 @@ def test_a_killed_edit_leaves_no_folder_of_that_name(checkpoint, tmp_path) -> No
         "edit.Receipt.save = lambda *_: (print('now', flush=True), time.sleep(600))\n"
         "el.vocab.remove_tokens(sys.argv[1], [7], out=sys.argv[2])\n"
     )
-    command = [sys.executable, "-c", code, str(checkpoint), str(tmp_path / "new")]
-    root = str(Path(__file__).resolve().parents[2])
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().strip() == b"now"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    with Program("-c", code, checkpoint, tmp_path / "new") as program:
+        assert program.stdout.readline() == "now\n"
+        program.kill()
+        assert program.wait() == -signal.SIGKILL
     assert not (tmp_path / "new").exists()
     time.sleep(0)
     receipt = el.vocab.remove_tokens(checkpoint, [7], out=tmp_path / "new")
