@@ -51,7 +51,7 @@ def jaxtyped_if_shaped(*, typechecker: Any, jaxtyped: Any = jaxtyping.jaxtyped) 
 
         @functools.wraps(function)
         def first_calls_checked(*arguments: Any, **options: Any) -> Any:
-            if jaxtyping.config.jaxtyping_disable or calls[function] >= checked_calls:
+            if is_unchecked or calls[function] >= checked_calls:
                 return function(*arguments, **options)
             calls[function] += 1
             return checked(*arguments, **options)
@@ -60,6 +60,9 @@ def jaxtyped_if_shaped(*, typechecker: Any, jaxtyped: Any = jaxtyping.jaxtyped) 
 
     return decorate
 
+
+is_unchecked = False
+"""Whether a test has switched the checks off: jaxtyping's own switch is a lock, which Dynamo cannot trace."""
 
 checked_calls: float = 16
 """Calls of each function that are checked in each test; all with `--all`."""
@@ -157,8 +160,11 @@ def own_accelerator() -> Iterator[None]:
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """Switch jaxtyping's checks off: for wrong input that must meet our own errors, and for torch.compile."""
+    global is_unchecked
     jaxtyping.config.update("jaxtyping_disable", True)
+    is_unchecked = True
     yield
+    is_unchecked = False
     jaxtyping.config.update("jaxtyping_disable", False)
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()  # what one test compiled counts towards the next one's limit

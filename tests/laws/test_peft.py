@@ -215,6 +215,7 @@ def test_the_loss_and_the_rows_of_the_head_are_those_of_its_logits(unchecked: No
 
 def test_new_rows_that_peft_froze_are_refused_in_training() -> None:
     """Their own way is PEFT's: merged rows, and their IDs as trainable tokens."""
+    import peft
     from tiny_models import VARIANTS
 
     model = el.patch(VARIANTS["LLaMA 2"].build()[1]).train()
