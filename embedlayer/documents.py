@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from embedlayer.errors import ShapeError
+from embedlayer.errors import ShapeError, SizeError
 from embedlayer.tracing import plain_operators_only
 
 AttentionMask = Int[Tensor, "*batch T"] | Bool[Tensor, "*batch T"]
@@ -91,12 +91,17 @@ def shifted_targets(
         Targets of the first `T - depth - 1` tokens.
 
     Raises:
-        ShapeError: `documents` are no mask for these labels.
+        ShapeError: `documents` are no mask for these labels, or the labels are not integers.
+        SizeError: `depth` is no integer of at least 0.
 
     Example:
         >>> shifted_targets(torch.tensor([5, 6, 7, 8, 9]), torch.tensor([1, 1, 2, 2, 0]))
         tensor([   6, -100,    8, -100])
     """
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
+        raise SizeError(f"depth is 0 for the next token, 1 for the one after it, and so on, not {depth}.")
+    if labels.is_floating_point() or labels.is_complex():
+        raise ShapeError(f"Labels are token IDs, integers, not {str(labels.dtype).removeprefix('torch.')} values.")
     targets = labels[..., depth + 1 :]
     if documents is None:
         return targets

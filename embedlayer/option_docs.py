@@ -1,11 +1,23 @@
-"""Show the keyword options of a function in its docstring, from the docstring of the `TypedDict` that declares them."""
+"""Keyword options of functions, which a `TypedDict` declares: shown in their docstrings, and refused if unknown."""
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def unknown_option(options: Mapping[str, object], kind: type, call: str) -> str | None:
+    """Return the sentence that refuses the first option that a class of options does not declare, or `None`.
+
+    Args:
+        options: The options that a caller passed.
+        kind: The `TypedDict` class that declares the options of the function.
+        call: The public function or method that was called, for the message.
+    """
+    name = next((name for name in options if name not in kind.__annotations__), None)
+    return None if name is None else f"{call} has no option {name}. Its options: {', '.join(kind.__annotations__)}."
 
 
 def show_options(*kinds: type) -> Callable[[Function], Function]:

@@ -20,7 +20,7 @@ A table of V rows of width D has `V * D` parameters; all the rest follows from i
 | FLOPs, head | `2 N D V` forward; backward as many for the gradient of the hidden states, and for that of the rows |
 | FLOPs, projections | `2 N R D` of a factorised table, once at each end; `2 N D W` per-layer; backward twice |
 | FLOPs, look-up | rows are copied; one addition a number for positions, and backward for the gradient of a row |
-| a step | weights, optimizer, activations, and the larger of loss and gradients, which exist one after the other |
+| a step | weights, optimizer, activations, and the larger of loss and gradients; a tied table has two gradients |
 
 Parameters are counted in decimal units (1 M = 10^6), memory in binary ones (1 MiB = 2^20 bytes). What introductions
 print as "147 MB" for GPT-2 small is 147 MiB. A test builds each kind of table and measures each part.

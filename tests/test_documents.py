@@ -61,3 +61,11 @@ def test_multi_token_prediction_ignores_targets_across_documents_at_each_depth(r
         each: Tensor = head.loss(hidden[:, : 7 - depth], targets, reduction=reduction, ignore_index=-7)
         each = F.pad(each, (0, depth + 1)) if reduction == "none" else each
         torch.testing.assert_close(found.losses[depth], each)
+
+
+def test_depths_and_labels_without_a_meaning_are_refused(unchecked) -> None:
+    for depth in (-1, 1.5, True):
+        with pytest.raises(el.SizeError, match="depth is 0 for the next token"):
+            shifted_targets(torch.arange(5), depth=depth)
+    with pytest.raises(el.ShapeError, match="Labels are token IDs, integers, not float32"):
+        shifted_targets(torch.ones(5))

@@ -314,7 +314,8 @@ def _note(plans: list[EmbeddingPlan]) -> str:
             kind, stored = "block of 32 numbers", "a scale"
         return f"{plans[0].dtype} rows are not trained; each {kind} has {stored}{scales}."
     if len(plans) == 1 and plans[0].trained and plans[0].tokens and not plans[0].lookup_only:
-        return "The peak: weights, optimizer, activations, and the larger of loss and gradients."
+        twice = "\n(a tied table has two)" if plans[0].tied and not plans[0].delta_rows else ""
+        return f"The peak: weights, optimizer, activations, and the larger of loss and gradients{twice}."
     return ""
 
 

@@ -364,6 +364,8 @@ class MixedSampler:
         seed: int,
     ) -> None:
         pairs = list(weights.items() if isinstance(weights, Mapping) else weights)
+        if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
+            raise SizeError("A mixture is a list of pairs (corpus, weight), such as [(books, 3), (code, 1)].")
         if not pairs or any(isinstance(weight, bool) or not 0 < weight < math.inf for _, weight in pairs):
             raise SizeError(f"A mixture has a weight above 0 for each corpus, not {[weight for _, weight in pairs]}.")
         self.samplers = [

@@ -497,7 +497,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         """Describe the logits of `hidden` without computing them, as losses, statistics and divergences take them.
 
         If `forward` is overridden or replaced, they are the logits it returns, and the options of this head, such as
-        `softcap`, are not applied again. In a patched model they are the model's logits, after its scale and soft cap.
+        `softcap`, are not applied again, except `mask_padding`. In a patched model they are the model's logits, after
+        its scale and soft cap.
 
         Args:
             hidden: Output of the last block, after its final norm, `(..., D)`; in a model with a transform before the
@@ -513,6 +514,8 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
         options = {**({} if self.model_options is None else self.model_options.logit_options()), **options}
         if not is_unchanged(self, **_FORWARD):
+            options.setdefault("padding_idx", self.padding_idx)
+            options.setdefault("mask_padding", self.mask_padding)
             return logits_of_function(self.forward, hidden, self.out_features, **options)
         table = self.table
         options = {**self.logit_options(), **options}

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError
+from embedlayer.option_docs import unknown_option
 
 Impl = Literal["auto", "plain", "chunked", "triton"]
 Reduction = Literal["mean", "sum", "none"]
@@ -98,9 +99,8 @@ def check_options(options: Mapping[str, object], kind: type, call: str, **argume
         Traceback (most recent call last):
         embedlayer.errors.SizeError: linear_cross_entropy: z_loss must be a number of at least 0, not -1.0.
     """
-    for name in options:
-        if name not in kind.__annotations__:
-            raise SizeError(f"{call} has no option {name}. Its options: {', '.join(kind.__annotations__)}.")
+    if (message := unknown_option(options, kind, call)) is not None:
+        raise SizeError(message)
     for name, value in {**options, **arguments}.items():
         allowed = _ALLOWED[name]
         if not allowed.contains(value):

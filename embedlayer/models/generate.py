@@ -75,7 +75,7 @@ def next_tokens(
 
     The arguments, errors and tokens are those of `generate`.
     """
-    sampler = Sampler(**sampling)
+    sampler = Sampler.of(sampling, "generate")
     if max_new_tokens < 0:
         raise SizeError(f"max_new_tokens must be at least 0, not {max_new_tokens}.")
     if ids.shape[-1] == 0:

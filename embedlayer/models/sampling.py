@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.errors import SizeError
-from embedlayer.option_docs import show_options
+from embedlayer.option_docs import show_options, unknown_option
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -69,6 +69,18 @@ class Sampler:
         if self.repetition_penalty is not None and not 0 < self.repetition_penalty < math.inf:
             raise SizeError(f"repetition_penalty must be a positive number, not {self.repetition_penalty}.")
 
+    @classmethod
+    def of(cls, options: SamplingOptions, call: str) -> "Sampler":
+        """Return the sampler with the options that were passed to `call`, a public function.
+
+        Raises:
+            TypeError: An option is unknown.
+            SizeError: An option is out of its range.
+        """
+        if (message := unknown_option(options, SamplingOptions, call)) is not None:
+            raise TypeError(message)
+        return cls(**options)
+
     def next_tokens(self, logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"]) -> Int[Tensor, " B"]:
         """Return one token ID per row: the largest of `processed_logits` at temperature 0, else a random sample.
 
@@ -120,7 +132,7 @@ def sample(
         >>> sample(torch.tensor([[0.0, 5.0, 1.0], [3.0, 1.0, 2.0]]))
         tensor([1, 0])
     """
-    sampler = Sampler(**options)
+    sampler = Sampler.of(options, "sample")
     if ids is None:
         if sampler.repetition_penalty is not None:
             raise SizeError("repetition_penalty makes tokens of the text so far less likely: pass them as ids.")

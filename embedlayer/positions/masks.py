@@ -4,7 +4,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.documents import check_mask
+from embedlayer.errors import SizeError
 
 
 def causal_mask(
@@ -34,7 +35,7 @@ def causal_mask(
 
     Raises:
         SizeError: There are fewer keys than queries, or the window has no key.
-        ShapeError: `documents` has another length than the keys.
+        ShapeError: `documents` are no mask of the keys; see `embedlayer.documents.check_mask`.
 
     Example:
         >>> causal_mask(3, documents=torch.tensor([1, 1, 2]))[0].int()
@@ -47,10 +48,10 @@ def causal_mask(
     keys = queries if keys is None else keys
     if queries > keys:
         raise SizeError(f"The {queries} queries are the last of the keys, and there are {keys} keys.")
-    if window is not None and window < 1:
-        raise SizeError(f"A window has at least 1 key, the token itself, not {window}.")
-    if documents is not None and documents.shape[-1:] != (keys,):
-        raise ShapeError(f"documents {tuple(documents.shape)} need one number for each of the {keys} keys.")
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int | torch.SymInt) or window < 1):
+        raise SizeError(f"A window is a number of keys, at least 1, the token itself, not {window}.")
+    if documents is not None:
+        check_mask(documents, (*documents.shape[:-1], keys) if isinstance(documents, Tensor) else (keys,), "documents")
     device = documents.device if device is None and documents is not None else device
     allowed: Bool[Tensor, "*rows T S"] = torch.ones(queries, keys, dtype=torch.bool, device=device)
     allowed = allowed.tril(keys - queries)

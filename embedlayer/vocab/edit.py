@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from embedlayer.data.tokenizer import as_tokenizer, table_size
 from embedlayer.errors import EmbedLayerError, SizeError, VocabularyError
-from embedlayer.option_docs import show_options
+from embedlayer.option_docs import show_options, unknown_option
 from embedlayer.sources import PathKind, path_kind
 from embedlayer.vocab.edit_request import EditRequest, TokenMap
 from embedlayer.vocab.folders import RECEIPT, apply_to_folder, new_folder, receipts_in
@@ -327,9 +327,11 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
         The receipt of the edit. A new folder also contains it as a file.
 
     Raises:
-        SizeError: `pad_to_multiple_of` is below 1, `out` is passed for a module, or `optimizer` for a folder. All other
-            errors are those of `edit_vocabulary`.
+        SizeError: An option is unknown, `pad_to_multiple_of` is below 1, `out` is passed for a module, or `optimizer`
+            for a folder. All other errors are those of `edit_vocabulary`.
     """
+    if (message := unknown_option(options, EditOptions, "An edit of the vocabulary")) is not None:
+        raise SizeError(message)
     tokenizer, multiple = options.get("tokenizer"), options.get("pad_to_multiple_of")
     if multiple is not None and multiple < 1:
         raise SizeError(f"pad_to_multiple_of must be at least 1, not {multiple}.")

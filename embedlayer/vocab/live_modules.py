@@ -216,26 +216,30 @@ def _refuse_other_rows(module: nn.Module, found: VocabularyModules) -> None:
     """Raise an error if a model has something for each token that an edit does not know.
 
     Raises:
-        VocabularyError: The model reads rows of its head beside others (MobileBERT), or has integers for each token,
-            such as the experts of a token (DeepSeek-V4).
+        VocabularyError: The model reads rows of its head beside others (MobileBERT), has integers for each token, such
+            as the experts of a token (DeepSeek-V4), or a table or head of a user's class has other tensors of tokens.
     """
-    named = (*module.named_parameters(), *module.named_buffers())
     known = {id(each) for part in found.hashes.values() for each in part.buffers()}
-    other = next((name for name, head in found.heads.items() if head.is_partial), None) or next(
-        (
-            name
-            for name, tensor in named
-            if id(tensor) not in known
-            and len(tensor.shape) > 1
-            and tensor.shape[0] == found.vocab_size
-            and not (tensor.is_floating_point() or tensor.is_complex())
-        ),
-        None,
-    )
+    known |= {id(part.stored.weight) for part in found.local.values()}
+    known |= {id(each) for head in found.heads.values() for each in (head._parameters.get("weight"), head.bias)}
+    known |= {id(bias) for bias in _biases_outside(module, found).values()}
+    own = {
+        id(tensor)
+        for part in (*found.tables.values(), *found.heads.values())
+        if not type(part).__module__.startswith("embedlayer.")
+        for tensor in (*part.parameters(), *part.buffers())
+    }
+    other = next((name for name, head in found.heads.items() if head.is_partial), None)
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        has_rows = len(tensor.shape) > 1 and tensor.shape[0] == found.vocab_size
+        is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+        is_of_tokens = found.vocab_size in tensor.shape if id(tensor) in own else has_rows and is_integer
+        if other is None and is_of_tokens and id(tensor) not in known:
+            other = name
     if other is not None:
         raise VocabularyError(
-            f"{other} has values for each token that no table and no head has, and what they are for a new token is "
-            f"not known, so the vocabulary of this model is not edited."
+            f"{other} has values for each token beside the rows of tables and heads, and what they are for a new token "
+            f"is not known, so the vocabulary of this model is not edited."
         )
 
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from embedlayer.checkpoints.patch import REPLACED
 from embedlayer.distributed.dtensors import has_fsdp_modules, is_dtensor
-from embedlayer.errors import SizeError
+from embedlayer.errors import SizeError, StaleRowsError
+from embedlayer.held_parameters import optimizers_of
 from embedlayer.layers.output import NEW_ROWS, OWN_TABLE, TRAINED_BEFORE, OutputHead
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
@@ -126,8 +128,27 @@ HOOK = "_hook_of_its_rows"
 
 def _note(module: nn.Module, trained: list[nn.Parameter]) -> None:
     """Note on a module what was trained before `train_only_rows`, and watch for PEFT, until `merge_rows`."""
+    for optimizer in optimizers_of(trained):
+        optimizer.register_step_pre_hook(_refuse_frozen)
     module.__dict__[TRAINED_BEFORE] = trained
     module.__dict__[HOOK] = module.register_forward_pre_hook(_refuse_rows_frozen_by_peft)
+
+
+def _refuse_frozen(optimizer: Optimizer, *_: object) -> None:
+    """Raise an error before a step of an optimizer that was built before `train_only_rows` froze all it trains.
+
+    Args:
+        optimizer: The optimizer, whose step pre-hook this is.
+        *_: Arguments of the step, which are not used.
+
+    Raises:
+        StaleRowsError: None of its parameters is trained.
+    """
+    if not any(each.requires_grad for group in optimizer.param_groups for each in group["params"]):
+        raise StaleRowsError(
+            f"This {type(optimizer).__name__} was built before the rows of the new tokens were made trainable, and all "
+            f"of its parameters are frozen: build it again, of the parameters with requires_grad."
+        )
 
 
 def _refuse_rows_frozen_by_peft(module: nn.Module, inputs: object) -> None:

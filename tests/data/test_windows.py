@@ -368,3 +368,8 @@ def test_a_mixture_without_a_share_for_each_corpus_is_refused(weights) -> None:
         mixture_of(weights, batch_size=2)
     with pytest.raises(SizeError, match="Rank 2 of 2"):
         mixture_of((1, 1), 2).batch(0, rank=2, ranks=2)
+
+
+def test_corpora_without_weights_are_refused() -> None:
+    with pytest.raises(SizeError, match=r"a list of pairs \(corpus, weight\)"):
+        MixedSampler([np.arange(100), np.arange(100)], max_length=7, batch_size=2, seed=1)

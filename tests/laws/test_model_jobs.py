@@ -33,7 +33,7 @@ SETTINGS = {
     "reformer": {"axial_pos_embds": False},  # positions of any number of tokens in training
     **{key: {"is_decoder": True} for key in DECODERS_ONLY},
 }
-OTHER_ROWS, SHARED, SIZES = "values for each token that no table", "share one weight", "do not share a vocabulary"
+OTHER_ROWS, SHARED, SIZES = "values for each token beside the rows", "share one weight", "do not share a vocabulary"
 EDIT_REFUSED = {
     "bart-masked": SHARED,
     "deepseek_v4": OTHER_ROWS,

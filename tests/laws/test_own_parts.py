@@ -249,3 +249,38 @@ def test_saving_keeps_the_state_of_random_generators(tmp_path) -> None:
     model, before = layer_of("DecoderLM", "of a user", "bias", "gain"), torch.get_rng_state()
     model.save_pretrained(tmp_path)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class ShiftedHead(el.OutputHead):
+    """A bias of its own for each token, behind a cap that is no option of `OutputHead`."""
+
+    def __init__(self, table: el.TokenTable | None = None, **options: Any) -> None:
+        super().__init__(table, **options)
+        self.shift = nn.Parameter(torch.linspace(-1, 1, self.out_features))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return 10 * torch.tanh((super().forward(hidden) + self.shift) / 10)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_edit_refuses_values_of_tokens_that_a_users_class_has(tied) -> None:
+    table = el.TokenEmbedding(20, 8)
+    head = ShiftedHead(table) if tied else ShiftedHead(vocab_size=20, embed_dim=8)
+    model = nn.ModuleDict({"table": table, "head": head})
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for edit in (lambda: el.vocab.edit_vocabulary(model, remove=[3]), lambda: el.vocab.add_tokens(model, 2)):
+        with pytest.raises(el.VocabularyError, match=r"head\.shift has values for each token beside the rows"):
+            edit()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("where", ["call", "head"])
+def test_mask_padding_is_honoured_by_a_head_with_its_own_forward(where) -> None:
+    table = el.TokenEmbedding(20, 8, padding_idx=3)
+    hidden, targets = torch.randn(5, 8), torch.tensor([1, 2, 4, 5, 6])
+    head = ShiftedHead(table, mask_padding=where == "head")
+    options = {"mask_padding": True} if where == "call" else {}
+    logits = head(hidden).index_fill(1, torch.tensor([3]), -torch.inf)
+    torch.testing.assert_close(head.loss(hidden, targets, **options), nn.functional.cross_entropy(logits, targets))
+    with pytest.raises(el.SizeError, match="label_smoothing spreads over all tokens"):
+        head.loss(hidden, targets, label_smoothing=0.1, **options)

@@ -156,3 +156,12 @@ def test_what_cannot_be_done_is_said_and_nothing_is_half_done(tokenizers) -> Non
             refused()
     assert same(state_of(made), state)
     assert made.config == described
+
+
+@pytest.mark.parametrize("edit", ["add_tokens", "remove_tokens", "edit_vocabulary", "trim_vocabulary"])
+def test_an_option_that_no_edit_has_is_refused(edit) -> None:
+    table = el.TokenEmbedding(257, 4)
+    arguments = {"add_tokens": [["x"]], "remove_tokens": [[3]], "trim_vocabulary": ["text"]}.get(edit, [])
+    with pytest.raises(el.SizeError, match="An edit of the vocabulary has no option optimiser. Its options: init, "):
+        getattr(el.vocab, edit)(table, *arguments, optimiser=None)
+    assert table.vocab_size == 257

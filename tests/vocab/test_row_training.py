@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from vocab_models import IDS, MODELS, D, V, state_of, train
 
 import embedlayer as el
@@ -96,3 +97,15 @@ def test_what_cannot_be_trained_so_is_refused() -> None:
     with pytest.raises(el.TokenIdError):
         train_only_rows(made, [V])
     assert all(parameter.requires_grad for parameter in made.parameters())
+
+
+def test_an_optimizer_from_before_refuses_to_train_nothing() -> None:
+    model = nn.ModuleDict({"table": el.TokenEmbedding(20, 4)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    el.vocab.train_only_rows(model, [3])
+    model["table"](torch.tensor([3])).sum().backward()
+    with pytest.raises(el.StaleRowsError, match="This AdamW was built before the rows .* build it again"):
+        optimizer.step()
+    torch.optim.AdamW(each for each in model.parameters() if each.requires_grad).step()
+    el.vocab.merge_rows(model)
+    optimizer.step()
