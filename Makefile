@@ -37,6 +37,7 @@ check: $(VENV)/.installed-dev check-js  ## lint, formatting, types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy --config-file tests/mypy.ini
 
 check-js: node_modules/.installed  ## lint and types of the explorer's page
 	@npx --no-install eslint embedlayer/explorer/page

@@ -4,7 +4,7 @@ Tables, positions, heads, input layers and losses of `kinds`, each with inputs f
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from kinds import EMBED_DIM, LAYERS, NUM_HEADS, POSITIONS, TABLES, TIED_HEADS, UNTIED_HEADS
@@ -85,7 +85,7 @@ def hidden() -> Tensor:
     return torch.randn(3, 4, EMBED_DIM, dtype=torch.float64)
 
 
-def with_head(name: str, *targets: Tensor, **options: object) -> Case:
+def with_head(name: str, *targets: Tensor, **options: Any) -> Case:
     if name in UNTIED_HEADS:
         module = UsesHead(UNTIED_HEADS[name](), **options)
     else:

@@ -72,7 +72,7 @@ calls: Counter[Any] = Counter()
 # Shapes are checked in the modules that state them. A checked call costs up to 0.1 ms: other modules are left out. So
 # is one whose objects are created inside compiled functions: Dynamo cannot trace a wrapped method of a new object.
 CREATED_IN_GRAPHS = ROOT / "embedlayer/losses/uncomputed_logits.py"
-jaxtyping.jaxtyped = jaxtyped_if_shaped
+jaxtyping.jaxtyped = jaxtyped_if_shaped  # type: ignore[assignment]
 jaxtyping.install_import_hook(
     [
         ".".join(file.relative_to(ROOT).with_suffix("").parts)

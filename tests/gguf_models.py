@@ -14,7 +14,7 @@ from embedlayer.families import GGUF_TENSORS
 from embedlayer.io.gguf_files import quantise, row_bytes
 from embedlayer.models.decoder import DecoderLM
 
-TYPES = gguf.GGMLQuantizationType
+TYPES: type[gguf.GGMLQuantizationType] = gguf.GGMLQuantizationType
 WIDTH = 256
 
 

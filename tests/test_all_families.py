@@ -120,7 +120,10 @@ def test_other_settings_and_left_out_ones_give_equal_results(model_type, kind, u
 
 
 def test_a_record_without_its_defaults_is_reported_wrong(monkeypatch, unchecked) -> None:
-    monkeypatch.setattr(loader, "family_of", lambda name: replace(family_of(name), defaults=()))
+    def without_defaults(name):
+        return replace(family_of(name), defaults=())  # type: ignore[type-var]
+
+    monkeypatch.setattr(loader, "family_of", without_defaults)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         rows = examine_varied("albert", "masked")

@@ -46,4 +46,4 @@ def test_no_treatment_harms_a_derived_tensor(make, treat) -> None:
 
 def test_derived_is_abstract_about_its_tensors() -> None:
     with pytest.raises(TypeError):
-        ComputedBuffers().recompute_buffers()
+        ComputedBuffers().recompute_buffers()  # type: ignore[abstract]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
@@ -91,7 +92,7 @@ def test_a_model_of_a_transformers_that_is_not_supported_is_not_patched(monkeypa
     assert type(model.lm_head) is nn.Linear
     with pytest.raises(el.VersionError, match=r"pip install 'transformers>=5\.23,<6'"):
         errors.require("transformers", extra="hf")
-    own = nn.Module()
+    own: Any = nn.Module()
     own.table = nn.Embedding(9, 4)
     own.get_input_embeddings = lambda: own.table
     assert type(el.patch(own).table) is el.TokenEmbedding  # no class of transformers

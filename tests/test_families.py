@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -209,7 +210,7 @@ def test_a_head_with_fewer_rows_than_the_table_gives_the_logits_of_these_rows(tm
 
 
 def test_a_table_for_each_layer_is_reported_and_the_main_table_is_read(tmp_path) -> None:
-    config = {"model_type": "gemma3n_text", "layer_types": ["full_attention"] * 3}
+    config: dict[str, Any] = {"model_type": "gemma3n_text", "layer_types": ["full_attention"] * 3}
     config["rope_parameters"] = {"full_attention": ROPE, "sliding_attention": ROPE}
     layer = el.load(saved(tmp_path / "model", config, model__embed_tokens_per_layer__weight=torch.randn(90, 24)))
     assert layer.table.embed_dim == 16
@@ -218,7 +219,7 @@ def test_a_table_for_each_layer_is_reported_and_the_main_table_is_read(tmp_path)
     assert sentence in str(layer.report())
 
 
-PER_LAYER = {"hidden_size": 48, "hidden_size_per_layer_input": 8, "num_hidden_layers": 3}
+PER_LAYER: dict[str, Any] = {"hidden_size": 48, "hidden_size_per_layer_input": 8, "num_hidden_layers": 3}
 PER_LAYER |= {"layer_types": ["full_attention"] * 3}
 
 

@@ -65,7 +65,8 @@ def test_nothing_is_searched_where_no_optimizer_has_the_weight(monkeypatch, tmp_
 
 
 def test_parameters_that_something_else_refers_to_are_found() -> None:
-    model = el.DecoderLM(el.TokenEmbedding(20, 8), "rotary", num_layers=1)
+    table = el.TokenEmbedding(20, 8)
+    model = el.DecoderLM(table, "rotary", num_layers=1)
     optimizer = torch.optim.AdamW(model.parameters())
     assert held_parameters.held_parameters(model) == {id(parameter) for parameter in model.parameters()}
-    assert held_parameters.optimizers_of([model.table.weight]) == [optimizer]
+    assert held_parameters.optimizers_of([table.weight]) == [optimizer]

@@ -23,7 +23,8 @@ ABSTRACT = {"Described", "Pretrained", "AdditivePosition", "RotaryScaling"}
 
 def savable_classes() -> set[type]:
     list(package_modules())  # classes are known once they are imported
-    found, waiting = set(), [Described]
+    waiting: list[type] = [Described]
+    found: set[type] = set()
     while waiting:
         cls = waiting.pop()
         waiting += cls.__subclasses__()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -234,7 +235,7 @@ def step(row: EmbeddingPlan, *, instructions: bool = True) -> dict[str, int]:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         derived = table.token_tensor.nbytes if row.delta_rows else 0
         stored = [part for name, part in table.state_dict().items() if name.endswith(("packed", "row_scale"))]
-        found = {"weight_bytes": storage([*parameters, *stored]) + derived}
+        found: dict[str, Any] = {"weight_bytes": storage([*parameters, *stored]) + derived}
         optimizer = None
         if row.trained:
             adamw = RowAdamW if row.row_sparse else torch.optim.AdamW

@@ -3,6 +3,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,8 +85,8 @@ class PrintedEmbeddingWithGrad:
         self.vocab_size = vocab_size
         self.embed_dim = embed_dim
         self.W = np.random.randn(vocab_size, embed_dim) * 0.02
-        self.grad_W = None
-        self._last_one_hot = None  # Store for backward
+        self.grad_W: Any = None
+        self._last_one_hot: Any = None  # Store for backward
 
     def forward(self, token_ids: np.ndarray) -> np.ndarray:
         batch_size, seq_len = token_ids.shape

@@ -11,6 +11,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,7 +113,7 @@ class WithOurs(ast.NodeTransformer):
         return node
 
 
-def run(code: str, names: dict[str, object], ours: bool) -> None:
+def run(code: str, names: dict[str, Any], ours: bool) -> None:
     """Execute code with our classes for torch's; with `ours`, also for those that the code defines itself."""
     tree = ast.fix_missing_locations(WithOurs().visit(ast.parse(code)))
     for statement in tree.body:
@@ -165,7 +166,7 @@ def test_the_lesson_on_embeddings_runs(seeds, pictures, monkeypatch, unchecked, 
     ):
         setattr(module, name, getattr(el.scratch if name == "demonstrate_embeddings" else el, name))
     monkeypatch.setitem(sys.modules, "embeddings", module)
-    names: dict[str, object] = {"el": el, "__name__": "lesson"}
+    names: dict[str, Any] = {"el": el, "__name__": "lesson"}
     for (first, _), code in zip(BLOCKS[LESSON], blocks_of(seeds, LESSON), strict=True):
         if first == 293:  # five tokens, and dots for those that are not written out
             names["E"] = names["scratch_emb"].W[:5]
@@ -225,7 +226,7 @@ def test_the_notebook_on_the_embedding_layer_runs(seeds, shared_data, tmp_path, 
     ):
         monkeypatch.setitem(sys.modules, name, module)
     for ours in (False, True):
-        names: dict[str, object] = {"el": el, "__name__": "lesson"}
+        names: dict[str, Any] = {"el": el, "__name__": "lesson"}
         for cell in cells_of(seeds):
             run(cell, names, ours)
         assert names["GPT_CONFIG_124M"] == el.GPT_CONFIG_124M
@@ -240,7 +241,7 @@ def test_the_notebook_on_the_embedding_layer_runs(seeds, shared_data, tmp_path, 
 
 
 def test_the_page_on_linear_layers_runs(seeds, unchecked) -> None:
-    names: dict[str, object] = {"el": el, "torch": torch}
+    names: dict[str, Any] = {"el": el, "torch": torch}
     for code in blocks_of(seeds, LINEAR):
         run(code, names, ours=False)
     assert isinstance(names["embedding"], el.TokenEmbedding)

@@ -1,6 +1,7 @@
 """GGUF files as checkpoints: table, head, positions and decoder, beside the same facts in transformers' layout."""
 
 import re
+from typing import Any
 
 import gguf
 import numpy as np
@@ -16,7 +17,7 @@ from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.tables.gguf_rows import GGUFEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
 
-ADDED = {"position_embd.weight": (64, WIDTH), "token_types.weight": (2, WIDTH)}
+ADDED: dict[str, tuple[int, ...]] = {"position_embd.weight": (64, WIDTH), "token_types.weight": (2, WIDTH)}
 ADDED |= {"token_embd_norm.weight": (WIDTH,), "token_embd_norm.bias": (WIDTH,)}
 OWN = {
     "gpt2": {"position_embd.weight": "wpe.weight"},
@@ -121,7 +122,8 @@ def test_a_decoder_whose_blocks_are_not_quantised_is_read_whole(tmp_path) -> Non
     torch.manual_seed(0)
     rotary = el.RotaryEmbedding(8, interleaved=True)
     model = el.DecoderLM(el.TokenEmbedding(20, 32), rotary, num_layers=2, num_heads=4, num_kv_heads=2)
-    sizes = {"embedding_length": 32, "block_count": 2, "attention.head_count": 4, "attention.head_count_kv": 2}
+    sizes: dict[str, Any] = {"embedding_length": 32, "block_count": 2}
+    sizes |= {"attention.head_count": 4, "attention.head_count_kv": 2}
     sizes |= {"attention.layer_norm_rms_epsilon": model.norm.eps, "rope.dimension_count": 8, "rope.freq_base": 1e4}
     opened = el.open_model(write_decoder(tmp_path / "model.gguf", model, sizes))
     ids = torch.tensor([[3, 0, 11]])

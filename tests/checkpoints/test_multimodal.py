@@ -1,6 +1,7 @@
 """Multimodal models: whose `tie_word_embeddings` counts, and which factors their heads have, as in transformers."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from embedlayer.families import MULTIMODAL, family_of
 from embedlayer.families.records import MultimodalSpec
 
 V, D = 20, 8
-TEXT = {"vocab_size": V, "hidden_size": D, "num_attention_heads": 2, "num_hidden_layers": 1, "rope_theta": 1e4}
-TEXT |= {"pad_token_id": None, "head_dim": 4}
+TEXT: dict[str, Any] = {"vocab_size": V, "hidden_size": D, "num_attention_heads": 2, "num_hidden_layers": 1}
+TEXT |= {"rope_theta": 1e4, "pad_token_id": None, "head_dim": 4}
 TIED_INSIDE = ("blip", "kosmos-2")
 """Models whose language model also ties its own head, which their configuration does not show."""
 STATED_BY_THE_MODEL = [
@@ -32,7 +33,7 @@ def checkpoint(folder, config, *names):
 def test_the_head_is_tied_where_transformers_ties_it(model_type) -> None:
     from transformers import CONFIG_MAPPING
 
-    of_model = CONFIG_MAPPING[model_type]
+    of_model: Any = CONFIG_MAPPING[model_type]
     text_type = of_model().get_text_config(decoder=True).model_type
     differences = []
     for outer in ({}, {"tie_word_embeddings": False}, {"tie_word_embeddings": True}):

@@ -91,7 +91,7 @@ ARGUMENTS = {
 @pytest.mark.parametrize("kind", CAUSAL)
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_the_gradients_are_those_of_a_cross_entropy_in_float64(kind, name) -> None:
-    plain = built(kind, torch.float64)
+    plain: Any = built(kind, torch.float64)
     patched = patch(copy.deepcopy(plain))
     report, inputs = reports(patched), batch(**ARGUMENTS[name])
     theirs = plain(**inputs).loss

@@ -29,7 +29,8 @@ def written(path, entries=None):
 
 def encode_by_the_book(path, text):
     """The rule as llama2.c states it: single characters, then the best pair of neighbours, over and over."""
-    raw, at, vocabulary = path.read_bytes(), 4, {}
+    raw, at = path.read_bytes(), 4
+    vocabulary: dict[str, tuple[int, float]] = {}
     while at < len(raw):
         score, length = struct.unpack_from("<fi", raw, at)
         vocabulary[raw[at + 8 : at + 8 + length].decode()] = (len(vocabulary), score)

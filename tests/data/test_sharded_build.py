@@ -28,7 +28,7 @@ PROSE = "Dogs love dogs, as they say.  But do cats?\n\n\tNaïve question: «yes�
 
 @cache
 def tokenizer_of(kind: str) -> Tokenizer:
-    return train_tokenizer(PROSE * 20, kind, vocab_size=400)  # type: ignore[arg-type]
+    return train_tokenizer(PROSE * 20, kind, vocab_size=400)
 
 
 def assert_same(built: TokenCorpus, expected: TokenCorpus) -> None:

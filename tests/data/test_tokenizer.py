@@ -138,7 +138,7 @@ def test_what_cannot_be_trained_says_why(call: Callable[[], object], error, word
 @pytest.mark.usefixtures("unchecked")
 def test_an_unknown_kind_is_named_with_the_known_ones():
     with pytest.raises(TokenizerError, match=r"'bpee'\. Choose one of bpe, wordpiece, unigram, word, byte"):
-        train_tokenizer(TEXT, "bpee")  # type: ignore[arg-type]
+        train_tokenizer(TEXT, "bpee")
 
 
 def test_gpt2_is_read_from_its_two_files_however_they_are_named(shared_data, tmp_path):

@@ -305,7 +305,7 @@ def test_what_holds_no_ids_is_refused_with_a_sentence(ids, error, message, unche
         with pytest.raises(error, match=message):
             refused()
     with pytest.raises(TextError, match="str with text"):
-        TokenWindows("a text", 1, 1)  # type: ignore[arg-type]
+        TokenWindows("a text", 1, 1)
 
 
 @pytest.mark.parametrize("size", [2.0, "2", None, True, 0, -1])

@@ -1,7 +1,7 @@
 """Modules of embedlayer with torch's `fully_shard`."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,8 +23,8 @@ class Case(NamedTuple):
     """A model, its parts that are sharded one by one, and its trained parameters."""
 
     make: Callable[[], nn.Module]
-    parts: Callable[[nn.Module], list[nn.Module]]
-    loss: Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+    parts: Callable[[Any], list[nn.Module]]
+    loss: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def separate() -> nn.ModuleDict:
@@ -106,7 +106,8 @@ def create(case: Case) -> nn.Module:
 
 
 def batch(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randint(0, V, (2, 2, T), generator=torch.Generator().manual_seed(rank)).unbind(0)
+    ids, targets = torch.randint(0, V, (2, 2, T), generator=torch.Generator().manual_seed(rank))
+    return ids, targets
 
 
 def evaluated(case: Case, model: nn.Module, rank: int) -> torch.Tensor:

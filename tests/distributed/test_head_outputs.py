@@ -6,7 +6,7 @@ import torch.distributed as dist
 from processes import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
-from embedlayer import FactorizedEmbedding, OutputHead, QuantizedEmbedding, SizeError, TokenEmbedding
+from embedlayer import FactorizedEmbedding, OutputHead, QuantizedEmbedding, SizeError, TokenEmbedding, TokenTable
 from embedlayer.distributed.sharded import shard_table
 from embedlayer.losses import ForwardKL, JensenShannon, LinearLogits, ReverseKL, TopKTargets, chunk_size, divergence
 
@@ -106,7 +106,7 @@ def equal_logits():
     """Return the top tokens of integer rows, many of which are equal, so that products are exact."""
     chunk_size.MAX_CHUNK_TOKENS["cpu"], chunk_size.ROWS_OF_A_BLOCK["cpu"] = 8, 3
     hidden, rows = integers()
-    table = TokenEmbedding.from_pretrained(rows)
+    table: TokenTable = TokenEmbedding.from_pretrained(rows)
     if dist.is_initialized():
         table = shard_table(table, init_device_mesh("cpu", (dist.get_world_size(),)))
     found = table.token_statistics(hidden, hidden[:, 0].abs().long(), statistics=("is_argmax",), top_k=13)
@@ -115,7 +115,8 @@ def equal_logits():
 
 def integers() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
-    return tuple(torch.randint(-1, 2, (size, 2), generator=generator).float() for size in (9, V))
+    hidden, rows = (torch.randint(-1, 2, (size, 2), generator=generator).float() for size in (9, V))
+    return hidden, rows
 
 
 def test_of_equal_logits_on_several_ranks_the_lowest_id_comes_first() -> None:

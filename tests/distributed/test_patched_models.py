@@ -42,7 +42,7 @@ def ddp(**options: Any) -> Any:
 
 
 def fsdp(*, head: bool = False, **options: Any) -> Any:
-    def shard(model: nn.Module) -> nn.Module:
+    def shard(model: nn.Module) -> Any:
         for block in model.model.layers:
             fully_shard(block, **options)
         if head:
@@ -64,7 +64,7 @@ CASES = {
 }
 
 
-def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
     found = {}
     for name, parameter in model.named_parameters():
         gradient = parameter.grad

@@ -46,7 +46,8 @@ class Net(nn.Module):
     def __init__(self, kind: type[nn.Embedding] = TokenEmbedding) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.table, self.mixing, self.head = TokenEmbedding(V, D, scale=SCALE), nn.Linear(D, D), nn.Linear(D, V)
+        self.table: nn.Module = TokenEmbedding(V, D, scale=SCALE)
+        self.mixing, self.head = nn.Linear(D, D), nn.Linear(D, V)
         if kind is Plain:
             plain = Plain(V, D)
             plain.load_state_dict(self.table.state_dict())

@@ -2,6 +2,7 @@
 
 import copy
 import tempfile
+from typing import Any
 
 import pytest
 import torch
@@ -190,7 +191,7 @@ def trained(wrapper: str | None) -> list[torch.Tensor]:
         mesh, rank = init_device_mesh("cpu", (2,)), dist.get_rank()
         model.table = shard_table(model.table, mesh)
         if wrapper == "ddp":
-            parallel = distributed_data_parallel(model)
+            parallel: Any = distributed_data_parallel(model)
         else:
             sharded = {parameter for parameter in model.parameters() if hasattr(parameter, "shard_group")}
             parallel = fully_shard(model, mesh=mesh, ignored_params=sharded)
@@ -295,7 +296,7 @@ def clamped(ids: torch.Tensor):
     """Look up a bad ID without waiting, as on a GPU; return the device of the record of a table elsewhere."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     table = shard_table(whole("dense"), mesh)
-    table.index_check.forward = table.index_check.clamp_and_record
+    table.index_check.forward = table.index_check.clamp_and_record  # type: ignore[assignment]
     vectors = table(ids)
     vectors.sum().backward()
     elsewhere = ShardedTable(
@@ -518,7 +519,7 @@ def counted() -> list[int]:
         sent.append(2 * (size - 1) / size * numbers.nbytes)  # in a ring each of N sends (N - 1) / N of it twice
         return reduce(numbers, *options, group=group, **others)
 
-    dist.all_to_all_single, dist.all_reduce = counted_swap, counted_reduce
+    dist.all_to_all_single, dist.all_reduce = counted_swap, counted_reduce  # type: ignore[assignment]
     return sent
 
 

@@ -10,8 +10,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from embedlayer import CheckpointError, FileError, TokenEmbedding
 from embedlayer.collectives import ProcessGroup
-from embedlayer.distributed import shard_table, sharded_file
+from embedlayer.distributed import shard_table
 from embedlayer.distributed.sharded_file import ShardedRows, load_sharded, save_sharded
+from embedlayer.io import safetensors_files
 from embedlayer.io.safetensors_files import load_tensors
 
 V, STORED = 23, 32
@@ -33,7 +34,7 @@ DIVIDED = ("rows", "half", "value_steps")
 
 
 def save_and_load(folder: Path) -> list[bool]:
-    sharded_file.BYTES_AT_ONCE = 30  # two rows, with one left over
+    safetensors_files.CHUNK_BYTES = 30  # two rows, with one left over
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     table = shard_table(TokenEmbedding(V, 3), mesh)
     rows = {name: ShardedRows(table, STORED) for name in DIVIDED}

@@ -31,7 +31,8 @@ def model_of(kind: str, *, vocab_size: int = V, padding_idx: int = 1, mesh=None)
     torch.manual_seed(0)
     options = {"padding_idx": padding_idx, "dtype": torch.float64}
     table = TokenEmbedding(vocab_size, D, row_sparse=kind == "row-sparse", **options)
-    parts = {"table": table} | ({} if kind == "tied" else {"rows": TokenEmbedding(vocab_size, D, **options)})
+    parts: dict[str, nn.Module] = {"table": table}
+    parts |= {} if kind == "tied" else {"rows": TokenEmbedding(vocab_size, D, **options)}
     parts["mixing"] = nn.Linear(D, D, dtype=torch.float64)
     for name in ("table", "rows") if mesh is not None else ():
         if name in parts:

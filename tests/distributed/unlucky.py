@@ -40,9 +40,14 @@ def unlucky_update(trainer, optimizer, step, learning_rate):
     return result
 
 
+def unlucky_write(file, own, *_):
+    sharded_file._write(file, own)
+    die()
+
+
 def unlucky_save(directory, trainer):
     if is_next("save", trainer.step):
-        sharded_file._write_rows = lambda file, own, *_: (sharded_file._write(file, own), die())
+        sharded_file._write_rows = unlucky_write
     save_checkpoint(directory, trainer)
 
 

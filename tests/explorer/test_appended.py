@@ -18,6 +18,7 @@ def test_an_appended_token_becomes_text_where_the_tokenizer_agrees():
         (*line, *ids["the cat"]),
     )
     end = tokenizer.token_to_id("<|endoftext|>")
+    assert end is not None
     assert longer_text(tokenizer, "the", [end], 300) == ("the", (end,))
     c, a = (tokenizer.encode(letter, add_special_tokens=False).ids[0] for letter in "ca")
     assert longer_text(tokenizer, "the ", [c, a], 300) == ("the ", (c, a))  # the tokenizer would merge them

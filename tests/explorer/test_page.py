@@ -424,8 +424,8 @@ def test_one_finger_scrolls_the_page_until_the_map_is_tapped_twice(url, browser)
     touches = context.new_cdp_session(page)
 
     def touch(kind, *points):
-        points = [{"x": x, "y": y} for x, y in points]
-        touches.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
+        at = [{"x": x, "y": y} for x, y in points]
+        touches.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": at})
 
     def drag():
         touch("Start", (across, down))

@@ -80,6 +80,11 @@ def test_a_llama_type_model_brings_its_positions_and_its_tokenizer(shared_data):
 
 def test_what_is_asked_twice_is_computed_once():
     source, calls = OpenedModel("one", TokenEmbedding(2, 2)), []
-    assert source.once("key", lambda: calls.append(1) or 7) == 7
-    assert source.once("key", lambda: calls.append(1) or 8) == 7
+
+    def counted(value):
+        calls.append(1)
+        return value
+
+    assert source.once("key", lambda: counted(7)) == 7
+    assert source.once("key", lambda: counted(8)) == 7
     assert calls == [1]

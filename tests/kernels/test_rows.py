@@ -68,7 +68,7 @@ def recorded(betas: Betas, all_rates: list[float], decay: float, start: int = 0)
 def test_pending_updates_are_the_loop_over_the_skipped_steps_for_every_mean_square(
     betas, decay, dtype, tolerance, left_out
 ) -> None:
-    steps, betas = 1200, Betas(*betas, 1e-8)
+    steps, betas = 1200, Betas(*betas, eps=1e-8)
     m, v = torch.ones(len(GAPS_AT), len(ROOTS)).double(), (ROOTS**2).expand(len(GAPS_AT), -1)
     table = with_pending(recorded(betas, rates(steps), decay), GAPS_AT, GAPS_AT, m, v.contiguous(), dtype=dtype)
     found = table.rows(0, len(GAPS_AT)).detach().double()
@@ -89,7 +89,7 @@ def test_pending_updates_are_the_loop_over_the_skipped_steps_for_every_mean_squa
     lag=st.integers(0, 30),
 )
 def test_the_rule_of_a_row_is_right_from_its_smallest_root_on(lrs, start, decay, betas, lowest, lag) -> None:
-    betas, steps = Betas(*betas, 1e-8), len(lrs)
+    betas, steps = Betas(*betas, eps=1e-8), len(lrs)
     lag = min(lag, steps - 1)
     v = torch.logspace(2 * lowest, 2 * lowest + 8, 50).double()[None].contiguous()
     m, at = torch.ones_like(v), start + lag

@@ -54,7 +54,9 @@ def test_llama_2_writes_japanese_terms_without_a_space_behind(file, shared_data)
     edit = el.vocab.edit_tokenizer(old, add=TERMS)
     for text in TEXTS:
         assert decoded(edit.tokenizer, text) == decoded(old, text) == text
-    assert edit.tokenizer.decode([edit.tokenizer.token_to_id("吾輩")]) == "吾輩"
+    token = edit.tokenizer.token_to_id("吾輩")
+    assert token is not None
+    assert edit.tokenizer.decode([token]) == "吾輩"
     fewer = el.vocab.edit_tokenizer(edit.tokenizer, remove=["吾輩"], add=["無い"]).tokenizer
     assert all(decoded(fewer, text) == text for text in TEXTS)
     assert el.vocab.edit_tokenizer(edit.tokenizer, remove=TERMS).tokenizer.to_str() == old.to_str()

@@ -1,6 +1,7 @@
 """A layer is the composition of its public parts, and whoever overrides, replaces or hooks one of them is honoured."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ IDS = torch.tensor([[1, 7, 0, 49], [3, 7, 48, 2]])
 ADDITIVE = [name for name, build in POSITIONS.items() if isinstance(build(), AdditivePosition)]
 
 
-def parts_of(layer: nn.Module) -> tuple[nn.Module, nn.Module, nn.Module | None]:
+def parts_of(layer: Any) -> tuple[nn.Module, nn.Module, nn.Module | None]:
     if isinstance(layer, el.GPTEmbedding):
         return layer.tok_emb, layer.pos_emb, None
     return layer.table, layer.position, layer.dropout
@@ -141,13 +142,13 @@ def change_add(position: nn.Module) -> Callable[[], None]:
     return lambda: setattr(position, "__class__", kind)
 
 
-def replace_add(position: nn.Module) -> Callable[[], None]:
+def replace_add(position: Any) -> Callable[[], None]:
     before = position.add
     position.add = lambda x, positions: before(x, positions) + 1
     return lambda: delattr(position, "add")
 
 
-def replace_vectors(position: nn.Module) -> Callable[[], None]:
+def replace_vectors(position: Any) -> Callable[[], None]:
     before = position.vectors
     position.vectors = lambda positions: before(positions) + 1
     return lambda: delattr(position, "vectors")
@@ -187,7 +188,7 @@ def test_the_dropout_module_decides_and_may_be_hooked_or_replaced() -> None:
     assert 0.2 < layer(IDS).eq(0).float().mean() < 0.8
     layer.train().dropout.eval()
     assert layer(IDS).ne(0).any(-1).all()
-    layer.dropout = Zeros()
+    layer.dropout = Zeros()  # type: ignore[assignment]
     assert layer(IDS).eq(0).all()
     model = LAYERS["DecoderLM"]()
     model.dropout = Zeros()

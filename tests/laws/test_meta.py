@@ -1,6 +1,7 @@
 """What is built on the meta device and given its weights works on the device that it is moved to."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +77,7 @@ def test_parameters_that_were_never_assigned_are_an_error_as_in_torch() -> None:
 # transformers and accelerate
 
 
-def models() -> dict[str, nn.Module]:
+def models() -> dict[str, tuple[Any, Any]]:
     transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")
     sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
     sizes |= {"num_attention_heads": 2, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2}

@@ -5,6 +5,7 @@ The families are those of docs/families.md: a sample is run always, all with `ma
 
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ DECODERS_ONLY = (
     "roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod"
 ).split()
 """Types that predict the next token if their configuration says so."""
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "gemma2": {"final_logit_softcapping": 3.0},  # low, so that leaving it out shows
     "reformer": {"axial_pos_embds": False},  # positions of any number of tokens in training
     **{key: {"is_decoder": True} for key in DECODERS_ONLY},

@@ -118,7 +118,8 @@ def test_a_folder_that_is_held_can_be_read(folder: Path) -> None:
 def test_a_second_train_is_refused_while_one_trains_and_goes_on_when_it_was_killed(tmp_path: Path, text: Path) -> None:
     arguments = [*TRAIN, text, "-o", tmp_path / "run", *SIZES, "--steps", 10**6, "--save-seconds", 0.1]
     with started(*arguments) as process:
-        until, checkpoint, seen = time.monotonic() + WAIT_SECONDS, tmp_path / "run" / "checkpoint.safetensors", set()
+        until, checkpoint = time.monotonic() + WAIT_SECONDS, tmp_path / "run" / "checkpoint.safetensors"
+        seen: set[int] = set()
         while len(seen) < 3:  # the first is that of step 0
             assert time.monotonic() < until
             assert process.poll() is None

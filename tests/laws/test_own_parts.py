@@ -113,7 +113,7 @@ def layer_of(kind: str, table: str, scheme: str, head: str) -> el.DecoderLM | el
     rows, position = OWN_TABLES[table](), OWN_SCHEMES[scheme]()
     ends = OWN_HEADS[head](rows)
     if kind == "DecoderLM":
-        layer = el.DecoderLM(rows, position, ends, num_layers=1, num_heads=NUM_HEADS)
+        layer: Any = el.DecoderLM(rows, position, ends, num_layers=1, num_heads=NUM_HEADS)
     else:
         layer = el.EmbeddingLayer(rows, position, ends)
     with torch.no_grad():

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ LAYERS += ["num_encoder_layers", "num_decoder_layers"]
 HEADS = ["num_heads", "num_attention_heads", "n_head", "n_heads", "encoder_attention_heads", "decoder_attention_heads"]
 HEADS += ["num_key_value_heads", "num_encoder_attention_heads", "num_decoder_attention_heads"]
 LENGTHS = ["max_position_embeddings", "n_positions"]
-TINY = {
+TINY: dict[str, Any] = {
     **dict.fromkeys(["vocab_size", "decoder_vocab_size", "src_vocab_size", "tgt_vocab_size"], V),
     **WIDTHS,
     **dict.fromkeys(INNER, 24),

@@ -3,6 +3,7 @@
 import copy
 import warnings
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -173,11 +174,11 @@ def test_a_table_whose_rows_are_not_known_is_refused_by_name(unchecked: None) ->
     with pytest.raises(el.CheckpointError, match="variant of LoRA on 'table'"):
         logits_of(adapted(model, target_modules=["table"], use_dora=True))
     model = decoder()
-    model.table = nn.Embedding(VOCAB_SIZE, EMBED_DIM)
+    model.table = nn.Embedding(VOCAB_SIZE, EMBED_DIM)  # type: ignore[assignment]
     with pytest.raises(el.CheckpointError, match="its table was replaced by a Embedding: call TokenEmbedding"):
         logits_of(model)
     model = decoder()
-    model.table = nn.Sequential(model.table)
+    model.table = nn.Sequential(model.table)  # type: ignore[assignment]
     with pytest.raises(el.CheckpointError, match="through the module 'table' of its model, and there is a Sequential"):
         logits_of(model)
 
@@ -185,7 +186,7 @@ def test_a_table_whose_rows_are_not_known_is_refused_by_name(unchecked: None) ->
 @pytest.mark.parametrize("table", [name for name in TABLES if name not in ("row-sparse", "delta over factorised")])
 def test_lora_on_what_is_inside_a_table_is_seen_from_both_ends(unchecked: None, table) -> None:
     torch.manual_seed(0)
-    model = decoder(table).eval()
+    model: Any = decoder(table).eval()
     close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-4)
     before = logits_of(model).detach()
     model = adapted(model, target_modules="all-linear", exclude_modules=["head"])

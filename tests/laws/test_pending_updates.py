@@ -6,6 +6,7 @@ import pickle
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -88,7 +89,9 @@ class Run:
 
     @property
     def table(self) -> el.TokenEmbedding:
-        return self.model[0]
+        table = self.model[0]
+        assert isinstance(table, el.TokenEmbedding)
+        return table
 
     def step(self, ids: Tensor, upstream: Tensor) -> None:
         self.optimizer.zero_grad()
@@ -96,7 +99,7 @@ class Run:
         self.optimizer.step()
 
 
-def numbers(function: Callable[[Run], Tensor]) -> Callable[[Run], Tensor]:
+def numbers(function: Callable[[Run], Any]) -> Callable[[Run], Tensor]:
     return lambda run: function(run).detach().clone()
 
 
@@ -300,12 +303,12 @@ def compare(rule: str, seed: int, dtype: torch.dtype) -> None:
 
 def pending(**options: int) -> tuple[Run, Run]:
     """A row-sparse and a dense run after steps that left most rows of the first pending."""
-    runs = tuple(Run(row_sparse=row_sparse, dtype=torch.float64, **options) for row_sparse in (True, False))
-    for run in runs:
+    sparse, dense = (Run(row_sparse=row_sparse, dtype=torch.float64, **options) for row_sparse in (True, False))
+    for run in (sparse, dense):
         run.step(torch.arange(V), torch.ones(V, D))
         for _ in range(5):
             run.step(torch.tensor([1, 2]), torch.ones(2, D))
-    return runs
+    return sparse, dense
 
 
 @pytest.mark.parametrize("name", READS)

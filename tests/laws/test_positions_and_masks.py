@@ -30,7 +30,7 @@ def entries(name: str) -> dict[str, Callable[[Any], object]]:
     model = el.DecoderLM(dense(), position, num_layers=1, num_heads=NUM_HEADS)
     layer = el.TransformerEmbedding(VOCAB_SIZE, EMBED_DIM, MAX_SEQ_LEN, position=position)
     loaded = el.EmbeddingLayer(dense(), position, recipe=["position"] if isinstance(position, AdditivePosition) else [])
-    own = {
+    own: dict[str, dict[str, Callable[[Any], object]]] = {
         "add": {"add": lambda at: position.add(torch.randn(B, T, EMBED_DIM), at)},
         "rotate": {"rotate": lambda at: position.rotate(heads(), heads(), at)},
     }
@@ -151,7 +151,7 @@ def test_what_one_scheme_prepared_no_other_one_accepts(unchecked: None) -> None:
             pytest.fail(f"{name} took what {other} prepared")
 
 
-WRONG_MASKS = {
+WRONG_MASKS: dict[str, Any] = {
     "additive": torch.tensor([[0.0, -1e4, 0.0, 0.0, 0.0]] * B),
     "ones as floats": torch.ones(B, T),
     "of another length": torch.ones(B, T + 1).long(),
@@ -199,8 +199,8 @@ def mask_takers() -> dict[str, Callable[[Any], object]]:
 @pytest.mark.parametrize("name", mask_takers())
 def test_a_mask_without_meaning_is_refused_by_one_sentence(name, unchecked) -> None:
     take = mask_takers()[name]
-    for mask in RIGHT_MASKS:
-        take(mask)
+    for right in RIGHT_MASKS:
+        take(right)
     for kind, mask in WRONG_MASKS.items():
         sentence = (
             r"^(attention_mask|documents) must be integers or booleans of shape \(2, 5\), one for each token: 0 for"

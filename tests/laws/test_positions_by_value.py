@@ -1,5 +1,7 @@
 """A position is called with numbers, and what it returns depends on these numbers alone."""
 
+from typing import Any
+
 import pytest
 import torch
 from kinds import EMBED_DIM, MAX_SEQ_LEN, POSITIONS
@@ -119,7 +121,7 @@ def text_of(model: CourseGPT, use_cache: bool) -> list[int]:
 @pytest.mark.parametrize("kind", [LearnedPositionalEmbedding, SinusoidalPositionalEmbedding])
 def test_a_gpt_with_a_cache_writes_the_same_text_with_a_plain_embedding_and_with_ours(kind) -> None:
     position = kind(MAX_SEQ_LEN, EMBED_DIM)
-    model = CourseGPT(as_plain_embedding(position))
+    model: Any = CourseGPT(as_plain_embedding(position))
     expected = text_of(model, use_cache=True)
     assert len(set(expected)) > 4
     model.pos_emb, model.current_pos = position, 0

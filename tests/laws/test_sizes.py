@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -130,7 +131,7 @@ def test_a_weight_without_the_padding_row_is_refused() -> None:
 
 
 def test_the_weight_of_a_tied_head_is_assigned_at_its_table() -> None:
-    table = TABLES["dense"]()
+    table: Any = TABLES["dense"]()
     head = el.OutputHead(table)
     head.weight = table.weight  # the idiom of tying
     with pytest.raises(el.SizeError, match="This head is tied: its weight is the table's"):

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ NAMES = {
     "phi-3-mini.tokenizer.json": "tokenizer.json",
     "t5-small.tokenizer.json": "tokenizer.json",
 }
-STATED = {
+STATED: dict[str, dict[str, Any]] = {
     "gpt2": {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"},
     "bert": {"tokenizer_class": "BertTokenizer", "do_lower_case": False, "pad_token": "[PAD]", "unk_token": "[UNK]"}
     | {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"},

@@ -5,6 +5,7 @@ import io
 import itertools
 import logging
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def targets_for(rows: int) -> Tensor:
     return targets
 
 
-def gradients(head: OutputHead, hidden: Tensor) -> list[Tensor]:
+def gradients(head: OutputHead, hidden: Tensor) -> list[Tensor | None]:
     found = [hidden.grad, *(parameter.grad for parameter in head.parameters())]
     hidden.grad = None
     head.zero_grad()
@@ -111,7 +112,8 @@ def test_in_low_precision_it_is_no_worse_than_the_loss_of_the_plain_logits(dtype
     targets = targets_for(B * T)
     F.cross_entropy(truth(truth_hidden).view(-1, V), targets).backward()
     true_gradients = gradients(truth, truth_hidden)
-    hidden, errors, dtypes = states(dtype), [], []
+    hidden, errors = states(dtype), []
+    dtypes: list[tuple[Any, ...]] = []
     for head in heads(dtype):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             logits = head(hidden)

@@ -3,6 +3,7 @@
 import copy
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -253,7 +254,7 @@ def test_ids_are_mapped_both_ways_and_bad_ones_are_refused(unchecked: None) -> N
 def test_a_bad_target_that_an_accelerator_clamps_has_no_loss_and_is_reported_later() -> None:
     draft, (hidden, _) = DraftHead(made("untied"), TOKENS), batch(3)
     expected = draft.loss(hidden, OUTSIDE.masked_fill(OUTSIDE == 5, -100), reduction="sum")
-    draft.token_check.forward = draft.token_check.clamp_and_record
+    draft.token_check.forward = draft.token_check.clamp_and_record  # type: ignore[assignment]
     close(draft.loss(hidden, OUTSIDE.masked_fill(OUTSIDE == 5, VOCAB_SIZE + 9), reduction="sum"), expected)
     with pytest.raises(el.TokenIdError, match="token id 59 at row 0, column 1"):
         draft.token_check.check()
@@ -445,7 +446,7 @@ def test_an_untied_head_that_peft_wraps_is_refused_until_it_is_merged(unchecked:
 
 def sharded_results() -> list[list[torch.Tensor]]:
     """Per kind, the loss of this rank and the gradient of its rows: of the sharded table, and of the whole one."""
-    results = []
+    results: list[Any] = []
     for kind in ("dense", "factorised"):
         torch.manual_seed(0)
         whole = TABLES[kind]().double()

@@ -29,7 +29,8 @@ class Everywhere(EmbeddingInjection):
 
     def __init__(self, table: LookupTable) -> None:
         super().__init__()
-        self.table, self.calls = table, []
+        self.table = table
+        self.calls: list[str] = []
 
     def look_up(self, x: torch.Tensor, context: InjectionContext) -> torch.Tensor:
         self.calls.append("look_up")

@@ -1,5 +1,7 @@
 """The input embedding."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -151,7 +153,7 @@ def test_hooks_of_a_table_see_what_goes_in_and_out_and_may_change_it(position) -
     for trained in (torch.enable_grad, torch.no_grad):
         with trained():
             before, moved = layer(ids), layer(other)
-            seen = []
+            seen: list[Any] = []
             hooks = [
                 layer.table.register_forward_pre_hook(lambda _, given: (given[0] + 3,)),
                 layer.table.register_forward_hook(lambda _, given, found, seen=seen: seen.append((given[0], found))),

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +78,8 @@ def test_rows_are_those_of_transformers_qwen4_exp(name) -> None:
         for length in (1, 2, 30):
             ids = torch.randint(0, 12, (4, length), generator=generator)  # of 12 tokens, texts end often
             assert torch.equal(ours(ids), rows_of_transformers(theirs, ids))
-        cache, state = DynamicCache(config=config), {}
+        cache = DynamicCache(config=config)
+        state: dict[str, Any] = {}
         for part in torch.randint(0, 12, (4, 20), generator=generator).split([1, 1, 6, 2, 1, 9], dim=1):
             assert torch.equal(ours(part, state=state), rows_of_transformers(theirs, part, cache))
         mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [1] * 7, [0, 1, 1, 1, 1, 1, 1]])
@@ -180,7 +182,8 @@ def test_each_document_has_the_rows_that_it_has_alone_and_parts_those_of_the_who
         for number in {*numbers} - {0}:
             inside = documents[row] == number
             assert torch.equal(whole[row, inside], ngrams(ids[row, inside]))
-    state, cuts = {}, sorted(data.draw(st.sets(st.integers(1, ids.shape[1]))))
+    state: dict[str, Any] = {}
+    cuts = sorted(data.draw(st.sets(st.integers(1, ids.shape[1]))))
     parts = [
         ngrams(ids[:, start:stop], documents[:, start:stop], state)
         for start, stop in zip([0, *cuts], [*cuts, ids.shape[1]], strict=True)
@@ -189,7 +192,8 @@ def test_each_document_has_the_rows_that_it_has_alone_and_parts_those_of_the_who
 
 
 def test_decoding_without_a_mask_continues_the_last_document() -> None:
-    ngrams, state = HASHES["for rows"](), {}
+    ngrams = HASHES["for rows"]()
+    state: dict[str, Any] = {}
     documents = torch.tensor([[0, 0, 1, 1, 2, 2], [1, 1, 1, 0, 0, 0]])  # packed; padded at the end
     ids = torch.arange(12).view(2, 6)
     ngrams(ids, documents, state)
@@ -204,8 +208,8 @@ def test_decoding_without_a_mask_continues_the_last_document() -> None:
 @pytest.mark.parametrize("kind", ["dense", "row-sparse", "int8"])
 def test_vectors_are_the_concatenated_rows_of_any_table(kind) -> None:
     ngrams = HASHES["engram"]()
-    table = el.TokenEmbedding(ngrams.num_rows + 3, 4, row_sparse=kind == "row-sparse", scale=2.0)
-    table = el.QuantizedEmbedding.from_table(table, 8) if kind == "int8" else table
+    dense = el.TokenEmbedding(ngrams.num_rows + 3, 4, row_sparse=kind == "row-sparse", scale=2.0)
+    table = el.QuantizedEmbedding.from_table(dense, 8) if kind == "int8" else dense
     layer, ids = NgramEmbedding(ngrams, table), torch.randint(0, V, (2, 9))
     vectors = layer(ids)
     assert vectors.shape == (2, 9, layer.embed_dim) == (2, 9, ngrams.num_hashes * 4)

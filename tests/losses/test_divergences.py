@@ -54,7 +54,8 @@ def test_tokens_that_both_heads_exclude_do_not_count(kind, impl) -> None:
     hidden, weight, teacher_hidden, teacher_weight = pair()
     options = {"bias": torch.zeros(23, dtype=torch.float64).index_fill(0, torch.arange(8, 17), -torch.inf)}
     if impl == "blocks":
-        student = BlockLogits(hidden, lambda x, start, stop: x @ weight[start:stop].T, 23, 8, **options)
+        columns = lambda x, start, stop: x @ weight[start:stop].T  # noqa: E731
+        student: BlockLogits | LinearLogits = BlockLogits(hidden, columns, 23, 8, **options)
     else:
         student = LinearLogits(hidden, weight, impl=impl, **options)
     ours = divergence(student, LinearLogits(teacher_hidden, teacher_weight, **options), KINDS[kind])

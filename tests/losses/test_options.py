@@ -64,8 +64,8 @@ CALLS = [*METHODS, *FUNCTIONS]
 
 def called(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     if name in FUNCTIONS:
-        function, *arguments = FUNCTIONS[name]()
-        return function, tuple(arguments)
+        function, *options = FUNCTIONS[name]()
+        return function, tuple(options)
     output, method = METHODS[name]
     arguments = (torch.arange(3), torch.arange(3)) if output == "DecoderLM" else ARGUMENTS[method]()
     return getattr(OUTPUTS[output](), method), arguments
@@ -113,7 +113,7 @@ def test_what_has_no_meaning_is_refused_by_name_before_any_work(name, unchecked)
 def test_the_ends_of_the_ranges_are_taken(name, unchecked) -> None:
     function, arguments = called(name)
     own = list(inspect.signature(function).parameters)[len(arguments) :]
-    takes = {*kind_of(function).__annotations__, *own}  # type: ignore[union-attr]
+    takes = {*kind_of(function).__annotations__, *own}
     for options in (
         {"label_smoothing": 1.0, "z_loss": 0.0},
         {"label_smoothing": 0, "z_loss": 2, "temperature": 3, "logit_scale": -1},
@@ -129,7 +129,7 @@ def test_arguments_of_heads_and_divergences_are_checked_by_the_same_sentences(un
     with pytest.raises(el.SizeError, match="^OutputHead: logit_scale must be a finite number, not inf"):
         el.OutputHead(D, V, logit_scale=float("inf"))
     with pytest.raises(el.SizeError, match="^divergence: reduction must be one of mean, sum, none, not 'average'"):
-        divergence_of(hidden, hidden, reduction="average")  # type: ignore[arg-type]
+        divergence_of(hidden, hidden, reduction="average")
     with pytest.raises(el.SizeError, match=r"^finish_logits: softcap must be a number above 0 or None, not 0\.0\.$"):
         finish_logits(hidden, softcap=0.0)
     with pytest.raises(el.SizeError, match=r"^LinearLogits\.divided_by: temperature must be a number above 0, not 0"):

@@ -9,6 +9,7 @@ import embedlayer as el
 from embedlayer import ShapeError, SizeError, TokenIdError, token_log_probs
 from embedlayer.losses import LinearLogits, chunk_size, finish_logits, token_statistics
 from embedlayer.losses.statistics import token_statistics_of
+from embedlayer.losses.uncomputed_logits import UncomputedLogits
 from embedlayer.tables.table import logits_of_function
 
 ALL = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax")
@@ -100,7 +101,7 @@ def test_it_is_no_worse_than_plain_in_lower_precision(dtype) -> None:
     def results(hidden, weight, impl):
         leaves = [each.clone().requires_grad_() for each in (hidden, weight)]
         found = token_statistics(*leaves, tokens, statistics=ALL, impl=impl)[:3]
-        return *found, *torch.autograd.grad(sum(each.sum() for each in found), leaves)
+        return *found, *torch.autograd.grad([each.sum() for each in found], leaves)
 
     exact = results(hidden.double(), weight.double(), "plain")
     plain, ours = (results(hidden, weight, impl) for impl in ("plain", "chunked"))
@@ -128,7 +129,7 @@ def test_derivatives_are_right_twice(sizes, of_function) -> None:
     hidden, weight, tokens = sizes
 
     def value(hidden, weight):
-        logits = LinearLogits(hidden, weight, impl="chunked")
+        logits: UncomputedLogits = LinearLogits(hidden, weight, impl="chunked")
         if of_function:
             logits = logits_of_function(lambda x: x @ weight.T, hidden, 23)
         found = token_statistics_of(logits, tokens[0], statistics=ALL, top_k=2)
@@ -153,7 +154,7 @@ def test_it_compiles_to_one_graph(unchecked: None, sizes) -> None:
     compiled = torch.compile(value, fullgraph=True, backend="aot_eager")(hidden, weight)
     expected = value(hidden, weight)
     torch.testing.assert_close(compiled, expected)
-    grads = [torch.autograd.grad(sum(x.sum() for x in each), (hidden, weight)) for each in (compiled, expected)]
+    grads = [torch.autograd.grad([x.sum() for x in each], (hidden, weight)) for each in (compiled, expected)]
     torch.testing.assert_close(*grads)
 
 

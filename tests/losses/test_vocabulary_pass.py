@@ -100,9 +100,9 @@ def test_it_is_no_worse_than_plain_in_lower_precision(dtype, sizes) -> None:
         loss = linear_cross_entropy(hidden, weight, targets, bias=bias, impl=impl)
         return loss, *torch.autograd.grad(loss, (hidden, weight, bias))
 
-    exact = results(*exact_in, "plain")
-    plain = results(*leaves(hidden, weight, options), "plain")
-    ours = results(*leaves(hidden, weight, options), "chunked")
+    exact = results(*exact_in, impl="plain")
+    plain = results(*leaves(hidden, weight, options), impl="plain")
+    ours = results(*leaves(hidden, weight, options), impl="chunked")
     assert ours[0].dtype == torch.float32
     for fast, slow, right in zip(ours, plain, exact, strict=True):
         assert fast.dtype == slow.dtype
@@ -185,7 +185,11 @@ def test_only_the_requested_gradients_are_computed(monkeypatch, needed) -> None:
         leaf.requires_grad_(place == needed)
     seen = []
     compute = VocabularyPass.losses_and_gradients
-    recorded = lambda *parts: seen.append(compute(*parts)) or seen[-1]  # noqa: E731
+
+    def recorded(*parts):
+        seen.append(compute(*parts))
+        return seen[-1]
+
     monkeypatch.setattr(VocabularyPass, "losses_and_gradients", recorded)
     loss = linear_cross_entropy(hidden, weight, targets, impl="chunked")
     assert [part is not None for part in seen[0][1]] == [needed == 0, needed == 1, False]
@@ -201,7 +205,11 @@ def test_ignored_targets_are_dropped_before_any_work(monkeypatch) -> None:
     targets[7:] = -100
     seen = []
     compute = VocabularyPass.losses_and_gradients
-    counted = lambda self, *rest: seen.extend(self.counts) or compute(self, *rest)  # noqa: E731
+
+    def counted(self, *rest):
+        seen.extend(self.counts)
+        return compute(self, *rest)
+
     monkeypatch.setattr(VocabularyPass, "losses_and_gradients", counted)
     linear_cross_entropy(hidden, weight, targets, impl="chunked")
     assert seen == [6]

@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def processed_by_transformers(model, ids, logits, options):
 def test_the_logits_that_are_sampled_from_are_those_of_transformers(models, kind) -> None:
     choose = random.Random(kind)
     for _ in range(150):
-        options = {name: choose.choice(values) for name, values in VALUES.items()}
+        options: dict[str, Any] = {name: choose.choice(values) for name, values in VALUES.items()}
         rows, length = choose.choice([1, 2, 5]), choose.choice([1, 3, 60])
         logits, ids = LOGITS[kind](rows), torch.randint(0, 40, (rows, length))
         expected = processed_by_transformers(models[1], ids, logits, options)
@@ -65,7 +66,7 @@ def test_the_logits_that_are_sampled_from_are_those_of_transformers(models, kind
         torch.testing.assert_close(found.softmax(-1), expected.softmax(-1))
 
 
-SAMPLING = ({}, {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02})
+SAMPLING: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02})
 
 
 @cases("sampling, penalty, length, rows", SAMPLING, (None, 0.6, 1.3, 4.0), (1, 5), (1, 3), pairs=["sampling, penalty"])
@@ -130,4 +131,4 @@ def test_sample_takes_the_logits_of_any_model() -> None:
     with pytest.raises(SizeError, match="repetition_penalty makes tokens of the text so far less likely"):
         sample(logits, repetition_penalty=1.3)
     with pytest.raises(TypeError, match="top_q"):
-        sample(logits, top_q=0.5)
+        sample(logits, top_q=0.5)  # type: ignore[call-arg]

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -227,7 +228,7 @@ def test_a_step_on_zeroed_gradients_is_a_step() -> None:
 def test_hooks_closures_and_groups_that_are_added_or_changed_give_the_dense_run() -> None:
     results = []
     for row_sparse in (True, False):
-        seen = []
+        seen: list[Any] = []
         model, more = model_of(row_sparse=row_sparse), model_of(row_sparse=row_sparse)
         optimizer = optimizer_of(model)
         optimizer.register_step_post_hook(lambda o, *_, seen=seen: seen.append(o.param_groups[0]["params"][0].sum()))

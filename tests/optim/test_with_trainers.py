@@ -56,7 +56,7 @@ def assert_close(ours: list[Tensor], dense: list[Tensor]) -> None:
 def trained_by_lightning(folder: Path, *, row_sparse: bool, epochs: int, clip: str, **callback: Any) -> list[Tensor]:
     lightning = pytest.importorskip("lightning.pytorch")
 
-    class Module(lightning.LightningModule):
+    class Module(lightning.LightningModule):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.inner = network(row_sparse=row_sparse)
@@ -71,7 +71,8 @@ def trained_by_lightning(folder: Path, *, row_sparse: bool, epochs: int, clip: s
             return optimizer_of(self, row_sparse=row_sparse)
 
     module = Module()
-    loader, few_rows = (torch.utils.data.DataLoader(part, batch_size=None) for part in (batches(), batches()[1:]))
+    loader: Any = torch.utils.data.DataLoader(batches(), batch_size=None)
+    few_rows: Any = torch.utils.data.DataLoader(batches()[1:], batch_size=None)
     trainer = lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",

@@ -98,6 +98,7 @@ def test_a_tokenizer_names_whole_words_and_the_hub_first():
     size = tokenizer.get_vocab_size()
     table = el.TokenEmbedding(size + 3, 8)  # with rows that have no token
     cat = tokenizer.token_to_id("cat")
+    assert cat is not None
     with torch.no_grad():
         table.weight.copy_(torch.eye(size + 3, 8) + 0.01 * torch.randn(size + 3, 8))
         table.weight[cat] = 1.0  # near everyone

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from typing import Any
 
 import pytest
 from pictures import drawn, lines, texts
@@ -10,7 +11,7 @@ from pictures import drawn, lines, texts
 from embedlayer import plots
 from embedlayer.errors import FileError, SizeError
 
-METRICS = [
+METRICS: list[dict[str, Any]] = [
     {"step": 0, "loss": 8.3, "validation_loss": 8.31},
     {"step": 10, "loss": 6.0},
     {"step": 20, "loss": math.nan},

@@ -3,6 +3,7 @@
 import copy
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -55,7 +56,8 @@ ROTATIONS = [name for name in SCHEMES if name not in ("channels", "query scaling
 def heads(position: Position, *shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     width = getattr(position, "head_dim", HEAD)
     generator = torch.Generator().manual_seed(1)
-    return tuple(torch.randn(2, count, 7, width, generator=generator).to(dtype) for count in (4, 2))
+    q, k = (torch.randn(2, count, 7, width, generator=generator).to(dtype) for count in (4, 2))
+    return q, k
 
 
 def positions_for(name: str) -> Tensor:
@@ -217,7 +219,7 @@ def test_scores_depend_on_distances_along_each_axis(name, shift) -> None:
 @pytest.mark.parametrize("name", ON_AXES)
 @pytest.mark.parametrize("length", [7, 700])
 def test_text_is_rotated_as_without_axes_and_as_with_equal_ones(name, length) -> None:
-    position = SCHEMES[name]
+    position: Any = SCHEMES[name]
     axes = position.axes
     q, k = (torch.randn(2, count, length, position.head_dim) for count in (40, 2))
     text = torch.arange(length)
@@ -248,7 +250,7 @@ def vars_of(position: RotaryEmbedding) -> dict[str, object]:
 @pytest.mark.parametrize("name", ON_AXES)
 def test_each_pair_has_the_angle_of_its_axis(name) -> None:
     """Against single-axis tables in float64: the table of axis a, at the pairs of axis a."""
-    position = SCHEMES[name]
+    position: Any = SCHEMES[name]
     cos, _ = position.cos_sin(MIXED)
     frequencies = position.frequencies(int(MIXED.max()) + 1)
     if position.axes.divides_channels:

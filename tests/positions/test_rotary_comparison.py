@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,8 @@ def test_a_tower_rotates_by_the_positions_that_its_rotary_module_gets(tower, axi
     assert [each.reason for each in compare_rotary(config)] == ["", ""]
     schemes = rotary_positions(config, interleaved=True)
     if axial is not None:  # the other order or frequencies
-        other = replace(schemes[0].axes, **{axial: not getattr(schemes[0].axes, axial)})
+        axes: Any = schemes[0].axes
+        other = replace(axes, **{axial: not getattr(axes, axial)})
         schemes = [RotaryEmbedding(**{**scheme_arguments(rotary_positions(config)[0]), "axes": other})] * 2
     model = small_model(transformers.AutoConfig.for_model(**config))
     assert all("differs by" in each.reason for each in compare_model(model, schemes))

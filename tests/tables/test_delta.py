@@ -372,6 +372,6 @@ def test_it_compiles_to_one_graph(unchecked: None, monkeypatch: pytest.MonkeyPat
     for made, expected in zip(compiled(ids, targets), both(ids, targets), strict=True):
         torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-13)
     compiled(ids, targets)[1].backward()
-    made, table.delta.grad = table.delta.grad, None
+    gradient, table.delta.grad = table.delta.grad, None
     both(ids, targets)[1].backward()
-    torch.testing.assert_close(made, table.delta.grad, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(gradient, table.delta.grad, rtol=1e-10, atol=1e-12)

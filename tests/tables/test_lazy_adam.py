@@ -35,7 +35,7 @@ def updated(skipped, index: int, p, m, v) -> torch.Tensor:
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95), (0.95, 0.99), (0.0, 0.9)])
 def test_it_equals_the_loop_over_the_missed_steps_for_every_mean_square(betas, decay, tolerance) -> None:
-    betas = Betas(*betas, 1e-8)
+    betas = Betas(*betas, eps=1e-8)
     gaps_at = np.array([1, 2, 7, 50, 400, 1000, 1150, 1190, 1196, 1197, 1198, 1199])
     skipped = recorded(betas, rates(), decay).skipped_steps(gaps_at, tolerance=tolerance)
     p, m = torch.zeros(len(SPREAD)).double(), torch.ones(len(SPREAD)).double()
@@ -81,7 +81,7 @@ def test_two_nodes_in_closed_form_are_those_of_lanczos() -> None:
 
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95), (0.0, 0.9)])
 def test_a_history_that_was_loaded_is_the_one_that_was_saved(betas) -> None:
-    history = recorded(Betas(*betas, 1e-8), rates(), 0.1)
+    history = recorded(Betas(*betas, eps=1e-8), rates(), 0.1)
     again = StepHistory(0, history.betas)
     again.load(history.lines)
     at = np.array([0, 3, 3, 400, 1000, 1150, 1190, 1198, 1199, 1200])

@@ -107,7 +107,8 @@ def test_a_table_can_be_resumed_at_each_number_until_a_later_checkpoint_is_compl
     random = Random(seed)
     table = MappedEmbedding.create(tmp_path / "rows", 50, 4, init_std=1.0)
     optimizer = RowAdamW(table.parameters(), lr=0.1)
-    saved, given = {}, set()
+    saved: dict[int, list[torch.Tensor]] = {}
+    given = set()
     for turn in range(25):
         kind = random.choice(("step", "step", "step", "checkpoint", "error in the block", "full disk at its end"))
         if kind == "step":

@@ -32,7 +32,8 @@ class Logged(RowStorage):
             self.old[row] = {name: tensor[row].clone() for name, tensor in self.stored.items()}
 
     def mark(self) -> None:
-        self.old, self.copies = {}, {name: tensor.clone() for name, tensor in self.stored.items()}
+        self.old: dict[int, dict[str, Tensor]] = {}
+        self.copies = {name: tensor.clone() for name, tensor in self.stored.items()}
 
     def check(self) -> None:
         for name, copy in self.copies.items():

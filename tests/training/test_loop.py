@@ -40,7 +40,8 @@ def trainer_of(corpus, *, init_std=0.02, dropout=0.0, **changes) -> Trainer:
     torch.manual_seed(1)
     table = TokenEmbedding(257, 16, scale="sqrt_dim", init_std=init_std)
     model = DecoderLM(table, RotaryEmbedding(8), num_layers=1, num_heads=2, dropout=dropout)
-    return Trainer(model, *corpus.split(0.2), options(**changes))
+    training, validation = corpus.split(0.2)
+    return Trainer(model, training, validation, options(**changes))
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -230,7 +231,8 @@ def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
 
 def test_spare_rows_do_not_move(corpus) -> None:
     model = DecoderLM(TokenEmbedding(257, 16, pad_to_multiple_of=64), RotaryEmbedding(8), num_layers=1, num_heads=2)
-    list(Trainer(model, *corpus.split(0.2), options()).run())
+    training, validation = corpus.split(0.2)
+    list(Trainer(model, training, validation, options()).run())
     assert model.table.weight[257:].eq(0).all()
 
 
@@ -271,7 +273,8 @@ def untied(corpus, *, row_sparse, dropout=0.0, steps=40, **changes) -> Trainer:
     table = TokenEmbedding(257, 16, scale="sqrt_dim", row_sparse=row_sparse)
     head = OutputHead(vocab_size=257, embed_dim=16)
     model = DecoderLM(table, RotaryEmbedding(8), head, num_layers=1, num_heads=2, dropout=dropout)
-    return Trainer(model, *corpus.split(0.2), options(steps=steps, **changes))
+    training, validation = corpus.split(0.2)
+    return Trainer(model, training, validation, options(steps=steps, **changes))
 
 
 def test_a_row_sparse_table_gives_the_loss_curve_of_the_dense_one(corpus) -> None:

@@ -229,7 +229,7 @@ def meet(port: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
 
-def command_of_another_width(port: int, folder: Path) -> tuple[int, str]:
+def command_of_another_width(port: int, folder: Path) -> tuple[str | int | None, str]:
     rank = dist.get_rank()
     meet(port)
     said = io.StringIO()

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,8 +41,9 @@ def bert() -> torch.nn.Module:
 def t5() -> torch.nn.Module:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
-    return T5ForConditionalGeneration(T5Config(vocab_size=32128, decoder_start_token_id=0, **sizes))
+    sizes: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    sizes |= {"vocab_size": 32128, "decoder_start_token_id": 0}
+    return T5ForConditionalGeneration(T5Config(**sizes))
 
 
 MODELS = {

@@ -212,7 +212,7 @@ def refusals() -> list[tuple[str, str]]:
     fully_shard(unpatched.model.layers[0], mesh=mesh)
 
     def with_other_torch() -> None:
-        used, fsdp.USED = fsdp.USED, (*fsdp.USED, "sizes")
+        used, fsdp.USED = fsdp.USED, (*fsdp.USED, "sizes")  # type: ignore[assignment]
         try:
             edit_vocabulary(model, add=9)
         finally:

@@ -3,6 +3,7 @@
 import filecmp
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def saved(layer: el.EmbeddingLayer, folder: Path) -> Path:
 
 @pytest.mark.parametrize(("model_type", "states_rows"), [("gemma3n_text", False), ("gemma4_text", True)])
 def test_a_folder_is_edited_and_the_undo_restores_every_file(model_type, states_rows, tmp_path) -> None:
-    model = small(model_type)
+    model: Any = small(model_type)
     with quiet():
         model.save_pretrained(tmp_path / "old", max_shard_size="40KB")
     config = read_json(tmp_path / "old/config.json")
@@ -213,6 +214,7 @@ def test_the_per_layer_table_of_a_gguf_file_is_moved_with_its_tokens(tmp_path) -
     tensors = {name: torch.randn(300, 2 * WIDTH).half().numpy()}
     old = write_file(tmp_path / "old.gguf", "gemma3n", tokenizer=("gpt2", tokenizer), tensors=tensors)
     removed = tokenizer.id_to_token(280)
+    assert removed is not None
     edit_vocabulary(old, remove=[removed], add=["zebra"], out=tmp_path / "new.gguf")
     new = read_gguf(tmp_path / "new.gguf").read(name)
     expected = torch.from_numpy(tensors[name])

@@ -50,7 +50,7 @@ def test_an_id_that_is_gone_is_an_error_that_says_what_to_do(unchecked) -> None:
         receipt.remap(torch.tensor([8]))
     for wrong in (torch.ones(2), torch.ones(2, dtype=torch.bool), np.ones(2)):
         with pytest.raises(el.ShapeError, match="IDs are integers"):
-            receipt.remap(wrong)
+            receipt.remap(wrong)  # type: ignore[type-var]
     wide = receipt_of([*range(1, 300), 0], old=300)
     with pytest.raises(el.ShapeError, match="does not fit into uint8"):
         wide.remap(np.zeros(1, dtype=np.uint8))

@@ -1,5 +1,7 @@
 """Edits of tables that are sharded over ranks, compared with the same edits of whole tables."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -43,8 +45,8 @@ def tied(table) -> nn.ModuleDict:
     return made
 
 
-def decoder(table, **head) -> el.DecoderLM:
-    head = el.OutputHead(vocab_size=V, embed_dim=D, bias=True, **head)
+def decoder(table, **options) -> el.DecoderLM:
+    head = el.OutputHead(vocab_size=V, embed_dim=D, bias=True, **options)
     nn.init.normal_(head.bias)
     return el.DecoderLM(table, el.RotaryEmbedding(2), head, num_layers=1, num_heads=2)
 
@@ -62,7 +64,8 @@ MODELS = {
 
 def made(kind: str):
     """A whole model with moments and gradients, its optimizer, and both divided."""
-    whole, parts = [], []
+    whole: list[Any] = []
+    parts: list[Any] = []
     for found in (whole, parts):
         torch.manual_seed(0)
         model = MODELS[kind]()

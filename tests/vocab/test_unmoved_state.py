@@ -121,6 +121,6 @@ def test_what_has_no_state_of_the_rows_steps_on_without_a_hook() -> None:
 def test_rows_that_are_no_longer_trained_are_no_error() -> None:
     model, optimizer = trained("AdamW")
     edit_vocabulary(model, add=3)
-    model.table.weight.requires_grad_(requires_grad=False)
+    model.table.weight.requires_grad_(False)
     optimizer.zero_grad()
     optimizer.step()
