@@ -372,4 +372,4 @@ def test_a_mixture_without_a_share_for_each_corpus_is_refused(weights) -> None:
 
 def test_corpora_without_weights_are_refused() -> None:
     with pytest.raises(SizeError, match=r"a list of pairs \(corpus, weight\)"):
-        MixedSampler([np.arange(100), np.arange(100)], max_length=7, batch_size=2, seed=1)
+        MixedSampler([np.arange(100), np.arange(100)], max_length=7, batch_size=2, seed=1)  # type: ignore[list-item]
