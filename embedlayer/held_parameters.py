@@ -16,10 +16,17 @@ from torch.optim import Optimizer
 from embedlayer.errors import StaleRowsError
 
 
-def held_parameters(module: nn.Module) -> set[int]:
-    """Return the `id` of each parameter of a module that something else refers to too, as its optimizer does."""
+def held_parameters(module: nn.Module, optimizer: Optimizer | None = None) -> set[int]:
+    """Return the `id` of each parameter of a module that something else refers to too, as another optimizer does.
+
+    Args:
+        module: The module.
+        optimizer: An optimizer whose references do not count, or `None`.
+    """
     owners = list(module.modules())
     uses = Counter(id(parameter) for owner in owners for parameter in owner._parameters.values())
+    if optimizer is not None:  # a list of its group, and a key of its state
+        uses.update(id(parameter) for parameter in (*_trained(optimizer), *optimizer.state))
     parts = [(owner._parameters, name) for owner in owners for name in owner._parameters]
     held = [part[name] for part, name in parts if is_held(part, name, uses[id(part[name])])]
     return {id(parameter) for parameter in held if parameter is not None}

@@ -701,7 +701,7 @@ def apply_to_module(
         StaleRowsError: The optimizer's state is that before an earlier edit, to which it was not passed.
         PeerError: Another rank raised an error, or applies another edit.
     """
-    held = held_parameters(module)
+    held = held_parameters(module, optimizer)
     _check_movable(module)
     modules = vocabulary_modules(module)
     fsdp = _fsdp_parameters(module, modules)
