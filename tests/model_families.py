@@ -4,17 +4,25 @@ import re
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
-KINDS = {"causal": "Causal", "masked": "Masked", "seq2seq": "Sequence", "image-text": "Language models of vision"}
-"""Kind of `examples/tiny_models.py` -> start of the title of its table."""
+
+
+def page_rows() -> dict[tuple[str, str], dict[str, str]]:
+    """Return the rows of the page's tables by kind and model type."""
+    from all_families import TITLES
+
+    kinds = {title: kind for kind, title in TITLES.items()}
+    rows, kind, header = {}, "", []
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("## "):
+            kind = kinds.get(line.removeprefix("## "), "")
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if cells[:1] == ["model type"]:
+            header = cells
+        elif kind and cells and not cells[0].startswith("---"):
+            rows[kind, cells[0].strip("`")] = dict(zip(header, cells, strict=True))
+    return rows
 
 
 def families() -> list[tuple[str, str]]:
     """Every kind and model type on the page of families that is read and compared."""
-    found, kind = [], ""
-    for line in PAGE.read_text().splitlines():
-        if line.startswith("## "):
-            kind = next((name for name, title in KINDS.items() if line[3:].startswith(title)), "")
-        row = re.match(r"\| `([\w.-]+)` \| equal \|", line)
-        if kind and row:
-            found.append((kind, row[1]))
-    return found
+    return [case for case, row in page_rows().items() if row["result"] == "equal"]

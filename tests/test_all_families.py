@@ -3,22 +3,19 @@
 The sample is `SAMPLE` of examples/tiny_models.py; `python examples/all_families.py` runs all types.
 """
 
-import re
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import transformers
 from all_families import LIMIT, examine, examine_varied
 from covering import some
+from model_families import PAGE, page_rows
 from tiny_models import KINDS, SAMPLE, model_types
 
 from embedlayer.checkpoints import loader
 from embedlayer.errors import release
 from embedlayer.families import MULTIMODAL, TRANSFORMERS_VERSION, family_of
-
-PAGE = Path(__file__).parent.parent / "docs" / "families.md"
 
 ADDED = {
     "causal": ("apertus1p5_text", "dory", "exaone", "inkling2_loop_text", "lara_mini", "sarvam_mla", "sarvam_moe"),
@@ -28,23 +25,6 @@ ADDED = {
 """Kind -> model types that are not in the oldest supported release of transformers, but in a later one (5.24)."""
 
 CASES = [(kind, model_type) for kind, model_types in SAMPLE.items() for model_type in model_types]
-
-
-def page_rows() -> dict[tuple[str, str], dict[str, str]]:
-    """Return the rows of the page's tables by kind and model type."""
-    from all_families import TITLES
-
-    kinds = {title: kind for kind, title in TITLES.items()}
-    rows, kind, header = {}, "", []
-    for line in PAGE.read_text().splitlines():
-        if line.startswith("## "):
-            kind = kinds.get(line.removeprefix("## "), "")
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if cells[:1] == ["model type"]:
-            header = cells
-        elif kind and cells and not cells[0].startswith("---"):
-            rows[kind, cells[0].strip("`")] = dict(zip(header, cells, strict=True))
-    return rows
 
 
 NEW_CASES = [(kind, model_type) for kind, names in ADDED.items() for model_type in names]

@@ -32,7 +32,7 @@ from embedlayer.losses.options import LogitOptions, LossOptions, Reduction, Scor
 from embedlayer.models.cache import BlockCache, KeyValueCache
 from embedlayer.models.config import ModelConfig
 from embedlayer.option_docs import show_options
-from embedlayer.positions.masks import causal_mask
+from embedlayer.positions.masks import allowed_keys
 from embedlayer.positions.position import Position, PreparedPositions, positions_of
 from embedlayer.pretrained import Pretrained, build, describe
 from embedlayer.shapes import IdsLike, Positions
@@ -586,6 +586,6 @@ def attention_scores_bias(
     """
     if bias is None and documents is None and queries in (keys, 1):
         return None
-    allowed = causal_mask(queries, keys, documents=documents, device=device)
+    allowed = allowed_keys(queries, keys, documents, None, device)
     start = torch.zeros((), device=device) if bias is None else bias
     return torch.where(allowed, start, float("-inf"))

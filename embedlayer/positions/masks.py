@@ -53,6 +53,17 @@ def causal_mask(
     if documents is not None:
         check_mask(documents, (*documents.shape[:-1], keys) if isinstance(documents, Tensor) else (keys,), "documents")
     device = documents.device if device is None and documents is not None else device
+    return allowed_keys(queries, keys, documents, window, device)
+
+
+def allowed_keys(
+    queries: int,
+    keys: int,
+    documents: Int[Tensor, "*batch S"] | Bool[Tensor, "*batch S"] | None,
+    window: int | None,
+    device: torch.device | str | None,
+) -> Bool[Tensor, "*rows T S"]:
+    """Return the result of `causal_mask` for arguments that were checked, as a model checks them at its input."""
     allowed: Bool[Tensor, "*rows T S"] = torch.ones(queries, keys, dtype=torch.bool, device=device)
     allowed = allowed.tril(keys - queries)
     if window is not None:

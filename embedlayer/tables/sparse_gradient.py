@@ -220,7 +220,8 @@ def with_torch_functions(grad: Tensor, parameter: Tensor | None = None) -> Table
 
     Args:
         grad: A sparse COO gradient; or a dense one of the rows of a sharded table.
-        parameter: The rows that it belongs to, which may be those of one rank; `None` for a whole table.
+        parameter: The rows that it belongs to, which may be those of one rank, or another gradient of them; `None` for
+            a whole table.
     """
     # as torch.nn.UninitializedParameter becomes a Parameter; sparse has no views
     grad.__class__ = RowSparseGradient if grad.layout is torch.sparse_coo else ShardedGradient
@@ -310,10 +311,8 @@ def values_of_rows(grad: Tensor) -> Tensor:
     `GradScaler` unscales them.
     """
     values: Tensor = grad._values()
-    if isinstance(grad, TableGradient) and grad.is_sharded:
-        values.__class__ = ShardedGradient
-        values.shard_group, values.is_sharded = grad.shard_group, True  # type: ignore[attr-defined]
-    return values
+    is_sharded = isinstance(grad, TableGradient) and grad.is_sharded
+    return with_torch_functions(values, grad) if is_sharded else values
 
 
 def foreach_mul_(grads: Sequence[Tensor], factors: Number | Sequence[Number]) -> None:

@@ -222,7 +222,6 @@ def _refuse_other_rows(module: nn.Module, found: VocabularyModules) -> None:
     known = {id(each) for part in found.hashes.values() for each in part.buffers()}
     known |= {id(part.stored.weight) for part in found.local.values()}
     known |= {id(each) for head in found.heads.values() for each in (head._parameters.get("weight"), head.bias)}
-    known |= {id(bias) for bias in _biases_outside(module, found).values()}
     own = {
         id(tensor)
         for part in (*found.tables.values(), *found.heads.values())

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from embedlayer.checkpoints.patch import REPLACED
 from embedlayer.distributed.dtensors import has_fsdp_modules, is_dtensor
 from embedlayer.errors import SizeError, StaleRowsError
-from embedlayer.held_parameters import optimizers_of
+from embedlayer.held_parameters import held_parameters, optimizers_of
 from embedlayer.layers.output import NEW_ROWS, OWN_TABLE, TRAINED_BEFORE, OutputHead
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
@@ -84,6 +84,7 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
         [('table.delta', (2, 16))]
         >>> merge_rows(model)
     """
+    held = held_parameters(module)
     modules = vocabulary_modules(module)
     if isinstance(module, TokenTable):
         raise SizeError("This is the table itself: wrap it, DeltaEmbedding(table, token_ids).")
@@ -104,6 +105,8 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
         for parameter in trained:
             parameter.requires_grad_(True)
         raise
+    for optimizer in optimizers_of([each for each in trained if id(each) in held]):
+        optimizer.register_step_pre_hook(_refuse_frozen)
     module.requires_grad_(False)
     _note(module, trained)
     patched = [rows for rows in deltas.values() if REPLACED in rows.base.__dict__]
@@ -128,8 +131,6 @@ HOOK = "_hook_of_its_rows"
 
 def _note(module: nn.Module, trained: list[nn.Parameter]) -> None:
     """Note on a module what was trained before `train_only_rows`, and watch for PEFT, until `merge_rows`."""
-    for optimizer in optimizers_of(trained):
-        optimizer.register_step_pre_hook(_refuse_frozen)
     module.__dict__[TRAINED_BEFORE] = trained
     module.__dict__[HOOK] = module.register_forward_pre_hook(_refuse_rows_frozen_by_peft)
 

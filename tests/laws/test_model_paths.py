@@ -11,9 +11,9 @@ import pytest
 import torch
 from covering import some
 from exported import by_onnxruntime
-from model_families import KINDS, families
+from model_families import families
 from model_paths import compare_paths, inputs_of, log_probs
-from tiny_models import PARTS, SAMPLE, VARIANTS, CannotBuild, build, quiet
+from tiny_models import KINDS, PARTS, SAMPLE, VARIANTS, CannotBuild, build, quiet
 from torch.export import Dim
 from transformers_probe import observe
 
