@@ -8,6 +8,7 @@ release of torch that is not supported is refused: every table, position scheme,
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 
 from embedlayer.errors import check_release
@@ -56,6 +57,13 @@ def is_transformed(*tensors: Tensor | None) -> bool:
         for x in tensors
         if x is not None
     )
+
+
+outside_of_graphs = _disable_dynamo
+"""Decorate a function such that a graph of `torch.compile` ends before each call of it, and the next begins after it.
+
+Unlike `torch.compiler.disable`, the decorator does not import the compiler; the first call does.
+"""
 
 
 def fusible(*tensors: Tensor | None) -> bool:

@@ -23,6 +23,7 @@ from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
 from embedlayer.tables.pending_updates import (
     PendingUpdates,
     look_up_rows,
+    look_up_rows_between_graphs,
     pending_updates_of,
     with_updates_applied,
 )
@@ -54,8 +55,9 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         row_sparse: Whether a backward pass gives gradients to the looked-up rows only, as a sparse tensor. Train such a
             table with `RowAdamW`, which has the results of dense AdamW. Between its steps, updates of the other rows
             are pending; they are applied when a torch function reads or writes the weight (`RowSparseParameter`).
-            Torch's gradient clipping works. `torch.optim.AdamW` raises "Adam does not support sparse gradients, please
-            consider SparseAdam instead", but `SparseAdam` has other results than AdamW.
+            Torch's gradient clipping works. With gradients on, graphs of `torch.compile` end at the look-up, and
+            `fullgraph=True` is an error that names it. `torch.optim.AdamW` raises "Adam does not support sparse
+            gradients, please consider SparseAdam instead", but `SparseAdam` has other results than AdamW.
         device: Device of the rows.
         dtype: Data type of the rows.
         **arguments: Sizes under torch's names, `num_embeddings` and `embedding_dim`; see `EmbeddingArguments`.
@@ -226,12 +228,14 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         padding_idx = None if sparse else self.padding_idx  # PendingUpdates drops the gradient of that row
         if self.row_sparse and plain_operators_only():
             self._refuse_pending_updates()
-        elif self.row_sparse and torch.compiler.is_compiling():  # in eager mode RowSparseParameter applies updates
-            ids = with_updates_applied(ids, self._handle, True)
         if sparse and not torch.compiler.is_compiling():
             vectors = look_up_rows(ids, self.weight)
+        elif sparse and torch.is_grad_enabled() and self.weight.requires_grad:
+            vectors = look_up_rows_between_graphs(ids, self.weight)
+        elif sparse:  # in eager mode RowSparseParameter applies updates
+            vectors = F.embedding(with_updates_applied(ids, self._handle, True), self.weight)
         elif not transformed:
-            vectors = F.embedding(ids, self.weight, padding_idx, sparse=sparse)
+            vectors = F.embedding(ids, self.weight, padding_idx)
         else:  # under vmap torch's F.embedding has no gradient of an empty batch
             vectors = self.weight[ids]
             if padding_idx is not None:  # that row gets no gradient, and its tangent is not let through

@@ -47,7 +47,7 @@ from embedlayer.tables.sparse_gradient import (
     with_torch_functions,
 )
 from embedlayer.tables.stochastic_rounding import round_rows
-from embedlayer.tracing import is_function_mode_active
+from embedlayer.tracing import is_function_mode_active, outside_of_graphs
 
 APPLY_PENDING = {False: Kernel("rows", "apply_pending"), True: Kernel("rows", "apply_pending_rowwise")}
 OPTIMIZER_STEP = {False: Kernel("rows", "adamw_step"), True: Kernel("rows", "rowwise_step")}
@@ -815,6 +815,30 @@ def look_up_rows(ids: Tensor, weight: Tensor) -> Tensor:
             vectors: Tensor = _LookUpRows.apply(weight, ids)  # type: ignore[no-untyped-call]
             return vectors
     return F.embedding(ids, weight, sparse=True)
+
+
+_look_up_rows_outside_of_graphs = outside_of_graphs(look_up_rows)
+
+
+def look_up_rows_between_graphs(ids: Tensor, weight: Tensor) -> Tensor:
+    """Return `look_up_rows(ids, weight)` in a function that `torch.compile` traces, with gradients on.
+
+    The graph ends before the look-up, and another one begins after it. Inductor takes the sparse gradient for a dense
+    tensor as soon as a pass changes a node beside it, or two gradients are added, so no graph may contain it.
+
+    Args:
+        ids: Row numbers of any shape, `(...)`, that have been checked.
+        weight: Weight of the table, `(V, D)`.
+
+    Raises:
+        torch._dynamo.exc.Unsupported: The function is compiled with `fullgraph=True`.
+    """
+    torch._dynamo.graph_break(
+        msg="A compiled function looks up a row-sparse table with gradients on, and its graph cannot contain the "
+        "sparse gradient. Compile it without fullgraph=True, or only what follows the look-up; look up under "
+        "torch.no_grad(); or build the table with row_sparse=False."
+    )
+    return _look_up_rows_outside_of_graphs(ids, weight)
 
 
 class _LookUpRows(torch.autograd.Function):

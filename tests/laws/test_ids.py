@@ -39,6 +39,9 @@ SHAPES = {
 }
 
 
+ignoring_grad_warnings = pytest.mark.filterwarnings("ignore:The .grad attribute")
+"""For a graph break at a row-sparse look-up: Dynamo reads `.grad` of the vectors, which enter the next graph."""
+
 COMPILED_ALONE = {"dense", "row-sparse", "factorised", "int4", "delta", "mapped, read-only", "mapped, trained"}
 """One table of each kind, compiled for IDs of every shape; all of them are compiled inside layers by `test_export`."""
 HEADS_COMPILED = {name.removeprefix("head: ") for name in CODE_PATHS if name.startswith("head")}
@@ -107,6 +110,7 @@ def test_rows_with_pending_updates_are_those_of_the_dense_run_for_ids_of_every_s
 
 
 @pytest.mark.parametrize("name", some(COMPILED_ALONE, LOOKUP_TABLES))
+@ignoring_grad_warnings
 def test_a_compiled_look_up_is_the_eager_one_for_ids_of_every_shape(unchecked: None, name, pytestconfig) -> None:
     table = LOOKUP_TABLES[name]()
     shapes = SHAPES if pytestconfig.getoption("--all") else ("transposed", "expanded", "scalar", "empty sequences")
@@ -115,7 +119,7 @@ def test_a_compiled_look_up_is_the_eager_one_for_ids_of_every_shape(unchecked: N
     def look_up() -> torch.Tensor:
         return torch.cat([table(part).flatten(0, -2) if part.dim() else table(part)[None] for part in ids])
 
-    expected, found = look_up(), torch.compile(look_up, fullgraph=True, backend="aot_eager")()
+    expected, found = look_up(), torch.compile(look_up, fullgraph=not table.row_sparse, backend="aot_eager")()
     torch.testing.assert_close(found, expected)
     if expected.requires_grad:
         torch.testing.assert_close(gradients(table, found), gradients(table, expected))
@@ -146,7 +150,7 @@ LOOK_UPS = {
     "input embedding": lambda table, ids: input_embedding(table)(ids),
     "trace": lambda table, ids: list(input_embedding(table).trace(ids)),
     "injection": lambda table, ids: AddedEmbedding(table).look_up(None, InjectionContext(ids)),
-    "compiled": lambda table, ids: torch.compile(table, fullgraph=True, backend="eager")(ids),
+    "compiled": lambda table, ids: torch.compile(table, fullgraph=not table.row_sparse, backend="eager")(ids),
 }
 
 
@@ -155,6 +159,7 @@ def input_embedding(table: LookupTable) -> TransformerEmbedding:
 
 
 @cases("name, way", LOOKUP_TABLES, LOOK_UPS)
+@ignoring_grad_warnings
 def test_an_id_outside_the_vocabulary_is_an_error_on_every_way_to_a_row(unchecked: None, name, way) -> None:
     table = LOOKUP_TABLES[name]()
     for bad in (VOCAB_SIZE, -1):

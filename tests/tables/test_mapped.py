@@ -306,6 +306,7 @@ def test_look_ups_in_a_file_of_100_gb_need_little_memory(tmp_path) -> None:
     assert 0 < on_ranks(1, added_mib, str(tmp_path / "rows.safetensors"))[0] < 200
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it of the vectors
 def test_a_fused_layer_and_a_compiled_one_train_the_folder(tmp_path, unchecked) -> None:
     with MappedEmbedding.create(tmp_path / "rows", 40, 6, init_std=1.0) as table:
         layer = el.TransformerEmbedding(40, 6, 8, dropout=0.0, table=table)

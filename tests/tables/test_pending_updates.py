@@ -131,11 +131,12 @@ def test_padding_and_spare_rows_stay_zero() -> None:
     assert table.rows(0, 16)[[2, *range(10, 16)]].eq(0).all()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it of the vectors
 def test_a_compiled_model_brings_its_rows_updated(unchecked: None) -> None:
     sides = []
     for compiled in (False, True):
         table, optimizer = with_pending(padding_idx=0)
-        run = torch.compile(table, fullgraph=True, backend="aot_eager") if compiled else table
+        run = torch.compile(table, backend="aot_eager") if compiled else table
         for t in range(6):
             optimizer.zero_grad()
             ids = torch.tensor([[0, t % 7 + 1, 9, 9]])
