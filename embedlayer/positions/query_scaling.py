@@ -125,11 +125,12 @@ class QueryScaledPosition(Position):
     def __init__(self, query_scaling: QueryScaling) -> None:
         super().__init__()
         self.query_scaling = query_scaling
+        self._factors_of = str(query_scaling)  # Dynamo of torch 2.14 cannot trace the `repr` of a dataclass
 
     def prepare(self, positions: Positions) -> PreparedPositions:
         """Return the factors of the queries as `QueryFactors`, which `rotate` accepts in place of positions."""
         self.check_positions(positions)
-        return QueryFactors(query_factors(self.query_scaling, positions), positions, str(self.query_scaling))
+        return QueryFactors(query_factors(self.query_scaling, positions), positions, self._factors_of)
 
     def rotate(
         self, q: Float[Tensor, "*batch H T K"], k: Float[Tensor, "*batch G T K"], positions: PreparedPositions
@@ -142,10 +143,10 @@ class QueryScaledPosition(Position):
         """
         if isinstance(positions, tuple) and not isinstance(positions, QueryFactors):
             raise ShapeError(f"A {type(positions).__name__} holds no query factors: call prepare of this scheme.")
-        if isinstance(positions, QueryFactors) and positions.scheme != str(self.query_scaling):
+        if isinstance(positions, QueryFactors) and positions.scheme != self._factors_of:
             raise ShapeError(
                 f"These factors were prepared by a scheme with {positions.scheme}, and this one has "
-                f"{self.query_scaling}: call prepare of the same scheme."
+                f"{self._factors_of}: call prepare of the same scheme."
             )
         counted = positions.positions if isinstance(positions, QueryFactors) else positions
         self.check_positions(counted, (*q.shape[:-3], q.shape[-2]))
@@ -155,7 +156,7 @@ class QueryScaledPosition(Position):
 
     def extra_repr(self) -> str:
         """Return the scaling, which `print` shows."""
-        return str(self.query_scaling)
+        return self._factors_of
 
 
 def query_factors(
