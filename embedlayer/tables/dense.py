@@ -22,6 +22,7 @@ from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
 from embedlayer.tables.pending_updates import (
     PendingUpdates,
+    RowSparseParameter,
     look_up_rows,
     look_up_rows_between_graphs,
     pending_updates_of,
@@ -223,19 +224,19 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
     def look_up(self, ids: Ids) -> Vectors:
         """Return `weight[ids]` without `scale`, `(...)` to `(..., D)`. See `LookupTable.look_up` for the errors."""
         ids, outside = self._current_check()(ids)
-        transformed = is_transformed(self.weight)  # by torch.func, whose gradients need not be sparse
-        sparse = self.row_sparse and not transformed and not plain_operators_only()
-        padding_idx = None if sparse else self.padding_idx  # PendingUpdates drops the gradient of that row
+        transformed, compiling = is_transformed(self.weight), torch.compiler.is_compiling()
+        padding_idx, sparse = self.padding_idx, self.row_sparse and not transformed and not plain_operators_only()
         if self.row_sparse and plain_operators_only():
             self._refuse_pending_updates()
-        if sparse and not torch.compiler.is_compiling():
-            vectors = look_up_rows(ids, self.weight)
-        elif sparse and torch.is_grad_enabled() and self.weight.requires_grad:
-            vectors = look_up_rows_between_graphs(ids, self.weight)
-        elif sparse:  # in eager mode RowSparseParameter applies updates
-            vectors = F.embedding(with_updates_applied(ids, self._handle, True), self.weight)
-        elif not transformed:
-            vectors = F.embedding(ids, self.weight, padding_idx)
+        if sparse and isinstance(self.weight, RowSparseParameter):  # PendingUpdates drops the gradient of padding
+            if not compiling:
+                vectors = look_up_rows(ids, self.weight)
+            elif torch.is_grad_enabled() and self.weight.requires_grad:
+                vectors = look_up_rows_between_graphs(ids, self.weight)
+            else:  # in eager mode the parameter applies updates
+                vectors = F.embedding(with_updates_applied(ids, self._handle, True), self.weight)
+        elif not transformed:  # the gradient of a computed weight (functional_call) is dense in graphs
+            vectors = F.embedding(ids, self.weight, padding_idx, sparse=sparse and not compiling)
         else:  # under vmap torch's F.embedding has no gradient of an empty batch
             vectors = self.weight[ids]
             if padding_idx is not None:  # that row gets no gradient, and its tangent is not let through

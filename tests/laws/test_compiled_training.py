@@ -147,3 +147,16 @@ def test_a_frozen_row_sparse_table_is_part_of_one_graph() -> None:
     block = Block(dense(row_sparse=True).requires_grad_(False), nn.LayerNorm(EMBED_DIM))
     found = torch.compile(block.loss, fullgraph=True, backend="aot_eager")(IDS, TARGETS)
     torch.testing.assert_close(found, block.loss(IDS, TARGETS))
+
+
+def test_a_weight_that_was_computed_has_the_gradient_of_eager_mode_also_in_a_graph() -> None:
+    block = Block(dense(row_sparse=True), nn.LayerNorm(EMBED_DIM))
+    weight = torch.randn(VOCAB_SIZE, EMBED_DIM, requires_grad=True)
+
+    def loss(ids: Tensor) -> Tensor:
+        return torch.func.functional_call(block.table, {"weight": 2 * weight}, (ids,)).sin().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    grads = [torch.autograd.grad(each(IDS), weight)[0].to_dense() for each in (loss, compiled)]
+    torch.testing.assert_close(*grads)
+    assert grads[0].any(1).nonzero().flatten().tolist() == [1, 2, 3, 7, 48, 49]  # not the padding row
