@@ -22,7 +22,7 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Of programs that tests start too: two test processes share two cores, and threads that wait for each other spin.
+# Of programs that tests start too: the test processes share the cores, and threads that wait for each other spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Each test process imports all tests, and rewriting their asserts takes as long as importing torch: keep the result.
@@ -101,6 +101,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow-tests", choices=["check", "write"], help="Compare with, or write, slow_tests.txt.")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: a test that starts programs, ranks or a browser waits for them."""
+    return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Measure each test if the list of slow ones is compared with, or written; with `--all` check all calls."""
     global checked_calls
@@ -141,7 +146,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(autouse=True)
 def quiet_machine() -> None:
-    """One thread, a fixed seed and a new count of calls for each test: two test processes share two cores."""
+    """One thread, a fixed seed and a new count of calls for each test: the test processes share the cores."""
     torch.set_num_threads(1)
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_available():  # without a device each call would note the stack, for later

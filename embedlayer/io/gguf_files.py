@@ -4,7 +4,7 @@ A block is 16 to 256 consecutive numbers of a row, which share scales. The `gguf
 dequantises them. The header is read here, with a check of every size. Metadata and tensors that do not change are
 written back byte for byte.
 
-Reference: docs/gguf.md in the repository of ggml.
+Reference: ggml/docs/gguf.md.
 """
 
 import struct

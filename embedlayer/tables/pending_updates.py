@@ -545,7 +545,7 @@ class PendingUpdates:
             f"The weight {tuple(weight.shape)} of a row-sparse table was written in place through an older tensor of "
             f"it while {len(missed)} rows had pending updates, so what was written belongs to an earlier step. The "
             f"written values are kept and these updates dropped. Take `table.weight` anew after each step and write to "
-            f"that, write inside `with embedlayer.pending_updates_applied(model):`, or use "
+            f"that, write inside `with embedlayer.tables.pending_updates_applied(model):`, or use "
             f"RowAdamW(apply_pending_every=1)."
         )
 
