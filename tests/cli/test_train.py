@@ -229,16 +229,6 @@ def test_weights_that_fit_no_files_are_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_corpora_of_two_tokenizers_cannot_be_mixed(text, tmp_path, capsys) -> None:
-    for name, size in (("a", 300), ("b", 310)):
-        assert run("corpus", "build", text, "-o", tmp_path / name, "--vocab-size", size) == 0
-    both = [tmp_path / "a", tmp_path / "b"]
-    assert run("train", *both, "--weights", "1,1", "-o", tmp_path / "run", *SMALL) == 2
-    shown = capsys.readouterr().err
-    assert f"{both[0]} and {both[1]} were built with different tokenizers" in shown
-    assert f"corpus build FILE --tokenizer {both[0]} -o NEW" in shown
-
-
 def test_a_report_can_be_written_again(trained, capsys) -> None:
     (trained / "report.html").unlink()
     assert run("report", trained) == 0
