@@ -9,7 +9,6 @@ import gc
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -110,9 +109,11 @@ def added_mib(run: Callable[[], object]) -> float:
 
 
 def tell(**facts: Value) -> None:
-    """In a process started by `run_apart`: report facts, and the most memory this process ever had."""
-    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({**facts, "peak_mib": round(kib / 1024, 1)}))
+    """In a process started by `run_apart`: report facts, and the most memory this process ever had (on Linux).
+
+    `ru_maxrss` would be at least the memory of the process that started this one.
+    """
+    print(json.dumps({**facts, "peak_mib": round(_resident_kib("VmHWM") / 1024, 1)}))
 
 
 @contextmanager

@@ -259,9 +259,7 @@ class OpenedModel:
             return None
         import torch
 
-        from embedlayer.data.corpus import TokenCorpus
-
-        return torch.from_numpy(TokenCorpus.open(self.run.corpus).counts(self.table.vocab_size))
+        return torch.from_numpy(self.run.open_corpus().counts(self.table.vocab_size))
 
     @cached_property
     def validation_loss(self) -> float | None:

@@ -48,8 +48,8 @@ def build(
     FILE... are text files (.gz too) and folders of them. The IDs are the same for any number of shards and workers.
     The folder also contains the tokenizer. Train on it with: embedlayer train FOLDER -o RUN
     """
-    from embedlayer.cli.pipeline import learn_tokenizer
     from embedlayer.cli.progress import reading
+    from embedlayer.cli.texts import learn_tokenizer
     from embedlayer.data.corpus import TokenCorpus, find_text_files
     from embedlayer.data.corpus_files import missing_shards
     from embedlayer.data.sharded_build import build_in_shards, build_shard
@@ -63,7 +63,7 @@ def build(
     elif only is not None:
         raise SizeError("--only builds one shard, and all shards need the same tokenizer: name it with --tokenizer.")
     else:
-        tokenizer = learn_tokenizer(find_text_files(files), "bpe", vocab_size or VOCAB_SIZE, quiet=as_json)
+        tokenizer = learn_tokenizer([find_text_files(files)], "bpe", vocab_size or VOCAB_SIZE, quiet=as_json)
     try:
         with reading(quiet=as_json) as show:
             if only is None:

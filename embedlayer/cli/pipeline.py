@@ -5,10 +5,8 @@ import math
 import re
 import shutil
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import count
 from pathlib import Path
@@ -17,12 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from embedlayer.cli.options import TOKENIZER
-from embedlayer.errors import FileError, SizeError, TextError, TokenizerError
+from embedlayer.cli.printing import say
+from embedlayer.cli.texts import TokenizerOptions, prepare_corpus
+from embedlayer.errors import FileError, SizeError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from embedlayer.data.corpus import TokenCorpus
     from embedlayer.layers.injection import EmbeddingInjection
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.sources import OpenedModel
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-TOKENIZER_BYTES = 200_000_000
 NEIGHBORS = 6
 FREQUENT = 50
 """Occurrences in the text from which on the neighbours of a token in the demo make sense."""
@@ -131,6 +129,7 @@ def start_run(
     device: str,
     quiet: bool,
     launch: str = "",
+    weights: Sequence[float] | None = None,
 ) -> tuple["Trainer", "Tokenizer"]:
     """Build tokenizer, corpus, model and trainer from texts, and write them to the folder of the run.
 
@@ -144,6 +143,8 @@ def start_run(
         device: Where to train.
         quiet: Print nothing.
         launch: ID of the torchrun launch, kept in the notes of the run; `""` without torchrun.
+        weights: Train on a mixture with this weight of each source, which is a text, a folder of them, or a corpus;
+            `None`: the sources are one text, or one corpus.
 
     Returns:
         The trainer at step 0, and the tokenizer.
@@ -151,7 +152,7 @@ def start_run(
     Raises:
         FileError: A text cannot be read, or the folder cannot be written.
         SizeError: A probe is not one token, or sizes do not fit together.
-        TextError: The sources contain no text, or a corpus was passed together with texts.
+        TextError: The sources contain no text, or a corpus was passed together with texts and without weights.
         TokenizerError: A corpus was built with another tokenizer.
     """
     import torch
@@ -162,122 +163,27 @@ def start_run(
     from embedlayer.training.run_directory import saved_buffers
 
     create_folder(directory.path)
-    if directory.corpus.is_symlink():  # an earlier run used a corpus in another folder
-        directory.corpus.unlink()
-    ready = _find_corpus(sources)
-    corpus, tokenizer = (
-        _build_corpus(sources, directory, layer, quiet) if ready is None else _link_corpus(ready, directory, layer)
-    )
+    wanted = TokenizerOptions(layer.tokenizer_from, layer.tokenizer, layer.vocab_size)
+    corpus, tokenizer = prepare_corpus(sources, weights, directory.corpus, wanted, quiet=quiet)
     mean, size = corpus.num_bytes / len(corpus), tokenizer.get_vocab_size()
-    _say(f"  {len(corpus):,} tokens of {mean:.2f} bytes on average, vocabulary of {size:,}", quiet)
+    say(f"  {len(corpus):,} tokens of {mean:.2f} bytes on average, vocabulary of {size:,}", quiet)
 
     torch.manual_seed(options.seed)
     if directory.tables.exists():  # of an earlier run
         shutil.rmtree(directory.tables)
     model = build_model(layer, tokenizer, options.max_length, directory.tables if layer.mapped else None).to(device)
-    trainer = Trainer(model, *corpus.split(validation_fraction), options)
+    training, validation = corpus.split(validation_fraction)
+    trainer = Trainer(model, training, validation, options)
     chosen = [_single_token(tokenizer, probe) for probe in probes] or frequent_words(
         corpus.counts(table_size(tokenizer)), tokenizer
     )
-    notes = {"neighbors_before": _neighbors_of(chosen, model, tokenizer), **({"launch": launch} if launch else {})}
+    notes: dict[str, Any] = {"neighbors_before": _neighbors_of(chosen, model, tokenizer)}
+    notes |= {"launch": launch} if launch else {}
+    notes |= {"sources": [str(source) for source in sources]} if weights is not None else {}
     directory.start(trainer, tokenizer, validation_fraction=validation_fraction, notes=notes)
     if saved_buffers(model) or layer.mapped:
         directory.save_checkpoint(trainer)
     return trainer, tokenizer
-
-
-def _build_corpus(
-    sources: Sequence[str | Path], directory: "RunDirectory", layer: LayerOptions, quiet: bool
-) -> "tuple[TokenCorpus, Tokenizer]":
-    """Train or read a tokenizer, and build the corpus of token IDs in the folder of the run.
-
-    Args:
-        sources: Text files, folders of them, or `-` for standard input.
-        directory: The folder of the run.
-        layer: Options, of which those of the tokenizer are used.
-        quiet: Whether to print nothing.
-
-    Returns:
-        The corpus and the tokenizer.
-
-    Raises:
-        FileError: A text or the tokenizer cannot be read.
-        TextError: The texts are empty, or not UTF-8.
-    """
-    from embedlayer.data.corpus import TokenCorpus, find_text_files
-    from embedlayer.data.tokenizer import load_tokenizer
-
-    with _kept_standard_input(find_text_files(sources), directory.path) as texts:
-        if layer.tokenizer_from is not None:
-            tokenizer = load_tokenizer(layer.tokenizer_from)
-        else:
-            tokenizer = learn_tokenizer(texts, layer.tokenizer, layer.vocab_size, quiet=quiet)
-        _say("Turning the text into token IDs", quiet)
-        return TokenCorpus.build(texts, tokenizer, directory.corpus), tokenizer
-
-
-def learn_tokenizer(texts: Sequence[str | Path], kind: str, vocab_size: int, *, quiet: bool) -> "Tokenizer":
-    """Train a tokenizer on texts; of long texts, only about the first `TOKENIZER_BYTES` bytes are read.
-
-    Args:
-        texts: Text files.
-        kind: Kind of tokenizer, such as `"bpe"`; see `train_tokenizer`.
-        vocab_size: Number of tokens.
-        quiet: Whether to print nothing.
-
-    Raises:
-        FileError: A text cannot be read.
-        TextError: The texts are empty, or not UTF-8.
-    """
-    from embedlayer.data.corpus import read_text_chunks
-    from embedlayer.data.tokenizer import train_tokenizer
-
-    _say(f"Training a {kind} tokenizer of {vocab_size:,} tokens", quiet)
-    chunks = _at_most(TOKENIZER_BYTES, (chunk for text in texts for chunk in read_text_chunks(text)))
-    return train_tokenizer(chunks, kind, vocab_size=vocab_size)  # type: ignore[arg-type]
-
-
-def _link_corpus(ready: Path, directory: "RunDirectory", layer: LayerOptions) -> "tuple[TokenCorpus, Tokenizer]":
-    """Open the corpus in the folder `ready`, and let the run use it through a symbolic link.
-
-    The link replaces a corpus that is in the folder of the run.
-
-    Args:
-        ready: Folder that `embedlayer corpus build` wrote.
-        directory: The folder of the run.
-        layer: Options, of which `tokenizer_from` is used: it must be the corpus's own tokenizer or `None`.
-
-    Returns:
-        The corpus and its tokenizer.
-
-    Raises:
-        TokenizerError: The requested tokenizer is not the one that the corpus was built with.
-    """
-    from embedlayer.data.corpus import TokenCorpus
-    from embedlayer.data.tokenizer import fingerprint, load_tokenizer
-
-    corpus = TokenCorpus.open(ready)
-    tokenizer = load_tokenizer(layer.tokenizer_from or ready / "tokenizer.json")
-    if fingerprint(tokenizer) != corpus.tokenizer_fingerprint:
-        raise TokenizerError(f"The corpus {ready} was built with another tokenizer. Leave --tokenizer-from out.")
-    if directory.corpus.exists():
-        shutil.rmtree(directory.corpus)
-    directory.corpus.symlink_to(ready.resolve(), target_is_directory=True)
-    return corpus, tokenizer
-
-
-def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
-    """Return the folder among `sources` that `embedlayer corpus build` wrote, or `None` if there is none.
-
-    Raises:
-        TextError: A corpus was passed together with other sources.
-    """
-    from embedlayer.data.corpus_files import PLAN_FILE
-
-    found = [Path(source) for source in sources if (Path(source) / PLAN_FILE).exists()]
-    if found and len(sources) > 1:
-        raise TextError(f"{found[0]} is a corpus, and a run reads one alone: build one corpus of all the texts.")
-    return found[0] if found else None
 
 
 def build_model(
@@ -433,6 +339,9 @@ def summarise(directory: "RunDirectory", model: "DecoderLM") -> dict[str, Any]:
         raise FileError(f"{directory.metrics} is not the record of a finished run. Train again, or resume the run.")
     best = directory.validation()
     assert best is not None  # a line was validated
+    run = directory.read()
+    weights, losses = run.get("weights", []), best.get("validation_losses", [])
+    names = run["notes"].get("sources", [str(number) for number in range(len(weights))])
     return {
         "directory": str(directory.path),
         "first_loss": metrics[0]["loss"],
@@ -441,6 +350,10 @@ def summarise(directory: "RunDirectory", model: "DecoderLM") -> dict[str, Any]:
         "validation_bits_per_byte": best["validation_bits_per_byte"],
         "best_step": best["step"],
         "last_validation_loss": validated[-1]["validation_loss"],
+        "corpora": [
+            {"source": name, "weight": weight, "validation_loss": corpus_loss}
+            for name, weight, corpus_loss in zip(names, weights, losses, strict=True)
+        ],
         "steps": metrics[-1]["step"],
         "tokens_per_second": round(statistics.median([line["tokens_per_second"] for line in rest])),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -498,6 +411,10 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
         ("first loss", loss(summary["first_loss"]), f"a uniform guess has ln V = {guess}"),
         ("held-out text", loss(summary["validation_loss"]), f"{bits}; the weights of this step are kept"),
     ]
+    whole_weight = sum(corpus["weight"] for corpus in summary["corpora"])
+    for corpus in summary["corpora"]:
+        share = f"{corpus['weight'] / whole_weight:.1%} of the windows"
+        facts.append((f"  {Path(corpus['source']).name}", loss(corpus["validation_loss"]), share))
     if summary["best_step"] != summary["steps"]:
         facts.append(("at the last step", loss(summary["last_validation_loss"]), "on held-out text"))
     print_facts(console, facts)
@@ -608,45 +525,6 @@ def _single_token(tokenizer: "Tokenizer", text: str) -> int:
     if len(ids) != 1:
         raise SizeError(f"--probe {text!r} is {len(ids)} tokens for this tokenizer; it must be one.")
     return int(ids[0])
-
-
-def _at_most(size: int, chunks: Iterator[str]) -> Iterator[str]:
-    """Yield whole chunks until they have at least `size` bytes of UTF-8 together.
-
-    The last chunk is not cut, so the result may be larger than `size`.
-    """
-    for chunk in chunks:
-        yield chunk
-        size -= len(chunk.encode())
-        if size <= 0:
-            return
-
-
-@contextmanager
-def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[Sequence[str | Path]]:
-    """Yield the texts as paths, with `-` replaced by a temporary file that contains the standard input.
-
-    The texts are read twice, and standard input can be read only once. The file is deleted at the end of the block.
-
-    Args:
-        texts: Text files, or `-`.
-        folder: Folder for the temporary file.
-    """
-    if "-" not in map(str, texts):
-        yield texts
-        return
-    import tempfile
-
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".standard-input.", suffix=".txt") as kept:
-        shutil.copyfileobj(sys.stdin.buffer, kept)
-        kept.flush()
-        yield [Path(kept.name) if str(text) == "-" else text for text in texts]
-
-
-def _say(text: str, quiet: bool) -> None:
-    """Print `text` as a line, unless `quiet`."""
-    if not quiet:
-        click.echo(text)
 
 
 def chosen_device(name: str) -> str:

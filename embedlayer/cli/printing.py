@@ -102,3 +102,9 @@ def count_of(number: int, noun: str) -> str:
         ('1 shard', '1,200 documents')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def say(text: str, quiet: bool) -> None:
+    """Print `text` as a line, unless `quiet`."""
+    if not quiet:
+        click.echo(text)

@@ -73,18 +73,18 @@ def _progress(*columns: str, quiet: bool) -> Iterator[Show]:
 def _lines() -> Show:
     """Return a function `show(done, total, text)` that prints `text` and the estimated time left.
 
-    It prints the first and the last text, and others at most every `SECONDS_BETWEEN_LINES` seconds.
+    It prints the first and the last text, and others at most every `SECONDS_BETWEEN_LINES` seconds; each once.
     """
-    started, shown = time.monotonic(), -float("inf")
+    started, shown, last = time.monotonic(), -float("inf"), ""
     first: int | None = None
 
     def show(done: int, total: int, text: str) -> None:
-        nonlocal shown, first
+        nonlocal shown, first, last
         now = time.monotonic()
         first = done if first is None else first
-        if not text or (done < total and now - shown < SECONDS_BETWEEN_LINES):
+        if text in ("", last) or (done < total and now - shown < SECONDS_BETWEEN_LINES):
             return
-        shown = now
+        shown, last = now, text
         left = f"  {(now - started) / (done - first) * (total - done):.0f} s left" if done > first else ""
         click.echo(text + left)
 

@@ -1,5 +1,6 @@
 """`embedlayer train`: train an embedding layer on text."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,9 +22,42 @@ Options = TypeVar("Options")
 PRECISIONS = click.Choice(["auto", "float32", "bfloat16"])
 
 
+class _Weights(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
+    """Type of `--weights`: numbers above 0, separated by commas, for `windows_of_an_epoch`."""
+
+    name = "number,..."
+
+    def convert(
+        self, value: str | tuple[float, ...], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        """Return the weights that a text such as `3,1` states. click calls this method.
+
+        Args:
+            value: What the user passed.
+            param: The parameter; not used.
+            ctx: click's context of the command; not used.
+
+        Raises:
+            SizeError: A part of the text is no number.
+        """
+        if not isinstance(value, str):
+            return value
+        try:
+            return tuple(float(part) for part in value.split(","))
+        except ValueError:
+            raise SizeError(
+                f"--weights {value!r} is not a list of numbers: pass one for each FILE, with commas, such as 3,1."
+            ) from None
+
+
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILE...", type=TEXTS_OR_CORPUS)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder of the run.")
+@click.option(
+    "--weights",
+    type=_Weights(),
+    help="Train on a mixture: share of each FILE in the windows, such as 3,1.  [default: all FILES are one text]",
+)
 @click.option("--resume", is_flag=True, help="Continue the run in the folder from its last checkpoint.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in the folder.")
 @layer_options
@@ -35,7 +69,9 @@ PRECISIONS = click.Choice(["auto", "float32", "bfloat16"])
 @click.option("--minutes", type=float, help="Train for this time instead of a number of steps.  [default: 2]")
 @click.option("--min-steps", default=1, help="Smallest number of steps with --minutes, also if they take longer.")
 @click.option("--log-every", default=10, help="Steps between lines of metrics.")
-@click.option("--validation-fraction", default=0.1, help="Fraction of the text that is held out.")
+@click.option(
+    "--validation-fraction", default=0.1, help="Fraction of the text that is held out, of each with --weights."
+)
 @click.option("--seed", default=0, help="Seed of weights, order and dropout.")
 @click.option("--device", default="auto", help="Device to train on: cpu, cuda, ...")
 @click.option("--precision", default="auto", type=PRECISIONS, help="Precision of matrix products.")
@@ -53,6 +89,10 @@ def train(files: tuple[Path, ...], **options: Any) -> int:
 
     FILE... are text files (.gz too), folders of them, or - for standard input; or one folder that "embedlayer corpus
     build" wrote. That folder contains the tokenizer too.
+
+    With --weights 3,1 and two FILES, three of four windows are of the first FILE, and one is of the second. Each is a
+    text file, a folder of them, or a folder that "embedlayer corpus build" wrote; all have one tokenizer. The loss on
+    held-out text is reported of each, and as the mean with these weights.
 
     With several processes, or machines that share a file system: torchrun --nproc-per-node N -m embedlayer train ...
     """
@@ -92,8 +132,8 @@ def _train(
 
     Raises:
         FileError: The folder contains a run, and neither `--resume` nor `--overwrite` was passed.
-        SizeError: No text was passed to a new run, files were passed together with `--resume`, or torchrun started the
-            processes of a run with mapped tables.
+        SizeError: No text was passed to a new run, files were passed together with `--resume`, weights do not fit the
+            files or the run, or torchrun started the processes of a run with mapped tables.
         PeerError: A rank has other files or options than rank 0.
     """
     from embedlayer.cli.pipeline import show_summary, start_run, train_to_the_end
@@ -108,12 +148,16 @@ def _train(
     ):
         if files and options["resume"]:
             raise SizeError("--resume uses the corpus in the folder: leave the files out.")
+        if options["weights"] is not None:
+            _require_same_weights(directory, options["weights"])
         trainer, tokenizer, _ = directory.resume(device, parallel)
         if not quiet:
             click.echo(f"Continuing at step {trainer.step}")
     else:
         if not files:
             raise SizeError("There is no text to train on: name a file, a folder, or - for standard input.")
+        if options["weights"] is not None:
+            _require_weights(files, options["weights"])
         exists = parallel.collectives.any(directory.contains_run)  # all look before rank 0 writes
         if exists and not options["overwrite"]:
             raise FileError(
@@ -140,6 +184,7 @@ def _train(
                 device="cpu" if parallel.launch_id else device,
                 quiet=quiet,
                 launch=parallel.launch_id,
+                weights=options["weights"],
             )
         if parallel.launch_id:  # all read what rank 0 wrote, which forgets the whole table
             if parallel.is_first:
@@ -162,6 +207,41 @@ def _train(
 def _named(options: dict[str, Any], kind: type[Options]) -> Options:
     """Return a dataclass of type `kind`, built from those options that are its fields; other options are ignored."""
     return kind(**{field.name: options[field.name] for field in fields(kind) if field.name in options})  # type: ignore[arg-type]
+
+
+def _require_weights(files: tuple[Path, ...], weights: tuple[float, ...]) -> None:
+    """Raise an error unless `--weights` has a weight for each of several files.
+
+    Raises:
+        SizeError: There is a single file, another number of weights than files, or a weight that is not above 0.
+    """
+    from embedlayer.data.mixture import windows_of_an_epoch
+
+    if len(files) == 1:
+        raise SizeError("--weights mixes several FILES, and there is one: name the others too, or leave --weights out.")
+    if len(weights) != len(files):
+        raise SizeError(f"--weights has {len(weights)} numbers for {len(files)} FILES: pass one for each.")
+    windows_of_an_epoch(weights)
+
+
+def _require_same_weights(directory: "RunDirectory", weights: tuple[float, ...]) -> None:
+    """Raise an error unless the run in a folder has these weights.
+
+    Raises:
+        SizeError: It has other weights, or none.
+    """
+    recorded = directory.read().get("weights")
+    if recorded != list(weights):
+        what = "one text, without weights" if recorded is None else f"the weights {_as_text(recorded)}"
+        raise SizeError(
+            f"--weights {_as_text(weights)} cannot change the run in {directory.path}, which trains on {what}: leave "
+            f"--weights out, or start another run."
+        )
+
+
+def _as_text(weights: Sequence[float]) -> str:
+    """Return weights as the option `--weights` states them."""
+    return ",".join(f"{weight:g}" for weight in weights)
 
 
 def was_started_by(launch: str, directory: "RunDirectory") -> bool:

@@ -20,6 +20,7 @@ import warnings
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
@@ -28,11 +29,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from embedlayer.data.corpus_files import concatenate_shards, read_shards, write_shard_tables
 from embedlayer.data.memmap import ConcatenatedArray
 from embedlayer.data.memmap import IdArray as IdArray
+from embedlayer.data.process_pool import usable_cores
 from embedlayer.data.tokenizer import as_tokenizer, end_of_text_id, fingerprint, table_size, without_truncation
 from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
 from embedlayer.io.files import create_folder, file_errors, recover_folder, replace_folder
@@ -44,7 +46,7 @@ _READ_BYTES = 1 << 16
 _FEWEST_CHARS, _MOST_CHARS = 512, 1 << 14
 _ENDLESS_CHARS = 1 << 20
 CONTEXT_CHARS, ANCHOR_CHARS = 128, 16
-_CHUNKS_AT_ONCE = 32
+_FEWEST_CHUNKS, _CHUNKS_PER_CORE = 32, 4
 _TRIES = 8
 _CUTS = (  # best first
     re.compile(r"(?<=[^\W_])(?= [^\W_])"),  # a single space between two words
@@ -107,15 +109,38 @@ def encode_chunks(chunks: Iterable[str], tokenizer: object, *, before: str = "")
         tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
         before: The last characters before the first chunk, if the chunks do not start at the start of the text.
     """
-    tokenizer = without_truncation(as_tokenizer(tokenizer))
-    chunks, anchor = iter(chunks), before[-ANCHOR_CHARS:]
-    while batch := list(islice(chunks, _CHUNKS_AT_ONCE)):
-        anchors = [anchor, *(chunk[-ANCHOR_CHARS:] for chunk in batch)]
-        anchor = anchors.pop()
-        texts = [start + chunk for start, chunk in zip(anchors, batch, strict=True)]
-        encodings = tokenizer.encode_batch_fast(texts + anchors, add_special_tokens=False)
+    for batch, encodings in _encode_ahead(iter(chunks), before[-ANCHOR_CHARS:], as_tokenizer(tokenizer)):
         for chunk, whole, start in zip(batch, encodings, encodings[len(batch) :], strict=False):
             yield chunk, np.array(whole.ids[len(start) :], dtype=np.int64)
+
+
+def _encode_ahead(
+    chunks: Iterator[str], anchor: str, tokenizer: Tokenizer
+) -> Iterator[tuple[list[str], list[Encoding]]]:
+    """Yield batches of chunks with the encodings of each chunk behind its anchor, followed by those of the anchors.
+
+    A thread encodes a batch while the caller uses the one before and the next one is cut.
+
+    Args:
+        chunks: Chunks of a text.
+        anchor: Anchor of the first chunk: the last characters before it.
+        tokenizer: The tokenizer.
+    """
+    tokenizer = without_truncation(tokenizer)
+    size = max(_FEWEST_CHUNKS, _CHUNKS_PER_CORE * usable_cores())
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        begun: list[tuple[list[str], Future[list[Encoding]]]] = []
+        while batch := list(islice(chunks, size)):
+            anchors = [anchor, *(chunk[-ANCHOR_CHARS:] for chunk in batch)]
+            anchor = anchors.pop()
+            texts = [start + chunk for start, chunk in zip(anchors, batch, strict=True)]
+            future = thread.submit(tokenizer.encode_batch_fast, texts + anchors, add_special_tokens=False)
+            begun.append((batch, future))
+            if len(begun) > 1:
+                batch, future = begun.pop(0)
+                yield batch, future.result()
+        for batch, future in begun:
+            yield batch, future.result()
 
 
 @dataclass(eq=False, repr=False)
@@ -480,11 +505,27 @@ def _find_cut(text: str, end: int, tokenizer: Tokenizer | None) -> int | None:
         tokenizer: Tokenizer with which a cut is checked; `None`: the first one tried is returned.
     """
     for pattern in _CUTS:
-        places = [match.start() for match in pattern.finditer(text, end // 2, end + 1)]
-        for place in reversed(places[-_TRIES:]):
+        for place in _last_places(pattern, text, end):
             if tokenizer is None or is_safe_cut(text, place, tokenizer):
                 return place
     return None
+
+
+def _last_places(pattern: re.Pattern[str], text: str, end: int) -> list[int]:
+    """Return where an empty pattern matches last between `end / 2` and `end`: at most `_TRIES` places, the last first.
+
+    Args:
+        pattern: One of `_CUTS`.
+        text: The text.
+        end: Largest index.
+    """
+    width = _FEWEST_CHARS
+    while True:
+        start = max(end // 2, end - width)
+        places = [match.start() for match in pattern.finditer(text, start, end + 1)]
+        if len(places) >= _TRIES or start == end // 2:
+            return places[: -_TRIES - 1 : -1]
+        width *= _TRIES
 
 
 def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:

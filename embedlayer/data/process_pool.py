@@ -43,7 +43,8 @@ def run_jobs(
             function that does a job.
         argument: Argument of `prepare`.
         numbers: Numbers of the jobs, which are started in this order.
-        workers: Largest number of processes at a time, at least 1.
+        workers: Largest number of processes at a time, at least 1. If there are fewer jobs, their processes get
+            threads for it.
         on_progress: Called in this process with the number of a job and what the job last passed to `report`.
         on_interrupted: Called in this process with the number of each job that was started and did not end, after
             all processes have ended.
@@ -54,7 +55,8 @@ def run_jobs(
     """
     context = _KillableContext()
     progress = context.RawArray("q", [_NOT_STARTED] * len(numbers))
-    executor = ProcessPoolExecutor(min(workers, len(numbers)), context, _start_worker, (progress,))
+    processes = min(workers, len(numbers))
+    executor = ProcessPoolExecutor(processes, context, _start_worker, (progress, workers // processes))
     running: dict[Future[list[str]], int] = {}
     waiting = list(reversed(range(len(numbers))))
     try:
@@ -92,6 +94,11 @@ def run_jobs(
                 on_interrupted(numbers[place])
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may use, as far as the system says."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class _KillableContext(SpawnContext):
     """`multiprocessing` context that starts processes by spawning and keeps a list of them in `processes`.
 
@@ -124,18 +131,20 @@ _progress: Any = None
 """In a worker process: progress of all jobs, in memory that all processes share."""
 
 
-def _start_worker(progress: Any) -> None:
+def _start_worker(progress: Any, threads: int) -> None:
     """Initialise a worker process; it runs once in each, before the first job.
 
-    The process ignores Ctrl-C, turns the threads of the `tokenizers` library off, and exits when its parent has ended.
+    The process ignores Ctrl-C, limits the threads of the `tokenizers` library, and exits when its parent has ended.
 
     Args:
         progress: Array in shared memory with one integer for each job: its progress, or -1 before it is started.
+        threads: Number of threads with which `tokenizers` encodes.
     """
     global _progress
     _progress = progress
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the caller kills us
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 

@@ -44,7 +44,7 @@ from embedlayer.data.corpus_files import (
     shard_folder,
     write_shard_tables,
 )
-from embedlayer.data.process_pool import Report, run_jobs
+from embedlayer.data.process_pool import Report, run_jobs, usable_cores
 from embedlayer.data.tokenizer import as_tokenizer, fingerprint, load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError
 from embedlayer.io.files import JsonObject, create_folder, file_errors, remove_partials, replace_folder, write_json
@@ -104,7 +104,7 @@ def build_in_shards(
         TokenCorpus(1300 tokens, 1300 bytes, 1 documents)
     """
     if workers is None:
-        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = usable_cores()
     if workers < 1:
         raise SizeError(f"workers is {workers}; it must be 1 or more.")
     folder = _planned(sources, tokenizer, Path(path), shards)

@@ -1,8 +1,6 @@
 """Cut token IDs into batches of sliding windows, directly from the (memory-mapped) array."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -27,12 +25,6 @@ Window = tuple[Int64[Tensor, " T"], Int64[Tensor, " T"]]
 
 TokenIds = TokenCorpus | IdArray | ConcatenatedArray | Tensor | Sequence[int] | Encoding
 """Token IDs of one text: a corpus, an array, a tensor, a list, or a tokenizer's encoding."""
-
-EPOCH = 1024
-"""Smallest number of windows in an epoch of a `MixedSampler`."""
-
-DENOMINATOR = 10_000
-"""Largest denominator of a fraction that a weight of a `MixedSampler` is rounded to."""
 
 _GATHER_BYTES = 1 << 17
 
@@ -325,84 +317,6 @@ class WindowSampler:
         spare = len(self.ids) - 1 - self.num_windows * self.max_length
         phase = int(torch.randint(min(spare + 1, self.max_length), (), generator=generator))
         return phase, RandomPermutation(self.num_windows, generator)
-
-
-class MixedSampler:
-    """Sampler of training windows of several corpora in given shares; a pure function of the step, as `WindowSampler`.
-
-    An epoch of the mixture has at least `EPOCH` windows in random order, of which each corpus has exactly its share:
-    with the weights 3 and 1, three of four. Of each corpus they are the next windows of a `WindowSampler`, which takes
-    each window of its text once before it takes one again.
-
-    Args:
-        weights: Weight of each corpus, above 0: pairs of a `TokenCorpus`, or of token IDs as `TokenWindows` takes them,
-            and its weight; or a dictionary from corpora to weights.
-        max_length: Tokens in a window, T.
-        batch_size: Windows in a batch, B.
-        seed: Any integer.
-
-    Attributes:
-        counts: Windows of each corpus in an epoch of the mixture.
-
-    Raises:
-        SizeError: There is no corpus, or a weight is not above 0. Else as for `WindowSampler`.
-        ShapeError, TextError: As for `WindowSampler`.
-
-    Example:
-        >>> sampler = MixedSampler([(np.zeros(99, int), 3), (np.ones(50, int), 1)], max_length=8, batch_size=4, seed=1)
-        >>> inputs, targets = sampler.batch(step=3)
-        >>> inputs.shape, sampler.counts
-        (torch.Size([4, 8]), (768, 256))
-    """
-
-    def __init__(
-        self,
-        weights: Mapping[TokenIds, float] | Iterable[tuple[TokenIds, float]],
-        *,
-        max_length: int,
-        batch_size: int,
-        seed: int,
-    ) -> None:
-        pairs = list(weights.items() if isinstance(weights, Mapping) else weights)
-        if any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
-            raise SizeError("A mixture is a list of pairs (corpus, weight), such as [(books, 3), (code, 1)].")
-        if not pairs or any(isinstance(weight, bool) or not 0 < weight < math.inf for _, weight in pairs):
-            raise SizeError(f"A mixture has a weight above 0 for each corpus, not {[weight for _, weight in pairs]}.")
-        self.samplers = [
-            WindowSampler(ids, max_length=max_length, batch_size=batch_size, seed=derive_seed(seed, number))
-            for number, (ids, _) in enumerate(pairs)
-        ]
-        self.max_length, self.batch_size, self.seed = max_length, batch_size, seed
-        shares = [Fraction(weight).limit_denominator(DENOMINATOR) for _, weight in pairs]
-        if 0 in shares:
-            raise SizeError(f"A weight below {1 / DENOMINATOR:g} is too small: multiply all weights by a number.")
-        whole = math.lcm(*(share.denominator for share in shares))
-        parts = [int(share * whole) for share in shares]
-        parts = [part // math.gcd(*parts) for part in parts]
-        times = math.ceil(EPOCH / sum(parts))
-        self.counts = tuple(part * times for part in parts)
-
-    def batch(self, step: int, *, rank: int = 0, ranks: int = 1) -> Batch:
-        """Return the inputs and the targets of a step, `(B, T)` int64 each, or one rank's windows of them.
-
-        See `WindowSampler.batch`.
-        """
-        check_rank(rank, ranks)
-        share = share_of(self.batch_size, rank, ranks)
-        first = step * self.batch_size
-        epochs, places = np.divmod(np.arange(first + share.start, first + share.stop), sum(self.counts))
-        slots = np.empty_like(places)
-        for epoch in np.unique(epochs):
-            generator = torch.Generator().manual_seed(derive_seed(self.seed, len(self.counts), int(epoch)))
-            slots[epochs == epoch] = RandomPermutation(sum(self.counts), generator)(places[epochs == epoch])
-        ends = np.cumsum(self.counts)
-        corpora = np.searchsorted(ends, slots, side="right")
-        inputs, targets = torch.empty(2, len(share), self.max_length, dtype=torch.int64)
-        for number, sampler in enumerate(self.samplers):
-            here = corpora == number
-            windows = epochs[here] * self.counts[number] + slots[here] - (ends[number] - self.counts[number])
-            inputs[here], targets[here] = sampler.windows(windows)
-        return inputs, targets
 
 
 def check_rank(rank: int, ranks: int) -> None:

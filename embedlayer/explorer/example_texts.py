@@ -6,7 +6,7 @@ from itertools import islice
 
 from tokenizers import Tokenizer
 
-from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.mixture import corpora_of
 from embedlayer.explorer.text_ids import vocabulary_of
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.io.files import recover_folder
@@ -62,10 +62,10 @@ def example_texts(source: OpenedModel) -> list[str]:
 
 
 def _own_sentences(source: OpenedModel, tokenizer: Tokenizer) -> list[str]:
-    """Return up to `OWN` sentences of the run's text of which each word is one token."""
+    """Return up to `OWN` sentences of the run's text, or of the first of a mixture, of which each word is one token."""
     if source.run is None or not recover_folder(source.run.corpus).exists():
         return []
-    ids = TokenCorpus.open(source.run.corpus).ids[:READ_IDS]
+    ids = corpora_of(source.run.open_corpus())[0].ids[:READ_IDS]
     text = " ".join(tokenizer.decode(ids.tolist()).split())
     found = list(dict.fromkeys(_whole_sentences(text, tokenizer)))
     return sorted(found, key=lambda sentence: not _repeats_a_word(sentence))[:OWN]

@@ -8,7 +8,7 @@ all else: weights, moments, random generators, and the loss since the last line 
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer.data.corpus import TokenCorpus
-from embedlayer.data.windows import TokenWindows, WindowSampler
+from embedlayer.data.mixture import TokenMixture, corpora_of, training_sampler
+from embedlayer.data.windows import TokenWindows
 from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.distributed.state import trained_parameters
@@ -58,7 +59,7 @@ class TrainingOptions:
         max_grad_norm: Gradients are clipped to this norm.
         log_every: Steps between two lines of metrics.
         validate_every: Lines of metrics between two validations; the first and the last line always validate.
-        validation_tokens: Maximum number of validation tokens per validation.
+        validation_tokens: Maximum number of validation tokens per validation, in equal parts of each corpus.
         seed: Seed of the weights, the windows and dropout.
         precision: `"float32"`, `"bfloat16"` (autocast), or `"auto"`: bfloat16 on a GPU that supports it.
 
@@ -120,14 +121,15 @@ class Trainer:
 
     Args:
         model: The model, on its device; a `PatchedDecoder` in one process only.
-        training: Token IDs for training.
-        validation: Token IDs for validation.
+        training: Token IDs for training: a corpus, or a `TokenMixture` of several with a weight each.
+        validation: Token IDs for validation; of a mixture, the corpora of the training part with the same weights.
         options: See `TrainingOptions`.
         parallel: The processes that train the model together, each with an equal `Trainer`; `None` for one process.
             Each process takes its share of every batch. The result equals that of one process, except for dropout.
 
     Raises:
-        TextError: `training` or `validation` is shorter than one window.
+        TextError: A corpus of `training` or `validation` is shorter than one window.
+        SizeError: `validation` has other weights than `training`.
 
     Example:
         >>> trainer = Trainer(model, *corpus.split(0.1), TrainingOptions(steps=2, max_length=8, batch_size=2))
@@ -138,8 +140,8 @@ class Trainer:
     def __init__(
         self,
         model: DecoderLM | PatchedDecoder,
-        training: TokenCorpus,
-        validation: TokenCorpus,
+        training: TokenCorpus | TokenMixture,
+        validation: TokenCorpus | TokenMixture,
         options: TrainingOptions,
         parallel: ParallelContext | None = None,
     ) -> None:
@@ -150,13 +152,21 @@ class Trainer:
         self.device = next(model.parameters()).device
         self._loss = self.parallel.loss_function(model)
         for name, part in {"training": training, "validation": validation}.items():
-            if len(part) <= options.max_length:
-                raise TextError(
-                    f"The {name} part has {len(part)} tokens, one window needs {options.max_length + 1}. "
-                    f"Use more text, or a smaller max_length."
-                )
+            for number, corpus in enumerate(corpora_of(part)):
+                if len(corpus) <= options.max_length:
+                    which = f"part of corpus {number}" if isinstance(part, TokenMixture) else "part"
+                    raise TextError(
+                        f"The {name} {which} has {len(corpus)} tokens, one window needs {options.max_length + 1}. "
+                        f"Use more text, or a smaller max_length."
+                    )
+        if _weights(training) != _weights(validation):
+            raise SizeError(
+                f"The training part has weights {_weights(training)}, and the validation part {_weights(validation)}: "
+                f"pass the two parts of one split, Trainer(model, *mixture.split(0.1), options)."
+            )
+        self.training = training
         self.validation = validation
-        self.sampler = WindowSampler(
+        self.sampler = training_sampler(
             training, max_length=options.max_length, batch_size=options.batch_size, seed=options.seed
         )
         self.optimizer = RowAdamW(
@@ -193,7 +203,7 @@ class Trainer:
         The first line comes before any update, the last one after the last update. A line is a dictionary with `step`,
         `loss` (nats per token, mean since the last line), `lr`, `tokens_per_second` and `rows_touched` (number of
         distinct rows that the update looked up). Some lines, the last included, also have `validation_loss` (nats per
-        token) and `validation_bits_per_byte`.
+        token) and `validation_bits_per_byte`; with a mixture also `validation_losses`. See `validate`.
 
         Args:
             on_step: Function that is called with the number of each finished step, or `None`.
@@ -248,36 +258,50 @@ class Trainer:
             yield line
             clock, tokens = time.perf_counter(), 0
 
-    def validate(self) -> dict[str, float]:
+    def validate(self) -> dict[str, Any]:
         """Measure the loss on up to `validation_tokens` tokens of the validation part, without dropout.
 
         Returns:
             `validation_loss`, in nats per token, and `validation_bits_per_byte`, which is comparable between models
-            with different tokenizers.
+            with different tokenizers. Of a mixture there are also `validation_losses`, a list with the loss of each
+            corpus. Their mean, weighted as the training is, is `validation_loss`; the bytes per token are averaged
+            alike.
         """
-        length, batch_size = self.options.max_length, self.options.batch_size
-        windows, count = self._validation_windows()
-        total, started = 0.0, time.perf_counter()
+        started, parts = time.perf_counter(), self._validation_windows()
         self.model.eval()
         with torch.no_grad(), self._autocast():
-            for start in range(0, count, batch_size):
-                share = self.parallel.share(min(batch_size, count - start))
-                here = share or range(1)  # a rank without a window must take part in the look-ups too
-                inputs, targets = windows.batch(range(start + here.start, start + here.stop))
-                loss = float(self.model.loss(inputs.to(self.device), targets.to(self.device), reduction="sum"))
-                total += loss if share else 0.0
+            totals = [self._validation_total(windows, count) for windows, count in parts]
         self.model.train()
-        nats = float(self.parallel.sum(torch.tensor(total, dtype=torch.float64))) / (count * length)
-        bytes_per_token = self.validation.num_bytes / len(self.validation)
+        sums = self.parallel.sum(torch.tensor(totals, dtype=torch.float64)).tolist()
+        losses = [total / (count * self.options.max_length) for total, (_, count) in zip(sums, parts, strict=True)]
+        weights, corpora = _weights(self.validation) or [1.0], corpora_of(self.validation)
+        nats = _weighted_mean(losses, weights)
+        bytes_per_token = _weighted_mean([corpus.num_bytes / len(corpus) for corpus in corpora], weights)
         if self.budget is not None:
             self.budget.reserve = time.perf_counter() - started
-        return {"validation_loss": nats, "validation_bits_per_byte": nats / math.log(2) / bytes_per_token}
+        line: dict[str, Any] = {
+            "validation_loss": nats,
+            "validation_bits_per_byte": nats / math.log(2) / bytes_per_token,
+        }
+        return line | ({"validation_losses": losses} if isinstance(self.validation, TokenMixture) else {})
 
-    def _validation_windows(self) -> tuple[TokenWindows, int]:
-        """Return all windows of the validation part, and how many of them, from the first, one validation reads."""
-        length = self.options.max_length
-        windows = TokenWindows(self.validation, length, length)
-        return windows, max(1, min(len(windows), self.options.validation_tokens // length))
+    def _validation_total(self, windows: TokenWindows, count: int) -> float:
+        """Return this rank's part of the sum of the losses of the first `count` windows, in nats."""
+        total, batch_size = 0.0, self.options.batch_size
+        for start in range(0, count, batch_size):
+            share = self.parallel.share(min(batch_size, count - start))
+            here = share or range(1)  # a rank without a window must take part in the look-ups too
+            inputs, targets = windows.batch(range(start + here.start, start + here.stop))
+            loss = float(self.model.loss(inputs.to(self.device), targets.to(self.device), reduction="sum"))
+            total += loss if share else 0.0
+        return total
+
+    def _validation_windows(self) -> list[tuple[TokenWindows, int]]:
+        """Return of each validation corpus all windows, and how many of them, from the first, one validation reads."""
+        length, corpora = self.options.max_length, corpora_of(self.validation)
+        all_windows = [TokenWindows(corpus, length, length) for corpus in corpora]
+        most = max(1, self.options.validation_tokens // length // len(corpora))
+        return [(windows, min(len(windows), most)) for windows in all_windows]
 
     @contextmanager
     def checkpoint(self) -> Iterator[tuple[dict[str, Tensor], JsonObject]]:
@@ -475,7 +499,7 @@ class Trainer:
         if self.budget is None:
             return
         used = self.parallel.collectives.broadcast_object(round(self._seconds_used(), 3))
-        batches = self._validation_windows()[1] / self.options.batch_size
+        batches = sum(count for _, count in self._validation_windows()) / self.options.batch_size
         last = self.budget.last_step(
             self.step,
             used=used,
@@ -487,6 +511,16 @@ class Trainer:
         """Return the seconds that the run has taken so far, in the current `run()` and before it."""
         before = 0.0 if self.budget is None else self.budget.used
         return before + (0.0 if self._running_since is None else time.perf_counter() - self._running_since)
+
+
+def _weights(part: TokenCorpus | TokenMixture) -> list[float]:
+    """Return the weights of a mixture; the list is empty for a corpus."""
+    return list(part.weights) if isinstance(part, TokenMixture) else []
+
+
+def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Return `sum(weight * value) / sum(weight)`."""
+    return sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
 
 
 def trained_files(model: nn.Module) -> dict[str, MappedEmbedding]:

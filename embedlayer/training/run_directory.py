@@ -10,7 +10,7 @@ DIR/
   report.html            the metrics as a web page
   run.json               options of the run
   checkpoint.safetensors weights, moments and random generators at the last checkpoint
-  corpus/                the token IDs, or a link to them
+  corpus/                the token IDs, or a link to them; of a mixture one folder or link for each corpus: 0, 1, ...
   tables/                mapped tables, each in a folder, if the run has some
 ```
 """
@@ -31,8 +31,9 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.mixture import TokenMixture, corpora_of
 from embedlayer.data.tokenizer import fingerprint, load_tokenizer, require_rows, save_tokenizer, table_size
-from embedlayer.errors import CheckpointError, FileError, SizeError
+from embedlayer.errors import CheckpointError, FileError, SizeError, TokenizerError
 from embedlayer.io.files import (
     JsonObject,
     create_folder,
@@ -86,11 +87,12 @@ class NeighborsBefore(TypedDict):
 class Notes(TypedDict):
     """Type of `notes` in `run.json`, which the command `train` writes; other programs may add keys.
 
-    `launch` is the `launch_id` of the torchrun launch that started the run.
+    `launch` is the `launch_id` of the torchrun launch that started the run. `sources` names the corpora of a mixture.
     """
 
     neighbors_before: NotRequired[list[NeighborsBefore]]
     launch: NotRequired[str]
+    sources: NotRequired[list[str]]
 
 
 class ModelDescription(TypedDict):
@@ -102,11 +104,15 @@ class ModelDescription(TypedDict):
 
 
 class RunDescription(TypedDict):
-    """Type of the content of `run.json`: training options, model, validation fraction and notes of a run."""
+    """Type of the content of `run.json`: training options, model, validation fraction and notes of a run.
+
+    `weights` has the weight of each corpus if the run trains on a mixture.
+    """
 
     options: JsonObject
     model: ModelDescription
     validation_fraction: Annotated[float, Range(0, 1)]
+    weights: NotRequired[list[float]]
     notes: Notes
 
 
@@ -120,6 +126,7 @@ class MetricsLine(TypedDict):
     rows_touched: NotRequired[float]
     validation_loss: NotRequired[float]
     validation_bits_per_byte: NotRequired[float]
+    validation_losses: NotRequired[list[float]]
 
 
 class BestFacts(TypedDict):
@@ -128,6 +135,7 @@ class BestFacts(TypedDict):
     step: Count
     validation_loss: float
     validation_bits_per_byte: float
+    validation_losses: NotRequired[list[float]]
 
 
 class PendingUpdatesState(TypedDict):
@@ -224,7 +232,8 @@ class RunDirectory:
         """Begin a new run in this folder: write `run.json` and the tokenizer. Call it before the first step, on rank 0.
 
         An earlier run in the folder is deleted without asking: its checkpoint, result, metrics and report. The lock is
-        acquired, which `finish` releases. The corpus is not written: the caller puts it into the subfolder `corpus`.
+        acquired, which `finish` releases. The corpus is not written: the caller puts it into the subfolder `corpus`, or
+        those of a mixture into `corpus/0`, `corpus/1`, ...
 
         Args:
             trainer: The trainer at step 0.
@@ -252,6 +261,7 @@ class RunDirectory:
             "options": asdict(trainer.options),
             "model": model,
             "validation_fraction": validation_fraction,
+            **({"weights": list(corpora.weights)} if isinstance(corpora := trainer.training, TokenMixture) else {}),
             "notes": notes or {},
         }
         write_json(self.run, description)
@@ -283,6 +293,22 @@ class RunDirectory:
         except (TypeError, SizeError) as error:
             raise CheckpointError(f"{self.run}, options: {error} The file is damaged.") from error
 
+    def open_corpus(self) -> TokenCorpus | TokenMixture:
+        """Open the token IDs of the run: one corpus, or the mixture that it trains on.
+
+        Raises:
+            FileError: The folder contains no run, or there is no corpus.
+            CheckpointError: A file is damaged.
+        """
+        weights = self.read().get("weights")
+        if weights is None:
+            return TokenCorpus.open(self.corpus)
+        corpora = [TokenCorpus.open(self.corpus / str(number)) for number in range(len(weights))]
+        try:
+            return TokenMixture(zip(corpora, weights, strict=True))
+        except (SizeError, TokenizerError) as error:
+            raise CheckpointError(f"{self.run} or a corpus in {self.corpus} is damaged: {error}") from error
+
     def resume(
         self, device: torch.device | str = "cpu", parallel: ParallelContext | None = None
     ) -> tuple[Trainer, Tokenizer, JsonObject]:
@@ -310,7 +336,7 @@ class RunDirectory:
         if parallel.is_first:
             self.lock.acquire()
         description, tokenizer = self.read(), load_tokenizer(self.path / TOKENIZER)
-        parallel.collectives.require_equal(consistency_facts(description, TokenCorpus.open(self.corpus), tokenizer))
+        parallel.collectives.require_equal(consistency_facts(description, self.open_corpus(), tokenizer))
         trainer, description = self.open(device, parallel)
         require_rows(tokenizer, trainer.model.table.vocab_size, self.path)
         parallel.collectives.require_equal({"step of the checkpoint": trainer.step})
@@ -348,8 +374,8 @@ class RunDirectory:
             )
         description, options = self.read(), self.options()
         model = self._build_with_seed(description, parallel, device, self._tables_at_checkpoint())
-        parts = TokenCorpus.open(self.corpus).split(description["validation_fraction"])
-        trainer = Trainer(model, *parts, options, parallel)
+        training, validation = self.open_corpus().split(description["validation_fraction"])
+        trainer = Trainer(model, training, validation, options, parallel)
         if self.checkpoint.exists():
             tensors, metadata = parallel.load(self.checkpoint)
             state = self._trainer_state(metadata)
@@ -598,27 +624,30 @@ def saved_buffers(model: DecoderLM) -> list[str]:
     return [name for name, _ in model.named_buffers() if name in saved]
 
 
-def consistency_facts(description: JsonObject, corpus: TokenCorpus, tokenizer: Tokenizer) -> JsonObject:
+def consistency_facts(description: JsonObject, text: TokenCorpus | TokenMixture, tokenizer: Tokenizer) -> JsonObject:
     """Return what must be equal on all ranks before they train together: run, tokenizer, text and torch version.
 
     The text is compared by its length and by a hash over up to 256 samples of 4096 IDs each, spread over the
-    text.
+    text; of a mixture, over each text.
 
     Args:
         description: Content of `run.json`; its notes are left out.
-        corpus: Token IDs of the run.
+        text: Token IDs of the run.
         tokenizer: Tokenizer of the run.
 
     Returns:
         JSON values by name, for `Collectives.require_equal`.
     """
-    starts = np.linspace(0, max(0, len(corpus) - IDS_PER_SAMPLE), SAMPLES_OF_A_TEXT).astype(np.int64)
-    samples = b"".join(np.asarray(corpus.ids[start : start + IDS_PER_SAMPLE]).tobytes() for start in np.unique(starts))
+    samples = hashlib.sha256()
+    for corpus in corpora_of(text):
+        starts = np.linspace(0, max(0, len(corpus) - IDS_PER_SAMPLE), SAMPLES_OF_A_TEXT).astype(np.int64)
+        for start in np.unique(starts):
+            samples.update(np.asarray(corpus.ids[start : start + IDS_PER_SAMPLE]).tobytes())
     return {
         "vocabulary": table_size(tokenizer),
         "tokenizer": fingerprint(tokenizer),
-        "tokens of text": len(corpus),
-        "text": hashlib.sha256(samples).hexdigest()[:12],
+        "tokens of text": len(text),
+        "text": samples.hexdigest()[:12],
         **{f"configuration of {name}": value for name, value in description.items() if name != "notes"},
         "torch": torch.__version__,
     }

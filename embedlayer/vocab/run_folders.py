@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from embedlayer.command_name import command_line
 from embedlayer.data.corpus import CorpusWriter, IdArray, TokenCorpus
 from embedlayer.data.corpus_files import write_shard_tables
+from embedlayer.data.mixture import TokenMixture, corpora_of
 from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import EmbedLayerWarning, VocabularyError
 from embedlayer.io.files import PARTIAL, JsonObject, write_json
@@ -29,7 +30,7 @@ RUN = "run/"
 """In a receipt: the prefix of the names of the run's tensors; those of its result have the same names without it."""
 
 RUN_FILES = ("run.json", "checkpoint.safetensors", "metrics.jsonl", "corpus")
-CHANGED = (CONFIG, TOKENIZER, "run.json", "corpus/index.json", "report.html")
+CHANGED = (CONFIG, TOKENIZER, "run.json", "corpus/index.json", "corpus/[0-9]*/index.json", "report.html")
 
 
 def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dict[str, ModuleResult], list[str]]:
@@ -86,13 +87,13 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dic
     for file in folder.iterdir():
         if not ((partial / file.name).exists() or file.name in edited or file.name.endswith(PARTIAL)):
             (shutil.copytree if file.is_dir() else shutil.copyfile)(file, partial / file.name)
-    return results, [name for name in CHANGED if (folder / name).exists()]
+    return results, [str(file.relative_to(folder)) for name in CHANGED for file in sorted(folder.glob(name))]
 
 
 def _keeps_corpus(run: RunDirectory, row_map: RowMap) -> bool:
     """Return whether the edit keeps every token that occurs in the corpus of a run; if not, warn."""
     kept = row_map.new_ids.numpy() >= 0
-    lost = int(TokenCorpus.open(run.corpus).counts(len(kept))[~kept].sum())
+    lost = int(run.open_corpus().counts(len(kept))[~kept].sum())
     if lost:
         warnings.warn(
             f"The corpus of the run in {run.path} contains {lost:,} removed tokens: its result is written, and there "
@@ -128,14 +129,28 @@ def _write_run(
     new.save_checkpoint(trainer)
     if old.metrics.exists():
         shutil.copyfile(old.metrics, new.metrics)
-    new.corpus.mkdir()
-    corpus = TokenCorpus.open(old.corpus)
-    with (new.corpus / "ids.bin").open("wb") as file:
+    text = old.open_corpus()
+    for number, corpus in enumerate(corpora_of(text)):
+        folder = new.corpus / str(number) if isinstance(text, TokenMixture) else new.corpus
+        folder.mkdir(parents=True)
+        _write_corpus(folder, corpus, new_ids, tokenizer)
+
+
+def _write_corpus(folder: Path, corpus: TokenCorpus, new_ids: IdArray, tokenizer: Tokenizer) -> None:
+    """Write the corpus with new token IDs.
+
+    Args:
+        folder: The empty folder to write to.
+        corpus: The corpus before the edit, which contains no removed token.
+        new_ids: New ID of each old ID, `(V,)`; negative for a removed token.
+        tokenizer: The tokenizer after the edit.
+    """
+    with (folder / "ids.bin").open("wb") as file:
         writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
         for start in range(0, len(corpus), IDS_AT_ONCE):
             writer.write(new_ids[np.asarray(corpus.ids[start : start + IDS_AT_ONCE])].astype(writer.dtype))
     index = {**writer.index(), "num_tokens": len(corpus), "num_bytes": corpus.num_bytes}
-    write_shard_tables(new.corpus, corpus.documents, corpus.blocks, index)
+    write_shard_tables(folder, corpus.documents, corpus.blocks, index)
 
 
 def _moved_notes(notes: Mapping[str, Any], new_ids: IdArray) -> JsonObject:

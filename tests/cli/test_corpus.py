@@ -6,6 +6,7 @@ import pty
 
 import numpy as np
 import pytest
+import torch
 from commands import run
 from processes import Program, run_program
 
@@ -76,10 +77,10 @@ def test_a_run_reads_a_corpus_where_it_lies(text, tmp_path):
     save_tokenizer(train_tokenizer((), "byte"), tmp_path / "byte.json")
     directory = RunDirectory(tmp_path / "run")
 
-    def start(*sources, tokenizer_from=None):
+    def start(*sources, tokenizer_from=None, weights=None):
         layer = LayerOptions(tokenizer_from=tokenizer_from, dim=8, heads=2, layers=1)
         options = TrainingOptions(steps=2, max_length=32, batch_size=4)
-        rest = {"validation_fraction": 0.1, "probes": (), "device": "cpu", "quiet": True}
+        rest = {"validation_fraction": 0.1, "probes": (), "device": "cpu", "quiet": True, "weights": weights}
         return start_run(directory, sources, layer, options, **rest)
 
     def batches(trainer):
@@ -106,6 +107,15 @@ def test_a_run_reads_a_corpus_where_it_lies(text, tmp_path):
     with pytest.raises(TokenizerError, match="built with another tokenizer"):
         start(tmp_path / "corpus", tokenizer_from=tmp_path / "byte.json")
     assert np.array_equal(TokenCorpus.open(tmp_path / "corpus").ids, corpus.ids)
+
+    mixed, told = start(tmp_path / "corpus", text, weights=(3, 1))
+    assert told.to_str() == tokenizer.to_str()
+    assert batches(directory.resume()[0]) == batches(mixed) != batches(linked)
+    edit_vocabulary(directory.path, reorder=[*reversed(range(corpus.vocab_size))], out=tmp_path / "turned mixture")
+    turned_run = RunDirectory(tmp_path / "turned mixture")
+    assert torch.equal(turned_run.open()[0].sampler.batch(7)[0], receipt.remap(mixed.sampler.batch(7)[0]))
+    start(text, tokenizer_from=tmp_path / "bpe.json")
+    assert not (directory.corpus / "0").exists()
 
 
 def test_ctrl_c_stops_it_with_a_word_and_the_same_command_goes_on(text, tmp_path):

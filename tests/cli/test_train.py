@@ -166,7 +166,9 @@ main(sys.argv[1:])
 def test_ctrl_c_saves_and_resuming_gives_the_uninterrupted_result(text, tmp_path, capsys) -> None:
     """A real signal to a real process, then the rest of the run."""
     added = ["--value-embedding", "--ngram", "900", "--per-layer", "4"]
-    arguments = ["train", str(text), "--steps", "40", "--dropout", "0.1", *added, *SMALL]
+    (tmp_path / "other.txt").write_text("Dogs love dogs, and cats love naps. " * 400)
+    mixture = [str(text), str(tmp_path / "other.txt"), "--weights", "3,1"]
+    arguments = ["train", *mixture, "--steps", "40", "--dropout", "0.1", *added, *SMALL]
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     code, _, errors = run_program("-c", INTERRUPTED, *arguments, "-o", stopped)
     assert code == 130, errors
@@ -175,6 +177,56 @@ def test_ctrl_c_saves_and_resuming_gives_the_uninterrupted_result(text, tmp_path
     for command in (["train", "--resume", "-o", stopped], [*arguments, "-o", whole]):
         assert run(*command) == 0, capsys.readouterr().err
     assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_a_mixture_of_a_text_and_a_corpus_is_one_run_with_a_loss_for_each(text, tmp_path, capsys) -> None:
+    (tmp_path / "dogs.txt").write_text("Dogs love dogs, and cats love naps. " * 400)
+    corpus, folder = tmp_path / "dogs", tmp_path / "run"
+    assert run("corpus", "build", tmp_path / "dogs.txt", "-o", corpus, "--vocab-size", 300) == 0
+    mixture = [text, corpus, "--weights", "3,1"]
+    assert run("train", *mixture, "-o", folder, "--steps", 2, *SMALL) == 0
+    shown = capsys.readouterr().out
+    assert "75.0% of the windows" in shown
+    assert "25.0% of the windows" in shown
+    directory = RunDirectory(folder)
+    assert directory.read()["weights"] == [3, 1]
+    assert directory.read()["notes"]["sources"] == [str(text), str(corpus)]
+    assert (directory.corpus / "1").resolve() == corpus
+    assert (folder / "tokenizer.json").read_bytes() == (corpus / "tokenizer.json").read_bytes()
+    line = directory.read_metrics()[-1]
+    first, second = line["validation_losses"]
+    assert line["validation_loss"] == pytest.approx((3 * first + second) / 4)
+    trainer, _ = directory.open()
+    assert trainer.sampler.counts == (768, 256)
+    assert open_model(folder).counts.sum() == len(directory.open_corpus())
+
+    assert run("train", "--resume", "-o", folder, "--weights", "1,1") == 2
+    assert "which trains on the weights 3,1" in capsys.readouterr().err
+    assert run("train", "--resume", "-o", folder, "--weights", "3,1") == 0
+    assert run("train", text, "-o", folder, "--overwrite", "--steps", 1, *SMALL) == 0
+    assert run("train", "--resume", "-o", folder, "--weights", "3,1") == 2
+    assert "which trains on one text, without weights" in capsys.readouterr().err
+    assert run("train", *mixture, "-o", folder, "--overwrite", "--steps", 1, *SMALL, "--json") == 0
+    found = json.loads(capsys.readouterr().out)["corpora"]
+    assert [(one["source"], one["weight"]) for one in found] == [(str(text), 3), (str(corpus), 1)]
+
+
+@pytest.mark.parametrize(
+    ("files", "weights", "words"),
+    [
+        (1, "3", "mixes several FILES, and there is one"),
+        (2, "3", "--weights has 1 numbers for 2 FILES"),
+        (2, "3,0", "a weight above 0 for each corpus"),
+        (2, "3,inf", "a weight above 0 for each corpus"),
+        (2, "3,x", "'3,x' is not a list of numbers"),
+    ],
+)
+def test_weights_that_fit_no_files_are_refused_before_anything_is_written(
+    text, tmp_path, capsys, files, weights, words
+) -> None:
+    assert run("train", *[text] * files, "--weights", weights, "-o", tmp_path / "run", "--steps", 1, *SMALL) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_report_can_be_written_again(trained, capsys) -> None:

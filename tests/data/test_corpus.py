@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from embedlayer.data.corpus import TokenCorpus, encode_chunks, find_text_files, read_text_chunks
+from embedlayer.data.corpus import _CUTS, TokenCorpus, encode_chunks, find_text_files, read_text_chunks, split_text
 from embedlayer.data.tokenizer import END_OF_TEXT, fingerprint, load_tokenizer, train_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
 
@@ -133,6 +133,19 @@ def test_text_that_is_not_utf8_names_file_offset_and_remedy(tmp_path, content, w
     (tmp_path / "bad.txt").write_bytes(content)
     with pytest.raises(TextError, match=f"bad.txt is not UTF-8 text: .*{words}"):
         list(read_text_chunks(tmp_path / "bad.txt"))
+
+
+@given(st.text(st.sampled_from("ab é犬\n.,_"), min_size=700, max_size=4000))
+@settings(max_examples=25, deadline=None)
+def test_a_chunk_ends_at_the_last_place_of_the_best_kind_in_its_second_half(text):
+    rest, done = text, 0
+    for chunk in split_text([text], None):
+        wanted = min(max(done // 64, 512), 16384)
+        if len(rest) >= wanted + 128:
+            kinds = [[match.start() for match in kind.finditer(rest, wanted // 2, wanted + 1)] for kind in _CUTS]
+            best = [places[-1] for places in kinds if places]
+            assert best[:1] in ([], [len(chunk)])  # without one, a longer chunk is tried
+        rest, done = rest[len(chunk) :], done + len(chunk)
 
 
 def test_an_endless_word_is_cut_with_a_warning(monkeypatch):

@@ -40,7 +40,9 @@ def prepare(folder):
             except BaseException:
                 (Path(folder) / "asked").touch()
                 time.sleep(600)
-        (Path(folder) / f"{job}.done").write_text(os.environ["TOKENIZERS_PARALLELISM"])
+        (Path(folder) / f"{job}.done").write_text(
+            " ".join(os.environ[name] for name in ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS"))
+        )
         report(job * 10)
     return do
 """
@@ -75,10 +77,15 @@ def test_every_job_is_done_by_as_many_processes_as_wanted(folder):
         told = run(folder, [1, 2, 3, 13, 4], cut_short)
     assert cut_short == []
     assert told == {job: 10 * job for job in (1, 2, 3, 13, 4)}
-    assert sorted(file.read_text() for file in folder.glob("*.done")) == ["false"] * 5
+    assert sorted(file.read_text() for file in folder.glob("*.done")) == ["false 1"] * 5
     assert 1 <= len(list(folder.glob("*.pid"))) <= 2
     assert_none_left(folder)
     assert not any("ExecutorManager" in type(thread).__name__ for thread in threading.enumerate())
+
+
+def test_fewer_jobs_than_workers_get_their_threads(folder):
+    run(folder, [1], [])
+    assert (folder / "1.done").read_text() == "true 2"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from embedlayer import (
     TrainingOptions,
     train_tokenizer,
 )
+from embedlayer.data import TokenMixture
 from embedlayer.optim import RowwiseSecondMoment
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 200
@@ -93,8 +94,29 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another(corpus) -> Non
     assert runs[0] != runs[2]
 
 
-@pytest.mark.parametrize("stop_at", [3, 5, 10])
-def test_a_run_that_was_stopped_continues_bit_for_bit(corpus, stop_at) -> None:
+@pytest.fixture(scope="module")
+def mixture(corpus) -> TokenMixture:
+    other = TokenCorpus.from_text("I love dogs, and dogs love naps in the sun. " * 90, train_tokenizer(TEXT, "byte"))
+    return TokenMixture([(corpus, 3), (other, 1)])
+
+
+def test_a_mixture_has_its_shares_of_the_windows_and_a_loss_for_each_corpus(corpus, mixture) -> None:
+    trainer = trainer_of(mixture, validation_tokens=160)
+    assert trainer.sampler.counts == (768, 256)
+    line = trainer.validate()
+    alone = [trainer_of(one, validation_tokens=80).validate() for one in mixture.corpora]
+    assert line["validation_losses"] == pytest.approx([one["validation_loss"] for one in alone])
+    assert line["validation_loss"] == pytest.approx((3 * alone[0]["validation_loss"] + alone[1]["validation_loss"]) / 4)
+    assert "validation_losses" not in alone[0]
+    with pytest.raises(SizeError, match=r"weights \[3, 1\], and the validation part \[\]"):
+        Trainer(trainer.model, mixture, corpus, options())
+    with pytest.raises(TextError, match="The validation part of corpus 1 has"):
+        trainer_of(mixture, max_length=len(mixture.split(0.2)[1].corpora[1]))
+
+
+@pytest.mark.parametrize(("stop_at", "kind"), [(3, "corpus"), (5, "mixture"), (10, "corpus")])
+def test_a_run_that_was_stopped_continues_bit_for_bit(request, stop_at, kind) -> None:
+    corpus = request.getfixturevalue(kind)
     whole = trainer_of(corpus, dropout=0.1)
     expected = list(whole.run())
 

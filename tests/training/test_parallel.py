@@ -35,6 +35,7 @@ from embedlayer import (
 from embedlayer.cli.main import main
 from embedlayer.cli.train import was_started_by
 from embedlayer.collectives import SINGLE_PROCESS, ProcessGroup
+from embedlayer.data.mixture import TokenMixture
 from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.launch import Launch
 from embedlayer.io.safetensors_files import load_tensors
@@ -43,6 +44,7 @@ from embedlayer.pretrained import describe
 from embedlayer.training.parallel import ParallelContext, parallel_context
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 60
+OTHER = "I love dogs, and dogs love naps in the sun. " * 40
 V, HALF, STEPS = 257, 3, 6
 
 
@@ -73,7 +75,7 @@ CASES = {
         num_heads=2,
         injections=added_tables(),
     ),
-    "factorised": lambda: DecoderLM(
+    "factorised-mixture": lambda: DecoderLM(
         FactorizedEmbedding(V, 8, 3), LearnedPositionalEmbedding(8, 8), num_layers=1, num_heads=2
     ),
     "dropout": lambda: DecoderLM(dense(), RotaryEmbedding(4), num_layers=1, num_heads=2, dropout=0.2),
@@ -87,7 +89,14 @@ def start(folder: Path, case: str) -> None:
     directory = RunDirectory(folder / case)
     directory.path.mkdir(parents=True)
     (folder / "text.txt").write_text(TEXT)
-    corpus = TokenCorpus.build([folder / "text.txt"], tokenizer, directory.corpus)
+    corpus: TokenCorpus | TokenMixture
+    if case.endswith("mixture"):
+        (folder / "other.txt").write_text(OTHER)
+        parts = {"0": "text.txt", "1": "other.txt"}.items()
+        corpora = [TokenCorpus.build([folder / name], tokenizer, directory.corpus / number) for number, name in parts]
+        corpus = TokenMixture(zip(corpora, (1, 2.5), strict=True))
+    else:
+        corpus = TokenCorpus.build([folder / "text.txt"], tokenizer, directory.corpus)
     torch.manual_seed(0)
     accumulate = 2 if case == "tied" else 1
     options = TrainingOptions(
@@ -99,7 +108,8 @@ def start(folder: Path, case: str) -> None:
         validation_tokens=40,  # a full batch and one of two windows
         max_grad_norm=0.5,
     )
-    trainer = Trainer(CASES[case](), *corpus.split(0.2), options)
+    training, validation = corpus.split(0.2)
+    trainer = Trainer(CASES[case](), training, validation, options)
     directory.start(trainer, tokenizer, validation_fraction=0.2)
 
 
@@ -136,7 +146,7 @@ def whole_and_half(folder: Path, cases: list[str], vocab_parallel_size: int | No
 def assert_equal(folder: Path, lines: list[dict], expected: Path, its: list[dict]) -> None:
     """Compare losses and tables to 1e-5; Adam enlarges rounding errors of tiny gradients, so a few may differ more."""
     for ours, theirs in zip(lines, [line for line in its if line["step"] >= lines[0]["step"]], strict=True):
-        for name in ("step", "loss", "lr", "validation_loss"):
+        for name in ("step", "loss", "lr", "validation_loss", "validation_losses"):
             assert ours.get(name) == pytest.approx(theirs.get(name), abs=1e-5)
     for read in (lambda run: load_tensors(run / "model.safetensors")[0], everything):
         tensors, theirs = read(folder), read(expected)

@@ -270,6 +270,8 @@ export interface MetricsLine {
   lr?: number;
   validation_loss?: number;
   validation_bits_per_byte?: number;
+  /** The loss of each corpus of a mixture. */
+  validation_losses?: number[];
   rows_touched?: number;
   tokens_per_second?: number;
 }

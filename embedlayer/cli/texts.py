@@ -1,0 +1,275 @@
+"""The texts that a user names, as the corpus of a run: built, linked, or mixed; and tokenizers trained on them."""
+
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embedlayer.cli.printing import say
+from embedlayer.command_name import command_line
+from embedlayer.errors import TextError, TokenizerError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from embedlayer.data.corpus import TokenCorpus
+    from embedlayer.data.mixture import TokenMixture
+
+TOKENIZER_BYTES = 200_000_000
+
+
+@dataclass(frozen=True)
+class TokenizerOptions:
+    """Which tokenizer a run has: the one in `path`, or one of this kind and size, trained on its texts.
+
+    Attributes:
+        path: File or folder of a tokenizer; `None` to use that of a built corpus, or to train one.
+        kind: Kind of a trained tokenizer; see `train_tokenizer`.
+        vocab_size: Number of tokens of a trained tokenizer.
+    """
+
+    path: Path | None
+    kind: str
+    vocab_size: int
+
+
+def prepare_corpus(
+    sources: Sequence[str | Path],
+    weights: Sequence[float] | None,
+    target: Path,
+    options: TokenizerOptions,
+    *,
+    quiet: bool,
+) -> "tuple[TokenCorpus | TokenMixture, Tokenizer]":
+    """Build or link the corpus of a new run, or the corpora of a mixture.
+
+    Args:
+        sources: Text files, folders of them, `-` for standard input, or corpora that `embedlayer corpus build` wrote.
+        weights: Weight of each source in a mixture; `None`: the sources are one text, or one corpus.
+        target: Folder of the corpus in the folder of the run; the corpus of an earlier run in it is replaced.
+        options: Which tokenizer the corpus has.
+        quiet: Whether to print nothing.
+
+    Returns:
+        The corpus or the mixture, and the tokenizer.
+
+    Raises:
+        FileError: A text or the tokenizer cannot be read.
+        TextError: The sources have no text, are not UTF-8, or are a corpus and others without weights.
+        TokenizerError: A corpus was built with another tokenizer.
+    """
+    if target.is_symlink():  # an earlier run used a corpus in another folder
+        target.unlink()
+    elif (target / "0").exists():  # an earlier run trained on a mixture
+        shutil.rmtree(target)
+    if weights is not None:
+        return _build_mixture(sources, weights, target, options, quiet)
+    ready = _find_corpus(sources)
+    if ready is not None:
+        return _link_corpus(ready, target, options.path)
+    return _build_corpus(sources, target, options, quiet)
+
+
+def _build_corpus(
+    sources: Sequence[str | Path], target: Path, options: TokenizerOptions, quiet: bool
+) -> "tuple[TokenCorpus, Tokenizer]":
+    """Train or read a tokenizer, and build the corpus of token IDs.
+
+    Args:
+        sources: Text files, folders of them, or `-` for standard input.
+        target: Folder for the corpus.
+        options: Which tokenizer the corpus has.
+        quiet: Whether to print nothing.
+
+    Returns:
+        The corpus and the tokenizer.
+
+    Raises:
+        FileError: A text or the tokenizer cannot be read.
+        TextError: The texts are empty, or not UTF-8.
+    """
+    from embedlayer.data.corpus import TokenCorpus, find_text_files
+    from embedlayer.data.tokenizer import load_tokenizer
+
+    with _kept_standard_input(find_text_files(sources), target.parent) as texts:
+        if options.path is not None:
+            tokenizer = load_tokenizer(options.path)
+        else:
+            tokenizer = learn_tokenizer([texts], options.kind, options.vocab_size, quiet=quiet)
+        say("Turning the text into token IDs", quiet)
+        return TokenCorpus.build(texts, tokenizer, target), tokenizer
+
+
+def _build_mixture(
+    sources: Sequence[str | Path],
+    weights: Sequence[float],
+    target: Path,
+    options: TokenizerOptions,
+    quiet: bool,
+) -> "tuple[TokenMixture, Tokenizer]":
+    """Build a corpus of each source in the folders `target/0`, `target/1`, ..., or link those that are built.
+
+    The tokenizer is that of the built corpora. If there is none, one is trained on the texts, each with its share.
+
+    Args:
+        sources: Text files, folders of them, `-` for standard input, or corpora that `embedlayer corpus build` wrote.
+        weights: Weight of each source.
+        target: Folder for the corpora; a corpus in it is deleted.
+        options: Which tokenizer the corpus has.
+        quiet: Whether to print nothing.
+
+    Returns:
+        The mixture and the tokenizer.
+
+    Raises:
+        FileError: A text or the tokenizer cannot be read.
+        TextError: A source has no text, or is not UTF-8.
+        TokenizerError: A corpus was built with another tokenizer.
+    """
+    from embedlayer.data.corpus import TokenCorpus, find_text_files
+    from embedlayer.data.corpus_files import PLAN_FILE
+    from embedlayer.data.mixture import TokenMixture
+    from embedlayer.data.tokenizer import load_tokenizer
+
+    with _kept_standard_input(sources, target.parent) as readable:
+        texts = [[] if (Path(source) / PLAN_FILE).exists() else find_text_files([source]) for source in readable]
+        ready = [Path(source) for source, found in zip(readable, texts, strict=True) if not found]
+        for folder in ready[1:]:
+            if TokenCorpus.open(folder).tokenizer_fingerprint != TokenCorpus.open(ready[0]).tokenizer_fingerprint:
+                raise TokenizerError(
+                    f"{ready[0]} and {folder} were built with different tokenizers, and a mixture has one. Build both "
+                    f"with the same: {command_line('corpus', 'build', 'FILE', '--tokenizer', ready[0], '-o', 'NEW')}"
+                )
+        if options.path is not None or ready:
+            tokenizer = load_tokenizer(options.path or ready[0] / "tokenizer.json")
+        else:
+            tokenizer = learn_tokenizer(texts, options.kind, options.vocab_size, weights=weights, quiet=quiet)
+        say("Turning the texts into token IDs", quiet)
+        if target.exists():
+            shutil.rmtree(target)
+        target.mkdir()
+        corpora = []
+        for number, (source, found) in enumerate(zip(readable, texts, strict=True)):
+            folder = target / str(number)
+            if found:
+                corpora.append(TokenCorpus.build(found, tokenizer, folder))
+            else:
+                corpora.append(_link_corpus(Path(source), folder, options.path)[0])
+    return TokenMixture(zip(corpora, weights, strict=True)), tokenizer
+
+
+def learn_tokenizer(
+    texts: Sequence[Sequence[str | Path]],
+    kind: str,
+    vocab_size: int,
+    *,
+    weights: Sequence[float] = (1.0,),
+    quiet: bool,
+) -> "Tokenizer":
+    """Train a tokenizer on texts; of long texts, only about the first `TOKENIZER_BYTES` bytes are read.
+
+    Args:
+        texts: Text files, in a list for each corpus.
+        kind: Kind of tokenizer, such as `"bpe"`; see `train_tokenizer`.
+        vocab_size: Number of tokens.
+        weights: Weight of each corpus, which has this share of the bytes.
+        quiet: Whether to print nothing.
+
+    Raises:
+        FileError: A text cannot be read.
+        TextError: The texts are empty, or not UTF-8.
+    """
+    from embedlayer.data.corpus import read_text_chunks
+    from embedlayer.data.tokenizer import train_tokenizer
+
+    say(f"Training a {kind} tokenizer of {vocab_size:,} tokens", quiet)
+    chunks = (
+        chunk
+        for corpus, weight in zip(texts, weights, strict=True)
+        for chunk in _at_most(
+            round(TOKENIZER_BYTES * weight / sum(weights)), (part for text in corpus for part in read_text_chunks(text))
+        )
+    )
+    return train_tokenizer(chunks, kind, vocab_size=vocab_size)  # type: ignore[arg-type]
+
+
+def _link_corpus(ready: Path, target: Path, tokenizer_from: Path | None) -> "tuple[TokenCorpus, Tokenizer]":
+    """Open the corpus in the folder `ready`, and let the run use it through a symbolic link.
+
+    The link replaces a corpus that is in the folder of the run.
+
+    Args:
+        ready: Folder that `embedlayer corpus build` wrote.
+        target: Where the link is created.
+        tokenizer_from: The tokenizer that the user requested; it must be the corpus's own tokenizer, or `None`.
+
+    Returns:
+        The corpus and its tokenizer.
+
+    Raises:
+        TokenizerError: The requested tokenizer is not the one that the corpus was built with.
+    """
+    from embedlayer.data.corpus import TokenCorpus
+    from embedlayer.data.tokenizer import fingerprint, load_tokenizer
+
+    corpus = TokenCorpus.open(ready)
+    tokenizer = load_tokenizer(tokenizer_from or ready / "tokenizer.json")
+    if fingerprint(tokenizer) != corpus.tokenizer_fingerprint:
+        raise TokenizerError(f"The corpus {ready} was built with another tokenizer. Leave --tokenizer-from out.")
+    if target.exists():
+        shutil.rmtree(target)
+    target.symlink_to(ready.resolve(), target_is_directory=True)
+    return corpus, tokenizer
+
+
+def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
+    """Return the folder among `sources` that `embedlayer corpus build` wrote, or `None` if there is none.
+
+    Raises:
+        TextError: A corpus was passed together with other sources.
+    """
+    from embedlayer.data.corpus_files import PLAN_FILE
+
+    found = [Path(source) for source in sources if (Path(source) / PLAN_FILE).exists()]
+    if found and len(sources) > 1:
+        raise TextError(
+            f"{found[0]} is a corpus, and a run reads one alone: build one corpus of all the texts, or mix them in "
+            f"shares with --weights."
+        )
+    return found[0] if found else None
+
+
+def _at_most(size: int, chunks: Iterator[str]) -> Iterator[str]:
+    """Yield whole chunks until they have at least `size` bytes of UTF-8 together.
+
+    The last chunk is not cut, so the result may be larger than `size`.
+    """
+    for chunk in chunks:
+        yield chunk
+        size -= len(chunk.encode())
+        if size <= 0:
+            return
+
+
+@contextmanager
+def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[Sequence[str | Path]]:
+    """Yield the texts as paths, with `-` replaced by a temporary file that contains the standard input.
+
+    The texts are read twice, and standard input can be read only once. The file is deleted at the end of the block.
+
+    Args:
+        texts: Text files, or `-`.
+        folder: Folder for the temporary file.
+    """
+    if "-" not in map(str, texts):
+        yield texts
+        return
+    import tempfile
+
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".standard-input.", suffix=".txt") as kept:
+        shutil.copyfileobj(sys.stdin.buffer, kept)
+        kept.flush()
+        yield [Path(kept.name) if str(text) == "-" else text for text in texts]
