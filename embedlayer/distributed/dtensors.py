@@ -52,6 +52,13 @@ def placements_of(tensor: Tensor) -> tuple[object, ...] | None:
     return tuple(cast("DTensor", tensor).placements) if is_dtensor(tensor) else None
 
 
+def rank_of(tensor: Tensor) -> int | None:
+    """Return the rank whose shard a DTensor has, which after `torch.load` is the one that saved it."""
+    mesh = cast("DTensor", tensor).device_mesh
+    coordinate = mesh.get_coordinate()
+    return None if coordinate is None else int(mesh.mesh[tuple(coordinate)])
+
+
 def rows_of_this_rank(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
     """Return the rows that this rank stores of a DTensor, which is first sharded by rows over the mesh if it is not."""
     from torch.distributed.tensor import Shard

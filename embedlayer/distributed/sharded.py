@@ -1,11 +1,12 @@
 """A table with its rows sharded over processes: rank r stores rows `r * ceil(V / N)` to `(r + 1) * ceil(V / N) - 1`."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -13,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from embedlayer.collectives import ProcessGroup, RowPartition
 from embedlayer.computed_buffers import recompute_all_buffers
-from embedlayer.distributed.dtensors import as_dtensor, is_dtensor, rows_of_this_rank
-from embedlayer.errors import ShapeError, SizeError
+from embedlayer.distributed.dtensors import as_dtensor, is_dtensor, rank_of, rows_of_this_rank
+from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.cross_entropy import finish_logits, options_of_rows
@@ -50,11 +51,48 @@ STATE = (
     "embedlayer.distributed.distributed_state(model, optimizer) and load_distributed_state. For the model alone "
     "get_model_state_dict is right."
 )
-REFUSED = {("torch.nn.parallel.distributed", "__init__"): DDP} | {
-    ("torch.distributed.checkpoint.state_dict", name): STATE
-    for name in ("get_state_dict", "set_state_dict", "get_optimizer_state_dict", "set_optimizer_state_dict")
+FSDP1 = (
+    "FullyShardedDataParallel would take the rows of this rank for the same on all ranks. Use fully_shard(model, "
+    "ignored_params=embedlayer.distributed.sharded_parameters(model))."
+)
+AVERAGED = (
+    "This would overwrite the rows of this rank by those of another one, or by a mean over rows of different tokens. "
+    "Pass the parameters without embedlayer.distributed.sharded_parameters(model), and give those an optimizer of "
+    "their own."
+)
+CHECKPOINT = (
+    "This saves the rows of one rank alone. Save and load model and optimizer with "
+    "embedlayer.distributed.distributed_state(model, optimizer) and load_distributed_state, and turn off the "
+    "checkpoints of the trainer (save_strategy='no' in transformers, enable_checkpointing=False in Lightning)."
+)
+REFUSED = {
+    ("torch.nn.parallel.distributed", "__init__"): DDP,
+    ("torch.distributed._composable.replicate", "_collect_params"): DDP,
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "__init__"): FSDP1,
+    ("torch.distributed.optim.zero_redundancy_optimizer", "_verify_and_init_params"): AVERAGED,
+    ("torch.distributed.algorithms.model_averaging.utils", "get_params_to_average"): AVERAGED,
+    ("torch.distributed.algorithms.model_averaging.utils", "average_parameters"): AVERAGED,
+    **{
+        ("torch.distributed.checkpoint.state_dict", name): STATE
+        for name in ("get_state_dict", "set_state_dict", "get_optimizer_state_dict", "set_optimizer_state_dict")
+    },
 }
-"""Module and name of a function of torch that a `ShardedTable` refuses -> the message."""
+"""Module and name of a function that a `ShardedTable` refuses when it asks for modules or parameters -> the message."""
+
+PEFT_SAVE = ("peft.peft_model", "save_pretrained")
+REFUSED_SAVES = dict.fromkeys(
+    [
+        PEFT_SAVE,
+        ("transformers.trainer", "_save"),
+        ("transformers.modeling_utils", "save_pretrained"),
+        ("accelerate.accelerator", "get_state_dict"),
+        ("lightning.pytorch.trainer.connectors.checkpoint_connector", "dump_checkpoint"),
+        ("pytorch_lightning.trainer.connectors.checkpoint_connector", "dump_checkpoint"),
+        ("safetensors.torch", "save_model"),
+    ],
+    CHECKPOINT,
+)
+"""The same for functions that ask for its state dict, and save that of one rank, or fail at it without a reason."""
 
 
 class ShardedTable(TokenTable, checks_ids=True):
@@ -151,12 +189,9 @@ class ShardedTable(TokenTable, checks_ids=True):
         Raises:
             SizeError: One of `REFUSED` is among the callers.
         """
-        frame = None if torch.compiler.is_compiling() else sys._getframe(1)
-        while frame is not None:
-            message = REFUSED.get((frame.f_globals.get("__name__", ""), frame.f_code.co_name))
-            if message is not None and (self.refuses_ddp or message is not DDP):
-                raise SizeError(message)
-            frame = frame.f_back
+        caller = caller_among(REFUSED)
+        if caller is not None and (self.refuses_ddp or REFUSED[caller] is not DDP):
+            raise SizeError(REFUSED[caller])
 
     refuses_ddp = True
     """Whether `DistributedDataParallel` is refused; `distributed_data_parallel` hides the rows from it."""
@@ -334,6 +369,17 @@ def _take_gradient(parameter: Tensor) -> None:
         with_torch_functions(parameter.grad, parameter)
 
 
+def caller_among(functions: Collection[tuple[str, str]]) -> tuple[str, str] | None:
+    """Return the innermost caller that is one of `functions`, each the name of a module and of a function in it."""
+    frame = None if torch.compiler.is_compiling() else sys._getframe(1)
+    while frame is not None:
+        name = (frame.f_globals.get("__name__", ""), frame.f_code.co_name)
+        if name in functions:
+            return name
+        frame = frame.f_back
+    return None
+
+
 def collectives_of(mesh: DeviceMesh) -> ProcessGroup:
     """Return the collective operations of the ranks of a one-dimensional device mesh.
 
@@ -430,7 +476,13 @@ def _rows_as_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str, _
         table: The table that is saved.
         state: State dict, changed in place.
         prefix: Start of the names of the table's entries.
+
+    Raises:
+        SizeError: One of `REFUSED_SAVES` is the caller. PEFT is not, unless it trains a copy of the table.
     """
+    caller = caller_among(REFUSED_SAVES)
+    if caller is not None and (caller != PEFT_SAVE or "modules_to_save" in prefix.split(".")):
+        raise SizeError(REFUSED_SAVES[caller])
     inner = f"{prefix}local."
     for key in [key for key in state if key.startswith(inner)]:
         name, value = key.removeprefix(inner), state.pop(key)
@@ -446,10 +498,19 @@ def _rows_from_dtensors(table: ShardedTable, state: dict[str, Any], prefix: str,
         table: The table that is loaded.
         state: State dict, changed in place.
         prefix: Start of the names of the table's entries.
+
+    Raises:
+        CheckpointError: The rows are those of another rank, whose state dict `torch.save` wrote.
     """
     for name in table.local.state_dict():
         value = state.pop(prefix + name, None)
         if is_dtensor(value):
+            if (rank := rank_of(value)) != dist.get_rank():
+                raise CheckpointError(
+                    f"{prefix}{name} has the rows of rank {rank}, and this is rank {dist.get_rank()}: torch.save "
+                    f"writes those of the rank that calls it. Save and load with "
+                    f"embedlayer.distributed.distributed_state."
+                )
             value = rows_of_this_rank(value, table.mesh)
         elif value is not None and name in ROW_TENSORS[type(table.local)]:
             value = value[table.partition.start : table.partition.stop]

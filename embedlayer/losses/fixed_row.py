@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from embedlayer.errors import ShapeError
 from embedlayer.tracing import fusible, is_exporting, is_transformed
 
 
@@ -38,11 +39,30 @@ def linear_with_fixed_row(
         weight: Rows of a table or head, `(V, D)`.
         row: Number of the row; `None` for no such row.
         bias: Bias of the rows, or `None`.
+
+    Raises:
+        ShapeError: The weight is a DTensor, and the hidden states are not.
     """
+    check_rows_are_whole(hidden, weight)
     if row is None or is_exporting() or fusible(weight):
         return F.linear(hidden, with_fixed_row(weight, row), bias)
     products = with_fixed_product(F.linear(hidden, weight), hidden, weight[row : row + 1], row)
     return products if bias is None else products + bias
+
+
+def check_rows_are_whole(hidden: Tensor, weight: Tensor) -> None:
+    """Check that a weight is no DTensor, or the hidden states are one too, as under `ColwiseParallel`.
+
+    Raises:
+        ShapeError: The weight is a DTensor, and the hidden states are not.
+    """
+    if hasattr(weight, "to_local") and not hasattr(hidden, "to_local"):
+        raise ShapeError(
+            f"The weight {tuple(weight.shape)} is a DTensor and the hidden states {tuple(hidden.shape)} are not: for "
+            f"loss and logits a table that is divided by parallelize_module needs to be a ShardedTable "
+            f"(embedlayer.distributed.shard_table), and one under fully_shard needs "
+            f"embedlayer.distributed.register_fsdp_methods(model)."
+        )
 
 
 def with_fixed_product(

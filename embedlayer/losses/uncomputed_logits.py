@@ -18,7 +18,7 @@ from torch import Tensor
 from embedlayer.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.losses.cross_entropy import finish_logits, loss_dtype, options_of_rows
-from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within, with_fixed_row
+from embedlayer.losses.fixed_row import check_rows_are_whole, linear_with_fixed_row, row_within, with_fixed_row
 from embedlayer.losses.options import Impl, LogitOptions, check_options, check_token_options
 from embedlayer.option_docs import show_options
 
@@ -285,8 +285,9 @@ def check_fit(hidden: Tensor, weight: Tensor) -> None:
     """Check that hidden states and rows have one width and one dtype; under autocast dtypes may differ.
 
     Raises:
-        ShapeError: A shape or dtype does not fit; the message names what was found.
+        ShapeError: A shape or dtype does not fit, or only the rows are a DTensor; the message names what was found.
     """
+    check_rows_are_whole(hidden, weight)
     if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
         raise ShapeError(
             f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} do not fit: "

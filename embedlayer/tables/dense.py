@@ -236,6 +236,8 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             else:  # in eager mode the parameter applies updates
                 vectors = F.embedding(with_updates_applied(ids, self._handle, True), self.weight)
         elif not transformed:  # the gradient of a computed weight (functional_call) is dense in graphs
+            if sparse and not compiling:
+                self._refuse_divided_rows()
             vectors = F.embedding(ids, self.weight, padding_idx, sparse=sparse and not compiling)
         else:  # under vmap torch's F.embedding has no gradient of an empty batch
             vectors = self.weight[ids]
@@ -259,8 +261,10 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         if ids.device.type != "cpu":
             return None
         ids, _ = self._current_check()(ids)
-        if self.row_sparse and (pending := pending_updates_of(self.weight)):
-            pending.apply_to_ids(self.weight, ids)
+        if self.row_sparse:
+            self._refuse_divided_rows()
+            if pending := pending_updates_of(self.weight):
+                pending.apply_to_ids(self.weight, ids)
         return StoredRows(ids, self.weight, self.padding_idx, self.row_sparse)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
@@ -336,6 +340,22 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             raise SizeError(
                 "Rows of this row-sparse table have pending updates, which a torch.func transform cannot apply.\n"
                 "Call table.apply_pending_updates() after the last optimizer step and before this."
+            )
+
+    def _refuse_divided_rows(self) -> None:
+        """Raise `ShapeError` if FSDP or tensor parallelism divides the rows of this row-sparse table, in training.
+
+        torch reduces no sparse gradients there, and fails in the backward pass.
+        """
+        weight = self.weight
+        if type(weight) is RowSparseParameter or not (weight.requires_grad and torch.is_grad_enabled()):
+            return
+        gathered = pending_updates_of(weight) is None and getattr(self, "_is_fsdp_managed_module", False)
+        if gathered or hasattr(weight, "to_local"):
+            raise ShapeError(
+                f"FSDP or tensor parallelism divides the {self.num_rows} rows of this row-sparse table, and torch "
+                f"reduces no sparse gradients there. Shard it with embedlayer.distributed.shard_table (and pass "
+                f"ignored_params=sharded_parameters(model) to fully_shard), or build it with row_sparse=False."
             )
 
     def _watch(self, weight: Tensor | None) -> None:

@@ -1,6 +1,8 @@
 """PEFT on whole tables, on sharded tables, and on tables that torch shards."""
 
+import tempfile
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from embedlayer import DecoderLM, OutputHead, RotaryEmbedding, TokenEmbedding
 from embedlayer.collectives import ProcessGroup
 from embedlayer.distributed import shard_table
 from embedlayer.distributed.launch import Launch
+from embedlayer.errors import SizeError
 from embedlayer.training.parallel import ParallelContext
 
 PRELOADED.append("peft")
@@ -159,6 +162,10 @@ def on_a_sharded_table(choices: list[str]) -> list[dict[str, torch.Tensor]]:
                 tensor /= mesh.size()
         results = {name.replace("local.", ""): tensor for name, tensor in results.items()}
         found += [results]
+        with tempfile.TemporaryDirectory() as folder:
+            expected = pytest.raises(SizeError, match="distributed_state") if "copy" in choice else nullcontext()
+            with expected:
+                model.save_pretrained(folder)
     for choice in ("on the table", "some rows"):
         model = Net()
         model.table = shard_table(model.table, mesh)

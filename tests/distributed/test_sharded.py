@@ -412,6 +412,12 @@ def by_torch(weight: torch.Tensor) -> list[torch.Tensor]:
         layer = TransformerEmbedding(24, D, 24, position="sinusoidal", table=table).eval()
         with torch.no_grad():
             found.append((layer(torch.arange(24)) - layer.position.vectors(torch.arange(24))).clone())
+        with pytest.raises(ShapeError, match="for loss and logits a table .* needs to be a ShardedTable"):
+            table.logits(torch.zeros(2, D))
+        row_sparse = TokenEmbedding(24, D, row_sparse=True)
+        parallelize_module(row_sparse, mesh, plan)
+        with pytest.raises(ShapeError, match="divides the 24 rows of this row-sparse table.*shard_table"):
+            row_sparse(torch.arange(24))
     return found
 
 

@@ -1,11 +1,12 @@
-"""Calls of torch on a sharded table are those of the whole table on all ranks, or refuse by name.
+"""Calls of torch, accelerate, Lightning and the Trainer of transformers on our tables: right on all ranks, or refused.
 
-Two processes train a table sharded over them beside a linear layer that both have, once on their own halves of a batch
-and once in one process on all of it.
+Two processes train a table, sharded over them or whole on both, beside a linear layer that both have, once on their own
+halves of a batch and once in one process on all of it.
 """
 
+import itertools
 import math
-import os
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 import embedlayer as el
 from embedlayer.distributed import distributed_data_parallel, shard_table
 
-V, D = 21, 4
+V, D, STEPS = 21, 4, 3
 IDS = torch.randint(0, V, (2, 5), generator=torch.Generator().manual_seed(0))
-CLIPS = ("torch", "accelerate", "ours")
+CLIPS = ("torch", "accelerate", "Lightning", "ours")
 
 
 class Model(nn.Module):
@@ -31,47 +32,107 @@ class Model(nn.Module):
         self.table = shard_table(table, init_device_mesh("cpu", (2,))) if sharded else table
         self.linear = nn.Linear(D, D)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.linear(self.table(ids)).square().sum()
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        loss = self.linear(self.table(input_ids)).square().sum((1, 2)).mean()
+        return loss if labels is None else {"loss": loss}
 
 
-def clipped(name: str, model: nn.Module, norm_type: float) -> torch.Tensor:
-    if name == "ours":
-        return el.clip_grad_norm_(model.parameters(), 0.1, norm_type)
-    if name == "torch":
-        return nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type)
+def accelerator() -> Any:
     from accelerate import Accelerator
 
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")  # read, and not used: the ranks have met
-    return Accelerator(cpu=True).clip_grad_norm_(model.parameters(), 0.1, norm_type)
+    return Accelerator(cpu=True)
 
 
-def trained(name: str, norm_type: float, row_sparse: bool, sharded: bool) -> list[torch.Tensor]:
-    model = Model(row_sparse=row_sparse, sharded=sharded)
-    parallel = distributed_data_parallel(model) if sharded else model
-    optimizer = el.RowAdamW(model.parameters(), lr=0.1)
+def wrapped(name: str, model: nn.Module, *, sharded: bool) -> Any:
+    """The model as the documentation says to wrap it."""
+    if name == "accelerate" and sharded:
+        return accelerator().prepare_model(distributed_data_parallel(model), evaluation_mode=True)
+    if name == "accelerate":
+        return accelerator().prepare(model)
+    return distributed_data_parallel(model) if sharded else nn.parallel.DistributedDataParallel(model)
+
+
+def clipped(name: str, optimizer: torch.optim.Optimizer, norm_type: float) -> torch.Tensor:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if name == "accelerate":
+        return accelerator().clip_grad_norm_(parameters, 0.1, norm_type)
+    if name == "Lightning":  # `clip_grad_by_norm` of its precision plugins
+        return nn.utils.clip_grad_norm_((parameter for parameter in parameters), 0.1, norm_type)
+    return (el if name == "ours" else nn.utils).clip_grad_norm_(parameters, 0.1, norm_type)
+
+
+def trained(
+    name: str, norm_type: float, row_sparse: bool, sharded: bool, *, single: bool = False
+) -> list[torch.Tensor]:
+    model = Model(row_sparse=row_sparse, sharded=sharded and not single)
+    parallel = model if single else wrapped(name, model, sharded=sharded)
+    optimizer: Any = el.RowAdamW(model.parameters(), lr=0.1)
+    if name == "accelerate" and not single:
+        optimizer = accelerator().prepare(optimizer)
     norms = []
-    for _ in range(3):
+    for _ in range(STEPS):
         optimizer.zero_grad()
-        (parallel(IDS[dist.get_rank()]) if sharded else model(IDS) / 2).backward()
-        norms.append(clipped(name, model, norm_type))
+        ids = IDS if single else IDS[dist.get_rank() :][:1]
+        if name == "torch" and not single:  # accumulated over two parts, of which the second is reduced
+            with parallel.no_sync():
+                (parallel(ids) / 4).backward()
+            (parallel(ids) * 3 / 4).backward()
+        else:
+            parallel(ids).backward()
+        norms.append(clipped("ours" if single else name, optimizer, norm_type))
         optimizer.step()
-    return [*norms, model.table.rows(0, V).detach(), model.linear.weight.detach()]
+    return [*norms, model.table.rows(0, V).detach().clone(), model.linear.weight.detach()]
 
 
 def trained_in_all_ways() -> list[list[torch.Tensor]]:
-    return [trained(*way, sharded=True) for way in WAYS]
+    return [trained(*way) for way in WAYS]
 
 
-WAYS = [
-    (name, norm_type, row_sparse) for name in CLIPS for norm_type in (2.0, math.inf) for row_sparse in (False, True)
-]
+WAYS = list(itertools.product(CLIPS, (2.0, math.inf), (False, True), (False, True)))
 
 
 def test_clipping_is_by_the_norm_of_all_ranks() -> None:
     pytest.importorskip("accelerate")
-    expected = [trained("ours", *way[1:], sharded=False) for way in WAYS]
+    expected = [trained(*way, single=True) for way in WAYS]
     for results in on_ranks(2, trained_in_all_ways):
+        for result, tensors in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, tensors, rtol=1e-5, atol=1e-6)
+
+
+def trained_by_the_trainer(folder: str, row_sparse: bool, sharded: bool, ranks: int) -> list[torch.Tensor]:
+    import transformers
+
+    options = {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True, "logging_steps": 1}
+    options |= {"max_steps": STEPS, "max_grad_norm": 0.1, "per_device_train_batch_size": 2 // ranks}
+    arguments = transformers.TrainingArguments(folder, lr_scheduler_type="constant", **options)
+    model = Model(row_sparse=row_sparse, sharded=sharded and ranks > 1)
+    optimizer = el.RowAdamW(model.parameters(), lr=0.1)
+    data: Any = [{"input_ids": row, "labels": row} for row in IDS]
+    trainer = transformers.Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, None))
+    if sharded and ranks > 1:
+        with pytest.raises(el.SizeError, match=r"distributed_data_parallel\(model\)"):
+            trainer.train()
+        trainer.model_wrapped = distributed_data_parallel(model)
+        if dist.get_rank() == 0:  # the others do not save
+            with pytest.raises(el.SizeError, match="distributed_state.*save_strategy='no'"):
+                trainer.save_model()
+    trainer.train()
+    norms = [torch.tensor(line["grad_norm"]) for line in trainer.state.log_history if "grad_norm" in line]
+    return [*norms, model.table.rows(0, V).detach().clone(), model.linear.weight.detach()]
+
+
+def trained_by_the_trainer_in_all_ways(folder: str, ranks: int) -> list[list[torch.Tensor]]:
+    ways = itertools.product((False, True), (False, True))
+    return [trained_by_the_trainer(folder, row_sparse, sharded, ranks) for row_sparse, sharded in ways]
+
+
+@pytest.mark.long  # it imports the Trainer in each process; its clipping is accelerate's
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_of_transformers_clips_by_the_norm_of_all_ranks(tmp_path) -> None:
+    pytest.importorskip("accelerate")
+    expected = trained_by_the_trainer_in_all_ways(str(tmp_path), 1)
+    assert all(len(tensors) == STEPS + 2 for tensors in expected)
+    for results in on_ranks(2, trained_by_the_trainer_in_all_ways, str(tmp_path), 2):
         for result, tensors in zip(results, expected, strict=True):
             torch.testing.assert_close(result, tensors, rtol=1e-5, atol=1e-6)
 
@@ -81,7 +142,7 @@ def scaled_step(row_sparse: bool) -> tuple[float, torch.Tensor, torch.Tensor]:
     model = Model(row_sparse=row_sparse, sharded=True)
     parallel = distributed_data_parallel(model)
     optimizer, scaler = el.RowAdamW(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
-    scaler.scale(parallel(IDS[dist.get_rank()])).backward()
+    scaler.scale(parallel(IDS[dist.get_rank() :][:1])).backward()
     if dist.get_rank() == 1:
         grad = model.table.weight.grad
         (grad._values() if grad.is_sparse else grad)[0] = math.inf
@@ -98,17 +159,6 @@ def test_an_infinity_on_one_rank_makes_all_skip_the_step(row_sparse) -> None:
         assert scale == 2.0
         assert torch.equal(rows, start.table.rows(0, V))
         assert torch.equal(weight, start.linear.weight)
-
-
-def wrapped() -> str:
-    model = Model(row_sparse=False, sharded=True)
-    with pytest.raises(el.SizeError) as raised:
-        nn.parallel.DistributedDataParallel(model)
-    assert torch.equal(model.table.rows(0, V), Model(row_sparse=False, sharded=False).table.weight)
-    distributed_data_parallel(model)
-    with pytest.raises(el.SizeError):
-        nn.parallel.DistributedDataParallel(model)
-    return str(raised.value)
 
 
 def refused_states() -> list[str]:
@@ -130,6 +180,59 @@ def test_torchs_states_of_optimizers_are_refused() -> None:
         assert names == ["linear.bias", "linear.weight", "table.weight"]
 
 
-def test_plain_data_parallelism_is_refused_before_it_overwrites_rows() -> None:
-    for message in on_ranks(2, wrapped):
-        assert "embedlayer.distributed.distributed_data_parallel(model)" in message
+def refused_calls(folder: str) -> dict[str, str]:
+    """What each call says that would overwrite rows, or save those of one rank; afterwards the rows are as before."""
+    from safetensors.torch import save_model
+    from torch.distributed._composable import replicate
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = Model(row_sparse=False, sharded=True)
+    state = f"{folder}/state.pt"
+    if dist.get_rank() == 0:
+        torch.save(model.state_dict(), state)
+    dist.barrier()
+    adamw: Any = torch.optim.AdamW
+    replicated = replicate(model)
+    calls = {
+        "DistributedDataParallel": lambda: nn.parallel.DistributedDataParallel(model),
+        "DistributedDataParallel after ours": lambda: nn.parallel.DistributedDataParallel(
+            distributed_data_parallel(model)
+        ),
+        "replicate": lambda: replicated(IDS),
+        "FullyShardedDataParallel": lambda: FullyShardedDataParallel(model, device_id=torch.device("cpu")),
+        "ZeroRedundancyOptimizer": lambda: ZeroRedundancyOptimizer(model.parameters(), adamw),
+        "PeriodicModelAverager": lambda: PeriodicModelAverager(period=2).average_parameters(model.parameters()),
+        "accelerate": lambda: accelerator().prepare(model),
+        "accelerate, of ours": lambda: accelerator().prepare(distributed_data_parallel(model)),
+        "save_model of accelerate": lambda: accelerator().save_model(model, folder),
+        "save_state of accelerate": lambda: prepared(model).save_state(folder),
+        "save_model of safetensors": lambda: save_model(model, f"{folder}/model.safetensors"),
+    }
+    if dist.get_rank() == 1:
+        calls["a state that rank 0 saved"] = lambda: model.load_state_dict(torch.load(state, weights_only=False))
+    said = {}
+    for name, call in calls.items():
+        with pytest.raises(el.EmbedLayerError) as raised:
+            call()
+        said[name] = str(raised.value)
+    assert torch.equal(model.table.rows(0, V), Model(row_sparse=False, sharded=False).table.weight)
+    return said
+
+
+def prepared(model: nn.Module) -> Any:
+    found = accelerator()
+    found.prepare_model(distributed_data_parallel(model), evaluation_mode=True)
+    return found
+
+
+def test_calls_that_would_overwrite_rows_or_save_those_of_one_rank_are_refused(tmp_path) -> None:
+    pytest.importorskip("accelerate")
+    wrap = "embedlayer.distributed.distributed_data_parallel(model)"
+    advice = {"replicate": wrap, "accelerate": wrap, "accelerate, of ours": wrap, "DistributedDataParallel": wrap}
+    advice |= {"DistributedDataParallel after ours": wrap, "FullyShardedDataParallel": "Use fully_shard(model, "}
+    advice |= dict.fromkeys(("ZeroRedundancyOptimizer", "PeriodicModelAverager"), "an optimizer of their own")
+    for results in on_ranks(2, refused_calls, str(tmp_path)):
+        for name, said in results.items():
+            assert advice.get(name, "embedlayer.distributed.distributed_state") in said, name
