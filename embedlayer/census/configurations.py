@@ -263,6 +263,25 @@ def _placed(pair: Any, key: str, ids: IdConversion, where: str) -> Any:
     return type(pair)((pair[0], ids.of(key, pair[1], {}, where)))
 
 
+def check_sizes(owners: Sequence[Any], size: int) -> None:
+    """Check that configurations that state a number of tokens state that of the table.
+
+    Args:
+        owners: All configurations of a model whose token IDs are those of the edited vocabulary.
+        size: Number of rows of the table, V.
+
+    Raises:
+        VocabularyError: They state other numbers alone, as in a family whose table has rows that are no tokens.
+    """
+    sizes = [(key, value) for owner in owners for key, value in _sizes(owner).items()]
+    if sizes and all(value != size for _, value in sizes):
+        key, value = sizes[0]
+        raise VocabularyError(
+            f"The table has {size:,} rows and the configuration states {key} = {value:,}: what the other rows are for "
+            f"is not known, so the vocabulary is not edited."
+        )
+
+
 def edited_configuration(content: JsonObject, ids: IdConversion, where: str) -> JsonObject:
     """Return the content of a configuration file after an edit: new token IDs, and the new number of tokens.
 
@@ -272,10 +291,13 @@ def edited_configuration(content: JsonObject, ids: IdConversion, where: str) -> 
         where: Name of the file, for errors.
 
     Raises:
-        VocabularyError: An entry needs a token that is removed, or it is not known whether it names a token.
+        VocabularyError: An entry needs a token that is removed, it is not known whether it names a token, or the
+            configuration states another number of tokens.
     """
     edited, old = copy.deepcopy(content), len(ids.new_ids)
-    for part in [part for part in parts_of(edited, old) if part.of_tokens]:
+    parts = [part for part in parts_of(edited, old) if part.of_tokens]
+    check_sizes([part.owner for part in parts], old)
+    for part in parts:
         beside = dict(part.owner)
         for key in id_keys(part.owner, old, where):
             part.owner[key] = new_value(key, beside[key], ids, beside, where)

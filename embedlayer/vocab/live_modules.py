@@ -21,6 +21,7 @@ from embedlayer.census.configurations import (
     ROLE_KEYS,
     Part,
     check_readers,
+    check_sizes,
     entries_of,
     id_keys,
     is_configuration,
@@ -218,13 +219,14 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
         shown = ", ".join(f"{name} {size:,}" for name, size in found.sizes.items())
         raise SizeError(f"These do not share a vocabulary ({shown}): edit each by itself.")
     _refuse_other_rows(module, found)
+    vocab_size = found.vocab_size
     for name, part in modules.items():
         is_ours = isinstance(part, LookupTable | OutputHead | EmbeddingLayer | NgramHash) or id(part) in skipped
-        if not is_ours and any(getattr(part, size, None) == found.vocab_size for size in VOCAB_SIZE_KEYS):
+        if not is_ours and any(getattr(part, key, None) == vocab_size for key in VOCAB_SIZE_KEYS):
             found.configs[name] = part
     found.parts.extend(_configurations(modules, found))
     found.configs.update(
-        (each.name, each.owner) for each in found.parts if each.of_tokens and size_keys(each.owner, found.vocab_size)
+        (each.name, each.owner) for each in found.parts if each.of_tokens and size_keys(each.owner, vocab_size)
     )
     others = {id(each.owner) for each in found.parts if not each.of_tokens}
     apart = tuple(_join(name, "") for name, part in modules.items() if id(part.__dict__.get("config")) in others)
@@ -245,12 +247,13 @@ def _configurations(modules: Mapping[str, nn.Module], found: VocabularyModules) 
     ours = {id(each) for each in (*found.tables.values(), *found.heads.values())}
     holders = [name for name, part in modules.items() if id(part) in ours]
     parts: dict[int, Part] = {}
+    vocab_size = found.vocab_size
     for name, part in modules.items():
         is_around = any(f"{holder}.".startswith(_join(name, "")) for holder in holders)
         for key in ("config", "generation_config"):
             config = part.__dict__.get(key)
             if is_configuration(config) or hasattr(config, "__dict__"):
-                for each in parts_of(config, found.vocab_size, _join(name, key)):
+                for each in parts_of(config, vocab_size, _join(name, key)):
                     known = parts.get(id(each.owner))
                     if known is None or (is_around and each.of_tokens and not known.of_tokens):
                         parts[id(each.owner)] = each._replace(of_tokens=is_around and each.of_tokens)
@@ -799,7 +802,8 @@ def apply_to_module(
         StaleRowsError: The optimizer's state is that before an earlier edit, to which it was not passed.
         PeerError: Another rank raised an error, or applies another edit.
     """
-    held = held_parameters(module, optimizer)
+    replaced = [part.__dict__[REPLACED] for part in module.modules() if REPLACED in part.__dict__]
+    held = held_parameters(module, optimizer, replaced)
     _check_movable(module)
     modules = vocabulary_modules(module)
     fsdp = _fsdp_parameters(module, modules)
@@ -822,6 +826,7 @@ def apply_to_module(
         row_map = resolved.rows.row_map
         if resolved.settings is None:
             configs = [part.owner for part in modules.parts]
+            check_sizes([part.owner for part in modules.parts if part.of_tokens], modules.vocab_size)
             check_readers([*configs, *module.modules()], row_map.new_ids, row_map.size)
             old_settings, settings = settings_of(modules), new_settings(modules, resolved)
         else:
