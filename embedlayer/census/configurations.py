@@ -168,6 +168,17 @@ def _holds_id(value: Any, size: int) -> bool:
     return type(value) is int and 0 <= value < size
 
 
+def other_models(module: nn.Module) -> set[int]:
+    """Return the `id` of each module in an encoder of images, sounds or proteins, whose tokens are no text.
+
+    Its configuration is a part of that of the model around it; see `OTHER_PARTS`.
+    """
+    parts = [part for part in module.modules() if is_configuration(part.__dict__.get("config"))]
+    nested = {id(each.config): list(_nested(each.config, "")) for each in parts}
+    others = {id(owner) for found in nested.values() for _, key, owner in found if key in OTHER_PARTS}
+    return {id(child) for part in parts if id(part.config) in others for child in part.modules()} - {id(module)}
+
+
 def module_ids(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """Yield `(name, module, attribute)` for the token IDs that modules of a user's class or of transformers store.
 

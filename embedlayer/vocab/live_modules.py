@@ -28,6 +28,7 @@ from embedlayer.census.configurations import (
     json_value,
     module_ids,
     new_value,
+    other_models,
     parts_of,
     size_keys,
     text_part,
@@ -196,9 +197,9 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     layers = {name: part for name, part in modules.items() if isinstance(part, EmbeddingLayer)}
     skipped = {id(part) for layer in layers.values() if layer.types is not None for part in layer.types.modules()}
     skipped |= {id(child) for part in modules.values() if isinstance(part, TokenTable) for child in part.children()}
-    skipped |= _hashed_tables(modules)
+    skipped |= _hashed_tables(modules) | other_models(module)
     tables = {name: part for name, part in modules.items() if isinstance(part, TokenTable) and id(part) not in skipped}
-    heads = {name: part for name, part in modules.items() if isinstance(part, OutputHead)}
+    heads = {name: part for name, part in modules.items() if isinstance(part, OutputHead) and id(part) not in skipped}
     for name, head in heads.items():
         table = head.__dict__[OWN_TABLE]
         if table is not None and all(table is not other for other in tables.values()):
@@ -247,9 +248,9 @@ def _configurations(modules: Mapping[str, nn.Module], found: VocabularyModules) 
     ours = {id(each) for each in (*found.tables.values(), *found.heads.values())}
     holders = [name for name, part in modules.items() if id(part) in ours]
     parts: dict[int, Part] = {}
-    vocab_size = found.vocab_size
+    vocab_size, apart = found.vocab_size, other_models(modules[""])
     for name, part in modules.items():
-        is_around = any(f"{holder}.".startswith(_join(name, "")) for holder in holders)
+        is_around = any(f"{holder}.".startswith(_join(name, "")) for holder in holders) and id(part) not in apart
         for key in ("config", "generation_config"):
             config = part.__dict__.get(key)
             if is_configuration(config) or hasattr(config, "__dict__"):

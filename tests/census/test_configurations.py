@@ -139,6 +139,42 @@ def test_a_part_with_another_vocabulary_stays() -> None:
     assert parts == {"": True, "text_config": True, "vision_config": True, "audio_config": False, "encoder": False}
 
 
+def test_a_receipt_of_a_release_that_moved_fewer_ids_is_undone(gpt2, unchecked) -> None:
+    """Such a receipt has no generation configuration, and names a configuration by each module that has it."""
+    el.patch(gpt2)
+    before = {name: tensor.clone() for name, tensor in gpt2.state_dict().items()}
+    generation = gpt2.generation_config.to_dict()
+    receipt = el.vocab.edit_vocabulary(gpt2, keep=order(131), reorder=order(131))
+    for key in [key for key in receipt.settings if key.startswith("generation_config.")]:
+        del receipt.settings[key]
+    receipt.settings["transformer.config.eos_token_id"] = receipt.settings["config.eos_token_id"]
+    for key, value in generation.items():  # which that release left as it was
+        setattr(gpt2.generation_config, key, value)
+    receipt.undo(gpt2)
+    assert gpt2.config.eos_token_id == 2
+    assert gpt2.generation_config.to_dict() == generation
+    assert all(torch.equal(tensor, before[name]) for name, tensor in gpt2.state_dict().items())
+    receipt = el.vocab.edit_vocabulary(gpt2, keep=order(131), reorder=order(131))
+    receipt.settings["transformer.other.eos_token_id"] = 2
+    with pytest.raises(el.CheckpointError, match="not what the receipt belongs to"):
+        receipt.undo(gpt2)
+
+
+def test_a_live_edit_is_undone_in_the_folder_of_the_model(tmp_path, unchecked) -> None:
+    with quiet():
+        _, model = build("t5", "seq2seq")
+    model.generation_config.suppress_tokens = [3, 9]
+    model.save_pretrained(tmp_path / "old")
+    receipt = el.vocab.edit_vocabulary(el.patch(model), reorder=[130, *range(130)])
+    model.save_pretrained(tmp_path / "new")
+    receipt.save(tmp_path / "new")
+    last_receipt(tmp_path / "new").undo(tmp_path / "new", out=tmp_path / "back")
+    for name in ("config.json", "generation_config.json"):
+        new, back, old = (json.loads((tmp_path / folder / name).read_text()) for folder in ("new", "back", "old"))
+        assert back == old
+        assert new != old
+
+
 class Reading:
     """A configuration by its attributes."""
 

@@ -6,17 +6,18 @@
 import pytest
 from covering import some
 from edited_families import EDITS, examine
-from tiny_models import KINDS, SAMPLE, model_types
+from tiny_models import KINDS, MORE_KINDS, SAMPLE, model_types
 
 WHOLE_SAMPLE = [(kind, name) for kind, names in SAMPLE.items() for name in names]
 ALWAYS = [(*case, EDITS[number % 3]) for number, case in enumerate(WHOLE_SAMPLE)]
 """Each type of the sample with one edit, in turn; `--all` adds the other edits and the other types."""
 
 COUNTED = ("xlm-roberta", "roberta", "m2m_100", "nllb-moe")
-ALWAYS += [("image-text", "gemma4", "permute"), ("causal", "whisper", "permute"), ("seq2seq", "t5", "permute")]
+ALWAYS += [("image-text", "gemma4", "permute"), ("image-text", "evolla", "permute"), ("seq2seq", "whisper", "permute")]
+ALWAYS += [("seq2seq", "encoder-decoder", "permute"), ("text encoder", "clip_text_model", "permute")]
 ALL = ALWAYS + [
     case
-    for kind in KINDS
+    for kind in (*KINDS, *MORE_KINDS)
     for name in sorted(model_types(kind))
     for edit in EDITS
     if (case := (kind, name, edit)) not in ALWAYS
