@@ -2,6 +2,8 @@
 
     python examples/edited_families.py                       # every type of every kind, all edits
     python examples/edited_families.py llama bert --json -   # a few, as JSON lines
+    python examples/edited_families.py --write docs/vocabulary.md
+    python examples/edited_families.py --read FILE --write docs/vocabulary.md   # outcomes that --json wrote
 
 Each model is patched, edited and saved; the folder that it was saved to before is edited too. The edits are `EDITS`:
 all tokens permuted, some removed, some added. A result is
@@ -24,12 +26,14 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from patched_loss import relative
+from tables import markdown_table, write_between_markers
 from tiny_models import KINDS, MORE_KINDS, PARTS, VOCAB, CannotBuild, build, model_types, quiet
 from torch import Tensor, nn
 
@@ -46,8 +50,31 @@ LIMIT = 1e-5
 ID_ENDINGS = ("_id", "_ids", "_idx", "_index", "vocab_size", "num_embeddings", "out_features")
 """Ends of attributes that store IDs and sizes."""
 
-PLACEHOLDERS_OF_ROW_0 = ("granite_speech", "granite_speech_plus")
-"""Types that look up row 0 in place of a token of sound, and then replace it by the sound, which texts lack."""
+REASONS = (
+    ("positions from the ID of the padding", "positions are counted from the ID of the padding token, which moves"),
+    ("hashes of token IDs", "rows are found by hashes of token IDs"),
+    ("vocabulary_map", "tables are computed from `vocabulary_map` and read the order of its IDs"),
+    ("for images or sounds", "IDs from a bound on are images or sounds"),
+    ("do not share a vocabulary", "tables or heads have different numbers of rows"),
+    ("the other rows are for", "tables or heads have different numbers of rows"),
+    ("There is no token", "tables or heads have different numbers of rows"),
+    ("beyond look-up and scale", "`patch` does not take the embedding, which computes more than look-up and scale"),
+    ("get_input_embeddings", "`patch` finds no token embeddings"),
+    ("not an nn.Embedding", "`patch` does not take the embedding, which is no `nn.Embedding`"),
+    ("values for each token beside", "further tensors have values for each token"),
+    ("more tensors with rows for tokens", "further tensors have values for each token"),
+    ("as many as there are tokens", "the family is unknown to `load`, and further tensors have as many rows"),
+    ("no table of token rows", "`load` finds no table"),
+    ("unknown family and has several tables", "the family is unknown to `load`, and there are several tables"),
+    ("put together from several tensors", "rows are put together from several tensors"),
+    ("do not belong together", "`load` does not read the table"),
+    ("has no bias of the head", "`load` does not read the table without the head"),
+)
+"""Part of an error's message -> reason in the table of docs/vocabulary.md."""
+
+PLACEHOLDERS = ("image_token_id", "video_token_id", "audio_token_id")
+ROW_0 = ("granite_speech", "granite_speech_plus", "kimi_k25", "muse_glimmer", "muse_spark")
+"""Types that look up row 0 in place of placeholders, and then replace it by image or sound, which texts lack."""
 
 TOKENS = 16
 """Tokens of a text."""
@@ -246,11 +273,13 @@ class Case:
         self.outcome, self.edit, self.path = outcome, outcome.edit, folder
         _, whole = build(outcome.model_type, outcome.kind)
         self.model: Any = whole.get_submodule(PARTS.get(outcome.model_type, ""))
-        table = self.model.get_input_embeddings()
-        self.size = table.num_embeddings if hasattr(table, "num_embeddings") else VOCAB
+        self.size = VOCAB
+        with suppress(NotImplementedError):
+            self.size = getattr(self.model.get_input_embeddings(), "num_embeddings", VOCAB)
         self.ids = texts(self.size)
-        if outcome.model_type in PLACEHOLDERS_OF_ROW_0:
-            self.ids = self.ids[(self.ids != self.model.config.audio_token_id).all(1)]
+        if outcome.model_type in ROW_0:
+            absent = torch.tensor([getattr(self.model.config, key, -1) for key in PLACEHOLDERS])
+            self.ids = self.ids[~torch.isin(self.ids, absent).any(1)]
         self.prompt = self.ids[:2]
         self.name_generated_tokens()
         self.sources = sources_of(self.edit, self.model, self.size)
@@ -352,6 +381,36 @@ class Case:
                 self.outcome.wrong(side, f"generation differs: {after}")
 
 
+def reason_of(message: str) -> str:
+    """Return the reason of a refusal, without names and numbers of one model."""
+    return next((reason for part, reason in REASONS if part in message), message)
+
+
+def page_text(outcomes: Sequence[Outcome]) -> str:
+    """Return the counts of outcomes, and the reasons of refusals with their model types."""
+    verdicts = ("equal", "refused", "wrong", "not built")
+    counts, refused = [], dict[tuple[str, str], dict[str, set[str]]]()
+    for edit in EDITS:
+        for side, name in (("live", "live model"), ("folder", "folder")):
+            found = Counter(getattr(outcome, side) for outcome in outcomes if outcome.edit == edit)
+            counts.append({"edit": edit, "of": name, **{verdict: str(found[verdict]) for verdict in verdicts}})
+    for outcome in outcomes:
+        for side in ("live", "folder"):
+            if getattr(outcome, side) == "refused":
+                types = refused.setdefault((reason_of(outcome.reasons[side][0]), side), {})
+                types.setdefault(f"`{outcome.model_type}`", set()).add(outcome.edit)
+    rows = [
+        {
+            "refused": side,
+            "because": reason,
+            "edits": ", ".join(edit for edit in EDITS if any(edit in edits for edits in types.values())),
+            "model types": ", ".join(sorted(types)),
+        }
+        for (reason, side), types in sorted(refused.items(), key=lambda each: (each[0][1] == "folder", each[0][0]))
+    ]
+    return f"{markdown_table(counts)}\n{markdown_table(rows)}"
+
+
 def _child(work: Sequence[tuple[str, str, str]], queue: Any) -> None:
     """Examine types in a process of its own, and send their outcomes."""
     torch.set_num_threads(1)
@@ -388,6 +447,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--edit", choices=EDITS)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=argparse.FileType("w"), help="write the outcomes as JSON lines")
+    parser.add_argument("--read", type=Path, help="take the outcomes from such a file")
+    parser.add_argument("--write", type=Path, help="write the tables into this page")
     arguments = parser.parse_args(argv)
     work = [
         (model_type, kind, edit)
@@ -397,12 +458,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not arguments.model_types or model_type in arguments.model_types
     ]
     counts: Counter[tuple[str, str, str]] = Counter()
-    for outcome in run(work, arguments.jobs):
+    outcomes: dict[tuple[str, str, str], Outcome] = {}
+    if arguments.read:
+        read = [Outcome(**json.loads(line)) for line in arguments.read.read_text().splitlines()]
+        outcomes, work = {(each.kind, each.model_type, each.edit): each for each in read}, []
+    for outcome in run(work, arguments.jobs) if work else ():
+        outcomes[outcome.kind, outcome.model_type, outcome.edit] = outcome
         counts[outcome.edit, outcome.live, outcome.folder] += 1
         if arguments.json:
             print(json.dumps(asdict(outcome)), file=arguments.json, flush=True)
         else:
             print(outcome, flush=True)
+    if arguments.write:
+        write_between_markers(arguments.write, "edited-families", page_text([*outcomes.values()]))
     for key, count in sorted(counts.items()):
         print(*key, count, file=sys.stderr)
 

@@ -231,8 +231,8 @@ def test_every_key_of_transformers_that_ends_as_ids_do_is_in_a_list() -> None:
         config_class = CONFIG_MAPPING[model_type]
         for each in (config_class, *(part for part in config_class.sub_configs.values() if isinstance(part, type))):
             names |= set(inspect.signature(each.__init__).parameters) | set(getattr(each, "attribute_map", {}).values())
-    truth_values = ("attn_uses_sequence_id", "router_ignore_padding_tokens", "use_task_id")
-    truth_values += ("pred_zero_init_mask_tokens",)
-    known = configurations.KNOWN_IDS | NO_IDS | {*FIRST_IDS} | {*truth_values}
+    truth_values = {"attn_uses_sequence_id", "router_ignore_padding_tokens", "use_task_id"}
+    truth_values |= {"pred_zero_init_mask_tokens"}
+    known = configurations.KNOWN_IDS | NO_IDS | {*FIRST_IDS} | truth_values
     assert {name for name in names if name.endswith(ENDINGS) and not name.startswith(COUNTS)} <= known
     assert not configurations.KNOWN_IDS & NO_IDS

@@ -13,7 +13,7 @@ ALWAYS = [(*case, EDITS[number % 3]) for number, case in enumerate(WHOLE_SAMPLE)
 """Each type of the sample with one edit, in turn; `--all` adds the other edits and the other types."""
 
 COUNTED = ("xlm-roberta", "roberta", "m2m_100", "nllb-moe")
-ALWAYS += [("image-text", "gemma4", "permute"), ("image-text", "evolla", "permute"), ("seq2seq", "whisper", "permute")]
+ALWAYS += [("image-text", "gemma4", "permute"), ("image-text", "evolla", "permute"), ("causal", "whisper", "permute")]
 ALWAYS += [("seq2seq", "encoder-decoder", "permute"), ("text encoder", "clip_text_model", "permute")]
 ALL = ALWAYS + [
     case
