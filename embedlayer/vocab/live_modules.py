@@ -218,7 +218,10 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
         )
     if len({*found.sizes.values()}) > 1:
         shown = ", ".join(f"{name} {size:,}" for name, size in found.sizes.items())
-        raise SizeError(f"These do not share a vocabulary ({shown}): edit each by itself.")
+        raise SizeError(
+            f"These do not share a vocabulary ({shown}): edit each by itself, and then change the token IDs in the "
+            f"configuration of the whole model with receipt.new_ids."
+        )
     _refuse_other_rows(module, found)
     vocab_size = found.vocab_size
     for name, part in modules.items():
