@@ -830,7 +830,8 @@ def apply_to_module(
         row_map = resolved.rows.row_map
         if resolved.settings is None:
             configs = [part.owner for part in modules.parts]
-            check_sizes([part.owner for part in modules.parts if part.of_tokens], modules.vocab_size)
+            of_tokens = [part.owner for part in modules.parts if part.of_tokens]
+            check_sizes(of_tokens, row_map.old_size, row_map.size)
             check_readers([*configs, *module.modules()], row_map.new_ids, row_map.size)
             old_settings, settings = settings_of(modules), new_settings(modules, resolved)
         else:
