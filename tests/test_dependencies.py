@@ -28,6 +28,7 @@ TIERS = [
     ["positions", "tables"],
     ["layers", "optim"],
     ["distributed"],
+    ["census"],
     ["models", "checkpoints"],
     ["training"],
     ["sources"],
