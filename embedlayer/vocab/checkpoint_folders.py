@@ -204,7 +204,7 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
             tensors[name], aliases[name] = RowTensor(checkpoint.read(name), rule.end, axis=axis), name
     if is_unknown:
         aliases |= dict.fromkeys(_copies_of(checkpoint, table), table)
-    _check_others(checkpoint, num_rows, aliases, is_unknown=is_unknown)
+    _check_others(checkpoint, num_rows, aliases, read - aliases.keys(), is_unknown=is_unknown)
     return layer, dict(sorted(tensors.items(), key=lambda named: named[1].local.dim() == 1)), aliases
 
 
@@ -221,7 +221,9 @@ def _copies_of(checkpoint: Checkpoint, table: str) -> list[str]:
     return [name for name in alike if checkpoint.info(name).dtype == info.dtype and checkpoint.stores(name, rows)]
 
 
-def _check_others(checkpoint: Checkpoint, num_rows: int, edited: Collection[str], *, is_unknown: bool) -> None:
+def _check_others(
+    checkpoint: Checkpoint, num_rows: int, edited: Collection[str], read: Collection[str], *, is_unknown: bool
+) -> None:
     """Check that no other tensor of a checkpoint follows the vocabulary; warn of those of which that is not known.
 
     What the record of the family does not name is looked for in the class of transformers that `config.json` names,
@@ -231,13 +233,15 @@ def _check_others(checkpoint: Checkpoint, num_rows: int, edited: Collection[str]
         checkpoint: The checkpoint.
         num_rows: Number of rows of the table.
         edited: Names of the tensors that are edited; the table is the first.
+        read: Names of other tensors of the layer, such as positions, which have no rows of tokens.
         is_unknown: Whether the family is unknown, so that only the table and its copies are edited; that is a warning.
 
     Raises:
         CheckpointError: Another tensor follows the vocabulary; or, if the family is unknown, it may, because it has a
             size of `num_rows`, such as an untied head.
     """
-    sized = [name for name in checkpoint.names if num_rows in checkpoint.info(name).shape and name not in edited]
+    sized = [name for name in checkpoint.names if num_rows in checkpoint.info(name).shape]
+    sized = [name for name in sized if name not in edited and name not in read]
     axes = axes_by_architecture(checkpoint.config, edited) if sized or is_unknown else None
     follow = [name for name, own in (axes or {}).items() if own and name in checkpoint.names and name not in edited]
     if follow:

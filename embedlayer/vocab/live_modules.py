@@ -422,8 +422,13 @@ def row_tensors(
                 found[id(parameter)] = names.get(id(parameter), _join(name, key)), rows
     for name, tensor, axes, rule in tensors_in(module, found.keys()):
         if id(tensor) not in found:
-            if rule.end is None or len(axes) > 1 or (axes[0] and is_dtensor(tensor)):
+            is_known = rule.end is not None and len(axes) == 1 and tensor.is_floating_point()
+            if not is_known or tensor.shape[axes[0]] != modules.vocab_size:
                 raise unknown_rows(name, rule.use)
+            if is_dtensor(tensor) and (axes[0] or fsdp):
+                raise SizeError(
+                    f"{name} is sharded, and is moved only whole: edit the vocabulary before it is sharded."
+                )
             found[id(tensor)] = name, RowTensor(tensor, rule.end, collectives=row_collectives(tensor), axis=axes[0])
     # The values of a bias follow from the rows before it.
     tensors = dict(sorted(found.values(), key=lambda named: named[1].local.dim() == 1))

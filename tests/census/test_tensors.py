@@ -89,3 +89,24 @@ def test_a_tensor_that_follows_the_vocabulary_and_has_no_rule_is_named(tmp_path)
         with pytest.raises(el.CheckpointError, match=r"the size of cpmant\.input_embedding\.weight follows"):
             el.vocab.add_tokens(tmp_path / "old", 2, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("width", ["positions", "hidden"])
+def test_positions_and_blocks_of_as_many_rows_as_tokens_stay_as_they_are(width, tmp_path) -> None:
+    """Neither with a warning: the layer reads positions, and the class shows that the blocks do not follow."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_positions": 24, "n_embd": 12} if width == "positions" else {"n_positions": 9, "n_embd": 24}
+    with quiet():
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=24, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1, **sizes))
+        model.save_pretrained(tmp_path / "old")
+    el.vocab.remove_tokens(tmp_path / "old", [20], out=tmp_path / "new")
+    with quiet():
+        edited = GPT2LMHeadModel.from_pretrained(tmp_path / "new").state_dict()
+    for name, tensor in model.state_dict().items():
+        rows = (
+            tensor[[row for row in range(24) if row != 20]]
+            if name.endswith(("wte.weight", "lm_head.weight"))
+            else tensor
+        )
+        assert torch.equal(edited[name], rows), name
