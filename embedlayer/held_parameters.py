@@ -7,7 +7,7 @@ import gc
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,14 +16,17 @@ from torch.optim import Optimizer
 from embedlayer.errors import StaleRowsError
 
 
-def held_parameters(module: nn.Module, optimizer: Optimizer | None = None) -> set[int]:
+def held_parameters(
+    module: nn.Module, optimizer: Optimizer | None = None, others: Iterable[nn.Module] = ()
+) -> set[int]:
     """Return the `id` of each parameter of a module that something else refers to too, as another optimizer does.
 
     Args:
         module: The module.
         optimizer: An optimizer whose references do not count, or `None`.
+        others: Modules outside of `module` whose references do not count.
     """
-    owners = list(module.modules())
+    owners = [*module.modules(), *others]
     uses = Counter(id(parameter) for owner in owners for parameter in owner._parameters.values())
     if optimizer is not None:  # a list of its group, and a key of its state
         uses.update(id(parameter) for parameter in (*_trained(optimizer), *optimizer.state))

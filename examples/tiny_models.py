@@ -30,6 +30,9 @@ KINDS = {
 }
 """Kind -> name of the mapping in transformers' `modeling_auto` whose keys are its model types."""
 
+MORE_KINDS = {"text encoder": "MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES"}
+"""Further kinds, whose models have no logits: their vocabulary is edited."""
+
 SAMPLE = {
     "causal": (
         *("llama", "qwen2", "gemma3_text", "gpt2", "gptj", "gpt_neox", "falcon", "bloom", "mpt", "opt", "phi"),
@@ -305,7 +308,7 @@ def model_types(kind: str) -> dict[str, str]:
     """Return the model types of a kind, and the name of each one's model class in transformers."""
     from transformers.models.auto import modeling_auto
 
-    return dict(getattr(modeling_auto, KINDS[kind]))
+    return dict(getattr(modeling_auto, {**KINDS, **MORE_KINDS}[kind]))
 
 
 def small_config(config_class: Any, overrides: Mapping[str, Any]) -> Any:

@@ -101,6 +101,7 @@ def test_every_module_has_its_test_file() -> None:
         f"families/{name}.py": "test_families.py"
         for name in ("records", "causal", "masked", "encoder_decoder", "multimodal", "rotary")
     }
+    together |= {"families/token_ids.py": "census/test_configurations.py"}
     together |= {  # shown by what must be true of all kinds
         "io/json_fields.py": "laws/test_damage.py",
         "checkpoints/configuration.py": "laws/test_model_paths.py",
@@ -239,6 +240,7 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "onnx_table.py",
         "tables.py",
         "all_families.py",  # run by test_all_families.py
+        "edited_families.py",  # run by laws/test_edited_families.py
         "model_paths.py",  # run by laws/test_model_paths.py
         "patched_loss.py",
         "rotary_families.py",

@@ -3,7 +3,7 @@
 This package is data: `embedlayer.checkpoints.loader` and `embedlayer.positions.rotary_config` build modules from it. No
 other module of `embedlayer` names a `model_type`. `records` defines the fields; `causal`, `masked` and
 `encoder_decoder` have the records. `multimodal` says how multimodal models use a language model's head, and `rotary`
-has the rotary settings of each model type.
+has the rotary settings of each model type. `token_ids` says which entries of configurations name token IDs.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,6 @@ from embedlayer.families.rotary import REFUSED_ROTARY, ROTARY
 __all__ = [
     "CONFIG_KEYS",
     "FAMILIES",
-    "FIRST_IDS",
     "GGUF_ARCHITECTURES",
     "GGUF_HEAD",
     "GGUF_HEAD_BIAS",
@@ -107,9 +106,6 @@ PER_LAYER_ROWS: Names = tuple(
     dict.fromkeys(family.per_layer.rows for family in FAMILIES if family.per_layer is not None)
 )
 """Configuration keys of the number of rows of a per-layer table, which may be smaller than the number of tokens."""
-
-FIRST_IDS: Names = ("vocab_offset", "image_token_offset", "audio_token_offset")
-"""Keys of the first ID of a range in which a multimodal model looks up images or sounds (Gemma 3n, Apertus 1.5)."""
 
 VOCAB_SIZE_KEYS: Names = tuple(
     dict.fromkeys(

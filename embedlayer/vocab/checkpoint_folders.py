@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from embedlayer.census.configurations import check_readers, edited_configuration, parts_of
 from embedlayer.census.tensors import axes_by_architecture, tensor_rule
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
 from embedlayer.checkpoints.loader import checkpoint_family, is_unknown_family
@@ -19,13 +20,12 @@ from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
-from embedlayer.families import FIRST_IDS, PER_LAYER_ROWS, TEXT_CONFIGS, VOCAB_SIZE_KEYS, family_of
+from embedlayer.families import PER_LAYER_ROWS, family_of
 from embedlayer.io.files import JsonObject, read_json, write_json
 from embedlayer.pretrained import TOKENIZER
 from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
 from embedlayer.vocab.live_modules import (
     ModuleResult,
-    check_first_ids,
     refuse_hashed_ngrams,
     row_tensors,
     vocabulary_modules,
@@ -49,7 +49,6 @@ from embedlayer.vocab.tokenizer_edit import tokenizer_data
 ROWS = "num_rows"
 """End of the name of a number of rows in a receipt."""
 
-LISTS_OF_IDS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
 GENERATION, TOKENIZER_CONFIG, SPECIALS = "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"
 ADDED = "added_tokens.json"
 TEMPLATES = ("chat_template*.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
@@ -89,9 +88,9 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
     resolved = edit.resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)
     row_map = resolved.rows.row_map
     _check_padding(layer, row_map)
-    config = _read(folder / CONFIG)
-    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
-    check_first_ids(row_map, [(key, part.get(key)) for part in parts for key in FIRST_IDS])
+    if resolved.tokens is not None:
+        configs = [part.owner for file in (CONFIG, GENERATION) for part in parts_of(_read(folder / file), 0)]
+        check_readers(configs, row_map.new_ids, row_map.size)
     # An edit gives a row to each token: how many a per-layer table had is written down for the undo.
     short = {f"{name}.{ROWS}": len(r.local) for name, r in tensors.items() if len(r.local) < row_map.old_size}
     before = resolved.settings or {}
@@ -109,22 +108,31 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
             (partial / name).unlink()
         else:
             (partial / name).write_text(content, encoding="utf-8")
-    _restore_config(partial / CONFIG, resolved.settings or {})
+    _restore_config(partial, resolved.settings or {})
     changed = {*files, CONFIG} | ({TOKENIZER} if resolved.tokenizer is not None else set())
     return {"": ModuleResult(resolved, result, short)}, sorted(changed)
 
 
-def _restore_config(path: Path, settings: JsonObject) -> None:
-    """Write the values before an edit of a live model into `config.json`, for the undo in the folder of that model.
+def _restore_config(folder: Path, settings: JsonObject) -> None:
+    """Write the values before an edit of a live model into its configurations, to undo it in the folder of that model.
 
     Args:
-        path: The file; it may be missing.
-        settings: The settings of the receipt; those of its configuration start with `config.`.
+        folder: The folder; its `config.json` and `generation_config.json` are changed if they are there.
+        settings: The settings of the receipt; those of the configurations start with the name of the file.
     """
-    before = {name.removeprefix("config."): value for name, value in settings.items() if name.startswith("config.")}
-    if before and path.is_file():
-        content = _read(path)
-        write_json(path, content | {key: value for key, value in before.items() if key in content})
+    for file in (CONFIG, GENERATION):
+        start = f"{Path(file).stem}."
+        before = {name.removeprefix(start): value for name, value in settings.items() if name.startswith(start)}
+        if before and (folder / file).is_file():
+            content = _read(folder / file)
+            for name, value in before.items():
+                *path, key = name.split(".")
+                part: Any = content
+                for each in path:
+                    part = part.get(each) if isinstance(part, dict) else None
+                if isinstance(part, dict) and key in part:
+                    part[key] = value
+            write_json(folder / file, content)
 
 
 def _check_padding(layer: EmbeddingLayer, row_map: RowMap) -> None:
@@ -310,16 +318,15 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer:
         VocabularyError: A configuration names a removed token.
     """
     ids, special, model = tokens.new_token_ids(row_map), tokens.special_tokens, _read(folder / CONFIG)
-    old_size, size = row_map.old_size, row_map.size
 
-    def sized(content: JsonObject) -> JsonObject:
-        content = _with_size(content, old_size, size)
-        return _with_per_layer_rows(content, size) if per_layer else content
+    def edited_config(content: JsonObject) -> JsonObject:
+        content = edited_configuration(content, ids, CONFIG)
+        return _with_all_roles(_with_per_layer_rows(content, row_map.size) if per_layer else content, ids)
 
     edits: dict[str, Callable[[JsonObject], JsonObject]] = {
-        CONFIG: lambda content: _with_all_roles(sized(_with_ids(content, ids, CONFIG)), ids),
-        GENERATION: lambda content: _with_ids(content, ids, GENERATION),
-        "params.json": lambda content: _with_size(content, old_size, size),
+        CONFIG: edited_config,
+        GENERATION: lambda content: edited_configuration(content, ids, GENERATION),
+        "params.json": lambda content: edited_configuration(content, ids, "params.json"),
     }
     removed: list[Path] = []
     old_tokenizer, tokenizer = tokens.old_tokenizer, tokens.tokenizer
@@ -442,62 +449,6 @@ def _templates_to_remove(folder: Path, lost: Sequence[str], found: dict[str, Jso
             stacklevel=6,
         )
     return list(named)
-
-
-def _with_size(content: JsonObject, old: int, new: int) -> JsonObject:
-    """Return a copy of a configuration in which the number of tokens is `new` if it was `old`.
-
-    It is stated under the keys in `VOCAB_SIZE_KEYS`, also in the nested configurations in `TEXT_CONFIGS`.
-    """
-    content = {key: new if key in VOCAB_SIZE_KEYS and value == old else value for key, value in content.items()}
-    nested = {key: content[key] for key in TEXT_CONFIGS if isinstance(content.get(key), dict)}
-    return content | {key: _with_size(value, old, new) for key, value in nested.items()}
-
-
-def _with_ids(content: JsonObject, ids: NewTokenIds, file: str) -> JsonObject:
-    """Return a copy of a configuration with new token IDs in place of the old ones, also in nested dictionaries.
-
-    These are the entries whose names end in `_token_id`, `_token_ids` or `_token_index`, and the lists in
-    `LISTS_OF_IDS`, such as `suppress_tokens`. Removed tokens are left out of these lists.
-
-    Args:
-        content: The configuration.
-        ids: Converts the IDs.
-        file: Name of the configuration's file, for the error.
-
-    Raises:
-        VocabularyError: An entry outside these lists names a removed token.
-    """
-    moved: JsonObject = {}
-    for key, value in content.items():
-        if isinstance(value, dict):
-            moved[key] = _with_ids(value, ids, file)
-        elif key in LISTS_OF_IDS and isinstance(value, list):
-            moved[key] = [new for new in (_new_id_or_none(one, ids) for one in value) if new is not None]
-        elif key.endswith(("_token_id", "_token_ids", "_token_index")):
-            moved[key] = ids.of(key, value, content, file)
-        else:
-            moved[key] = value
-    return moved
-
-
-def _new_id_or_none(value: Any, ids: NewTokenIds) -> Any:
-    """Return the new ID of a token in a list such as `suppress_tokens`, or the new IDs of a sequence of tokens.
-
-    Args:
-        value: An old ID, or a list of old IDs, as in `bad_words_ids`.
-        ids: Converts the IDs.
-
-    Returns:
-        The new ID, or the list of new IDs; `None` if the token, or any token of the list, is removed. A value that is
-        not an old ID is returned unchanged.
-    """
-    if isinstance(value, list):
-        inner = [_new_id_or_none(one, ids) for one in value]
-        return None if None in inner else inner
-    if type(value) is not int or not 0 <= value < len(ids.new_ids):
-        return value
-    return ids.new_ids[value] if ids.new_ids[value] >= 0 else None
 
 
 def _without_removed_names(content: JsonObject, tokens: TokenMap, new: Tokenizer, file: str) -> JsonObject:

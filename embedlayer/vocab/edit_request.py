@@ -85,7 +85,8 @@ class TokenMap:
         Args:
             row_map: The old row of each new row, as `TokenMap.row_map` returned it.
         """
-        return NewTokenIds(row_map.token_ids(self.merged).tolist(), self.dropped, self.tokenizer, self.special_tokens)
+        new_ids = row_map.token_ids(self.merged).tolist()
+        return NewTokenIds(new_ids, self.dropped, self.tokenizer, self.special_tokens, size=row_map.size)
 
     def new_tokens(self) -> list[NewToken]:
         """Return the new tokens by ascending new ID, each with the IDs by which the old tokenizer encodes its text.

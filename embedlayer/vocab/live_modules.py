@@ -7,7 +7,7 @@ same objects, so tied heads and optimizers keep their references. Each rank move
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +18,23 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from embedlayer.census.configurations import (
+    ROLE_KEYS,
+    Part,
+    check_readers,
+    check_sizes,
+    entries_of,
+    id_keys,
+    is_configuration,
+    json_value,
+    module_ids,
+    new_value,
+    other_models,
+    parts_of,
+    size_keys,
+    text_part,
+    value_of_json,
+)
 from embedlayer.census.tensors import models_in, named_tensors, tensors_in
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.checkpoints.patch import REPLACED
@@ -31,7 +48,7 @@ from embedlayer.distributed.dtensors import (
 )
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.errors import CheckpointError, SizeError, TokenIdError, VocabularyError
-from embedlayer.families import FIRST_IDS, PER_LAYER_ROWS, VOCAB_SIZE_KEYS, family_of
+from embedlayer.families import PER_LAYER_ROWS, VOCAB_SIZE_KEYS, family_of
 from embedlayer.families.records import End
 from embedlayer.held_parameters import held_parameters
 from embedlayer.io.files import JsonObject
@@ -51,11 +68,6 @@ from embedlayer.vocab.unmoved_state import require_moved, watch_unmoved
 
 if TYPE_CHECKING:
     from embedlayer.distributed.fsdp import FsdpParameter
-
-TOKEN_IDS = (
-    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "mask_token_id", "sep_token_id"),
-)
-"""Token IDs in the configuration of a live transformers model."""
 
 _HASHED_NGRAMS = re.compile(r"(?:^|[._])engram[._]|(?:^|\.)ngram_embedding\.|(?:^|\.)ngram_embeddings\.embedders\.")
 """Names of tensors of hashed n-grams in checkpoints: of Engram, Qwen4-Exp and LongCat-Flash."""
@@ -112,8 +124,10 @@ class VocabularyModules(NamedTuple):
         local: For each table, the rows that this process stores.
         heads: The output heads.
         layers: The layers, which may have a tokenizer.
-        configs: Other modules, and configurations of transformers, with the same `vocab_size`.
+        configs: Other modules, and configurations, with the same `vocab_size`.
         hashes: The n-gram hashes, which have a compressed ID for each token.
+        parts: All configurations of the module, generation configurations included, each object once.
+        module_ids: Token IDs that modules store, as `module_ids` of the census yields them.
     """
 
     tables: dict[str, TokenTable]
@@ -122,6 +136,8 @@ class VocabularyModules(NamedTuple):
     layers: dict[str, EmbeddingLayer]
     configs: dict[str, Any]
     hashes: dict[str, NgramHash]
+    parts: list[Part]
+    module_ids: list[tuple[str, nn.Module, str]]
 
     @property
     def collectives(self) -> Collectives:
@@ -184,9 +200,9 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     layers = {name: part for name, part in modules.items() if isinstance(part, EmbeddingLayer)}
     skipped = {id(part) for layer in layers.values() if layer.types is not None for part in layer.types.modules()}
     skipped |= {id(child) for part in modules.values() if isinstance(part, TokenTable) for child in part.children()}
-    skipped |= _hashed_tables(modules)
+    skipped |= _hashed_tables(modules) | other_models(module)
     tables = {name: part for name, part in modules.items() if isinstance(part, TokenTable) and id(part) not in skipped}
-    heads = {name: part for name, part in modules.items() if isinstance(part, OutputHead)}
+    heads = {name: part for name, part in modules.items() if isinstance(part, OutputHead) and id(part) not in skipped}
     for name, head in heads.items():
         table = head.__dict__[OWN_TABLE]
         if table is not None and all(table is not other for other in tables.values()):
@@ -196,7 +212,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     for name, (table, missing_row) in _per_layer_tables(modules).items():
         stored, part = _local_table(name, table, False)
         local[stored] = part._replace(per_layer=True, missing_row=missing_row)
-    found = VocabularyModules(tables, local, heads, layers, {}, hashes)
+    found = VocabularyModules(tables, local, heads, layers, {}, hashes, [], [])
     if not found.sizes:
         raise SizeError(
             "There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary. A "
@@ -207,12 +223,45 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
         shown = ", ".join(f"{name} {size:,}" for name, size in found.sizes.items())
         raise SizeError(f"These do not share a vocabulary ({shown}): edit each by itself.")
     _refuse_other_rows(module, found)
+    vocab_size = found.vocab_size
     for name, part in modules.items():
-        for key, other in ((name, part), (_join(name, "config"), part.__dict__.get("config"))):
-            is_ours = isinstance(other, LookupTable | OutputHead | EmbeddingLayer | NgramHash) or id(other) in skipped
-            if not is_ours and any(getattr(other, size, None) == found.vocab_size for size in VOCAB_SIZE_KEYS):
-                found.configs[key] = other
+        is_ours = isinstance(part, LookupTable | OutputHead | EmbeddingLayer | NgramHash) or id(part) in skipped
+        if not is_ours and any(getattr(part, key, None) == vocab_size for key in VOCAB_SIZE_KEYS):
+            found.configs[name] = part
+    found.parts.extend(_configurations(modules, found))
+    found.configs.update(
+        (each.name, each.owner) for each in found.parts if each.of_tokens and size_keys(each.owner, vocab_size)
+    )
+    others = {id(each.owner) for each in found.parts if not each.of_tokens}
+    apart = tuple(_join(name, "") for name, part in modules.items() if id(part.__dict__.get("config")) in others)
+    found.module_ids.extend(each for each in module_ids(module) if not f"{each[0]}.".startswith(apart))
     return found
+
+
+def _configurations(modules: Mapping[str, nn.Module], found: VocabularyModules) -> Iterator[Part]:
+    """Yield all configurations and generation configurations of a live module, each object once.
+
+    The token IDs in them are those of the edited vocabulary if a table or head is in the module that has the
+    configuration.
+
+    Args:
+        modules: All modules of the edited module by name.
+        found: Its tables and heads.
+    """
+    ours = {id(each) for each in (*found.tables.values(), *found.heads.values())}
+    holders = [name for name, part in modules.items() if id(part) in ours]
+    parts: dict[int, Part] = {}
+    vocab_size, apart = found.vocab_size, other_models(modules[""])
+    for name, part in modules.items():
+        is_around = any(f"{holder}.".startswith(_join(name, "")) for holder in holders) and id(part) not in apart
+        for key in ("config", "generation_config"):
+            config = part.__dict__.get(key)
+            if is_configuration(config) or hasattr(config, "__dict__"):
+                for each in parts_of(config, vocab_size, _join(name, key)):
+                    known = parts.get(id(each.owner))
+                    if known is None or (is_around and each.of_tokens and not known.of_tokens):
+                        parts[id(each.owner)] = each._replace(of_tokens=is_around and each.of_tokens)
+    yield from parts.values()
 
 
 def _refuse_other_rows(module: nn.Module, found: VocabularyModules) -> None:
@@ -519,11 +568,23 @@ class Setting(NamedTuple):
         attribute: Name of the attribute.
         part: If the attribute describes only the rows that this process stores, these rows; `None` if it describes the
             whole table.
+        names_ids: Whether it is an entry of a configuration, or an attribute of a model, that names token IDs.
     """
 
     owner: Any
     attribute: str
     part: LocalTable | None = None
+    names_ids: bool = False
+
+    @property
+    def value(self) -> Any:
+        """Return the present value."""
+        return self.owner[self.attribute] if isinstance(self.owner, Mapping) else getattr(self.owner, self.attribute)
+
+    def step(self, value: Any) -> Step:
+        """Return a pair of functions: one sets the attribute to `value`, the other to its present value."""
+        set_value = self.owner.__setitem__ if isinstance(self.owner, dict) else partial(setattr, self.owner)
+        return partial(set_value, self.attribute, value), partial(set_value, self.attribute, self.value)
 
 
 def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
@@ -562,8 +623,18 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
     has_per_layer = any(part.per_layer for part in modules.local.values())
     for name, config in modules.configs.items():
         sizes = [key for key in VOCAB_SIZE_KEYS if getattr(config, key, None) == modules.vocab_size]
+        if isinstance(config, dict):
+            sizes = size_keys(config, modules.vocab_size)
         sizes += [key for key in PER_LAYER_ROWS if has_per_layer and hasattr(config, key) and key not in sizes]
-        note(name, config, " ".join([*sizes, *(k for k in TOKEN_IDS if getattr(config, k, None) is not None)]))
+        found.update({_join(name, key): Setting(config, key) for key in sizes})
+    of_tokens = [each for each in modules.parts if each.of_tokens]
+    of_roles = {id(text_part(each.owner)) for each in of_tokens if each.name.rpartition(".")[2] == "config"}
+    for name, owner, _ in of_tokens:
+        keys = id_keys(owner, modules.vocab_size, f"The model's {name}")
+        keys += [key for key in ROLE_KEYS if id(owner) in of_roles and entries_of(owner).get(key, 0) is None]
+        found.update({_join(name, key): Setting(owner, key, names_ids=True) for key in keys})
+    for name, owner, key in modules.module_ids:
+        found[_join(name, key)] = Setting(owner, key, names_ids=True)
     return found
 
 
@@ -576,31 +647,26 @@ def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
         TokenIdError: The padding row would be dropped.
         SizeError: A rank would store no row.
         VocabularyError: A configuration names a token that is removed, or a new token has no compressed ID.
-        CheckpointError: The receipt of an undo has other settings than the module.
     """
     settings = settings_of(modules)
-    if edit.settings is not None:
-        if settings.keys() != edit.settings.keys():
-            raise CheckpointError(
-                "This module is not what the receipt belongs to: it has other tables, heads or configurations. Nothing "
-                "was changed."
-            )
-        return dict(edit.settings)
     assert edit.tokens is not None
     row_map = edit.rows.row_map
     ids = edit.tokens.new_token_ids(row_map)
     after: JsonObject = {}
-    for name, (owner, attribute, part) in settings.items():
-        value = getattr(owner, attribute)
+    for name, setting in settings.items():
+        (owner, attribute, part, names_ids), value = setting, setting.value
         local = (SINGLE_PROCESS if part is None else part.collectives).partition(row_map.size)
         bounds = {"start": local.start, "first_row": local.start, "stop": local.stop, "whole_rows": row_map.size}
-        if attribute in bounds:
+        if names_ids and value is None:
+            value = None if ids.role_ids is None else ids.role_ids.get(attribute.removesuffix("_id"))
+        elif names_ids:
+            value = new_value(
+                attribute, value, ids, entries_of(owner), f"the model's {name.rpartition('.')[0] or name}"
+            )
+        elif attribute in bounds:
             value = bounds[attribute]
         elif attribute in ("padding_idx", "padding_id"):
             value = local.local_or_none(_moved_padding(value if part is None else part.padding_idx, row_map))
-        elif attribute in TOKEN_IDS:
-            beside = {key: getattr(owner, key, None) for key in TOKEN_IDS}
-            value = ids.of(attribute, value, beside, "the model's configuration")
         elif attribute == "is_edited":
             value = True
         elif attribute == "compressed_size":
@@ -617,6 +683,43 @@ def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
             value = len(local)
         after[name] = value
     return after
+
+
+def restored_settings(
+    module: nn.Module, modules: VocabularyModules, settings: JsonObject
+) -> tuple[dict[str, Setting], JsonObject]:
+    """Return the settings that the undo of an edit changes, and their values before that edit; nothing is changed.
+
+    Args:
+        module: The module.
+        modules: Its tables and heads.
+        settings: The settings of the receipt. A receipt may have fewer token IDs than the module: those that an earlier
+            release did not change.
+
+    Raises:
+        CheckpointError: The receipt has other settings than the module.
+    """
+    present = settings_of(modules)
+    found = {name: present.get(name) or _setting_at(module, name) for name in settings}
+    if None in found.values() or any(not each.names_ids for name, each in present.items() if name not in settings):
+        raise CheckpointError(
+            "This module is not what the receipt belongs to: it has other tables, heads or configurations. Nothing "
+            "was changed."
+        )
+    known = {name: each for name, each in found.items() if each is not None}
+    return known, {name: value_of_json(settings[name], each.value) for name, each in known.items()}
+
+
+def _setting_at(module: nn.Module, name: str) -> Setting | None:
+    """Return an entry of a configuration by the dotted name of an attribute of a module; `None` if there is none."""
+    *path, attribute = name.split(".")
+    if not {"config", "generation_config"} & {*path}:
+        return None
+    owner: Any = module
+    for key in path:
+        owner = owner.get(key) if isinstance(owner, Mapping) else getattr(owner, key, None)
+    is_there = attribute in owner if isinstance(owner, Mapping) else hasattr(owner, attribute)
+    return Setting(owner, attribute, names_ids=True) if is_there else None
 
 
 def _compressed_size(ngrams: NgramHash, added: int) -> int:
@@ -704,7 +807,8 @@ def apply_to_module(
         StaleRowsError: The optimizer's state is that before an earlier edit, to which it was not passed.
         PeerError: Another rank raised an error, or applies another edit.
     """
-    held = held_parameters(module, optimizer)
+    replaced = [part.__dict__[REPLACED] for part in module.modules() if REPLACED in part.__dict__]
+    held = held_parameters(module, optimizer, replaced)
     _check_movable(module)
     modules = vocabulary_modules(module)
     _refuse_adapters(module, modules)
@@ -726,10 +830,14 @@ def apply_to_module(
         ):
             raise SizeError("A per-layer table that lacks tokens is sharded: edit the vocabulary before it is sharded.")
         row_map = resolved.rows.row_map
-        parts = [each for part in module.modules() for each in (part, getattr(part, "config", None))]
-        check_first_ids(row_map, [(key, getattr(part, key, None)) for part in parts for key in FIRST_IDS])
-        settings, old_settings = new_settings(modules, resolved), settings_of(modules)
-        before = {name: getattr(setting.owner, setting.attribute) for name, setting in old_settings.items()}
+        if resolved.settings is None:
+            configs = [part.owner for part in modules.parts]
+            check_sizes([part.owner for part in modules.parts if part.of_tokens], modules.vocab_size)
+            check_readers([*configs, *module.modules()], row_map.new_ids, row_map.size)
+            old_settings, settings = settings_of(modules), new_settings(modules, resolved)
+        else:
+            old_settings, settings = restored_settings(module, modules, resolved.settings)
+        before = {name: json_value(setting.value) for name, setting in old_settings.items()}
         for updates, weight in pending:  # rows and moments become those of dense AdamW
             updates.apply_all(weight, moments=True)
         padding = {
@@ -759,7 +867,7 @@ def apply_to_module(
         (partial(replace[name], rows.with_rows(result.tensors[name], row_map)), partial(replace[name], _saved(rows)))
         for name, rows in tensors.items()
     ]
-    steps += [_assign(*old_settings[name][:2], value) for name, value in settings.items()]
+    steps += [old_settings[name].step(value) for name, value in settings.items()]
     if resolved.tokenizer is not None:
         steps += [_assign(layer, "_tokenizer", resolved.tokenizer) for layer in modules.layers.values()]
     steps += [
@@ -772,27 +880,6 @@ def apply_to_module(
     moved = {name: rows.tensor for name, rows in parameters.items() if id(rows.tensor) in held}
     watch_unmoved(moved, row_map, optimizer, is_undo=resolved.rows.after is not None)
     return ModuleResult(resolved, result, before)
-
-
-def check_first_ids(row_map: RowMap, first_ids: Sequence[tuple[str, object]]) -> None:
-    """Check that an edit leaves the IDs at which a multimodal model looks up images or sounds as they are.
-
-    Args:
-        row_map: The old row of each new row.
-        first_ids: Key and value of the first ID of each such range; values other than whole numbers are ignored.
-
-    Raises:
-        VocabularyError: An ID from the first of these on would change, or rows would follow them.
-    """
-    known = {key: first for key, first in first_ids if type(first) is int}
-    first = min(known.values(), default=row_map.size)
-    ids = torch.arange(row_map.old_size)
-    if known and (row_map.size != row_map.old_size or not torch.equal(row_map.new_ids[first:], ids[first:])):
-        raise VocabularyError(
-            f"This model takes token IDs from {first:,} on for images or sounds ({', '.join(known)}), and the edit "
-            f"would change or follow them. Edit the language model alone: save it with save_pretrained of a text "
-            f"model, such as Gemma3nForCausalLM."
-        )
 
 
 def _fsdp_parameters(module: nn.Module, modules: VocabularyModules) -> Mapping[int, "FsdpParameter"]:

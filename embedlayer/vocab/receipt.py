@@ -51,7 +51,7 @@ class ReceiptFields(TypedDict):
     format_version: int
     old_size: Annotated[int, Range(1, 1 << 26)]
     num_tokens: tuple[Count, Count]
-    settings: dict[str, int | float | str | bool | list[int] | None]
+    settings: dict[str, Any]
     created: list[str]
     added: dict[str, str]
     dropped: dict[str, str]

@@ -163,6 +163,7 @@ class NewTokenIds:
         tokenizer: The tokenizer after the edit, or `None`.
         special_tokens: If another tokenizer replaces the old one: from each role to the text of its special token.
             Else `None`.
+        size: Number of rows after the edit.
 
     Attributes:
         role_ids: If another tokenizer replaces the old one: from each role to the ID of its special token. Else `None`.
@@ -174,14 +175,16 @@ class NewTokenIds:
         dropped: Mapping[int, str],
         tokenizer: Tokenizer | None = None,
         special_tokens: Mapping[str, str] | None = None,
+        *,
+        size: int,
     ) -> None:
-        self.new_ids, self.dropped = new_ids, dropped
+        self.new_ids, self.dropped, self.size = new_ids, dropped, size
         self.role_ids: dict[str, int] | None = None
         if tokenizer is not None and special_tokens is not None:
             ids = {role: tokenizer.token_to_id(token) for role, token in special_tokens.items()}
             self.role_ids = {role: token_id for role, token_id in ids.items() if token_id is not None}
 
-    def of(self, key: str, value: Any, config: Mapping[str, Any], where: str) -> Any:
+    def of(self, key: str, value: Any, config: Mapping[str, Any], where: str, *, role: str = "") -> Any:
         """Return the new value of one entry of a configuration; `config` is not changed.
 
         If another tokenizer replaces the old one, an entry for a role, such as `eos_token_id`, gets that role's new ID.
@@ -194,15 +197,16 @@ class NewTokenIds:
                 returned unchanged.
             config: The configuration that contains the entry.
             where: Name of the configuration, for the error.
+            role: The usual key of the entry's role, such as `pad_token_id` for `pad_index`; "" if `key` is that key.
 
         Raises:
             VocabularyError: The token is removed, or the new tokenizer has no padding token.
         """
-        role = key.removesuffix("s").removesuffix("_id")
+        role = (role or key).removesuffix("s").removesuffix("_id")
         if self.role_ids is not None and role in USUAL_NAMES:
             return self._by_role(role, value, key, where)
         if isinstance(value, list | tuple):
-            return type(value)(self.of(key, one, config, where) for one in value)
+            return type(value)(self.of(key, one, config, where, role=role) for one in value)
         if type(value) is not int or not 0 <= value < len(self.new_ids):
             return value
         if self.role_ids is not None:

@@ -1,0 +1,436 @@
+"""Token IDs in configurations of any depth and in attributes of modules, and their values after an edit.
+
+A configuration is the content of a JSON file, a live configuration of transformers, or a generation configuration. All
+functions take each of them; `families.token_ids` says which keys name token IDs.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from embedlayer.errors import VocabularyError
+from embedlayer.families import VOCAB_SIZE_KEYS, family_of
+from embedlayer.families.token_ids import (
+    COUNTED_FROM_PADDING,
+    COUNTS,
+    ENDINGS,
+    FIRST_IDS,
+    FIXED_IDS,
+    HASHED_IDS,
+    IDS_BEFORE_RANGE,
+    LARGEST_ID,
+    NAMED_IDS,
+    NO_IDS,
+    OTHER_PARTS,
+    PLACED_IDS,
+    ROLES,
+    SEQUENCE_BIASES,
+    SINGLE_IDS,
+    SUPPRESSED_IDS,
+    TEXTS_BY_ID,
+)
+from embedlayer.io.files import JsonObject
+
+KNOWN_IDS = SINGLE_IDS | SUPPRESSED_IDS | SEQUENCE_BIASES | PLACED_IDS | NAMED_IDS | TEXTS_BY_ID | FIXED_IDS
+"""All keys that name token IDs."""
+
+ROLE_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Keys that a configuration gets from the tokenizer that replaces the old one, if they are null."""
+
+
+class IdConversion(Protocol):
+    """Conversion of old token IDs to new ones; `NewTokenIds` of `embedlayer.vocab.special_tokens` is one.
+
+    Attributes:
+        new_ids: New ID of each old ID, or -1 for a removed token.
+        size: Number of rows after the edit.
+    """
+
+    new_ids: Sequence[int]
+    size: int
+
+    def of(self, key: str, value: Any, config: Mapping[str, Any], where: str, *, role: str = "") -> Any:
+        """Return the new value of an entry with one ID or a list of IDs; a removed token is an error."""
+
+
+class Part(NamedTuple):
+    """Refer to a configuration, or to a part of one.
+
+    Attributes:
+        name: Dotted name, such as `config.text_config`; "" for a configuration without a name.
+        owner: The dictionary or the configuration object.
+        of_tokens: Whether its token IDs are those of the edited vocabulary.
+    """
+
+    name: str
+    owner: Any
+    of_tokens: bool
+
+
+def is_configuration(value: object) -> bool:
+    """Return whether a value is a dictionary, or a configuration object of transformers."""
+    return isinstance(value, Mapping) or hasattr(value, "to_dict")
+
+
+def entries_of(owner: Any) -> dict[str, Any]:
+    """Return the entries of a dictionary, or the attributes of a configuration or module; other keys are left out."""
+    entries = owner if isinstance(owner, Mapping) else vars(owner)
+    return {key: value for key, value in entries.items() if isinstance(key, str)}
+
+
+def parts_of(config: Any, size: int, name: str = "") -> Iterator[Part]:
+    """Yield a configuration and all configurations in it.
+
+    A part has the token IDs of the edited vocabulary if it states the number of tokens of that vocabulary. If it states
+    no number of tokens, it is as the configuration around it.
+
+    Args:
+        config: The configuration of a model with the edited vocabulary.
+        size: Number of tokens of that vocabulary, V.
+        name: Name of the configuration.
+    """
+    nested = [entry for entry in _nested(config, name) if entry[1] not in OTHER_PARTS]
+    is_stated = any(size in _sizes(owner).values() for _, _, owner in nested)
+    yield from _parts(config, name, "", True, size if is_stated else None)
+
+
+def _nested(config: Any, name: str, key: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Yield `(name, key, configuration)` for a configuration and all configurations in it."""
+    yield name, key, config
+    for own, value in entries_of(config).items():
+        if own not in KNOWN_IDS | NO_IDS and is_configuration(value):
+            yield from _nested(value, f"{name}.{own}".lstrip("."), own)
+
+
+def _parts(config: Any, name: str, key: str, of_tokens: bool, size: int | None) -> Iterator[Part]:
+    """Yield a configuration and all configurations in it, as `parts_of`.
+
+    Args:
+        config: The configuration.
+        name: Its dotted name.
+        key: Its key in the configuration around it; "" for the outermost one.
+        of_tokens: Whether the configuration around it has the token IDs of the edited vocabulary.
+        size: Number of tokens of that vocabulary; `None` if no part states it, so that it tells nothing.
+    """
+    sizes = _sizes(config)
+    if sizes and key:
+        of_tokens = key not in OTHER_PARTS and (of_tokens if size is None else size in sizes.values())
+    yield Part(name, config, of_tokens)
+    for own, value in entries_of(config).items():
+        if own not in KNOWN_IDS | NO_IDS and is_configuration(value):
+            yield from _parts(value, f"{name}.{own}".lstrip("."), own, of_tokens, size)
+
+
+def _sizes(config: Any) -> dict[str, int]:
+    """Return the numbers of tokens that a configuration states, by the names of its attributes or keys."""
+    entries, names = entries_of(config), getattr(config, "attribute_map", {})
+    found = {names.get(key, key): entries.get(names.get(key, key)) for key in VOCAB_SIZE_KEYS}
+    return {key: value for key, value in found.items() if type(value) is int}
+
+
+def text_part(config: Any) -> Any:
+    """Return the configuration of the text model in a configuration; itself if it has no `text_config`."""
+    text = entries_of(config).get("text_config")
+    return text_part(text) if is_configuration(text) else config
+
+
+def id_keys(owner: Any, size: int, where: str) -> list[str]:
+    """Return the keys of a configuration that name token IDs and are not null.
+
+    Args:
+        owner: The configuration; configurations in it are not searched.
+        size: Number of tokens, V.
+        where: Name of the configuration, for the error.
+
+    Raises:
+        VocabularyError: A key ends like those of token IDs, holds an ID, and is not known.
+    """
+    entries = entries_of(owner)
+    for key, value in entries.items():
+        is_known = key in KNOWN_IDS or key in NO_IDS or key in FIRST_IDS or key.startswith(COUNTS)
+        if not is_known and key.endswith(ENDINGS) and _holds_id(value, size):
+            raise VocabularyError(
+                f"{where} has {key} = {value}, and whether that is a token ID is not known, so the vocabulary is not "
+                f"edited. Remove this entry before the edit, and put it back afterwards: with "
+                f"receipt.new_ids[{value}] if it is a token ID."
+            )
+    return [key for key, value in entries.items() if key in KNOWN_IDS and value is not None]
+
+
+def _holds_id(value: Any, size: int) -> bool:
+    """Return whether a value is a token ID, or a list or dictionary that contains one."""
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    if isinstance(value, list | tuple):
+        return any(_holds_id(each, size) for each in value)
+    return type(value) is int and 0 <= value < size
+
+
+def other_models(module: nn.Module) -> set[int]:
+    """Return the `id` of each module in an encoder of images, sounds or proteins, whose tokens are no text.
+
+    Its configuration is a part of that of the model around it; see `OTHER_PARTS`.
+    """
+    parts = [part for part in module.modules() if is_configuration(part.__dict__.get("config"))]
+    nested = {id(each.config): list(_nested(each.config, "")) for each in parts}
+    others = {id(owner) for found in nested.values() for _, key, owner in found if key in OTHER_PARTS}
+    return {id(child) for part in parts if id(part.config) in others for child in part.modules()} - {id(module)}
+
+
+def module_ids(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield `(name, module, attribute)` for the token IDs that modules of a user's class or of transformers store.
+
+    Modules of torch and of this library are left out: the padding row of a table is no attribute of the model, and
+    that of a table of positions is a position.
+
+    Args:
+        module: The module, all of which has one vocabulary.
+    """
+    for name, part in module.named_modules():
+        package = type(part).__module__.partition(".")[0]
+        if package not in ("torch", "embedlayer") and not isinstance(part, nn.Embedding):
+            for key, value in vars(part).items():
+                if key in SINGLE_IDS and (type(value) is int or isinstance(value, list | tuple)):
+                    yield name, part, key
+
+
+def new_value(key: str, value: Any, ids: IdConversion, beside: Mapping[str, Any], where: str) -> Any:
+    """Return the value after an edit of an entry that names token IDs; nothing is changed.
+
+    Args:
+        key: Key of the entry, one of `KNOWN_IDS`.
+        value: The old value. What is no old ID in it is returned unchanged.
+        ids: Converts the IDs.
+        beside: The configuration that contains the entry.
+        where: Name of the configuration, for errors.
+
+    Raises:
+        VocabularyError: The entry needs a token that is removed, or an ID that the edit would change or give to a new
+            token.
+    """
+    if key in SUPPRESSED_IDS:
+        return _without_removed(value, ids)
+    if key in SEQUENCE_BIASES:
+        return _moved_biases(value, ids)
+    if key in PLACED_IDS and isinstance(value, list | tuple):
+        return type(value)(_placed(pair, key, ids, where) for pair in value)
+    if key in NAMED_IDS and isinstance(value, Mapping):
+        moved = {name: _id_or_none(one, ids) for name, one in value.items()}
+        return {name: one for name, one in moved.items() if one is not None}
+    if key in TEXTS_BY_ID and isinstance(value, Mapping):
+        texts = {_id_or_none(int(one), ids): text for one, text in value.items()}
+        return {str(one): text for one, text in texts.items() if one is not None}
+    if key in FIXED_IDS:
+        if isinstance(value, Mapping) and any(_id_or_none(one, ids) != one for one in value.values()):
+            raise VocabularyError(
+                f"The model reads the order of the token IDs in {key} of {where}, and the edit would change them: keep "
+                f"these tokens where they are."
+            )
+        return value
+    if key not in ROLES and type(value) is int and len(ids.new_ids) <= value < ids.size:
+        raise VocabularyError(
+            f"{where} names token ID {value} as {key}, which has no row, and the edit would give this ID to another "
+            f"token. Set {key} to an ID from {ids.size} on first."
+        )
+    return ids.of(key, value, beside, where, role=ROLES.get(key, ""))
+
+
+def _id_or_none(value: Any, ids: IdConversion) -> Any:
+    """Return the new ID of a token, or `None` if it is removed; what is no old ID is returned unchanged."""
+    if type(value) is not int or not 0 <= value < len(ids.new_ids):
+        return value
+    return ids.new_ids[value] if ids.new_ids[value] >= 0 else None
+
+
+def _without_removed(value: Any, ids: IdConversion) -> Any:
+    """Return the new IDs of a list of token IDs or of sequences of them, without removed tokens."""
+    if not isinstance(value, list | tuple):
+        return value
+    moved = [_sequence(one, ids) if isinstance(one, list | tuple) else _id_or_none(one, ids) for one in value]
+    return type(value)(one for one in moved if one is not None)
+
+
+def _sequence(value: Sequence[Any], ids: IdConversion) -> Any:
+    """Return the new IDs of a sequence of tokens, with its type; `None` if one of them is removed."""
+    moved = [_id_or_none(one, ids) for one in value]
+    return None if None in moved else type(value)(moved)  # type: ignore[call-arg]
+
+
+def _moved_biases(value: Any, ids: IdConversion) -> Any:
+    """Return a `sequence_bias` with new IDs, in its form; sequences with removed tokens are left out."""
+    pairs = value.items() if isinstance(value, Mapping) else value
+    if not isinstance(value, list | tuple | Mapping):
+        return value
+    moved = [(_sequence(sequence, ids), bias) for sequence, bias in pairs]
+    if isinstance(value, Mapping):
+        return {sequence: bias for sequence, bias in moved if sequence is not None}
+    return type(value)([sequence, bias] for sequence, bias in moved if sequence is not None)
+
+
+def _placed(pair: Any, key: str, ids: IdConversion, where: str) -> Any:
+    """Return a pair (place, token ID) with the new ID."""
+    return type(pair)((pair[0], ids.of(key, pair[1], {}, where)))
+
+
+def check_sizes(owners: Sequence[Any], size: int) -> None:
+    """Check that configurations that state a number of tokens state that of the table.
+
+    Args:
+        owners: All configurations of a model whose token IDs are those of the edited vocabulary.
+        size: Number of rows of the table, V.
+
+    Raises:
+        VocabularyError: They state other numbers alone, as in a family whose table has rows that are no tokens.
+    """
+    sizes = [(key, value) for owner in owners for key, value in _sizes(owner).items()]
+    if sizes and all(value != size for _, value in sizes):
+        key, value = sizes[0]
+        raise VocabularyError(
+            f"The table has {size:,} rows and the configuration states {key} = {value:,}: what the other rows are for "
+            f"is not known, so the vocabulary is not edited."
+        )
+
+
+def edited_configuration(content: JsonObject, ids: IdConversion, where: str) -> JsonObject:
+    """Return the content of a configuration file after an edit: new token IDs, and the new number of tokens.
+
+    Args:
+        content: The content before the edit; it is not changed.
+        ids: Converts the IDs.
+        where: Name of the file, for errors.
+
+    Raises:
+        VocabularyError: An entry needs a token that is removed, it is not known whether it names a token, or the
+            configuration states another number of tokens.
+    """
+    edited, old = copy.deepcopy(content), len(ids.new_ids)
+    parts = [part for part in parts_of(edited, old) if part.of_tokens]
+    check_sizes([part.owner for part in parts], old)
+    for part in parts:
+        beside = dict(part.owner)
+        for key in id_keys(part.owner, old, where):
+            part.owner[key] = new_value(key, beside[key], ids, beside, where)
+        part.owner.update(dict.fromkeys(size_keys(part.owner, old), ids.size))
+    return edited
+
+
+def size_keys(owner: Any, size: int) -> list[str]:
+    """Return the keys of a configuration that state the number of tokens V."""
+    return [key for key, value in _sizes(owner).items() if value == size]
+
+
+def json_value(value: Any) -> Any:
+    """Return a value of a configuration as JSON has it: a dictionary with sequences as keys becomes a list of pairs."""
+    if isinstance(value, Mapping) and any(not isinstance(key, str) for key in value):
+        return [[list(key) if isinstance(key, tuple) else key, json_value(one)] for key, one in value.items()]
+    if isinstance(value, Mapping):
+        return {key: json_value(one) for key, one in value.items()}
+    return [json_value(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def value_of_json(stored: Any, like: Any) -> Any:
+    """Return a value that `json_value` converted, in the form of the present value of the entry.
+
+    Args:
+        stored: The JSON.
+        like: The present value, which is a tuple, a list, a dictionary or a number as the result shall be.
+    """
+    if isinstance(like, Mapping) and isinstance(stored, list):
+        return {tuple(key) if isinstance(key, list) else key: one for key, one in stored}
+    if isinstance(like, list | tuple) and isinstance(stored, list):
+        inner = like[0] if like else None
+        return type(like)(value_of_json(one, inner) for one in stored)
+    return stored
+
+
+# Models that read the order or the size of IDs
+
+
+def check_readers(configs: Sequence[Any], new_ids: Tensor, size: int) -> None:
+    """Check that an edit leaves as it is what a model reads from the order or the size of token IDs.
+
+    Args:
+        configs: All configurations of the model, those of other vocabularies included, and its modules.
+        new_ids: New ID of each old ID, `(V,)` int64, or -1 for a removed token.
+        size: Number of rows after the edit.
+
+    Raises:
+        VocabularyError: IDs of images or sounds, or of times, would change or follow others; the largest ID of a text
+            would be another token; or the model hashes IDs, or counts positions from the ID of the padding token.
+    """
+    entries = [entries_of(config) for config in configs]
+    _check_first_ids(entries, new_ids, size)
+    kept = new_ids[new_ids >= 0]
+    is_ordered = len(kept) == size and bool((kept[1:] > kept[:-1]).all())
+    is_identity = bool((new_ids == new_ids.new_tensor(range(len(new_ids)))).all())
+    for owner, config in zip(configs, entries, strict=True):
+        for key in IDS_BEFORE_RANGE:
+            _check_range(config.get(key), key, new_ids, size)
+        name = config.get("model_type") or getattr(owner, "model_type", None)
+        if name in HASHED_IDS and not is_identity:
+            raise VocabularyError(
+                f"A model of type {name} looks up rows by hashes of token IDs, so the vocabulary is not edited."
+            )
+        if name in LARGEST_ID:
+            _check_largest(str(name), config.get("eos_token_id"), new_ids, is_ordered=is_ordered)
+        family = family_of(name)
+        if name in COUNTED_FROM_PADDING or (family is not None and family.numbering == "ids"):
+            check_padding(str(name), config.get("pad_token_id"), new_ids)
+
+
+def check_padding(family: str, padding: object, new_ids: Tensor) -> None:
+    """Check that the padding token keeps its ID, in a family that counts positions from that ID.
+
+    Raises:
+        VocabularyError: The padding token would get another ID.
+    """
+    if type(padding) is int and 0 <= padding < len(new_ids) and int(new_ids[padding]) != padding:
+        raise VocabularyError(
+            f"{family} counts positions from the ID of the padding token, {padding}: it must keep that ID. Keep the "
+            f"tokens before it, or place it there with reorder."
+        )
+
+
+def _check_first_ids(entries: Sequence[Mapping[str, Any]], new_ids: Tensor, size: int) -> None:
+    """Check that an edit leaves the IDs at which a multimodal model looks up images or sounds as they are."""
+    known = {key: config[key] for key in FIRST_IDS for config in entries if type(config.get(key)) is int}
+    first = min(known.values(), default=size)
+    ids = new_ids.new_tensor(range(first, len(new_ids)))
+    if known and (size != len(new_ids) or not bool((new_ids[first:] == ids).all())):
+        raise VocabularyError(
+            f"This model takes token IDs from {first:,} on for images or sounds ({', '.join(known)}), and the edit "
+            f"would change or follow them. Edit the language model alone: save it with save_pretrained of a text "
+            f"model, such as Gemma3nForCausalLM."
+        )
+
+
+def _check_range(last: object, key: str, new_ids: Tensor, size: int) -> None:
+    """Check that all IDs above `last`, which are numbers, stay in their order above it, and no other ID is there."""
+    if type(last) is not int or not 0 <= last < len(new_ids):
+        return
+    above, start = new_ids[last:], int(new_ids[last])
+    moved = new_ids.new_tensor(range(start, start + len(above)))
+    is_last = start + len(above) == size
+    if start < 0 or not is_last or not bool((above == moved).all()) or bool((new_ids[:last] > start).any()):
+        raise VocabularyError(
+            f"The model reads each token ID above {key} = {last} as a number, such as a time, and the edit would "
+            f"change these tokens, or place others among them. Place new tokens before them with reorder."
+        )
+
+
+def _check_largest(name: str, end: object, new_ids: Tensor, *, is_ordered: bool) -> None:
+    """Check that an edit keeps the place of the largest ID of a text, for a model that takes it as the text's end."""
+    switch = LARGEST_ID[name]
+    new = int(new_ids[end]) if type(end) is int and 0 <= end < len(new_ids) else end
+    if switch in (None, end) and not is_ordered:
+        raise VocabularyError(
+            f"A model of type {name} takes the largest token ID of a text as its end, and the edit would change the "
+            f"order of IDs or add larger ones, so the vocabulary is not edited."
+        )
+    if switch is not None and (end == switch) != (new == switch):
+        raise VocabularyError(
+            f"A model of type {name} takes the largest token ID of a text as its end if eos_token_id is {switch}, and "
+            f"the edit would change eos_token_id from {end} to {new}, so the vocabulary is not edited."
+        )

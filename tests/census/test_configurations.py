@@ -1,0 +1,238 @@
+"""Token IDs in configurations: every form moves, in a live model, its folder and back; unknown and read ones refuse."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import build, quiet
+
+import embedlayer as el
+from embedlayer.census import configurations
+from embedlayer.vocab.receipt import last_receipt
+
+FORMS: dict[str, Any] = {
+    "eos_token_id": [2, 7],
+    "suppress_tokens": [3, 9],
+    "bad_words_ids": [[4], [5, 9]],
+    "force_words_ids": [[[6], [7, 8]], [3]],
+    "forced_decoder_ids": [[1, 12], [2, None], [3, 13]],
+    "sequence_bias": [[[14], -1.0], [[15, 9], 2.0]],
+    "lang_to_id": {"<|de|>": 16, "<|en|>": 9},
+    "task_to_id": {"transcribe": 17},
+    "id_to_text": {"18": "a", "9": "b"},
+    "alignment_heads": [[1, 2], [3, 4]],
+    "num_assistant_tokens": 20,
+}
+"""Entry of a generation configuration -> value before an edit that swaps 1 .. 8, moves 12 .. 18, and removes 9."""
+
+MOVED: dict[str, Any] = {
+    "eos_token_id": [7, 2],
+    "suppress_tokens": [6],
+    "bad_words_ids": [[5]],
+    "force_words_ids": [[[3], [2, 1]], [6]],
+    "forced_decoder_ids": [[1, 11], [2, None], [3, 12]],
+    "sequence_bias": [[[13], -1.0]],
+    "lang_to_id": {"<|de|>": 15},
+    "task_to_id": {"transcribe": 16},
+    "id_to_text": {"17": "a"},
+    "alignment_heads": [[1, 2], [3, 4]],
+    "num_assistant_tokens": 20,
+}
+
+
+def order(size: int) -> list[int]:
+    """The tokens 1 to 8 in reverse order, and the others without token 9."""
+    return [0, *range(8, 0, -1), *range(10, size)]
+
+
+@pytest.fixture
+def gpt2() -> Any:
+    with quiet():
+        _, model = build("gpt2", "causal", {"bos_token_id": 0, "eos_token_id": 2, "n_layer": 1})
+    for key, value in FORMS.items():
+        setattr(model.generation_config, key, copy.deepcopy(value))
+    return model
+
+
+def test_every_form_of_an_entry_follows_live_and_in_the_folder_and_comes_back(gpt2, tmp_path, unchecked) -> None:
+    before = gpt2.generation_config.to_dict()
+    (tmp_path / "old").mkdir()
+    gpt2.save_pretrained(tmp_path / "old", save_original_format=False)
+    path = tmp_path / "old" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | FORMS))
+    el.patch(gpt2)
+    receipt = el.vocab.edit_vocabulary(gpt2, keep=order(131), reorder=order(131))
+    assert {key: getattr(gpt2.generation_config, key) for key in MOVED} == MOVED
+    el.vocab.edit_vocabulary(tmp_path / "old", keep=order(131), reorder=order(131), out=tmp_path / "new")
+    content = json.loads((tmp_path / "new" / "generation_config.json").read_text())
+    assert {key: content[key] for key in MOVED} == MOVED
+    receipt.save(tmp_path / "receipt")
+    el.vocab.Receipt.load(tmp_path / "receipt").undo(gpt2)
+    assert gpt2.generation_config.to_dict() == before
+    last_receipt(tmp_path / "new").undo(tmp_path / "new", out=tmp_path / "back")
+    assert (tmp_path / "back" / "generation_config.json").read_bytes() == path.read_bytes()
+
+
+def test_a_bias_by_tuples_keeps_its_form(gpt2, tmp_path, unchecked) -> None:
+    gpt2.generation_config.sequence_bias = {(14,): -1.0, (15, 9): 2.0}
+    el.patch(gpt2)
+    receipt = el.vocab.edit_vocabulary(gpt2, keep=order(131), reorder=order(131))
+    assert gpt2.generation_config.sequence_bias == {(13,): -1.0}
+    receipt.save(tmp_path / "receipt")
+    el.vocab.Receipt.load(tmp_path / "receipt").undo(gpt2)
+    assert gpt2.generation_config.sequence_bias == {(14,): -1.0, (15, 9): 2.0}
+
+
+@pytest.mark.parametrize("key", ["eos_token_id", "force_words_ids", "forced_decoder_ids"])
+def test_a_token_that_is_needed_cannot_be_removed(key, gpt2, unchecked) -> None:
+    setattr(gpt2.generation_config, key, {"forced_decoder_ids": [[1, 30]], "force_words_ids": [[30]]}.get(key, 30))
+    el.patch(gpt2)
+    with pytest.raises(el.VocabularyError, match=f"generation_config names it as {key}"):
+        el.vocab.remove_tokens(gpt2, [30])
+
+
+@pytest.mark.parametrize("key", ["gmask_id", "stop_ids", "call_tokens", "word_to_id", "end_index"])
+def test_an_unknown_key_that_holds_an_id_is_refused_by_name(key, gpt2, tmp_path, unchecked) -> None:
+    value: Any = {"word_to_id": {"a": 40}, "stop_ids": [40], "call_tokens": [[40]]}.get(key, 40)
+    setattr(gpt2.config, key, value)
+    gpt2.save_pretrained(tmp_path / "old")
+    el.patch(gpt2)
+    for target, options in ((gpt2, {}), (tmp_path / "old", {"out": tmp_path / "new"})):
+        with pytest.raises(el.VocabularyError, match=f"{key} = .*not known"):
+            el.vocab.add_tokens(target, 1, **options)
+    assert gpt2.transformer.wte.vocab_size == 131
+    delattr(gpt2.config, key)  # what the error says
+    receipt = el.vocab.remove_tokens(gpt2, [20])
+    assert receipt.new_ids[40] == 39
+
+
+def test_large_numbers_counts_and_truth_values_are_no_ids(gpt2, unchecked) -> None:
+    for key, value in {"far_id": 131, "num_tokens": 3, "use_tokens": True, "text_id": None, "scale_id": 1.5}.items():
+        setattr(gpt2.config, key, value)
+    el.vocab.add_tokens(el.patch(gpt2), 1)
+    assert gpt2.config.far_id == 131
+
+
+def test_a_placeholder_without_a_row_is_not_given_to_a_new_token(gpt2, unchecked) -> None:
+    gpt2.config.image_token_id = 131
+    el.patch(gpt2)
+    with pytest.raises(el.VocabularyError, match="give this ID to another token"):
+        el.vocab.add_tokens(gpt2, 1)
+    gpt2.config.image_token_id = 132  # what the error says
+    el.vocab.add_tokens(gpt2, 1)
+
+
+NESTED = {
+    "image_token_id": 5,
+    "text_config": {"vocab_size": 20, "eos_token_id": 5},
+    "vision_config": {"image_token_id": 5},
+    "audio_config": {"vocab_size": 20, "pad_token_id": 5},
+    "encoder": {"vocab_size": 9, "pad_token_id": 5},
+    "id2label": {"0": "a_id"},
+}
+
+
+def test_a_part_with_another_vocabulary_stays() -> None:
+    parts = {part.name: part.of_tokens for part in configurations.parts_of(NESTED, 20)}
+    assert parts == {"": True, "text_config": True, "vision_config": True, "audio_config": False, "encoder": False}
+
+
+def test_a_receipt_of_a_release_that_moved_fewer_ids_is_undone(gpt2, unchecked) -> None:
+    """Such a receipt has no generation configuration, and names a configuration by each module that has it."""
+    el.patch(gpt2)
+    before = {name: tensor.clone() for name, tensor in gpt2.state_dict().items()}
+    generation = gpt2.generation_config.to_dict()
+    receipt = el.vocab.edit_vocabulary(gpt2, keep=order(131), reorder=order(131))
+    for key in [key for key in receipt.settings if key.startswith("generation_config.")]:
+        del receipt.settings[key]
+    receipt.settings["transformer.config.eos_token_id"] = receipt.settings["config.eos_token_id"]
+    for key, value in generation.items():  # which that release left as it was
+        setattr(gpt2.generation_config, key, value)
+    receipt.undo(gpt2)
+    assert gpt2.config.eos_token_id == 2
+    assert gpt2.generation_config.to_dict() == generation
+    assert all(torch.equal(tensor, before[name]) for name, tensor in gpt2.state_dict().items())
+    receipt = el.vocab.edit_vocabulary(gpt2, keep=order(131), reorder=order(131))
+    receipt.settings["transformer.other.eos_token_id"] = 2
+    with pytest.raises(el.CheckpointError, match="not what the receipt belongs to"):
+        receipt.undo(gpt2)
+
+
+def test_a_live_edit_is_undone_in_the_folder_of_the_model(tmp_path, unchecked) -> None:
+    with quiet():
+        _, model = build("t5", "seq2seq")
+    model.generation_config.suppress_tokens = [3, 9]
+    model.save_pretrained(tmp_path / "old")
+    receipt = el.vocab.edit_vocabulary(el.patch(model), reorder=[130, *range(130)])
+    model.save_pretrained(tmp_path / "new")
+    receipt.save(tmp_path / "new")
+    last_receipt(tmp_path / "new").undo(tmp_path / "new", out=tmp_path / "back")
+    for name in ("config.json", "generation_config.json"):
+        new, back, old = (json.loads((tmp_path / folder / name).read_text()) for folder in ("new", "back", "old"))
+        assert back == old
+        assert new != old
+
+
+class Reading:
+    """A configuration by its attributes."""
+
+    def __init__(self, **entries: Any) -> None:
+        vars(self).update(entries)
+
+
+SHIFTED = torch.tensor([0, 1, 2, -1, *range(3, 19)])
+SWAPPED = torch.tensor([*range(15), 16, 15, 17, 18, 19])
+SAME = torch.arange(20)
+
+
+@pytest.mark.parametrize(
+    ("entries", "new_ids", "size", "is_taken"),
+    [
+        ({"model_type": "clip_text_model", "eos_token_id": 2}, SHIFTED, 19, True),
+        ({"model_type": "clip_text_model", "eos_token_id": 2}, SWAPPED, 20, False),
+        ({"model_type": "clip_text_model", "eos_token_id": 2}, SAME, 21, False),
+        ({"model_type": "clip_text_model", "eos_token_id": 19}, SWAPPED, 20, True),
+        ({"model_type": "clip_text_model", "eos_token_id": 4}, SHIFTED, 19, True),
+        ({"model_type": "clip_text_model", "eos_token_id": 3}, torch.tensor([0, 1, -1, *range(2, 19)]), 19, False),
+        ({"model_type": "owlvit_text_model", "eos_token_id": 19}, SWAPPED, 20, False),
+        ({"no_timestamps_token_id": 10}, SHIFTED, 19, True),
+        ({"no_timestamps_token_id": 10}, SWAPPED, 20, False),
+        ({"no_timestamps_token_id": 10}, SAME, 21, False),
+        ({"model_type": "blt"}, SHIFTED, 19, False),
+        ({"model_type": "blt"}, SAME, 21, True),
+        ({"vocab_offset": 18}, SWAPPED, 20, True),
+        ({"vocab_offset": 15}, SWAPPED, 20, False),
+        ({"model_type": "roberta", "pad_token_id": 4}, SHIFTED, 19, False),
+        ({"model_type": "lilt", "pad_token_id": 1}, SHIFTED, 19, True),
+    ],
+)
+def test_what_reads_the_order_or_the_size_of_ids_stays_or_is_refused(entries, new_ids, size, is_taken) -> None:
+    for config in (entries, Reading(**entries)):
+        if is_taken:
+            configurations.check_readers([config], new_ids, size)
+        else:
+            with pytest.raises(el.VocabularyError):
+                configurations.check_readers([config], new_ids, size)
+
+
+@pytest.mark.long
+def test_every_key_of_transformers_that_ends_as_ids_do_is_in_a_list() -> None:
+    import inspect
+
+    from transformers import GenerationConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from embedlayer.families.token_ids import COUNTS, ENDINGS, FIRST_IDS, NO_IDS
+
+    names = set(vars(GenerationConfig()))
+    for model_type in CONFIG_MAPPING:
+        config_class = CONFIG_MAPPING[model_type]
+        for each in (config_class, *(part for part in config_class.sub_configs.values() if isinstance(part, type))):
+            names |= set(inspect.signature(each.__init__).parameters) | set(getattr(each, "attribute_map", {}).values())
+    truth_values = {"attn_uses_sequence_id", "router_ignore_padding_tokens", "use_task_id"}
+    truth_values |= {"pred_zero_init_mask_tokens"}
+    known = configurations.KNOWN_IDS | NO_IDS | {*FIRST_IDS} | truth_values
+    assert {name for name in names if name.endswith(ENDINGS) and not name.startswith(COUNTS)} <= known
+    assert not configurations.KNOWN_IDS & NO_IDS

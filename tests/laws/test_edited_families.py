@@ -1,0 +1,33 @@
+"""An edit of a model, live or in its folder, moves all that a token ID names, or refuses: over the model types.
+
+`examples/edited_families.py` compares; it runs all types and all edits as a command.
+"""
+
+import pytest
+from covering import some
+from edited_families import EDITS, examine
+from tiny_models import KINDS, MORE_KINDS, SAMPLE, model_types
+
+WHOLE_SAMPLE = [(kind, name) for kind, names in SAMPLE.items() for name in names]
+ALWAYS = [(*case, EDITS[number % 3]) for number, case in enumerate(WHOLE_SAMPLE)]
+"""Each type of the sample with one edit, in turn; `--all` adds the other edits and the other types."""
+
+COUNTED = ("xlm-roberta", "roberta", "m2m_100", "nllb-moe")
+ALWAYS += [("image-text", "gemma4", "permute"), ("image-text", "evolla", "permute"), ("causal", "whisper", "permute")]
+ALWAYS += [("seq2seq", "encoder-decoder", "permute"), ("text encoder", "clip_text_model", "permute")]
+ALL = ALWAYS + [
+    case
+    for kind in (*KINDS, *MORE_KINDS)
+    for name in sorted(model_types(kind))
+    for edit in EDITS
+    if (case := (kind, name, edit)) not in ALWAYS
+]
+
+
+@pytest.mark.parametrize(("kind", "model_type", "edit"), some(ALWAYS, ALL), ids=[" ".join(case) for case in ALL])
+def test_an_edit_moves_all_that_an_id_names_or_refuses(kind, model_type, edit, unchecked) -> None:
+    outcome = examine(model_type, kind, edit)
+    assert outcome.live in ("equal", "refused", "not built"), outcome
+    assert outcome.folder in ("equal", "refused", "not built"), outcome
+    if (kind, model_type) in WHOLE_SAMPLE and not (model_type in COUNTED and edit == "permute"):
+        assert (outcome.live, outcome.folder) == ("equal", "equal"), outcome
