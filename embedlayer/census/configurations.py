@@ -274,21 +274,22 @@ def _placed(pair: Any, key: str, ids: IdConversion, where: str) -> Any:
     return type(pair)((pair[0], ids.of(key, pair[1], {}, where)))
 
 
-def check_sizes(owners: Sequence[Any], size: int) -> None:
-    """Check that configurations that state a number of tokens state that of the table.
+def check_sizes(owners: Sequence[Any], old: int, new: int) -> None:
+    """Check that configurations that state a number of tokens state that of the table, if an edit changes it.
 
     Args:
         owners: All configurations of a model whose token IDs are those of the edited vocabulary.
-        size: Number of rows of the table, V.
+        old: Number of rows of the table before the edit.
+        new: Number of rows after it.
 
     Raises:
         VocabularyError: They state other numbers alone, as in a family whose table has rows that are no tokens.
     """
     sizes = [(key, value) for owner in owners for key, value in _sizes(owner).items()]
-    if sizes and all(value != size for _, value in sizes):
+    if old != new and sizes and all(value != old for _, value in sizes):
         key, value = sizes[0]
         raise VocabularyError(
-            f"The table has {size:,} rows and the configuration states {key} = {value:,}: what the other rows are for "
+            f"The table has {old:,} rows and the configuration states {key} = {value:,}: what the other rows are for "
             f"is not known, so the vocabulary is not edited."
         )
 
@@ -307,7 +308,7 @@ def edited_configuration(content: JsonObject, ids: IdConversion, where: str) -> 
     """
     edited, old = copy.deepcopy(content), len(ids.new_ids)
     parts = [part for part in parts_of(edited, old) if part.of_tokens]
-    check_sizes([part.owner for part in parts], old)
+    check_sizes([part.owner for part in parts], old, ids.size)
     for part in parts:
         beside = dict(part.owner)
         for key in id_keys(part.owner, old, where):

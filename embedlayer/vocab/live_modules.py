@@ -221,7 +221,10 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
         )
     if len({*found.sizes.values()}) > 1:
         shown = ", ".join(f"{name} {size:,}" for name, size in found.sizes.items())
-        raise SizeError(f"These do not share a vocabulary ({shown}): edit each by itself.")
+        raise SizeError(
+            f"These do not share a vocabulary ({shown}): edit each by itself, and then change the token IDs in the "
+            f"configuration of the whole model with receipt.new_ids."
+        )
     _refuse_other_rows(module, found)
     vocab_size = found.vocab_size
     for name, part in modules.items():
@@ -832,7 +835,8 @@ def apply_to_module(
         row_map = resolved.rows.row_map
         if resolved.settings is None:
             configs = [part.owner for part in modules.parts]
-            check_sizes([part.owner for part in modules.parts if part.of_tokens], modules.vocab_size)
+            of_tokens = [part.owner for part in modules.parts if part.of_tokens]
+            check_sizes(of_tokens, row_map.old_size, row_map.size)
             check_readers([*configs, *module.modules()], row_map.new_ids, row_map.size)
             old_settings, settings = settings_of(modules), new_settings(modules, resolved)
         else:

@@ -77,7 +77,7 @@ class Receipt:
         dropped_rows: From each tensor's name to the rows that were dropped; with sharded tables those of this rank.
         before: From the name of each edited tensor to its fingerprint before the edit.
         after: From the name of each edited tensor to its fingerprint after the edit.
-        settings: Sizes and IDs of the modules before the edit, by dotted name.
+        settings: Sizes and token IDs of modules and configurations before the edit, by dotted name, as JSON has them.
         tokenizer: The tokenizer after the edit, or `None`.
         old_tokenizer: The tokenizer before the edit, or `None`.
         files: From the name of each changed file of a folder to its content before the edit.

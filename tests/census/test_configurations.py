@@ -175,6 +175,30 @@ def test_a_live_edit_is_undone_in_the_folder_of_the_model(tmp_path, unchecked) -
         assert new != old
 
 
+def test_whisper_starts_with_the_language_after_an_edit_of_its_folder(tmp_path, unchecked) -> None:
+    from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration
+
+    sizes: dict[str, Any] = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
+    sizes |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_source_positions": 8}
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 1) | {"decoder_start_token_id": 2}
+    with quiet():
+        model = WhisperForConditionalGeneration(WhisperConfig(vocab_size=60, num_mel_bins=4, **sizes, **ids)).eval()
+    languages = {"<|en|>": 3, "<|de|>": 4}
+    tasks = {"translate": 5, "transcribe": 6}
+    named = {"lang_to_id": languages, "task_to_id": tasks, "no_timestamps_token_id": 50, "is_multilingual": True}
+    model.generation_config = GenerationConfig(**named, **ids)
+    model.save_pretrained(tmp_path / "old")
+    features, options = torch.randn(1, 4, 16), {"language": "de", "task": "transcribe", "max_new_tokens": 6}
+    before = model.generate(features, **options)
+    sources = [*range(49, -1, -1), *range(50, 60)]  # times keep their places
+    el.vocab.edit_vocabulary(tmp_path / "old", reorder=sources, out=tmp_path / "new")
+    edited = WhisperForConditionalGeneration.from_pretrained(tmp_path / "new").eval()
+    assert edited.generation_config.lang_to_id == {"<|en|>": 46, "<|de|>": 45}
+    assert [sources[token] for token in edited.generate(features, **options)[0].tolist()] == before[0].tolist()
+    with pytest.raises(el.VocabularyError, match="above no_timestamps_token_id = 50 as a number"):
+        el.vocab.add_tokens(tmp_path / "old", 1, out=tmp_path / "other")
+
+
 class Reading:
     """A configuration by its attributes."""
 
