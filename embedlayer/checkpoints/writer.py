@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from torch import Tensor
 
+from embedlayer.census.tensors import tensor_rule
 from embedlayer.checkpoints.loader import checkpoint_family
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.errors import CheckpointError, FileError
@@ -42,8 +43,9 @@ def write_tensors(
 ) -> WriteReceipt:
     """Write a copy of the checkpoint in `checkpoint_dir` to `out_dir`, in which some tensors are replaced.
 
-    If the table has another number of rows than before, every tensor with as many rows as the old table must have as
-    many rows as the new one. `vocab_size` then changes in `config.json` and in the metadata of the files (llama2.c).
+    If the table has another number of rows than before, every tensor of the checkpoint that follows the vocabulary, as
+    the record of its family says, must be among `tensors` and have as many rows. `vocab_size` then changes in
+    `config.json` and in the metadata of the files (llama2.c).
 
     Args:
         tensors: New tensors by their names in the checkpoint; each is stored in the dtype of the old one. A bias of the
@@ -56,8 +58,8 @@ def write_tensors(
         The changed tensors and files.
 
     Raises:
-        CheckpointError: A name in `tensors` is not in the checkpoint, a new tensor has another shape than expected, or
-            the checkpoint is a GGUF file.
+        CheckpointError: A name in `tensors` is not in the checkpoint, a new tensor is missing or has another shape than
+            expected, or the checkpoint is a GGUF file.
         FileError: `out_dir` is not empty or cannot be written.
     """
     source, target = Path(checkpoint_dir), Path(out_dir)
@@ -75,20 +77,25 @@ def write_tensors(
     family = checkpoint_family(checkpoint)
     spec = None if family is None else family.per_layer
     per_layer = [] if spec is None else checkpoint.find(spec.table)
-    if rows != old_rows and (unmoved := sorted({*per_layer} - tensors.keys())):
+    moved = _expected_shapes(checkpoint, old_rows, rows)
+    if rows != old_rows and (unmoved := sorted(moved.keys() - tensors.keys())):
+        load_all = (
+            ": load the layer with its per-layer inputs, load(..., per_layer=True), before the edit of its vocabulary"
+            if unmoved[0] in per_layer
+            else ", and the layer does not have it: edit the vocabulary of the folder instead"
+        )
         raise CheckpointError(
             f"{unmoved[0]} of {checkpoint.name} has rows for {old_rows:,} tokens, and the table that is written "
-            f"{rows:,}: load the layer with its per-layer inputs, load(..., per_layer=True), before the edit of its "
-            f"vocabulary."
+            f"{rows:,}{load_all}."
         )
     tensors = {
-        name: tensor[None] if checkpoint.info(name).shape == (1, old_rows) and tensor.dim() == 1 else tensor
+        name: tensor[None] if len(moved.get(name, ())) == 2 and tensor.dim() == 1 else tensor
         for name, tensor in tensors.items()
     }
     for name, tensor in tensors.items():
         stored = checkpoint.info(name).shape
-        expected = (rows, *stored[1:]) if stored[:1] == (old_rows,) else stored
-        expected = (1, rows) if stored == (1, old_rows) else expected
+        is_copy = family is None and stored == checkpoint.info(table).shape
+        expected = (rows, *stored[1:]) if name == table or is_copy else moved.get(name, stored)
         if name in per_layer and len(tensor) <= rows:  # it may lack the last tokens (Gemma 3n)
             expected = (len(tensor), *stored[1:])
         if tuple(tensor.shape) != expected:
@@ -117,6 +124,29 @@ def write_tensors(
             sizes[spec.rows] = len(changed[per_layer[0]])
         _rewrite_json(partial, checkpoint, sizes, changed)
     return WriteReceipt(tuple(sorted(changed)), tuple(rewritten), tuple(copied), rows)
+
+
+def _expected_shapes(checkpoint: Checkpoint, old_rows: int, rows: int) -> dict[str, tuple[int, ...]]:
+    """Return the new shape of each tensor of a checkpoint that follows the vocabulary, by its family's record.
+
+    A per-layer table that lacks tokens is among them, with the rows that it would have.
+
+    Args:
+        checkpoint: The checkpoint; of an unknown family nothing is known, and the result is empty.
+        old_rows: Number of rows of its table.
+        rows: Number of rows of the new table.
+    """
+    family, model_type = checkpoint_family(checkpoint), checkpoint.config.get("model_type")
+    families = [] if family is None else [family]
+    found: dict[str, tuple[int, ...]] = {}
+    for name in checkpoint.names:
+        shape, rule = [*checkpoint.info(name).shape], tensor_rule(name, families, model_type)
+        if rule is not None and rule.end is not None and shape and shape[rule.axis] == old_rows:
+            shape[rule.axis] = rows
+            found[name] = tuple(shape)
+        elif rule is not None and rule.end == "per_layer":
+            found[name] = (rows, *shape[1:])
+    return found
 
 
 def _stream(

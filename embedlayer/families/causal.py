@@ -186,7 +186,9 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         head=HeadSpec(tied="never"),
         other_tables=(
             OtherTable(
-                "embed_tokens.0.weight", "first of the tables of audio codes, whose rows are added to the input"
+                "embed_tokens.0.weight",
+                "first of the tables of audio codes, whose rows are added to the input",
+                of_tokens=False,
             ),
             OtherTable("text_embed_tokens.weight", "input of the depth decoder"),
         ),

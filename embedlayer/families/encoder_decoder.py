@@ -161,7 +161,11 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         decoder_input=DecoderSpec(),
         head=HeadSpec(tied=True),
         defaults=_SCALED,
-        other_tables=(OtherTable("encoder.embed_global.weight", "blocks of the encoder read it as global tokens"),),
+        other_tables=(
+            OtherTable(
+                "encoder.embed_global.weight", "blocks of the encoder read it as global tokens", of_tokens=False
+            ),
+        ),
     ),
     _sinusoidal(
         "marian",

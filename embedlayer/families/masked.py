@@ -277,7 +277,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         types=(),
         norm=None,
         head=HeadSpec(("lm_head.decoder.weight",), bias=("lm_head.decoder.bias",), has_bias="stored", hidden=2),
-        other_tables=(OtherTable("lm_head.bias", "a bias of the head that the family's code does not add"),),
+        other_tables=(OtherTable("lm_head.bias", "a bias of the head that the family's code does not add", "head"),),
     ),
     _bert(
         "xlm",

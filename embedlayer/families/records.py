@@ -35,6 +35,10 @@ Numbering = Literal["all", "mask", "ids"]
 - `"ids"`: only tokens other than the padding ID; padding has position -1.
 """
 
+End = Literal["table", "head", "per_layer"]
+"""Which initialisation computes the values of a tensor for new tokens: that of the input table, of the output head, or
+of a per-layer table."""
+
 CONFIG_KEYS: Mapping[str, Names] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "emb_dim", "embedding_dim"),
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
@@ -333,10 +337,15 @@ class OtherTable:
     Attributes:
         name: End of its tensor's name in the checkpoint.
         use: What the model does with its rows, as a sentence without full stop.
+        end: Which initialisation computes the rows of new tokens; `None` if they are not known, so that the vocabulary
+            is not edited.
+        of_tokens: Whether its rows belong to tokens of the vocabulary.
     """
 
     name: str
     use: str
+    end: End | None = None
+    of_tokens: bool = True
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from embedlayer.census.configurations import check_readers, edited_configuration, parts_of
+from embedlayer.census.tensors import axes_by_architecture, tensor_rule
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
-from embedlayer.checkpoints.loader import is_unknown_family
+from embedlayer.checkpoints.loader import checkpoint_family, is_unknown_family
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
@@ -91,14 +92,15 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
         configs = [part.owner for file in (CONFIG, GENERATION) for part in parts_of(_read(folder / file), 0)]
         check_readers(configs, row_map.new_ids, row_map.size)
     # An edit gives a row to each token: how many a per-layer table had is written down for the undo.
-    short = {f"{name}.{ROWS}": len(r.tensor) for name, r in tensors.items() if len(r.tensor) < row_map.old_size}
+    short = {f"{name}.{ROWS}": len(r.local) for name, r in tensors.items() if len(r.local) < row_map.old_size}
     before = resolved.settings or {}
     for name in [name for name in tensors if f"{name}.{ROWS}" in before]:
         tensors[name] = replace(tensors[name], padding=min(before[f"{name}.{ROWS}"] - row_map.size, 0))
     result = apply_row_map(tensors, resolved.rows)
     per_layer = any(rows.end == "per_layer" for rows in tensors.values())
     files = {} if resolved.tokens is None else _edited_files(folder, resolved.tokens, row_map, per_layer=per_layer)
-    write_tensors({alias: result.tensors[name] for alias, name in aliases.items()}, folder, partial, table=table)
+    new = {name: rows.with_rows(result.tensors[name], row_map) for name, rows in tensors.items()}
+    write_tensors({alias: new[name] for alias, name in aliases.items()}, folder, partial, table=table)
     if resolved.tokenizer is not None:
         save_tokenizer(resolved.tokenizer, partial / TOKENIZER)
     for name, content in files.items():
@@ -177,40 +179,47 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmbedLayerWarning)  # about tensors that are not read, and not needed here
         layer = load(folder, table_only=is_unknown)
-    if layer.load_record.other_tables:
+    family, model_type = checkpoint_family(checkpoint), checkpoint.config.get("model_type")
+    families = [] if family is None else [family]
+    rules = {name: tensor_rule(name, families, model_type) for name in checkpoint.names}
+    read = {name for stored in layer.tensor_names.values() for name in stored}
+    ruled = {name: rule for name, rule in rules.items() if rule is not None and (name in read or rule.end is not None)}
+    unmoved = [name for name, rule in ruled.items() if name not in read and rule.end == "per_layer"]
+    unmoved += [name for name, rule in rules.items() if rule is not None and name not in ruled]
+    if unmoved:
+        what = [f"{name}, {' x '.join(f'{size:,}' for size in checkpoint.info(name).shape)}" for name in unmoved[:4]]
         raise CheckpointError(
-            f"{folder} has more tensors with rows for tokens than the layer, so its vocabulary is not edited: "
-            f"{' '.join(layer.load_record.other_tables)}"
+            f"{folder} has more tensors with rows for tokens than the layer, and what these are for a new token is not "
+            f"known, so its vocabulary is not edited: {'; '.join(what)}."
         )
     ends = row_tensors(layer, vocabulary_modules(layer))[0]
     unplaced = sorted(ends.keys() - layer.tensor_names.keys())
-    if unplaced:
+    has_columns = family is not None and family.head is not None and bool(checkpoint.find(*family.head.columns))
+    if unplaced and not has_columns:
         raise CheckpointError(
             f"{', '.join(unplaced)} of {folder} is put together from several tensors, so the checkpoint has no rows of "
             f"it to edit. Save the layer by itself first: embedlayer.load(...).save_pretrained(...)."
         )
-    names = {key: layer.tensor_names[key] for key in ends}
+    names = {key: layer.tensor_names[key] for key in ends if key in layer.tensor_names}
     aliases = {name: stored[0] for stored in names.values() for name in stored}
-    tensors = {  # a bias may be stored as (1, V)
-        names[key][0]: replace(rows, tensor=checkpoint.read(names[key][0]).view(rows.tensor.shape))
-        for key, rows in ends.items()
-    }
-    for name in layer.load_record.unread_copies:
-        tensors[name], aliases[name] = RowTensor(checkpoint.read(name), "table"), name
+    tensors = {names[key][0]: _stored(checkpoint, names[key][0], ends[key]) for key in names}
     table, rows = next(iter(tensors.items()))
     num_rows = len(rows.tensor)
+    for name, rule in ruled.items():
+        shape = checkpoint.info(name).shape
+        if name not in aliases and rule.end is not None and shape and shape[rule.axis] == num_rows:
+            axis = rule.axis % len(shape)
+            tensors[name], aliases[name] = RowTensor(checkpoint.read(name), rule.end, axis=axis), name
     if is_unknown:
         aliases |= dict.fromkeys(_copies_of(checkpoint, table), table)
-        _check_table_alone(checkpoint, num_rows, aliases)
-    others = [n for n in checkpoint.names if checkpoint.info(n).shape[:1] == (num_rows,) and n not in aliases]
-    if others:
-        warnings.warn(
-            f"{', '.join(others[:4])} has {num_rows:,} rows, as many as there are tokens, and is not known to belong "
-            f"to them: it is not edited.",
-            EmbedLayerWarning,
-            stacklevel=5,
-        )
-    return layer, tensors, aliases
+    _check_others(checkpoint, num_rows, aliases, read - aliases.keys(), is_unknown=is_unknown)
+    return layer, dict(sorted(tensors.items(), key=lambda named: named[1].local.dim() == 1)), aliases
+
+
+def _stored(checkpoint: Checkpoint, name: str, rows: RowTensor) -> RowTensor:
+    """Return the description of a tensor as it is stored; a bias may be stored as `(1, V)`."""
+    stored = checkpoint.read(name)
+    return replace(rows, tensor=stored, axis=stored.dim() - rows.tensor.dim())
 
 
 def _copies_of(checkpoint: Checkpoint, table: str) -> list[str]:
@@ -220,31 +229,55 @@ def _copies_of(checkpoint: Checkpoint, table: str) -> list[str]:
     return [name for name in alike if checkpoint.info(name).dtype == info.dtype and checkpoint.stores(name, rows)]
 
 
-def _check_table_alone(checkpoint: Checkpoint, num_rows: int, edited: Collection[str]) -> None:
-    """Check that no other tensor of an unknown family can have a row for each token; warn that only the table changes.
+def _check_others(
+    checkpoint: Checkpoint, num_rows: int, edited: Collection[str], read: Collection[str], *, is_unknown: bool
+) -> None:
+    """Check that no other tensor of a checkpoint follows the vocabulary; warn of those of which that is not known.
+
+    What the record of the family does not name is looked for in the class of transformers that `config.json` names,
+    which is built on the meta device. A known family is looked up there only if a tensor has a size of `num_rows`.
 
     Args:
         checkpoint: The checkpoint.
         num_rows: Number of rows of the table.
-        edited: Names of the table and its equal copies.
+        edited: Names of the tensors that are edited; the table is the first.
+        read: Names of other tensors of the layer, such as positions, which have no rows of tokens.
+        is_unknown: Whether the family is unknown, so that only the table and its copies are edited; that is a warning.
 
     Raises:
-        CheckpointError: Another tensor has a size of `num_rows`, such as an untied head.
+        CheckpointError: Another tensor follows the vocabulary; or, if the family is unknown, it may, because it has a
+            size of `num_rows`, such as an untied head.
     """
-    others = [name for name in checkpoint.names if num_rows in checkpoint.info(name).shape and name not in edited]
-    model_type = checkpoint.config.get("model_type")
-    if others:
+    sized = [name for name in checkpoint.names if num_rows in checkpoint.info(name).shape]
+    sized = [name for name in sized if name not in edited and name not in read]
+    axes = axes_by_architecture(checkpoint.config, edited) if sized or is_unknown else None
+    follow = [name for name, own in (axes or {}).items() if own and name in checkpoint.names and name not in edited]
+    if follow:
         raise CheckpointError(
-            f"{checkpoint.name} is of an unknown family (model_type {model_type!r}), and {', '.join(others[:4])} has "
+            f"{checkpoint.name}: the size of {', '.join(follow[:4])} follows the number of tokens, and it is not known "
+            f"how its values belong to them, so the vocabulary is not edited."
+        )
+    sized = [name for name in sized if axes is None or name not in axes]
+    model_type, table = checkpoint.config.get("model_type"), next(iter(edited))
+    if sized and is_unknown:
+        raise CheckpointError(
+            f"{checkpoint.name} is of an unknown family (model_type {model_type!r}), and {', '.join(sized[:4])} has "
             f"{num_rows:,} rows or columns, as many as there are tokens. Whether they must change too is not known, so "
             f"the vocabulary is not edited."
         )
-    warnings.warn(
-        f"{checkpoint.name} is of an unknown family (model_type {model_type!r}): only its table, {next(iter(edited))}, "
-        f"is edited. No other tensor has as many rows.",
-        EmbedLayerWarning,
-        stacklevel=6,
-    )
+    warning = ""
+    if is_unknown:
+        warning = (
+            f"{checkpoint.name} is of an unknown family (model_type {model_type!r}): only its table, {table}, is "
+            f"edited. No other tensor has as many rows."
+        )
+    elif rows := [name for name in sized if checkpoint.info(name).shape[0] == num_rows]:
+        warning = (
+            f"{', '.join(rows[:4])} has {num_rows:,} rows, as many as there are tokens, and is not known to belong to "
+            f"them: it is not edited."
+        )
+    if warning:
+        warnings.warn(warning, EmbedLayerWarning, stacklevel=6)
 
 
 # Configuration files

@@ -78,8 +78,8 @@ def edit_vocabulary(
 
     All tensors with a row for each token are edited together: the input table (dense, factorised, row-sparse), the
     output head (tied stays tied), its bias, and the optimizer's state. Sizes, the padding token, the tokenizer and the
-    token IDs in configurations are changed to match. Kept rows and their moments keep every bit; the moments of new
-    rows are zero. Parameters stay the same objects.
+    token IDs in configurations are changed to match. Kept rows and their moments keep every bit; new rows start with
+    the state that a new optimizer of the same class has for them. Parameters stay the same objects.
 
     Hashed n-grams (`NgramHash`) stay what they were: a kept token keeps its compressed ID, and with it all hashes and
     rows. A new token gets a compressed ID of its own, the next free one, also where its text differs from an old
@@ -110,13 +110,15 @@ def edit_vocabulary(
 
     Raises:
         VocabularyError: A token is unknown, is named twice, exists already, or is needed by the tokenizer or a
-            configuration; or the tokenizer is another model's; or the model has hashed n-grams of another library, or
-            an `NgramHash` with multipliers too large for the IDs of new tokens in int64.
-        SizeError: The optimizer trains other parameters, nothing in `target` has a vocabulary that can be edited, or a
-            rank would have no row of a sharded table.
+            configuration; or the tokenizer is another model's; or the model has hashed n-grams of another library, an
+            `NgramHash` with multipliers too large for the IDs of new tokens in int64, an adapter of PEFT with values of
+            tokens, or a tensor whose size follows the vocabulary and whose values for new tokens are not known.
+        SizeError: The optimizer trains other parameters or does not show the state of new rows, nothing in `target` has
+            a vocabulary that can be edited, or a rank would have no row of a sharded table.
         TokenIdError: The padding row would be dropped.
         FileError: `out` cannot be written, or is not empty.
-        CheckpointError: The folder is damaged, or is a checkpoint of `torch.distributed.checkpoint`.
+        CheckpointError: The folder is damaged, is a checkpoint of `torch.distributed.checkpoint`, or has a tensor that
+            follows the vocabulary and whose values for new tokens are not known.
         PeerError: Another rank raised an error, or requests another edit.
 
     Example:

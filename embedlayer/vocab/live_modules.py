@@ -4,12 +4,13 @@ All new tensors are computed first; then they replace the old ones together, or 
 same objects, so tied heads and optimizers keep their references. Each rank moves its own rows of a sharded table.
 """
 
+import dataclasses
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,7 @@ from embedlayer.census.configurations import (
     text_part,
     value_of_json,
 )
+from embedlayer.census.tensors import models_in, named_tensors, tensors_in
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.checkpoints.patch import REPLACED
 from embedlayer.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
@@ -41,13 +43,13 @@ from embedlayer.data.tokenizer import fingerprint
 from embedlayer.distributed.dtensors import (
     check_replaceable,
     is_dtensor,
-    placements_of,
     replace_dtensor,
     row_collectives,
 )
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.errors import CheckpointError, SizeError, TokenIdError, VocabularyError
 from embedlayer.families import PER_LAYER_ROWS, VOCAB_SIZE_KEYS, family_of
+from embedlayer.families.records import End
 from embedlayer.held_parameters import held_parameters
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.draft_head import DraftHead
@@ -60,6 +62,7 @@ from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.sparse_gradient import row_gradient, rows_and_values
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit, round_up
+from embedlayer.vocab.optimizer_rows import NewState, state_with_rows
 from embedlayer.vocab.row_map import RowMap, RowResult, RowTensor, apply_row_map, row_fingerprint
 from embedlayer.vocab.unmoved_state import require_moved, watch_unmoved
 
@@ -265,13 +268,16 @@ def _configurations(modules: Mapping[str, nn.Module], found: VocabularyModules) 
 
 
 def _refuse_other_rows(module: nn.Module, found: VocabularyModules) -> None:
-    """Raise an error if a model has something for each token that an edit does not know.
+    """Raise an error if a module that is no model of transformers has values for each token that an edit does not know.
+
+    What a model of transformers has is known by `tensors_in`.
 
     Raises:
-        VocabularyError: The model reads rows of its head beside others (MobileBERT), has integers for each token, such
-            as the experts of a token (DeepSeek-V4), or a table or head of a user's class has other tensors of tokens.
+        VocabularyError: The module has integers for each token, or a table or head of a user's class has other tensors
+            of tokens.
     """
     known = {id(each) for part in found.hashes.values() for each in part.buffers()}
+    known |= {id(each) for model in models_in(module).values() for _, each in named_tensors(model)}
     known |= {id(part.stored.weight) for part in found.local.values()}
     known |= {id(each) for head in found.heads.values() for each in (head._parameters.get("weight"), head.bias)}
     own = {
@@ -280,18 +286,54 @@ def _refuse_other_rows(module: nn.Module, found: VocabularyModules) -> None:
         if not type(part).__module__.startswith("embedlayer.")
         for tensor in (*part.parameters(), *part.buffers())
     }
-    other = next((name for name, head in found.heads.items() if head.is_partial), None)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         has_rows = len(tensor.shape) > 1 and tensor.shape[0] == found.vocab_size
         is_integer = not (tensor.is_floating_point() or tensor.is_complex())
         is_of_tokens = found.vocab_size in tensor.shape if id(tensor) in own else has_rows and is_integer
-        if other is None and is_of_tokens and id(tensor) not in known:
-            other = name
-    if other is not None:
-        raise VocabularyError(
-            f"{other} has values for each token beside the rows of tables and heads, and what they are for a new token "
-            f"is not known, so the vocabulary of this model is not edited."
-        )
+        if is_of_tokens and id(tensor) not in known:
+            raise unknown_rows(name)
+
+
+def unknown_rows(name: str, use: str = "") -> VocabularyError:
+    """Return the error for a tensor whose size follows the vocabulary, and whose values for new tokens are not known.
+
+    Args:
+        name: Name of the tensor.
+        use: What the model does with it, as a sentence without full stop; "" if that is not known.
+    """
+    return VocabularyError(
+        f"{name} has values for each token beside the rows of tables and heads{f' ({use})' if use else ''}, and what "
+        f"they are for a new token is not known, so the vocabulary of this model is not edited."
+    )
+
+
+def _refuse_adapters(module: nn.Module, modules: VocabularyModules) -> None:
+    """Raise an error if PEFT has put an adapter on a table or head that has values for each token, or token IDs.
+
+    PEFT is not imported; its modules are recognised by their attributes.
+
+    Raises:
+        VocabularyError: There is such an adapter: LoRA on a table or head, or trainable tokens.
+    """
+    ends = {id(part): part for part in (*modules.tables.values(), *modules.heads.values())}
+    for name, wrapper in module.named_modules():
+        base = wrapper
+        while "base_layer" in base._modules:
+            base = base._modules["base_layer"] or base
+        if base is wrapper or id(base) not in ends:
+            continue
+        own = {id(tensor) for _, tensor in named_tensors(base)}
+        of_tokens = [
+            key
+            for key, tensor in named_tensors(wrapper)
+            if id(tensor) not in own and (modules.vocab_size in tensor.shape or hasattr(wrapper, "token_indices"))
+        ]
+        if of_tokens:
+            raise VocabularyError(
+                f"PEFT has put an adapter on {name}, whose {of_tokens[0]} belongs to tokens of the vocabulary before "
+                f"the edit. Merge it first, model = model.merge_and_unload(), edit that model, and wrap it again with "
+                f"get_peft_model. Nothing was changed."
+            )
 
 
 def refuse_hashed_ngrams(names: Iterable[str], what: str) -> None:
@@ -422,8 +464,7 @@ def row_tensors(
     found: dict[int, tuple[str, RowTensor]] = {}
     for name, part in modules.stored.items():
         weight = part.stored.weight
-        end: Literal["table", "head", "per_layer"] = "head" if part.of_head else "table"
-        end = "per_layer" if part.per_layer else end
+        end: End = "per_layer" if part.per_layer else "head" if part.of_head else "table"
         rows = RowTensor(weight, end, padding.get(name, 0), part.shards, missing_row=part.missing_row)
         found[id(weight)] = names.get(id(weight), _join(name, "weight")), rows
     for name, head in modules.heads.items():
@@ -431,13 +472,21 @@ def row_tensors(
             if parameter is not None:
                 rows = RowTensor(parameter, "head", collectives=row_collectives(parameter))
                 found[id(parameter)] = names.get(id(parameter), _join(name, key)), rows
-    tensors = dict(found.values())
+    for name, tensor, axes, rule in tensors_in(module, found.keys()):
+        if id(tensor) not in found:
+            is_known = rule.end is not None and len(axes) == 1 and tensor.is_floating_point()
+            if not is_known or tensor.shape[axes[0]] != modules.vocab_size:
+                raise unknown_rows(name, rule.use)
+            if is_dtensor(tensor) and (axes[0] or fsdp):
+                raise SizeError(
+                    f"{name} is sharded, and is moved only whole: edit the vocabulary before it is sharded."
+                )
+            found[id(tensor)] = name, RowTensor(tensor, rule.end, collectives=row_collectives(tensor), axis=axes[0])
+    # The values of a bias follow from the rows before it.
+    tensors = dict(sorted(found.values(), key=lambda named: named[1].local.dim() == 1))
     replace: dict[str, Callable[[Tensor], None]] = {
         name: _replace_function(rows.tensor, fsdp.get(id(rows.tensor))) for name, rows in tensors.items()
     }
-    for name, bias in _biases_outside(module, modules).items():
-        tensors[name] = RowTensor(bias.detach().flatten(), "head")
-        replace[name] = partial(_replace_last_axis, bias)
     for name, ngrams in modules.hashes.items():
         key = _join(name, "token_map")
         tensors[key] = RowTensor(ngrams.compressed_ids, new_values=partial(_new_compressed_ids, ngrams))
@@ -452,26 +501,13 @@ def row_tensors(
         for name, rows in [each for parameter_id, each in found.items() if parameter_id in trained]:
             require_moved(optimizer, rows.tensor)
             state = optimizer.state.get(rows.tensor, {})
-            for key, value in _state_with_rows(state, name, rows.tensor):
-                tensors[f"optimizer.{name}.{key}"] = RowTensor(
-                    value, None, rows.padding, rows.collectives, missing_row=rows.missing_row
+            new = NewState(optimizer, name, rows.tensor)
+            for key, value in state_with_rows(state, name, rows):
+                tensors[f"optimizer.{name}.{key}"] = dataclasses.replace(
+                    rows, tensor=value, end=None, parameter=name, state_of=new.of(key)
                 )
                 replace[f"optimizer.{name}.{key}"] = partial(state.__setitem__, key)
     return tensors, replace
-
-
-def _biases_outside(module: nn.Module, modules: VocabularyModules) -> dict[str, Tensor]:
-    """Return by name the biases `(V,)` or `(1, V)` that a model adds to the logits of its heads (BART, ESM)."""
-    options = (head.model_options for head in modules.heads.values())
-    biases = {id(each.bias.tensor) for each in options if each is not None and each.bias is not None}
-    return {
-        name: tensor for name, tensor in (*module.named_parameters(), *module.named_buffers()) if id(tensor) in biases
-    }
-
-
-def _replace_last_axis(bias: Tensor, values: Tensor) -> None:
-    """Replace the values of a parameter or buffer `(..., V)` in place by those of another number of tokens."""
-    _replace_data(bias, values.view(*bias.shape[:-1], -1))
 
 
 def _new_compressed_ids(ngrams: NgramHash, count: int) -> Tensor:
@@ -498,40 +534,6 @@ def _replace_data(parameter: Tensor, tensor: Tensor) -> None:
     parameter.data = tensor
 
 
-def _state_with_rows(state: Mapping[str, Any], name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield `(key, tensor)` for each state of an optimizer for one parameter that has one row for each token.
-
-    States that are not tensors, single numbers, and tensors without rows, such as Adafactor's column statistics, are
-    left out.
-
-    Args:
-        state: The optimizer's state of the parameter, by key.
-        name: Name of the parameter, for the error.
-        parameter: The parameter, with one row for each token.
-
-    Raises:
-        SizeError: The shape or dtype of a state does not show which values belong to a row.
-    """
-    for key, value in state.items():
-        if not isinstance(value, Tensor) or value.dim() == 0 or value.numel() <= 1:
-            continue
-        has_rows = value.shape in (parameter.shape, (len(parameter), 1)) or (
-            value.shape[0] == len(parameter) and (len(parameter) not in parameter.shape[1:] or "row" in key)
-        )
-        if has_rows and is_dtensor(parameter) and placements_of(value) != placements_of(parameter):
-            raise SizeError(
-                f"The optimizer stores {key} of {name} otherwise than the parameter, which is a DTensor: it is not "
-                f"known which values belong to a row. Build the optimizer again after the edit."
-            )
-        if not value.is_floating_point() or not (has_rows or value.shape[-1:] == parameter.shape[-1:]):
-            raise SizeError(
-                f"The optimizer stores {key} of {name} as {tuple(value.shape)} of {value.dtype}: it is not known how "
-                f"these values belong to rows. Build the optimizer again after the edit."
-            )
-        if has_rows:
-            yield key, value
-
-
 def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
     """Return a parameter's gradient with its rows moved as a row map says; `None` if it has no gradient.
 
@@ -542,7 +544,7 @@ def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
     if grad is not None and not grad.is_sparse and rows.missing_row is not None:  # tokens without a row share one
         grad = F.pad(grad, (0, 0) * (grad.dim() - 1) + (0, max(row_map.old_size - len(grad), 0)))
     if grad is None or not grad.is_sparse:
-        moved = None if grad is None else row_map.apply(grad, padding=rows.padding, collectives=ranks)
+        moved = None if grad is None else row_map.apply(rows.to_rows(grad), padding=rows.padding, collectives=ranks)
         return None if moved is None else rows.with_rows(moved, row_map)
     old, new = rows.partitions(row_map)
     rows_of_grad, values_of_grad = rows_and_values(grad)
@@ -798,11 +800,13 @@ def apply_to_module(
         What was changed; the new tensors are those that the module now has.
 
     Raises:
-        VocabularyError: The tokenizer is that of another model, or the requested edit does not fit it.
+        VocabularyError: The tokenizer is that of another model, or the requested edit does not fit it. Or a tensor has
+            values for each token and is not known, such as an adapter of PEFT on a table.
         SizeError: The module has no vocabulary or a table that cannot be moved, the optimizer trains other parameters,
             or a rank would store no row.
         TokenIdError: The padding row would be dropped.
-        CheckpointError: For an undo: the module is not as the edit of the receipt left it.
+        CheckpointError: For an undo: the module is not as the edit of the receipt left it. Or a model of transformers
+            cannot be built from its configuration.
         StaleRowsError: The optimizer's state is that before an earlier edit, to which it was not passed.
         PeerError: Another rank raised an error, or applies another edit.
     """
@@ -810,6 +814,7 @@ def apply_to_module(
     held = held_parameters(module, optimizer, replaced)
     _check_movable(module)
     modules = vocabulary_modules(module)
+    _refuse_adapters(module, modules)
     fsdp = _fsdp_parameters(module, modules)
     ranks = modules.collectives
     stored = [part.stored for part in modules.local.values()]
@@ -846,11 +851,15 @@ def apply_to_module(
         }
         tensors, replace = row_tensors(module, modules, optimizer, padding, fsdp)
         parameters = {name: rows for name, rows in tensors.items() if isinstance(rows.tensor, nn.Parameter)}
+        if resolved.rows.values is not None and len(row_map.initialised):
+            for rows in tensors.values():
+                if rows.state_of is not None:  # an error is raised before anything changes, and on all ranks
+                    rows.state_of(tensors[rows.parameter].local[:1])
         for rows in parameters.values():
             _check_rows(rows, row_map, fsdp.get(id(rows.tensor)))
         if ranks is not SINGLE_PROCESS:
             grads = {name: rows.tensor.grad for name, rows in parameters.items()}
-            facts["the tensors"] = [(name, str(r.tensor.dtype), r.tensor.shape[1:]) for name, r in tensors.items()]
+            facts["the tensors"] = [(name, str(r.tensor.dtype), r.local.shape[1:]) for name, r in tensors.items()]
             facts["the gradients"] = [(name, grad.is_sparse) for name, grad in grads.items() if grad is not None]
             facts["the requested edit"] = row_fingerprint(row_map.sources)
             facts["the tokenizer"] = None if resolved.tokenizer is None else fingerprint(resolved.tokenizer)

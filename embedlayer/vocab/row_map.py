@@ -17,7 +17,6 @@ The terms of this package:
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +25,7 @@ from torch import Tensor
 from embedlayer.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.distributed.dtensors import dtensor_like, is_dtensor, to_local
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
+from embedlayer.families.records import End
 from embedlayer.io.safetensors_files import byte_chunks
 
 NEW = -1
@@ -178,6 +178,8 @@ class RowTensor:
 
     Attributes:
         tensor: The tensor, the rows of this rank, or a DTensor. Padding rows may follow the rows of the tokens.
+        axis: The axis of the tokens in `tensor`: 0 for rows, 1 for columns and for a bias `(1, V)`. The rows are those
+            of `to_rows(tensor)`.
         end: Which initialisation computes new rows: `"table"` for the input table's, `"head"` for the output head's,
             `"per_layer"` for a per-layer table's, or `None` for zeros, as in the optimizer's state.
         padding: Number of zero rows that follow the rows of the tokens after the edit. If it is negative, so many rows
@@ -189,16 +191,36 @@ class RowTensor:
             returns the values of so many new tokens; else `None`.
         missing_row: Row that the model reads for tokens which the tensor lacks (Gemma 3n's per-layer table). An edit
             completes such a tensor: these tokens get copies of that row. `None` if every token has a row.
+        parameter: For the state of an optimizer: name of the parameter, whose new rows determine those of the state.
+        state_of: For the state of an optimizer: function that returns the state of so many new rows of the parameter.
     """
 
     tensor: Tensor
-    end: Literal["table", "head", "per_layer"] | None = None
+    end: End | None = None
     padding: int = 0
     collectives: Collectives = SINGLE_PROCESS
     encode: Callable[[Tensor], Tensor] | None = None
     decode: Callable[[Tensor], Tensor] | None = None
     new_values: Callable[[int], Tensor] | None = None
     missing_row: int | None = None
+    axis: int = 0
+    parameter: str = ""
+    state_of: Callable[[Tensor], Tensor] | None = None
+
+    def to_rows(self, tensor: Tensor) -> Tensor:
+        """Return a tensor in the layout of `tensor`, as its gradient, with the tokens first: `(V,)` of `(1, V)`."""
+        if self.axis == 0:
+            return tensor
+        rows = tensor.movedim(self.axis, 0)
+        return rows.flatten() if rows[:1].numel() == 1 else rows
+
+    def from_rows(self, rows: Tensor) -> Tensor:
+        """Return rows in the layout of `tensor`: the inverse of `to_rows`, for another number of tokens too."""
+        if self.axis == 0:
+            return rows
+        others = [*self.tensor.shape]
+        del others[self.axis]
+        return rows.reshape(len(rows), *others).movedim(0, self.axis).contiguous()
 
     def completing(self, row_map: "RowMap") -> "RowMap":
         """Return the row map in which tokens that the tensor lacks have `missing_row` as their old row.
@@ -212,16 +234,18 @@ class RowTensor:
 
     @property
     def local(self) -> Tensor:
-        """Return the rows that this rank stores, without gradient: the shard of a DTensor, else the tensor itself."""
-        return to_local(self.tensor.detach())
+        """Return the rows that this rank stores, without gradient: the shard of a DTensor, else `to_rows(tensor)`."""
+        return self.to_rows(to_local(self.tensor.detach()))
 
     def partitions(self, row_map: RowMap) -> tuple[RowPartition, RowPartition]:
         """Return which rows this rank stores before and after an edit; see `RowMap.partitions`."""
         return row_map.partitions(self.tensor, self.padding, self.collectives)
 
     def with_rows(self, local: Tensor, row_map: RowMap) -> Tensor:
-        """Return the tensor after an edit, from the rows of this rank: a DTensor if the tensor is one, else `local`."""
-        return dtensor_like(self.tensor, local, row_map.size + self.padding) if is_dtensor(self.tensor) else local
+        """Return the tensor after an edit, from the rows of this rank: a DTensor if the tensor is one."""
+        if is_dtensor(self.tensor):
+            return dtensor_like(self.tensor, local, row_map.size + self.padding)
+        return self.from_rows(local)
 
 
 RowValues = Callable[[RowTensor], Iterable[Tensor]]
@@ -291,12 +315,18 @@ def apply_row_map(
             _check_restored_rows(tensors, edit, edit.restored_rows)
     for name, rows in tensors.items():
         before, after = rows.partitions(row_map)
-        new = rows.completing(row_map).apply(rows.tensor, padding=rows.padding, collectives=rows.collectives)
+        old = rows.tensor if rows.axis == 0 else rows.local
+        new = rows.completing(row_map).apply(old, padding=rows.padding, collectives=rows.collectives)
         if edit.restored_rows is not None:
             places = local_rows(row_map.initialised, after)
             new.index_copy_(0, places.to(new.device), edit.restored_rows[name].to(new.device, new.dtype))
         elif rows.new_values is not None:
             _fill(new, row_map, after, [rows.new_values(len(row_map.initialised))], collectives)
+        elif edit.values is not None and rows.state_of is not None:
+            places = local_rows(row_map.initialised, after).to(new.device)
+            if len(places):
+                started = rows.state_of(result.tensors[rows.parameter].index_select(0, places))
+                new.index_copy_(0, places, started.to(new.device, new.dtype))
         elif edit.values is not None and rows.end is not None and len(row_map.initialised):
             _fill(new, row_map, after, edit.values(rows), collectives)
         dropped = local_rows(row_map.dropped, before)
@@ -350,7 +380,7 @@ def _check_restored_rows(tensors: Mapping[str, RowTensor], edit: RowEdit, restor
     """
     for name, rows in tensors.items():
         count = len(local_rows(edit.row_map.initialised, rows.partitions(edit.row_map)[1]))
-        found, wanted = restored.get(name), (count, *rows.tensor.shape[1:])
+        found, wanted = restored.get(name), (count, *rows.local.shape[1:])
         if found is None or tuple(found.shape) != wanted:
             raise CheckpointError(
                 f"The receipt has {'no rows' if found is None else tuple(found.shape)} of {name} where the dropped "

@@ -1,14 +1,18 @@
 """Training of the rows of a few tokens and nothing else, in the tables and heads of a live module."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from embedlayer.census.tensors import models_in
 from embedlayer.checkpoints.patch import REPLACED
 from embedlayer.distributed.dtensors import has_fsdp_modules, is_dtensor
 from embedlayer.errors import SizeError, StaleRowsError
@@ -70,13 +74,17 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
     untied head gets trainable rows of its own. The outputs for all other tokens keep every bit. Build the optimizer
     afterwards. After training, `merge_rows` writes the trained rows into the tables and restores the module.
 
+    Until then, `save_pretrained` of a model of transformers writes the trained rows into the weights that it saves.
+    `state_dict()` has them separately, and `load_state_dict` takes both forms.
+
     Args:
         module: A layer or model with dense tables.
         token_ids: The IDs of the tokens, each once.
 
     Raises:
         SizeError: The module is a table itself, has a table that does not store its rows separately, has tables that
-            share one weight, or is sharded; or `DeltaEmbedding` raises it. Nothing was changed.
+            share one weight or rows that it reads itself (MobileBERT), or is sharded; or `DeltaEmbedding` raises it.
+            Nothing was changed.
 
     Example:
         >>> train_only_rows(model, [7, 9])
@@ -93,6 +101,11 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
         raise SizeError(
             f"{', '.join(modules.tables)} share one weight, as in an encoder-decoder: trained separately, their rows "
             f"would differ. Train the whole weight."
+        )
+    if partial_head := next((name for name, head in modules.heads.items() if head.is_partial), None):
+        raise SizeError(
+            f"The model reads the rows of {partial_head} itself, beside further columns of each row (MobileBERT): they "
+            f"cannot be trained alone. Train the whole table: leave out train_only_new."
         )
     if has_fsdp_modules(module) or any(is_dtensor(parameter) for parameter in module.parameters()):
         raise SizeError("The rows are sharded: call train_only_rows before fully_shard or parallelize_module.")
@@ -125,14 +138,82 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
         rows.delta.requires_grad_(True)
 
 
-HOOK = "_hook_of_its_rows"
-"""Attribute of a module between `train_only_rows` and `merge_rows`: the handle of the hook that notices PEFT."""
+HOOKS = "_hooks_of_its_rows"
+"""Attribute of a module between `train_only_rows` and `merge_rows`: the handles of its hooks."""
 
 
 def _note(module: nn.Module, trained: list[nn.Parameter]) -> None:
-    """Note on a module what was trained before `train_only_rows`, and watch for PEFT, until `merge_rows`."""
+    """Note on a module what was trained before `train_only_rows`, and watch for PEFT, until `merge_rows`.
+
+    Models of transformers save and load merged rows, under the names of transformers.
+    """
     module.__dict__[TRAINED_BEFORE] = trained
-    module.__dict__[HOOK] = module.register_forward_pre_hook(_refuse_rows_frozen_by_peft)
+    hooks = module.__dict__[HOOKS] = [module.register_forward_pre_hook(_refuse_rows_frozen_by_peft)]
+    for model in models_in(module).values():
+        hooks.append(model.register_load_state_dict_pre_hook(_split_rows))
+        model.__dict__["save_pretrained"] = partial(_save_merged, model)
+
+
+def _save_merged(
+    model: Any,
+    save_directory: Path | str,
+    is_main_process: bool = True,
+    state_dict: Mapping[str, Tensor] | None = None,
+    *arguments: Any,
+    **options: Any,
+) -> None:
+    """Save a model of transformers with the trained rows in the weights, so that transformers and `load` read them.
+
+    It takes the place of the model's `save_pretrained` until `merge_rows`. The model does not change.
+
+    Args:
+        model: The model.
+        save_directory: The folder.
+        is_main_process: As in `save_pretrained`.
+        state_dict: The state to save, by the names of `model.state_dict()`; `None` for that state.
+        *arguments: Further arguments of `save_pretrained`.
+        **options: Further keyword arguments of `save_pretrained`.
+    """
+    merged = dict(model.state_dict() if state_dict is None else state_dict)
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for rows_name, rows in _deltas(model).items():
+        if f"{rows_name}.delta" in merged:
+            weight, delta = merged.pop(f"{rows_name}.base.weight").clone(), merged.pop(f"{rows_name}.delta")
+            weight[rows.token_tensor.to(weight.device)] = delta.to(weight)
+            merged |= {name: weight for name in names[id(rows.base.weight)] if name in merged}
+            merged[_weight_name(rows_name)] = weight
+    type(model).save_pretrained(model, save_directory, is_main_process, merged, *arguments, **options)
+
+
+def _split_rows(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Give a state that `_save_merged` wrote the names of a model whose rows are trained separately, before it loads.
+
+    Args:
+        model: The model, whose hook this is.
+        state_dict: The state, which is changed in place; a state with separate rows stays as it is.
+        prefix: Prefix of the names of the model in the state.
+        *_: Further arguments of such a hook, which are not used.
+    """
+    for name, rows in _deltas(model).items():
+        delta, weight_name = f"{prefix}{name}.delta", f"{prefix}{_weight_name(name)}"
+        if delta not in state_dict and weight_name in state_dict:
+            weight = state_dict[weight_name]
+            state_dict[f"{prefix}{name}.base.weight"] = weight
+            state_dict[delta] = weight[rows.token_tensor.to(weight.device)]
+            if _weight_name(name) == f"{name}.weight":
+                del state_dict[weight_name]
+
+
+def _deltas(module: nn.Module) -> dict[str, DeltaEmbedding]:
+    """Return the rows of a module that are trained separately, by their names in it."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, DeltaEmbedding)}
+
+
+def _weight_name(name: str) -> str:
+    """Return the name of the weight whose rows are trained under a name: that of the table or the untied head."""
+    return f"{name.removesuffix(f'.{NEW_ROWS}')}.weight"
 
 
 def _refuse_frozen(optimizer: Optimizer, *_: object) -> None:
@@ -164,8 +245,7 @@ def _refuse_rows_frozen_by_peft(module: nn.Module, inputs: object) -> None:
     """
     if not (module.training and torch.is_grad_enabled() and hasattr(module, "peft_config")):
         return
-    deltas = {name: part for name, part in module.named_modules() if isinstance(part, DeltaEmbedding)}
-    if frozen := [name for name, part in deltas.items() if not part.delta.requires_grad]:
+    if frozen := [name for name, part in _deltas(module).items() if not part.delta.requires_grad]:
         raise SizeError(
             f"PEFT has frozen the rows of the new tokens ({', '.join(frozen)}), so they would never be trained. Call "
             f"embedlayer.vocab.merge_rows(model) before get_peft_model, and give the token IDs to PEFT: "
@@ -185,7 +265,10 @@ def merge_rows(module: nn.Module) -> None:
     """
     trained_rows(module)
     trained = module.__dict__.pop(TRAINED_BEFORE)
-    module.__dict__.pop(HOOK).remove()
+    for hook in module.__dict__.pop(HOOKS):
+        hook.remove()
+    for model in models_in(module).values():
+        model.__dict__.pop("save_pretrained", None)
     for head in [part for part in module.modules() if isinstance(part, OutputHead)]:
         rows = head.__dict__[OWN_TABLE]
         if isinstance(rows, DeltaEmbedding):
@@ -242,8 +325,7 @@ def trained_rows(module: nn.Module) -> dict[str, DeltaEmbedding]:
     """
     if TRAINED_BEFORE not in module.__dict__:
         raise SizeError("This module has no rows that are trained separately: call train_only_rows first.")
-    parts = module.named_modules()
-    return {name.removesuffix(f".{NEW_ROWS}"): part for name, part in parts if isinstance(part, DeltaEmbedding)}
+    return {name.removesuffix(f".{NEW_ROWS}"): part for name, part in _deltas(module).items()}
 
 
 def _dense(name: str, table: TokenTable) -> TokenEmbedding:

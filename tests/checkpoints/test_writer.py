@@ -215,3 +215,19 @@ def test_another_checkpoint_is_refused(tmp_path) -> None:
     )
     with pytest.raises(el.CheckpointError, match=r"\[20, 9\] is expected, but the new tensor has \[20, 8\]"):
         layer.write_into(tmp_path / "old", tmp_path / "new")
+
+
+def test_a_layer_without_a_tensor_of_tokens_is_not_written_with_another_vocabulary(tmp_path) -> None:
+    """The layer of an untied BERT has one of its two biases: the other one would keep its old size."""
+    from tiny_models import build
+
+    with quiet():
+        build("bert", "masked", {"tie_word_embeddings": False})[1].save_pretrained(tmp_path / "old")
+    layer = el.load(tmp_path / "old")
+    layer.write_into(tmp_path / "old", tmp_path / "same")
+    el.vocab.add_tokens(layer, 2)
+    with pytest.raises(el.CheckpointError, match=r"cls\.predictions\.bias .*edit the vocabulary of the folder instead"):
+        layer.write_into(tmp_path / "old", tmp_path / "new")
+    el.vocab.add_tokens(tmp_path / "old", 2, out=tmp_path / "new")
+    sizes = {name: tensor.shape for name, tensor in tensors_of(tmp_path / "new").items()}
+    assert sizes["cls.predictions.bias"] == sizes["cls.predictions.decoder.bias"] == (VOCAB + 2,)

@@ -35,12 +35,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     **{key: {"is_decoder": True} for key in DECODERS_ONLY},
 }
 OTHER_ROWS, SHARED, SIZES = "values for each token beside the rows", "share one weight", "do not share a vocabulary"
+COLUMNS = "beside further columns of each row"
 EDIT_REFUSED = {
     "bart-masked": SHARED,
     "deepseek_v4": OTHER_ROWS,
     "mbart-masked": SHARED,
     "mllama": SIZES,
-    "mobilebert": OTHER_ROWS,
+    "mobilebert": COLUMNS,
     "moshi": SIZES,
     "mvp-masked": SHARED,
     "prophetnet": SHARED,
@@ -48,7 +49,7 @@ EDIT_REFUSED = {
     "qwen4_exp_text": "hashed n-grams",
 }
 """Model types, some by their kind, in which `add_tokens` is refused by name, with the reason."""
-ADD_REFUSED = {model_type: reason for model_type, reason in EDIT_REFUSED.items() if reason != SHARED} | {"fsmt": SIZES}
+ADD_REFUSED = {key: reason for key, reason in EDIT_REFUSED.items() if reason not in (SHARED, COLUMNS)} | {"fsmt": SIZES}
 NOT_CAUSAL = {"prophetnet": "does not read one hidden state", "xlm": "no causal", "xlnet": "no causal"}
 """Model types whose loss of the next token is refused by name, with the reason: streams, masks, permutations."""
 

@@ -57,6 +57,11 @@ def llama() -> nn.Module:
     return el.patch(transformers.LlamaForCausalLM(config))
 
 
+def untied_llama() -> nn.Module:
+    sizes = {"hidden_size": EMBED_DIM, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=VOCAB_SIZE, **sizes))
+
+
 def t5() -> nn.Module:
     sizes = {"d_model": EMBED_DIM, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
     return el.patch(transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=VOCAB_SIZE, **sizes)))
@@ -236,3 +241,32 @@ def test_new_rows_that_peft_froze_are_refused_in_training() -> None:
     adapted.train()(input_ids=ids, labels=ids).loss.backward()
     el.vocab.merge_rows(model)
     adapted.train()(input_ids=ids, labels=ids)
+
+
+def untied_decoder() -> nn.Module:
+    head = el.OutputHead(vocab_size=VOCAB_SIZE, embed_dim=EMBED_DIM)
+    return el.DecoderLM(TABLES["dense"](), POSITIONS["rotary"](), head, num_layers=1, num_heads=NUM_HEADS)
+
+
+@pytest.mark.parametrize("choice", [*CHOICES, "LoRA on an untied head"])
+@pytest.mark.parametrize("name", ["DecoderLM", "patched LLaMA"])
+@pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings=True`")
+def test_an_edit_refuses_adapters_that_have_values_of_tokens_and_its_advice_works(
+    unchecked: None, name, choice
+) -> None:
+    make, table, head, linear = MODELS[name]
+    if choice == "LoRA on an untied head":
+        make = untied_decoder if name == "DecoderLM" else lambda: el.patch(untied_llama())
+    options = {"target_modules": [head]} if choice not in CHOICES else CHOICES[choice](table, head, linear)
+    model: Any = adapted(make().double(), **options)
+    step(model)
+    with torch.no_grad():
+        logits = logits_of(model) + 0
+        before = {key: each.clone() for key, each in model.state_dict().items()}
+        if choice in ("LoRA on the table", "LoRA on an untied head", "trainable tokens"):
+            with pytest.raises(el.VocabularyError, match=r"PEFT has put an adapter on .*model\.merge_and_unload\(\)"):
+                el.vocab.add_tokens(model, 3)
+            assert all(torch.equal(each, before[key]) for key, each in model.state_dict().items())
+            model = model.merge_and_unload()
+        el.vocab.add_tokens(model, 3)
+        close(logits_of(model)[..., :VOCAB_SIZE], logits)

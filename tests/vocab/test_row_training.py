@@ -109,3 +109,56 @@ def test_an_optimizer_from_before_refuses_to_train_nothing() -> None:
     torch.optim.AdamW(each for each in model.parameters() if each.requires_grad).step()
     el.vocab.merge_rows(model)
     optimizer.step()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("model_type", "kind"), [("llama", "causal"), ("bert", "masked")])
+def test_a_saved_model_of_transformers_has_the_trained_rows_in_its_weights(model_type, kind, tied, tmp_path) -> None:
+    """transformers and load read it; `state_dict` has the rows separately, and both are loaded bit for bit."""
+    from safetensors.torch import load_file
+    from tiny_models import VOCAB, build, quiet
+
+    with quiet():
+        model: Any = el.patch(build(model_type, kind, {"tie_word_embeddings": tied})[1])
+    el.vocab.add_tokens(model, 3, train_only_new=True)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        nn.init.normal_(parameter)
+    ids = torch.tensor([[5, VOCAB, VOCAB + 2, 7]])
+    logits = model(input_ids=ids).logits.detach().clone()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with quiet():
+        model.save_pretrained(tmp_path / "whole")
+        model.save_pretrained(tmp_path / "state", state_dict=model.state_dict())
+        read, problems = type(model).from_pretrained(tmp_path / "whole", output_loading_info=True)
+    assert not any(problems.values())
+    torch.testing.assert_close(read.eval()(input_ids=ids).logits, logits, rtol=1e-4, atol=1e-4)
+    layer = el.load(tmp_path / "whole")
+    assert torch.equal(layer.table.rows(VOCAB, VOCAB + 3), trained[0])
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    saved = load_file(tmp_path / "whole" / "model.safetensors")
+    again = load_file(tmp_path / "state" / "model.safetensors")
+    assert saved.keys() == again.keys()
+    for loaded in (saved, state):
+        for parameter in trained:
+            nn.init.zeros_(parameter)
+        model.load_state_dict(loaded, strict=loaded is state)
+        assert torch.equal(model(input_ids=ids).logits, logits)
+    el.vocab.merge_rows(model)
+    assert not {"save_pretrained", "_hooks_of_its_rows"} & vars(model).keys()
+    with quiet():
+        model.save_pretrained(tmp_path / "merged")
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    assert all(torch.equal(tensor, merged[name]) for name, tensor in saved.items())
+
+
+def test_rows_that_a_model_reads_itself_are_not_trained_alone(unchecked) -> None:
+    from tiny_models import VOCAB, build
+
+    model = el.patch(build("mobilebert", "masked")[1])
+    with pytest.raises(
+        el.SizeError, match=r"reads the rows of cls\.predictions\.decoder itself.*leave out train_only_new"
+    ):
+        el.vocab.add_tokens(model, 2, train_only_new=True)
+    assert model.get_input_embeddings().vocab_size == VOCAB
+    el.vocab.add_tokens(model, 2)

@@ -1,0 +1,184 @@
+"""New rows start with the state that a new optimizer has after a step without gradient and weight decay."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import embedlayer as el
+
+ROWS, WIDTH = 9, 4
+
+
+class ScheduleFree(Optimizer):
+    """The recipe of schedule-free SGD: `z` starts as the parameter, and a step outside of training is an error."""
+
+    def __init__(self, params: Any, lr: float = 0.1, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "train_mode": False, "k": 0})
+
+    def train(self) -> None:
+        for group in self.param_groups:
+            group["train_mode"] = True
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            if not group["train_mode"]:
+                raise RuntimeError("not in train mode")
+            for parameter in group["params"]:
+                z = self.state[parameter].setdefault("z", parameter.clone())
+                z.sub_(parameter.grad + group["weight_decay"] * parameter, alpha=group["lr"])
+                parameter.lerp_(z, 1 / (group["k"] + 2))
+            group["k"] += 1
+
+
+class Late(Optimizer):
+    """State that the first step does not show."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state["steps"] = state.get("steps", 0) + 1
+            if state["steps"] == 2:
+                state["late"] = torch.ones_like(parameter)
+
+
+class NeedsMore(Late):
+    """An argument that no group has."""
+
+    def __init__(self, params: Any, model: nn.Module) -> None:
+        super().__init__(params)
+
+
+OPTIMIZERS: dict[str, Callable[[list[Tensor]], Optimizer]] = {
+    "Adadelta": lambda params: torch.optim.Adadelta(params, weight_decay=0.1),
+    "Adafactor": torch.optim.Adafactor,
+    "Adagrad": lambda params: torch.optim.Adagrad(params, initial_accumulator_value=0.5),
+    "Adamax": torch.optim.Adamax,
+    "AdamW, amsgrad": lambda params: torch.optim.AdamW(params, amsgrad=True),
+    "AdamW, fused": lambda params: torch.optim.AdamW(params, fused=True),
+    "ASGD": torch.optim.ASGD,
+    "NAdam": torch.optim.NAdam,
+    "RAdam": torch.optim.RAdam,
+    "RMSprop": lambda params: torch.optim.RMSprop(params, centered=True, momentum=0.9),
+    "RowAdagrad": el.RowAdagrad,
+    "RowAdamW": el.RowAdamW,
+    "Rprop": lambda params: torch.optim.Rprop(params, lr=0.03),
+    "schedule-free": lambda params: ScheduleFree(params, weight_decay=0.1),
+    "SGD": lambda params: torch.optim.SGD(params, momentum=0.9, weight_decay=0.1),
+}
+STARTS: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
+    ("Adagrad", "sum"): lambda rows: torch.full_like(rows, 0.5),
+    ("Adamax", "exp_inf"): lambda rows: torch.full_like(rows, 1e-8),
+    ("ASGD", "ax"): torch.clone,
+    ("Rprop", "step_size"): lambda rows: torch.full_like(rows, 0.03),
+    ("schedule-free", "z"): torch.clone,
+}
+"""States that do not start at zero, and what they start with."""
+
+
+def trained(make: Callable[[list[Tensor]], Optimizer], **options: Any) -> tuple[el.TokenEmbedding, Optimizer]:
+    table = el.TokenEmbedding(ROWS, WIDTH, **options)
+    optimizer = make([table.weight])
+    getattr(optimizer, "train", lambda: None)()
+    for _ in range(2):
+        optimizer.zero_grad()
+        table([1, 2, 8]).square().sum().backward()
+        optimizer.step()
+    return table, optimizer
+
+
+def rows_of(optimizer: Optimizer, table: el.TokenEmbedding) -> dict[str, Tensor]:
+    state = optimizer.state[table.weight]
+    return {key: each.clone() for key, each in state.items() if isinstance(each, Tensor) and len(each.shape) > 1}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_new_rows_start_as_in_a_new_optimizer_and_kept_ones_keep_their_state(name) -> None:
+    table, optimizer = trained(OPTIMIZERS[name])
+    before = {key: each for key, each in rows_of(optimizer, table).items() if len(each) == ROWS}
+    assert before
+    receipt = el.vocab.edit_vocabulary(table, remove=[3], add=2, optimizer=optimizer)
+    kept, new = [row for row in range(ROWS) if row != 3], table.weight[ROWS - 1 :].detach()
+    for key, each in before.items():
+        found = optimizer.state[table.weight][key]
+        assert torch.equal(found[: ROWS - 1], each[kept])
+        start = STARTS.get((name, key), torch.zeros_like)(new)
+        torch.testing.assert_close(found[ROWS - 1 :], start[:, : found.shape[1]])
+    receipt.undo(table, optimizer=optimizer)
+    after = rows_of(optimizer, table)
+    assert all(torch.equal(after[key], each) for key, each in before.items())
+    el.vocab.add_tokens(table, 2, optimizer=optimizer)
+    optimizer.zero_grad()
+    table([1, 8, 10]).square().sum().backward()
+    optimizer.step()
+    assert table.weight.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "make", [torch.optim.SparseAdam, lambda p: torch.optim.Adagrad(p, initial_accumulator_value=0.5)]
+)
+def test_new_rows_of_a_row_sparse_table_start_as_in_a_new_optimizer(make) -> None:
+    table, optimizer = trained(make, row_sparse=True)
+    el.vocab.add_tokens(table, 2, optimizer=optimizer)
+    start = 0.5 if isinstance(optimizer, torch.optim.Adagrad) else 0.0
+    for value in rows_of(optimizer, table).values():
+        assert torch.equal(value[ROWS:], torch.full((2, WIDTH), start))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"), [(Late, "does not show late"), (lambda p: NeedsMore(p, nn.Module()), "model")]
+)
+def test_state_that_a_new_optimizer_does_not_show_is_refused_by_name(make, reason) -> None:
+    table, optimizer = trained(make)
+    before, state = table.weight.detach().clone(), rows_of(optimizer, table)
+    with pytest.raises(el.SizeError, match=f"A new {type(optimizer).__name__} .*{reason}.* of new rows of weight"):
+        el.vocab.add_tokens(table, 2, optimizer=optimizer)
+    assert torch.equal(table.weight, before)
+    el.vocab.remove_tokens(table, [3], optimizer=optimizer)  # no row is new
+    kept = [row for row in range(ROWS) if row != 3]
+    assert torch.equal(optimizer.state[table.weight]["late"], state["late"][kept])
+    el.vocab.add_tokens(table, 2)
+    built_again = make([table.weight])
+    table([1]).sum().backward()
+    built_again.step()
+
+
+def test_an_optimizer_that_accelerate_wraps_shows_the_state_of_new_rows() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    table, optimizer = trained(lambda params: accelerator.prepare_optimizer(torch.optim.Rprop(params, lr=0.03)))
+    el.vocab.add_tokens(table, 2, optimizer=optimizer)
+    assert torch.equal(optimizer.state[table.weight]["step_size"][ROWS:], torch.full((2, WIDTH), 0.03))
+
+
+@pytest.mark.parametrize("model_type", ["esm", "mobilebert"])
+def test_gradient_and_state_of_tensors_behind_the_head_are_moved_too(model_type, unchecked) -> None:
+    """ESM's bias is no part of its head; MobileBERT's further columns of the head's rows have tokens at axis 1."""
+    from tiny_models import VOCAB, build
+
+    model = el.patch(build(model_type, "masked")[1])
+    name = {"esm": "lm_head.bias", "mobilebert": "cls.predictions.dense.weight"}[model_type]
+    parameter = model.get_parameter(name)
+    optimizer = torch.optim.AdamW(model.parameters())
+    ids = torch.tensor([[5, 9, 40]])
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    gradient, average = parameter.grad.clone(), optimizer.state[parameter]["exp_avg"].clone()
+    receipt = el.vocab.edit_vocabulary(model, remove=[VOCAB - 1], add=2, optimizer=optimizer)
+    axis = parameter.dim() - 1
+    assert model.get_parameter(name) is parameter
+    for found, old in ((parameter.grad, gradient), (optimizer.state[parameter]["exp_avg"], average)):
+        assert torch.equal(found.narrow(axis, 0, VOCAB - 1), old.narrow(axis, 0, VOCAB - 1))
+        assert not found.narrow(axis, VOCAB - 1, 2).any()
+    model(input_ids=ids, labels=ids).loss.backward()
+    receipt.undo(model, optimizer=optimizer)
+    assert torch.equal(optimizer.state[parameter]["exp_avg"], average)
