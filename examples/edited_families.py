@@ -63,6 +63,7 @@ REASONS = (
     ("not an nn.Embedding", "`patch` does not take the embedding, which is no `nn.Embedding`"),
     ("values for each token beside", "further tensors have values for each token"),
     ("more tensors with rows for tokens", "further tensors have values for each token"),
+    ("not known how its values belong", "further tensors have values for each token"),
     ("as many as there are tokens", "the family is unknown to `load`, and further tensors have as many rows"),
     ("no table of token rows", "`load` finds no table"),
     ("unknown family and has several tables", "the family is unknown to `load`, and there are several tables"),
