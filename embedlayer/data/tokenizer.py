@@ -9,26 +9,23 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from embedlayer.data.bert_tokenizers import bert_tokenizer, is_lowercased, wordpiece_tokenizer
+from embedlayer.data.bpe_files import END_OF_TEXT, bpe_rules, bpe_tokenizer, byte_level_alphabet
 from embedlayer.data.llama2c_files import read as read_llama2c
 from embedlayer.data.sentencepiece_files import convert as read_sentencepiece
+from embedlayer.data.tokenizer_config import read_stated
 from embedlayer.data.unigram import train_subwords
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError, TokenIdError, TokenizerError
 from embedlayer.io.files import is_gguf, read_bytes, read_json, write_text
 
 TokenizerKind = Literal["bpe", "wordpiece", "unigram", "word", "byte"]
 
-END_OF_TEXT = "<|endoftext|>"
-"""GPT-2's end-of-text token, and the special token that `train_tokenizer` adds by default."""
-
 _ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|eot_id|>")
-_KNOWN_SPECIALS = (END_OF_TEXT, "<s>", "<pad>", "</s>", "<unk>", "<mask>")
 MAX_TOKEN_IDS = 1 << 24
 """Largest table size. A file with a higher ID is damaged, and its table would fill the memory."""
 
@@ -113,8 +110,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read a tokenizer from the files of a model.
 
     - `tokenizer.json`, or another file with the same content.
-    - GPT-2's `encoder.json` and `vocab.bpe`, or `vocab.json` and `merges.txt`; pass either one. Both may
-      have a common prefix (`gpt2-encoder.json` and `gpt2-vocab.bpe`).
+    - `vocab.json` and `merges.txt`, or GPT-2's `encoder.json` and `vocab.bpe`; pass either one. Both may have a common
+      prefix (`gpt2-encoder.json` and `gpt2-vocab.bpe`). The rules are those of the tokenizer class that the
+      `tokenizer_config.json` beside them names, or that the model type of `config.json` has. With nothing beside them
+      they are GPT-2's, if all entries are written in its alphabet of bytes.
     - BERT's `vocab.txt`. `do_lower_case` in the `tokenizer_config.json` beside it decides whether text is lower-cased.
       Without it, text is lower-cased if no entry except the bracketed ones has an upper-case letter.
     - SentencePiece's `.model`, BPE or Unigram, with the `spm` extra. The IDs of sample texts are compared with
@@ -123,11 +122,13 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     - A GGUF file of llama.cpp, with the `gguf` extra.
     - A folder with one of these, searched for in this order.
 
-    Beside a GPT-2, BERT or SentencePiece vocabulary, `added_tokens.json` is read too, as transformers writes it.
+    Beside these vocabularies, settings and special tokens of `tokenizer_config.json` and `special_tokens_map.json` are
+    read too, and its added tokens or those of `added_tokens.json`.
 
     Raises:
         FileError: There is no such file, or it cannot be read.
-        TokenizerError: The file is damaged, incomplete or of an unknown format, or the folder has several tokenizers.
+        TokenizerError: The file is damaged, incomplete or of an unknown format, the rules of its class are not
+            known, or the folder has several tokenizers.
         MissingExtraError: A `.model` needs `pip install 'embedlayer[spm]'`, and a `.gguf` `'embedlayer[gguf]'`.
     """
     path = Path(path)
@@ -164,7 +165,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
             return _build_checked(path, lambda: Tokenizer.from_str(json.dumps(content)))
         pair = pair or (path, _find_merges(path))
     if pair is not None:
-        return _add_tokens_beside(path, _load_bpe(*pair))
+        return _load_bpe(*pair)
     if path.suffix == ".txt":
         return _add_tokens_beside(path, _load_vocab_txt(path))
     raise TokenizerError(
@@ -598,7 +599,7 @@ def _find_merges(path: Path) -> Path:
 
 
 def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
-    """Read a byte-level BPE tokenizer as in GPT-2 from its two files.
+    """Read a BPE tokenizer from its two files, by the rules that the files beside them state.
 
     Args:
         vocabulary: JSON file with the ID of each subword.
@@ -606,7 +607,7 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
 
     Raises:
         FileError: A file cannot be read.
-        TokenizerError: A file is damaged, or a merge has a subword that the vocabulary lacks.
+        TokenizerError: A file is damaged, a merge has a subword that the vocabulary lacks, or the rules are not known.
     """
     vocab = _read_json(vocabulary)
     if not all(type(token_id) is int for token_id in vocab.values()):
@@ -620,17 +621,9 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
                 f"{merges} merges {pair}, which are not in {vocabulary}. Use two files of the same model."
             )
 
-    def build() -> Tokenizer:
-        """Build the BPE tokenizer from the vocabulary and the merges that were read.
-
-        The `tokenizers` library raises its own errors for damaged ones.
-        """
-        tokenizer = _byte_level(models.BPE(vocab=vocab, merges=pairs))
-        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-        tokenizer.add_special_tokens([token for token in _KNOWN_SPECIALS if token in vocab])
-        return tokenizer
-
-    return _build_checked(merges, build)
+    stated = read_stated(vocabulary.parent)
+    rules = bpe_rules(vocab, vocabulary, stated)
+    return _build_checked(merges, lambda: bpe_tokenizer(vocab, pairs, rules, stated, vocabulary))
 
 
 def _add_tokens_beside(path: Path, tokenizer: Tokenizer) -> Tokenizer:
@@ -757,16 +750,3 @@ def _decode_readable(raw: bytes) -> str:
         lambda lone: f"<0x{ord(lone[0]) - 0xDC00:02X}>",
         raw.decode("utf-8", errors="surrogateescape"),
     )
-
-
-@cache
-def byte_level_alphabet() -> dict[str, int]:
-    """Return the alphabet in which byte-level BPE writes bytes, as in GPT-2.
-
-    Returns:
-        The byte of each of the 256 letters. A printable byte is its own letter; the other bytes have the letters from
-        U+0100 on.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}

@@ -1,0 +1,162 @@
+"""A folder states its tokenizer by a vocabulary and the files beside it: the IDs are those of the original class."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
+from embedlayer.errors import TokenizerError
+from embedlayer.families.tokenizers import BPE_CLASSES
+from tests.tokenizer_kinds import ENGLISH, LANGUAGES, clip_bpe
+
+TEXTS = (
+    *LANGUAGES,
+    "I'M sure it's John's; WE'LL see 12345 cats",
+    "\n\nx  two   spaces\t\ttab\r\n  \n end  ",
+    "Tie\u0302\u0301ng Vie\u0323\u0302t, tiếng Việt, cafe\u0301",
+    "한국어 \u1112\u1161\u11ab\u1100\u1173\u11af, ﾊﾟｿｺﾝ ｶﾞｷﾞ ＡＢＣ１２",
+    "বাংলা ভাষা কো, தமிழ் கொ, ไทย ภาษา, हिन्दी",
+    "Ἑλλάς ἄνθρωπος α\u0313\u0301, עברית שָׁלוֹם",
+    "👩‍👩‍👧‍👦 🇩🇪 👍🏽 ❤️ a▁b ▁c",
+    "\x00a\x1f b\u200bc\u00a0d\ufeffe\u2028f",
+    "before <|endoftext|> after</s> <pad>x<unk> [SEP] <new> end <NEW>",
+    "",
+    " ",
+)
+BYTE_SPECIALS = ("<|endoftext|>", "<s>", "</s>", "<pad>", "<unk>", "[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
+
+
+def ids_of_transformers(name: str, folder: Path) -> Callable[[str], list[int]]:
+    """The IDs of the original class, which reads the same folder."""
+    transformers = pytest.importorskip("transformers")
+    original: Any = getattr(transformers, f"{name}Tokenizer").from_pretrained(folder)
+    if name == "Qwen3_5":  # of 5.24, does not read its files
+        pair = byte_pair()
+        original = type(original)(vocab=pair["vocab"], merges=[tuple(merge) for merge in pair["merges"]])
+        original.add_tokens([AddedToken("<new>", normalized=True)])
+    return lambda text: original.backend_tokenizer.encode(text).ids
+
+
+@cache
+def byte_pair() -> dict[str, Any]:
+    return parts(train_tokenizer([ENGLISH, *LANGUAGES], "bpe", vocab_size=600, special_tokens=BYTE_SPECIALS))
+
+
+def parts(tokenizer: Tokenizer) -> dict[str, Any]:
+    model = json.loads(tokenizer.to_str())["model"]
+    return {"vocab": model["vocab"], "merges": model["merges"]}
+
+
+@cache
+def word_pair() -> dict[str, Any]:
+    built = Tokenizer(models.BPE(end_of_word_suffix="</w>", unk_token="<unk>"))
+    built.normalizer = normalizers.BertNormalizer(lowercase=False)
+    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, end_of_word_suffix="</w>", special_tokens=specials, show_progress=False
+    )
+    built.train_from_iterator([ENGLISH, *LANGUAGES], trainer)
+    return parts(built)
+
+
+@cache
+def clip_pair() -> dict[str, Any]:
+    pair = parts(clip_bpe())
+    return {**pair, "vocab": {**pair["vocab"], "<|startoftext|>": len(pair["vocab"])}}
+
+
+def write_pair(folder: Path, pair: dict[str, Any], beside: dict[str, object]) -> None:
+    (folder / "vocab.json").write_text(json.dumps(pair["vocab"]))
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(" ".join(merge) for merge in pair["merges"]))
+    for name, content in beside.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+PAIRS = {"CLIP": clip_pair, "OpenAIGPT": word_pair, "Herbert": word_pair}
+MORE: dict[str, dict[str, object]] = {
+    "GPT2": {"add_prefix_space": True, "add_bos_token": True, "tokenizer_class": "GPT2TokenizerFast"},
+    "Roberta": {"mask_token": {"__type": "AddedToken", "content": "<mask>", "lstrip": True}},
+    "Qwen2": {
+        "added_tokens_decoder": {
+            "0": {"content": "<|endoftext|>", "normalized": False, "special": True},
+            "365": {"content": "<new>", "lstrip": True, "rstrip": True, "normalized": False, "special": False},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(BPE_CLASSES) - {"OPT"}))  # a class of transformers' older releases alone
+def test_a_pair_is_read_by_the_rules_of_its_class(tmp_path: Path, name: str) -> None:
+    for place, settings in enumerate([{}, MORE.get(name)]):
+        if settings is None:
+            continue
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        pair = PAIRS.get(name, byte_pair)()
+        beside: dict[str, object] = {"tokenizer_config": {"tokenizer_class": f"{name}Tokenizer", **settings}}
+        if "added_tokens_decoder" not in settings:
+            tokens = ["<new>", *(["<|startoftranscript|>", "<|notimestamps|>"] if name == "Whisper" else [])]
+            beside["added_tokens"] = {token: len(pair["vocab"]) + place for place, token in enumerate(tokens)}
+        write_pair(folder, pair, beside)
+        ours, theirs = load_tokenizer(folder), ids_of_transformers(name, folder)
+        ends = ours.encode("").ids if name == "Blenderbot" else []  # </s>, which 5.24 leaves out
+        for text in TEXTS:
+            assert ours.encode(text).ids == [*theirs(text), *ends], text
+
+
+def test_opt_has_the_special_tokens_of_its_configuration(tmp_path: Path) -> None:
+    write_pair(tmp_path, byte_pair(), {"config": {"model_type": "opt"}})
+    (tmp_path / "stated").mkdir()
+    settings = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "</s>")
+    settings |= {"pad_token": "<pad>", "add_bos_token": True, "tokenizer_class": "GPT2Tokenizer"}
+    write_pair(tmp_path / "stated", byte_pair(), {"tokenizer_config": settings})
+    theirs = ids_of_transformers("GPT2", tmp_path / "stated")
+    for text in TEXTS:
+        assert load_tokenizer(tmp_path).encode(text).ids == theirs(text), text
+        assert load_tokenizer(tmp_path / "stated").encode(text).ids == theirs(text), text
+
+
+@pytest.mark.parametrize(("model_type", "name"), [("clip", "CLIP"), ("qwen3", "Qwen2"), ("roberta", "Roberta")])
+def test_the_model_type_states_the_class(tmp_path: Path, model_type: str, name: str) -> None:
+    write_pair(tmp_path, PAIRS.get(name, byte_pair)(), {"config": {"model_type": model_type}})
+    theirs = ids_of_transformers(name, tmp_path)
+    for text in TEXTS:
+        assert load_tokenizer(tmp_path / "merges.txt").encode(text).ids == theirs(text), text
+
+
+def test_a_pair_alone_is_gpt2s(tmp_path: Path) -> None:
+    write_pair(tmp_path, byte_pair(), {"tokenizer_config": {"model_max_length": 1024}})
+    theirs = ids_of_transformers("GPT2", tmp_path)
+    for text in TEXTS[:-3]:
+        assert load_tokenizer(tmp_path).encode(text).ids == theirs(text), text
+
+
+@pytest.mark.parametrize(
+    ("pair", "beside", "words"),
+    [
+        (clip_pair, {}, r"entry '.*</w>', so it is not a vocabulary of GPT-2's kind"),
+        (word_pair, {}, "not a vocabulary of GPT-2's kind.*Put the tokenizer_config.json or config.json"),
+        (byte_pair, {"tokenizer_config": {"tokenizer_class": "OwnTokenizer"}}, r"OwnTokenizer, whose rules.*save_pre"),
+        (byte_pair, {"config": {"model_type": "llama"}}, r"no tokenizer class \(model type llama\).*save_pretrained"),
+        (word_pair, {"config": {"model_type": "xlm"}}, "XLMTokenizer .model type xlm., which splits a text by Moses's"),
+        (
+            byte_pair,
+            {"config": {"model_type": "starcoder2"}, "tokenizer_config": {"tokenizer_class": "GPT2Tokenizer"}},
+            "model type starcoder2 splits text by other rules, which only its tokenizer.json has",
+        ),
+        (byte_pair, {"tokenizer_config": {"add_prefix_space": 1}}, "sets add_prefix_space to 1, not true or false"),
+        (byte_pair, {"added_tokens": {"<new>": 9000}}, "gives '<new>' the ID 9000, but after the tokens of vocab.json"),
+    ],
+)
+def test_a_pair_whose_rules_are_not_known_is_refused(
+    tmp_path: Path, pair: Callable[[], dict[str, Any]], beside: dict[str, object], words: str
+) -> None:
+    write_pair(tmp_path, pair(), beside)
+    with pytest.raises(TokenizerError, match=words):
+        load_tokenizer(tmp_path)
