@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from embedlayer.data.bert_tokenizers import bert_tokenizer, is_lowercased, wordpiece_tokenizer
+from embedlayer.data.bert_tokenizers import bert_tokenizer, wordpiece_tokenizer
 from embedlayer.data.bpe_files import END_OF_TEXT, bpe_rules, bpe_tokenizer, byte_level_alphabet
 from embedlayer.data.llama2c_files import read as read_llama2c
 from embedlayer.data.sentencepiece_files import convert as read_sentencepiece
@@ -114,8 +114,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
       prefix (`gpt2-encoder.json` and `gpt2-vocab.bpe`). The rules are those of the tokenizer class that the
       `tokenizer_config.json` beside them names, or that the model type of `config.json` has. With nothing beside them
       they are GPT-2's, if all entries are written in its alphabet of bytes.
-    - BERT's `vocab.txt`. `do_lower_case` in the `tokenizer_config.json` beside it decides whether text is lower-cased.
-      Without it, text is lower-cased if no entry except the bracketed ones has an upper-case letter.
+    - BERT's `vocab.txt`, with `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of the
+      `tokenizer_config.json` beside it. Without `do_lower_case`, text is lower-cased if a file names BERT's class, or
+      if no entry except the bracketed ones has an upper-case letter.
     - SentencePiece's `.model`, BPE or Unigram, with the `spm` extra. The IDs of sample texts are compared with
       SentencePiece; a model with other IDs is refused. Unlike in SentencePiece, `</s>` in a text is the control symbol.
     - llama2.c's `tokenizer.bin` (`tok512.bin`).
@@ -167,7 +168,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     if pair is not None:
         return _load_bpe(*pair)
     if path.suffix == ".txt":
-        return _add_tokens_beside(path, _load_vocab_txt(path))
+        return _load_vocab_txt(path)
     raise TokenizerError(
         f"{path} has no known tokenizer format. Pass a tokenizer.json, encoder.json with vocab.bpe, vocab.json with "
         f"merges.txt, a BERT vocab.txt, a SentencePiece .model, llama2.c's tokenizer.bin, or a GGUF file."
@@ -657,29 +658,12 @@ def _load_vocab_txt(path: Path) -> Tokenizer:
 
     Raises:
         FileError: The file cannot be read.
-        TokenizerError: The file has no `[UNK]`, or is damaged.
+        TokenizerError: The file has no `[UNK]`, or is damaged, or the files beside it state other rules than BERT's.
     """
     entries = _read_text(path).removesuffix("\n").split("\n")
     vocabulary = {entry.removesuffix("\r"): token_id for token_id, entry in enumerate(entries)}
-    if "[UNK]" not in vocabulary:
-        raise TokenizerError(
-            f"{path} is not a BERT vocabulary: it has no [UNK]. Pass a vocab.txt with one subword a line."
-        )
-    return _build_checked(path, lambda: wordpiece_tokenizer(vocabulary, lowercase=_is_lowercased(path, vocabulary)))
-
-
-def _is_lowercased(path: Path, vocabulary: Iterable[str]) -> bool:
-    """Return whether a BERT vocabulary is for lower-cased text.
-
-    `do_lower_case` of the `tokenizer_config.json` in the same folder decides. Without it, the result is `True` if no
-    entry except the bracketed ones has an upper-case letter.
-    """
-    config = path.with_name("tokenizer_config.json")
-    if config.is_file():
-        stated = _read_json(config).get("do_lower_case")
-        if isinstance(stated, bool):
-            return stated
-    return is_lowercased(vocabulary)
+    stated = read_stated(path.parent)
+    return _build_checked(path, lambda: wordpiece_tokenizer(vocabulary, stated, path))
 
 
 def _read_text(path: Path) -> str:

@@ -140,21 +140,23 @@ class WordPieceRules:
     Attributes:
         roles: Special tokens by role, if no file sets them.
         lstrip: Roles whose token takes the spaces before it.
+        doubles_separator: Whether two separators are between two texts.
     """
 
     roles: Roles = field(default_factory=lambda: dict(_BERT))
     lstrip: Names = ()
+    doubles_separator: bool = False
 
 
 WORDPIECE_CLASSES: Mapping[str, WordPieceRules] = {
     **dict.fromkeys(
         (
             *("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "SqueezeBert", "LayoutLM", "Lxmert"),
-            *("RetriBert", "Realm", "DPRQuestionEncoder", "DPRContextEncoder", "DPRReader"),
+            *("RetriBert", "Realm", "DPRQuestionEncoder", "DPRContextEncoder", "DPRReader", "Tapas", "LayoutLMv2"),
         ),
         WordPieceRules(),
     ),
-    "MPNet": WordPieceRules(roles={**_FAIRSEQ, "unk_token": "[UNK]"}, lstrip=("mask_token",)),
+    "MPNet": WordPieceRules(roles={**_FAIRSEQ, "unk_token": "[UNK]"}, lstrip=("mask_token",), doubles_separator=True),
 }
 """Class that reads `vocab.txt` -> its rules."""
 
@@ -284,6 +286,7 @@ SENTENCEPIECE_CLASSES: Mapping[str, SentencePieceRules] = {
 """Class that reads a SentencePiece model -> its rules. Other classes have the IDs of the model."""
 
 _CHANGES_TEXT = "changes a text before SentencePiece reads it"
+OF_LANGUAGE = "splits a text by rules of its language"
 _OTHER_IDS = "has IDs that its SentencePiece model does not give"
 
 REFUSED_CLASSES: Mapping[str, str] = {
@@ -291,7 +294,7 @@ REFUSED_CLASSES: Mapping[str, str] = {
     **dict.fromkeys(("M2M100", "Speech2Text", "Marian", "Barthez", "Bartpho", "PLBart", "SeamlessM4T"), _OTHER_IDS),
     **dict.fromkeys(("MLuke", "LayoutXLM", "ChatGLM"), _OTHER_IDS),
     **dict.fromkeys(("XLM", "Flaubert", "BioGpt", "FSMT"), "splits a text by Moses's rules"),
-    **dict.fromkeys(("BertJapanese", "RoFormer", "RoCBert", "CpmAnt"), "splits a text by rules of its language"),
+    **dict.fromkeys(("BertJapanese", "RoFormer", "RoCBert", "CpmAnt"), OF_LANGUAGE),
 }
 """Class with vocabulary files that are not read -> the reason."""
 

@@ -160,3 +160,47 @@ def test_a_pair_whose_rules_are_not_known_is_refused(
     write_pair(tmp_path, pair(), beside)
     with pytest.raises(TokenizerError, match=words):
         load_tokenizer(tmp_path)
+
+
+def write_words(folder: Path, settings: dict[str, object]) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    letters = set("".join(TEXTS)) - set(" \n\r\t\x00")
+    pieces = sorted({piece for text in TEXTS for piece in text.split() if "<" not in piece} | letters)
+    lower = [piece.lower() for piece in pieces if len(piece) < 9 and "<" not in piece]
+    entries = dict.fromkeys([*words, *pieces, "cafe", "viet", "tieng", *lower, *(f"##{each}" for each in lower)])
+    (folder / "vocab.txt").write_bytes("\n".join(entry for entry in entries if entry.isprintable()).encode())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+@pytest.mark.parametrize("name", ["Bert", "DistilBert", "Electra", "MPNet", "MobileBert"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"do_lower_case": False},
+        {"do_lower_case": False, "strip_accents": True, "tokenize_chinese_chars": False},
+        {"do_lower_case": True, "strip_accents": False},
+    ],
+)
+def test_a_vocab_txt_is_read_by_its_settings(tmp_path: Path, name: str, settings: dict[str, object]) -> None:
+    write_words(tmp_path, {"tokenizer_class": f"{name}Tokenizer", **settings})
+    size = len((tmp_path / "vocab.txt").read_bytes().decode().split("\n"))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<new>": size}))
+    ours, theirs = load_tokenizer(tmp_path), ids_of_transformers(name, tmp_path)
+    for text in TEXTS:
+        assert ours.encode(text).ids == theirs(text), text
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tokenizer_class": "BertJapaneseTokenizer"}, "BertJapaneseTokenizer, which splits a text by rules of its"),
+        ({"tokenizer_class": "OwnTokenizer"}, "OwnTokenizer, whose rules are not known here.*save_pretrained"),
+        ({"do_basic_tokenize": False}, "sets do_basic_tokenize to false, which embedlayer does not read"),
+        ({"unk_token": "<none>"}, "it has no <none>"),
+    ],
+)
+def test_a_vocab_txt_of_other_rules_is_refused(tmp_path: Path, settings: dict[str, object], words: str) -> None:
+    write_words(tmp_path, settings)
+    with pytest.raises(TokenizerError, match=words):
+        load_tokenizer(tmp_path)
