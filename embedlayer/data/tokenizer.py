@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from embedlayer.data.bert_tokenizers import bert_tokenizer, wordpiece_tokenizer
 from embedlayer.data.bpe_files import END_OF_TEXT, bpe_rules, bpe_tokenizer, byte_level_alphabet
@@ -117,8 +117,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     - BERT's `vocab.txt`, with `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of the
       `tokenizer_config.json` beside it. Without `do_lower_case`, text is lower-cased if a file names BERT's class, or
       if no entry except the bracketed ones has an upper-case letter.
-    - SentencePiece's `.model`, BPE or Unigram, with the `spm` extra. The IDs of sample texts are compared with
-      SentencePiece; a model with other IDs is refused. Unlike in SentencePiece, `</s>` in a text is the control symbol.
+    - SentencePiece's `.model`, BPE or Unigram, with the `spm` extra. The files beside it state the class, which decides
+      the IDs: those of XLM-RoBERTa are shifted by one, for example. The subwords of sample texts are compared with
+      SentencePiece; a model with others is refused. Unlike in SentencePiece, `</s>` in a text is the control symbol.
     - llama2.c's `tokenizer.bin` (`tok512.bin`).
     - A GGUF file of llama.cpp, with the `gguf` extra.
     - A folder with one of these, searched for in this order.
@@ -152,7 +153,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         MissingExtraError: The file needs the `spm` extra.
     """
     if path.suffix == ".model":
-        return _add_tokens_beside(path, _build_checked(path, lambda: read_sentencepiece(path)))
+        return _build_checked(path, lambda: read_sentencepiece(path, read_stated(path.parent)))
     if is_gguf(path):
         from embedlayer.data.gguf_tokenizers import read as read_gguf_tokenizer  # imports torch
 
@@ -625,32 +626,6 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
     stated = read_stated(vocabulary.parent)
     rules = bpe_rules(vocab, vocabulary, stated)
     return _build_checked(merges, lambda: bpe_tokenizer(vocab, pairs, rules, stated, vocabulary))
-
-
-def _add_tokens_beside(path: Path, tokenizer: Tokenizer) -> Tokenizer:
-    """Add the tokens of an `added_tokens.json` to a tokenizer in place, and return the tokenizer.
-
-    Args:
-        path: File from which the tokenizer was read. If its folder has no `added_tokens.json`, nothing is added.
-        tokenizer: The tokenizer.
-
-    Raises:
-        TokenizerError: The file does not map tokens to IDs, or an ID differs from the next free ID of the tokenizer.
-    """
-    file = path.with_name("added_tokens.json")
-    if not file.is_file():
-        return tokenizer
-    added = _read_json(file)
-    if not all(type(token_id) is int for token_id in added.values()):
-        raise TokenizerError(f"{file} is not a list of added tokens: it should map each token to its ID.")
-    for token, token_id in sorted(added.items(), key=lambda item: item[1]):
-        tokenizer.add_tokens([AddedToken(token, normalized=False)])
-        if tokenizer.token_to_id(token) != token_id:
-            raise TokenizerError(
-                f"{file} gives {token!r} the ID {token_id}, but after the tokens of {path.name} its ID is "
-                f"{tokenizer.token_to_id(token)}. Use the tokenizer.json of the model."
-            )
-    return tokenizer
 
 
 def _load_vocab_txt(path: Path) -> Tokenizer:

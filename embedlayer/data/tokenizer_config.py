@@ -158,8 +158,7 @@ def add_stated_tokens(
         TokenizerError: A token's ID differs from the one that a file states.
     """
     for token_id, token in sorted(stated.added.items()):
-        if not normalizes:
-            token = AddedToken(token.content, normalized=False, special=token.special, lstrip=token.lstrip)
+        token = token if normalizes else _on_raw_text(token)
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
         found = tokenizer.token_to_id(token.content)
         if found != token_id:
@@ -176,9 +175,15 @@ def add_stated_tokens(
                 continue
             named = AddedToken(named, special=True, lstrip=role in lstrip)
         if named is not None and named.content not in present:
-            tokenizer.add_special_tokens([named])
+            tokenizer.add_special_tokens([named if normalizes else _on_raw_text(named)])
             present.add(named.content)
     tokenizer.add_special_tokens([token for token in stated.specials if token.content not in present])
+
+
+def _on_raw_text(token: AddedToken) -> AddedToken:
+    """Return a token that is found before the text is normalised, with the other rules of `token`."""
+    rules = {flag: getattr(token, flag) for flag in _FLAGS if flag != "normalized"}
+    return AddedToken(token.content, normalized=False, **rules)
 
 
 def template(

@@ -172,8 +172,8 @@ class SentencePieceRules:
         unknown: Token of text that the model does not know, if it is not the model's own.
         languages: Codes of languages among `last`; the setting `src_lang` names the one in `starts` or `ends`.
         language: Code of the language, if `src_lang` is not set.
-        starts: Tokens in front of a text; `""` is the language.
-        ends: Tokens behind a text; `""` is the language.
+        starts: Tokens in front of a text; `""` is the language, and `"bos"` the token of that role, if it is added.
+        ends: Tokens behind a text; `""` is the language, and `"eos"` the token of that role, if it is added.
         between: Tokens between two texts; `None` for `ends`, or `starts` if there are none.
         lstrip: Tokens that take the spaces before them.
         added: Tokens that are added behind all others if the model lacks them.
@@ -278,8 +278,8 @@ SENTENCEPIECE_CLASSES: Mapping[str, SentencePieceRules] = {
         lstrip=(),
     ),
     "T5": SentencePieceRules(last=tuple(f"<extra_id_{number}>" for number in range(99, -1, -1)), ends=("</s>",)),
+    "MT5": SentencePieceRules(ends=("</s>",)),
     "BigBird": SentencePieceRules(starts=("[CLS]",), ends=("[SEP]",), lstrip=("[MASK]",)),
-    "RemBert": SentencePieceRules(starts=("[CLS]",), ends=("[SEP]",), lstrip=("[MASK]",)),
     "DebertaV2": SentencePieceRules(starts=("[CLS]",), ends=("[SEP]",), added=("[MASK]",)),
     **dict.fromkeys(("Llama", "CodeLlama", "Gemma"), SentencePieceRules(starts=("bos",), ends=("eos",))),
 }
@@ -323,9 +323,9 @@ _TYPES_OF_CLASS: Mapping[str, Names] = {
     "Camembert": ("camembert",),
     "Pegasus": ("pegasus",),
     "XGLM": ("xglm",),
-    "T5": ("t5", "mt5", "switch_transformers"),
+    "T5": ("t5", "switch_transformers"),
+    "MT5": ("mt5",),
     "BigBird": ("big_bird",),
-    "RemBert": ("rembert",),
     "DebertaV2": ("deberta-v2",),
     "Gemma": ("gemma", "gemma2", "gemma3", "gemma3_text"),
     "M2M100": ("m2m_100",),

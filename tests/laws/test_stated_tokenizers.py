@@ -1,5 +1,6 @@
 """A folder states its tokenizer by a vocabulary and the files beside it: the IDs are those of the original class."""
 
+import io
 import json
 from collections.abc import Callable
 from functools import cache
@@ -162,6 +163,22 @@ def test_a_pair_whose_rules_are_not_known_is_refused(
         load_tokenizer(tmp_path)
 
 
+def test_a_folder_with_a_refused_tokenizer_opens_without_it(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    import embedlayer as el
+
+    write_pair(tmp_path, byte_pair(), {"tokenizer_config": {"tokenizer_class": "OwnTokenizer"}})
+    sizes = {"vocab_size": 365, "n_embd": 8, "n_positions": 4, "n_layer": 1, "n_head": 2, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    save_file({"wte.weight": torch.ones(365, 8), "wpe.weight": torch.ones(4, 8)}, tmp_path / "model.safetensors")
+    opened = el.open_model(tmp_path)
+    assert opened.table.weight.shape == (365, 8)
+    assert opened.tokenizer is None
+    assert "OwnTokenizer" in opened.no_tokenizer
+
+
 def write_words(folder: Path, settings: dict[str, object]) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     letters = set("".join(TEXTS)) - set(" \n\r\t\x00")
@@ -202,5 +219,118 @@ def test_a_vocab_txt_is_read_by_its_settings(tmp_path: Path, name: str, settings
 )
 def test_a_vocab_txt_of_other_rules_is_refused(tmp_path: Path, settings: dict[str, object], words: str) -> None:
     write_words(tmp_path, settings)
+    with pytest.raises(TokenizerError, match=words):
+        load_tokenizer(tmp_path)
+
+
+@cache
+def sentencepiece_model(name: str) -> bytes:
+    """A small model as the class has it: the special subwords and the kind of the model."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    options: dict[str, object] = {"model_type": "bpe" if name in ("Nllb", "Llama", "Gemma") else "unigram"}
+    if name == "Pegasus" or name in ("T5", "MT5"):
+        options |= {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    elif name == "BigBird":
+        options |= {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"]}
+    elif name == "DebertaV2":
+        options |= {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]"}
+        options |= {"eos_piece": "[SEP]", "unk_piece": "[UNK]"}
+    elif name == "Gemma":
+        options |= {"byte_fallback": True, "normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+        options |= {"add_dummy_prefix": False, "pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3}
+        options |= {"eos_piece": "<eos>", "bos_piece": "<bos>"}
+    elif name == "Llama":
+        options |= {"byte_fallback": True, "normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*ENGLISH.splitlines()[:20], *(text for text in TEXTS if "\x00" not in text)]),
+        model_writer=model,
+        vocab_size=520 if "byte_fallback" in options else 240,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **options,
+    )
+    return model.getvalue()
+
+
+SENTENCEPIECE_CASES: dict[str, dict[str, object]] = {
+    "XLMRoberta": {},
+    "MBart": {},
+    "MBart50": {"src_lang": "de_DE"},
+    "Camembert": {},
+    "Pegasus": {},
+    "BigBird": {},
+    "DebertaV2": {},
+    "T5": {},
+    "Llama": {"add_bos_token": True},
+}
+
+
+@pytest.mark.parametrize("name", SENTENCEPIECE_CASES)
+def test_a_sentencepiece_model_has_the_ids_of_its_class(tmp_path: Path, name: str) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    transformers = pytest.importorskip("transformers")
+    original = getattr(transformers, f"{name}Tokenizer")
+    file = tmp_path / original.vocab_files_names.get("vocab_file", "sentencepiece.bpe.model")
+    file.write_bytes(sentencepiece_model(name))
+    settings = {"tokenizer_class": f"{name}Tokenizer", **SENTENCEPIECE_CASES[name]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    ours, theirs = load_tokenizer(tmp_path), original.from_pretrained(tmp_path)
+    processor = sentencepiece.SentencePieceProcessor(str(file))
+    inner, around = (theirs.backend_tokenizer.encode("dog", add_special_tokens=each).ids for each in (False, True))
+    start = around.index(inner[0])
+    for text in TEXTS:
+        if "<" not in text:
+            pieces = processor.encode(text, out_type=str)
+            ids = theirs.convert_tokens_to_ids(pieces)
+            assert ours.encode(text, add_special_tokens=False).ids == ids, text
+            assert ours.encode(text).ids == [*around[:start], *ids, *around[start + len(inner) :]], text
+    for token, token_id in theirs.added_tokens_encoder.items():
+        assert ours.token_to_id(token) == token_id
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "shift", "last", "starts", "ends"),
+    [
+        ("Nllb", "sentencepiece.bpe.model", 1, {"ace_Arab": 1, "eng_Latn": 47, "<mask>": 203}, "eng_Latn", "</s>"),
+        ("XGLM", "sentencepiece.bpe.model", 1, {"<madeupword6>": 7}, "</s>", ""),
+        ("Gemma", "tokenizer.model", 0, {}, "<bos>", ""),
+    ],
+)
+def test_a_model_that_transformers_no_longer_reads(
+    tmp_path: Path, name: str, file: str, shift: int, last: dict[str, int], starts: str, ends: str
+) -> None:
+    """5.24 gives NLLB's languages other IDs than the model has, and does not read the files of XGLM and Gemma.
+
+    The IDs are those of their classes in 4.x: `fairseq_offset`, and the tokens behind the subwords.
+    """
+    sentencepiece = pytest.importorskip("sentencepiece")
+    (tmp_path / file).write_bytes(sentencepiece_model(name))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name.lower()}))
+    ours, processor = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(str(tmp_path / file))
+    assert {token: ours.token_to_id(token) - len(processor) for token in last} == last
+    for text in TEXTS:
+        if "<" not in text:
+            ids = [3 if own == processor.unk_id() else own + shift for own in processor.encode(text)]
+            around = [[ours.token_to_id(token)] if token else [] for token in (starts, ends)]
+            assert ours.encode(text).ids == [*around[0], *ids, *around[1]], text
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "words"),
+    [
+        ("sentencepiece.bpe.model", {}, "no file beside it states which one of XLMRoberta, MBart.*config.json of the"),
+        ("spiece.model", {"tokenizer_class": "AlbertTokenizer"}, "AlbertTokenizer, which changes a text before"),
+        ("sentencepiece.bpe.model", {"tokenizer_class": "M2M100Tokenizer"}, "M2M100Tokenizer, which has IDs that its"),
+        ("m.model", {"tokenizer_class": "MBartTokenizer", "src_lang": "xx"}, "no language 'xx', which src_lang"),
+        ("m.model", {"tokenizer_class": "PegasusTokenizer", "offset": 7}, "PegasusTokenizer, whose rules are not"),
+        ("m.model", {"added_tokens_decoder": {"9": {"content": "<new>"}}}, "gives '<new>' the ID 9, but after"),
+    ],
+)
+def test_a_sentencepiece_model_of_other_rules_is_refused(
+    tmp_path: Path, file: str, settings: dict[str, object], words: str
+) -> None:
+    (tmp_path / file).write_bytes(sentencepiece_model("XLMRoberta"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(TokenizerError, match=words):
         load_tokenizer(tmp_path)
