@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from embedlayer.data.tokenizer_config import ADVICE, StatedTokenizer, add_stated_tokens
+from embedlayer.data.tokenizer_config import StatedTokenizer, add_stated_tokens
 from embedlayer.errors import TokenizerError
 from embedlayer.families.tokenizers import (
     GENERIC_CLASSES,
@@ -69,7 +69,7 @@ def wordpiece_tokenizer(vocabulary: dict[str, int], stated: StatedTokenizer, fil
     if not stated.setting("do_basic_tokenize", True):
         raise TokenizerError(
             f"{stated.folder / 'tokenizer_config.json'} sets do_basic_tokenize to false, which embedlayer does not "
-            f"read. {ADVICE.format(folder=str(stated.folder))}."
+            f"read. Put the tokenizer.json of the model into the folder."
         )
     strips = stated.settings.get("strip_accents")
     tokenizer = bert_tokenizer(

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 from tokenizers.processors import PostProcessor
 
 from embedlayer.errors import CheckpointError, TokenizerError
-from embedlayer.families.tokenizers import CLASS_OF_TYPE, GENERIC_CLASSES, REFUSED_CLASSES
+from embedlayer.families.tokenizers import CLASS_OF_TYPE, GENERIC_CLASSES, NO_TOKENIZER_JSON, REFUSED_CLASSES
 from embedlayer.io.files import read_json
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -83,13 +83,19 @@ class StatedTokenizer:
             file: The vocabulary.
             known: Classes that are read, for the message.
         """
-        name = "no tokenizer class" if self.kind is None else f"the tokenizer class {self.kind}Tokenizer"
         model = "" if self.model_type is None else f" (model type {self.model_type})"
-        reason = "" if self.kind is None else REFUSED_CLASSES.get(self.kind, "")
-        why = f", which {reason}" if reason else ", whose rules are not known here"
+        if self.kind is None or self.kind in GENERIC_CLASSES:
+            return TokenizerError(
+                f"{file} has no file beside it that names its tokenizer class{model}, so its rules are not known. Put "
+                f"the tokenizer_config.json of the model, if it names the class, or its tokenizer.json into the "
+                f"folder. Known: {known}."
+            )
+        reason = REFUSED_CLASSES.get(self.kind, "has rules that are not known here")
+        advice = ADVICE.format(folder=str(self.folder))
+        if self.kind in NO_TOKENIZER_JSON:
+            advice = "It has no tokenizer.json: encode text with transformers, and pass the token IDs"
         return TokenizerError(
-            f"{file} belongs to {name}{model}{why if self.kind is not None or model else ''}. Known: {known}. "
-            f"{ADVICE.format(folder=str(self.folder))}."
+            f"{file} belongs to {self.kind}Tokenizer{model}, which {reason}. Known: {known}. {advice}."
         )
 
 

@@ -298,6 +298,12 @@ REFUSED_CLASSES: Mapping[str, str] = {
 }
 """Class with vocabulary files that are not read -> the reason."""
 
+NO_TOKENIZER_JSON: Names = (
+    *("Cpm", "Siglip", "M2M100", "Speech2Text", "Marian", "Bartpho", "PLBart", "ChatGLM", "XLM", "Flaubert", "BioGpt"),
+    *("FSMT", "BertJapanese", "RoFormer", "RoCBert", "CpmAnt"),
+)
+"""Classes of `REFUSED_CLASSES` that are Python code, for which transformers writes no `tokenizer.json`."""
+
 _TYPES_OF_CLASS: Mapping[str, Names] = {
     "GPT2": ("gpt2", "gpt_neo", "gptj", "codegen", "phi"),
     "OPT": ("opt",),

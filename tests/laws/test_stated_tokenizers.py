@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
 from embedlayer.errors import TokenizerError
-from embedlayer.families.tokenizers import BPE_CLASSES
+from embedlayer.families.tokenizers import BPE_CLASSES, NO_TOKENIZER_JSON, REFUSED_CLASSES
 from tests.tokenizer_kinds import ENGLISH, LANGUAGES, clip_bpe
 
 TEXTS = (
@@ -143,9 +143,17 @@ def test_a_pair_alone_is_gpt2s(tmp_path: Path) -> None:
     [
         (clip_pair, {}, r"entry '.*</w>', so it is not a vocabulary of GPT-2's kind"),
         (word_pair, {}, "not a vocabulary of GPT-2's kind.*Put the tokenizer_config.json or config.json"),
-        (byte_pair, {"tokenizer_config": {"tokenizer_class": "OwnTokenizer"}}, r"OwnTokenizer, whose rules.*save_pre"),
-        (byte_pair, {"config": {"model_type": "llama"}}, r"no tokenizer class \(model type llama\).*save_pretrained"),
-        (word_pair, {"config": {"model_type": "xlm"}}, "XLMTokenizer .model type xlm., which splits a text by Moses's"),
+        (
+            byte_pair,
+            {"tokenizer_config": {"tokenizer_class": "OwnTokenizer"}},
+            "OwnTokenizer, which has.*save_pretrained",
+        ),
+        (byte_pair, {"config": {"model_type": "llama"}}, r"no file.*class \(model type llama\).*its tokenizer.json"),
+        (
+            word_pair,
+            {"config": {"model_type": "xlm"}},
+            "XLMTokenizer .model type xlm., which splits .*pass the token",
+        ),
         (
             byte_pair,
             {"config": {"model_type": "starcoder2"}, "tokenizer_config": {"tokenizer_class": "GPT2Tokenizer"}},
@@ -212,7 +220,7 @@ def test_a_vocab_txt_is_read_by_its_settings(tmp_path: Path, name: str, settings
     ("settings", "words"),
     [
         ({"tokenizer_class": "BertJapaneseTokenizer"}, "BertJapaneseTokenizer, which splits a text by rules of its"),
-        ({"tokenizer_class": "OwnTokenizer"}, "OwnTokenizer, whose rules are not known here.*save_pretrained"),
+        ({"tokenizer_class": "OwnTokenizer"}, "OwnTokenizer, which has rules that are not known here.*save_pretrained"),
         ({"do_basic_tokenize": False}, "sets do_basic_tokenize to false, which embedlayer does not read"),
         ({"unk_token": "<none>"}, "it has no <none>"),
     ],
@@ -323,7 +331,11 @@ def test_a_model_that_transformers_no_longer_reads(
         ("spiece.model", {"tokenizer_class": "AlbertTokenizer"}, "AlbertTokenizer, which changes a text before"),
         ("sentencepiece.bpe.model", {"tokenizer_class": "M2M100Tokenizer"}, "M2M100Tokenizer, which has IDs that its"),
         ("m.model", {"tokenizer_class": "MBartTokenizer", "src_lang": "xx"}, "no language 'xx', which src_lang"),
-        ("m.model", {"tokenizer_class": "PegasusTokenizer", "offset": 7}, "PegasusTokenizer, whose rules are not"),
+        (
+            "m.model",
+            {"tokenizer_class": "PegasusTokenizer", "offset": 7},
+            "PegasusTokenizer, which has rules",
+        ),
         ("m.model", {"added_tokens_decoder": {"9": {"content": "<new>"}}}, "gives '<new>' the ID 9, but after"),
     ],
 )
@@ -334,3 +346,23 @@ def test_a_sentencepiece_model_of_other_rules_is_refused(
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(TokenizerError, match=words):
         load_tokenizer(tmp_path)
+
+
+def test_the_advice_for_a_refused_class_works(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "spiece.model").write_bytes(sentencepiece_model("BigBird"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "AlbertTokenizer"}))
+    with pytest.raises(TokenizerError, match=r"AutoTokenizer\.from_pretrained\('.*'\)\.save_pretrained\('.*'\)"):
+        load_tokenizer(tmp_path)
+    original = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    original.save_pretrained(str(tmp_path))
+    for text in TEXTS:
+        assert load_tokenizer(tmp_path).encode(text).ids == original(text)["input_ids"]
+
+
+def test_classes_without_a_tokenizer_json_have_none_in_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    fast = transformers.PreTrainedTokenizerFast
+    own = {name: getattr(transformers, f"{name}Tokenizer", None) for name in REFUSED_CLASSES}
+    python = {name for name, kind in own.items() if kind is None or not issubclass(kind, fast)}
+    assert python == set(NO_TOKENIZER_JSON) - {"RoFormer"}  # writes none all the same: Jieba is Python
