@@ -597,7 +597,7 @@ def _open_checkpoint(path: Path, device: str) -> OpenedModel:
         family = read_json(config).get("model_type") if config.exists() and not is_file else None
         kind = "GGUF file" if is_file else f"checkpoint of family {family}" if family else "checkpoint"
         opened = OpenedModel(_title(path), model.table, source=path, kind=kind, model=model)
-    if opened.tokenizer is None:
+    if opened.tokenizer is None and not opened.no_tokenizer:
         opened.tokenizer, opened.no_tokenizer = _tokenizer_beside(path)
         if opened.tokenizer is not None:
             mismatch = missing_rows_message(opened.tokenizer, opened.table.vocab_size, path)
@@ -631,13 +631,20 @@ def _open_layer(source: Path | str, device: str) -> OpenedModel:
         warnings.warn(f"Only the table is read. {reason}", EmbedLayerWarning, stacklevel=3)
     noun = "GGUF file" if path_kind(Path(source)) is PathKind.GGUF else "checkpoint"
     download = f"Only the embedding layer of {source} is read from the hub: download the model."
+    tokenizer, no_tokenizer = None, ""
+    if noun == "checkpoint":
+        try:
+            tokenizer = layer.tokenizer
+        except TokenizerError as error:  # what needs no text is still possible
+            no_tokenizer = str(error)
     return OpenedModel(
         _title(Path(source)) if is_here else str(source),
         layer.table,
         source=source,
         kind=noun if layer.family == UNKNOWN.name else f"{noun} of family {layer.family}",
         model=None if reason else layer,
-        tokenizer=None if noun == "GGUF file" else layer.tokenizer,
+        tokenizer=tokenizer,
+        no_tokenizer=no_tokenizer,
         table_only=reason,
         no_decoder=reason or ("" if is_here else download),
     )

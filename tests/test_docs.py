@@ -127,6 +127,7 @@ def test_every_module_has_its_test_file() -> None:
         "data/bert_tokenizers.py": "data/test_gguf_tokenizers.py",
         "families/final_norms.py": "checkpoints/test_final_norm.py",
         "families/gguf.py": "checkpoints/test_gguf.py",
+        "families/tokenizers.py": "laws/test_stated_tokenizers.py",
         "distributed/dtensors.py": "distributed/test_sharded.py",
         "optim/row_optimizer.py": "laws/test_pending_updates.py",
     }

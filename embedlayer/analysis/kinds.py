@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from embedlayer.data.tokenizer import token_text, unknown_id, without_truncation
 
@@ -87,7 +88,7 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
     if can_encode:
         for token in set(written) - reachable(tokenizer, written, [texts[token] for token in written]):
             kinds[token] = "unreachable"
-    if not inner:
+    if not inner and not isinstance(tokenizer.model, WordLevel):  # whose entries are whole words
         _mark_parts_of_words(kinds, texts)
     return kinds
 
@@ -146,7 +147,7 @@ def _mark_parts_of_words(kinds: list[str], texts: dict[int, str]) -> None:
         texts: ID -> readable text.
     """
     words = [token for token, kind in enumerate(kinds) if kind == "word"]
-    begin = [token for token in words if not texts[token][0].isalpha()]
+    begin = {token for token in words if texts[token][0].isspace()}
     if begin:
-        for token in set(words) - set(begin):
+        for token in set(words) - begin:
             kinds[token] = "part"

@@ -41,6 +41,7 @@ TOKENIZERS = (
     ("vocab.json", "merges.txt"),
     ("tokenizer.model",),
     ("spiece.model",),
+    ("sentencepiece.bpe.model",),
     ("vocab.txt",),
 )
 """Files that `load_tokenizer` reads, preferred ones first."""

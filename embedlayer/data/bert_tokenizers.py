@@ -2,38 +2,92 @@
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+from embedlayer.data.tokenizer_config import StatedTokenizer, add_stated_tokens
+from embedlayer.errors import TokenizerError
+from embedlayer.families.tokenizers import (
+    GENERIC_CLASSES,
+    OF_LANGUAGE,
+    REFUSED_CLASSES,
+    WORDPIECE_CLASSES,
+    WordPieceRules,
+)
 
 
-def bert_tokenizer(vocabulary: dict[str, int], *, lowercase: bool) -> Tokenizer:
+def bert_tokenizer(
+    vocabulary: dict[str, int],
+    *,
+    lowercase: bool,
+    unknown: str = "[UNK]",
+    strip_accents: bool | None = None,
+    splits_chinese: bool = True,
+) -> Tokenizer:
     """Return a WordPiece tokenizer that normalises and splits text as BERT does, without special tokens.
 
     Args:
-        vocabulary: ID of each entry, `[UNK]` among them.
-        lowercase: Whether text is lower-cased and accents are removed.
+        vocabulary: ID of each entry, `unknown` among them.
+        lowercase: Whether text is lower-cased.
+        unknown: Entry of text that the vocabulary lacks.
+        strip_accents: Whether accents are removed; `None` if they are where text is lower-cased.
+        splits_chinese: Whether each Chinese character is a word.
     """
-    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=unknown, max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=splits_chinese
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     return tokenizer
 
 
-def wordpiece_tokenizer(vocabulary: dict[str, int], *, lowercase: bool) -> Tokenizer:
-    """Return BERT's tokenizer for a vocabulary: a text is put between `[CLS]` and `[SEP]`.
+def wordpiece_tokenizer(vocabulary: dict[str, int], stated: StatedTokenizer, file: Path) -> Tokenizer:
+    """Return the tokenizer of a `vocab.txt`: BERT's, by the settings that the files beside it state.
+
+    Without `do_lower_case`, text is lower-cased if a file names a class of BERT's kind, which does so by default; if no
+    file names a class, it is lower-cased if no entry except the bracketed ones has an upper-case letter.
 
     Args:
-        vocabulary: ID of each entry, `[UNK]` among them.
-        lowercase: Whether text is lower-cased and accents are removed.
+        vocabulary: ID of each entry.
+        stated: What the files beside the vocabulary state.
+        file: File of the vocabulary, for messages.
+
+    Raises:
+        TokenizerError: The class is not of BERT's kind, or the vocabulary lacks a token.
     """
-    tokenizer = bert_tokenizer(vocabulary, lowercase=lowercase)
-    tokenizer.add_special_tokens([entry for entry in _SPECIALS if entry in vocabulary])
-    if "[CLS]" in vocabulary and "[SEP]" in vocabulary:
-        tokenizer.post_processor = processors.BertProcessing(
-            ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
+    is_known = stated.kind is None or stated.kind in (*WORDPIECE_CLASSES, *GENERIC_CLASSES)
+    if not is_known and (stated.names_class or REFUSED_CLASSES.get(stated.kind or "") == OF_LANGUAGE):
+        raise stated.refuse_class(file, ", ".join(WORDPIECE_CLASSES))
+    rules = WORDPIECE_CLASSES.get(stated.kind or "", WordPieceRules())
+    unknown = stated.role("unk_token", rules.roles) or "[UNK]"
+    if unknown not in vocabulary:
+        raise TokenizerError(
+            f"{file} is not a BERT vocabulary: it has no {unknown}. Pass a vocab.txt with one subword a line."
+        )
+    if not stated.setting("do_basic_tokenize", True):
+        raise TokenizerError(
+            f"{stated.folder / 'tokenizer_config.json'} sets do_basic_tokenize to false, which embedlayer does not "
+            f"read. Put the tokenizer.json of the model into the folder."
+        )
+    strips = stated.settings.get("strip_accents")
+    tokenizer = bert_tokenizer(
+        vocabulary,
+        lowercase=stated.setting("do_lower_case", stated.names_class or is_lowercased(vocabulary)),
+        unknown=unknown,
+        strip_accents=None if strips is None else stated.setting("strip_accents", False),
+        splits_chinese=stated.setting("tokenize_chinese_chars", True),
+    )
+    add_stated_tokens(tokenizer, stated, rules.roles, file=file, lstrip=rules.lstrip)
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    start, end = (stated.role(role, rules.roles) for role in ("cls_token", "sep_token"))
+    if start in ids and end in ids:
+        pairs = (str(end), ids[str(end)]), (str(start), ids[str(start)])
+        tokenizer.post_processor = (
+            processors.RobertaProcessing(*pairs, trim_offsets=False, add_prefix_space=False)
+            if rules.doubles_separator
+            else processors.BertProcessing(*pairs)
         )
     return tokenizer
 

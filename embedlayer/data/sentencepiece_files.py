@@ -6,13 +6,17 @@ after its import, transformers cannot import its copy of that module.
 """
 
 import struct
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 
+from embedlayer.data.tokenizer_config import StatedTokenizer, add_stated_tokens, template
 from embedlayer.errors import TokenizerError, require
+from embedlayer.families.tokenizers import REFUSED_CLASSES, SENTENCEPIECE_CLASSES, SentencePieceRules
 from embedlayer.io.files import read_bytes
 
 SPACE = "▁"
@@ -20,23 +24,35 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Kinds of subwords, which GGUF files have too."""
 
 _UNIGRAM, _BPE = 1, 2
+_SHIFTED_NAME = "sentencepiece.bpe.model"
+"""Name of the model in folders of classes with IDs of their own: XLM-RoBERTa, mBART, NLLB, CamemBERT."""
+
+_NFKC_PROBE = ("ﬁ", "①", "ｶ", "Ａ", "e\u0301", "½")
 _PROBE = (
     "The quick brown fox, aged 12, can't jump over 3.14 lazy dogs!",
     "  Two spaces  in  front and between,\nlines\tand tabs.  ",
     "Ünïcödé ﬁne print: naïve café, 日本語のテキスト, Привет мир, ½ ™ 🙂👩‍💻",
     "def f(x):\n    return x**2  # code",
+    "Tie\u0302\u0301ng Vie\u0323\u0302t, \u1112\u1161\u11ab, ﾊﾟｿｺﾝ ｶﾞ",
+    "\u09a4\u09c7\u09be, \u0b95\u0bc6\u0bbe, α\u0313\u0301, ～, a▁b ▁c",
     "",
 )
 
 
-def convert(path: Path) -> Tokenizer:
-    """Read a SentencePiece `.model` file and return a tokenizer that gives the same IDs.
+def convert(path: Path, stated: StatedTokenizer) -> Tokenizer:
+    """Read a SentencePiece `.model` file and return a tokenizer that gives the same subwords.
 
-    The IDs of some sample texts are compared with those by SentencePiece.
+    The IDs are those of the class that the files beside the model state, or else the model's own. The subwords of some
+    sample texts are compared with those by SentencePiece.
+
+    Args:
+        path: The file.
+        stated: What the files beside it state.
 
     Raises:
         FileError: The file cannot be read.
-        TokenizerError: The file is not a SentencePiece model, or the tokenizer would give other IDs.
+        TokenizerError: The file is not a SentencePiece model, its class is not read, or the tokenizer would give other
+            subwords.
         MissingExtraError: The `spm` extra is not installed.
     """
     sentencepiece = require("sentencepiece", extra="spm")
@@ -45,20 +61,151 @@ def convert(path: Path) -> Tokenizer:
         processor = sentencepiece.SentencePieceProcessor(model_proto=raw)
         kinds = [dict(_fields(entry)).get(3, 1) for number, entry in _fields(raw) if number == 1]
         symbols = [processor.id_to_piece(i) for i, kind in enumerate(kinds) if kind == USER_DEFINED]
-        tokenizer = _tokenizer(processor, raw, kinds)
+        rules = _rules(path, stated)
+        vocabulary = _vocabulary(processor, kinds, rules, path)
+        tokenizer = _tokenizer(processor, raw, vocabulary, rules)
     except (RuntimeError, IndexError, struct.error) as error:
         raise TokenizerError(f"{path} is not a whole SentencePiece model ({error}): it is damaged.") from error
-    _check_same_ids(path, tokenizer, processor, [*_PROBE, *(f"a {symbol} b{symbol}c" for symbol in symbols[:4])])
+    texts = [*_PROBE, *(f"a {symbol} b{symbol}c" for symbol in symbols[:4])]
+    _check_same_ids(path, tokenizer, processor, vocabulary.ids, texts)
+    lstrip = ("mask_token",) if rules.lstrip else ()
+    add_stated_tokens(tokenizer, stated, {}, file=path, lstrip=lstrip, normalizes=False)
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in rules.added])
+    _add_ends(tokenizer, processor, rules, stated, path)
     return tokenizer
 
 
-def _tokenizer(processor: Any, raw: bytes, kinds: Sequence[int]) -> Tokenizer:
+@dataclass(frozen=True)
+class _Vocabulary:
+    """The vocabulary of a SentencePiece model with the IDs of a tokenizer class.
+
+    Attributes:
+        subwords: Subword and score of each ID.
+        kinds: Kind of each subword.
+        unknown: ID of unknown text.
+        ids: ID of each of the model's own IDs.
+    """
+
+    subwords: list[tuple[str, float]]
+    kinds: list[int]
+    unknown: int
+    ids: list[int]
+
+
+def _rules(path: Path, stated: StatedTokenizer) -> SentencePieceRules:
+    """Return which IDs and which tokens around a text the class of a SentencePiece model has.
+
+    Args:
+        path: The file.
+        stated: What the files beside it state.
+
+    Raises:
+        TokenizerError: The class changes texts or IDs in ways that are not known, or none is stated and the name of the
+            file belongs to classes with IDs of their own.
+    """
+    known = ", ".join(SENTENCEPIECE_CLASSES)
+    if stated.kind in REFUSED_CLASSES:
+        raise stated.refuse_class(path, known)
+    rules = SENTENCEPIECE_CLASSES.get(stated.kind or "")
+    if rules is None:
+        if path.name.endswith(_SHIFTED_NAME):
+            raise TokenizerError(
+                f"{path} has a name of tokenizer classes whose IDs are not those of the SentencePiece model, and no "
+                f"file beside it states which one of {known} it is. Put the tokenizer_config.json or config.json of "
+                f"the model beside it, or use its tokenizer.json."
+            )
+        return SentencePieceRules()
+    if stated.kind == "Pegasus" and stated.settings.get("offset", 103) != 103:
+        if stated.settings["offset"] != 0:
+            raise stated.refuse_class(path, known)
+        return SentencePieceRules(ends=rules.ends, between=rules.between)
+    if stated.kind == "T5":
+        extra = stated.settings.get("extra_ids", len(rules.last))
+        return replace(rules, last=tuple(f"<extra_id_{number}>" for number in range(int(extra) - 1, -1, -1)))
+    if stated.kind == "DebertaV2" and (
+        stated.setting("do_lower_case", False) or stated.setting("split_by_punct", False)
+    ):
+        raise stated.refuse_class(path, known)
+    if stated.kind == "Nllb" and stated.setting("legacy_behaviour", False):
+        return replace(rules, starts=(), ends=("</s>", ""))
+    return rules
+
+
+def _vocabulary(processor: Any, kinds: Sequence[int], rules: SentencePieceRules, path: Path) -> _Vocabulary:
+    """Give the subwords of a SentencePiece model the IDs of a tokenizer class.
+
+    Args:
+        processor: The loaded model, a `SentencePieceProcessor`.
+        kinds: Kind of each subword.
+        rules: Rules of the class.
+        path: The file, for messages.
+
+    Raises:
+        TokenizerError: The class has no ID for a subword that the model gives.
+    """
+    own = [(processor.id_to_piece(i), processor.get_score(i)) for i in range(len(processor))]
+    if any(kind not in (CONTROL, UNKNOWN) for kind in kinds[: rules.skipped]):
+        raise TokenizerError(
+            f"{path} is not a model of the tokenizer class that its folder states: one of its first {rules.skipped} "
+            f"subwords, which have no ID there, is not special. Use the tokenizer.json of the model."
+        )
+    texts = [*rules.first, *(text for text, _ in own[rules.skipped :]), *rules.last]
+    shift = len(rules.first) - rules.skipped
+    unknown = texts.index(rules.unknown) if rules.unknown else processor.unk_id() + shift
+    return _Vocabulary(
+        [*((text, 0.0) for text in rules.first), *own[rules.skipped :], *((text, 0.0) for text in rules.last)],
+        [
+            *(UNKNOWN if text == rules.unknown else CONTROL for text in rules.first),
+            *kinds[rules.skipped :],
+            *[CONTROL] * len(rules.last),
+        ],
+        unknown,
+        [unknown if i == processor.unk_id() else i + shift for i in range(len(own))],
+    )
+
+
+def _add_ends(
+    tokenizer: Tokenizer, processor: Any, rules: SentencePieceRules, stated: StatedTokenizer, path: Path
+) -> None:
+    """Let a tokenizer put the tokens of its class around a text.
+
+    Args:
+        tokenizer: The tokenizer, which has all its tokens.
+        processor: The loaded model, a `SentencePieceProcessor`.
+        rules: Rules of the class.
+        stated: What the files beside the model state.
+        path: The file, for messages.
+
+    Raises:
+        TokenizerError: The tokenizer lacks a token, or `src_lang` is no language of the class.
+    """
+    names = {"": stated.settings.get("src_lang") or rules.language}
+    if rules.languages and names[""] not in rules.languages:
+        raise TokenizerError(
+            f"{path} has no language {names['']!r}, which src_lang of its tokenizer_config.json names."
+        )
+    starts, ends = rules.starts, rules.ends
+    for role, token_id, adds in (("bos", processor.bos_id(), True), ("eos", processor.eos_id(), False)):
+        if role in (*starts, *ends):
+            own = {f"{role}_token": processor.id_to_piece(token_id)} if token_id >= 0 else {}
+            text = stated.role(f"{role}_token", own)
+            if text is not None and stated.setting(f"add_{role}_token", adds):
+                names[role] = text
+            else:
+                starts, ends = (tuple(each for each in side if each != role) for side in (starts, ends))
+    if starts or ends:
+        around = [[names.get(each, each) for each in side] for side in (starts, ends)]
+        tokenizer.post_processor = template(tokenizer, around[0], around[1], rules.between, path)
+
+
+def _tokenizer(processor: Any, raw: bytes, vocabulary: _Vocabulary, rules: SentencePieceRules) -> Tokenizer:
     """Build the tokenizer for a SentencePiece model.
 
     Args:
         processor: The loaded model, a `SentencePieceProcessor`.
         raw: Bytes of the model's file, for the fields that `processor` does not return.
-        kinds: Kind of each subword.
+        vocabulary: Its vocabulary, with the IDs of a class.
+        rules: Rules of the class.
 
     Raises:
         TokenizerError: The model is neither BPE nor Unigram.
@@ -70,9 +217,9 @@ def _tokenizer(processor: Any, raw: bytes, kinds: Sequence[int]) -> Tokenizer:
         raise TokenizerError("It holds a word or character model; only BPE and Unigram models can be converted.")
     adds_space = bool(normalizer.get(3, 1))
     return sentencepiece_tokenizer(
-        [(processor.id_to_piece(i), processor.get_score(i)) for i in range(len(processor))],
-        kinds,
-        processor.unk_id(),
+        vocabulary.subwords,
+        vocabulary.kinds,
+        vocabulary.unknown,
         is_unigram=kind == _UNIGRAM,
         normalizer=sentencepiece_normalizer(
             normalizer.get(2, b""),
@@ -82,6 +229,7 @@ def _tokenizer(processor: Any, raw: bytes, kinds: Sequence[int]) -> Tokenizer:
         ),
         adds_space=adds_space,
         normalizes_symbols=not adds_space,
+        lstrip=rules.lstrip,
     )
 
 
@@ -94,6 +242,7 @@ def sentencepiece_tokenizer(
     normalizer: normalizers.Normalizer,
     adds_space: bool,
     normalizes_symbols: bool,
+    lstrip: Sequence[str] = (),
 ) -> Tokenizer:
     """Build a tokenizer from the content of a SentencePiece model.
 
@@ -105,6 +254,7 @@ def sentencepiece_tokenizer(
         normalizer: What changes a text before it is split.
         adds_space: Whether the normaliser puts a space before the text, which decoding removes.
         normalizes_symbols: Whether user-defined symbols are found in the normalised text.
+        lstrip: Special tokens that take the spaces before them.
     """
     byte_fallback = BYTE in kinds
     if is_unigram:
@@ -117,7 +267,9 @@ def sentencepiece_tokenizer(
     tokenizer.decoder = decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if adds_space else []))
     controls = [subword for (subword, _), kind in zip(subwords, kinds, strict=True) if kind in (CONTROL, UNKNOWN)]
     symbols = [subword for (subword, _), kind in zip(subwords, kinds, strict=True) if kind == USER_DEFINED]
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in controls])
+    tokenizer.add_special_tokens(
+        [AddedToken(text, normalized=False, special=True, lstrip=text in lstrip) for text in controls]
+    )
     tokenizer.add_tokens([AddedToken(text, normalized=normalizes_symbols, special=False) for text in symbols])
     return tokenizer
 
@@ -131,12 +283,33 @@ def sentencepiece_normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, 
         trims: Whether spaces at both ends are removed, and runs of spaces become one.
         space: Character that replaces each space: `▁`, or a space to keep them.
     """
-    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
+    steps = _mapped(charsmap) if charsmap else []
     if trims:
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if adds_space:
         steps.append(normalizers.Prepend(space))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", space)])
+
+
+def _mapped(charsmap: bytes) -> list[normalizers.Normalizer]:
+    """Return normalisers that apply a compiled character map as SentencePiece does.
+
+    `Precompiled` of the `tokenizers` library looks characters up one by one in long grapheme clusters, so it does not
+    compose a letter with its marks there. If the map is one of NFKC, the text is in NFKC before; the characters that
+    NFKC alone changes are kept from it.
+
+    Args:
+        charsmap: Compiled character map of the model.
+    """
+    mapped = normalizers.Precompiled(charsmap)
+    if any(mapped.normalize_str(text).lower() != unicodedata.normalize("NFKC", text).lower() for text in _NFKC_PROBE):
+        return [mapped]
+    hidden = {"\u0344": "\ufdd0"}
+    if mapped.normalize_str("\uff5e") == "\uff5e":
+        hidden["\uff5e"] = "\ufdd1"
+    hide = [normalizers.Replace(text, code) for text, code in hidden.items()]
+    show = [normalizers.Replace(code, text) for text, code in hidden.items()]
+    return [*hide, normalizers.NFKC(), *show, mapped]
 
 
 def bpe_of_scores(
@@ -163,20 +336,22 @@ def bpe_of_scores(
     return models.BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
 
 
-def _check_same_ids(path: Path, tokenizer: Tokenizer, processor: Any, texts: Sequence[str]) -> None:
+def _check_same_ids(path: Path, tokenizer: Tokenizer, processor: Any, ids: Sequence[int], texts: Sequence[str]) -> None:
     """Raise an error unless a converted tokenizer gives sample texts the same IDs as SentencePiece.
 
     Args:
         path: File of the model, for the error message.
         tokenizer: The converted tokenizer.
         processor: The loaded model, a `SentencePieceProcessor`.
+        ids: ID of the tokenizer for each ID of the model.
         texts: Sample texts.
 
     Raises:
         TokenizerError: The IDs of a text differ.
     """
     for text in texts:
-        ours, theirs = tokenizer.encode(text, add_special_tokens=False).ids, processor.encode(text)
+        ours = tokenizer.encode(text, add_special_tokens=False).ids
+        theirs = [ids[token_id] for token_id in processor.encode(text)]
         if ours != theirs:
             raise TokenizerError(
                 f"{path} uses rules of SentencePiece that the tokenizers library does not have: {text!r} becomes "

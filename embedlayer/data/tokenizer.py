@@ -9,26 +9,23 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from embedlayer.data.bert_tokenizers import bert_tokenizer, is_lowercased, wordpiece_tokenizer
+from embedlayer.data.bert_tokenizers import bert_tokenizer, wordpiece_tokenizer
+from embedlayer.data.bpe_files import END_OF_TEXT, bpe_rules, bpe_tokenizer, byte_level_alphabet
 from embedlayer.data.llama2c_files import read as read_llama2c
 from embedlayer.data.sentencepiece_files import convert as read_sentencepiece
+from embedlayer.data.tokenizer_config import read_stated
 from embedlayer.data.unigram import train_subwords
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError, TokenIdError, TokenizerError
 from embedlayer.io.files import is_gguf, read_bytes, read_json, write_text
 
 TokenizerKind = Literal["bpe", "wordpiece", "unigram", "word", "byte"]
 
-END_OF_TEXT = "<|endoftext|>"
-"""GPT-2's end-of-text token, and the special token that `train_tokenizer` adds by default."""
-
 _ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|eot_id|>")
-_KNOWN_SPECIALS = (END_OF_TEXT, "<s>", "<pad>", "</s>", "<unk>", "<mask>")
 MAX_TOKEN_IDS = 1 << 24
 """Largest table size. A file with a higher ID is damaged, and its table would fill the memory."""
 
@@ -113,21 +110,27 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """Read a tokenizer from the files of a model.
 
     - `tokenizer.json`, or another file with the same content.
-    - GPT-2's `encoder.json` and `vocab.bpe`, or `vocab.json` and `merges.txt`; pass either one. Both may
-      have a common prefix (`gpt2-encoder.json` and `gpt2-vocab.bpe`).
-    - BERT's `vocab.txt`. `do_lower_case` in the `tokenizer_config.json` beside it decides whether text is lower-cased.
-      Without it, text is lower-cased if no entry except the bracketed ones has an upper-case letter.
-    - SentencePiece's `.model`, BPE or Unigram, with the `spm` extra. The IDs of sample texts are compared with
-      SentencePiece; a model with other IDs is refused. Unlike in SentencePiece, `</s>` in a text is the control symbol.
+    - `vocab.json` and `merges.txt`, or GPT-2's `encoder.json` and `vocab.bpe`; pass either one. Both may have a common
+      prefix (`gpt2-encoder.json` and `gpt2-vocab.bpe`). The rules are those of the tokenizer class that the
+      `tokenizer_config.json` beside them names, or that the model type of `config.json` has. With nothing beside them
+      they are GPT-2's, if all entries are written in its alphabet of bytes.
+    - BERT's `vocab.txt`, with `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of the
+      `tokenizer_config.json` beside it. Without `do_lower_case`, text is lower-cased if a file names BERT's class, or
+      if no entry except the bracketed ones has an upper-case letter.
+    - SentencePiece's `.model`, BPE or Unigram, with the `spm` extra. The files beside it state the class, which decides
+      the IDs: those of XLM-RoBERTa are shifted by one, for example. The subwords of sample texts are compared with
+      SentencePiece; a model with others is refused. Unlike in SentencePiece, `</s>` in a text is the control symbol.
     - llama2.c's `tokenizer.bin` (`tok512.bin`).
     - A GGUF file of llama.cpp, with the `gguf` extra.
     - A folder with one of these, searched for in this order.
 
-    Beside a GPT-2, BERT or SentencePiece vocabulary, `added_tokens.json` is read too, as transformers writes it.
+    Beside these vocabularies, settings and special tokens of `tokenizer_config.json` and `special_tokens_map.json` are
+    read too, and its added tokens or those of `added_tokens.json`.
 
     Raises:
         FileError: There is no such file, or it cannot be read.
-        TokenizerError: The file is damaged, incomplete or of an unknown format, or the folder has several tokenizers.
+        TokenizerError: The file is damaged, incomplete or of an unknown format, the rules of its class are not
+            known, or the folder has several tokenizers.
         MissingExtraError: A `.model` needs `pip install 'embedlayer[spm]'`, and a `.gguf` `'embedlayer[gguf]'`.
     """
     path = Path(path)
@@ -150,7 +153,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         MissingExtraError: The file needs the `spm` extra.
     """
     if path.suffix == ".model":
-        return _add_tokens_beside(path, _build_checked(path, lambda: read_sentencepiece(path)))
+        return _build_checked(path, lambda: read_sentencepiece(path, read_stated(path.parent)))
     if is_gguf(path):
         from embedlayer.data.gguf_tokenizers import read as read_gguf_tokenizer  # imports torch
 
@@ -164,9 +167,9 @@ def _read_tokenizer(path: Path) -> Tokenizer:
             return _build_checked(path, lambda: Tokenizer.from_str(json.dumps(content)))
         pair = pair or (path, _find_merges(path))
     if pair is not None:
-        return _add_tokens_beside(path, _load_bpe(*pair))
+        return _load_bpe(*pair)
     if path.suffix == ".txt":
-        return _add_tokens_beside(path, _load_vocab_txt(path))
+        return _load_vocab_txt(path)
     raise TokenizerError(
         f"{path} has no known tokenizer format. Pass a tokenizer.json, encoder.json with vocab.bpe, vocab.json with "
         f"merges.txt, a BERT vocab.txt, a SentencePiece .model, llama2.c's tokenizer.bin, or a GGUF file."
@@ -598,7 +601,7 @@ def _find_merges(path: Path) -> Path:
 
 
 def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
-    """Read a byte-level BPE tokenizer as in GPT-2 from its two files.
+    """Read a BPE tokenizer from its two files, by the rules that the files beside them state.
 
     Args:
         vocabulary: JSON file with the ID of each subword.
@@ -606,7 +609,7 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
 
     Raises:
         FileError: A file cannot be read.
-        TokenizerError: A file is damaged, or a merge has a subword that the vocabulary lacks.
+        TokenizerError: A file is damaged, a merge has a subword that the vocabulary lacks, or the rules are not known.
     """
     vocab = _read_json(vocabulary)
     if not all(type(token_id) is int for token_id in vocab.values()):
@@ -620,43 +623,9 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
                 f"{merges} merges {pair}, which are not in {vocabulary}. Use two files of the same model."
             )
 
-    def build() -> Tokenizer:
-        """Build the BPE tokenizer from the vocabulary and the merges that were read.
-
-        The `tokenizers` library raises its own errors for damaged ones.
-        """
-        tokenizer = _byte_level(models.BPE(vocab=vocab, merges=pairs))
-        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-        tokenizer.add_special_tokens([token for token in _KNOWN_SPECIALS if token in vocab])
-        return tokenizer
-
-    return _build_checked(merges, build)
-
-
-def _add_tokens_beside(path: Path, tokenizer: Tokenizer) -> Tokenizer:
-    """Add the tokens of an `added_tokens.json` to a tokenizer in place, and return the tokenizer.
-
-    Args:
-        path: File from which the tokenizer was read. If its folder has no `added_tokens.json`, nothing is added.
-        tokenizer: The tokenizer.
-
-    Raises:
-        TokenizerError: The file does not map tokens to IDs, or an ID differs from the next free ID of the tokenizer.
-    """
-    file = path.with_name("added_tokens.json")
-    if not file.is_file():
-        return tokenizer
-    added = _read_json(file)
-    if not all(type(token_id) is int for token_id in added.values()):
-        raise TokenizerError(f"{file} is not a list of added tokens: it should map each token to its ID.")
-    for token, token_id in sorted(added.items(), key=lambda item: item[1]):
-        tokenizer.add_tokens([AddedToken(token, normalized=False)])
-        if tokenizer.token_to_id(token) != token_id:
-            raise TokenizerError(
-                f"{file} gives {token!r} the ID {token_id}, but after the tokens of {path.name} its ID is "
-                f"{tokenizer.token_to_id(token)}. Use the tokenizer.json of the model."
-            )
-    return tokenizer
+    stated = read_stated(vocabulary.parent)
+    rules = bpe_rules(vocab, vocabulary, stated)
+    return _build_checked(merges, lambda: bpe_tokenizer(vocab, pairs, rules, stated, vocabulary))
 
 
 def _load_vocab_txt(path: Path) -> Tokenizer:
@@ -664,29 +633,12 @@ def _load_vocab_txt(path: Path) -> Tokenizer:
 
     Raises:
         FileError: The file cannot be read.
-        TokenizerError: The file has no `[UNK]`, or is damaged.
+        TokenizerError: The file has no `[UNK]`, or is damaged, or the files beside it state other rules than BERT's.
     """
     entries = _read_text(path).removesuffix("\n").split("\n")
     vocabulary = {entry.removesuffix("\r"): token_id for token_id, entry in enumerate(entries)}
-    if "[UNK]" not in vocabulary:
-        raise TokenizerError(
-            f"{path} is not a BERT vocabulary: it has no [UNK]. Pass a vocab.txt with one subword a line."
-        )
-    return _build_checked(path, lambda: wordpiece_tokenizer(vocabulary, lowercase=_is_lowercased(path, vocabulary)))
-
-
-def _is_lowercased(path: Path, vocabulary: Iterable[str]) -> bool:
-    """Return whether a BERT vocabulary is for lower-cased text.
-
-    `do_lower_case` of the `tokenizer_config.json` in the same folder decides. Without it, the result is `True` if no
-    entry except the bracketed ones has an upper-case letter.
-    """
-    config = path.with_name("tokenizer_config.json")
-    if config.is_file():
-        stated = _read_json(config).get("do_lower_case")
-        if isinstance(stated, bool):
-            return stated
-    return is_lowercased(vocabulary)
+    stated = read_stated(path.parent)
+    return _build_checked(path, lambda: wordpiece_tokenizer(vocabulary, stated, path))
 
 
 def _read_text(path: Path) -> str:
@@ -757,16 +709,3 @@ def _decode_readable(raw: bytes) -> str:
         lambda lone: f"<0x{ord(lone[0]) - 0xDC00:02X}>",
         raw.decode("utf-8", errors="surrogateescape"),
     )
-
-
-@cache
-def byte_level_alphabet() -> dict[str, int]:
-    """Return the alphabet in which byte-level BPE writes bytes, as in GPT-2.
-
-    Returns:
-        The byte of each of the 256 letters. A printable byte is its own letter; the other bytes have the letters from
-        U+0100 on.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}

@@ -2,6 +2,7 @@
 
 import pytest
 
+import embedlayer as el
 from embedlayer.analysis.kinds import KINDS, token_kinds
 from embedlayer.data.tokenizer import load_tokenizer, table_size, train_tokenizer
 
@@ -28,6 +29,22 @@ def test_every_kind_of_tokenizer_is_told_apart(kind) -> None:
     assert {"byte": "byte"}.get(kind, "word") in kinds
     assert ("part" in kinds) == (kind in ("wordpiece", "unigram"))
     assert "unreachable" not in kinds or kind == "unigram"
+
+
+@pytest.mark.parametrize("other", ["'s", ".com", "2nd", "\u00a0dog", "-"])
+def test_one_word_of_a_vector_file_does_not_change_the_kind_of_the_others(tmp_path, other) -> None:
+    words = ["king", "queen", other]
+    (tmp_path / "vectors.txt").write_text("".join(f"{word} 0.5 {place}\n" for place, word in enumerate(words)))
+    opened = el.open_model(tmp_path / "vectors.txt")
+    kinds = token_kinds(opened.require_tokenizer(), 3)
+    assert kinds == ["word", "word", "punctuation" if other == "-" else "word"]
+
+
+def test_words_of_byte_level_bpe_begin_with_white_space() -> None:
+    tokenizer = train_tokenizer("it's the dog's 2nd .com\tthe " * 40, vocab_size=300)
+    named = dict(zip((tokenizer.id_to_token(row) for row in range(300)), token_kinds(tokenizer, 300), strict=True))
+    assert named["Ġthe"] == "word"
+    assert named["'s"] == "part"
 
 
 def test_what_bert_splits_apart_is_unreachable(tmp_path) -> None:

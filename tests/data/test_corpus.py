@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from embedlayer.data.bpe_files import END_OF_TEXT
 from embedlayer.data.corpus import _CUTS, TokenCorpus, encode_chunks, find_text_files, read_text_chunks, split_text
-from embedlayer.data.tokenizer import END_OF_TEXT, fingerprint, load_tokenizer, train_tokenizer
+from embedlayer.data.tokenizer import fingerprint, load_tokenizer, train_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
 
 BYTES = train_tokenizer((), "byte")

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, trainers
 
-from embedlayer.data.tokenizer import END_OF_TEXT, train_tokenizer
+from embedlayer.data.bpe_files import END_OF_TEXT
+from embedlayer.data.tokenizer import train_tokenizer
 from embedlayer.errors import MissingExtraError
 
 

@@ -1,0 +1,364 @@
+"""Rules of the tokenizer classes of transformers, for folders that have the vocabulary and no `tokenizer.json`.
+
+A class is named without `Tokenizer` and `TokenizerFast`. `BPE_CLASSES` has those that read `vocab.json` and
+`merges.txt`, `WORDPIECE_CLASSES` those of `vocab.txt`, `SENTENCEPIECE_CLASSES` those of a SentencePiece model.
+
+Reference: models/*/tokenization_*.py and convert_slow_tokenizer.py of transformers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from embedlayer.families.gguf import PRE_TOKENIZERS
+from embedlayer.families.records import Names
+
+Roles = Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BpeRules:
+    """Rules of a class whose BPE has a vocabulary and a list of merges.
+
+    Attributes:
+        normalizer: What changes a text first: nothing; NFC; CLIP's NFC, single spaces and lower case; BERT's with lower
+            case, or BERT's without.
+        patterns: Regular expressions that split a text one after the other. Empty: BERT's rules split it.
+        drops_rest: Whether text that no pattern matches is left out, and GPT-2's pattern splits the rest, as in CLIP.
+        is_byte_level: Whether entries are written in GPT-2's alphabet of bytes.
+        end_of_word: What entries have at the end of a word.
+        unknown: Whether the role `unk_token` replaces what the vocabulary lacks.
+        adds_space: Whether a space is put before a text, if `add_prefix_space` is not set.
+        roles: Special tokens by role, if no file sets them.
+        starts: Roles or tokens in front of a text.
+        ends: Roles or tokens behind a text.
+        between: Roles or tokens between two texts; `None` for `ends`, or `starts` if there are none.
+        lstrip: Roles whose token takes the spaces before it.
+    """
+
+    normalizer: Literal["", "nfc", "clip", "bert", "bert cased"] = ""
+    patterns: Names = PRE_TOKENIZERS["gpt-2"].patterns
+    drops_rest: bool = False
+    is_byte_level: bool = True
+    end_of_word: str = ""
+    unknown: bool = False
+    adds_space: bool = False
+    roles: Roles = field(default_factory=dict)
+    starts: Names = ()
+    ends: Names = ()
+    between: Names | None = None
+    lstrip: Names = ()
+
+
+_END = "<|endoftext|>"
+_GPT2 = BpeRules(roles={"bos_token": _END, "eos_token": _END, "unk_token": _END})
+_FAIRSEQ: Roles = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "sep_token": "</s>",
+    "pad_token": "<pad>",
+    "cls_token": "<s>",
+    "mask_token": "<mask>",
+}
+_BERT: Roles = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
+_ROBERTA = BpeRules(
+    roles=_FAIRSEQ,
+    starts=("cls_token",),
+    ends=("sep_token",),
+    between=("sep_token", "sep_token"),
+    lstrip=("mask_token",),
+)
+_QWEN2 = BpeRules(
+    normalizer="nfc",
+    patterns=PRE_TOKENIZERS["qwen2"].patterns,
+    roles={"eos_token": _END, "unk_token": _END, "pad_token": _END},
+)
+_CLIP = BpeRules(
+    normalizer="clip",
+    patterns=(r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",),
+    drops_rest=True,
+    end_of_word="</w>",
+    unknown=True,
+    roles={"bos_token": "<|startoftext|>", **dict.fromkeys(("eos_token", "unk_token", "pad_token"), _END)},
+    starts=("bos_token",),
+    ends=("eos_token",),
+    between=("eos_token", "eos_token"),
+)
+_WORDS = BpeRules(
+    normalizer="bert", patterns=(), is_byte_level=False, end_of_word="</w>", unknown=True, roles={"unk_token": "<unk>"}
+)
+
+BPE_CLASSES: Mapping[str, BpeRules] = {
+    **dict.fromkeys(("GPT2", "CodeGen"), _GPT2),
+    "OPT": BpeRules(
+        roles={**dict.fromkeys(("bos_token", "eos_token", "unk_token"), "</s>"), "pad_token": "<pad>"},
+        starts=("bos_token",),
+    ),
+    **dict.fromkeys(("Roberta", "Bart", "LED", "Longformer", "Mvp"), _ROBERTA),
+    "LayoutLMv3": replace(_ROBERTA, adds_space=True),
+    "Blenderbot": replace(_ROBERTA, adds_space=True, starts=(), between=None),
+    "Deberta": BpeRules(
+        roles={**_BERT, "bos_token": "[CLS]", "eos_token": "[SEP]"},
+        starts=("cls_token",),
+        ends=("sep_token",),
+        lstrip=("mask_token",),
+    ),
+    "GPTNeoX": replace(_GPT2, normalizer="nfc", roles={**_GPT2.roles, "pad_token": "<|padding|>"}),
+    "Qwen2": _QWEN2,
+    "Qwen3_5": replace(
+        _QWEN2,
+        patterns=(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
+            r"\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+    ),
+    "Whisper": replace(_GPT2, starts=("<|startoftranscript|>", "<|notimestamps|>"), ends=("eos_token",)),
+    "CLIP": _CLIP,
+    "OpenAIGPT": _WORDS,
+    "Herbert": replace(
+        _WORDS,
+        normalizer="bert cased",
+        roles={key: token for key, token in _FAIRSEQ.items() if key not in ("bos_token", "eos_token")},
+        starts=("cls_token",),
+        ends=("sep_token",),
+    ),
+}
+"""Class that reads `vocab.json` and `merges.txt` -> its rules. OPT is GPT-2's class with other special tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordPieceRules:
+    """Rules of a class that reads `vocab.txt` and splits text as BERT does.
+
+    Attributes:
+        roles: Special tokens by role, if no file sets them.
+        lstrip: Roles whose token takes the spaces before it.
+        doubles_separator: Whether two separators are between two texts.
+    """
+
+    roles: Roles = field(default_factory=lambda: dict(_BERT))
+    lstrip: Names = ()
+    doubles_separator: bool = False
+
+
+WORDPIECE_CLASSES: Mapping[str, WordPieceRules] = {
+    **dict.fromkeys(
+        (
+            *("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "SqueezeBert", "LayoutLM", "Lxmert"),
+            *("RetriBert", "Realm", "DPRQuestionEncoder", "DPRContextEncoder", "DPRReader", "Tapas", "LayoutLMv2"),
+        ),
+        WordPieceRules(),
+    ),
+    "MPNet": WordPieceRules(roles={**_FAIRSEQ, "unk_token": "[UNK]"}, lstrip=("mask_token",), doubles_separator=True),
+}
+"""Class that reads `vocab.txt` -> its rules."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentencePieceRules:
+    """Which IDs a class gives to the subwords of a SentencePiece model.
+
+    Attributes:
+        first: Tokens of the first IDs, in place of the model's first subwords.
+        skipped: Number of the model's first subwords that have no ID of their own.
+        last: Tokens behind the model's subwords.
+        unknown: Token of text that the model does not know, if it is not the model's own.
+        languages: Codes of languages among `last`; the setting `src_lang` names the one in `starts` or `ends`.
+        language: Code of the language, if `src_lang` is not set.
+        starts: Tokens in front of a text; `""` is the language, and `"bos"` the token of that role, if it is added.
+        ends: Tokens behind a text; `""` is the language, and `"eos"` the token of that role, if it is added.
+        between: Tokens between two texts; `None` for `ends`, or `starts` if there are none.
+        lstrip: Tokens that take the spaces before them.
+        added: Tokens that are added behind all others if the model lacks them.
+    """
+
+    first: Names = ()
+    skipped: int = 0
+    last: Names = ()
+    unknown: str = ""
+    languages: Names = ()
+    language: str = ""
+    starts: Names = ()
+    ends: Names = ()
+    between: Names | None = None
+    lstrip: Names = ()
+    added: Names = ()
+
+
+_LANGUAGES_OF_MBART = (
+    "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP "
+    "nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
+)
+_LANGUAGES_OF_MBART50 = (
+    "af_ZA az_AZ bn_IN fa_IR he_IL hr_HR id_ID ka_GE km_KH mk_MK ml_IN mn_MN mr_IN pl_PL ps_AF pt_XX sv_SE sw_KE "
+    "ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI"
+)
+_LANGUAGES_OF_NLLB = (
+    "ace_Arab ace_Latn acm_Arab acq_Arab aeb_Arab afr_Latn ajp_Arab aka_Latn amh_Ethi apc_Arab arb_Arab ars_Arab "
+    "ary_Arab arz_Arab asm_Beng ast_Latn awa_Deva ayr_Latn azb_Arab azj_Latn bak_Cyrl bam_Latn ban_Latn bel_Cyrl "
+    "bem_Latn ben_Beng bho_Deva bjn_Arab bjn_Latn bod_Tibt bos_Latn bug_Latn bul_Cyrl cat_Latn ceb_Latn ces_Latn "
+    "cjk_Latn ckb_Arab crh_Latn cym_Latn dan_Latn deu_Latn dik_Latn dyu_Latn dzo_Tibt ell_Grek eng_Latn epo_Latn "
+    "est_Latn eus_Latn ewe_Latn fao_Latn pes_Arab fij_Latn fin_Latn fon_Latn fra_Latn fur_Latn fuv_Latn gla_Latn "
+    "gle_Latn glg_Latn grn_Latn guj_Gujr hat_Latn hau_Latn heb_Hebr hin_Deva hne_Deva hrv_Latn hun_Latn hye_Armn "
+    "ibo_Latn ilo_Latn ind_Latn isl_Latn ita_Latn jav_Latn jpn_Jpan kab_Latn kac_Latn kam_Latn kan_Knda kas_Arab "
+    "kas_Deva kat_Geor knc_Arab knc_Latn kaz_Cyrl kbp_Latn kea_Latn khm_Khmr kik_Latn kin_Latn kir_Cyrl kmb_Latn "
+    "kon_Latn kor_Hang kmr_Latn lao_Laoo lvs_Latn lij_Latn lim_Latn lin_Latn lit_Latn lmo_Latn ltg_Latn ltz_Latn "
+    "lua_Latn lug_Latn luo_Latn lus_Latn mag_Deva mai_Deva mal_Mlym mar_Deva min_Latn mkd_Cyrl plt_Latn mlt_Latn "
+    "mni_Beng khk_Cyrl mos_Latn mri_Latn zsm_Latn mya_Mymr nld_Latn nno_Latn nob_Latn npi_Deva nso_Latn nus_Latn "
+    "nya_Latn oci_Latn gaz_Latn ory_Orya pag_Latn pan_Guru pap_Latn pol_Latn por_Latn prs_Arab pbt_Arab quy_Latn "
+    "ron_Latn run_Latn rus_Cyrl sag_Latn san_Deva sat_Beng scn_Latn shn_Mymr sin_Sinh slk_Latn slv_Latn smo_Latn "
+    "sna_Latn snd_Arab som_Latn sot_Latn spa_Latn als_Latn srd_Latn srp_Cyrl ssw_Latn sun_Latn swe_Latn swh_Latn "
+    "szl_Latn tam_Taml tat_Cyrl tel_Telu tgk_Cyrl tgl_Latn tha_Thai tir_Ethi taq_Latn taq_Tfng tpi_Latn tsn_Latn "
+    "tso_Latn tuk_Latn tum_Latn tur_Latn twi_Latn tzm_Tfng uig_Arab ukr_Cyrl umb_Latn urd_Arab uzn_Latn vec_Latn "
+    "vie_Latn war_Latn wol_Latn xho_Latn ydd_Hebr yor_Latn yue_Hant zho_Hans zho_Hant zul_Latn"
+)
+_MBART_LANGUAGES: Names = tuple(_LANGUAGES_OF_MBART.split())
+_MBART50_LANGUAGES: Names = (*_MBART_LANGUAGES, *_LANGUAGES_OF_MBART50.split())
+_NLLB_LANGUAGES: Names = tuple(_LANGUAGES_OF_NLLB.split())
+
+_SHIFTED = SentencePieceRules(
+    first=("<s>", "<pad>", "</s>", "<unk>"), skipped=3, unknown="<unk>", lstrip=("<mask>",), last=("<mask>",)
+)
+_MBART = replace(
+    _SHIFTED,
+    last=(*_MBART_LANGUAGES, "<mask>"),
+    languages=_MBART_LANGUAGES,
+    language="en_XX",
+    ends=("</s>", ""),
+    between=(),
+)
+
+SENTENCEPIECE_CLASSES: Mapping[str, SentencePieceRules] = {
+    "XLMRoberta": replace(_SHIFTED, starts=("<s>",), ends=("</s>",), between=("</s>", "</s>")),
+    "MBart": _MBART,
+    "MBart50": replace(
+        _MBART,
+        last=(*_MBART50_LANGUAGES, "<mask>"),
+        languages=_MBART50_LANGUAGES,
+        starts=("",),
+        ends=("</s>",),
+    ),
+    "Nllb": replace(
+        _SHIFTED,
+        last=(*_NLLB_LANGUAGES, "<mask>"),
+        languages=_NLLB_LANGUAGES,
+        language="eng_Latn",
+        starts=("",),
+        ends=("</s>",),
+        between=(),
+    ),
+    "Camembert": SentencePieceRules(
+        first=("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"),
+        skipped=1,
+        last=("<mask>",),
+        unknown="<unk>",
+        starts=("<s>",),
+        ends=("</s>",),
+        between=("</s>", "</s>"),
+        lstrip=("<mask>",),
+    ),
+    "Pegasus": SentencePieceRules(
+        first=("<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, 103))),
+        skipped=2,
+        ends=("</s>",),
+        between=(),
+    ),
+    "XGLM": replace(
+        _SHIFTED,
+        last=tuple(f"<madeupword{number}>" for number in range(7)),
+        starts=("</s>",),
+        between=("</s>", "</s>"),
+        lstrip=(),
+    ),
+    "T5": SentencePieceRules(last=tuple(f"<extra_id_{number}>" for number in range(99, -1, -1)), ends=("</s>",)),
+    "MT5": SentencePieceRules(ends=("</s>",)),
+    "BigBird": SentencePieceRules(starts=("[CLS]",), ends=("[SEP]",), lstrip=("[MASK]",)),
+    "DebertaV2": SentencePieceRules(starts=("[CLS]",), ends=("[SEP]",), added=("[MASK]",)),
+    **dict.fromkeys(("Llama", "CodeLlama", "Gemma"), SentencePieceRules(starts=("bos",), ends=("eos",))),
+}
+"""Class that reads a SentencePiece model -> its rules. Other classes have the IDs of the model."""
+
+_CHANGES_TEXT = "changes a text before SentencePiece reads it"
+OF_LANGUAGE = "splits a text by rules of its language"
+_OTHER_IDS = "has IDs that its SentencePiece model does not give"
+
+REFUSED_CLASSES: Mapping[str, str] = {
+    **dict.fromkeys(("Albert", "FNet", "XLNet", "Cpm", "Siglip", "Reformer"), _CHANGES_TEXT),
+    **dict.fromkeys(("M2M100", "Speech2Text", "Marian", "Barthez", "Bartpho", "PLBart", "SeamlessM4T"), _OTHER_IDS),
+    **dict.fromkeys(("MLuke", "LayoutXLM", "ChatGLM"), _OTHER_IDS),
+    **dict.fromkeys(("XLM", "Flaubert", "BioGpt", "FSMT"), "splits a text by Moses's rules"),
+    **dict.fromkeys(("BertJapanese", "RoFormer", "RoCBert", "CpmAnt"), OF_LANGUAGE),
+}
+"""Class with vocabulary files that are not read -> the reason."""
+
+NO_TOKENIZER_JSON: Names = (
+    *("Cpm", "Siglip", "M2M100", "Speech2Text", "Marian", "Bartpho", "PLBart", "ChatGLM", "XLM", "Flaubert", "BioGpt"),
+    *("FSMT", "BertJapanese", "RoFormer", "RoCBert", "CpmAnt"),
+)
+"""Classes of `REFUSED_CLASSES` that are Python code, for which transformers writes no `tokenizer.json`."""
+
+_TYPES_OF_CLASS: Mapping[str, Names] = {
+    "GPT2": ("gpt2", "gpt_neo", "gptj", "codegen", "phi"),
+    "OPT": ("opt",),
+    "Roberta": (
+        *("roberta", "roberta-prelayernorm", "bart", "led", "longformer", "mvp", "data2vec-text", "ibert", "lilt"),
+        *("bridgetower", "clap", "mega", "mra"),
+    ),
+    "Blenderbot": ("blenderbot",),
+    "Deberta": ("deberta",),
+    "GPTNeoX": ("gpt_neox",),
+    "Qwen2": (
+        *("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_audio", "qwen2_5_omni", "qwen3", "qwen3_moe"),
+        *("qwen3_next", "qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe", "qwen3_asr"),
+    ),
+    "Qwen3_5": ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp"),
+    "Whisper": ("whisper",),
+    "CLIP": ("clip", "clip_text_model", "clipseg", "owlvit", "owlv2", "groupvit", "xclip", "oneformer", "omdet-turbo"),
+    "OpenAIGPT": ("openai-gpt",),
+    "Herbert": ("herbert",),
+    "XLMRoberta": ("xlm-roberta", "xlm-roberta-xl", "xmod", "jina_embeddings_v3", "metaclip_2", "trocr"),
+    "MBart": ("mbart",),
+    "Nllb": ("nllb", "nllb-moe"),
+    "Camembert": ("camembert",),
+    "Pegasus": ("pegasus",),
+    "XGLM": ("xglm",),
+    "T5": ("t5", "switch_transformers"),
+    "MT5": ("mt5",),
+    "BigBird": ("big_bird",),
+    "DebertaV2": ("deberta-v2",),
+    "Gemma": ("gemma", "gemma2", "gemma3", "gemma3_text"),
+    "M2M100": ("m2m_100",),
+    "Speech2Text": ("speech_to_text",),
+    "Marian": ("marian",),
+    "PLBart": ("plbart",),
+    "SeamlessM4T": ("seamless_m4t", "seamless_m4t_v2"),
+    "Albert": ("albert", "yoso"),
+    "FNet": ("fnet",),
+    "XLNet": ("xlnet",),
+    "XLM": ("xlm",),
+    "Flaubert": ("flaubert",),
+    "BioGpt": ("biogpt",),
+    "RoFormer": ("roformer",),
+    "RoCBert": ("roc_bert",),
+    "MPNet": ("mpnet",),
+    "Bert": (
+        *("bert", "distilbert", "electra", "mobilebert", "convbert", "squeezebert", "layoutlm", "lxmert", "ernie"),
+        *("megatron-bert", "nomic_bert", "visual_bert"),
+    ),
+}
+
+CLASS_OF_TYPE: Mapping[str, str] = {name: kind for kind, names in _TYPES_OF_CLASS.items() for name in names}
+"""Model type -> the tokenizer class that it has if no file names one."""
+
+GENERIC_CLASSES: Names = ("PreTrained", "TokenizersBackend")
+"""Classes that read a `tokenizer.json` as it is, and have no rules of their own."""
+
+SPLITS_DIGITS: Names = ("starcoder2", "gpt_bigcode", "granite", "granitemoe", "llama", "smollm3")
+"""Model types whose folders name GPT-2's class, and whose `tokenizer.json` splits digits too."""
