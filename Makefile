@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-# What `make test-newest` and `make test-oldest` install: everything at its newest, or torch, NumPy and transformers at
-# the lower bounds of pyproject.toml and all else as constraints.txt has it (triton is the one that torch needs).
-OLDEST = $(shell sed -nE 's/.*"(torch|numpy|transformers)>=([0-9.]+).*/"\1==\2.*"/p' pyproject.toml)
+# What `make test-newest` and `make test-oldest` install: everything at its newest, or torch, NumPy, transformers and
+# pyarrow at the lower bounds of pyproject.toml and all else as constraints.txt has it (triton as torch needs it).
+OLDEST = $(shell sed -nE 's/.*"(torch|numpy|transformers|pyarrow)>=([0-9.]+).*/"\1==\2.*"/p' pyproject.toml)
 INSTALL_newest := --upgrade --upgrade-strategy eager
 INSTALL_oldest = --constraint .venv-oldest/constraints.txt $(OLDEST)
 
@@ -28,7 +28,7 @@ test-all: $(VENV)/.installed-dev  ## run the test suite with what it leaves out 
 
 test-newest test-oldest: test-%: .venv-%/pyvenv.cfg  ## run the test suite with the newest, or the oldest supported, torch and transformers
 	@echo "Installing into .venv-$* ..."
-	@grep -vE '^(torch|numpy|transformers|triton)==' constraints.txt > .venv-$*/constraints.txt
+	@grep -vE '^(torch|numpy|transformers|pyarrow|triton)==' constraints.txt > .venv-$*/constraints.txt
 	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(INSTALL_$*) --editable '.[dev]'
 	@.venv-$*/bin/python -m pip list --disable-pip-version-check | grep -E '^(torch|transformers) '
 	@.venv-$*/bin/python -m pytest

@@ -25,6 +25,8 @@ PLACEHOLDERS = {
     "OUT": "edited",
     "--text FILE": "--text reference.txt",
     "FILE": "vectors.vec",
+    "A": "reference.txt",
+    "B": "reference.txt",
     "--nnodes 4 --nproc-per-node 8 ...": "--nproc-per-node 1",
     "--nproc-per-node 8": "--nproc-per-node 1",  # two: distributed/test_torchrun.py
 }
@@ -87,7 +89,7 @@ def test_every_printed_command_runs_and_succeeds(tmp_path, monkeypatch, capfd) -
     Path("reference.txt").write_text(carried_text()[:60_000])
     number = 0
     for command in printed_commands(PAGE):
-        number += " train FILE..." in command  # a run begins; the lines below are about it
+        number += " train FILE..." in command or " train A B" in command  # the lines below are about this run
         program, *words = filled(command, number)
         if program == "embedlayer":
             code, (shown, errors) = run(*words), capfd.readouterr()
@@ -96,4 +98,4 @@ def test_every_printed_command_runs_and_succeeds(tmp_path, monkeypatch, capfd) -
         assert code == 0, f"{command}\n{shown}\n{errors}"
         assert shown.strip(), command
         assert "Traceback" not in errors, f"{command}\n{errors}"
-    assert number == 4
+    assert number == 5

@@ -40,11 +40,21 @@ def register_fsdp_methods(model: nn.Module) -> nn.Module:
     Returns:
         The same model, changed in place.
 
+    Raises:
+        SizeError: With torch 2.11 one group has several modules, as after `fully_shard([norm, head])`: its backward
+            pass would crash the process.
+
     Reference: `torch.distributed.fsdp.register_fsdp_forward_method`.
     """
     for module in model.modules():
         if not isinstance(module, FSDPModule) or not (isinstance(module, Pretrained) or hasattr(module, "transform")):
             continue
+        state = cast(Any, fully_shard).state(module)
+        if "_fsdp_param_group" in vars(state) and len(state._modules) > 1:
+            raise SizeError(
+                f"With torch {torch.__version__} the backward pass of a group of modules, as fully_shard([norm, head]) "
+                f"makes it, crashes: shard each module by itself, or install torch 2.13."
+            )
         module.set_reshard_after_forward(False, recurse=False)
         for name in METHODS:
             method = getattr(module, name, None)
@@ -171,7 +181,10 @@ def fsdp_parameters(module: nn.Module, parts: Iterable[nn.Module] = ()) -> dict[
         if not isinstance(wrapped, FSDPModule):
             continue
         wrapped.reshard()
-        groups = getattr(cast(Any, fully_shard).state(wrapped), "_fsdp_param_groups", None)
+        state = cast(Any, fully_shard).state(wrapped)
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if "_fsdp_param_group" in vars(state):  # torch 2.11 has one or none
+            groups = [group for group in [state._fsdp_param_group] if group is not None]
         if groups is None:
             raise SizeError(
                 f"FSDP of torch {torch.__version__} stores its parameters elsewhere than expected: edit the model "

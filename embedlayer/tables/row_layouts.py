@@ -12,7 +12,7 @@ from embedlayer.errors import SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.pretrained import Described
-from embedlayer.tracing import is_exporting
+from embedlayer.tracing import is_exporting, is_transformed
 
 BLOCK = 32
 """Columns of a block of GGUF's types Q4_0 and Q8_0."""
@@ -269,8 +269,8 @@ def row_format_of(bits: int, embed_dim: int, group_size: int | None, layout: Row
 def floats(stored: UInt8[Tensor, "N bytes"], dtype: torch.dtype) -> Float[Tensor, "N numbers"]:
     """Reinterpret little-endian bytes as finite numbers of `dtype`, and return them in float32.
 
-    In an exported graph they are computed from sign, exponent and fraction, because ONNX has no operator that
-    reinterprets bytes.
+    In an exported graph and under a transform they are computed from sign, exponent and fraction: ONNX has no operator
+    that reinterprets bytes, and `vmap` of torch 2.11 has no rule for it.
 
     Args:
         stored: Bytes, `(N, bytes)`.
@@ -280,7 +280,7 @@ def floats(stored: UInt8[Tensor, "N bytes"], dtype: torch.dtype) -> Float[Tensor
         Numbers, `(N, bytes / dtype.itemsize)`.
     """
     stored = stored.clone(memory_format=torch.contiguous_format)  # aligned: a slice of one row need not be
-    if not is_exporting():
+    if not is_exporting() and not is_transformed(stored):
         return stored.view(dtype).to(torch.float32)
     bytes_each, fraction_bits = dtype.itemsize, {torch.float32: 23, torch.float16: 10}[dtype]
     exponents = 2 ** (8 * bytes_each - 1 - fraction_bits)

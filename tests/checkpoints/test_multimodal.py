@@ -33,6 +33,8 @@ def checkpoint(folder, config, *names):
 def test_the_head_is_tied_where_transformers_ties_it(model_type) -> None:
     from transformers import CONFIG_MAPPING
 
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip("the installed transformers does not have this type")
     of_model: Any = CONFIG_MAPPING[model_type]
     text_type = of_model().get_text_config(decoder=True).model_type
     differences = []

@@ -306,7 +306,7 @@ def test_a_step_allocates_nothing_of_the_size_of_the_table() -> None:
         table(ids).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    with torch.profiler.profile(profile_memory=True) as profile:
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
         table(ids.flip(0)).sum().backward()
         optimizer.step()
     largest = max(event.self_cpu_memory_usage for event in profile.events())

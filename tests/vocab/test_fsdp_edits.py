@@ -18,6 +18,7 @@ from embedlayer.kernels import kernels_disabled
 from embedlayer.vocab import MeanNoiseInit, RandomInit, add_tokens, edit_vocabulary, live_modules
 
 V, D = 29, 4
+IS_OLDEST = torch.__version__.startswith("2.11.")  # where a group of several modules is refused
 EDITS: dict[str, dict[str, Any]] = {
     "rows added and removed": {"add": 6, "remove": [1, 9, 28], "init": MeanNoiseInit(), "init_head": RandomInit()},
     "as many rows": {"add": 2, "remove": [7, 28]},
@@ -44,9 +45,12 @@ def whole_model(model: nn.Module) -> list[Any]:
 
 
 def table_alone(model: nn.Module) -> list[Any]:
+    def together(*parts: nn.Module) -> list[Any]:
+        return [*parts] if IS_OLDEST else [[*parts]]
+
     if isinstance(model, el.DecoderLM):
-        return [model.table, *([] if model.head.tied else [[model.norm, model.head]]), *whole_model(model)]
-    return [model.model.embed_tokens, [model.model.norm, model.lm_head], *whole_model(model)]
+        return [model.table, *([] if model.head.tied else together(model.norm, model.head)), *whole_model(model)]
+    return [model.model.embed_tokens, *together(model.model.norm, model.lm_head), *whole_model(model)]
 
 
 MODELS = {
@@ -264,6 +268,8 @@ def losses_before_an_edit() -> None:
         edit_vocabulary(model, **options, optimizer=optimizer)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+        if IS_OLDEST:  # which cannot train on after a failed backward pass
+            continue
         model.reset_iter_state()
         train(model, optimizer)
         assert all(full(parameter).isfinite().all() for parameter in model.parameters()), name
