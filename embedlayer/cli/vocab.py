@@ -505,6 +505,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
             "dropped": {str(token): text for token, text in receipt.dropped.items()},
             "merged": {str(token): into for token, into in receipt.merged.items()},
             "new_rows": receipt.new_rows,
+            "left_out": list(receipt.left_out),
             "weight_bytes": [old, new],
             **trained,
         }
@@ -519,6 +520,8 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
         click.echo(f"Init     {receipt.new_rows}")
     _list("Dropped", [(token, text, "") for token, text in receipt.dropped.items()])
     _list("Merged", [(token, f"-> {into}", "") for token, into in receipt.merged.items()])
+    if receipt.left_out:
+        click.echo(f"Left out {', '.join(receipt.left_out)}")
     change = "the same" if new == old else f"{abs(new - old):,} {'fewer' if new < old else 'more'}"
     click.echo(f"Bytes    {old:,} -> {new:,} of weights ({change})")
     if trained:
