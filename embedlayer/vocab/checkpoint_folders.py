@@ -86,7 +86,10 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Fo
     left_out = files_left_out(folder)
     others, copies = second_copies(folder, checkpoint, tensors, aliases, left_out)
     tensors |= others
-    table, tokenizer = next(iter(tensors)), layer.tokenizer
+    table = next(iter(tensors))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EmbedLayerWarning)  # about tokens without a row, which the edit gives them
+        tokenizer = layer.tokenizer
     if tokenizer is None and any(folder.glob("tok*.bin")):
         tokenizer = load_tokenizer(folder)  # llama2.c's file is no part of a layer
     resolved = edit.resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)

@@ -99,6 +99,7 @@ def edit_vocabulary(
             GGUF file: rows that are kept keep their bytes, and the receipt is written as `OUT.receipt`. Files of a
             folder that hold values by token and cannot be edited, such as `optimizer.pt`, are left out with a warning.
         add: New tokens, which get the last IDs, as `edit_tokenizer` takes them; without a tokenizer, their number.
+            Added tokens of the tokenizer that lack a row, because it was extended alone, get one too, also for `()`.
         remove: Tokens to remove, by text or ID.
         keep: Remove all tokens but these; not together with `remove`.
         reorder: All tokens of the result, in the order of their new IDs; without a tokenizer, the old ones only.
