@@ -25,6 +25,7 @@ from embedlayer.families import PER_LAYER_ROWS, family_of
 from embedlayer.io.files import JsonObject, read_json, write_json
 from embedlayer.pretrained import TOKENIZER
 from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
+from embedlayer.vocab.language_tokenizers import gives_ids, language_class, warn_of_lost_settings
 from embedlayer.vocab.live_modules import (
     FolderResult,
     ModuleResult,
@@ -46,6 +47,7 @@ from embedlayer.vocab.special_tokens import (
     stated_roles,
     token_text,
     tokenizer_config,
+    with_class,
 )
 from embedlayer.vocab.tokenizer_edit import tokenizer_data
 
@@ -349,7 +351,10 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer:
     }
     removed: list[Path] = []
     old_tokenizer, tokenizer = tokens.old_tokenizer, tokens.tokenizer
+    own_class = language_class(_read(folder / TOKENIZER_CONFIG), model)
     if special is not None:
+        if own_class is not None:
+            warn_of_lost_settings(own_class)
         special.warn()
         _warn_of_own_rules(folder)
         edits[TOKENIZER_CONFIG] = lambda content: tokenizer_config(content, special, model, replaced=True)
@@ -357,9 +362,17 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer:
         removed = list(folder.glob(ADDED))
     elif old_tokenizer is not None and tokenizer is not None:
         roles = _roles_in(folder, old_tokenizer, tokenizer)
-        edits[TOKENIZER_CONFIG] = lambda content: _without_removed_names(
-            tokenizer_config(content, roles, model, replaced=False), tokens, tokenizer, TOKENIZER_CONFIG
-        )
+
+        def edited_tokenizer_config(content: JsonObject) -> JsonObject:
+            if own_class is not None:
+                own = _without_removed_names(with_class(content, own_class), tokens, tokenizer, TOKENIZER_CONFIG)
+                if gives_ids(own, model, tokenizer):
+                    return own
+                warn_of_lost_settings(own_class)
+            generic = tokenizer_config(content, roles, model, replaced=False)
+            return _without_removed_names(generic, tokens, tokenizer, TOKENIZER_CONFIG)
+
+        edits[TOKENIZER_CONFIG] = edited_tokenizer_config
         edits[SPECIALS] = lambda content: _without_removed_names(content, tokens, tokenizer, SPECIALS)
         edits[ADDED] = lambda content: _added_tokens(content, tokens, tokenizer)
     found: dict[str, JsonObject] = {}
