@@ -77,7 +77,7 @@ def write_tensors(
 
     Raises:
         CheckpointError: A name in `tensors` is not in the checkpoint, a new tensor is missing or has another shape than
-            expected, or the checkpoint is a GGUF file.
+            expected, or the checkpoint is a GGUF file or in a folder inside `checkpoint_dir`.
         FileError: `out_dir` is not empty or cannot be written.
     """
     source, target = Path(checkpoint_dir), Path(out_dir)
@@ -90,6 +90,11 @@ def write_tensors(
         raise CheckpointError(
             f"{checkpoint.gguf.path} is a GGUF file: write into it with embedlayer.vocab.write_into_gguf, or edit its "
             f"vocabulary by the name of the file."
+        )
+    if (inner := checkpoint.info(table).file.parent) != source:
+        raise CheckpointError(
+            f"The weights of {source} are in the folder {inner.name}, which modules.json names: edit {inner}, and put "
+            f"the result in its place."
         )
     old_rows, rows = checkpoint.info(table).shape[0], tensors[table].shape[0]
     family = checkpoint_family(checkpoint)

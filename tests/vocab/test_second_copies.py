@@ -1,5 +1,6 @@
 """Second copies of a checkpoint's tensors are edited as it is; adapters with values of tokens are refused."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,16 @@ def test_an_adapter_of_other_layers_is_copied(folder: Path, tmp_path: Path) -> N
     save_tensors(folder / "adapter_model.safetensors", {name: torch.zeros(V, D)})
     el.vocab.remove_tokens(folder, [3], out=tmp_path / "new")
     assert load_file(tmp_path / "new" / "adapter_model.safetensors")[name].shape == (V, D)
+
+
+def test_a_model_in_a_folder_inside_is_refused_with_that_folder(folder: Path, tmp_path: Path) -> None:
+    outer = tmp_path / "outer"
+    outer.mkdir()
+    folder.rename(outer / "0_Transformer")
+    modules = [{"idx": 0, "name": "0", "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]
+    (outer / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(el.CheckpointError, match="edit .*0_Transformer, and put the result in its place"):
+        el.vocab.remove_tokens(outer, [3], out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    el.vocab.remove_tokens(outer / "0_Transformer", [3], out=tmp_path / "new")
+    assert load_file(tmp_path / "new" / "model.safetensors")[TABLE].shape == (V - 1, D)
