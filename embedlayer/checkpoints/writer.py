@@ -5,19 +5,28 @@ tensor are copied whole. The new folder appears complete or not at all.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from torch import Tensor
 
+from embedlayer.census.files import is_left_out
 from embedlayer.census.tensors import tensor_rule
 from embedlayer.checkpoints.loader import checkpoint_family
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.errors import CheckpointError, FileError
 from embedlayer.io.files import read_json, replace_folder, write_json
-from embedlayer.io.safetensors_files import CHUNK_BYTES, INDEX, Header, TensorInfo, byte_chunks, encode_header
+from embedlayer.io.safetensors_files import (
+    CHUNK_BYTES,
+    INDEX,
+    Header,
+    TensorInfo,
+    byte_chunks,
+    encode_header,
+    read_header,
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,13 @@ class WriteReceipt:
 
 
 def write_tensors(
-    tensors: Mapping[str, Tensor], checkpoint_dir: Path | str, out_dir: Path | str, *, table: str
+    tensors: Mapping[str, Tensor],
+    checkpoint_dir: Path | str,
+    out_dir: Path | str,
+    *,
+    table: str,
+    copies: Mapping[str, Mapping[str, Tensor]] | None = None,
+    left_out: Collection[str] = (),
 ) -> WriteReceipt:
     """Write a copy of the checkpoint in `checkpoint_dir` to `out_dir`, in which some tensors are replaced.
 
@@ -53,13 +68,16 @@ def write_tensors(
         checkpoint_dir: A folder in Hugging Face's layout, with one safetensors file or several and an index.
         out_dir: A folder that does not exist or is empty.
         table: Name of the token table, which must be a key of `tensors`.
+        copies: From the path of each other safetensors file of the folder that is changed too, to its new tensors by
+            name, of any number of rows.
+        left_out: Paths of files that are not written, as `files_left_out` returns them.
 
     Returns:
         The changed tensors and files.
 
     Raises:
         CheckpointError: A name in `tensors` is not in the checkpoint, a new tensor is missing or has another shape than
-            expected, or the checkpoint is a GGUF file.
+            expected, or the checkpoint is a GGUF file or in a folder inside `checkpoint_dir`.
         FileError: `out_dir` is not empty or cannot be written.
     """
     source, target = Path(checkpoint_dir), Path(out_dir)
@@ -72,6 +90,11 @@ def write_tensors(
         raise CheckpointError(
             f"{checkpoint.gguf.path} is a GGUF file: write into it with embedlayer.vocab.write_into_gguf, or edit its "
             f"vocabulary by the name of the file."
+        )
+    if (inner := checkpoint.info(table).file.parent) != source:
+        raise CheckpointError(
+            f"The weights of {source} are in the folder {inner.name}, which modules.json names: edit {inner}, and put "
+            f"the result in its place."
         )
     old_rows, rows = checkpoint.info(table).shape[0], tensors[table].shape[0]
     family = checkpoint_family(checkpoint)
@@ -109,13 +132,18 @@ def write_tensors(
     copied: list[str] = []
     with replace_folder(target) as partial:
         for file in sorted(path for path in source.rglob("*") if path.is_file()):
-            name = str(file.relative_to(source))
+            name = file.relative_to(source).as_posix()
+            if is_left_out(name, left_out):
+                continue
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
             if name in rewritten:
                 metadata = rewritten[name].metadata
                 if metadata.get("vocab_size") == str(old_rows):
                     metadata = {**metadata, "vocab_size": str(rows)}
                 _stream(file, partial / name, rewritten[name], changed, metadata)
+            elif copies is not None and name in copies:
+                header = read_header(file)
+                _stream(file, partial / name, header, copies[name], header.metadata)
             else:
                 shutil.copyfile(file, partial / name)
                 copied += [name]
@@ -123,7 +151,7 @@ def write_tensors(
         if spec is not None and changed.keys() & {*per_layer}:
             sizes[spec.rows] = len(changed[per_layer[0]])
         _rewrite_json(partial, checkpoint, sizes, changed)
-    return WriteReceipt(tuple(sorted(changed)), tuple(rewritten), tuple(copied), rows)
+    return WriteReceipt(tuple(sorted(changed)), (*rewritten, *(copies or ())), tuple(copied), rows)
 
 
 def _expected_shapes(checkpoint: Checkpoint, old_rows: int, rows: int) -> dict[str, tuple[int, ...]]:

@@ -148,7 +148,8 @@ def add(
     """Add tokens to the model in DIRECTORY: TERM..., the lines of a file, or both.
 
     With --train-on only the new rows are trained, by default for half a minute; the model's results for its old tokens
-    stay the same bit for bit. A term that is a token already is left out, with a warning.
+    stay the same bit for bit. A term that is a token already is left out, with a warning. Added tokens of the tokenizer
+    that have no row in the table get one, also without TERM.
     """
     from embedlayer.training.loop import TrainingOptions
     from embedlayer.vocab.edit import add_tokens
@@ -157,7 +158,7 @@ def add(
     from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 
     wanted = _without_known(directory, [*terms, *read_terms(_lines(file))], spaced=not as_is)
-    if not wanted and not special:
+    if not wanted and not special and not _lacks_rows(directory):
         raise VocabularyError("There is nothing to add: pass terms, or a file with one a line.")
 
     def edited(old: "Tokenizer") -> "Tokenizer":
@@ -279,6 +280,23 @@ def suggest(
 
 
 # Terms
+
+
+def _lacks_rows(directory: Path) -> bool:
+    """Return whether the tokenizer in a model's folder or file was extended and its table was not."""
+    import warnings
+
+    from embedlayer.data.tokenizer import added_without_rows
+    from embedlayer.errors import EmbedLayerWarning, TokenizerError
+    from embedlayer.sources import open_model
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EmbedLayerWarning)  # about these tokens
+        try:
+            opened = open_model(directory)
+        except TokenizerError:  # a folder of this library with such a tokenizer; the edit says if it is another one
+            return True
+    return opened.tokenizer is not None and bool(added_without_rows(opened.tokenizer, opened.table.vocab_size))
 
 
 def _lines(file: Path | None) -> list[str]:
@@ -505,6 +523,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
             "dropped": {str(token): text for token, text in receipt.dropped.items()},
             "merged": {str(token): into for token, into in receipt.merged.items()},
             "new_rows": receipt.new_rows,
+            "left_out": list(receipt.left_out),
             "weight_bytes": [old, new],
             **trained,
         }
@@ -519,6 +538,8 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
         click.echo(f"Init     {receipt.new_rows}")
     _list("Dropped", [(token, text, "") for token, text in receipt.dropped.items()])
     _list("Merged", [(token, f"-> {into}", "") for token, into in receipt.merged.items()])
+    if receipt.left_out:
+        click.echo(f"Left out {', '.join(receipt.left_out)}")
     change = "the same" if new == old else f"{abs(new - old):,} {'fewer' if new < old else 'more'}"
     click.echo(f"Bytes    {old:,} -> {new:,} of weights ({change})")
     if trained:

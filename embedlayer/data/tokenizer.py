@@ -265,11 +265,33 @@ together: use the tokenizer that the model was trained with, or add rows with em
     size = table_size(tokenizer)
     if size <= rows:
         return None
-    return (
+    what = (
         f"The tokenizer{'' if where is None else f' of {where}'} gives IDs up to {size - 1} and the table has {rows} "
-        f"rows: {size - rows} tokens have none. They do not belong together: use the tokenizer that the model was "
-        f"trained with, or add rows with embedlayer.vocab.add_tokens."
+        f"rows: {size - rows} tokens have none."
     )
+    if added_without_rows(tokenizer, rows):
+        return (
+            f"{what} They were added to the tokenizer alone. Give them rows: embedlayer vocab add DIR -o OUT for a "
+            f"folder, or embedlayer.vocab.add_tokens(model, [], tokenizer=tokenizer)."
+        )
+    return (
+        f"{what} They do not belong together: use the tokenizer that the model was trained with, or add rows with "
+        f"embedlayer.vocab.add_tokens."
+    )
+
+
+def added_without_rows(tokenizer: Tokenizer, rows: int) -> list[int]:
+    """Return the IDs of `rows` and more, if all of them are added tokens of the tokenizer; else an empty list.
+
+    So is a tokenizer that was extended while the table was not. A tokenizer of another model has other tokens there.
+
+    Example:
+        >>> tokenizer = train_tokenizer((), kind="byte")
+        >>> added_without_rows(tokenizer, 256), added_without_rows(tokenizer, 255)
+        ([256], [])
+    """
+    missing = sorted(token_id for token_id in tokenizer.get_vocab(with_added_tokens=True).values() if token_id >= rows)
+    return missing if {*missing} <= tokenizer.get_added_tokens_decoder().keys() else []
 
 
 def require_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from embedlayer.census.configurations import check_readers, edited_configuration, parts_of
+from embedlayer.census.files import files_left_out
 from embedlayer.census.tensors import axes_by_architecture, tensor_rule
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
 from embedlayer.checkpoints.loader import checkpoint_family, is_unknown_family
@@ -24,13 +25,16 @@ from embedlayer.families import PER_LAYER_ROWS, family_of
 from embedlayer.io.files import JsonObject, read_json, write_json
 from embedlayer.pretrained import TOKENIZER
 from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
+from embedlayer.vocab.language_tokenizers import gives_ids, language_class, warn_of_lost_settings
 from embedlayer.vocab.live_modules import (
+    FolderResult,
     ModuleResult,
     refuse_hashed_ngrams,
     row_tensors,
     vocabulary_modules,
 )
 from embedlayer.vocab.row_map import RowMap, RowTensor, apply_row_map
+from embedlayer.vocab.second_copies import second_copies
 from embedlayer.vocab.special_tokens import (
     LISTS_OF_NAMES,
     USUAL_NAMES,
@@ -43,6 +47,7 @@ from embedlayer.vocab.special_tokens import (
     stated_roles,
     token_text,
     tokenizer_config,
+    with_class,
 )
 from embedlayer.vocab.tokenizer_edit import tokenizer_data
 
@@ -50,7 +55,7 @@ ROWS = "num_rows"
 """End of the name of a number of rows in a receipt."""
 
 GENERATION, TOKENIZER_CONFIG, SPECIALS = "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"
-ADDED = "added_tokens.json"
+ADDED, PARAMS = "added_tokens.json", "params.json"
 TEMPLATES = ("chat_template*.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
 OTHER_FORMS = (
     *("*vocab.json", "*merges.txt", "*encoder.json", "*vocab.bpe", "*vocab.txt"),
@@ -59,30 +64,34 @@ OTHER_FORMS = (
 """Files that state the vocabulary again; `tokenizer.json` replaces them."""
 
 
-def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dict[str, ModuleResult], list[str]]:
+def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderResult:
     """Write the edited copy of a checkpoint folder into `partial`; `folder` does not change.
 
-    Weights, tokenizer and configuration files are edited. Files that the edit does not change are copied, and files
-    that state the old vocabulary in another form, such as `vocab.json`, are left out.
+    Weights, their second copies, tokenizer and configuration files are edited. Files that the edit does not change are
+    copied. Files that state the old vocabulary in another form, such as `vocab.json`, are removed. Files that hold
+    values by token and cannot be edited (`census.files`) are left out.
 
     Args:
         folder: The checkpoint before the edit.
         partial: The empty folder to write to.
         edit: The edit, or the undo of one.
 
-    Returns:
-        A dictionary with the result under the key "", and the sorted names of the files that the edit changes, adds or
-        removes, without weights.
-
     Raises:
-        CheckpointError: The checkpoint is damaged, or builds its table from several tensors (model2vec with a mapping).
+        CheckpointError: The checkpoint is damaged; another file has values of tokens, and how they move is not known;
+            or it builds its table from several tensors (model2vec with a mapping).
             Or its family is unknown, and other tensors than the table may have a row for each token. Or, for an undo,
             the folder is not what the edit of the receipt wrote.
         VocabularyError: A configuration names a removed token. Or the padding token would get another ID in a
             family that counts positions from that ID. Or the model has hashed n-grams.
     """
-    layer, tensors, aliases = _opened(folder)
-    table, tokenizer = next(iter(tensors)), layer.tokenizer
+    checkpoint, layer, tensors, aliases = _opened(folder)
+    left_out = files_left_out(folder)
+    others, copies = second_copies(folder, checkpoint, tensors, aliases, left_out)
+    tensors |= others
+    table = next(iter(tensors))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EmbedLayerWarning)  # about tokens without a row, which the edit gives them
+        tokenizer = layer.tokenizer
     if tokenizer is None and any(folder.glob("tok*.bin")):
         tokenizer = load_tokenizer(folder)  # llama2.c's file is no part of a layer
     resolved = edit.resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)
@@ -100,7 +109,14 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
     per_layer = any(rows.end == "per_layer" for rows in tensors.values())
     files = {} if resolved.tokens is None else _edited_files(folder, resolved.tokens, row_map, per_layer=per_layer)
     new = {name: rows.with_rows(result.tensors[name], row_map) for name, rows in tensors.items()}
-    write_tensors({alias: new[name] for alias, name in aliases.items()}, folder, partial, table=table)
+    write_tensors(
+        {alias: new[name] for alias, name in aliases.items()},
+        folder,
+        partial,
+        table=table,
+        copies={file: {stored: new[name] for stored, name in names.items()} for file, names in copies.items()},
+        left_out=left_out,
+    )
     if resolved.tokenizer is not None:
         save_tokenizer(resolved.tokenizer, partial / TOKENIZER)
     for name, content in files.items():
@@ -110,7 +126,7 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> tu
             (partial / name).write_text(content, encoding="utf-8")
     _restore_config(partial, resolved.settings or {})
     changed = {*files, CONFIG} | ({TOKENIZER} if resolved.tokenizer is not None else set())
-    return {"": ModuleResult(resolved, result, short)}, sorted(changed)
+    return FolderResult({"": ModuleResult(resolved, result, short)}, sorted(changed), left_out)
 
 
 def _restore_config(folder: Path, settings: JsonObject) -> None:
@@ -155,16 +171,17 @@ def _check_padding(layer: EmbeddingLayer, row_map: RowMap) -> None:
         )
 
 
-def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[str, str]]:
+def _opened(folder: Path) -> tuple[Checkpoint, EmbeddingLayer, dict[str, RowTensor], dict[str, str]]:
     """Open a checkpoint for an edit of its rows; of an unknown family, only the table.
 
     It warns of other tensors with the same number of rows: they are not known to belong to tokens and are not edited.
 
     Returns:
-        1. The layer.
-        2. The tensors that have one row for each token, in their stored dtype, by the name under which each is read;
+        1. The checkpoint.
+        2. The layer.
+        3. The tensors that have one row for each token, in their stored dtype, by the name under which each is read;
            the table is the first.
-        3. A dictionary from every name of such a tensor in the checkpoint to its key in 2. A tied tensor may be stored
+        4. A dictionary from every name of such a tensor in the checkpoint to its key in 3. A tied tensor may be stored
            under several names.
 
     Raises:
@@ -213,7 +230,7 @@ def _opened(folder: Path) -> tuple[EmbeddingLayer, dict[str, RowTensor], dict[st
     if is_unknown:
         aliases |= dict.fromkeys(_copies_of(checkpoint, table), table)
     _check_others(checkpoint, num_rows, aliases, read - aliases.keys(), is_unknown=is_unknown)
-    return layer, dict(sorted(tensors.items(), key=lambda named: named[1].local.dim() == 1)), aliases
+    return checkpoint, layer, dict(sorted(tensors.items(), key=lambda named: named[1].local.dim() == 1)), aliases
 
 
 def _stored(checkpoint: Checkpoint, name: str, rows: RowTensor) -> RowTensor:
@@ -323,14 +340,21 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer:
         content = edited_configuration(content, ids, CONFIG)
         return _with_all_roles(_with_per_layer_rows(content, row_map.size) if per_layer else content, ids)
 
+    def edited_params(content: JsonObject) -> JsonObject:
+        size = {"vocab_size": row_map.size} if content.get("vocab_size") == row_map.old_size else {}
+        return {**edited_configuration(content, ids, PARAMS), **size}
+
     edits: dict[str, Callable[[JsonObject], JsonObject]] = {
         CONFIG: edited_config,
         GENERATION: lambda content: edited_configuration(content, ids, GENERATION),
-        "params.json": lambda content: edited_configuration(content, ids, "params.json"),
+        PARAMS: edited_params,
     }
     removed: list[Path] = []
     old_tokenizer, tokenizer = tokens.old_tokenizer, tokens.tokenizer
+    own_class = language_class(_read(folder / TOKENIZER_CONFIG), model)
     if special is not None:
+        if own_class is not None:
+            warn_of_lost_settings(own_class)
         special.warn()
         _warn_of_own_rules(folder)
         edits[TOKENIZER_CONFIG] = lambda content: tokenizer_config(content, special, model, replaced=True)
@@ -338,9 +362,17 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer:
         removed = list(folder.glob(ADDED))
     elif old_tokenizer is not None and tokenizer is not None:
         roles = _roles_in(folder, old_tokenizer, tokenizer)
-        edits[TOKENIZER_CONFIG] = lambda content: _without_removed_names(
-            tokenizer_config(content, roles, model, replaced=False), tokens, tokenizer, TOKENIZER_CONFIG
-        )
+
+        def edited_tokenizer_config(content: JsonObject) -> JsonObject:
+            if own_class is not None:
+                own = _without_removed_names(with_class(content, own_class), tokens, tokenizer, TOKENIZER_CONFIG)
+                if gives_ids(own, model, tokenizer):
+                    return own
+                warn_of_lost_settings(own_class)
+            generic = tokenizer_config(content, roles, model, replaced=False)
+            return _without_removed_names(generic, tokens, tokenizer, TOKENIZER_CONFIG)
+
+        edits[TOKENIZER_CONFIG] = edited_tokenizer_config
         edits[SPECIALS] = lambda content: _without_removed_names(content, tokens, tokenizer, SPECIALS)
         edits[ADDED] = lambda content: _added_tokens(content, tokens, tokenizer)
     found: dict[str, JsonObject] = {}

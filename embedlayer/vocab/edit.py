@@ -4,6 +4,7 @@ One call edits everything that has a row for each token: in a live module and it
 `embedlayer.vocab.row_map` for the terms.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -12,8 +13,9 @@ from tokenizers import AddedToken, Tokenizer
 from torch import nn
 from torch.optim import Optimizer
 
+from embedlayer.census.files import left_out_message
 from embedlayer.data.tokenizer import as_tokenizer, table_size
-from embedlayer.errors import EmbedLayerError, SizeError, VocabularyError
+from embedlayer.errors import EmbedLayerError, EmbedLayerWarning, SizeError, VocabularyError
 from embedlayer.option_docs import show_options, unknown_option
 from embedlayer.sources import PathKind, path_kind
 from embedlayer.vocab.edit_request import EditRequest, TokenMap
@@ -94,8 +96,10 @@ def edit_vocabulary(
         target: A table, a head, a layer, a model or any module that contains these; or a folder. A folder is one that
             `save_pretrained` wrote, a run (its checkpoint and corpus are edited too, and it can be resumed), or a
             checkpoint of a family that `load` reads, in one file or in shards (all other tensors keep every bit). Or a
-            GGUF file: rows that are kept keep their bytes, and the receipt is written as `OUT.receipt`.
+            GGUF file: rows that are kept keep their bytes, and the receipt is written as `OUT.receipt`. Files of a
+            folder that hold values by token and cannot be edited, such as `optimizer.pt`, are left out with a warning.
         add: New tokens, which get the last IDs, as `edit_tokenizer` takes them; without a tokenizer, their number.
+            Added tokens of the tokenizer that lack a row, because it was extended alone, get one too, also for `()`.
         remove: Tokens to remove, by text or ID.
         keep: Remove all tokens but these; not together with `remove`.
         reorder: All tokens of the result, in the order of their new IDs; without a tokenizer, the old ones only.
@@ -118,7 +122,7 @@ def edit_vocabulary(
         TokenIdError: The padding row would be dropped.
         FileError: `out` cannot be written, or is not empty.
         CheckpointError: The folder is damaged, is a checkpoint of `torch.distributed.checkpoint`, or has a tensor that
-            follows the vocabulary and whose values for new tokens are not known.
+            follows the vocabulary and whose values for new tokens are not known, or an adapter with values of tokens.
         PeerError: Another rank raised an error, or requests another edit.
 
     Example:
@@ -354,6 +358,9 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
         receipt.save(file.with_name(f"{file.name}.receipt"))
         return receipt
     with new_folder(folder, out) as partial:
-        receipt = Receipt.of(*apply_to_folder(folder, partial, request), folder)
+        result = apply_to_folder(folder, partial, request)
+        if result.left_out:
+            warnings.warn(left_out_message(result.left_out), EmbedLayerWarning, stacklevel=3)
+        receipt = Receipt.of(*result, folder)
         receipt.save(partial / RECEIPT.format(len(receipts_in(folder)) + 1))
     return receipt

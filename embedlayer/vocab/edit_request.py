@@ -1,21 +1,23 @@
 """Requests: where each token of the new vocabulary comes from, and how the rows of the new ones are initialised."""
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.data.tokenizer import fingerprint, missing_rows_message
+from embedlayer.data.tokenizer import added_without_rows, fingerprint, missing_rows_message
 from embedlayer.errors import VocabularyError
 from embedlayer.io.files import JsonObject
 from embedlayer.short_repr import short_repr
 from embedlayer.vocab.row_init import MeanInit, NewToken, RowInit, WeightRows
 from embedlayer.vocab.row_map import NEW, RowEdit, RowMap, RowTensor
 from embedlayer.vocab.special_tokens import NewTokenIds, SpecialTokens
+from embedlayer.vocab.tokenizer_edit import parse_tokenizer, tokenizer_data
 from embedlayer.vocab.tokenizer_match import spell_new_tokens
 
 POWERS_OF_TWO = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2)
@@ -35,6 +37,7 @@ class TokenMap:
         old_tokenizer: The tokenizer before the edit, or `None`.
         special_tokens: If the edit changes to another tokenizer: from each role, such as `eos_token`, to the text of
             the new tokenizer's special token. Else `None`.
+        speller: The tokenizer that encodes the texts of new tokens as old ones, if it is not `old_tokenizer`.
     """
 
     __repr__ = short_repr
@@ -45,6 +48,7 @@ class TokenMap:
     tokenizer: Tokenizer | None = None
     old_tokenizer: Tokenizer | None = None
     special_tokens: SpecialTokens | None = None
+    speller: Tokenizer | None = None
 
     @property
     def added(self) -> dict[int, str]:
@@ -95,7 +99,24 @@ class TokenMap:
         """
         if self.tokenizer is None or self.old_tokenizer is None:
             return [NewToken(text) for text in self.added.values()]
-        return spell_new_tokens(self.old_tokenizer, self.tokenizer, self.added)
+        return spell_new_tokens(self.speller or self.old_tokenizer, self.tokenizer, self.added)
+
+    def completed(self, rows: int) -> "TokenMap":
+        """Return the map in which old tokens without a row are new: the old tokenizer was extended, the table was not.
+
+        Args:
+            rows: Number of rows before the edit, fewer than there are old tokens.
+
+        Raises:
+            VocabularyError: The edit does more than to add tokens.
+        """
+        assert self.old_tokenizer is not None
+        if self.sources[: self.num_tokens] != (*range(self.num_tokens),):
+            raise VocabularyError(f"{missing_rows_message(self.old_tokenizer, rows)} Then make this edit.")
+        data = tokenizer_data(self.old_tokenizer)
+        data["added_tokens"] = [token for token in data["added_tokens"] if token["id"] < rows]
+        sources = tuple(source if source < rows else NEW for source in self.sources)
+        return replace(self, sources=sources, num_tokens=rows, speller=parse_tokenizer(json.dumps(data)))
 
 
 def _text(tokenizer: Tokenizer | None, token_id: int) -> str:
@@ -233,9 +254,10 @@ class EditRequest(VocabularyEdit):
                 )
             tokenizer = tokenizer if own is None else own
         mismatch = None if tokenizer is None else missing_rows_message(tokenizer, num_rows)
-        if mismatch is not None:
+        if mismatch is not None and tokenizer is not None and not added_without_rows(tokenizer, num_rows):
             raise VocabularyError(mismatch)
         tokens, multiple = self.token_map(tokenizer, num_rows), self.pad_to_multiple_of
+        tokens = tokens if mismatch is None else tokens.completed(num_rows)
         row_map = tokens.row_map(num_rows, multiple if all_rows_have_ids or multiple is None else 1)
         origins: dict[int, str] = {}
         edit = RowEdit(row_map, self._values(tokens, row_map, origins))

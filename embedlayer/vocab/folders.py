@@ -11,7 +11,7 @@ from embedlayer.sources import BLOCKS, CONFIG, OWN_FOLDERS, path_kind
 from embedlayer.training.run_directory import RunDirectory
 from embedlayer.vocab.checkpoint_folders import apply_to_checkpoint
 from embedlayer.vocab.edit_request import VocabularyEdit
-from embedlayer.vocab.live_modules import ModuleResult
+from embedlayer.vocab.live_modules import FolderResult
 from embedlayer.vocab.run_folders import apply_to_run
 
 RECEIPT = "vocabulary-{}.receipt"
@@ -21,17 +21,13 @@ METADATA, SHARDS = ".metadata", "shard-*-model-*.safetensors"
 """Files of `torch.distributed.checkpoint`: of its default writer, and of its safetensors writer."""
 
 
-def apply_to_folder(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dict[str, ModuleResult], list[str]]:
+def apply_to_folder(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderResult:
     """Write the edited copy of a folder into `partial`; `folder` does not change.
 
     Args:
         folder: A saved layer, a training run, or a checkpoint of a known model family.
         partial: The empty folder to write to.
         edit: The edit, or the undo of one.
-
-    Returns:
-        The result for each model in the folder: the key is "" for a layer or checkpoint, and `"run/"` for the model of
-        a run. Then the names of the files that the edit changes, adds or removes, without weights.
     """
     apply = apply_to_run if path_kind(folder) in OWN_FOLDERS else apply_to_checkpoint
     return apply(folder, partial, edit)

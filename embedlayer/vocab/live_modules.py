@@ -35,6 +35,7 @@ from embedlayer.census.configurations import (
     text_part,
     value_of_json,
 )
+from embedlayer.census.files import FileRule
 from embedlayer.census.tensors import models_in, named_tensors, tensors_in
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.checkpoints.patch import REPLACED
@@ -774,6 +775,22 @@ class ModuleResult(NamedTuple):
     edit: ResolvedEdit
     rows: RowResult
     settings: JsonObject
+
+
+class FolderResult(NamedTuple):
+    """Store what an edit wrote into the copy of a folder.
+
+    Attributes:
+        models: The result for each model in the folder: the key is "" for a layer or checkpoint, and `"run/"` for the
+            model of a run.
+        changed: Names of the files that the edit changes, adds or removes, without weights.
+        left_out: The files that hold values by token and cannot be edited, by path, each with its rule. They are not in
+            the copy.
+    """
+
+    models: dict[str, ModuleResult]
+    changed: list[str]
+    left_out: dict[str, FileRule]
 
 
 def apply_to_module(

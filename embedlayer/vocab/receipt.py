@@ -1,11 +1,12 @@
 """Receipts: what one edit of a vocabulary did, and its undo."""
 
 import json
+import warnings
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from embedlayer.errors import CheckpointError, ShapeError, TokenIdError
+from embedlayer.census.files import shown_files
+from embedlayer.errors import CheckpointError, EmbedLayerWarning, ShapeError, TokenIdError
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import Count, Range, check_fields, parse_json, printable
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
@@ -53,6 +55,7 @@ class ReceiptFields(TypedDict):
     num_tokens: tuple[Count, Count]
     settings: dict[str, Any]
     created: list[str]
+    left_out: NotRequired[list[str]]
     added: dict[str, str]
     dropped: dict[str, str]
     merged: dict[str, Count]
@@ -82,6 +85,8 @@ class Receipt:
         old_tokenizer: The tokenizer before the edit, or `None`.
         files: From the name of each changed file of a folder to its content before the edit.
         created: Names of the files of a folder that did not exist before the edit.
+        left_out: Paths of the files of a folder that hold values by token and could not be edited; that of a folder
+            ends in a slash. The edited folder and the receipt do not have them, and the undo does not restore them.
     """
 
     __repr__ = short_repr
@@ -100,15 +105,23 @@ class Receipt:
     old_tokenizer: Tokenizer | None = None
     files: dict[str, bytes] = field(default_factory=dict)
     created: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, results: Mapping[str, ModuleResult], changed: Iterable[str] = (), folder: Path = Path()) -> "Receipt":
+    def of(
+        cls,
+        results: Mapping[str, ModuleResult],
+        changed: Iterable[str] = (),
+        left_out: Iterable[str] = (),
+        folder: Path = Path(),
+    ) -> "Receipt":
         """Build the receipt of an edit that was applied.
 
         Args:
             results: The result for each model of the target: "" for a module, layer or checkpoint, `"run/"` for the
                 model of a run. In the receipt these keys become prefixes of the tensors' names.
             changed: Names of the files of a folder that the edit changed, added or removed; empty for a live module.
+            left_out: Paths of the files of a folder that could not be edited and are not in the new one.
             folder: The folder before the edit, from which the old content of these files is read.
         """
         edit = next(iter(results.values())).edit
@@ -134,6 +147,7 @@ class Receipt:
             old_tokenizer=tokens.old_tokenizer,
             files={name: file.read_bytes() for name, file in files.items() if file.exists()},
             created=tuple(name for name, file in files.items() if not file.exists()),
+            left_out=tuple(left_out),
         )
 
     @property
@@ -210,6 +224,7 @@ class Receipt:
 
         Rows that the edit added may have been trained since, also by `train_only_rows`, whose rows need not be merged
         before. Rows that it kept must have their values of then.
+        Files that the edit left out are not restored; a warning names them.
 
         With sharded tables all ranks must call this, and the number of ranks must be that of the edit.
 
@@ -229,7 +244,14 @@ class Receipt:
         folder = Path(target)
         _refuse_gguf(folder)
         with new_folder(folder, out) as partial:
-            apply_to_folder(folder, partial, Undo(self))
+            left_out = sorted({*self.left_out, *apply_to_folder(folder, partial, Undo(self)).left_out})
+            if left_out:
+                warnings.warn(
+                    f"Not restored: {shown_files(left_out)}. They hold values by token, and neither the edited folder "
+                    f"nor the receipt has them for the old vocabulary: copy them from the folder before the edit.",
+                    EmbedLayerWarning,
+                    stacklevel=2,
+                )
             for name, content in self.files.items():
                 (partial / name).write_bytes(content)
             for name in [*self.created, *(receipt.name for receipt in receipts_in(folder)[-1:])]:
@@ -257,7 +279,18 @@ class Receipt:
             tokenizer = getattr(self, name)
             if tokenizer is not None:
                 tensors[name] = _packed(tokenizer.to_str().encode())
-        kept = ("num_tokens", "settings", "created", "added", "dropped", "merged", "origins", "before", "after")
+        kept = (
+            "num_tokens",
+            "settings",
+            "created",
+            "left_out",
+            "added",
+            "dropped",
+            "merged",
+            "origins",
+            "before",
+            "after",
+        )
         fields = {"kind": KIND, "format_version": FORMAT_VERSION, "old_size": self.row_map.old_size}
         save_tensors(path, tensors, {"receipt": json.dumps(fields | {name: getattr(self, name) for name in kept})})
 
@@ -293,6 +326,7 @@ class Receipt:
                 num_tokens=(fields["num_tokens"][0], fields["num_tokens"][1]),
                 dropped_rows=_without_prefix("rows/", tensors),
                 created=tuple(fields["created"]),
+                left_out=tuple(fields.get("left_out", ())),
                 files={name: _unpacked(packed) for name, packed in _without_prefix("files/", tensors).items()},
                 tokenizer=tokenizers.get("tokenizer"),
                 old_tokenizer=tokenizers.get("old_tokenizer"),
@@ -317,6 +351,7 @@ class Receipt:
         lines += [f"  rows     {self.new_rows}"] * bool(self.new_rows)
         lines += [f"  dropped  {len(self.dropped):,}{shown_names(':', [*self.dropped.values()])}"] * bool(self.dropped)
         lines += [f"  merged   {len(self.merged):,}"] * bool(self.merged)
+        lines += [f"  left out {shown_files(self.left_out)}"] if self.left_out else []
         return "\n".join(lines)
 
 

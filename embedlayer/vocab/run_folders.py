@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from embedlayer.census.files import files_left_out, is_left_out
 from embedlayer.command_name import command_line
 from embedlayer.data.corpus import CorpusWriter, IdArray, TokenCorpus
 from embedlayer.data.corpus_files import write_shard_tables
@@ -22,7 +23,7 @@ from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, Pretrained, descri
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory
 from embedlayer.vocab.edit_request import VocabularyEdit
-from embedlayer.vocab.live_modules import ModuleResult, apply_to_module
+from embedlayer.vocab.live_modules import FolderResult, ModuleResult, apply_to_module
 from embedlayer.vocab.row_map import RowMap
 
 IDS_AT_ONCE = 1 << 22
@@ -33,21 +34,18 @@ RUN_FILES = ("run.json", "checkpoint.safetensors", "metrics.jsonl", "corpus")
 CHANGED = (CONFIG, TOKENIZER, "run.json", "corpus/index.json", "corpus/[0-9]*/index.json", "report.html")
 
 
-def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dict[str, ModuleResult], list[str]]:
+def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderResult:
     """Write the edited copy of a folder of this library into `partial`; `folder` does not change.
 
     The folder contains a saved layer, a training run, or both. The copy of a run can be resumed: its model, optimizer
     and corpus are edited. If its corpus contains removed tokens, only the layer is written, with a warning. The report
-    of a run is left out: `embedlayer report` writes it again. Other files are copied.
+    of a run is left out: `embedlayer report` writes it again. So are files that hold values by token and cannot be
+    edited. Other files are copied.
 
     Args:
         folder: The folder before the edit.
         partial: The empty folder to write to.
         edit: The edit, or the undo of one.
-
-    Returns:
-        The results by model: "" for the layer, `"run/"` for the model of the run. Then the names of the files that the
-        edit changes or leaves out, without weights and the IDs of the corpus.
 
     Raises:
         VocabularyError: The run has mapped tables; or the corpus of an unfinished run, which has no layer yet, contains
@@ -84,10 +82,17 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> tuple[dic
             description = {**description, "notes": _moved_notes(description["notes"], new_ids)}
             _write_run(run, RunDirectory(partial), trainer, description, new_ids, resolved.tokenizer)
     edited = {*RUN_FILES, *CHANGED, WEIGHTS, LOCK}
-    for file in folder.iterdir():
-        if not ((partial / file.name).exists() or file.name in edited or file.name.endswith(PARTIAL)):
-            (shutil.copytree if file.is_dir() else shutil.copyfile)(file, partial / file.name)
-    return results, [str(file.relative_to(folder)) for name in CHANGED for file in sorted(folder.glob(name))]
+    others = [file for file in folder.iterdir() if not ((partial / file.name).exists() or file.name in edited)]
+    others = [file for file in others if not file.name.endswith(PARTIAL)]
+    own = tuple(f"{file.name}/" if file.is_dir() else file.name for file in others)
+    left_out = {path: rule for path, rule in files_left_out(folder).items() if path.startswith(own)}
+    for path in (path for file in others for path in ([file] if file.is_file() else sorted(file.rglob("*")))):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not is_left_out(name, left_out):
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, partial / name)
+    changed = [str(file.relative_to(folder)) for name in CHANGED for file in sorted(folder.glob(name))]
+    return FolderResult(results, changed, left_out)
 
 
 def _keeps_corpus(run: RunDirectory, row_map: RowMap) -> bool:

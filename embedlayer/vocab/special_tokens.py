@@ -282,6 +282,16 @@ def tokenizer_config(old: JsonObject, roles: Mapping[str, str], model: JsonObjec
     return {**kept, **stated, "tokenizer_class": generic or _READS_TOKENIZER_JSON[0]}
 
 
+def with_class(old: JsonObject, name: str) -> JsonObject:
+    """Return the content of a `tokenizer_config.json` for `tokenizer.json` and a tokenizer class of transformers.
+
+    Args:
+        old: The old content, empty if there was no file; it is not changed.
+        name: Name of the class, which has rules of its own.
+    """
+    return {**{key: value for key, value in old.items() if key not in _OF_FILES}, "tokenizer_class": name}
+
+
 def class_settings(name: str | None, model: JsonObject) -> JsonObject:
     """Return the settings of a tokenizer class of transformers that differ from those of `PreTrainedTokenizerFast`.
 

@@ -1,0 +1,143 @@
+"""Which files of a folder hold values by token ID or row in a form that no edit of its vocabulary can move.
+
+Pickles are not loaded, and other formats state the same weights again. An edited copy of the folder leaves such files
+out, by name. Second copies in safetensors are no matter of names: their headers say what they hold.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+CONFIG = "config.json"
+
+
+class FileRule(NamedTuple):
+    """Kind of files that an edited copy of a folder leaves out.
+
+    Attributes:
+        patterns: Patterns of names, as `fnmatch` reads them; of a folder with everything in it if they end in a slash.
+        what: What the files hold.
+        consequence: What follows for the edited folder, and what to do instead, as sentences.
+        needless: Names of files beside it that are of no use without it, and are left out with it.
+    """
+
+    patterns: tuple[str, ...]
+    what: str
+    consequence: str
+    needless: tuple[str, ...] = ()
+
+
+LEFT_OUT = (
+    FileRule(
+        (
+            *("optimizer*.pt", "optimizer*.bin", "rank*-optimizer.pt", "optimizer_[0-9]*/", "distrib_optim.pt"),
+            *("global_step*/", "pytorch_model_fsdp*/", "iter_[0-9]*/", "*.distcp"),
+        ),
+        "state of an optimizer",
+        "A resume from the new folder would start from zero moments and at the start of the learning-rate schedule. To "
+        "keep the moments, load the model and its optimizer from the old folder, call edit_vocabulary(model, ..., "
+        "optimizer=optimizer), and save both.",
+        ("latest",),
+    ),
+    FileRule(
+        ("checkpoint-[0-9]*/",),
+        "earlier checkpoints with the old token IDs",
+        "Edit each of them by itself.",
+    ),
+    FileRule(
+        ("adapter_model.bin", "adapter*.pt", "adapter*.pth"),
+        "an adapter as a pickle, which is not loaded",
+        "Merge it before the edit: PeftModel.merge_and_unload().",
+        ("adapter_config.json",),
+    ),
+    FileRule(
+        (
+            *("pytorch_model*.bin", "pytorch_model*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.ckpt.*", "*.ckpt-*"),
+            *("*.pkl", "*.pickle", "tf_model*.h5", "tf_model*.h5.index.json", "*.msgpack", "*.msgpack.index.json"),
+            *("rust_model.ot", "saved_model/", "original/", "metal/", "*.onnx", "*.onnx_data*", "*.ort", "onnx/"),
+            *("openvino*", "openvino/", "*.gguf", "*.tflite", "*.mlmodel", "*.mlpackage/", "coreml/", "*.engine"),
+            *("*.npz", "model.bin", "vocabulary.json", "vocabulary.txt", "shared_vocabulary.*"),
+        ),
+        "the same weights or vocabulary in another form",
+        "Write them again from the new folder.",
+    ),
+)
+"""The files that an edit leaves out. For a file, the first rule that fits counts."""
+
+WITHOUT_ROWS = (
+    *("scheduler*.pt", "scheduler*.bin", "scaler*.pt", "rng_state*.pth", "random_states_*.pkl", "training_args.bin"),
+    *("colbert_linear.pt", "sparse_linear.pt"),
+)
+"""Pickles that have no value by token, and are copied."""
+
+
+def files_left_out(folder: Path) -> dict[str, FileRule]:
+    """Return the files of a folder that an edit of its vocabulary leaves out, each with its rule.
+
+    A folder inside with a `config.json` of its own is another model or module: nothing in it is left out.
+
+    Returns:
+        From the path relative to `folder`, sorted, to the rule. The path of a folder ends in a slash.
+    """
+    return dict(sorted(_left_out_in(folder, "")))
+
+
+def _left_out_in(folder: Path, start: str) -> Iterator[tuple[str, FileRule]]:
+    """Yield what `files_left_out` returns, in any order; `start` is the path of `folder` in the whole folder."""
+    names = {f"{entry.name}/" if entry.is_dir() else entry.name: entry for entry in folder.iterdir()}
+    for name, entry in names.items():
+        fitting = [rule for rule in LEFT_OUT if _fits(name, rule.patterns) and not _fits(name, WITHOUT_ROWS)]
+        for rule in fitting[:1]:
+            yield start + name, rule
+            yield from ((start + other, rule) for other in rule.needless if other in names)
+        if not fitting and name.endswith("/") and not (entry / CONFIG).exists():
+            yield from _left_out_in(entry, start + name)
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a name, which ends in a slash if it is a folder's, fits one of the patterns."""
+    return any(name.endswith("/") == pattern.endswith("/") and fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def is_left_out(file: str, left_out: Iterable[str]) -> bool:
+    """Return whether a file is one of `left_out`, or is in a folder of these.
+
+    Args:
+        file: Path of the file, relative to the folder of the model, with slashes.
+        left_out: Paths as `files_left_out` returns them.
+    """
+    return any(file.startswith(path) if path.endswith("/") else file == path for path in left_out)
+
+
+def other_safetensors(folder: Path, left_out: Iterable[str]) -> Iterator[str]:
+    """Yield the paths of the safetensors files of a folder, relative to it, sorted, without those of `left_out`.
+
+    Folders inside with a `config.json` of their own are other models or modules, and are skipped.
+    """
+    for file in sorted(folder.rglob("*.safetensors")):
+        path = file.relative_to(folder)
+        inner = [folder / parent for parent in path.parents if parent != Path()]
+        if not is_left_out(path.as_posix(), left_out) and not any((parent / CONFIG).exists() for parent in inner):
+            yield path.as_posix()
+
+
+def left_out_message(left_out: Mapping[str, FileRule]) -> str:
+    """Return what an edit leaves out and why, as the text of a warning.
+
+    Args:
+        left_out: What `files_left_out` returned; not empty.
+    """
+    rules = list(dict.fromkeys(left_out.values()))
+    parts = []
+    for rule in rules:
+        names = [name for name, other in left_out.items() if other == rule]
+        parts.append(f"{shown_files(names)} ({rule.what}). {rule.consequence}")
+    return "Left out of the new folder, because their values by token cannot be edited: " + "\nAlso ".join(parts)
+
+
+def shown_files(names: Iterable[str]) -> str:
+    """Return at most six names of files as text, and the number of the others."""
+    first, *others = [*names]
+    rest = len(others) - 5
+    return ", ".join([first, *others[:5]]) + (f" and {rest} more" if rest > 0 else "")

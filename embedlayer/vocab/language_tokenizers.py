@@ -1,0 +1,109 @@
+"""Tokenizer classes of transformers that put the language or the task before a text, which `tokenizer.json` cannot.
+
+An edited folder keeps such a class if the class gives the IDs of the edited tokenizer there.
+"""
+
+import importlib.util
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from embedlayer.data.tokenizer import save_tokenizer
+from embedlayer.errors import EmbedLayerWarning
+from embedlayer.io.files import JsonObject, write_json
+
+_TRANSLATION = ("src_lang", "tgt_lang")
+SETTINGS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("M2M100", "MBart", "MBart50", "Nllb", "PLBart", "SeamlessM4T"), _TRANSLATION),
+    "Whisper": ("language", "task", "predict_timestamps"),
+}
+"""From the name of a class, without `Tokenizer`, to the settings that choose the tokens before a text."""
+
+_BY_MODEL_TYPE = {"m2m_100": "M2M100", "mbart": "MBart", "plbart": "PLBart", "whisper": "Whisper"}
+"""The class that transformers opens for a model type if no file names one."""
+
+_PROBED = 2000
+"""Number of vocabulary entries in the text that two tokenizers are compared on."""
+
+
+def language_class(config: JsonObject, model: JsonObject) -> str | None:
+    """Return the name of the tokenizer class of a folder if it has settings of `SETTINGS`, else `None`.
+
+    Args:
+        config: Content of `tokenizer_config.json`, empty if there is none.
+        model: Content of `config.json`, empty if there is none.
+
+    Example:
+        >>> language_class({"tokenizer_class": "NllbTokenizerFast"}, {}), language_class({}, {"model_type": "whisper"})
+        ('NllbTokenizer', 'WhisperTokenizer')
+    """
+    stated = config.get("tokenizer_class") or model.get("tokenizer_class")
+    name = str(stated).removesuffix("Fast").removesuffix("Tokenizer") if stated else None
+    name = _BY_MODEL_TYPE.get(str(model.get("model_type"))) if name is None else name
+    return f"{name}Tokenizer" if name in SETTINGS else None
+
+
+def gives_ids(config: JsonObject, model: JsonObject, tokenizer: Tokenizer) -> bool:
+    """Return whether `AutoTokenizer` of a folder with these files gives the IDs of a tokenizer.
+
+    It does if the class that `config` names is the one that is opened, and both tokenizers have the same vocabulary and
+    encode the same text in the same way, with and without special tokens. False if transformers is not installed.
+
+    Args:
+        config: Content of `tokenizer_config.json`.
+        model: Content of `config.json`.
+        tokenizer: The tokenizer in `tokenizer.json`.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        return False
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        save_tokenizer(tokenizer, folder / "tokenizer.json")
+        write_json(folder / "tokenizer_config.json", config)
+        write_json(folder / "config.json", {key: model[key] for key in ("model_type",) if key in model})
+        try:
+            opened = AutoTokenizer.from_pretrained(folder)
+        except (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError):
+            return False  # the class reads other files, or needs a token that is removed
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if type(opened).__name__ != config["tokenizer_class"] or opened.get_vocab() != vocabulary:
+        return False
+    if config["tokenizer_class"] == "WhisperTokenizer" and not _languages_follow(vocabulary):
+        return False
+    ids = range(0, len(vocabulary), max(len(vocabulary) // _PROBED, 1))
+    added = " ".join(token.content for token in tokenizer.get_added_tokens_decoder().values())
+    texts = [tokenizer.decode([*ids], skip_special_tokens=True), added]
+    return all(
+        opened(text, add_special_tokens=special)["input_ids"] == tokenizer.encode(text, add_special_tokens=special).ids
+        for text in texts
+        for special in (True, False)
+    )
+
+
+def _languages_follow(vocabulary: Mapping[str, int]) -> bool:
+    """Return whether Whisper's languages follow the start token in their order, from which its class counts IDs."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    first = vocabulary.get("<|startoftranscript|>", 0) + 1
+    return all(vocabulary.get(f"<|{code}|>", first + place) == first + place for place, code in enumerate(LANGUAGES))
+
+
+def warn_of_lost_settings(name: str) -> None:
+    """Warn that an edited folder opens without the settings of its former tokenizer class.
+
+    Args:
+        name: Name of the class.
+    """
+    settings = ", ".join(SETTINGS[name.removesuffix("Tokenizer")])
+    warnings.warn(
+        f"The tokenizer class of this folder, {name}, does not give the IDs of the edited tokenizer, so the new folder "
+        f"has the generic class PreTrainedTokenizerFast, which ignores {settings}. Put the tokens that these settings "
+        f"chose before each text yourself.",
+        EmbedLayerWarning,
+        stacklevel=7,
+    )

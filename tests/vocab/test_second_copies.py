@@ -1,0 +1,110 @@
+"""Second copies of a checkpoint's tensors are edited as it is; adapters with values of tokens are refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import embedlayer as el
+from embedlayer.io.files import read_json, write_json
+from embedlayer.io.safetensors_files import save_tensors
+
+V, D = 20, 4
+TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+COPIES = {
+    "model.fp16.safetensors": {TABLE: TABLE, HEAD: HEAD},
+    "other/model.safetensors": {TABLE: TABLE},
+    "consolidated.safetensors": {"tok_embeddings.weight": TABLE, "output.weight": HEAD},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    old = tmp_path / "old"
+    old.mkdir()
+    torch.manual_seed(0)
+    save_tensors(old / "model.safetensors", {TABLE: torch.randn(V, D), HEAD: torch.randn(V, D)})
+    sizes = {"hidden_size": D, "num_attention_heads": 2}
+    write_json(old / "config.json", {"model_type": "llama", "vocab_size": V, **sizes})
+    write_json(old / "params.json", {"vocab_size": V, "dim": D})
+    return old
+
+
+@pytest.mark.parametrize("file", COPIES)
+def test_a_second_copy_has_the_rows_of_the_checkpoint_and_the_undo_restores_it(
+    file: str, folder: Path, tmp_path: Path
+) -> None:
+    main = load_file(folder / "model.safetensors")
+    copy = {name: main[key].half() for name, key in COPIES[file].items()} | {"norm.weight": torch.randn(D)}
+    (folder / file).parent.mkdir(exist_ok=True)
+    save_tensors(folder / file, copy)
+    receipt = el.vocab.edit_vocabulary(folder, remove=[3], add=2, init=el.vocab.RandomInit(), out=tmp_path / "new")
+    new, copied = load_file(tmp_path / "new" / "model.safetensors"), load_file(tmp_path / "new" / file)
+    assert copied.keys() == copy.keys()
+    assert torch.equal(copied["norm.weight"], copy["norm.weight"])
+    for name, key in COPIES[file].items():
+        assert torch.equal(copied[name], new[key].half()), name
+    assert read_json(tmp_path / "new" / "params.json")["vocab_size"] == V + 1
+    receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        assert (tmp_path / "back" / path.relative_to(folder)).read_bytes() == path.read_bytes(), path
+
+
+REFUSED = {
+    "a tensor of another name": (
+        "extra.safetensors",
+        {"unknown.weight": torch.zeros(V, 2)},
+        "unknown.weight of 20 x 2",
+    ),
+    "a table of another size": ("extra.safetensors", {TABLE: torch.zeros(V + 1, D)}, "embed_tokens.weight of 21 x 4"),
+    "LoRA on the table": (
+        "adapter_model.safetensors",
+        {"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(2, V)},
+        "adapter of PEFT with values of tokens",
+    ),
+    "rows of tokens": (
+        "adapter_model.safetensors",
+        {"base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta": torch.zeros(2, D)},
+        "adapter of PEFT with values of tokens",
+    ),
+    "LoRA on the head": (
+        "adapter_model.safetensors",
+        {"base_model.model.lm_head.lora_B.weight": torch.zeros(V, 2)},
+        "adapter of PEFT with values of tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_file_whose_values_of_tokens_are_not_known_is_refused_by_name(
+    case: str, folder: Path, tmp_path: Path
+) -> None:
+    file, tensors, message = REFUSED[case]
+    save_tensors(folder / file, tensors)
+    with pytest.raises(el.CheckpointError, match=f"{file} .*{message}"):
+        el.vocab.remove_tokens(folder, [3], out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    (folder / file).rename(tmp_path / file)  # as the error says
+    el.vocab.remove_tokens(folder, [3], out=tmp_path / "new")
+
+
+def test_an_adapter_of_other_layers_is_copied(folder: Path, tmp_path: Path) -> None:
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    save_tensors(folder / "adapter_model.safetensors", {name: torch.zeros(V, D)})
+    el.vocab.remove_tokens(folder, [3], out=tmp_path / "new")
+    assert load_file(tmp_path / "new" / "adapter_model.safetensors")[name].shape == (V, D)
+
+
+def test_a_model_in_a_folder_inside_is_refused_with_that_folder(folder: Path, tmp_path: Path) -> None:
+    outer = tmp_path / "outer"
+    outer.mkdir()
+    folder.rename(outer / "0_Transformer")
+    modules = [{"idx": 0, "name": "0", "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]
+    (outer / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(el.CheckpointError, match="edit .*0_Transformer, and put the result in its place"):
+        el.vocab.remove_tokens(outer, [3], out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    el.vocab.remove_tokens(outer / "0_Transformer", [3], out=tmp_path / "new")
+    assert load_file(tmp_path / "new" / "model.safetensors")[TABLE].shape == (V - 1, D)

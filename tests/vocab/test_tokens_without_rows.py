@@ -1,0 +1,107 @@
+"""A tokenizer that was extended while the table was not: an edit that adds tokens gives these tokens rows."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from commands import run
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+import embedlayer as el
+from embedlayer.data.tokenizer import save_tokenizer
+from embedlayer.io.files import read_json, write_json
+from embedlayer.io.safetensors_files import save_tensors
+
+TEXT = "the small dog loved other small dogs. they barked. " * 20
+D = 8
+NAMES = [" small dog", "<|call|>"]
+
+
+def extended(kind: str) -> tuple[Tokenizer, Tokenizer]:
+    """A tokenizer, and the same with two added tokens."""
+    old = el.train_tokenizer(TEXT, vocab_size=280, kind=kind)
+    new = Tokenizer.from_str(old.to_str())
+    new.add_tokens(NAMES[:1])
+    new.add_special_tokens(NAMES[1:])
+    return old, new
+
+
+def checkpoint(folder: Path, old: Tokenizer, new: Tokenizer) -> Path:
+    folder.mkdir()
+    size = old.get_vocab_size()
+    torch.manual_seed(0)
+    save_tensors(folder / "model.safetensors", {"wte.weight": torch.randn(size, D), "wpe.weight": torch.randn(8, D)})
+    sizes = {"vocab_size": size, "hidden_size": D, "num_attention_heads": 2, "eos_token_id": size + 1}
+    write_json(folder / "config.json", {"model_type": "gpt2", **sizes})
+    save_tokenizer(new, folder / "tokenizer.json")
+    return folder
+
+
+def saved_layer(folder: Path, old: Tokenizer, new: Tokenizer) -> Path:
+    torch.manual_seed(0)
+    el.TokenEmbedding(old.get_vocab_size(), D).save_pretrained(folder, tokenizer=old)
+    save_tokenizer(new, folder / "tokenizer.json")
+    return folder
+
+
+FOLDERS = {"checkpoint": checkpoint, "saved layer": saved_layer}
+
+
+def rows_in(folder: Path) -> torch.Tensor:
+    return next(rows for name, rows in load_file(folder / "model.safetensors").items() if "wpe" not in name)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "word", "byte"])
+@pytest.mark.parametrize("where", FOLDERS)
+def test_tokens_that_lack_a_row_get_one_and_ids_stay(where: str, kind: str, tmp_path: Path) -> None:
+    old, new = extended(kind)
+    size = old.get_vocab_size()
+    folder = FOLDERS[where](tmp_path / "old", old, new)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        receipt = el.vocab.edit_vocabulary(folder, add=["zebra"], out=tmp_path / "new")
+    assert list(receipt.added) == [size, size + 1, size + 2]
+    assert list(receipt.added.values())[1] == NAMES[1]
+    before, after = rows_in(folder), rows_in(tmp_path / "new")
+    assert torch.equal(after[:size], before)
+    ids = old.encode(NAMES[0], add_special_tokens=False).ids
+    if old.token_to_id("<unk>") not in ids and old.token_to_id("[UNK]") not in ids:
+        torch.testing.assert_close(after[size], before[ids].mean(0))
+    assert receipt.tokenizer.encode(TEXT).ids == new.encode(TEXT).ids
+    if where == "checkpoint":
+        config = read_json(tmp_path / "new" / "config.json")
+        assert (config["vocab_size"], config["eos_token_id"]) == (size + 3, size + 1)
+    receipt.undo(tmp_path / "new", out=tmp_path / "back")
+    for name in ("tokenizer.json", "config.json", "model.safetensors"):
+        assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("where", FOLDERS)
+def test_the_command_without_terms_does_what_the_error_says(where: str, tmp_path: Path, capsys) -> None:
+    old, new = extended("bpe")
+    folder = FOLDERS[where](tmp_path / "old", old, new)
+    with pytest.raises(el.VocabularyError, match=r"Give them rows: embedlayer vocab add DIR -o OUT .* Then make this"):
+        el.vocab.remove_tokens(folder, [280 - 1], out=tmp_path / "none")
+    assert run("vocab", "add", folder, "-o", tmp_path / "new") == 0
+    assert NAMES[1] in capsys.readouterr().out
+    el.vocab.remove_tokens(tmp_path / "new", [" dogs"], out=tmp_path / "then")
+    assert run("vocab", "add", tmp_path / "new", "-o", tmp_path / "again") == 2
+    assert "There is nothing to add" in capsys.readouterr().err
+
+
+def test_a_live_table_gets_the_rows_too(tmp_path: Path) -> None:
+    old, new = extended("bpe")
+    table = el.TokenEmbedding(old.get_vocab_size(), D)
+    receipt = el.vocab.add_tokens(table, [], tokenizer=new)
+    assert table.vocab_size == new.get_vocab_size()
+    assert list(receipt.added.values())[1] == NAMES[1]
+    receipt.undo(table)
+    assert table.vocab_size == old.get_vocab_size()
+
+
+def test_another_tokenizer_is_still_refused() -> None:
+    old, new = extended("bpe")
+    with pytest.raises(el.VocabularyError, match="do not belong together"):
+        el.vocab.add_tokens(el.TokenEmbedding(old.get_vocab_size() - 1, D), [], tokenizer=new)
