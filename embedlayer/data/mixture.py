@@ -12,7 +12,7 @@ import torch
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.permutation import RandomPermutation
 from embedlayer.data.windows import Batch, TokenIds, WindowSampler, check_rank, derive_seed, share_of
-from embedlayer.errors import SizeError, TokenizerError
+from embedlayer.errors import SizeError, TextError, TokenizerError
 
 Ids = TypeVar("Ids", bound=TokenIds)
 Weights = Mapping[Ids, float] | Iterable[tuple[Ids, float]]
@@ -41,6 +41,7 @@ class TokenMixture:
 
     Raises:
         SizeError: There is no corpus, or a weight is not above 0.
+        TextError: One of the corpora is no `TokenCorpus`.
         TokenizerError: The corpora have different tokenizers.
 
     Example:
@@ -52,6 +53,11 @@ class TokenMixture:
     def __init__(self, weights: Weights[TokenCorpus]) -> None:
         self.corpora, self.weights = _split_pairs(weights)
         windows_of_an_epoch(self.weights)  # refuses what is no weight
+        other = next((corpus for corpus in self.corpora if not isinstance(corpus, TokenCorpus)), None)
+        if other is not None:
+            raise TextError(
+                f"A mixture has objects of TokenCorpus, not {other!r}: TokenCorpus.build makes one of files."
+            )
 
     @property
     def num_bytes(self) -> int:
@@ -181,7 +187,7 @@ def windows_of_an_epoch(weights: Sequence[float]) -> tuple[int, ...]:
         >>> windows_of_an_epoch([3, 1])
         (768, 256)
     """
-    if not weights or any(isinstance(weight, bool) or not 0 < weight < math.inf for weight in weights):
+    if not weights or any(type(weight) not in (int, float) or not 0 < weight < math.inf for weight in weights):
         raise SizeError(f"A mixture has a weight above 0 for each corpus, not {list(weights)}.")
     shares = [Fraction(weight).limit_denominator(DENOMINATOR) for weight in weights]
     if 0 in shares:

@@ -144,6 +144,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         written: for a state inside `with table.checkpoint():` of a mapped table, call `apply_pending_updates()` of this
         optimizer before the block.
 
+        With sharded rows it is the state of this rank, and `rank` says so.
+
         Raises:
             CheckpointError: A resumed mapped table has the state of another rule.
         """
@@ -151,15 +153,29 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             if parameter.pending_updates.restored:
                 self.moments(parameter)
         self.apply_pending_updates()
-        return super().state_dict()
+        rank = self._rank()
+        return super().state_dict() | ({} if rank is None else {"rank": rank})
+
+    def _rank(self) -> int | None:
+        """Return the rank of this process if it trains rows of a sharded table; `None` if all ranks have all rows."""
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        group = next((each.shard_group for each in parameters if hasattr(each, "shard_group")), None)
+        return None if group is None else torch.distributed.get_rank(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of such an optimizer. Pending updates of the former state are applied first.
 
         Raises:
-            CheckpointError: The state belongs to parameters of other sizes, or is that of another rule.
+            CheckpointError: The state belongs to parameters of other sizes, is that of another rule, or has the moments
+                of another rank's rows of a sharded table.
             SizeError: The state has options that this optimizer refuses, such as `amsgrad`.
         """
+        if state_dict.get("rank", rank := self._rank()) != rank:
+            raise CheckpointError(
+                f"This optimizer state has the moments of the rows of rank {state_dict['rank']} alone, and here are "
+                f"{'all rows' if rank is None else f'those of rank {rank}'}. Save and load with "
+                f"embedlayer.distributed.distributed_state(model, optimizer) and load_distributed_state."
+            )
         self.apply_pending_updates()
         for group in state_dict["param_groups"]:
             self._check_group(group)

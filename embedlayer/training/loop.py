@@ -352,6 +352,7 @@ class Trainer:
             "steps": self.steps,
             "options": asdict(self.options),
             "pending_updates": all_pending,
+            **({"weights": weights} if (weights := _weights(self.training)) else {}),
             **({} if self.budget is None else {"time": asdict(self.budget) | {"used": self._seconds_used()}}),
         }
 
@@ -363,10 +364,12 @@ class Trainer:
             rest: The other values.
 
         Raises:
-            CheckpointError: A tensor or value is missing, or the state belongs to another model.
+            CheckpointError: A tensor or value is missing, or the state belongs to another model or mixture.
         """
         in_files = weights_in_files(self.model)
         try:
+            if rest.get("weights", []) != _weights(self.training):
+                raise KeyError(f"it trained with the weights {rest.get('weights', [])} of corpora")
             missing, unexpected = self.model.load_state_dict(_select(tensors, "model."), strict=False)
             if unexpected or set(missing) - in_files:
                 wrong = sorted([*unexpected, *(set(missing) - in_files)])

@@ -316,11 +316,11 @@ def _refuse_adapters(module: nn.Module, modules: VocabularyModules) -> None:
     Raises:
         VocabularyError: There is such an adapter: LoRA on a table or head, or trainable tokens.
     """
-    ends = {id(part): part for part in (*modules.tables.values(), *modules.heads.values())}
+    heads = (model.get_output_embeddings() for model in models_in(module).values())  # also one that is not patched
+    ends = {id(part) for part in (*modules.tables.values(), *modules.heads.values())}
+    ends |= {id(_without_adapters(head)) for head in heads if head is not None}
     for name, wrapper in module.named_modules():
-        base = wrapper
-        while "base_layer" in base._modules:
-            base = base._modules["base_layer"] or base
+        base = _without_adapters(wrapper)
         if base is wrapper or id(base) not in ends:
             continue
         own = {id(tensor) for _, tensor in named_tensors(base)}
@@ -335,6 +335,13 @@ def _refuse_adapters(module: nn.Module, modules: VocabularyModules) -> None:
                 f"the edit. Merge it first, model = model.merge_and_unload(), edit that model, and wrap it again with "
                 f"get_peft_model. Nothing was changed."
             )
+
+
+def _without_adapters(wrapper: nn.Module) -> nn.Module:
+    """Return the module inside all adapters that PEFT has put on it; the module itself if there are none."""
+    while (base := wrapper._modules.get("base_layer")) is not None:
+        wrapper = base
+    return wrapper
 
 
 def refuse_hashed_ngrams(names: Iterable[str], what: str) -> None:

@@ -7,7 +7,7 @@ import torch
 from embedlayer import TokenCorpus, train_tokenizer
 from embedlayer.data.mixture import MixedSampler, TokenMixture, training_sampler
 from embedlayer.data.windows import WindowSampler
-from embedlayer.errors import SizeError, TokenizerError
+from embedlayer.errors import SizeError, TextError, TokenizerError
 
 BYTES = train_tokenizer((), "byte")
 
@@ -50,7 +50,9 @@ def test_ranks_together_have_the_batch_of_one_process_and_a_step_needs_no_earlie
     assert not torch.equal(mixture_of((3, 1), 5, seed=2).batch(0)[0], mixture_of((3, 1), 5).batch(0)[0])
 
 
-@pytest.mark.parametrize("weights", [(), (1, 0), (1, -2), (1, float("inf")), (1, float("nan")), (1, True), (1, 1e-9)])
+@pytest.mark.parametrize(
+    "weights", [(), (1, 0), (1, -2), (1, float("inf")), (1, float("nan")), (1, True), (1, 1e-9), ("3", 1)]
+)
 def test_a_mixture_without_a_share_for_each_corpus_is_refused(weights) -> None:
     with pytest.raises(SizeError, match="weight"):
         mixture_of(weights, batch_size=2)
@@ -61,6 +63,11 @@ def test_a_mixture_without_a_share_for_each_corpus_is_refused(weights) -> None:
 def test_corpora_without_weights_are_refused() -> None:
     with pytest.raises(SizeError, match=r"a list of pairs \(corpus, weight\)"):
         MixedSampler([np.arange(100), np.arange(100)], max_length=7, batch_size=2, seed=1)  # type: ignore[list-item]
+
+
+def test_files_in_place_of_corpora_are_refused() -> None:
+    with pytest.raises(TextError, match="not 'books.txt': TokenCorpus.build makes one of files"):
+        TokenMixture([("books.txt", 3), ("code.txt", 1)])  # type: ignore[list-item]
 
 
 def test_corpora_of_different_tokenizers_are_refused_by_name() -> None:

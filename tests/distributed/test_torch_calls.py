@@ -172,6 +172,13 @@ def refused_states() -> list[str]:
         ):
             with pytest.raises(el.SizeError, match="distributed_state.*get_model_state_dict is right"):
                 call()
+    rows = el.RowAdamW(model.parameters())
+    states = [rows.state_dict()]
+    dist.broadcast_object_list(states, src=0)  # as a file of rank 0 that all load
+    if dist.get_rank():
+        with pytest.raises(el.CheckpointError, match="rows of rank 0 alone, and here are those of rank 1"):
+            rows.load_state_dict(states[0])
+    rows.load_state_dict(rows.state_dict())
     return sorted(state_dicts.get_model_state_dict(model))
 
 

@@ -108,6 +108,9 @@ def test_a_mixture_has_its_shares_of_the_windows_and_a_loss_for_each_corpus(corp
     assert line["validation_losses"] == pytest.approx([one["validation_loss"] for one in alone])
     assert line["validation_loss"] == pytest.approx((3 * alone[0]["validation_loss"] + alone[1]["validation_loss"]) / 4)
     assert "validation_losses" not in alone[0]
+    equal = TokenMixture([(each, 1) for each in mixture.corpora])
+    with pytest.raises(CheckpointError, match=r"weights \[3, 1\] of corpora"):
+        trainer_of(equal).load_state(*trainer.state())
     with pytest.raises(SizeError, match=r"weights \[3, 1\], and the validation part \[\]"):
         Trainer(trainer.model, mixture, corpus, options())
     with pytest.raises(TextError, match="The validation part of corpus 1 has"):
