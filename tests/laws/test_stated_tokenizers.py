@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizer_kinds import ENGLISH, LANGUAGES, clip_bpe
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
 from embedlayer.errors import TokenizerError
 from embedlayer.families.tokenizers import BPE_CLASSES, NO_TOKENIZER_JSON, REFUSED_CLASSES
-from tests.tokenizer_kinds import ENGLISH, LANGUAGES, clip_bpe
 
 TEXTS = (
     *LANGUAGES,
@@ -114,7 +114,7 @@ def test_a_pair_is_read_by_the_rules_of_its_class(tmp_path: Path, name: str) -> 
 def test_opt_has_the_special_tokens_of_its_configuration(tmp_path: Path) -> None:
     write_pair(tmp_path, byte_pair(), {"config": {"model_type": "opt"}})
     (tmp_path / "stated").mkdir()
-    settings = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "</s>")
+    settings: dict[str, object] = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "</s>")
     settings |= {"pad_token": "<pad>", "add_bos_token": True, "tokenizer_class": "GPT2Tokenizer"}
     write_pair(tmp_path / "stated", byte_pair(), {"tokenizer_config": settings})
     theirs = ids_of_transformers("GPT2", tmp_path / "stated")

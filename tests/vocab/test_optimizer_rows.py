@@ -24,7 +24,7 @@ class ScheduleFree(Optimizer):
             group["train_mode"] = True
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             if not group["train_mode"]:
                 raise RuntimeError("not in train mode")
@@ -41,7 +41,7 @@ class Late(Optimizer):
     def __init__(self, params: Any) -> None:
         super().__init__(params, {})
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for parameter in self.param_groups[0]["params"]:
             state = self.state[parameter]
             state["steps"] = state.get("steps", 0) + 1

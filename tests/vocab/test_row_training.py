@@ -1,5 +1,7 @@
 """A few rows learn, and nothing else."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
