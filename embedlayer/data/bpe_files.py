@@ -22,8 +22,8 @@ _NORMALIZERS: Mapping[str, Callable[[], normalizers.Normalizer]] = {
     "clip": lambda: normalizers.Sequence(
         [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
     ),
-    "bert": lambda: normalizers.BertNormalizer(lowercase=True),
-    "bert cased": lambda: normalizers.BertNormalizer(lowercase=False, strip_accents=False),
+    "lower case": lambda: normalizers.BertNormalizer(lowercase=True),
+    "words": lambda: normalizers.BertNormalizer(lowercase=False, strip_accents=False),
 }
 
 

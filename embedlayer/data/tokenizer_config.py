@@ -109,7 +109,7 @@ def read_stated(folder: Path) -> StatedTokenizer:
     settings, model = _read(folder / "tokenizer_config.json"), _read(folder / "config.json")
     model_type = model.get("model_type") if isinstance(model.get("model_type"), str) else None
     named = next((name for name in (settings.get("tokenizer_class"), model.get("tokenizer_class")) if name), None)
-    kind = None if named is None else _class_name(str(named))
+    kind = None if named is None else class_name(str(named))
     if kind is None or kind in GENERIC_CLASSES:
         kind = CLASS_OF_TYPE.get(model_type, kind) if model_type is not None else kind
         named = named if kind in GENERIC_CLASSES else None
@@ -223,7 +223,7 @@ def template(
     )
 
 
-def _class_name(name: str) -> str:
+def class_name(name: str) -> str:
     """Return the name of a tokenizer class without `Fast` and `Tokenizer`."""
     return name.removesuffix("Fast").removesuffix("Tokenizer")
 

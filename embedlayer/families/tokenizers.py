@@ -36,7 +36,7 @@ class BpeRules:
         lstrip: Roles whose token takes the spaces before it.
     """
 
-    normalizer: Literal["", "nfc", "clip", "bert", "bert cased"] = ""
+    normalizer: Literal["", "nfc", "clip", "lower case", "words"] = ""
     patterns: Names = PRE_TOKENIZERS["gpt-2"].patterns
     drops_rest: bool = False
     is_byte_level: bool = True
@@ -92,7 +92,12 @@ _CLIP = BpeRules(
     between=("eos_token", "eos_token"),
 )
 _WORDS = BpeRules(
-    normalizer="bert", patterns=(), is_byte_level=False, end_of_word="</w>", unknown=True, roles={"unk_token": "<unk>"}
+    normalizer="lower case",
+    patterns=(),
+    is_byte_level=False,
+    end_of_word="</w>",
+    unknown=True,
+    roles={"unk_token": "<unk>"},
 )
 
 BPE_CLASSES: Mapping[str, BpeRules] = {
@@ -124,7 +129,7 @@ BPE_CLASSES: Mapping[str, BpeRules] = {
     "OpenAIGPT": _WORDS,
     "Herbert": replace(
         _WORDS,
-        normalizer="bert cased",
+        normalizer="words",
         roles={key: token for key, token in _FAIRSEQ.items() if key not in ("bos_token", "eos_token")},
         starts=("cls_token",),
         ends=("sep_token",),

@@ -12,7 +12,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from embedlayer.data.tokenizer import save_tokenizer
+from embedlayer.data.tokenizer_config import class_name
 from embedlayer.errors import EmbedLayerWarning
+from embedlayer.families.tokenizers import CLASS_OF_TYPE
 from embedlayer.io.files import JsonObject, write_json
 
 _TRANSLATION = ("src_lang", "tgt_lang")
@@ -21,9 +23,6 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "Whisper": ("language", "task", "predict_timestamps"),
 }
 """From the name of a class, without `Tokenizer`, to the settings that choose the tokens before a text."""
-
-_BY_MODEL_TYPE = {"m2m_100": "M2M100", "mbart": "MBart", "plbart": "PLBart", "whisper": "Whisper"}
-"""The class that transformers opens for a model type if no file names one."""
 
 _PROBED = 2000
 """Number of vocabulary entries in the text that two tokenizers are compared on."""
@@ -41,8 +40,8 @@ def language_class(config: JsonObject, model: JsonObject) -> str | None:
         ('NllbTokenizer', 'WhisperTokenizer')
     """
     stated = config.get("tokenizer_class") or model.get("tokenizer_class")
-    name = str(stated).removesuffix("Fast").removesuffix("Tokenizer") if stated else None
-    name = _BY_MODEL_TYPE.get(str(model.get("model_type"))) if name is None else name
+    name = class_name(str(stated)) if stated else None
+    name = CLASS_OF_TYPE.get(str(model.get("model_type"))) if name is None else name
     return f"{name}Tokenizer" if name in SETTINGS else None
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from embedlayer.data.tokenizer import as_tokenizer, load_tokenizer
+from embedlayer.data.tokenizer_config import class_name
 from embedlayer.errors import EmbedLayerWarning, FileError, TokenizerError, VocabularyError
 from embedlayer.io.files import JsonObject, read_json
 
@@ -307,7 +308,7 @@ def class_settings(name: str | None, model: JsonObject) -> JsonObject:
         >>> class_settings("LlamaTokenizerFast", {"model_type": "llama"})
         {'padding_side': 'left'}
     """
-    stem, inputs = (name or "").removesuffix("Fast").removesuffix("Tokenizer"), ["input_ids", "attention_mask"]
+    stem, inputs = class_name(name or ""), ["input_ids", "attention_mask"]
     family = str(model.get("model_type", "")).replace("_", "")
     if stem in _PADS_LEFT and family and (family.startswith(stem.lower()) or stem.lower().endswith(family)):
         return {"padding_side": "left"}
