@@ -103,7 +103,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than there are cores: a test that starts programs, ranks or a browser waits for them."""
-    return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    from embedlayer.data.process_pool import usable_cores
+
+    return 1 + usable_cores()
 
 
 def pytest_configure(config: pytest.Config) -> None:

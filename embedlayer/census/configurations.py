@@ -378,18 +378,23 @@ def check_readers(configs: Sequence[Any], new_ids: Tensor, size: int) -> None:
             _check_largest(str(name), config.get("eos_token_id"), new_ids, is_ordered=is_ordered)
         family = family_of(name)
         if name in COUNTED_FROM_PADDING or (family is not None and family.numbering == "ids"):
-            check_padding(str(name), config.get("pad_token_id"), new_ids)
+            check_padding(f"{name} counts", config.get("pad_token_id"), new_ids)
 
 
-def check_padding(family: str, padding: object, new_ids: Tensor) -> None:
+def check_padding(subject: str, padding: object, new_ids: Tensor) -> None:
     """Check that the padding token keeps its ID, in a family that counts positions from that ID.
+
+    Args:
+        subject: The family with the verb, such as "roberta counts", for the message.
+        padding: ID of the padding token; what is no old ID is not checked.
+        new_ids: New ID of each old ID, `(V,)` int64, or -1 for a removed token.
 
     Raises:
         VocabularyError: The padding token would get another ID.
     """
     if type(padding) is int and 0 <= padding < len(new_ids) and int(new_ids[padding]) != padding:
         raise VocabularyError(
-            f"{family} counts positions from the ID of the padding token, {padding}: it must keep that ID. Keep the "
+            f"{subject} positions from the ID of the padding token, {padding}: it must keep that ID. Keep the "
             f"tokens before it, or place it there with reorder."
         )
 

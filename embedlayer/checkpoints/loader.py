@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from embedlayer.census.tensors import TensorRule, tensor_rule
 from embedlayer.checkpoints.configuration import (
     factor_value,
     logit_factors,
@@ -1456,6 +1457,16 @@ def checkpoint_family(checkpoint: Checkpoint) -> Family | None:
         return family_of(STATIC_EMBEDDING)
     family = family_of(text_config(checkpoint.config).get("model_type"))
     return family if family is None or checkpoint.gguf is None else gguf_family(family)
+
+
+def tensor_rules(checkpoint: Checkpoint) -> dict[str, TensorRule | None]:
+    """Return how an edit of the vocabulary moves each tensor of a checkpoint, by its family's record.
+
+    `None` is a tensor that the record does not name as one of tokens.
+    """
+    family, model_type = checkpoint_family(checkpoint), checkpoint.config.get("model_type")
+    families = [] if family is None else [family]
+    return {name: tensor_rule(name, families, model_type) for name in checkpoint.names}
 
 
 def is_unknown_family(checkpoint: Checkpoint) -> bool:

@@ -13,8 +13,7 @@ from typing import BinaryIO
 from torch import Tensor
 
 from embedlayer.census.files import is_left_out
-from embedlayer.census.tensors import tensor_rule
-from embedlayer.checkpoints.loader import checkpoint_family
+from embedlayer.checkpoints.loader import checkpoint_family, tensor_rules
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.errors import CheckpointError, FileError
 from embedlayer.io.files import read_json, replace_folder, write_json
@@ -164,11 +163,9 @@ def _expected_shapes(checkpoint: Checkpoint, old_rows: int, rows: int) -> dict[s
         old_rows: Number of rows of its table.
         rows: Number of rows of the new table.
     """
-    family, model_type = checkpoint_family(checkpoint), checkpoint.config.get("model_type")
-    families = [] if family is None else [family]
     found: dict[str, tuple[int, ...]] = {}
-    for name in checkpoint.names:
-        shape, rule = [*checkpoint.info(name).shape], tensor_rule(name, families, model_type)
+    for name, rule in tensor_rules(checkpoint).items():
+        shape = [*checkpoint.info(name).shape]
         if rule is not None and rule.end is not None and shape and shape[rule.axis] == old_rows:
             shape[rule.axis] = rows
             found[name] = tuple(shape)

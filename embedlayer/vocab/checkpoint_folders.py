@@ -12,11 +12,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from embedlayer.census.configurations import check_readers, edited_configuration, parts_of
+from embedlayer.census.configurations import check_padding, check_readers, edited_configuration, parts_of
 from embedlayer.census.files import files_left_out
-from embedlayer.census.tensors import axes_by_architecture, tensor_rule
+from embedlayer.census.tensors import axes_by_architecture
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
-from embedlayer.checkpoints.loader import checkpoint_family, is_unknown_family
+from embedlayer.checkpoints.loader import checkpoint_family, is_unknown_family, tensor_rules
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
@@ -161,14 +161,10 @@ def _check_padding(layer: EmbeddingLayer, row_map: RowMap) -> None:
     Raises:
         VocabularyError: The padding token would get another ID.
     """
-    pad, unknown = layer.padding_id, layer.load_record.table_only
-    is_counted = layer.numbering == "ids" or (unknown and type(pad) is int and 0 <= pad < row_map.old_size)
-    if is_counted and int(row_map.new_ids[pad or 0]) != pad:
-        family = "This unknown family may count" if unknown else f"{layer.family} counts"
-        raise VocabularyError(
-            f"{family} positions from the ID of the padding token, {pad}: it must keep that ID. Keep the tokens before "
-            f"it, or place it there with reorder."
-        )
+    unknown = layer.load_record.table_only
+    if unknown or layer.numbering == "ids":
+        subject = "This unknown family may count" if unknown else f"{layer.family} counts"
+        check_padding(subject, layer.padding_id, row_map.new_ids)
 
 
 def _opened(folder: Path) -> tuple[Checkpoint, EmbeddingLayer, dict[str, RowTensor], dict[str, str]]:
@@ -196,9 +192,7 @@ def _opened(folder: Path) -> tuple[Checkpoint, EmbeddingLayer, dict[str, RowTens
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmbedLayerWarning)  # about tensors that are not read, and not needed here
         layer = load(folder, table_only=is_unknown)
-    family, model_type = checkpoint_family(checkpoint), checkpoint.config.get("model_type")
-    families = [] if family is None else [family]
-    rules = {name: tensor_rule(name, families, model_type) for name in checkpoint.names}
+    family, rules = checkpoint_family(checkpoint), tensor_rules(checkpoint)
     read = {name for stored in layer.tensor_names.values() for name in stored}
     ruled = {name: rule for name, rule in rules.items() if rule is not None and (name in read or rule.end is not None)}
     unmoved = [name for name, rule in ruled.items() if name not in read and rule.end == "per_layer"]

@@ -7,7 +7,7 @@ same objects, so tied heads and optimizers keep their references. Each rank move
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -201,7 +201,8 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     layers = {name: part for name, part in modules.items() if isinstance(part, EmbeddingLayer)}
     skipped = {id(part) for layer in layers.values() if layer.types is not None for part in layer.types.modules()}
     skipped |= {id(child) for part in modules.values() if isinstance(part, TokenTable) for child in part.children()}
-    skipped |= _hashed_tables(modules) | other_models(module)
+    encoders = other_models(module)
+    skipped |= _hashed_tables(modules) | encoders
     tables = {name: part for name, part in modules.items() if isinstance(part, TokenTable) and id(part) not in skipped}
     heads = {name: part for name, part in modules.items() if isinstance(part, OutputHead) and id(part) not in skipped}
     for name, head in heads.items():
@@ -232,7 +233,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
         is_ours = isinstance(part, LookupTable | OutputHead | EmbeddingLayer | NgramHash) or id(part) in skipped
         if not is_ours and any(getattr(part, key, None) == vocab_size for key in VOCAB_SIZE_KEYS):
             found.configs[name] = part
-    found.parts.extend(_configurations(modules, found))
+    found.parts.extend(_configurations(modules, found, encoders))
     found.configs.update(
         (each.name, each.owner) for each in found.parts if each.of_tokens and size_keys(each.owner, vocab_size)
     )
@@ -242,7 +243,9 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     return found
 
 
-def _configurations(modules: Mapping[str, nn.Module], found: VocabularyModules) -> Iterator[Part]:
+def _configurations(
+    modules: Mapping[str, nn.Module], found: VocabularyModules, apart: Collection[int]
+) -> Iterator[Part]:
     """Yield all configurations and generation configurations of a live module, each object once.
 
     The token IDs in them are those of the edited vocabulary if a table or head is in the module that has the
@@ -251,11 +254,12 @@ def _configurations(modules: Mapping[str, nn.Module], found: VocabularyModules) 
     Args:
         modules: All modules of the edited module by name.
         found: Its tables and heads.
+        apart: The `id` of each module in an encoder with a vocabulary of its own.
     """
     ours = {id(each) for each in (*found.tables.values(), *found.heads.values())}
     holders = [name for name, part in modules.items() if id(part) in ours]
     parts: dict[int, Part] = {}
-    vocab_size, apart = found.vocab_size, other_models(modules[""])
+    vocab_size = found.vocab_size
     for name, part in modules.items():
         is_around = any(f"{holder}.".startswith(_join(name, "")) for holder in holders) and id(part) not in apart
         for key in ("config", "generation_config"):
