@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import Case, Row, added_mib, added_mib_apart, time_alternately
-from embedlayer.losses.linear_cross_entropy import linear_cross_entropy
+from embedlayer.losses.linear import linear_cross_entropy
 from embedlayer.losses.options import Impl
 from embedlayer.losses.products import product_dtype
 

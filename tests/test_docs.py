@@ -108,7 +108,7 @@ def test_every_module_has_its_test_file() -> None:
         "layers/peft.py": "laws/test_peft.py",
         "layers/logit_source.py": "layers/test_deferred_logits.py",
         "tracing.py": "laws/test_transforms.py",
-        "losses/cross_entropy.py": "losses/test_linear_cross_entropy.py",
+        "losses/definition.py": "losses/test_linear.py",
         "losses/operators.py": "losses/test_vocabulary_pass.py",
         **{
             f"losses/{name}.py": "laws/test_head_outputs.py"

@@ -5,8 +5,11 @@ import functools
 import importlib
 import re
 from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
 
 import click
+from package_modules import NAMES, package_modules
 
 from embedlayer.cli.main import cli
 
@@ -90,3 +93,22 @@ def test_every_file_of_the_project_that_is_named_is_there() -> None:
     named = {name: place for place, text in texts() for name in FILE.findall(text) if not EXAMPLE.search(name)}
     assert {name: place for name, place in named.items() if not (ROOT / name).exists()} == {}
     assert len(named) > 30
+
+
+def test_no_module_has_the_name_of_a_public_function_or_class_that_it_defines() -> None:
+    packages = [importlib.import_module(name) for name in ("embedlayer", *NAMES)]
+    packages = [package for package in packages if hasattr(package, "__path__")]
+    listed = {(each.__module__, name) for package in packages for name, each in public_objects(package)}
+    assert [module.__name__ for module in package_modules() if (module.__name__, stem(module)) in listed] == []
+    assert len(listed) > 100
+
+
+def stem(module: ModuleType) -> str:
+    """Return the last part of a module's name."""
+    return module.__name__.rpartition(".")[2]
+
+
+def public_objects(package: ModuleType) -> list[tuple[str, Any]]:
+    """Return the functions and classes that a package lists, by name."""
+    listed = ((name, getattr(package, name)) for name in getattr(package, "__all__", ()))
+    return [(name, each) for name, each in listed if isinstance(each, type | FunctionType)]

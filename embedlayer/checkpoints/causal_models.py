@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from embedlayer.checkpoints.patch import patch
+from embedlayer.checkpoints.patching import patch
 from embedlayer.errors import CheckpointError, require
 
 NAMED = 3

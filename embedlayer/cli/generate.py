@@ -66,7 +66,7 @@ def generate(
     import torch
 
     from embedlayer.cli.pipeline import chosen_device
-    from embedlayer.models.generate import next_tokens
+    from embedlayer.models.generation import next_tokens
     from embedlayer.models.sampling import SamplingOptions
     from embedlayer.sources import open_model
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from embedlayer.checkpoints.causal_models import missing_tensors, naming_errors
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-from embedlayer.checkpoints.patch import REPLACED, patch
+from embedlayer.checkpoints.patching import REPLACED, patch
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.writer import copy_bytes
 from embedlayer.computed_buffers import recompute_all_buffers

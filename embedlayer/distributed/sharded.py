@@ -18,7 +18,7 @@ from embedlayer.distributed.dtensors import as_dtensor, is_dtensor, rank_of, row
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject
-from embedlayer.losses.cross_entropy import finish_logits, options_of_rows
+from embedlayer.losses.definition import finish_logits, options_of_rows
 from embedlayer.losses.options import Impl, LogitOptions, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.option_docs import show_options

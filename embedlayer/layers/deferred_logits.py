@@ -25,7 +25,7 @@ from torch.overrides import enable_reentrant_dispatch, resolve_name
 from torch.utils._pytree import tree_map
 
 from embedlayer.layers.logit_source import HeadTensors, LogitSource, LogitsReport, Shaping
-from embedlayer.losses.cross_entropy import loss_dtype
+from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 from embedlayer.tracing import is_transformed
 

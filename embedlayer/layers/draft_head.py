@@ -15,9 +15,9 @@ from embedlayer.layers.draft_tokens import check_draft_tokens
 from embedlayer.layers.output import ModelLogitOptions, OutputHead
 from embedlayer.layers.peft import AdaptedRows
 from embedlayer.layers.prediction_head import PredictionHead
-from embedlayer.losses.cross_entropy import finish_logits
+from embedlayer.losses.definition import finish_logits
 from embedlayer.losses.fixed_row import linear_with_fixed_row
-from embedlayer.losses.linear_cross_entropy import cross_entropy_of
+from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.logit_arguments import resolve_logits
 from embedlayer.losses.options import Impl, LogitOptions, LossOptions, ScoreOptions, check_options
 from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of

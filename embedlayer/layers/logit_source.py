@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from embedlayer.errors import StaleRowsError
 from embedlayer.layers.peft import Adapter, LoraAdapter, adapt_products
-from embedlayer.losses.cross_entropy import loss_dtype
-from embedlayer.losses.linear_cross_entropy import choose_impl, cross_entropy_of
+from embedlayer.losses.definition import loss_dtype
+from embedlayer.losses.linear import choose_impl, cross_entropy_of
 from embedlayer.losses.options import LogitOptions, LossOptions, split_options
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 

@@ -1,4 +1,4 @@
-from .cross_entropy import finish_logits as finish_logits
+from .definition import finish_logits as finish_logits
 from .divergence_kinds import ForwardKL as ForwardKL
 from .divergence_kinds import JensenShannon as JensenShannon
 from .divergence_kinds import ReverseKL as ReverseKL

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import raise_if_outside
-from embedlayer.losses.cross_entropy import loss_dtype, reduce_losses, reduction_factors
+from embedlayer.losses.definition import loss_dtype, reduce_losses, reduction_factors
 from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, is_plain
 from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
 from embedlayer.losses.logit_arguments import Logits, resolve_logits

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.documents import AttentionMask
-from embedlayer.losses.linear_cross_entropy import cross_entropy_of
+from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.logit_arguments import resolve_logits
 from embedlayer.losses.multi_token import MultiTokenLoss, multi_token_inputs, multi_token_loss_of
 from embedlayer.losses.options import Impl, LogitOptions, LossOptions, ScoreOptions, check_options

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from embedlayer.documents import AttentionMask, shifted_targets
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.losses.cross_entropy import loss_dtype
-from embedlayer.losses.linear_cross_entropy import cross_entropy_of, weighted_cross_entropy
+from embedlayer.losses.definition import loss_dtype
+from embedlayer.losses.linear import cross_entropy_of, weighted_cross_entropy
 from embedlayer.losses.options import LossOptions, split_options
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from embedlayer.losses.cross_entropy import loss_dtype, reduction_factors
+from embedlayer.losses.definition import loss_dtype, reduction_factors
 from embedlayer.losses.options import LossOptions
 from embedlayer.losses.token_loss import CrossEntropy, target_request
 from embedlayer.losses.uncomputed_logits import LinearLogits

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.errors import SizeError
-from embedlayer.losses.cross_entropy import checked_targets
+from embedlayer.losses.definition import checked_targets
 from embedlayer.losses.differentiable_totals import compute_totals
 from embedlayer.losses.largest import check_top_k
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight

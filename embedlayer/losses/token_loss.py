@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from embedlayer.losses.cross_entropy import checked_targets
+from embedlayer.losses.definition import checked_targets
 from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import TokenLoss, Totals, log_probs, logsumexp
 from embedlayer.losses.options import LossOptions

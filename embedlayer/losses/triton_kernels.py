@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from embedlayer.index_checks import raise_if_outside
-from embedlayer.losses.cross_entropy import options_of_rows
+from embedlayer.losses.definition import options_of_rows
 from embedlayer.losses.uncomputed_logits import LinearLogits
 
 BLOCK = tl.constexpr(64)

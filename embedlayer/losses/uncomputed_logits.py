@@ -17,7 +17,7 @@ from torch import Tensor
 
 from embedlayer.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.losses.cross_entropy import finish_logits, loss_dtype, options_of_rows
+from embedlayer.losses.definition import finish_logits, loss_dtype, options_of_rows
 from embedlayer.losses.fixed_row import check_rows_are_whole, linear_with_fixed_row, row_within, with_fixed_row
 from embedlayer.losses.options import Impl, LogitOptions, check_options, check_token_options
 from embedlayer.option_docs import show_options

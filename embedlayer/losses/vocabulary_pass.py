@@ -28,7 +28,7 @@ from embedlayer.errors import ShapeError, SizeError
 from embedlayer.kernels.kernel import kernels_apply
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, tokens_per_chunk
 from embedlayer.losses.compiled_blocks import add_bfloat16_
-from embedlayer.losses.cross_entropy import loss_dtype, options_of_rows
+from embedlayer.losses.definition import loss_dtype, options_of_rows
 from embedlayer.losses.objective import (
     BlockGradient,
     BlockTerms,

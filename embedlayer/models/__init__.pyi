@@ -1,4 +1,4 @@
 from .decoder import CausalLMOutput as CausalLMOutput
-from .generate import next_tokens as next_tokens
+from .generation import next_tokens as next_tokens
 from .sampling import SamplingOptions as SamplingOptions
 from .sampling import sample as sample

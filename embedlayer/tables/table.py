@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import ShapeError
-from embedlayer.losses.cross_entropy import finish_logits
+from embedlayer.losses.definition import finish_logits
 from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, check_options

@@ -27,7 +27,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.models.causal import PatchedDecoder
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.optim.clip import clip_grad_norm_
-from embedlayer.optim.param_groups import param_groups
+from embedlayer.optim.groups import param_groups
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.tables.mapped import MappedEmbedding
 from embedlayer.tables.pending_updates import without_applying_updates

@@ -38,7 +38,7 @@ from embedlayer.census.configurations import (
 from embedlayer.census.files import FileRule
 from embedlayer.census.tensors import models_in, named_tensors, tensors_in
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-from embedlayer.checkpoints.patch import REPLACED
+from embedlayer.checkpoints.patching import REPLACED
 from embedlayer.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
 from embedlayer.data.tokenizer import fingerprint
 from embedlayer.distributed.dtensors import (

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from embedlayer.census.tensors import models_in
-from embedlayer.checkpoints.patch import REPLACED
+from embedlayer.checkpoints.patching import REPLACED
 from embedlayer.distributed.dtensors import has_fsdp_modules, is_dtensor
 from embedlayer.errors import SizeError, StaleRowsError
 from embedlayer.held_parameters import held_parameters, optimizers_of

@@ -94,7 +94,7 @@ def test_the_law_sees_a_path_that_is_wrong(broken, tmp_path, monkeypatch, unchec
         monkeypatch.setattr(ModelLogitOptions, "logit_options", lambda self: {})
     elif broken == "bias outside the head":
         kind, model_type, settings = "seq2seq", "bart", {}
-        monkeypatch.setattr("embedlayer.checkpoints.patch._tensor_of", lambda model, names: None)
+        monkeypatch.setattr("embedlayer.checkpoints.patching._tensor_of", lambda model, names: None)
     elif broken == "shaping":
         monkeypatch.setattr("embedlayer.layers.logit_source.Shaping.options", lambda self, bias: {"bias": bias})
     else:

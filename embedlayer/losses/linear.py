@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.errors import MissingExtraError, SizeError
-from embedlayer.losses.cross_entropy import cross_entropy, loss_dtype, reduce_losses, reduction_factors
+from embedlayer.losses.definition import cross_entropy, loss_dtype, reduce_losses, reduction_factors
 from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, is_plain
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
 from embedlayer.losses.operators import cross_entropy_operator

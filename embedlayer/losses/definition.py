@@ -1,6 +1,6 @@
 """The plain definition of the loss of an LM head.
 
-`cross_entropy(hidden @ weight.T, targets)` is a few lines of PyTorch. `losses.chunked`, `losses.row_blocks` and
+`cross_entropy(hidden @ weight.T, targets)` is a few lines of PyTorch. `losses.vocabulary_pass` and
 `losses.triton_kernels` compute the same loss with less memory, and are tested against it.
 """
 
