@@ -1,0 +1,157 @@
+"""Every tokenizer class of transformers is read with the IDs of the original, or refused by name with what helps."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizer_folders import TEXTS, write_class
+from tokenizers import normalizers
+
+from embedlayer.data.tokenizer import load_tokenizer
+from embedlayer.errors import TokenizerError
+from embedlayer.families.tokenizers import (
+    BPE_CLASSES,
+    CONVERTED_CLASSES,
+    REFUSED_CLASSES,
+    SENTENCEPIECE_CLASSES,
+    WORDPIECE_CLASSES,
+)
+
+READ = {**BPE_CLASSES, **WORDPIECE_CLASSES, **SENTENCEPIECE_CLASSES}
+OF_OLDER_RELEASES = {"MT5": "T5", "RetriBert": "Bert", "Realm": "Bert", "ChatGLM": "GPT2"}
+"""Classes that 5.24 lacks -> one with their files."""
+
+LEFT_OUT_BY_TRANSFORMERS: dict[str, tuple[list[str], list[str]]] = {
+    "Blenderbot": ([], ["</s>"]),
+    "RemBert": (["[CLS]"], ["[SEP]"]),
+}
+"""Class -> its tokens around a text, which releases before 5 put there and 5.24 does not."""
+
+NOT_READ_BY_TRANSFORMERS = {"XGLM", "Gemma", "Nllb", "Qwen3_5"}
+"""Classes of which 5.24 does not read the files, or reads them otherwise: test_stated_tokenizers.py has them."""
+
+
+@cache
+def classes_of_transformers() -> dict[str, Any]:
+    """Every tokenizer class of transformers by its name without `Tokenizer` and `Fast`."""
+    transformers = pytest.importorskip("transformers")
+    base = transformers.PreTrainedTokenizerBase
+    found = {}
+    for file in sorted(Path(transformers.__file__).parent.glob("models/*/tokenization_*.py")):
+        if file.stem in ("tokenization_pop2piano", "tokenization_bert_legacy"):  # music; a class that no file names
+            continue
+        module = importlib.import_module(f"transformers.models.{file.parent.name}.{file.stem}")
+        for name, kind in vars(module).items():
+            if inspect.isclass(kind) and issubclass(kind, base) and name in getattr(module, "__all__", ()):
+                found[name.removesuffix("Fast").removesuffix("Tokenizer")] = kind
+    return found
+
+
+def original(name: str) -> Any:
+    transformers = pytest.importorskip("transformers")
+    name = OF_OLDER_RELEASES.get(name, name)
+    return getattr(transformers, f"{name}Tokenizer", None) or classes_of_transformers()[name]
+
+
+def files_of(name: str) -> set[str]:
+    return set(original(name).vocab_files_names.values()) - {"tokenizer.json", "tokenizer_config.json"}
+
+
+def test_every_class_is_read_or_refused() -> None:
+    assert set(classes_of_transformers()) - set(READ) == set(REFUSED_CLASSES) - {"ChatGLM"}
+    assert not set(READ) & set(REFUSED_CLASSES)
+    assert set(CONVERTED_CLASSES) < set(REFUSED_CLASSES)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED_CLASSES))
+def test_a_class_that_is_not_read_is_refused_by_name_and_what_helps_works(tmp_path: Path, name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    write_class(tmp_path, name, files_of(name))
+    with pytest.raises(TokenizerError, match=f"{name}Tokenizer, which {REFUSED_CLASSES[name]}[.]") as refused:
+        load_tokenizer(tmp_path)
+    writes = ("AutoTokenizer", "save_pretrained") if name in CONVERTED_CLASSES else ("tokenizer.json of the model",)
+    assert all(word in str(refused.value) for word in writes)
+    if name in CONVERTED_CLASSES:
+        theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+        theirs.save_pretrained(str(tmp_path))
+        ours = load_tokenizer(tmp_path)
+        for text in TEXTS:
+            assert ours.encode(text).ids == theirs.backend_tokenizer.encode(text).ids, text
+        assert len(ours.get_vocab()) > 20
+
+
+def ids_of(theirs: Any, *, specials: bool) -> Callable[[str], list[int]]:
+    if hasattr(theirs, "backend_tokenizer"):
+        return lambda text: theirs.backend_tokenizer.encode(text, add_special_tokens=specials).ids
+    return lambda text: theirs.encode(text, add_special_tokens=specials)
+
+
+def subwords(processor: Any, text: str, *, splits_commas: bool) -> Iterator[str]:
+    """Subwords of SentencePiece, each of which `splits_commas` splits as ALBERT's original code does."""
+    for subword in processor.encode(text, out_type=str):
+        if splits_commas and len(subword) > 1 and subword[-1] == "," and subword[-2].isdigit():
+            again = processor.encode(subword[:-1].replace("▁", ""), out_type=str)
+            if subword[0] != "▁":
+                again = [part for part in (again[0].removeprefix("▁"), *again[1:]) if part]
+            yield from (*again, ",")
+        else:
+            yield subword
+
+
+SETTINGS: dict[str, dict[str, object]] = {
+    "MT5": {"extra_ids": 0},
+    "MBart50": {"src_lang": "de_DE"},
+    "M2M100": {"src_lang": "de"},
+    "Llama": {"add_bos_token": True},
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(READ) - NOT_READ_BY_TRANSFORMERS - {"OPT"}))
+def test_a_class_has_the_ids_of_the_original(tmp_path: Path, name: str) -> None:
+    write_class(tmp_path, name, files_of(name), SETTINGS.get(name))
+    ours, theirs = load_tokenizer(tmp_path), original(name).from_pretrained(tmp_path)
+    texts, encode = list(TEXTS), ids_of(theirs, specials=False)
+    if name in SENTENCEPIECE_CLASSES and name != "CodeLlama":
+        sentencepiece = pytest.importorskip("sentencepiece")
+        rules = SENTENCEPIECE_CLASSES[name]
+        processor = sentencepiece.SentencePieceProcessor(str(next(tmp_path.glob("*.model"))))
+        texts = [text for text in texts if "<" not in text]
+        before = steps_before_sentencepiece(theirs) if rules.steps else normalizers.Sequence([])
+        splits = rules.steps is not None and rules.steps.splits_commas
+
+        def encode(text: str) -> list[int]:
+            pieces = list(subwords(processor, before.normalize_str(text), splits_commas=splits))
+            ids: list[int] = theirs.convert_tokens_to_ids(pieces)
+            return ids
+
+    size = theirs.vocab_size
+    starts, ends = ends_of(theirs, encode)
+    if name in LEFT_OUT_BY_TRANSFORMERS:
+        starts, ends = ([ours.token_to_id(token) for token in side] for side in LEFT_OUT_BY_TRANSFORMERS[name])
+    for text in texts:
+        ids = encode(text)
+        assert ours.encode(text, add_special_tokens=False).ids == ids, text
+        assert ours.encode(text).ids == [*starts, *ids, *ends], text
+    specials = {token: token_id for token, token_id in theirs.added_tokens_encoder.items() if token_id < size}
+    assert {token: ours.token_to_id(token) for token in specials} == specials
+
+
+def steps_before_sentencepiece(theirs: Any) -> normalizers.Normalizer:
+    """What the original class changes in a text before the model's own map and spaces."""
+    kept = []
+    for step in theirs.backend_tokenizer.normalizer:
+        if isinstance(step, normalizers.Precompiled):
+            break
+        kept.append(step)
+    return normalizers.Sequence(kept)
+
+
+def ends_of(theirs: Any, encode: Callable[[str], list[int]]) -> tuple[list[int], list[int]]:
+    """The IDs that the original class puts in front of a text, and behind it."""
+    inner, around = (ids_of(theirs, specials=each)("dog") for each in (False, True))
+    start = next(place for place in range(len(around)) if around[place : place + len(inner)] == inner)
+    return around[:start], around[start + len(inner) :]
