@@ -90,6 +90,11 @@ def ids_of(theirs: Any, *, specials: bool) -> Callable[[str], list[int]]:
     return lambda text: theirs.encode(text, add_special_tokens=specials)
 
 
+def decoded(theirs: Any, ids: list[int]) -> str:
+    text: str = getattr(theirs, "backend_tokenizer", theirs).decode(ids, skip_special_tokens=True)
+    return text
+
+
 def subwords(processor: Any, text: str, *, splits_commas: bool) -> Iterator[str]:
     """Subwords of SentencePiece, each of which `splits_commas` splits as ALBERT's original code does."""
     for subword in processor.encode(text, out_type=str):
@@ -115,7 +120,7 @@ def test_a_class_has_the_ids_of_the_original(tmp_path: Path, name: str) -> None:
     write_class(tmp_path, name, files_of(name), SETTINGS.get(name))
     ours, theirs = load_tokenizer(tmp_path), original(name).from_pretrained(tmp_path)
     texts, encode = list(TEXTS), ids_of(theirs, specials=False)
-    if name in SENTENCEPIECE_CLASSES and name != "CodeLlama":
+    if name in SENTENCEPIECE_CLASSES and name != "CodeLlama" and hasattr(theirs, "backend_tokenizer"):
         sentencepiece = pytest.importorskip("sentencepiece")
         rules = SENTENCEPIECE_CLASSES[name]
         processor = sentencepiece.SentencePieceProcessor(str(next(tmp_path.glob("*.model"))))
@@ -136,6 +141,7 @@ def test_a_class_has_the_ids_of_the_original(tmp_path: Path, name: str) -> None:
         ids = encode(text)
         assert ours.encode(text, add_special_tokens=False).ids == ids, text
         assert ours.encode(text).ids == [*starts, *ids, *ends], text
+        assert ours.decode(ids) == decoded(theirs, ids), text
     specials = {token: token_id for token, token_id in theirs.added_tokens_encoder.items() if token_id < size}
     assert {token: ours.token_to_id(token) for token in specials} == specials
 
@@ -155,3 +161,54 @@ def ends_of(theirs: Any, encode: Callable[[str], list[int]]) -> tuple[list[int],
     inner, around = (ids_of(theirs, specials=each)("dog") for each in (False, True))
     start = next(place for place in range(len(around)) if around[place : place + len(inner)] == inner)
     return around[:start], around[start + len(inner) :]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"legacy": False}, {"legacy": False, "add_prefix_space": False}, {"legacy": True, "add_prefix_space": False}],
+)
+def test_settings_decide_where_llama_puts_a_space(tmp_path: Path, settings: dict[str, object]) -> None:
+    write_class(tmp_path, "Llama", files_of("Llama"), {"add_bos_token": True, **settings})
+    ours, theirs = load_tokenizer(tmp_path), original("Llama").from_pretrained(tmp_path)
+    for text in TEXTS:
+        assert ours.encode(text).ids == theirs.backend_tokenizer.encode(text).ids, text
+        assert ours.decode(ours.encode(text).ids) == decoded(theirs, ours.encode(text).ids), text
+
+
+def test_t5_has_the_same_ids_whatever_legacy_is(tmp_path: Path) -> None:
+    for legacy in (False, True):
+        write_class(tmp_path, "T5", files_of("T5"), {"legacy": legacy})
+        ours, theirs = load_tokenizer(tmp_path), original("T5").from_pretrained(tmp_path)
+        for text in ("a</s>b c", "one two"):
+            assert ours.encode(text).ids == theirs.backend_tokenizer.encode(text).ids, text
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("XLMRoberta", {"add_prefix_space": False}, "is read with add_prefix_space True, not False"),
+        ("T5", {"add_prefix_space": False}, "is read with add_prefix_space True, not False"),
+        ("DebertaV2", {"split_by_punct": True}, "is read with split_by_punct False, not True"),
+        ("Albert", {"remove_space": False}, "is read with remove_space True, not False"),
+        ("XLNet", {"keep_accents": True}, "is read with keep_accents False, not True"),
+        ("PLBart", {"language_codes": "multi"}, "is read with language_codes 'base', not 'multi'"),
+        ("M2M100", {"language_codes": "wmt21"}, "is read with language_codes 'm2m100', not 'wmt21'"),
+        ("M2M100", {"src_lang": "xx"}, "has no language 'xx'"),
+        ("Speech2Text", {"lang_codes": "mustc"}, "is read with lang_codes None, not 'mustc'"),
+    ],
+)
+def test_a_setting_that_is_not_read_is_refused(
+    tmp_path: Path, name: str, settings: dict[str, object], words: str
+) -> None:
+    write_class(tmp_path, name, files_of(name), settings)
+    with pytest.raises(TokenizerError, match=words):
+        load_tokenizer(tmp_path)
+
+
+def test_settings_of_text_steps_are_read(tmp_path: Path) -> None:
+    settings: dict[str, object]
+    for settings in ({"do_lower_case": False}, {"keep_accents": True}):
+        write_class(tmp_path, "Albert", files_of("Albert"), settings)
+        ours, theirs = load_tokenizer(tmp_path), original("Albert").from_pretrained(tmp_path)
+        for text in ("The Dogs", "cet \u00c9t\u00e9 l\u00e0"):
+            assert ours.encode(text).ids == theirs.backend_tokenizer.encode(text).ids, (settings, text)
