@@ -75,8 +75,8 @@ def convert(path: Path, stated: StatedTokenizer) -> Tokenizer:
     _check_same_ids(path, tokenizer, processor, vocabulary.ids, texts, normalizers.Sequence(_steps(rules.steps)))
     _apply_settings(tokenizer, rules, stated, path)
     lstrip = ("mask_token",) if rules.lstrip else ()
+    _add_roles(tokenizer, rules, stated, path)
     add_stated_tokens(tokenizer, stated, {}, file=path, lstrip=lstrip, normalizes=False)
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in rules.added])
     _add_ends(tokenizer, processor, rules, stated, path)
     return tokenizer
 
@@ -280,6 +280,32 @@ def _apply_settings(tokenizer: Tokenizer, rules: SentencePieceRules, stated: Sta
     tokenizer.normalizer = None
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
     tokenizer.decoder = _decoder(adds_space=adds_space)
+
+
+def _add_roles(tokenizer: Tokenizer, rules: SentencePieceRules, stated: StatedTokenizer, path: Path) -> None:
+    """Add the special tokens that a class puts behind the model's subwords.
+
+    Args:
+        tokenizer: The tokenizer of the model.
+        rules: Rules of the class.
+        stated: What the files beside the model state.
+        path: The model, for messages.
+
+    Raises:
+        TokenizerError: A file names a special token without an ID, and releases of transformers give it different ones.
+    """
+    listed = {token.content for token in stated.added.values()}
+    known = tokenizer.get_vocab(with_added_tokens=True).keys() | listed
+    fixed = [stated.role(role, {}) for role in stated.roles] if rules.first else []
+    for text in (*fixed, *(token.content for token in stated.specials)):
+        if text is not None and text not in known:
+            raise TokenizerError(
+                f"{stated.folder} has the special token {text!r}, which {path.name} lacks, without an ID. Write its ID "
+                f"into an added_tokens.json there, or use the tokenizer.json of the model."
+            )
+    roles = [stated.role(role, rules.roles) for role in rules.roles]
+    tokens = [text for text in roles if text is not None and text not in listed]
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in tokens])
 
 
 def _decoder(*, adds_space: bool) -> decoders.Decoder:

@@ -226,7 +226,7 @@ class SentencePieceRules:
         ends: Tokens behind a text; `""` is the language, and `"eos"` the token of that role, if it is added.
         between: Tokens between two texts; `None` for `ends`, or `starts` if there are none.
         lstrip: Tokens that take the spaces before them.
-        added: Tokens that are added behind all others if the model lacks them.
+        roles: Special tokens by role that get the next IDs if the model lacks them.
     """
 
     fixed: Mapping[str, object] = field(default_factory=dict)
@@ -244,7 +244,7 @@ class SentencePieceRules:
     ends: Names = ()
     between: Names | None = None
     lstrip: Names = ()
-    added: Names = ()
+    roles: Roles = field(default_factory=dict)
 
 
 _LANGUAGES_OF_MBART = (
@@ -378,7 +378,9 @@ SENTENCEPIECE_CLASSES: Mapping[str, SentencePieceRules] = {
     "VideoPrism": SentencePieceRules(last=_SENTINELS),
     **dict.fromkeys(("MT5", "Udop"), SentencePieceRules(ends=("</s>",))),
     "BigBird": replace(_AROUND, lstrip=("[MASK]",)),
-    "DebertaV2": replace(_AROUND, fixed={"split_by_punct": False}, steps=TextSteps(quotes=False), added=("[MASK]",)),
+    "DebertaV2": replace(
+        _AROUND, fixed={"split_by_punct": False}, steps=TextSteps(quotes=False), roles={"mask_token": "[MASK]"}
+    ),
     "Albert": replace(
         _AROUND,
         fixed={"remove_space": True},
