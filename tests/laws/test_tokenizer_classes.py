@@ -17,6 +17,7 @@ from embedlayer.data.tokenizer import load_tokenizer
 from embedlayer.errors import TokenizerError
 from embedlayer.families.tokenizers import (
     BPE_CLASSES,
+    CLASS_OF_TYPE,
     CONVERTED_CLASSES,
     REFUSED_CLASSES,
     SENTENCEPIECE_CLASSES,
@@ -86,6 +87,19 @@ def test_a_class_that_is_not_read_is_refused_by_name_and_what_helps_works(tmp_pa
         assert len(ours.get_vocab()) > 20
 
 
+def test_a_model_type_has_the_class_that_it_has_in_transformers() -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    without_class = {None, "TokenizersBackend", "MistralCommonBackend", "RagTokenizer"}
+    named = {kind: name for kind, name in TOKENIZER_MAPPING_NAMES.items() if name not in without_class}
+    theirs = {kind: str(name).removesuffix("Fast").removesuffix("Tokenizer") for kind, name in named.items()}
+    assert set(theirs) - set(CLASS_OF_TYPE) == ONLY_IN_TOKENIZER_JSON
+    for kind in set(theirs) & set(CLASS_OF_TYPE):
+        ours = CLASS_OF_TYPE[kind]
+        assert ours == theirs[kind] or READ[ours] == READ[theirs[kind]] or kind in ("opt", "mt5"), kind
+
+
 def ids_of(theirs: Any, *, specials: bool) -> Callable[[str], list[int]]:
     if hasattr(theirs, "backend_tokenizer"):
         return lambda text: theirs.backend_tokenizer.encode(text, add_special_tokens=specials).ids
@@ -108,6 +122,12 @@ def subwords(processor: Any, text: str, *, splits_commas: bool) -> Iterator[str]
         else:
             yield subword
 
+
+ONLY_IN_TOKENIZER_JSON = {
+    *("blip-2", "dbrx", "emu3", "falcon_mamba", "hyperclovax_vision_v2", "instructblip", "instructblipvideo"),
+    *("jais2", "mpt", "starcoder2"),
+}
+"""Model types with a class of GPT-2's kind whose models split text otherwise, or differ from one another."""
 
 SETTINGS: dict[str, dict[str, object]] = {
     "MT5": {"extra_ids": 0},
