@@ -120,8 +120,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
       `tokenizer_config.json` beside it. Without `do_lower_case`, text is lower-cased if a file names BERT's class, or
       if no entry except the bracketed ones has an upper-case letter.
     - SentencePiece's `.model`, BPE or Unigram, with the `spm` extra. The files beside it state the class, which decides
-      the IDs: those of XLM-RoBERTa are shifted by one, for example. The subwords of sample texts are compared with
-      SentencePiece; a model with others is refused. Unlike in SentencePiece, `</s>` in a text is the control symbol.
+      the IDs: those of XLM-RoBERTa are shifted by one, those of M2M-100 are in a `vocab.json`. The subwords of sample
+      texts are compared with SentencePiece; a model with others is refused. Unlike in SentencePiece, `</s>` in a text
+      is the control symbol.
     - llama2.c's `tokenizer.bin` (`tok512.bin`).
     - A GGUF file of llama.cpp, with the `gguf` extra.
     - A folder with one of these, searched for in this order.

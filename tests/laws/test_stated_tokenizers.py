@@ -36,7 +36,7 @@ def ids_of_transformers(name: str, folder: Path) -> Callable[[str], list[int]]:
 
 MORE: dict[str, dict[str, object]] = {
     "GPT2": {"add_prefix_space": True, "add_bos_token": True, "tokenizer_class": "GPT2TokenizerFast"},
-    "Roberta": {"mask_token": {"__type": "AddedToken", "content": "<mask>", "lstrip": True}},
+    "Roberta": {"mask_token": {"__type": "AddedToken", "content": "<mask>", "lstrip": True}, "add_prefix_space": True},
     "Qwen2": {
         "added_tokens_decoder": {
             "0": {"content": "<|endoftext|>", "normalized": False, "special": True},

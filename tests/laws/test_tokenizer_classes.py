@@ -295,3 +295,15 @@ def test_tokens_that_files_state_have_the_ids_of_the_original(tmp_path: Path, na
     for text in FORM_TEXTS:
         assert ours.encode(text).ids == encode(text), text
     assert ours.token_to_id("<new>") == theirs.added_tokens_encoder.get("<new>")
+
+
+@pytest.mark.parametrize(
+    "name", sorted(name for name, rules in {**BPE_CLASSES, **WORDPIECE_CLASSES}.items() if rules.lstrip)
+)
+def test_the_mask_takes_the_space_before_it(tmp_path: Path, name: str) -> None:
+    """As `AddedToken(mask_token, lstrip=True)` of these classes in release 4; 5.24 has it in some of them alone."""
+    write_class(tmp_path, name, files_of(name))
+    ours = load_tokenizer(tmp_path)
+    mask, alone = READ[name].roles["mask_token"], ours.encode("dogs", add_special_tokens=False).ids
+    for text in (f"dogs {mask}", f"dogs   {mask}"):
+        assert ours.encode(text, add_special_tokens=False).ids == [*alone, ours.token_to_id(mask)]
