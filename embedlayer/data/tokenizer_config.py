@@ -13,7 +13,15 @@ from tokenizers import AddedToken, Tokenizer, processors
 from tokenizers.processors import PostProcessor
 
 from embedlayer.errors import CheckpointError, TokenizerError
-from embedlayer.families.tokenizers import CLASS_OF_TYPE, CONVERTED_CLASSES, GENERIC_CLASSES, REFUSED_CLASSES
+from embedlayer.families.tokenizers import (
+    BPE_CLASSES,
+    CLASS_OF_TYPE,
+    CONVERTED_CLASSES,
+    GENERIC_CLASSES,
+    REFUSED_CLASSES,
+    SENTENCEPIECE_CLASSES,
+    WORDPIECE_CLASSES,
+)
 from embedlayer.io.files import read_json
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -91,7 +99,9 @@ class StatedTokenizer:
                 f"the tokenizer_config.json of the model, if it names the class, or its tokenizer.json into the "
                 f"folder. Known: {known}."
             )
-        reason = reason or REFUSED_CLASSES.get(self.kind, "has rules that are not known here")
+        is_read = self.kind in (*BPE_CLASSES, *WORDPIECE_CLASSES, *SENTENCEPIECE_CLASSES)
+        unknown = "does not read this file" if is_read else "has rules that are not known here"
+        reason = reason or REFUSED_CLASSES.get(self.kind, unknown)
         advice = (
             ADVICE.format(folder=str(self.folder))
             if self.kind in CONVERTED_CLASSES

@@ -211,7 +211,7 @@ def test_a_model_that_transformers_no_longer_reads(
         ("sentencepiece.bpe.model", {}, "no file beside it states which one of XLMRoberta, MBart.*config.json of the"),
         ("spiece.model", {"tokenizer_class": "SiglipTokenizer"}, "SiglipTokenizer, which changes a text before"),
         ("spiece.model", {"tokenizer_class": "OwnTokenizer"}, "OwnTokenizer, which has rules that are not known here"),
-        ("spiece.model", {"tokenizer_class": "GPT2Tokenizer"}, "GPT2Tokenizer, which has rules that are not known"),
+        ("spiece.model", {"tokenizer_class": "GPT2Tokenizer"}, "GPT2Tokenizer, which does not read this file"),
         ("m.model", {"tokenizer_class": "MBartTokenizer", "src_lang": "xx"}, "no language 'xx', which src_lang"),
         (
             "m.model",
