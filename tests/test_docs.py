@@ -87,6 +87,11 @@ def test_the_bytes_and_times_of_row_state_are_those_of_the_planner_and_the_resul
     assert module["PAGE"].read_text() == module["page"](), "run: python docs/row_state.py --write"
 
 
+def test_the_tokenizer_classes_of_the_page_are_those_of_the_rules() -> None:
+    module = runpy.run_path(str(ROOT / "docs" / "tokenizer_classes.py"))
+    assert module["PAGE"].read_text() == module["page"](), "run: python docs/tokenizer_classes.py --write"
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
 

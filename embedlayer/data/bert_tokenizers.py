@@ -8,13 +8,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from embedlayer.data.tokenizer_config import StatedTokenizer, add_stated_tokens
 from embedlayer.errors import TokenizerError
-from embedlayer.families.tokenizers import (
-    GENERIC_CLASSES,
-    OF_LANGUAGE,
-    REFUSED_CLASSES,
-    WORDPIECE_CLASSES,
-    WordPieceRules,
-)
+from embedlayer.families.tokenizers import GENERIC_CLASSES, WORDPIECE_CLASSES, WordPieceRules
 
 
 def bert_tokenizer(
@@ -58,8 +52,8 @@ def wordpiece_tokenizer(vocabulary: dict[str, int], stated: StatedTokenizer, fil
         TokenizerError: The class is not of BERT's kind, or the vocabulary lacks a token.
     """
     is_known = stated.kind is None or stated.kind in (*WORDPIECE_CLASSES, *GENERIC_CLASSES)
-    if not is_known and (stated.names_class or REFUSED_CLASSES.get(stated.kind or "") == OF_LANGUAGE):
-        raise stated.refuse_class(file, ", ".join(WORDPIECE_CLASSES))
+    if not is_known:
+        raise stated.refuse_class(file)
     rules = WORDPIECE_CLASSES.get(stated.kind or "", WordPieceRules())
     unknown = stated.role("unk_token", rules.roles) or "[UNK]"
     if unknown not in vocabulary:

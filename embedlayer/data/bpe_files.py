@@ -1,5 +1,6 @@
 """Build BPE tokenizers from `vocab.json` and `merges.txt`, by the rules of the tokenizer class that a folder states."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -84,12 +85,22 @@ def bpe_tokenizer(
     if rules.normalizer:
         tokenizer.normalizer = _NORMALIZERS[rules.normalizer]()
     tokenizer.pre_tokenizer = _splitter(rules, adds_space=stated.setting("add_prefix_space", rules.adds_space))
-    tokenizer.decoder = decoders.ByteLevel() if rules.is_byte_level else decoders.BPEDecoder(suffix=rules.end_of_word)
+    tokenizer.decoder = _decoder(rules)
     if rules is _ALONE:
         tokenizer.add_special_tokens([token for token in _KNOWN_SPECIALS if token in vocabulary])
     add_stated_tokens(tokenizer, stated, rules.roles, file=file, lstrip=rules.lstrip)
     tokenizer.post_processor = _around(tokenizer, rules, stated, file)
     return tokenizer
+
+
+def _decoder(rules: BpeRules) -> decoders.Decoder:
+    """Return what turns subwords into text, by the rules of a class."""
+    if not rules.is_byte_level:
+        return decoders.BPEDecoder(suffix=rules.end_of_word)
+    if not rules.end_of_word:
+        return decoders.ByteLevel()
+    last = decoders.Replace(Regex(rf"{re.escape(rules.end_of_word)}\z"), "")
+    return decoders.Sequence([decoders.ByteLevel(), last, decoders.Replace(rules.end_of_word, " ")])
 
 
 def _splitter(rules: BpeRules, *, adds_space: bool) -> pre_tokenizers.PreTokenizer:

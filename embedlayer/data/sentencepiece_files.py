@@ -10,14 +10,14 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from embedlayer.data.tokenizer_config import StatedTokenizer, add_stated_tokens, template
-from embedlayer.errors import TokenizerError, require
-from embedlayer.families.tokenizers import REFUSED_CLASSES, SENTENCEPIECE_CLASSES, SentencePieceRules
-from embedlayer.io.files import read_bytes
+from embedlayer.errors import CheckpointError, TokenizerError, require
+from embedlayer.families.tokenizers import GENERIC_CLASSES, SENTENCEPIECE_CLASSES, SentencePieceRules, TextSteps
+from embedlayer.io.files import read_bytes, read_json
 
 SPACE = "▁"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -26,6 +26,9 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 _UNIGRAM, _BPE = 1, 2
 _SHIFTED_NAME = "sentencepiece.bpe.model"
 """Name of the model in folders of classes with IDs of their own: XLM-RoBERTa, mBART, NLLB, CamemBERT."""
+
+_NEVER = 100.0
+"""What is subtracted from the score of a subword that is not to be used, as transformers does it."""
 
 _NFKC_PROBE = ("ﬁ", "①", "ｶ", "Ａ", "e\u0301", "½")
 _PROBE = (
@@ -62,15 +65,18 @@ def convert(path: Path, stated: StatedTokenizer) -> Tokenizer:
         kinds = [dict(_fields(entry)).get(3, 1) for number, entry in _fields(raw) if number == 1]
         symbols = [processor.id_to_piece(i) for i, kind in enumerate(kinds) if kind == USER_DEFINED]
         rules = _rules(path, stated)
+        if rules.steps is not None and rules.steps.splits_commas:
+            kinds = _without_commas(processor, kinds)
         vocabulary = _vocabulary(processor, kinds, rules, path)
         tokenizer = _tokenizer(processor, raw, vocabulary, rules)
     except (RuntimeError, IndexError, struct.error) as error:
         raise TokenizerError(f"{path} is not a whole SentencePiece model ({error}): it is damaged.") from error
     texts = [*_PROBE, *(f"a {symbol} b{symbol}c" for symbol in symbols[:4])]
-    _check_same_ids(path, tokenizer, processor, vocabulary.ids, texts)
+    _check_same_ids(path, tokenizer, processor, vocabulary.ids, texts, normalizers.Sequence(_steps(rules.steps)))
+    _apply_settings(tokenizer, rules, stated, path)
     lstrip = ("mask_token",) if rules.lstrip else ()
+    _add_roles(tokenizer, rules, stated, path)
     add_stated_tokens(tokenizer, stated, {}, file=path, lstrip=lstrip, normalizes=False)
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in rules.added])
     _add_ends(tokenizer, processor, rules, stated, path)
     return tokenizer
 
@@ -104,8 +110,8 @@ def _rules(path: Path, stated: StatedTokenizer) -> SentencePieceRules:
             file belongs to classes with IDs of their own.
     """
     known = ", ".join(SENTENCEPIECE_CLASSES)
-    if stated.kind in REFUSED_CLASSES:
-        raise stated.refuse_class(path, known)
+    if stated.kind is not None and stated.kind not in (*SENTENCEPIECE_CLASSES, *GENERIC_CLASSES):
+        raise stated.refuse_class(path)
     rules = SENTENCEPIECE_CLASSES.get(stated.kind or "")
     if rules is None:
         if path.name.endswith(_SHIFTED_NAME):
@@ -115,20 +121,55 @@ def _rules(path: Path, stated: StatedTokenizer) -> SentencePieceRules:
                 f"the model beside it, or use its tokenizer.json."
             )
         return SentencePieceRules()
-    if stated.kind == "Pegasus" and stated.settings.get("offset", 103) != 103:
-        if stated.settings["offset"] != 0:
-            raise stated.refuse_class(path, known)
+    if stated.kind == "Pegasus" and stated.settings.get("offset") == 0:
         return SentencePieceRules(ends=rules.ends, between=rules.between)
-    if stated.kind == "T5":
+    for name, value in rules.fixed.items():
+        if stated.settings.get(name) not in (None, value):
+            raise stated.refuse_class(path, reason=f"is read with {name} {value!r}, not {stated.settings[name]!r}")
+    if rules.last[-1:] == ("<extra_id_0>",):
         extra = stated.settings.get("extra_ids", len(rules.last))
         return replace(rules, last=tuple(f"<extra_id_{number}>" for number in range(int(extra) - 1, -1, -1)))
-    if stated.kind == "DebertaV2" and (
-        stated.setting("do_lower_case", False) or stated.setting("split_by_punct", False)
-    ):
-        raise stated.refuse_class(path, known)
+    if rules.steps is not None:
+        keeps = stated.setting("keep_accents", rules.steps.keeps_accents)
+        lowers = stated.setting("do_lower_case", rules.steps.lower_case)
+        return replace(rules, steps=replace(rules.steps, keeps_accents=keeps, lower_case=lowers))
     if stated.kind == "Nllb" and stated.setting("legacy_behaviour", False):
         return replace(rules, starts=(), ends=("</s>", ""))
     return rules
+
+
+def reads_vocabulary(stated: StatedTokenizer) -> bool:
+    """Return whether the class of a folder has the IDs of its SentencePiece model in a `vocab.json` beside it."""
+    return SENTENCEPIECE_CLASSES.get(stated.kind or "", SentencePieceRules()).reads_vocabulary
+
+
+def _steps(steps: TextSteps | None) -> list[normalizers.Normalizer]:
+    """Return what a class changes in a text before SentencePiece reads it."""
+    if steps is None:
+        return []
+    found: list[normalizers.Normalizer] = []
+    if steps.quotes:
+        found += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not steps.keeps_accents:
+        found += [normalizers.NFKD(), normalizers.StripAccents()]
+    return [*found, normalizers.Lowercase()] if steps.lower_case else found
+
+
+def _without_commas(processor: Any, kinds: Sequence[int]) -> list[int]:
+    """Let a model split each comma from the digit before it, as ALBERT and XLNet do, and return the kinds of subwords.
+
+    Args:
+        processor: The loaded model, a `SentencePieceProcessor`; it is changed.
+        kinds: Kind of each subword.
+    """
+    texts = [processor.id_to_piece(i) for i in range(len(kinds))]
+    kinds = [
+        UNUSED if text.endswith(",") and text[-2:-1].isdigit() else kind
+        for text, kind in zip(texts, kinds, strict=True)
+    ]
+    if UNUSED in kinds:
+        processor.set_vocabulary([text for text, kind in zip(texts, kinds, strict=True) if kind != UNUSED])
+    return kinds
 
 
 def _vocabulary(processor: Any, kinds: Sequence[int], rules: SentencePieceRules, path: Path) -> _Vocabulary:
@@ -143,7 +184,12 @@ def _vocabulary(processor: Any, kinds: Sequence[int], rules: SentencePieceRules,
     Raises:
         TokenizerError: The class has no ID for a subword that the model gives.
     """
-    own = [(processor.id_to_piece(i), processor.get_score(i)) for i in range(len(processor))]
+    own = [
+        (processor.id_to_piece(i), processor.get_score(i) - (_NEVER if kind == UNUSED else 0))
+        for i, kind in enumerate(kinds)
+    ]
+    if rules.reads_vocabulary:
+        return _vocabulary_of_file(own, kinds, rules, path)
     if any(kind not in (CONTROL, UNKNOWN) for kind in kinds[: rules.skipped]):
         raise TokenizerError(
             f"{path} is not a model of the tokenizer class that its folder states: one of its first {rules.skipped} "
@@ -164,6 +210,114 @@ def _vocabulary(processor: Any, kinds: Sequence[int], rules: SentencePieceRules,
     )
 
 
+def _vocabulary_of_file(
+    own: Sequence[tuple[str, float]], kinds: Sequence[int], rules: SentencePieceRules, path: Path
+) -> _Vocabulary:
+    """Give the subwords of a SentencePiece model the IDs of the `vocab.json` beside it.
+
+    Args:
+        own: Subword and score of each of the model's own IDs.
+        kinds: Kind of each subword.
+        rules: Rules of the class.
+        path: The model.
+
+    Raises:
+        FileError: The file cannot be read.
+        TokenizerError: The file does not give each subword an ID, or its IDs are not 0, 1, 2, and so on.
+    """
+    file = path.with_name("vocab.json")
+    try:
+        entries: dict[str, int] = read_json(file)
+    except CheckpointError as error:
+        raise TokenizerError(str(error)) from error
+    by_id = {token_id: text for text, token_id in entries.items()}
+    missing = [text for (text, _), kind in zip(own, kinds, strict=True) if kind == NORMAL and text not in entries]
+    if by_id.keys() != set(range(len(entries))) or rules.unknown not in entries or missing:
+        lacks = f"it lacks {missing[0]!r}" if missing else f"its IDs have gaps, or it lacks {rules.unknown}"
+        raise TokenizerError(
+            f"{file} does not give each subword of {path.name} an ID: {lacks}. Use the two files of one model."
+        )
+    scores, kind_of = dict(own), dict(zip((text for text, _ in own), kinds, strict=True))
+    least = min(scores.values(), default=0.0) - _NEVER
+    texts = [by_id[token_id] for token_id in range(len(by_id))]
+    special = {**dict.fromkeys(rules.first, CONTROL), rules.unknown: UNKNOWN}
+    unknown: int = entries[rules.unknown]
+    return _Vocabulary(
+        [*((text, scores.get(text, least)) for text in texts), *((text, 0.0) for text in rules.last)],
+        [*(special.get(text, kind_of.get(text, UNUSED)) for text in texts), *[CONTROL] * len(rules.last)],
+        unknown,
+        [
+            unknown if kind == UNKNOWN else entries.get(text, unknown)
+            for (text, _), kind in zip(own, kinds, strict=True)
+        ],
+    )
+
+
+def _apply_settings(tokenizer: Tokenizer, rules: SentencePieceRules, stated: StatedTokenizer, path: Path) -> None:
+    """Let a tokenizer put a space before a text as the settings `legacy` and `add_prefix_space` say.
+
+    Args:
+        tokenizer: The tokenizer, which puts it where SentencePiece does.
+        rules: Rules of the class.
+        stated: What the files beside the model state.
+        path: The model, for messages.
+
+    Raises:
+        TokenizerError: The class does not read the settings, or the model changes texts otherwise too.
+    """
+    adds_space = stated.setting("add_prefix_space", True)
+    texts = ["a", *_NFKC_PROBE]
+    changed: list[str] = [tokenizer.normalizer.normalize_str(text) for text in texts]
+    if rules.legacy is None:
+        if not adds_space and changed[0].startswith(SPACE):
+            raise stated.refuse_class(path, reason="is read with add_prefix_space True, not False")
+        return
+    if adds_space and stated.setting("legacy", rules.legacy):
+        return
+    if [text.removeprefix(SPACE) for text in changed] != texts:
+        raise stated.refuse_class(path, reason="is read with legacy True alone where the model changes letters")
+    scheme: Literal["first", "never"] = "first" if adds_space else "never"
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
+    tokenizer.decoder = _decoder(adds_space=adds_space)
+
+
+def _add_roles(tokenizer: Tokenizer, rules: SentencePieceRules, stated: StatedTokenizer, path: Path) -> None:
+    """Add the special tokens that a class puts behind the model's subwords.
+
+    Args:
+        tokenizer: The tokenizer of the model.
+        rules: Rules of the class.
+        stated: What the files beside the model state.
+        path: The model, for messages.
+
+    Raises:
+        TokenizerError: A file names a special token without an ID, and releases of transformers give it different ones.
+    """
+    listed = {token.content for token in stated.added.values()}
+    known = tokenizer.get_vocab(with_added_tokens=True).keys() | listed
+    fixed = [stated.role(role, {}) for role in stated.roles] if rules.first else []
+    for text in (*fixed, *(token.content for token in stated.specials)):
+        if text is not None and text not in known:
+            raise TokenizerError(
+                f"{stated.folder} has the special token {text!r}, which {path.name} lacks, without an ID. Write its ID "
+                f"into an added_tokens.json there, or use the tokenizer.json of the model."
+            )
+    roles = [stated.role(role, rules.roles) for role in rules.roles]
+    tokens = [text for text in roles if text is not None and text not in listed]
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in tokens])
+
+
+def _decoder(*, adds_space: bool) -> decoders.Decoder:
+    """Return the decoder of a SentencePiece model.
+
+    Args:
+        adds_space: Whether a space before the text is removed.
+    """
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if adds_space else []))
+
+
 def _add_ends(
     tokenizer: Tokenizer, processor: Any, rules: SentencePieceRules, stated: StatedTokenizer, path: Path
 ) -> None:
@@ -179,12 +333,13 @@ def _add_ends(
     Raises:
         TokenizerError: The tokenizer lacks a token, or `src_lang` is no language of the class.
     """
-    names = {"": stated.settings.get("src_lang") or rules.language}
-    if rules.languages and names[""] not in rules.languages:
-        raise TokenizerError(
-            f"{path} has no language {names['']!r}, which src_lang of its tokenizer_config.json names."
-        )
+    language = stated.settings.get("src_lang") or rules.language
+    names = {"": language if language in rules.languages else rules.language_form.format(language)}
     starts, ends = rules.starts, rules.ends
+    if not language:
+        starts, ends = (tuple(each for each in side if each) for side in (starts, ends))
+    elif rules.languages and names[""] not in rules.languages:
+        raise TokenizerError(f"{path} has no language {language!r}, which src_lang of its tokenizer_config.json names.")
     for role, token_id, adds in (("bos", processor.bos_id(), True), ("eos", processor.eos_id(), False)):
         if role in (*starts, *ends):
             own = {f"{role}_token": processor.id_to_piece(token_id)} if token_id >= 0 else {}
@@ -221,11 +376,16 @@ def _tokenizer(processor: Any, raw: bytes, vocabulary: _Vocabulary, rules: Sente
         vocabulary.kinds,
         vocabulary.unknown,
         is_unigram=kind == _UNIGRAM,
-        normalizer=sentencepiece_normalizer(
-            normalizer.get(2, b""),
-            adds_space=adds_space,
-            trims=bool(normalizer.get(4, 1)),
-            space=SPACE if normalizer.get(5, 1) else " ",
+        normalizer=normalizers.Sequence(
+            [
+                *_steps(rules.steps),
+                sentencepiece_normalizer(
+                    normalizer.get(2, b""),
+                    adds_space=adds_space,
+                    trims=bool(normalizer.get(4, 1)),
+                    space=SPACE if normalizer.get(5, 1) else " ",
+                ),
+            ]
         ),
         adds_space=adds_space,
         normalizes_symbols=not adds_space,
@@ -263,8 +423,7 @@ def sentencepiece_tokenizer(
         merged = [i for i, kind in enumerate(kinds) if kind not in (BYTE, CONTROL)]
         tokenizer = Tokenizer(bpe_of_scores(subwords, merged, subwords[unknown][0], byte_fallback=byte_fallback))
     tokenizer.normalizer = normalizer
-    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if adds_space else []))
+    tokenizer.decoder = _decoder(adds_space=adds_space)
     controls = [subword for (subword, _), kind in zip(subwords, kinds, strict=True) if kind in (CONTROL, UNKNOWN)]
     symbols = [subword for (subword, _), kind in zip(subwords, kinds, strict=True) if kind == USER_DEFINED]
     tokenizer.add_special_tokens(
@@ -336,7 +495,14 @@ def bpe_of_scores(
     return models.BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
 
 
-def _check_same_ids(path: Path, tokenizer: Tokenizer, processor: Any, ids: Sequence[int], texts: Sequence[str]) -> None:
+def _check_same_ids(
+    path: Path,
+    tokenizer: Tokenizer,
+    processor: Any,
+    ids: Sequence[int],
+    texts: Sequence[str],
+    steps: normalizers.Normalizer,
+) -> None:
     """Raise an error unless a converted tokenizer gives sample texts the same IDs as SentencePiece.
 
     Args:
@@ -345,13 +511,14 @@ def _check_same_ids(path: Path, tokenizer: Tokenizer, processor: Any, ids: Seque
         processor: The loaded model, a `SentencePieceProcessor`.
         ids: ID of the tokenizer for each ID of the model.
         texts: Sample texts.
+        steps: What the class of the tokenizer changes in a text before SentencePiece reads it.
 
     Raises:
         TokenizerError: The IDs of a text differ.
     """
     for text in texts:
         ours = tokenizer.encode(text, add_special_tokens=False).ids
-        theirs = [ids[token_id] for token_id in processor.encode(text)]
+        theirs = [ids[token_id] for token_id in processor.encode(steps.normalize_str(text))]
         if ours != theirs:
             raise TokenizerError(
                 f"{path} uses rules of SentencePiece that the tokenizers library does not have: {text!r} becomes "

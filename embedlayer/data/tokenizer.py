@@ -18,9 +18,11 @@ from embedlayer.data.bert_tokenizers import bert_tokenizer, wordpiece_tokenizer
 from embedlayer.data.bpe_files import END_OF_TEXT, bpe_rules, bpe_tokenizer, byte_level_alphabet
 from embedlayer.data.llama2c_files import read as read_llama2c
 from embedlayer.data.sentencepiece_files import convert as read_sentencepiece
-from embedlayer.data.tokenizer_config import read_stated
+from embedlayer.data.sentencepiece_files import reads_vocabulary
+from embedlayer.data.tokenizer_config import StatedTokenizer, read_stated
 from embedlayer.data.unigram import train_subwords
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError, TokenIdError, TokenizerError
+from embedlayer.families.tokenizers import REFUSED_CLASSES
 from embedlayer.io.files import is_gguf, read_bytes, read_json, write_text
 
 TokenizerKind = Literal["bpe", "wordpiece", "unigram", "word", "byte"]
@@ -118,8 +120,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
       `tokenizer_config.json` beside it. Without `do_lower_case`, text is lower-cased if a file names BERT's class, or
       if no entry except the bracketed ones has an upper-case letter.
     - SentencePiece's `.model`, BPE or Unigram, with the `spm` extra. The files beside it state the class, which decides
-      the IDs: those of XLM-RoBERTa are shifted by one, for example. The subwords of sample texts are compared with
-      SentencePiece; a model with others is refused. Unlike in SentencePiece, `</s>` in a text is the control symbol.
+      the IDs: those of XLM-RoBERTa are shifted by one, those of M2M-100 are in a `vocab.json`. The subwords of sample
+      texts are compared with SentencePiece; a model with others is refused. Unlike in SentencePiece, `</s>` in a text
+      is the control symbol.
     - llama2.c's `tokenizer.bin` (`tok512.bin`).
     - A GGUF file of llama.cpp, with the `gguf` extra.
     - A folder with one of these, searched for in this order.
@@ -152,8 +155,6 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         TokenizerError: The format is unknown, or the file is damaged.
         MissingExtraError: The file needs the `spm` extra.
     """
-    if path.suffix == ".model":
-        return _build_checked(path, lambda: read_sentencepiece(path, read_stated(path.parent)))
     if is_gguf(path):
         from embedlayer.data.gguf_tokenizers import read as read_gguf_tokenizer  # imports torch
 
@@ -161,15 +162,23 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     if path.suffix == ".bin":
         return _build_checked(path, lambda: read_llama2c(path))
     pair = _bpe_pair(path)
-    if path.suffix == ".json":
+    is_vocabulary = path.suffix == ".json"
+    if is_vocabulary:
         content = _read_json(path)
         if isinstance(content.get("model"), dict):
             return _build_checked(path, lambda: Tokenizer.from_str(json.dumps(content)))
-        pair = pair or (path, _find_merges(path))
+    stated = read_stated(path.parent)
+    if stated.kind in REFUSED_CLASSES:
+        raise stated.refuse_class(path)
+    if path.suffix == ".model" or (is_vocabulary and reads_vocabulary(stated)):
+        model = path if path.suffix == ".model" else _find_beside(path, "SentencePiece model", "*.model")
+        return _build_checked(model, lambda: read_sentencepiece(model, stated))
+    if pair is None and is_vocabulary:
+        pair = path, _find_beside(path, "merges", "*.bpe", "*merges.txt")
     if pair is not None:
-        return _load_bpe(*pair)
+        return _load_bpe(*pair, stated)
     if path.suffix == ".txt":
-        return _load_vocab_txt(path)
+        return _load_vocab_txt(path, stated)
     raise TokenizerError(
         f"{path} has no known tokenizer format. Pass a tokenizer.json, encoder.json with vocab.bpe, vocab.json with "
         f"merges.txt, a BERT vocab.txt, a SentencePiece .model, llama2.c's tokenizer.bin, or a GGUF file."
@@ -587,6 +596,9 @@ def _find_tokenizer(folder: Path) -> Path:
                 raise TokenizerError(f"{folder} has several tokenizers ({listed}). Pass the path of one file.")
             if found:
                 return found[0]
+    stated = read_stated(folder)
+    if stated.kind in REFUSED_CLASSES:
+        raise stated.refuse_class(folder)
     raise TokenizerError(
         f"{folder} has no tokenizer: none of tokenizer.json, vocab.json with merges.txt, encoder.json with "
         f"vocab.bpe, a SentencePiece .model, vocab.txt, llama2.c's tokenizer.bin, or a GGUF file."
@@ -607,27 +619,33 @@ def _bpe_pair(path: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def _find_merges(path: Path) -> Path:
-    """Return the path of the only file with BPE merges in the folder of the vocabulary file `path`.
+def _find_beside(path: Path, what: str, *patterns: str) -> Path:
+    """Return the path of the only file of some patterns in the folder of the vocabulary file `path`.
+
+    Args:
+        path: The vocabulary.
+        what: What the file is, for the message.
+        patterns: Patterns of its name.
 
     Raises:
-        TokenizerError: The folder has no file `*.bpe` or `*merges.txt`, or several.
+        TokenizerError: The folder has no such file, or several.
     """
-    merges = [file for pattern in ("*.bpe", "*merges.txt") for file in sorted(path.parent.glob(pattern))]
-    if len(merges) != 1:
+    found = [file for pattern in patterns for file in sorted(path.parent.glob(pattern))]
+    if len(found) != 1:
         raise TokenizerError(
-            f"{path} is a vocabulary without its merges: {len(merges)} files in its folder look like merges. "
-            f"Name the two vocab.json and merges.txt, or encoder.json and vocab.bpe."
+            f"{path} is a vocabulary without its {what}: {len(found)} files of its folder are named "
+            f"{' or '.join(patterns)}. Copy the files of the model into one folder, with their names."
         )
-    return merges[0]
+    return found[0]
 
 
-def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
+def _load_bpe(vocabulary: Path, merges: Path, stated: StatedTokenizer) -> Tokenizer:
     """Read a BPE tokenizer from its two files, by the rules that the files beside them state.
 
     Args:
         vocabulary: JSON file with the ID of each subword.
         merges: Text file with one merge, two subwords, in each line.
+        stated: What the files beside them state.
 
     Raises:
         FileError: A file cannot be read.
@@ -645,13 +663,16 @@ def _load_bpe(vocabulary: Path, merges: Path) -> Tokenizer:
                 f"{merges} merges {pair}, which are not in {vocabulary}. Use two files of the same model."
             )
 
-    stated = read_stated(vocabulary.parent)
     rules = bpe_rules(vocab, vocabulary, stated)
     return _build_checked(merges, lambda: bpe_tokenizer(vocab, pairs, rules, stated, vocabulary))
 
 
-def _load_vocab_txt(path: Path) -> Tokenizer:
+def _load_vocab_txt(path: Path, stated: StatedTokenizer) -> Tokenizer:
     """Read a WordPiece tokenizer from BERT's `vocab.txt`, which has one subword a line.
+
+    Args:
+        path: The file.
+        stated: What the files beside it state.
 
     Raises:
         FileError: The file cannot be read.
@@ -659,7 +680,6 @@ def _load_vocab_txt(path: Path) -> Tokenizer:
     """
     entries = _read_text(path).removesuffix("\n").split("\n")
     vocabulary = {entry.removesuffix("\r"): token_id for token_id, entry in enumerate(entries)}
-    stated = read_stated(path.parent)
     return _build_checked(path, lambda: wordpiece_tokenizer(vocabulary, stated, path))
 
 

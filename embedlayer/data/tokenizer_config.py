@@ -13,7 +13,15 @@ from tokenizers import AddedToken, Tokenizer, processors
 from tokenizers.processors import PostProcessor
 
 from embedlayer.errors import CheckpointError, TokenizerError
-from embedlayer.families.tokenizers import CLASS_OF_TYPE, GENERIC_CLASSES, NO_TOKENIZER_JSON, REFUSED_CLASSES
+from embedlayer.families.tokenizers import (
+    BPE_CLASSES,
+    CLASS_OF_TYPE,
+    CONVERTED_CLASSES,
+    GENERIC_CLASSES,
+    REFUSED_CLASSES,
+    SENTENCEPIECE_CLASSES,
+    WORDPIECE_CLASSES,
+)
 from embedlayer.io.files import read_json
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -76,12 +84,13 @@ class StatedTokenizer:
             return token if token is None or isinstance(token, str) else token.content
         return defaults.get(name)
 
-    def refuse_class(self, file: Path, known: str) -> TokenizerError:
+    def refuse_class(self, file: Path, known: str = "", *, reason: str = "") -> TokenizerError:
         """Return the error for a class whose rules for `file` are not known, with what helps.
 
         Args:
-            file: The vocabulary.
-            known: Classes that are read, for the message.
+            file: The vocabulary, or the folder if it has none.
+            known: Classes that are read, for the message where no class is stated.
+            reason: Why it is not read, where the class alone is no reason; a verb comes first.
         """
         model = "" if self.model_type is None else f" (model type {self.model_type})"
         if self.kind is None or self.kind in GENERIC_CLASSES:
@@ -90,13 +99,16 @@ class StatedTokenizer:
                 f"the tokenizer_config.json of the model, if it names the class, or its tokenizer.json into the "
                 f"folder. Known: {known}."
             )
-        reason = REFUSED_CLASSES.get(self.kind, "has rules that are not known here")
-        advice = ADVICE.format(folder=str(self.folder))
-        if self.kind in NO_TOKENIZER_JSON:
-            advice = "It has no tokenizer.json: encode text with transformers, and pass the token IDs"
-        return TokenizerError(
-            f"{file} belongs to {self.kind}Tokenizer{model}, which {reason}. Known: {known}. {advice}."
+        is_read = self.kind in (*BPE_CLASSES, *WORDPIECE_CLASSES, *SENTENCEPIECE_CLASSES)
+        unknown = "does not read this file" if is_read else "has rules that are not known here"
+        reason = reason or REFUSED_CLASSES.get(self.kind, unknown)
+        advice = (
+            ADVICE.format(folder=str(self.folder))
+            if self.kind in CONVERTED_CLASSES
+            else "Put the tokenizer.json of the model into the folder if there is one, or encode text with the class "
+            "itself and pass the token IDs"
         )
+        return TokenizerError(f"{file} belongs to {self.kind}Tokenizer{model}, which {reason}. {advice}.")
 
 
 def read_stated(folder: Path) -> StatedTokenizer:

@@ -124,6 +124,20 @@ BPE_CLASSES: Mapping[str, BpeRules] = {
             r"\s*[\r\n]+|\s+(?!\S)|\s+",
         ),
     ),
+    "Cohere": replace(
+        _GPT2,
+        normalizer="nfc",
+        patterns=(r"\p{N}", *_GPT2.patterns),
+        roles={
+            "bos_token": "<BOS_TOKEN>",
+            "eos_token": "<|END_OF_TURN_TOKEN|>",
+            "unk_token": "<UNK>",
+            "sep_token": "<SEP>",
+            "pad_token": "<PAD>",
+            "cls_token": "<CLS>",
+            "mask_token": "<MASK_TOKEN>",
+        },
+    ),
     "Whisper": replace(_GPT2, starts=("<|startoftranscript|>", "<|notimestamps|>"), ends=("eos_token",)),
     "CLIP": _CLIP,
     "OpenAIGPT": _WORDS,
@@ -157,9 +171,16 @@ WORDPIECE_CLASSES: Mapping[str, WordPieceRules] = {
     **dict.fromkeys(
         (
             *("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "SqueezeBert", "LayoutLM", "Lxmert"),
-            *("RetriBert", "Realm", "DPRQuestionEncoder", "DPRContextEncoder", "DPRReader", "Tapas", "LayoutLMv2"),
+            *("RetriBert", "Realm", "DPRQuestionEncoder", "DPRContextEncoder", "DPRReader", "LayoutLMv2", "Splinter"),
         ),
         WordPieceRules(),
+    ),
+    "Funnel": WordPieceRules(
+        roles={
+            **dict(zip(_BERT, ("<unk>", "<sep>", "<pad>", "<cls>", "<mask>"), strict=True)),
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+        }
     ),
     "MPNet": WordPieceRules(roles={**_FAIRSEQ, "unk_token": "[UNK]"}, lstrip=("mask_token",), doubles_separator=True),
 }
@@ -167,34 +188,63 @@ WORDPIECE_CLASSES: Mapping[str, WordPieceRules] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextSteps:
+    """What a class changes in a text before SentencePiece reads it.
+
+    Attributes:
+        quotes: Whether two backticks or two apostrophes become a double quotation mark.
+        keeps_accents: Whether accents stay, if `keep_accents` is not set.
+        lower_case: Whether text is lower-cased, if `do_lower_case` is not set.
+        splits_commas: Whether a comma behind a digit is always a subword of its own.
+    """
+
+    quotes: bool = True
+    keeps_accents: bool = True
+    lower_case: bool = False
+    splits_commas: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class SentencePieceRules:
     """Which IDs a class gives to the subwords of a SentencePiece model.
 
     Attributes:
+        fixed: Settings that are read with this value alone.
+        reads_vocabulary: Whether a `vocab.json` beside the model has the IDs.
+        steps: What the class changes in a text first.
         first: Tokens of the first IDs, in place of the model's first subwords.
         skipped: Number of the model's first subwords that have no ID of their own.
         last: Tokens behind the model's subwords.
         unknown: Token of text that the model does not know, if it is not the model's own.
-        languages: Codes of languages among `last`; the setting `src_lang` names the one in `starts` or `ends`.
-        language: Code of the language, if `src_lang` is not set.
+        legacy: Whether SentencePiece puts its space before each text between special tokens, if `legacy` is not set;
+            otherwise the class puts one before the whole text, and changes nothing else. `None`: it has no such
+            setting.
+        languages: Tokens of languages among `last`; the setting `src_lang` names the one in `starts` or `ends`.
+        language: The language, if `src_lang` is not set.
+        language_form: Token of a language, with `{}` for its code.
         starts: Tokens in front of a text; `""` is the language, and `"bos"` the token of that role, if it is added.
         ends: Tokens behind a text; `""` is the language, and `"eos"` the token of that role, if it is added.
         between: Tokens between two texts; `None` for `ends`, or `starts` if there are none.
         lstrip: Tokens that take the spaces before them.
-        added: Tokens that are added behind all others if the model lacks them.
+        roles: Special tokens by role that get the next IDs if the model lacks them.
     """
 
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    reads_vocabulary: bool = False
+    steps: TextSteps | None = None
     first: Names = ()
     skipped: int = 0
     last: Names = ()
     unknown: str = ""
+    legacy: bool | None = None
     languages: Names = ()
     language: str = ""
+    language_form: str = "{}"
     starts: Names = ()
     ends: Names = ()
     between: Names | None = None
     lstrip: Names = ()
-    added: Names = ()
+    roles: Roles = field(default_factory=dict)
 
 
 _LANGUAGES_OF_MBART = (
@@ -224,9 +274,16 @@ _LANGUAGES_OF_NLLB = (
     "tso_Latn tuk_Latn tum_Latn tur_Latn twi_Latn tzm_Tfng uig_Arab ukr_Cyrl umb_Latn urd_Arab uzn_Latn vec_Latn "
     "vie_Latn war_Latn wol_Latn xho_Latn ydd_Hebr yor_Latn yue_Hant zho_Hans zho_Hant zul_Latn"
 )
+_LANGUAGES_OF_M2M100 = (
+    "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy "
+    "id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru "
+    "sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
+)
 _MBART_LANGUAGES: Names = tuple(_LANGUAGES_OF_MBART.split())
 _MBART50_LANGUAGES: Names = (*_MBART_LANGUAGES, *_LANGUAGES_OF_MBART50.split())
 _NLLB_LANGUAGES: Names = tuple(_LANGUAGES_OF_NLLB.split())
+_M2M100_LANGUAGES: Names = tuple(f"__{code}__" for code in _LANGUAGES_OF_M2M100.split())
+_PLBART_LANGUAGES: Names = ("__java__", "__python__", "__en_XX__")
 
 _SHIFTED = SentencePieceRules(
     first=("<s>", "<pad>", "</s>", "<unk>"), skipped=3, unknown="<unk>", lstrip=("<mask>",), last=("<mask>",)
@@ -239,6 +296,10 @@ _MBART = replace(
     ends=("</s>", ""),
     between=(),
 )
+
+_SENTINELS: Names = tuple(f"<extra_id_{number}>" for number in range(99, -1, -1))
+_AROUND = SentencePieceRules(starts=("[CLS]",), ends=("[SEP]",))
+_BY_SETTINGS = SentencePieceRules(starts=("bos",), ends=("eos",))
 
 SENTENCEPIECE_CLASSES: Mapping[str, SentencePieceRules] = {
     "XLMRoberta": replace(_SHIFTED, starts=("<s>",), ends=("</s>",), between=("</s>", "</s>")),
@@ -270,6 +331,7 @@ SENTENCEPIECE_CLASSES: Mapping[str, SentencePieceRules] = {
         lstrip=("<mask>",),
     ),
     "Pegasus": SentencePieceRules(
+        fixed={"offset": 103},
         first=("<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, 103))),
         skipped=2,
         ends=("</s>",),
@@ -282,63 +344,144 @@ SENTENCEPIECE_CLASSES: Mapping[str, SentencePieceRules] = {
         between=("</s>", "</s>"),
         lstrip=(),
     ),
-    "T5": SentencePieceRules(last=tuple(f"<extra_id_{number}>" for number in range(99, -1, -1)), ends=("</s>",)),
-    "MT5": SentencePieceRules(ends=("</s>",)),
-    "BigBird": SentencePieceRules(starts=("[CLS]",), ends=("[SEP]",), lstrip=("[MASK]",)),
-    "DebertaV2": SentencePieceRules(starts=("[CLS]",), ends=("[SEP]",), added=("[MASK]",)),
-    **dict.fromkeys(("Llama", "CodeLlama", "Gemma"), SentencePieceRules(starts=("bos",), ends=("eos",))),
+    "PLBart": replace(
+        _SHIFTED,
+        fixed={"language_codes": "base"},
+        last=(*_PLBART_LANGUAGES, "<mask>"),
+        languages=_PLBART_LANGUAGES,
+        language_form="__{}__",
+        ends=("</s>", ""),
+        between=(),
+    ),
+    "M2M100": SentencePieceRules(
+        fixed={"language_codes": "m2m100"},
+        reads_vocabulary=True,
+        first=_SHIFTED.first,
+        last=_M2M100_LANGUAGES,
+        unknown="<unk>",
+        languages=_M2M100_LANGUAGES,
+        language="en",
+        language_form="__{}__",
+        starts=("",),
+        ends=("</s>",),
+        between=(),
+    ),
+    "Speech2Text": SentencePieceRules(
+        fixed={"lang_codes": None},
+        reads_vocabulary=True,
+        first=_SHIFTED.first,
+        unknown="<unk>",
+        ends=("</s>",),
+        between=(),
+    ),
+    "T5": SentencePieceRules(last=_SENTINELS, ends=("</s>",)),
+    "VideoPrism": SentencePieceRules(last=_SENTINELS),
+    **dict.fromkeys(("MT5", "Udop"), SentencePieceRules(ends=("</s>",))),
+    "BigBird": replace(_AROUND, lstrip=("[MASK]",)),
+    "DebertaV2": replace(
+        _AROUND, fixed={"split_by_punct": False}, steps=TextSteps(quotes=False), roles={"mask_token": "[MASK]"}
+    ),
+    "Albert": replace(
+        _AROUND,
+        fixed={"remove_space": True},
+        steps=TextSteps(keeps_accents=False, lower_case=True, splits_commas=True),
+    ),
+    "RemBert": replace(_AROUND, fixed={"remove_space": True}, steps=TextSteps()),
+    "XLNet": SentencePieceRules(
+        fixed={"remove_space": True, "keep_accents": False},
+        steps=TextSteps(keeps_accents=False, splits_commas=True),
+        ends=("<sep>", "<cls>"),
+        between=("<sep>",),
+        lstrip=("<mask>",),
+    ),
+    "Llama": replace(_BY_SETTINGS, legacy=True),
+    "CodeLlama": replace(_BY_SETTINGS, legacy=False),
+    "Gemma": _BY_SETTINGS,
+    **dict.fromkeys(("BertGeneration", "Reformer"), SentencePieceRules()),
 }
-"""Class that reads a SentencePiece model -> its rules. Other classes have the IDs of the model."""
+"""Class that reads a SentencePiece model -> its rules. With no class stated, the IDs are those of the model."""
 
-_CHANGES_TEXT = "changes a text before SentencePiece reads it"
 OF_LANGUAGE = "splits a text by rules of its language"
+_CHANGES_TEXT = "changes a text before SentencePiece reads it, by rules that are not known here"
 _OTHER_IDS = "has IDs that its SentencePiece model does not give"
+_MOSES = "changes a text by Moses's rules"
+_OWN_WORDS = "splits a text into words by rules of its own"
+_MORE_THAN_TEXT = "reads more than text: entities, tables or markup"
+_LETTERS = "encodes bytes, letters or sounds without subwords"
+_OWN_FILES = "reads files of a format that embedlayer does not read"
 
 REFUSED_CLASSES: Mapping[str, str] = {
-    **dict.fromkeys(("Albert", "FNet", "XLNet", "Cpm", "Siglip", "Reformer"), _CHANGES_TEXT),
-    **dict.fromkeys(("M2M100", "Speech2Text", "Marian", "Barthez", "Bartpho", "PLBart", "SeamlessM4T"), _OTHER_IDS),
-    **dict.fromkeys(("MLuke", "LayoutXLM", "ChatGLM"), _OTHER_IDS),
-    **dict.fromkeys(("XLM", "Flaubert", "BioGpt", "FSMT"), "splits a text by Moses's rules"),
-    **dict.fromkeys(("BertJapanese", "RoFormer", "RoCBert", "CpmAnt"), OF_LANGUAGE),
+    **dict.fromkeys(("Cpm", "Siglip", "Siglip2", "Tipsv2", "GPTSw3"), _CHANGES_TEXT),
+    **dict.fromkeys(("Barthez", "Bartpho", "SeamlessM4T", "LayoutXLM", "ChatGLM", "Lasr"), _OTHER_IDS),
+    **dict.fromkeys(("XLM", "Flaubert", "BioGpt", "FSMT", "Marian"), _MOSES),
+    **dict.fromkeys(("BertJapanese", "RoFormer", "RoCBert", "CpmAnt", "GPTNeoXJapanese"), OF_LANGUAGE),
+    **dict.fromkeys(("BlenderbotSmall", "CTRL", "Clvp", "Phobert", "Bertweet"), _OWN_WORDS),
+    **dict.fromkeys(("Luke", "MLuke", "Tapas", "MarkupLM"), _MORE_THAN_TEXT),
+    **dict.fromkeys(
+        (
+            *("ByT5", "Canine", "Perceiver", "Dia", "Esm", "Esmc", "Vits", "Mgpstr", "SpeechT5", "Wav2Vec2CTC"),
+            *("Wav2Vec2PhonemeCTC", "FastSpeech2Conformer"),
+        ),
+        _LETTERS,
+    ),
+    "FNet": "has other IDs in other releases of transformers",
+    **dict.fromkeys(("MyT5", "ProphetNet", "Nougat", "Parakeet"), _OWN_FILES),
 }
-"""Class with vocabulary files that are not read -> the reason."""
+"""Class of transformers that is not read -> the reason."""
 
-NO_TOKENIZER_JSON: Names = (
-    *("Cpm", "Siglip", "M2M100", "Speech2Text", "Marian", "Bartpho", "PLBart", "ChatGLM", "XLM", "Flaubert", "BioGpt"),
-    *("FSMT", "BertJapanese", "RoFormer", "RoCBert", "CpmAnt"),
+CONVERTED_CLASSES: Names = (
+    *("Barthez", "SeamlessM4T", "LayoutXLM", "Lasr", "Tipsv2", "Luke", "MLuke", "Esmc", "Parakeet"),
 )
-"""Classes of `REFUSED_CLASSES` that are Python code, for which transformers writes no `tokenizer.json`."""
+"""Classes of `REFUSED_CLASSES` of which transformers writes the `tokenizer.json` from their other files."""
 
 _TYPES_OF_CLASS: Mapping[str, Names] = {
     "GPT2": ("gpt2", "gpt_neo", "gptj", "codegen", "phi"),
     "OPT": ("opt",),
     "Roberta": (
         *("roberta", "roberta-prelayernorm", "bart", "led", "longformer", "mvp", "data2vec-text", "ibert", "lilt"),
-        *("bridgetower", "clap", "mega", "mra"),
+        *("bridgetower", "clap", "mega", "mra", "florence2"),
     ),
     "Blenderbot": ("blenderbot",),
     "Deberta": ("deberta",),
-    "GPTNeoX": ("gpt_neox",),
+    "GPTNeoX": ("gpt_neox", "mamba", "mamba2", "olmo", "olmoe", "rwkv", "xlstm"),
+    "Cohere": ("cohere", "cohere2", "aya_vision"),
+    "LayoutLMv3": ("layoutlmv3",),
     "Qwen2": (
         *("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_audio", "qwen2_5_omni", "qwen3", "qwen3_moe"),
-        *("qwen3_next", "qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe", "qwen3_asr"),
+        *("qwen3_next", "qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe", "qwen3_asr", "audioflamingo3", "colqwen2"),
+        *("cosmos3_omni", "dots3_note", "fun_asr_nano", "hunyuan_vl", "internvl", "lighton_ocr", "ovis2"),
+        *("moss_transcribe_diarize", "qianfan_ocr", "vibevoice"),
     ),
     "Qwen3_5": ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp"),
     "Whisper": ("whisper",),
-    "CLIP": ("clip", "clip_text_model", "clipseg", "owlvit", "owlv2", "groupvit", "xclip", "oneformer", "omdet-turbo"),
+    "CLIP": (
+        *("clip", "clip_text_model", "clipseg", "owlvit", "owlv2", "groupvit", "xclip", "oneformer", "omdet-turbo"),
+        *("aimv2", "sam3", "sam3_video"),
+    ),
     "OpenAIGPT": ("openai-gpt",),
     "Herbert": ("herbert",),
-    "XLMRoberta": ("xlm-roberta", "xlm-roberta-xl", "xmod", "jina_embeddings_v3", "metaclip_2", "trocr"),
+    "XLMRoberta": ("xlm-roberta", "xlm-roberta-xl", "xmod", "jina_embeddings_v3", "metaclip_2", "trocr", "gte"),
     "MBart": ("mbart",),
+    "MBart50": ("mbart50",),
     "Nllb": ("nllb", "nllb-moe"),
     "Camembert": ("camembert",),
     "Pegasus": ("pegasus",),
     "XGLM": ("xglm",),
-    "T5": ("t5", "switch_transformers"),
+    "T5": ("t5", "switch_transformers", "musicgen", "musicgen_melody"),
+    "Udop": ("udop",),
+    "VideoPrism": ("videoprism",),
     "MT5": ("mt5",),
     "BigBird": ("big_bird",),
     "DebertaV2": ("deberta-v2",),
-    "Gemma": ("gemma", "gemma2", "gemma3", "gemma3_text"),
+    "Gemma": (
+        *("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "recurrent_gemma", "shieldgemma2"),
+        *("t5gemma", "diffusion_gemma", "zaya"),
+    ),
+    "CodeLlama": ("code_llama",),
+    "Llama": ("idefics", "idefics2"),
+    "BertGeneration": ("bert-generation",),
+    "Reformer": ("reformer",),
+    "RemBert": ("rembert",),
     "M2M100": ("m2m_100",),
     "Speech2Text": ("speech_to_text",),
     "Marian": ("marian",),
@@ -352,10 +495,68 @@ _TYPES_OF_CLASS: Mapping[str, Names] = {
     "BioGpt": ("biogpt",),
     "RoFormer": ("roformer",),
     "RoCBert": ("roc_bert",),
+    "Barthez": ("barthez",),
+    "Bartpho": ("bartpho",),
+    "BertJapanese": ("bert-japanese",),
+    "Bertweet": ("bertweet",),
+    "BlenderbotSmall": ("blenderbot-small",),
+    "ByT5": ("byt5",),
+    "CTRL": ("ctrl",),
+    "Canine": ("canine",),
+    "Clvp": ("clvp",),
+    "Cpm": ("cpm",),
+    "CpmAnt": ("cpmant",),
+    "Dia": ("dia",),
+    "Esm": ("esm",),
+    "Esmc": ("esmc", "esmfold2"),
+    "FSMT": ("fsmt",),
+    "FastSpeech2Conformer": ("fastspeech2_conformer",),
+    "GPTNeoXJapanese": ("gpt_neox_japanese",),
+    "GPTSw3": ("gpt-sw3",),
+    "Lasr": ("lasr_ctc", "lasr_encoder"),
+    "LayoutXLM": ("layoutxlm",),
+    "Luke": ("luke",),
+    "MLuke": ("mluke",),
+    "MarkupLM": ("markuplm",),
+    "Mgpstr": ("mgp-str",),
+    "MyT5": ("myt5",),
+    "Nougat": ("nougat", "pp_formulanet"),
+    "Parakeet": (
+        *("granite_speech5_ctc", "nemotron3_5_asr", "nemotron_asr_streaming", "omniasr_ctc", "parakeet_ctc"),
+        *("parakeet_rnnt", "parakeet_tdt"),
+    ),
+    "Perceiver": ("perceiver",),
+    "Phobert": ("phobert",),
+    "ProphetNet": ("prophetnet",),
+    "Siglip": ("siglip",),
+    "Siglip2": ("siglip2",),
+    "SpeechT5": ("speecht5",),
+    "Tapas": ("tapas",),
+    "Tipsv2": ("tipsv2",),
+    "Vits": ("vits",),
+    "Wav2Vec2CTC": (
+        *("wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "hubert", "unispeech", "unispeech-sat", "data2vec-audio"),
+    ),
+    "Wav2Vec2PhonemeCTC": ("wav2vec2_phoneme",),
     "MPNet": ("mpnet",),
+    "Funnel": ("funnel",),
+    "Splinter": ("splinter",),
+    "LayoutLMv2": ("layoutlmv2",),
     "Bert": (
         *("bert", "distilbert", "electra", "mobilebert", "convbert", "squeezebert", "layoutlm", "lxmert", "ernie"),
-        *("megatron-bert", "nomic_bert", "visual_bert"),
+        *(
+            "megatron-bert",
+            "nomic_bert",
+            "visual_bert",
+            "align",
+            "bark",
+            "blip",
+            "bros",
+            "chinese_clip",
+            "dpr",
+            "flava",
+        ),
+        *("git", "grounding-dino", "mm-grounding-dino", "nezha", "qdqbert", "realm", "retribert", "tvp", "vilt"),
     ),
 }
 

@@ -1,35 +1,26 @@
 """A folder states its tokenizer by a vocabulary and the files beside it: the IDs are those of the original class."""
 
-import io
 import json
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizer_kinds import ENGLISH, LANGUAGES, clip_bpe
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
-
-from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
-from embedlayer.errors import TokenizerError
-from embedlayer.families.tokenizers import BPE_CLASSES, NO_TOKENIZER_JSON, REFUSED_CLASSES
-
-TEXTS = (
-    *LANGUAGES,
-    "I'M sure it's John's; WE'LL see 12345 cats",
-    "\n\nx  two   spaces\t\ttab\r\n  \n end  ",
-    "Tie\u0302\u0301ng Vie\u0323\u0302t, tiếng Việt, cafe\u0301",
-    "한국어 \u1112\u1161\u11ab\u1100\u1173\u11af, ﾊﾟｿｺﾝ ｶﾞｷﾞ ＡＢＣ１２",
-    "বাংলা ভাষা কো, தமிழ் கொ, ไทย ภาษา, हिन्दी",
-    "Ἑλλάς ἄνθρωπος α\u0313\u0301, עברית שָׁלוֹם",
-    "👩‍👩‍👧‍👦 🇩🇪 👍🏽 ❤️ a▁b ▁c",
-    "\x00a\x1f b\u200bc\u00a0d\ufeffe\u2028f",
-    "before <|endoftext|> after</s> <pad>x<unk> [SEP] <new> end <NEW>",
-    "",
-    " ",
+from tokenizer_folders import (
+    PAIRS,
+    TEXTS,
+    byte_pair,
+    clip_pair,
+    sentencepiece_model,
+    word_pair,
+    write_pair,
+    write_words,
 )
-BYTE_SPECIALS = ("<|endoftext|>", "<s>", "</s>", "<pad>", "<unk>", "[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
+from tokenizers import AddedToken
+
+from embedlayer.data.tokenizer import load_tokenizer
+from embedlayer.errors import TokenizerError
+from embedlayer.families.tokenizers import BPE_CLASSES
 
 
 def ids_of_transformers(name: str, folder: Path) -> Callable[[str], list[int]]:
@@ -43,46 +34,9 @@ def ids_of_transformers(name: str, folder: Path) -> Callable[[str], list[int]]:
     return lambda text: original.backend_tokenizer.encode(text).ids
 
 
-@cache
-def byte_pair() -> dict[str, Any]:
-    return parts(train_tokenizer([ENGLISH, *LANGUAGES], "bpe", vocab_size=600, special_tokens=BYTE_SPECIALS))
-
-
-def parts(tokenizer: Tokenizer) -> dict[str, Any]:
-    model = json.loads(tokenizer.to_str())["model"]
-    return {"vocab": model["vocab"], "merges": model["merges"]}
-
-
-@cache
-def word_pair() -> dict[str, Any]:
-    built = Tokenizer(models.BPE(end_of_word_suffix="</w>", unk_token="<unk>"))
-    built.normalizer = normalizers.BertNormalizer(lowercase=False)
-    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, end_of_word_suffix="</w>", special_tokens=specials, show_progress=False
-    )
-    built.train_from_iterator([ENGLISH, *LANGUAGES], trainer)
-    return parts(built)
-
-
-@cache
-def clip_pair() -> dict[str, Any]:
-    pair = parts(clip_bpe())
-    return {**pair, "vocab": {**pair["vocab"], "<|startoftext|>": len(pair["vocab"])}}
-
-
-def write_pair(folder: Path, pair: dict[str, Any], beside: dict[str, object]) -> None:
-    (folder / "vocab.json").write_text(json.dumps(pair["vocab"]))
-    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(" ".join(merge) for merge in pair["merges"]))
-    for name, content in beside.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
-
-
-PAIRS = {"CLIP": clip_pair, "OpenAIGPT": word_pair, "Herbert": word_pair}
 MORE: dict[str, dict[str, object]] = {
     "GPT2": {"add_prefix_space": True, "add_bos_token": True, "tokenizer_class": "GPT2TokenizerFast"},
-    "Roberta": {"mask_token": {"__type": "AddedToken", "content": "<mask>", "lstrip": True}},
+    "Roberta": {"mask_token": {"__type": "AddedToken", "content": "<mask>", "lstrip": True}, "add_prefix_space": True},
     "Qwen2": {
         "added_tokens_decoder": {
             "0": {"content": "<|endoftext|>", "normalized": False, "special": True},
@@ -146,13 +100,13 @@ def test_a_pair_alone_is_gpt2s(tmp_path: Path) -> None:
         (
             byte_pair,
             {"tokenizer_config": {"tokenizer_class": "OwnTokenizer"}},
-            "OwnTokenizer, which has.*save_pretrained",
+            "OwnTokenizer, which has rules that are not known here.*encode text with the class itself",
         ),
         (byte_pair, {"config": {"model_type": "llama"}}, r"no file.*class \(model type llama\).*its tokenizer.json"),
         (
             word_pair,
             {"config": {"model_type": "xlm"}},
-            "XLMTokenizer .model type xlm., which splits .*pass the token",
+            "XLMTokenizer .model type xlm., which changes .*pass the token",
         ),
         (
             byte_pair,
@@ -187,16 +141,6 @@ def test_a_folder_with_a_refused_tokenizer_opens_without_it(tmp_path: Path) -> N
     assert "OwnTokenizer" in opened.no_tokenizer
 
 
-def write_words(folder: Path, settings: dict[str, object]) -> None:
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    letters = set("".join(TEXTS)) - set(" \n\r\t\x00")
-    pieces = sorted({piece for text in TEXTS for piece in text.split() if "<" not in piece} | letters)
-    lower = [piece.lower() for piece in pieces if len(piece) < 9 and "<" not in piece]
-    entries = dict.fromkeys([*words, *pieces, "cafe", "viet", "tieng", *lower, *(f"##{each}" for each in lower)])
-    (folder / "vocab.txt").write_bytes("\n".join(entry for entry in entries if entry.isprintable()).encode())
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
 @pytest.mark.parametrize("name", ["Bert", "MPNet"])
 @pytest.mark.parametrize(
     "settings",
@@ -220,7 +164,10 @@ def test_a_vocab_txt_is_read_by_its_settings(tmp_path: Path, name: str, settings
     ("settings", "words"),
     [
         ({"tokenizer_class": "BertJapaneseTokenizer"}, "BertJapaneseTokenizer, which splits a text by rules of its"),
-        ({"tokenizer_class": "OwnTokenizer"}, "OwnTokenizer, which has rules that are not known here.*save_pretrained"),
+        (
+            {"tokenizer_class": "OwnTokenizer"},
+            "OwnTokenizer, which has rules that are not known here.*pass the token IDs",
+        ),
         ({"do_basic_tokenize": False}, "sets do_basic_tokenize to false, which embedlayer does not read"),
         ({"unk_token": "<none>"}, "it has no <none>"),
     ],
@@ -229,72 +176,6 @@ def test_a_vocab_txt_of_other_rules_is_refused(tmp_path: Path, settings: dict[st
     write_words(tmp_path, settings)
     with pytest.raises(TokenizerError, match=words):
         load_tokenizer(tmp_path)
-
-
-@cache
-def sentencepiece_model(name: str) -> bytes:
-    """A small model as the class has it: the special subwords and the kind of the model."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    options: dict[str, object] = {"model_type": "bpe" if name in ("Nllb", "Llama", "Gemma") else "unigram"}
-    if name == "Pegasus" or name in ("T5", "MT5"):
-        options |= {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
-    elif name == "BigBird":
-        options |= {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"]}
-    elif name == "DebertaV2":
-        options |= {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]"}
-        options |= {"eos_piece": "[SEP]", "unk_piece": "[UNK]"}
-    elif name == "Gemma":
-        options |= {"byte_fallback": True, "normalization_rule_name": "identity", "remove_extra_whitespaces": False}
-        options |= {"add_dummy_prefix": False, "pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3}
-        options |= {"eos_piece": "<eos>", "bos_piece": "<bos>"}
-    elif name == "Llama":
-        options |= {"byte_fallback": True, "normalization_rule_name": "identity", "remove_extra_whitespaces": False}
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([*ENGLISH.splitlines()[:20], *(text for text in TEXTS if "\x00" not in text)]),
-        model_writer=model,
-        vocab_size=520 if "byte_fallback" in options else 240,
-        hard_vocab_limit=False,
-        minloglevel=2,
-        **options,
-    )
-    return model.getvalue()
-
-
-SENTENCEPIECE_CASES: dict[str, dict[str, object]] = {
-    "XLMRoberta": {},
-    "MBart": {},
-    "MBart50": {"src_lang": "de_DE"},
-    "Camembert": {},
-    "Pegasus": {},
-    "BigBird": {},
-    "DebertaV2": {},
-    "T5": {},
-    "Llama": {"add_bos_token": True},
-}
-
-
-@pytest.mark.parametrize("name", SENTENCEPIECE_CASES)
-def test_a_sentencepiece_model_has_the_ids_of_its_class(tmp_path: Path, name: str) -> None:
-    sentencepiece = pytest.importorskip("sentencepiece")
-    transformers = pytest.importorskip("transformers")
-    original = getattr(transformers, f"{name}Tokenizer")
-    file = tmp_path / original.vocab_files_names.get("vocab_file", "sentencepiece.bpe.model")
-    file.write_bytes(sentencepiece_model(name))
-    settings = {"tokenizer_class": f"{name}Tokenizer", **SENTENCEPIECE_CASES[name]}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    ours, theirs = load_tokenizer(tmp_path), original.from_pretrained(tmp_path)
-    processor = sentencepiece.SentencePieceProcessor(str(file))
-    inner, around = (theirs.backend_tokenizer.encode("dog", add_special_tokens=each).ids for each in (False, True))
-    start = around.index(inner[0])
-    for text in TEXTS:
-        if "<" not in text:
-            pieces = processor.encode(text, out_type=str)
-            ids = theirs.convert_tokens_to_ids(pieces)
-            assert ours.encode(text, add_special_tokens=False).ids == ids, text
-            assert ours.encode(text).ids == [*around[:start], *ids, *around[start + len(inner) :]], text
-    for token, token_id in theirs.added_tokens_encoder.items():
-        assert ours.token_to_id(token) == token_id
 
 
 @pytest.mark.parametrize(
@@ -328,13 +209,14 @@ def test_a_model_that_transformers_no_longer_reads(
     ("file", "settings", "words"),
     [
         ("sentencepiece.bpe.model", {}, "no file beside it states which one of XLMRoberta, MBart.*config.json of the"),
-        ("spiece.model", {"tokenizer_class": "AlbertTokenizer"}, "AlbertTokenizer, which changes a text before"),
-        ("sentencepiece.bpe.model", {"tokenizer_class": "M2M100Tokenizer"}, "M2M100Tokenizer, which has IDs that its"),
+        ("spiece.model", {"tokenizer_class": "SiglipTokenizer"}, "SiglipTokenizer, which changes a text before"),
+        ("spiece.model", {"tokenizer_class": "OwnTokenizer"}, "OwnTokenizer, which has rules that are not known here"),
+        ("spiece.model", {"tokenizer_class": "GPT2Tokenizer"}, "GPT2Tokenizer, which does not read this file"),
         ("m.model", {"tokenizer_class": "MBartTokenizer", "src_lang": "xx"}, "no language 'xx', which src_lang"),
         (
             "m.model",
             {"tokenizer_class": "PegasusTokenizer", "offset": 7},
-            "PegasusTokenizer, which has rules",
+            "PegasusTokenizer, which is read with offset 103, not 7",
         ),
         ("m.model", {"added_tokens_decoder": {"9": {"content": "<new>"}}}, "gives '<new>' the ID 9, but after"),
     ],
@@ -346,23 +228,3 @@ def test_a_sentencepiece_model_of_other_rules_is_refused(
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(TokenizerError, match=words):
         load_tokenizer(tmp_path)
-
-
-def test_the_advice_for_a_refused_class_works(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    (tmp_path / "spiece.model").write_bytes(sentencepiece_model("BigBird"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "AlbertTokenizer"}))
-    with pytest.raises(TokenizerError, match=r"AutoTokenizer\.from_pretrained\('.*'\)\.save_pretrained\('.*'\)"):
-        load_tokenizer(tmp_path)
-    original = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
-    original.save_pretrained(str(tmp_path))
-    for text in TEXTS:
-        assert load_tokenizer(tmp_path).encode(text).ids == original(text)["input_ids"]
-
-
-def test_classes_without_a_tokenizer_json_have_none_in_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
-    fast = transformers.PreTrainedTokenizerFast
-    own = {name: getattr(transformers, f"{name}Tokenizer", None) for name in REFUSED_CLASSES}
-    python = {name for name, kind in own.items() if kind is None or not issubclass(kind, fast)}
-    assert python == set(NO_TOKENIZER_JSON) - {"RoFormer"}  # writes none all the same: Jieba is Python
