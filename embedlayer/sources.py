@@ -317,15 +317,9 @@ class OpenedModel:
         """
         if self.tokens is None:
             return self.tokenizer
-        from tokenizers import Tokenizer, models, pre_tokenizers
+        from embedlayer.data.tokenizer import word_tokenizer
 
-        ids: dict[str, int] = {}
-        for row, token in enumerate(self.tokens):
-            ids.setdefault(token.encode(errors="replace").decode(), row)  # tokenizers takes no lone surrogates
-        built = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
-        if all(token.split() == [token] for token in ids):
-            built.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        return built
+        return word_tokenizer(self.tokens)
 
     def require_tokenizer(self) -> "Tokenizer":
         """Return the tokenizer, or the one that `vocabulary` builds from the tokens of a file of vectors.

@@ -12,14 +12,20 @@ from jaxtyping import Bool, Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.analysis.kinds import ids_by_text, token_texts
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.data.tokenizer import word_tokenizer
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.dense import TableLike
+from embedlayer.vocab.tokenizer_match import common_tokens
 
 CHUNK_ROWS = 8192
 """Rows widened to float64 at a time."""
+
+TURNED, GREW = 2e-6, 5e-4
+"""A row moved if 1 minus the cosine of its two rows, or the change of its norm beside the median, is larger than this.
+
+Rounding to bfloat16 causes less."""
 
 
 @dataclass(frozen=True)
@@ -412,6 +418,12 @@ class RowMovement:
         ratios = ratios[ratios.isfinite() & (ratios > 0)]
         return float(ratios.median()) if len(ratios) else math.nan
 
+    @property
+    def has_moved(self) -> Bool[Tensor, " N"]:
+        """Return which rows moved by more than rounding: their direction, or their norm beside that of the others."""
+        ratios = self.norms[:, 1] / self.norms[:, 0] / self.scale
+        return (self.cosines < 1 - TURNED) | ((ratios - 1).abs() > GREW)
+
     def among(self, chosen: Bool[Tensor, " N"]) -> "RowMovement":
         """Return the movement of the chosen pairs alone, in their order."""
         return RowMovement(self.pairs[chosen], self.cosines[chosen], self.norms[chosen])
@@ -489,35 +501,27 @@ def row_movement(
     return RowMovement(pairs, torch.cat(cosines), torch.cat(norms))
 
 
-def shared_tokens(
-    before: Tokenizer | Sequence[str], after: Tokenizer | Sequence[str], *, ignore_space: bool = False
-) -> Int[Tensor, "N 2"]:
-    """Return the tokens with the same readable text in two vocabularies: ID in `before` and in `after`, `(N, 2)`.
+def shared_tokens(before: Tokenizer | Sequence[str], after: Tokenizer | Sequence[str]) -> Int[Tensor, "N 2"]:
+    """Return the tokens that two vocabularies have in common, one to one: ID in `before` and in `after`, `(N, 2)`.
 
-    A text that several tokens of one vocabulary have is left out. If the vocabularies are equal, every token pairs with
-    itself.
+    Tokens are matched by `vocab.tokenizer_match.common_tokens`: equal tokens first, and only then tokens that encode
+    the same bytes of a text (`Ġdog` of GPT-2 and `▁dog` of LLaMA-2). No token is in two pairs. If the vocabularies are
+    equal, every token pairs with itself.
 
     Args:
-        before: The first tokenizer, or the text of each row; `""` for a row without a token.
+        before: The first tokenizer, or the text of each row; `""` for a row without a token. Of several rows with one
+            text, the first is taken.
         after: The second tokenizer, or its texts.
-        ignore_space: Pair tokens that differ by a leading space alone if no text is equal: `" dog"` with `"dog"`.
 
     Example:
-        >>> shared_tokens(["a", " dog", ""], ["dog", "a"], ignore_space=True).tolist()
-        [[0, 1], [1, 0]]
+        >>> shared_tokens(["a", " dog", "dogs", ""], ["dogs", "a"]).tolist()
+        [[2, 0], [0, 1]]
     """
-    texts = [
-        token_texts(each) if isinstance(each, Tokenizer) else {row: text for row, text in enumerate(each) if text}
-        for each in (before, after)
-    ]
-    if texts[0] == texts[1]:
-        return torch.tensor(list(texts[0]), dtype=torch.int64)[:, None].expand(-1, 2)
-    one, other = map(ids_by_text, texts)
-    if ignore_space:
-        other = {**{text.removeprefix(" "): token for text, token in other.items()}, **other}
-    named = [(text.removeprefix(" ") if ignore_space and text not in other else text, own) for text, own in one.items()]
-    pairs = [[token, other[text]] for text, token in named if text in other]
-    return torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
+    if not isinstance(before, Tokenizer) and not isinstance(after, Tokenizer) and list(before) == list(after):
+        ids = torch.tensor([row for row, text in enumerate(before) if text], dtype=torch.int64)
+        return ids[:, None].expand(-1, 2)
+    one, other = (each if isinstance(each, Tokenizer) else word_tokenizer(each) for each in (before, after))
+    return torch.tensor(common_tokens(one, other), dtype=torch.int64).reshape(-1, 2)
 
 
 def paired(

@@ -5,7 +5,8 @@ An alignment always finds something: of two tables of 1,000 x 384 random numbers
 the same test with shuffled tokens. Directions that all rows of a table share are the same in both.
 
 A mean cosine does not tell a table in which all rows moved a little from one in which a few were overwritten. Rows that
-are equal in both tables are therefore counted, and so are rows that are equal to the row of another token.
+are equal in both tables are therefore counted, and so are rows that are equal to the row of another token, and rows
+that only one of the tables has. Tables are called the same only if all rows of both were compared and are equal.
 """
 
 from collections.abc import Sequence
@@ -16,9 +17,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.analysis.geometry import align_tables, paired, row_movement
+from embedlayer.analysis.geometry import align_tables, paired, row_movement, shared_tokens
 from embedlayer.analysis.row_hashes import row_hashes
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TableLike
 
 MARGIN = 0.05
@@ -36,7 +38,7 @@ SHIFTED = 0.9
 FEWEST_TOKENS = 20
 MOST_TOKENS = 20_000
 
-Verdict = Literal["same", "related", "unrelated", "unknown"]
+Verdict = Literal["same", "changed", "related", "unrelated", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,10 @@ class TableRelation:
     """Whether two tables are related.
 
     Attributes:
-        verdict: `"same"`: the rows are similar as they are stored, as two checkpoints of one training are. `"related"`:
-            they are similar after a rotation. `"unrelated"`: they are no more similar than shuffled tokens.
-            `"unknown"`: there are too few tokens to tell.
+        verdict: `"same"`: all rows of both tables were compared, and are equal. `"changed"`: most rows are equal, or
+            similar as they are stored, as two checkpoints of one training are. `"related"`: they are similar after
+            a rotation. `"unrelated"`: they are no more similar than shuffled tokens. `"unknown"`: there are too few
+            tokens to tell.
         tokens: Number of tokens compared, at most `MOST_TOKENS`.
         as_stored: Mean cosine of the two rows of a token as they are stored; `None` if the widths differ.
         as_stored_shuffled: The same with shuffled tokens.
@@ -61,6 +64,8 @@ class TableRelation:
             by different ones.
         differing_cosine: Mean cosine of the two rows of the tokens compared that are not equal; `None` without any.
         differing_scale: Median ratio of the norms of these rows.
+        only_before: Number of rows of the first table that are not compared: the second has none of their tokens.
+        only_after: The same of the second table.
     """
 
     verdict: Verdict
@@ -76,20 +81,40 @@ class TableRelation:
     shift: int = 0
     differing_cosine: float | None = None
     differing_scale: float | None = None
+    only_before: int = 0
+    only_after: int = 0
 
-    def sentence(self) -> str:
-        """Return the verdict with its numbers in a sentence.
+    @property
+    def is_as_stored(self) -> bool:
+        """Return whether the rows are compared as they are stored, without a rotation: the same or a changed table."""
+        return self.verdict in ("same", "changed")
+
+    def sentence(self, before: str = "A", after: str = "B") -> str:
+        """Return the verdict with its numbers in a sentence or two; rows that only one table has are counted last.
+
+        Args:
+            before: Name of the first table.
+            after: Name of the second table.
 
         Example:
             >>> table_relation(torch.randn(2000, 32), torch.randn(2000, 32)).sentence()
             'Unrelated: after a rotation that was fitted on half of the 2,000 common tokens, ...'
         """
-        if self.verdict == "same" and (self.equal or self.exchanged > self.shared / 2):
+        only = [
+            f"{count:,} {'row' if count == 1 else 'rows'} only in {name}"
+            for count, name in ((self.only_before, before), (self.only_after, after))
+            if count
+        ]
+        return self._related() + (f" {', '.join(only)}." if only else "")
+
+    def _related(self) -> str:
+        """Return what is known of the rows that both tables have."""
+        if self.is_as_stored and (self.equal or self.exchanged > self.shared / 2):
             return self._counted()
-        if self.verdict == "same":
+        if self.is_as_stored:
             return (
-                f"The same table, moved: as stored, the two rows of a token have a mean cosine of "
-                f"{self.as_stored:.3f}, and of {self.as_stored_shuffled:.3f} with shuffled tokens."
+                f"Moved: as stored, the two rows of a token have a mean cosine of {self.as_stored:.3f}, and of "
+                f"{self.as_stored_shuffled:.3f} with shuffled tokens."
             )
         if self.held_out is None:
             return f"Cannot tell whether they are related: {self.tokens:,} common tokens are too few."
@@ -102,16 +127,20 @@ class TableRelation:
                 f"dimensions. {found[0].upper()}{found[1:]}"
             )
         if self.verdict == "related" and self.held_out >= ROTATED:
-            return f"The same table, rotated: {found}"
+            return f"Rotated: {found}"
         return f"{self.verdict.capitalize()}: {found}"
 
     def _counted(self) -> str:
         """Return how many rows are equal, and what is known of the others."""
         differ = self.shared - self.equal
         if not differ:
-            return f"The same table: all {self.shared:,} rows are equal."
+            return (
+                f"The same table: all {self.shared:,} rows are equal."
+                if self.verdict == "same"
+                else f"All {self.shared:,} common rows are equal."
+            )
         found = [
-            f"{self.equal:,} of {self.shared:,} rows are equal",
+            f"{self.equal:,} of {self.shared:,} common rows are equal",
             f"{differ:,} {'differ' if differ > 1 else 'differs'}",
         ]
         if self.differing_cosine is not None and self.as_stored_shuffled is not None:
@@ -124,7 +153,39 @@ class TableRelation:
                 self.shift
             )
             found[1] += f"; {self.exchanged:,} of them equal the row of another token{place}"
-        return f"The same table, {'changed in part' if self.equal else 'its rows exchanged'}: {'. '.join(found)}."
+        return f"{'Changed in part' if self.equal else 'Rows exchanged'}: {'. '.join(found)}."
+
+
+def common_rows(before: OpenedModel, after: OpenedModel) -> Int[Tensor, "N 2"] | None:
+    """Return the rows of two models to compare: ID in `before` and in `after`, `(N, 2)`; `None` pairs equal IDs.
+
+    These are the rows of the tokens that both have (`shared_tokens`), or of equal IDs if one of them has no tokens. If
+    the vocabularies are equal, rows without a token are compared by ID, too.
+    """
+    one, other = before.vocabulary, after.vocabulary
+    if one is None or other is None:
+        return None
+    sizes = before.table.vocab_size, after.table.vocab_size
+    if one.get_vocab(with_added_tokens=True) == other.get_vocab(with_added_tokens=True):
+        return torch.arange(min(sizes))[:, None].expand(-1, 2)
+    pairs = shared_tokens(one, other)
+    return pairs[(pairs < torch.tensor(sizes)).all(1)]
+
+
+def rows_left_out(pairs: Int[Tensor, "N 2"] | None, vocab_sizes: tuple[int, int]) -> tuple[list[int], list[int]]:
+    """Return the IDs of the rows of each of two tables that are in no pair; none if `pairs` is `None`.
+
+    Example:
+        >>> rows_left_out(torch.tensor([[0, 0], [2, 1]]), (3, 4))
+        ([1], [2, 3])
+    """
+    if pairs is None:
+        return [], []
+    first, second = (
+        torch.ones(size, dtype=torch.bool).index_fill_(0, ids, False).nonzero()[:, 0].tolist()
+        for size, ids in zip(vocab_sizes, pairs.T, strict=True)
+    )
+    return first, second
 
 
 @torch.no_grad()
@@ -147,7 +208,10 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
     readers, pairs = paired(before, after, pairs)
     shared = len(pairs)
     is_equal, is_exchanged, shift = _equal(readers, pairs)
-    counted = (shared, int(is_equal.sum()), int(is_exchanged.sum()), shift)
+    counted = {"shared": shared, "equal": int(is_equal.sum()), "exchanged": int(is_exchanged.sum()), "shift": shift}
+    left_out = rows_left_out(pairs, (len(readers[0]), len(readers[1])))
+    counted |= {"only_before": len(left_out[0]), "only_after": len(left_out[1])}
+    all_equal = 0 < shared == counted["equal"] and not any(left_out)
     norms = torch.stack([table.norms()[ids] for table, ids in zip(readers, pairs.T, strict=True)])
     usable = (norms > 0).all(0)
     is_same = int(((is_equal | is_exchanged) & usable).sum()) > int(usable.sum()) / 2
@@ -158,18 +222,20 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
     shuffled = torch.stack([pairs[:, 0], pairs[:, 1].roll(1)], dim=1)  # the order of the pairs is random already
     widths = [table.embed_dim for table in readers]
     if len(pairs) < FEWEST_TOKENS:
-        return TableRelation("unknown", len(pairs), None, None, None, None, min(widths), *counted)
+        few: Verdict = "same" if all_equal else "unknown"
+        return TableRelation(few, len(pairs), None, None, None, None, min(widths), **counted)
     stored = None
     if _same_width(readers):
         stored = [row_movement(before, after, pairs=each).cosines for each in (pairs, shuffled)]
     held_out = [_held_out(before, after, each) for each in (pairs, shuffled)]
     verdict: Verdict = "unrelated"
     if stored is not None and (is_same or _exceeds(*stored)):
-        verdict = "same"
+        verdict = "same" if all_equal else "changed"
     elif _exceeds(*held_out):
         verdict = "related"
     elif len(pairs) < 2 * min(widths):
         verdict = "unknown"
+    has_differing = differing is not None and len(differing.pairs) > 0
     return TableRelation(
         verdict,
         len(pairs),
@@ -178,8 +244,9 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
         float(held_out[0].mean()),
         float(held_out[1].mean()),
         min(widths),
-        *counted,
-        *((float(differing.cosines.mean()), differing.scale) if differing is not None and len(differing.pairs) else ()),
+        **counted,
+        differing_cosine=float(differing.cosines.mean()) if differing is not None and has_differing else None,
+        differing_scale=differing.scale if differing is not None and has_differing else None,
     )
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = 60
 BARS = 16
+NAMED_ONLY = 8
 LEAST_TRAINED = "least trained first"
 MOVED_NAMES = {"most": "most", "least": "least", "never": "most, of the tokens that never occur in the training text"}
 
@@ -71,7 +72,7 @@ def inspect(
     The report covers geometry, broken rows and under-trained tokens.
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
-    With OTHER, list the tokens that moved most from SOURCE to OTHER.
+    With OTHER, tell whether SOURCE (A) and OTHER (B) are related, and list the tokens that moved most from A to B.
 
     \b
     embedlayer inspect DIR
@@ -330,18 +331,16 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
     Raises:
         TokenizerError: The tokenizers have no token in common.
     """
-    from embedlayer.analysis.geometry import align_tables, row_movement, shared_tokens
-    from embedlayer.analysis.relation import table_relation
+    from embedlayer.analysis.geometry import align_tables, row_movement
+    from embedlayer.analysis.relation import common_rows, rows_left_out, table_relation
     from embedlayer.errors import TokenizerError
 
-    one, other, pairs = before.table, after.table, None
-    if before.vocabulary is not None and after.vocabulary is not None:
-        pairs = shared_tokens(before.vocabulary, after.vocabulary)
-        pairs = pairs[(pairs[:, 0] < one.vocab_size) & (pairs[:, 1] < other.vocab_size)]
-        if not len(pairs):
-            raise TokenizerError(f"{before.source} and {after.source} have no token in common.")
+    one, other, pairs = before.table, after.table, common_rows(before, after)
+    if pairs is not None and not len(pairs):
+        raise TokenizerError(f"{before.source} and {after.source} have no token in common.")
     relation = table_relation(one, other, pairs=pairs)
-    alignment = align_tables(one, other, pairs=pairs) if aligned and relation.verdict != "same" else None
+    alignment = align_tables(one, other, pairs=pairs) if aligned and not relation.is_as_stored else None
+    left_out = rows_left_out(pairs, (one.vocab_size, other.vocab_size))
     movement = row_movement(one, other, alignment=alignment, pairs=pairs)
     plain = row_movement(one, other, pairs=pairs) if one.embed_dim == other.embed_dim else None
     median = None if plain is None else _median(plain)
@@ -350,9 +349,10 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
     if as_json:
         content: dict[str, Any] = {"tokens": len(movement.pairs), "median_cosine_unaligned": median, "aligned": None}
         content |= {"relation": asdict(relation), "scale": movement.scale}
-        for name, opened in (("before", before), ("after", after)):
+        for name, opened, ids in zip(("before", "after"), (before, after), left_out, strict=True):
             sizes = {"vocab_size": opened.table.vocab_size, "embed_dim": opened.table.embed_dim}
-            content[name] = {"source": str(opened.source), **sizes}
+            only = {"rows": len(ids), "tokens": [_token(opened, row) for row in ids[:topn]]}
+            content[name] = {"source": str(opened.source), **sizes, "only_here": only}
         if alignment is not None:
             fit = {"scale": alignment.scale, "residual": alignment.residual}
             content["aligned"] = {"median_cosine": _median(movement), **fit}
@@ -362,10 +362,14 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
         click.echo(json.dumps(content))
         return
     console = make_console()
-    for opened in (before, after):
-        print_line(console, _heading(opened))
+    for name, opened in (("A", before), ("B", after)):
+        print_line(console, f"{name}: {_heading(opened)}")
     print_line(console, relation.sentence(), indent=2)
     facts = [("compared", f"{len(movement.pairs):,} rows", f"of the same {'ID' if pairs is None else 'token'}")]
+    for name, opened, ids in zip("AB", (before, after), left_out, strict=True):
+        if ids:
+            named = "  ".join(visible_text(_token(opened, row))[:LONGEST_TOKEN] for row in ids[:NAMED_ONLY])
+            facts.append((f"only in {name}", f"{len(ids):,} rows", named + "  ..." * (len(ids) > NAMED_ONLY)))
     if plain is not None:
         facts += [("not aligned", f"{median or 0:.3f}", "median cosine of a row with itself")]
     if alignment is not None:
@@ -379,36 +383,44 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
         print_line(console, "\nUnrelated tables have no tokens that moved most.")
         return
     for name, rows in lists.items():
-        if name == "never" and not rows:
+        if not rows:
+            if name == "most":
+                print_line(console, "\nNo row moved by more than rounding.")
             continue
         print_line(console, f"\nMoved {MOVED_NAMES[name]}")
         lines = []
         for row in rows:
-            numbers = (f"{row.cosine:.3f}", f"{row.norm_after / row.norm_before / movement.scale:.3f}")
+            numbers = (f"{1 - row.cosine:.3g}", f"{row.norm_after / row.norm_before / movement.scale:.3f}")
             lines.append([str(row.before), visible_text(texts[row.before]), *numbers])
-        print_table(console, ["id", "token", "cosine", "relative norm"], lines, left=(1,))
+        print_table(console, ["id", "token", "1 - cosine", "relative norm"], lines, left=(1,))
 
 
 def _moved(movement: "RowMovement", after: "OpenedModel", topn: int) -> "dict[str, list[MovedRow]]":
     """Return the tokens that moved most and least, each list with at most `topn` of them.
 
-    If the number of occurrences is known, tokens that never occur are in a list of their own, `"never"`.
+    Rows that did not move (`RowMovement.has_moved`) are in no list of those that moved most. If the number of
+    occurrences is known, tokens that never occur are in a list of their own, `"never"`.
     """
     import torch
 
     occurs = torch.ones(len(movement.pairs), dtype=torch.bool)
     if after.counts is not None:
         occurs = after.counts[movement.pairs[:, 1]] > 0
-    within = movement.among(occurs)
-    never = movement.among(~occurs)
-    return {"most": within.most(topn), "least": within.least(topn), "never": never.most(topn)}
+    moved = movement.has_moved
+    never = movement.among(~occurs & moved)
+    return {
+        "most": movement.among(occurs & moved).most(topn),
+        "least": movement.among(occurs).least(topn),
+        "never": never.most(topn),
+    }
 
 
 def _token(opened: "OpenedModel", row: int) -> str:
-    """Return the text of the token of a row; `"row 7"` for row 7 of a table without tokens."""
+    """Return the text of the token of a row; `"row 7"` for row 7 if it has no token."""
     from embedlayer.data.tokenizer import token_text
 
-    return f"row {row}" if opened.vocabulary is None else token_text(opened.vocabulary, row)
+    named = opened.vocabulary is not None and opened.vocabulary.id_to_token(row) is not None
+    return token_text(opened.vocabulary, row) if named and opened.vocabulary is not None else f"row {row}"
 
 
 def _median(movement: "RowMovement") -> float | None:

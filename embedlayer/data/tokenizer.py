@@ -209,6 +209,25 @@ def as_tokenizer(tokenizer: object) -> Tokenizer:
     )
 
 
+def word_tokenizer(tokens: Sequence[str]) -> Tokenizer:
+    """Return a tokenizer of whole words whose vocabulary is the token of each row; a file of vectors has no other.
+
+    It gives a duplicate token the ID of its first row. It splits text at white space, unless a token contains white
+    space.
+
+    Example:
+        >>> word_tokenizer(["dog", "cat", "dog"]).encode("cat dog").ids
+        [1, 0]
+    """
+    ids: dict[str, int] = {}
+    for row, token in enumerate(tokens):
+        ids.setdefault(token.encode(errors="replace").decode(), row)  # tokenizers takes no lone surrogates
+    built = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    if all(token.split() == [token] for token in ids):
+        built.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return built
+
+
 def end_of_text_id(tokenizer: Tokenizer) -> int | None:
     """Return the ID of the end-of-text token, which separates documents; `None` if the tokenizer has none.
 

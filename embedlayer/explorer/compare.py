@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.analysis.geometry import (
@@ -16,7 +16,7 @@ from embedlayer.analysis.geometry import (
     row_movement,
     shared_tokens,
 )
-from embedlayer.analysis.relation import TableRelation, table_relation
+from embedlayer.analysis.relation import TableRelation, common_rows, rows_left_out, table_relation
 from embedlayer.errors import SizeError
 from embedlayer.explorer import tokens
 from embedlayer.explorer.tokens import Params
@@ -24,8 +24,8 @@ from embedlayer.sources import OpenedModel
 
 LISTED = 200
 
-CHANGED = 5e-4
-"""A row changed if 1 minus the cosine of its two rows, or the change of its norm, is larger than this."""
+NAMED_ONLY = 8
+"""Tokens that are named of those that only one of the tables has."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class TableComparison:
         other_places: Coordinates of the second table's aligned rows along the same components, `(N, 2)`.
         residual: Share of the first table that the aligned second one does not explain; `None` without an alignment.
         relation: Whether the tables are related.
+        only: IDs of rows that only the first table has.
+        only_other: IDs of rows that only the second table has.
     """
 
     moved: RowMovement
@@ -46,6 +48,8 @@ class TableComparison:
     other_places: Float[Tensor, "N 2"]
     residual: float | None
     relation: TableRelation
+    only: list[int]
+    only_other: list[int]
 
 
 def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
@@ -53,9 +57,10 @@ def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
 
     Its keys are `title`, of the other source; `shared`, the number of these tokens; `mean_cosine`; `residual`, of the
     alignment, or `None`; `scale`, the median ratio of a row's norm to that in the other table; `relation`, with its
-    `verdict` and `sentence`; and lists of `[ID, ID in the other table, cosine, ratio of the norms over scale]`.
+    `verdict` and `sentence`; `only`, the rows that only this or only the other table has, `{"title", "rows", "tokens"}`
+    with the first tokens; and lists of `[ID, ID in the other table, cosine, ratio of the norms over scale]`.
 
-    The lists are `moved_most` (rows that changed at all, see `CHANGED`) and `moved_least`. If the number of
+    The lists are `moved_most` (rows that moved, see `RowMovement.has_moved`) and `moved_least`. If the number of
     occurrences is known, they have the tokens of the training text, and `moved_never` has those that moved most among
     tokens that never occur; else it is `None`. The lists are empty for unrelated tables.
     """
@@ -66,7 +71,7 @@ def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
 
     def cells(rows: list[MovedRow]) -> list[tuple[int, int, float, float]]:
         return [
-            (row.after, row.before, round(row.cosine, 5), round(row.norm_after / row.norm_before / scale, 4))
+            (row.after, row.before, round(row.cosine, 9), round(row.norm_after / row.norm_before / scale, 4))
             for row in rows
         ]
 
@@ -76,17 +81,15 @@ def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
         "mean_cosine": float(moved.cosines.mean()),
         "residual": found.residual,
         "scale": scale,
-        "relation": {**asdict(found.relation), "sentence": found.relation.sentence()},
-        "moved_most": cells(moved.among(occurs & _changed(moved)).most(listed)),
+        "relation": {**asdict(found.relation), "sentence": found.relation.sentence(other.title, source.title)},
+        "only": [
+            {"title": each.title, "rows": len(rows), "tokens": [each.token_texts[row] for row in rows[:NAMED_ONLY]]}
+            for each, rows in ((source, found.only), (other, found.only_other))
+        ],
+        "moved_most": cells(moved.among(occurs & moved.has_moved).most(listed)),
         "moved_least": cells(moved.among(occurs).least(listed)),
-        "moved_never": None if counts is None else cells(moved.among(~occurs).most(listed)),
+        "moved_never": None if counts is None else cells(moved.among(~occurs & moved.has_moved).most(listed)),
     }
-
-
-def _changed(moved: RowMovement) -> Bool[Tensor, " N"]:
-    """Return which rows changed by more than rounding: their direction, or their norm beside that of the other rows."""
-    ratios = moved.norms[:, 1] / moved.norms[:, 0] / moved.scale
-    return (moved.cosines < 1 - CHANGED) | ((ratios - 1).abs() > CHANGED)
 
 
 def places(source: OpenedModel, other: OpenedModel, params: Params) -> bytes:
@@ -127,14 +130,17 @@ def _compare(source: OpenedModel, other: OpenedModel) -> TableComparison:
     Raises:
         SizeError: The sources have fewer than two tokens in common.
     """
-    pairs = shared_tokens(source.token_texts, other.token_texts, ignore_space=True)
+    pairs = common_rows(source, other)
+    if pairs is None:  # a table without a tokenizer names its rows "#7"
+        pairs = shared_tokens(source.token_texts, other.token_texts)
     if len(pairs) < 2:
         raise SizeError(
             f"{source.title} and {other.title} have {len(pairs)} tokens in common; at least 2 are needed to align them."
         )
     relation = table_relation(other.table, source.table, pairs=pairs.flip(1))
+    only, only_other = rows_left_out(pairs, (source.table.vocab_size, other.table.vocab_size))
     alignment: TableAlignment | None = None
-    if other is not source.before() and relation.verdict != "same":
+    if other is not source.before() and not relation.is_as_stored:
         alignment = align_tables(other.table, source.table, pairs=pairs.flip(1))
     moved = row_movement(other.table, source.table, alignment=alignment, pairs=pairs.flip(1))
     found = tokens.principal(source)
@@ -152,4 +158,6 @@ def _compare(source: OpenedModel, other: OpenedModel) -> TableComparison:
         other_places=torch.cat(places)[known],
         residual=None if alignment is None else alignment.residual,
         relation=relation,
+        only=only,
+        only_other=only_other,
     )

@@ -63,6 +63,7 @@ class TokenBytes:
         self.suffix: str = getattr(self.tokenizer.model, "end_of_word_suffix", None) or ""
         self.vocabulary: dict[str, int] = self.tokenizer.get_vocab(with_added_tokens=True)
         self.entries = {token_id: entry for entry, token_id in self.vocabulary.items()}
+        self._writes_spaces = self.convention == "word" and any(e[0] in " ▁" for e in self.vocabulary if len(e) > 1)
         self.added = frozenset(self.tokenizer.get_added_tokens_decoder())
         self.special = frozenset(i for i, t in self.tokenizer.get_added_tokens_decoder().items() if t.special)
 
@@ -70,7 +71,8 @@ class TokenBytes:
         """Return the byte strings that a token can add to a text, the most likely first.
 
         Most tokens have one. Tokens that start a word in a WordPiece or word vocabulary have two, with and without a
-        space before the word, because such a vocabulary does not encode spaces: `b" dog"` and `b"dog"` for `dog`.
+        space before the word, because such a vocabulary does not encode spaces: `b" dog"` and `b"dog"` for `dog`. A
+        word vocabulary with an entry that starts with a space or `▁`, as a file of vectors can have, encodes spaces.
 
         Raises:
             KeyError: There is no token with this ID.
@@ -90,6 +92,8 @@ class TokenBytes:
         if self._continues_word(entry):
             return (entry.removeprefix(self.prefix).encode(),)
         after_space, without = b" " + entry.encode(), entry.encode()
+        if self._writes_spaces:
+            return (entry.replace("▁", " ").encode(),)
         spaced = entry[:1].isalnum() and not _IDEOGRAPH.match(entry)
         return (after_space, without) if spaced else (without, after_space)
 

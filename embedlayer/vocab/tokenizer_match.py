@@ -48,6 +48,43 @@ def match_tokenizers(old: object, new: object) -> tuple[int | None, ...]:
     return tuple(matches.get(token_id) for token_id in range(max(ours.entries, default=-1) + 1))
 
 
+def common_tokens(old: object, new: object) -> list[tuple[int, int]]:
+    """Return the tokens that two tokenizers have in common, one to one: old ID and new ID of each, by new ID.
+
+    These are the matches of `match_tokenizers`, with at most one new token for each old one. Of several new tokens that
+    match one old token, the first of these kinds is chosen, and within a kind the one with the lowest ID:
+
+    1. the token with the same name;
+    2. a token that is no byte-fallback token (`A`);
+    3. a byte-fallback token (`<0x41>`).
+
+    If both tokenizers write bytes as `<0x41>`, byte-fallback tokens match byte-fallback tokens only. Of an edited
+    tokenizer and its original, each old token therefore matches itself, and a new token matches none.
+
+    Args:
+        old: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+        new: The same, for the new tokenizer.
+
+    Example:
+        >>> old = train_tokenizer("I love dogs, I love cats", vocab_size=270)
+        >>> edit = edit_tokenizer(old, add=[" zebra"])
+        >>> common_tokens(old, edit.tokenizer) == [(token, token) for token in range(old.get_vocab_size())]
+        True
+    """
+    theirs, ours = TokenBytes(old), TokenBytes(new)
+    chosen: dict[int, tuple[tuple[bool, bool], int]] = {}
+    for token_id, source in enumerate(match_tokenizers(old, new)):
+        if source is None or not ours.entries[token_id]:
+            continue
+        is_byte = ours.is_byte(token_id)
+        if ours.convention == theirs.convention and is_byte != theirs.is_byte(source):
+            continue
+        rank = (ours.entries[token_id] != theirs.entries[source], is_byte)
+        if source not in chosen or rank < chosen[source][0]:
+            chosen[source] = rank, token_id
+    return sorted(((source, token_id) for source, (_, token_id) in chosen.items()), key=lambda pair: pair[1])
+
+
 def spell_new_tokens(old: object, new: object, ids: Iterable[int]) -> list[NewToken]:
     """Return tokens of the new tokenizer, each with the IDs with which the old tokenizer encodes its text.
 
@@ -78,7 +115,7 @@ def _equal_names(old: TokenBytes, new: TokenBytes) -> dict[int, int]:
     Returns:
         A dictionary from new ID to old ID.
     """
-    same = old.convention == new.convention
+    same = old.convention == new.convention or {old.convention, new.convention} == {"word", "wordpiece"}
     return {
         token_id: old.vocabulary[name]
         for token_id, name in new.entries.items()

@@ -2,9 +2,16 @@
 
 import pytest
 import torch
+from covering import cases
+from tokenizer_kinds import BUILDERS, tokenizer_of
 
-from embedlayer.analysis.geometry import align_tables, row_movement
-from embedlayer.analysis.relation import MARGIN, table_relation
+from embedlayer.analysis.geometry import align_tables, row_movement, shared_tokens
+from embedlayer.analysis.relation import MARGIN, common_rows, rows_left_out, table_relation
+from embedlayer.data.tokenizer import load_tokenizer, token_text
+from embedlayer.sources import OpenedModel
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.vocab.token_bytes import TokenBytes
+from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 
 
 def rotation(width: int) -> torch.Tensor:
@@ -29,7 +36,7 @@ def test_random_tables_are_unrelated_though_their_alignment_looks_like_one(rows,
 def test_a_rotated_table_is_related_and_one_that_moved_is_the_same(noise) -> None:
     rows = torch.randn(2000, 48)
     moved = 3 * (rows + noise * torch.randn(2000, 48))
-    assert table_relation(rows, moved).verdict == "same"
+    assert table_relation(rows, moved).verdict == "changed"
     turned = table_relation(rows, moved @ rotation(48))
     assert turned.verdict == "related"
     assert turned.held_out == pytest.approx(1 / (1 + noise**2) ** 0.5, abs=0.03)
@@ -57,16 +64,82 @@ def test_rows_that_are_equal_exchanged_or_overwritten_are_counted() -> None:
     spoiled[500:530] = spoiled[7]
     spoiled[900:910] *= 8
     found = table_relation(rows, spoiled)
-    assert (found.verdict, found.equal, found.exchanged, found.shift) == ("same", 2960, 30, 0)
+    assert (found.verdict, found.equal, found.exchanged, found.shift) == ("changed", 2960, 30, 0)
     assert found.sentence().startswith(
-        "The same table, changed in part: 2,960 of 3,000 rows are equal. 40 differ, with a mean cosine of "
+        "Changed in part: 2,960 of 3,000 common rows are equal. 40 differ, with a mean cosine of "
     )
     assert found.sentence().endswith("; 30 of them equal the row of another token.")
     spoiled[5] = torch.nan
     assert table_relation(rows, spoiled).shared == 3000
     order = torch.randperm(3000)
-    assert table_relation(rows, rows[order]).verdict == "same"  # though cosines are as those of shuffled tokens
+    assert table_relation(rows, rows[order]).verdict == "changed"  # though cosines are as those of shuffled tokens
     rolled = table_relation(rows, rows.roll(2, 0))
     assert rolled.shift == 2
     assert "3,000 of them equal the row of another token, 2 later in nearly all cases." in rolled.sentence()
-    assert table_relation(rows, rows @ rotation(24)).sentence().startswith("The same table, rotated: ")
+    assert table_relation(rows, rows @ rotation(24)).sentence().startswith("Rotated: ")
+
+
+def test_tables_are_the_same_only_if_all_rows_of_both_are_equal() -> None:
+    rows = torch.randn(60, 8)
+    for count in (5, 60):  # few tokens, too
+        assert table_relation(rows[:count], rows[:count].clone()).sentence() == (
+            f"The same table: all {count} rows are equal."
+        )
+    pairs = torch.arange(50)[:, None].expand(-1, 2)
+    found = table_relation(rows, torch.cat([rows, torch.randn(300, 8)]), pairs=pairs)
+    assert (found.verdict, found.only_before, found.only_after) == ("changed", 10, 310)
+    assert found.sentence() == "All 50 common rows are equal. 10 rows only in A, 310 rows only in B."
+    assert found.sentence("old", "new").endswith(" 10 rows only in old, 310 rows only in new.")
+    for spoiled in (rows.roll(1, 0), 3 * rows + torch.randn(60, 8), rows.index_fill(0, torch.tensor(3), 0.0)):
+        assert "same table" not in table_relation(rows, spoiled).sentence().lower()
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_of_an_edited_tokenizer_each_old_token_is_compared_with_itself(kind) -> None:
+    old = tokenizer_of(kind)
+    edit = edit_tokenizer(old, add=["zzebra", "otterzz"], special=["<tool>"])
+    size, pairs = old.get_vocab_size(), shared_tokens(old, edit.tokenizer)
+    assert torch.equal(pairs[:, 0], pairs[:, 1])
+    assert sorted(pairs[:, 0].tolist()) == sorted(old.get_vocab().values())
+    rows = torch.randn(edit.tokenizer.get_vocab_size(), 8)
+    spoiled = rows.clone()
+    bytes_and_letters = [token for token, entry in TokenBytes(old).entries.items() if len(entry) == 1 or "<0x" in entry]
+    spoiled[bytes_and_letters] = 99.0  # the rows that a comparison by readable text leaves out
+    before = OpenedModel("A", TokenEmbedding.from_pretrained(rows[:size]), tokenizer=old)
+    after = OpenedModel("B", TokenEmbedding.from_pretrained(spoiled), tokenizer=edit.tokenizer)
+    found = table_relation(before.table, after.table, pairs=common_rows(before, after))
+    assert found.shared - found.equal == len(bytes_and_letters)
+    assert (found.only_before, found.only_after) == (0, len(rows) - size)
+    assert found.sentence().endswith(f" {len(rows) - size} rows only in B.")
+
+
+@cases("one, other", BUILDERS, BUILDERS)
+def test_no_token_is_compared_twice_and_bytes_are_compared_with_bytes(one, other) -> None:
+    old, new = TokenBytes(tokenizer_of(one)), TokenBytes(tokenizer_of(other))
+    pairs = shared_tokens(old.tokenizer, new.tokenizer)
+    assert all(len(column.unique()) == len(pairs) for column in pairs.T)
+    if old.convention == new.convention:
+        names = {(old.entries[a], new.entries[b]) for a, b in pairs.tolist()}
+        assert {(name, name) for name in old.vocabulary.keys() & new.vocabulary.keys()} <= names
+        assert all(old.is_byte(a) == new.is_byte(b) for a, b in pairs.tolist())
+
+
+def test_letters_are_compared_with_letters_of_a_tokenizer_that_writes_bytes_in_another_way(shared_data) -> None:
+    folder = shared_data / "tokenizers"
+    gpt2, phi = load_tokenizer(folder / "gpt2-encoder.json"), load_tokenizer(folder / "phi-3-mini.tokenizer.json")
+    found = dict(shared_tokens(gpt2, phi).tolist())
+    assert [phi.id_to_token(found[gpt2.token_to_id(name)]) for name in ("A", "Ċ", "Ġdog")] == ["A", "<0x0A>", "▁dog"]
+    edit = edit_tokenizer(phi, add=[" otters"]).tokenizer
+    pairs = shared_tokens(phi, edit)
+    assert len(pairs) == 32011
+    assert rows_left_out(pairs, (32011, 32012)) == ([], [32011])
+
+
+def test_a_file_of_vectors_is_compared_with_the_tokens_that_it_was_written_from() -> None:
+    tokenizer = tokenizer_of("byte-level BPE")
+    size = tokenizer.get_vocab_size()
+    texts = [token_text(tokenizer, row) for row in range(size)]
+    pairs = shared_tokens(tokenizer, texts)
+    words = [row for row, text in enumerate(texts) if text.strip().isascii() and text.strip().isalpha()]
+    assert {(row, row) for row in words} <= {tuple(pair) for pair in pairs.tolist()}
+    assert shared_tokens(texts, texts).tolist() == [[row, row] for row in range(size)]

@@ -148,6 +148,27 @@ def test_two_tables_are_compared_by_their_tokens(tmp_path, capsys) -> None:
     assert "common tokens are too few" in " ".join(shown.split())
 
 
+def test_a_table_with_new_rows_is_compared_with_its_base_and_its_new_rows_are_named(tmp_path, capsys) -> None:
+    words = [f"w{row}" for row in range(60)]
+    rows = torch.randn(63, 8)
+    write_vectors(tmp_path / "base.vec", words, rows[:60])
+    write_vectors(tmp_path / "edited.vec", [*words, "otter", "naps", "dogs"], rows)
+    assert run("inspect", tmp_path / "base.vec", tmp_path / "edited.vec") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "All 60 common rows are equal. 3 rows only in B." in shown
+    assert "only in B 3 rows otter naps dogs" in shown
+    assert "No row moved by more than rounding." in shown
+    rows[7] *= -1
+    write_vectors(tmp_path / "edited.vec", [*words[:59], "otter"], rows[:60])
+    assert run("inspect", tmp_path / "base.vec", tmp_path / "edited.vec", "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [row["token"] for row in content["most"]] == ["w7"]
+    assert [content[name]["only_here"] for name in ("before", "after")] == [
+        {"rows": 1, "tokens": ["w59"]},
+        {"rows": 1, "tokens": ["otter"]},
+    ]
+
+
 def test_unrelated_tables_are_called_so_and_have_no_lists(tmp_path, capsys) -> None:
     for name in ("one", "other"):
         write_vectors(tmp_path / f"{name}.vec", [f"w{row}" for row in range(400)], torch.randn(400, 16))

@@ -46,10 +46,19 @@ def test_places_are_the_first_tables_components():
 def test_tables_of_other_tokenizers_and_widths_meet_at_the_tokens_they_share():
     ours = source_of(torch.randn(5, 4), [" dog", " cat", "dog", "", "naps"])
     theirs = source_of(torch.randn(4, 7), ["cat", "fish", "dog", "naps"])
-    content = compare.places(ours, theirs, {})
-    assert compare.summary(ours, theirs, {})["shared"] == 4
-    ids = np.frombuffer(content, np.int32, 8, 4 * 5 * 4).reshape(2, 4)
-    assert dict(zip(*ids.tolist(), strict=True)) == {0: 2, 1: 0, 2: 2, 4: 3}
+    content, found = compare.places(ours, theirs, {}), compare.summary(ours, theirs, {})
+    assert found["only"] == [
+        {"title": "table", "rows": 2, "tokens": [" dog", ""]},
+        {"title": "table", "rows": 1, "tokens": ["fish"]},
+    ]
+    assert found["relation"]["sentence"].endswith(" 1 row only in table, 2 rows only in table.")
+    assert found["shared"] == 3
+    ids = np.frombuffer(content, np.int32, 6, 4 * 5 * 3).reshape(2, 3)
+    assert dict(zip(*ids.tolist(), strict=True)) == {
+        1: 0,
+        2: 2,
+        4: 3,
+    }  # "dog" is compared with "dog", so " dog" with none
 
 
 def test_a_run_is_compared_with_itself_before_training(of_run):
@@ -58,7 +67,7 @@ def test_a_run_is_compared_with_itself_before_training(of_run):
     assert found["shared"] <= of_run.table.vocab_size
     assert found["moved_most"][0][2] < found["moved_least"][0][2]
     assert found["residual"] is None
-    assert found["relation"]["verdict"] == "same"
+    assert found["relation"]["verdict"] == "changed"
     moved = row_movement(before.table, of_run.table)
     occurs = of_run.counts > 0
     assert 0 < occurs.sum() < len(occurs)
@@ -86,9 +95,7 @@ def test_a_row_that_only_grew_is_listed_as_changed():
     grown = rows.clone()
     grown[7] *= 8
     found = compare.summary(source_of(grown, words(60)), source_of(rows, words(60)), {})
-    assert found["relation"]["sentence"].startswith(
-        "The same table, changed in part: 59 of 60 rows are equal. 1 differs"
-    )
+    assert found["relation"]["sentence"].startswith("Changed in part: 59 of 60 common rows are equal. 1 differs")
     ((row, other, cosine, ratio),) = found["moved_most"]
     assert (row, other, cosine, ratio) == (7, 7, pytest.approx(1.0), pytest.approx(8.0))
 

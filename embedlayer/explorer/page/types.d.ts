@@ -295,13 +295,15 @@ export interface Comparison {
   /** Median ratio of a row's norm to that in the other table. */
   scale: number;
   relation: {
-    verdict: "same" | "related" | "unrelated" | "unknown";
+    verdict: "same" | "changed" | "related" | "unrelated" | "unknown";
     sentence: string;
     held_out: number | null;
     shuffled: number | null;
     as_stored: number | null;
     as_stored_shuffled: number | null;
   };
+  /** What only this table and only the other one has: the number of rows, and the first tokens. */
+  only: { title: string; rows: number; tokens: string[] }[];
   moved_most: MovedRow[];
   moved_least: MovedRow[];
   /** Tokens that never occur in the training text; null if the occurrences are unknown. */

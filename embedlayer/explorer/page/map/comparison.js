@@ -219,14 +219,17 @@ export class ComparisonMap {
   }
 
   #facts() {
-    const { shared, mean_cosine: mean, residual, scale, relation } = this.about.comparison;
+    const { shared, only, mean_cosine: mean, residual, scale, relation } = this.about.comparison;
     const { held_out: heldOut, shuffled, as_stored: stored } = relation;
     /** @type {[string, string][]} */
     const facts = [["Common tokens", shared.toLocaleString("en")]];
+    for (const { title, rows, tokens } of only) {
+      if (rows) facts.push([`Only in ${title}`, `${rows.toLocaleString("en")}: ${namedOf(tokens, rows)}`]);
+    }
     if (stored !== null && relation.as_stored_shuffled !== null) {
       facts.push(["As stored", `${stored.toFixed(3)}, shuffled ${relation.as_stored_shuffled.toFixed(3)}`]);
     }
-    if (heldOut !== null && shuffled !== null && relation.verdict !== "same") {
+    if (heldOut !== null && shuffled !== null && !["same", "changed"].includes(relation.verdict)) {
       facts.push(["Held out", `${heldOut.toFixed(3)}, shuffled ${shuffled.toFixed(3)}`]);
     }
     if (residual !== null) {
@@ -244,7 +247,8 @@ export class ComparisonMap {
     if (!rows.length) return h("p", { class: "note" }, "No row changed by more than rounding.");
     const note = comparison.moved_never === null ? "" : " of the training text";
     return h("div", null, h("p", { class: "note" },
-      `Tokens${note} by the cosine of their two rows, with the ratio of the norms over the median ratio.`),
+      `Tokens${note} by ${order === "moved_most" ? "1 − cosine" : "the cosine"} of their two rows, with the ratio of `
+      + "the norms over the median ratio."),
     h("ol", { class: "near" }, rows));
   }
 
@@ -258,8 +262,9 @@ export class ComparisonMap {
 
   /** @param {MovedRow} moved @param {Order} order */
   #row([id, , cosine, norm], order) {
+    const number = order === "moved_most" ? Number((1 - cosine).toPrecision(3)) : cosine.toFixed(3);
     const item = h("li", null, h("button", { type: "button", "data-token": id, onClick: () => this.choose(id) },
-      token(this.about.texts[id]), h("span", { class: "score" }, `${cosine.toFixed(3)} · ×${norm.toFixed(2)}`)));
+      token(this.about.texts[id]), h("span", { class: "score" }, `${number} · ×${norm.toFixed(2)}`)));
     const share = order === "moved_most" ? 1 - cosine : cosine;
     item.style.setProperty("--share", String(Math.max(0, Math.min(1, share))));
     return item;
@@ -327,4 +332,9 @@ function chipOf(/** @type {number | string} */ each, /** @type {string[]} */ tex
   if (typeof each === "number") return token(texts[each], { of: each });
   const id = texts.indexOf(each);
   return token(each, id < 0 || !each ? {} : { of: id });
+}
+
+/** The first tokens that only one table has. @param {string[]} tokens @param {number} rows */
+function namedOf(tokens, rows) {
+  return tokens.map(visibleText).join("  ") + (rows > tokens.length ? "  ..." : "");
 }
