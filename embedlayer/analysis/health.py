@@ -3,12 +3,17 @@
 The check also compares the table with chance: whether its rows differ from random numbers, whether norms are apart
 from all others, and whether spelling variants are similar, which shows that the tokenizer belongs to the table. Of a
 training run it also compares the loss with that of the token frequencies: a run that learned little is not sound.
+
+A table is called sound only if something shows that it was trained: its spelling variants are similar, or its loss is
+known. Otherwise the verdict is withheld, with the reason. What all rows share, such as an offset, is removed before
+rows are judged (`analysis.shared_variance`).
 """
 
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +28,8 @@ from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.norm_outliers import NormOutliers, norm_outliers
 from embedlayer.analysis.row_hashes import equal_rows
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.analysis.tokenizer_fit import TokenizerFit, tokenizer_fit
+from embedlayer.analysis.shared_variance import SharedVariance, shared_variance, without_shared_part
+from embedlayer.analysis.tokenizer_fit import ERRORS, FEWEST_PAIRS, TokenizerFit, tokenizer_fit
 from embedlayer.analysis.under_trained import Cone, UnderTrained, under_trained_scores
 from embedlayer.data.tokenizer import as_tokenizer, token_text
 from embedlayer.errors import ShapeError
@@ -31,6 +37,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.short_repr import short_repr
 from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TableLike
+from embedlayer.tables.factorized import FactorizedEmbedding
 
 NAMED = 3
 """Tokens that a sentence of the summary names."""
@@ -49,6 +56,21 @@ AT_THE_MEAN = 0.1
 
 LEAST_GAIN = 0.2
 """A run learned little if context lowers the loss by a smaller share: in the demo neighbours make sense from 0.2 on."""
+
+
+MOST_UNLIKE = 0.5
+"""A table is barely trained if a larger share of the spelling variants is as unlike as unrelated tokens."""
+
+MOST_UNLEARNED = 0.1
+"""Words that never learned are a fault of a table if they are a larger share of its words."""
+
+MOST_ABSENT = 0.25
+"""Words that never occur in the training text are a fault of a run if they are a larger share of its words."""
+
+COARSE_BLOCK, COARSE_LEVELS = 32, 16
+"""Numbers are of 4 bits if no block of so many in a row has more than so many different ones."""
+
+State = Literal["sound", "faulty", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -150,6 +172,10 @@ class TableHealth:
         loss: What the run that trained the table learned; `None` if the table is not known to come from a run.
         kinds: The kind of each row, see `token_kinds`; `None` without a tokenizer.
         tokenizer: The tokenizer, or `None`.
+        shared: What all rows share: offset, dominant dimension or direction, constant columns, scale.
+        absent: IDs of tokens that never occur in the training text; `None` if their numbers are not known.
+        is_coarse: Whether the numbers look like those of 4 bits, which round similar rows to equal ones.
+        is_factorized: Whether the table is stored as two factors, so that its rows span few directions by design.
     """
 
     __repr__ = short_repr
@@ -170,6 +196,10 @@ class TableHealth:
     loss: LossOfRun | None
     kinds: tuple[str, ...] | None
     tokenizer: Tokenizer | None = field(repr=False)
+    shared: SharedVariance
+    absent: tuple[int, ...] | None
+    is_coarse: bool
+    is_factorized: bool
 
     @property
     def by_kind(self) -> tuple[KindCount, ...]:
@@ -179,20 +209,43 @@ class TableHealth:
         return tuple(KindCount(kind, rows[kind], flagged[kind]) for kind in KINDS if kind in rows)
 
     def summary(self) -> str:
-        """Return the result in sentences: "Sound." or the faults, worst first, and then what is worth to know.
+        """Return the result in sentences: "Sound.", the faults, worst first, or why neither can be said; then notes.
 
         Example:
             >>> rows = torch.cat([torch.randn(400, 32), torch.randn(32) + 0.1 * torch.randn(100, 32)])
             >>> table_health(rows).summary()
-            'Sound. 100 rows never learned.'
+            'Not decided, because no tokenizer says which rows should be similar. 100 rows never learned.'
         """
         faults = list(self._faults())
-        return " ".join([*(faults or ["Sound."]), *self._notes()])
+        if not faults:
+            doubt = self._doubt()
+            faults = [f"Not decided, because {doubt}." if doubt else "Sound."]
+        return " ".join([*faults, *self._notes()])
+
+    @property
+    def state(self) -> State:
+        """Return `"faulty"` with a fault, `"undecided"` if nothing shows that the table was trained, else `"sound"`."""
+        if next(self._faults(), None) is not None:
+            return "faulty"
+        return "undecided" if self._doubt() else "sound"
 
     @property
     def is_sound(self) -> bool:
-        """Return whether the table has no fault; rows that never learned are none."""
-        return next(self._faults(), None) is None
+        """Return whether the table was trained and has no fault; a few rows that never learned are none."""
+        return self.state == "sound"
+
+    def _doubt(self) -> str:
+        """Return why a table without faults cannot be called sound, as a clause; `""` if it can."""
+        shared = self.shared
+        if shared.has_few_directions and not self.is_factorized:
+            return f"the rows span only {shared.rank} of {shared.most_rank} directions, as a low-rank copy does"
+        if self.loss is not None:
+            return ""
+        if self.kinds is None:
+            return "no tokenizer says which rows should be similar"
+        if self.spelling is None:
+            return f"the vocabulary has fewer than {FEWEST_PAIRS} pairs of spelling variants, which should be similar"
+        return ""
 
     def _faults(self) -> Iterator[str]:
         """Yield one sentence for each fault, worst first."""
@@ -202,8 +255,8 @@ class TableHealth:
         if zero := self._written(self.zero_rows):
             yield self._sentence(zero, "{is} zero")
         equal = self.written_equal
-        if equal:
-            yield self._sentence(equal, "{equals} another row")
+        if at_fault := self._without_rounded(equal):
+            yield self._sentence(at_fault, "{equals} another row")
         if self.at_mean:
             yield self._sentence(
                 self.at_mean, "{is} equal to the mean of the others within 1 %, as a resize adds them untrained"
@@ -215,15 +268,40 @@ class TableHealth:
         near = {row for group in self.near_duplicates for row in group if learned[row]} - {*self.at_mean, *equal}
         if near_rows := self._written(sorted(near)):
             yield self._sentence(near_rows, "{is} nearly equal to another row, within 1 %")
+        if self._are_many_unlearned:
+            unlearned, words = self._words(self.never_learned), self._words(range(self.vocab_size))
+            yield f"{_rows(len(self.never_learned))} never learned, among them {unlearned:,} of the {words:,} words."
+
+    @property
+    def _are_many_unlearned(self) -> bool:
+        """Return whether many of the words never learned; a table whose tokenizer does not fit cannot tell."""
+        return self._fits_tokenizer and self._words(self.never_learned) > MOST_UNLEARNED * self._words(
+            range(self.vocab_size)
+        )
+
+    @property
+    def _fits_tokenizer(self) -> bool:
+        """Return whether there is a tokenizer, and no sign that the rows are not those of its tokens."""
+        fit = self.spelling
+        is_odd = fit is not None and (fit.shift != 0 or fit.is_mixed or not self._shows_training(fit))
+        return bool(self.kinds) and not is_odd
+
+    def _without_rounded(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return equal rows without those that rounding to 4 bits explains: rows that never learned."""
+        if not self.is_coarse:
+            return ids
+        flagged = self.under_trained.flagged
+        return tuple(row for row in ids if not flagged[row])
 
     def table_faults(self) -> Iterator[str]:
         """Yield one sentence for each fault of the table as a whole, which the numbers of one row cannot show."""
+        yield from self.shared.faults()
         fit = self.spelling
         if fit is not None and fit.shift:
             there = f"ID {'+' if fit.shift > 0 else '-'} {abs(fit.shift)}"
             yield (
-                f"The tokenizer does not fit the rows: spelling variants such as {_pair(fit.example)} have a mean "
-                f"cosine of {fit.cosine:.2f} in the rows at their IDs, and of {fit.shifted_cosine:.2f} at {there}."
+                f"The tokenizer does not fit the rows: spelling variants such as {_pair(fit.example)} have a "
+                f"mean cosine of {fit.cosine:.2f} in the rows at their IDs, and of {fit.shifted_cosine:.2f} at {there}."
             )
         elif fit is not None and fit.is_mixed:
             yield (
@@ -232,6 +310,13 @@ class TableHealth:
                 f"pairs have a mean cosine of {fit.alike_cosine:.2f}. About {100 * fit.misplaced:.0f} % of the rows "
                 f"were exchanged or never trained."
             )
+        elif fit is not None and not self.nearest.is_random and not self._shows_training(fit):
+            unlike = f"; {100 * fit.unlike:.0f} % of them are as unlike as unrelated tokens" if fit.unlike else ""
+            yield (
+                f"Barely trained: neighbours mean little yet. Spelling variants such as {_pair(fit.example)} have a "
+                f"mean cosine of {fit.cosine:.2f} (unrelated tokens: 0.00 ± {fit.error:.2g}){unlike}. The tokenizer of "
+                f"another table looks the same."
+            )
         if self.loss is not None and self.loss.is_little:
             entropy = self.loss.unigram_entropy
             yield (
@@ -239,11 +324,22 @@ class TableHealth:
                 f"token frequencies alone give {entropy:.2f}. Above {(1 - LEAST_GAIN) * entropy:.2f}, neighbours mean "
                 f"little."
             )
-        if self.nearest.is_random:
+        if self.absent is not None and self.kinds is not None:
+            absent, words = self._words(self.absent), self._words(range(self.vocab_size))
+            if absent > MOST_ABSENT * words and words >= FEWEST_SAMPLED:
+                yield f"{absent:,} of {words:,} words never occur in the training text, so their rows mean nothing."
+        if self.nearest.is_random and not (fit is not None and fit.is_mixed):
             yield (
                 f"The rows look untrained: a row has a cosine of {self.nearest.median:.3f} with its nearest row "
                 f"(random directions: {self.nearest.by_chance:.3f})."
             )
+
+    def _shows_training(self, fit: TokenizerFit) -> bool:
+        """Return whether the table was trained: spelling variants are similar, or else the loss of its run is known.
+
+        The loss tells more: rare tokens, most of the pairs, have neighbours at random in a short run.
+        """
+        return self.loss is not None or (fit.cosine > ERRORS * fit.error and fit.unlike <= MOST_UNLIKE)
 
     @property
     def written_equal(self) -> tuple[int, ...]:
@@ -262,12 +358,13 @@ class TableHealth:
 
     def _notes(self) -> Iterator[str]:
         """Yield one sentence for each finding that is no fault."""
-        if flagged := self.never_learned:
+        flagged = self.never_learned
+        if flagged and not self._are_many_unlearned:
             words = self._words(flagged)
             some = f", {f'{words:,}' if words else 'none'} of them {'a word' if words == 1 else 'words'}"
-            fit = self.spelling
-            has_own_tokens = bool(self.kinds) and not (fit is not None and (fit.shift or fit.is_mixed))
-            yield f"{_rows(len(flagged))} never learned{some if has_own_tokens else ''}."
+            yield f"{_rows(len(flagged))} never learned{some if self._fits_tokenizer else ''}."
+        if rounded := len(self.written_equal) - len(self._without_rounded(self.written_equal)):
+            yield f"{_rows(rounded)} that never learned {_verb('equals', rounded)} another one by rounding to 4 bits."
         if doubtful := sum(cone.rows for cone in self.under_trained.undecided):
             groups = len(self.under_trained.undecided)
             named = "one narrow group" if groups == 1 else f"{groups} narrow groups"
@@ -356,6 +453,9 @@ class TableHealth:
             ],
             "summary": self.summary(),
             "is_sound": self.is_sound,
+            "state": self.state,
+            "shared": self.shared.to_json(),
+            "absent": None if self.absent is None else _listed(self.absent, limit),
             "nearest": {name: _finite(value) for name, value in asdict(self.nearest).items()},
             "spelling": None if self.spelling is None else self.spelling.to_json(limit),
             "loss": None if self.loss is None else {**asdict(self.loss), "gain": self.loss.gain},
@@ -408,11 +508,17 @@ def table_health(
     if head is not None and len(head) != len(rows):
         raise ShapeError(f"The table has {len(rows)} rows and the head {len(head)}: pass the head of this table.")
     norms = rows.norms()
-    near, equal = near_duplicates(rows, norms), equal_rows(rows, norms)
+    shared = shared_variance(rows, norms > 0)
+    judged = RowReader(without_shared_part(table, shared))
+    judged_norms = norms if judged.table is rows.table else judged.norms()
+    near, equal = near_duplicates(judged, judged_norms), equal_rows(rows, norms)
     at_mean = _at_mean(rows, norms, max((*near, *equal), key=len, default=()))
-    under_trained = under_trained_scores(table if head is None else head, counts)
+    under_trained = under_trained_scores(judged.table if head is None else _without_shared_part(head), counts)
     usual = ~under_trained.flagged
+    if head is None and under_trained.flagged.any():  # rows that never learned share a direction
+        shared = shared_variance(rows, (norms > 0) & usual)
     usual[[row for group in (*equal, at_mean) for row in group]] = False
+    occurs = torch.ones_like(usual) if counts is None else counts.cpu() > 0
     return TableHealth(
         vocab_size=rows.vocab_size,
         embed_dim=rows.embed_dim,
@@ -422,14 +528,20 @@ def table_health(
         duplicates=equal,
         near_duplicates=near,
         at_mean=at_mean,
-        norm_outliers=norm_outliers(norms, usual),
+        norm_outliers=norm_outliers(judged_norms, usual),
         never_touched=None if before is None else _ids(_untouched(rows, RowReader(before))),
         under_trained=under_trained,
-        nearest=_nearest_cosine(rows, norms),
-        spelling=None if tokenizer is None else tokenizer_fit(rows, _texts(tokenizer, rows.vocab_size), usable=usual),
+        nearest=_nearest_cosine(judged, judged_norms),
+        spelling=None
+        if tokenizer is None
+        else tokenizer_fit(judged, _texts(tokenizer, rows.vocab_size), usable=usual & occurs),
         loss=_loss_of_run(validation_loss, counts),
         kinds=None if tokenizer is None else tuple(token_kinds(tokenizer, rows.vocab_size)),
         tokenizer=tokenizer,
+        shared=shared,
+        absent=None if counts is None else _ids(counts.cpu() == 0),
+        is_coarse=_is_coarse(rows, norms),
+        is_factorized=isinstance(rows.table, FactorizedEmbedding),
     )
 
 
@@ -455,6 +567,23 @@ def _loss_of_run(validation_loss: float | None, counts: Int[Tensor, " V"] | None
         return None
     frequencies = counts[counts > 0].double() / counts.sum()
     return LossOfRun(validation_loss, float(-(frequencies * frequencies.log()).sum()))
+
+
+def _without_shared_part(head: Tensor) -> TableLike:
+    """Return the rows of a head without the part that dominates, see `without_shared_part`."""
+    rows = RowReader(head)
+    return without_shared_part(head, shared_variance(rows, rows.norms() > 0))
+
+
+def _is_coarse(rows: RowReader, norms: Float[Tensor, " V"]) -> bool:
+    """Return whether numbers look like those of 4 bits: no block of 32 in a sample has more than 16 different ones."""
+    ids = torch.nonzero(norms > 0)[:, 0]
+    blocks = rows.embed_dim // COARSE_BLOCK
+    if not blocks or len(ids) < FEWEST_SAMPLED:
+        return False
+    ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:FEWEST_SAMPLED]]
+    ordered = rows.take(ids)[:, : blocks * COARSE_BLOCK].reshape(-1, COARSE_BLOCK).sort(dim=1).values
+    return int((ordered.diff(dim=1) != 0).sum(1).max()) < COARSE_LEVELS
 
 
 def _texts(tokenizer: Tokenizer, vocab_size: int) -> list[str]:

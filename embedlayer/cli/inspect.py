@@ -38,6 +38,7 @@ class Measurements(NamedTuple):
         bands: Norms of rows by token frequency; `None` without the corpus of a run.
         word_pairs: Correlation with human scores of word pairs; `None` if not requested.
         analogies: Accuracy on analogy questions; `None` if not requested.
+        absent: IDs of the tokens that never occur in the texts that were passed; `None` without one.
     """
 
     health: "TableHealth"
@@ -46,6 +47,7 @@ class Measurements(NamedTuple):
     bands: "list[FrequencyBand] | None"
     word_pairs: "WordPairScores | None"
     analogies: "AnalogyScores | None"
+    absent: list[int] | None
 
 
 @click.command()
@@ -55,6 +57,7 @@ class Measurements(NamedTuple):
 @click.option("-n", "--topn", type=click.IntRange(min=0), default=10, help="Tokens in each list.")
 @click.option("--word-pairs", type=TEXT, help="Also measure correlation with human scores of word pairs (WordSim-353).")
 @click.option("--analogies", type=TEXT, help="Also answer these analogy questions (questions-words.txt).")
+@click.option("--text", "texts", type=TEXT, multiple=True, help="Also count the tokens that never occur in this text.")
 @click.option("--no-align", is_flag=True, help="With OTHER: do not rotate and scale one table to fit the other.")
 @json_option
 def inspect(
@@ -64,6 +67,7 @@ def inspect(
     topn: int,
     word_pairs: Path | None,
     analogies: Path | None,
+    texts: tuple[Path, ...],
     no_align: bool,
     as_json: bool,
 ) -> None:
@@ -83,13 +87,13 @@ def inspect(
 
     if other is None and no_align:
         raise click.UsageError("--no-align belongs to a comparison: name OTHER too.")
-    if other is not None and (word_pairs is not None or analogies is not None):
-        raise click.UsageError("--word-pairs and --analogies measure one table: leave OTHER out.")
+    if other is not None and (word_pairs is not None or analogies is not None or texts):
+        raise click.UsageError("--word-pairs, --analogies and --text measure one table: leave OTHER out.")
     opened = open_model(source, tokenizer_from)
     if other is not None:
         compare(opened, open_model(other), topn=topn, aligned=not no_align, as_json=as_json)
         return
-    found = measure(opened, word_pairs, analogies)
+    found = measure(opened, word_pairs, analogies, texts)
     if as_json:
         click.echo(json.dumps(as_json_object(opened, found, topn)))
     else:
@@ -99,13 +103,19 @@ def inspect(
 # One table
 
 
-def measure(opened: "OpenedModel", word_pairs: Path | None = None, analogies: Path | None = None) -> Measurements:
+def measure(
+    opened: "OpenedModel",
+    word_pairs: Path | None = None,
+    analogies: Path | None = None,
+    texts: Sequence[Path] = (),
+) -> Measurements:
     """Compute all measurements of a table.
 
     Args:
         opened: The model that contains the table.
         word_pairs: File of word pairs with human scores, or `None`.
         analogies: File of analogy questions, or `None`.
+        texts: Files of text in which tokens are counted.
 
     Raises:
         TokenIdError: The run's corpus contains IDs outside the table.
@@ -129,8 +139,21 @@ def measure(opened: "OpenedModel", word_pairs: Path | None = None, analogies: Pa
         geometry=geometry,
         chance=None if geometry is None else chance_geometry(geometry),
         bands=None if opened.counts is None else norms_by_frequency(opened.table, opened.counts),
+        absent=_absent(opened, texts) if texts else None,
         **scores,
     )
+
+
+def _absent(opened: "OpenedModel", texts: Sequence[Path]) -> list[int]:
+    """Return the IDs of the tokens that never occur in some texts; rows without a token are left out."""
+    from embedlayer.data.tokenizer import without_truncation
+    from embedlayer.vocab.token_usage import text_chunks
+
+    tokenizer = without_truncation(opened.require_tokenizer())
+    found: set[int] = set()
+    for chunk in text_chunks(list(texts), tokenizer):
+        found.update(tokenizer.encode(chunk, add_special_tokens=False).ids)
+    return sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()) - found)
 
 
 def as_json_object(opened: "OpenedModel", content: Measurements, topn: int) -> dict[str, Any]:
@@ -158,6 +181,9 @@ def as_json_object(opened: "OpenedModel", content: Measurements, topn: int) -> d
         "has_tokenizer": opened.vocabulary is not None,
         "under_trained_by": "table" if opened.untied_head is None else "head",
         "norms_by_frequency": None if content.bands is None else [asdict(band) for band in content.bands],
+        "not_in_the_text": None
+        if content.absent is None
+        else {"rows": len(content.absent), "ids": content.absent[:topn]},
         "health": health,
         "word_pairs": None if content.word_pairs is None else asdict(content.word_pairs),
         **found,
@@ -173,7 +199,7 @@ def show(opened: "OpenedModel", content: Measurements, topn: int) -> None:
     print_facts(console, _geometry_lines(content, found))
     _show_bands(console, content.bands)
     print_line(console, "\nRows")
-    print_facts(console, _health_lines(opened, found))
+    print_facts(console, _health_lines(opened, found, content.absent))
     _show_under_trained(console, found, topn, by_head=opened.untied_head is not None)
     _show_scores(console, content)
 
@@ -218,11 +244,20 @@ def _geometry_lines(content: Measurements, found: "TableHealth") -> Iterator[tup
         pairs = f"mean cosine of {found.spelling.pairs:,} pairs, such as dog and dogs; unrelated pairs: 0.000"
         yield "spelling", f"{found.spelling.cosine:.3f}", f"{pairs} ± {found.spelling.error:.2g}"
     mean = f"norm of the mean row over the mean norm; random numbers: {geometry.rows**-0.5:.3f}"
+    shared = found.shared
+    if shared.is_measured:
+        largest = (
+            f"of the variance is in dimension {shared.dimension}, the largest; constant columns: {len(shared.constant)}"
+        )
+        yield "one dimension", f"{shared.dimension_share:.1%}", largest
+        yield "shared offset", f"{shared.offset_share:.1%}", "of the squared length of the rows is that of the mean row"
     yield "mean row", f"{geometry.mean_norm:.3f}", mean
     yield "isotropy", f"{geometry.isotropy:.3g}", f"1: no direction is preferred; random numbers: {chance.isotropy:.3g}"
 
 
-def _health_lines(opened: "OpenedModel", found: "TableHealth") -> Iterator[tuple[str, str, str]]:
+def _health_lines(
+    opened: "OpenedModel", found: "TableHealth", absent_in_text: list[int] | None
+) -> Iterator[tuple[str, str, str]]:
     """Yield `(kind, number of rows, examples)` for each kind of bad row, for `print_facts`.
 
     The kinds are broken, equal to another row, never touched in training, not in the text, and under-trained.
@@ -243,6 +278,9 @@ def _health_lines(opened: "OpenedModel", found: "TableHealth") -> Iterator[tuple
         absent = (opened.counts == 0).nonzero()[:, 0].tolist()
         both = len({*absent} & {*found.never_learned})
         yield "not in the text", f"{len(absent):,}", f"{both:,} of them are among the under-trained"
+    if absent_in_text is not None:
+        words = sum(found.kinds[row] == "word" for row in absent_in_text) if found.kinds is not None else 0
+        yield "not in --text", f"{len(absent_in_text):,}", f"{words:,} words:  {_named(found, absent_in_text)}"
     flagged = len(found.never_learned)
     yield "under-trained", f"{flagged:,}", f"{flagged / found.vocab_size:.1%} of the rows" if flagged else ""
 

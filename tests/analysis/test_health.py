@@ -200,14 +200,17 @@ def test_equal_rows_of_words_are_not_counted_as_never_learned() -> None:
 
 def test_rows_that_never_learned_are_counted_beside_sound_ones() -> None:
     rows = torch.cat([related_rows(400, 32), torch.randn(32) + 0.1 * torch.randn(50, 32)])
-    assert table_health(rows).summary() == "Sound. 50 rows never learned."
+    assert table_health(rows).summary() == (
+        "Not decided, because no tokenizer says which rows should be similar. 50 rows never learned."
+    )
     counts = torch.ones(450, dtype=torch.int64)
     assert table_health(rows, counts=counts).summary() == (
-        "Sound. 50 rows in one narrow group cannot be told from clusters of trained tokens."
+        "Not decided, because no tokenizer says which rows should be similar. "
+        "50 rows in one narrow group cannot be told from clusters of trained tokens."
     )
     padded = rows.clone()
     padded[0] = 0.0
-    assert table_health(padded).is_sound  # one zero row is a padding row
+    assert table_health(padded).state == "undecided"  # one zero row is a padding row
 
 
 @pytest.mark.parametrize(("share", "is_sound"), [(1.05, False), (0.81, False), (0.79, True), (0.3, True)])

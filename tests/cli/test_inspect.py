@@ -148,6 +148,15 @@ def test_two_tables_are_compared_by_their_tokens(tmp_path, capsys) -> None:
     assert "common tokens are too few" in " ".join(shown.split())
 
 
+def test_tokens_that_never_occur_in_a_text_are_counted_for_any_table(tmp_path, capsys) -> None:
+    write_vectors(tmp_path / "words.vec", ["dog", "cat", "naps", "<unk>"], torch.randn(4, 8))
+    (tmp_path / "text.txt").write_text("dog naps dog\n")
+    assert run("inspect", tmp_path / "words.vec", "--text", tmp_path / "text.txt", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["not_in_the_text"] == {"rows": 2, "ids": [1, 3]}
+    assert run("inspect", tmp_path / "words.vec", "--text", tmp_path / "text.txt") == 0
+    assert "not in --text 2" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_table_with_new_rows_is_compared_with_its_base_and_its_new_rows_are_named(tmp_path, capsys) -> None:
     words = [f"w{row}" for row in range(60)]
     rows = torch.randn(63, 8)

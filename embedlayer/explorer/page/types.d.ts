@@ -201,6 +201,8 @@ export interface Health {
   /** Sentences that say what is wrong, worst first. */
   summary: string;
   is_sound: boolean;
+  /** "undecided" if nothing shows that the table was trained. */
+  state: "sound" | "faulty" | "undecided";
   /** Cosine of a row with its nearest row; null without two usable rows. */
   nearest: { rows: number; median: number | null; by_chance: number | null; mean_pair: number | null };
   spelling: {

@@ -1,0 +1,194 @@
+"""Find what all rows of a table share: an offset, one dimension or direction that dominates, constant columns, scale.
+
+Cosines of rows that share a large part show that part and hide the rest. So a table in which the shared part dominates
+is reported as such, and its rows are judged without it (`without_shared_part`): the mean row is subtracted, and each
+dimension is divided by its standard deviation.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from embedlayer.analysis.row_reader import RowReader
+from embedlayer.io.files import JsonObject
+from embedlayer.tables.dense import TableLike
+
+MOST_OFFSET = 0.9
+"""Share of the squared length of all rows from which on the mean row dominates."""
+
+MOST_VARIANCE = 0.5
+"""Share of the variance from which on one dimension, or one direction, dominates."""
+
+LEAST_SCALE, MOST_SCALE = 1e-6, 1e4
+"""Range of the root mean square of the numbers of a usable table."""
+
+CONSTANT = 1e-12
+"""A column is constant if its variance is at most this share of its mean square."""
+
+NO_VARIANCE = 1e-10
+"""A direction holds no variance if it has at most this share of the largest one: rounding to float32 causes less."""
+
+LEAST_RANK = 0.5
+"""A table has few directions if its rank is below this share of the largest possible one."""
+
+SAMPLED, FEWEST = 1024, 32
+
+
+@dataclass(frozen=True)
+class SharedVariance:
+    """What the rows of a table share; zero rows and rows with NaN or infinity are left out.
+
+    Attributes:
+        rows: Number of rows that were measured, N.
+        scale: Root mean square of their numbers.
+        offset_share: Share of their squared length that the mean row holds, `N |mean|^2 / sum |row|^2`.
+        dimension: Dimension with the largest variance.
+        dimension_share: Its share of the variance.
+        component_share: Share of the variance of the first principal component, of at most `SAMPLED` rows.
+        constant: Columns in which all rows have the same number.
+        rank: Number of directions with variance among the sampled rows.
+        most_rank: The largest possible `rank`: the dimensions that are not constant, or the sampled rows less 1.
+    """
+
+    rows: int
+    scale: float
+    offset_share: float
+    dimension: int
+    dimension_share: float
+    component_share: float
+    constant: tuple[int, ...]
+    rank: int
+    most_rank: int
+
+    @property
+    def is_measured(self) -> bool:
+        """Return whether there are enough rows to say what they share."""
+        return self.rows >= FEWEST and self.most_rank > 1
+
+    @property
+    def is_out_of_range(self) -> bool:
+        """Return whether the scale of the numbers is outside `LEAST_SCALE..MOST_SCALE`."""
+        return self.rows > 0 and not LEAST_SCALE <= self.scale <= MOST_SCALE
+
+    @property
+    def has_dominant_dimension(self) -> bool:
+        """Return whether one dimension holds more than `MOST_VARIANCE` of the variance."""
+        return self.is_measured and self.dimension_share > MOST_VARIANCE
+
+    @property
+    def has_dominant_offset(self) -> bool:
+        """Return whether the mean row holds more than `MOST_OFFSET` of the squared length of all rows."""
+        return self.is_measured and self.offset_share > MOST_OFFSET
+
+    @property
+    def has_few_directions(self) -> bool:
+        """Return whether the rows span less than `LEAST_RANK` of the dimensions that they could span."""
+        return self.is_measured and self.rank < LEAST_RANK * self.most_rank
+
+    def faults(self) -> Iterator[str]:
+        """Yield one sentence for each fault, with its evidence."""
+        if self.is_out_of_range:
+            yield (
+                f"The scale is out of range: the root mean square of the numbers is {self.scale:.2g}, and that of "
+                f"usable tables is {LEAST_SCALE:.0e} to {MOST_SCALE:.0e}."
+            )
+        if self.is_measured and self.constant:
+            named = ", ".join(map(str, self.constant[:5])) + ", ..." * (len(self.constant) > 5)
+            columns = "1 column is" if len(self.constant) == 1 else f"{len(self.constant):,} columns are"
+            yield f"{columns} constant, the same number in all rows (dimension {named})."
+        if self.has_dominant_dimension:
+            yield (
+                f"Dimension {self.dimension} alone holds {100 * self.dimension_share:.0f} % of the variance: cosines "
+                f"compare little else."
+            )
+        elif self.is_measured and self.component_share > MOST_VARIANCE:
+            yield (
+                f"One direction holds {100 * self.component_share:.0f} % of the variance: cosines compare little else."
+            )
+        if self.has_dominant_offset:
+            yield (
+                f"One offset that all rows share holds {100 * self.offset_share:.0f} % of their squared length: "
+                f"cosines compare little else until the mean row is subtracted."
+            )
+
+    def to_json(self) -> JsonObject:
+        """Return the result as a JSON object, with `null` in place of NaN."""
+        return {name: None if value != value else value for name, value in asdict(self).items()}
+
+
+@torch.no_grad()
+def shared_variance(rows: RowReader, usable: Bool[Tensor, " V"]) -> SharedVariance:
+    """Measure what the usable rows of a table share, in two passes over the table.
+
+    Args:
+        rows: The table.
+        usable: Mask of the rows that are neither zero nor hold NaN or infinity.
+    """
+    count, width = int(usable.sum()), rows.embed_dim
+    if not count:
+        return SharedVariance(0, math.nan, math.nan, 0, math.nan, math.nan, (), 0, 0)
+    mean = (
+        sum((chunk.sum(0) for chunk in _usable_chunks(rows, usable)), torch.zeros(width, dtype=torch.float64)) / count
+    )
+    squares = torch.zeros(width, dtype=torch.float64)
+    for chunk in _usable_chunks(rows, usable):
+        squares += (chunk - mean).square().sum(0)
+    variance = squares / count
+    length, total = mean.square() + variance, float(variance.sum())
+    constant = variance <= CONSTANT * length
+    ids = torch.nonzero(usable)[:, 0]
+    ids = ids[torch.randperm(count, generator=torch.Generator().manual_seed(0))[:SAMPLED]]
+    sample = rows.take(ids).double()
+    sample = sample - sample.mean(0)
+    sample = sample / sample.abs().max().clamp_min(1e-300)
+    gram = sample @ sample.T if len(sample) < width else sample.T @ sample
+    spectrum = torch.linalg.eigvalsh(gram).clamp_min(0.0)
+    largest, whole = float(spectrum[-1]), float(spectrum.sum())
+    return SharedVariance(
+        rows=count,
+        scale=math.sqrt(float(length.mean())),
+        offset_share=float(mean.square().sum() / length.sum()),
+        dimension=int(variance.argmax()),
+        dimension_share=float(variance.max()) / total if total else math.nan,
+        component_share=largest / whole if whole else math.nan,
+        constant=tuple(torch.nonzero(constant)[:, 0].tolist()),
+        rank=int((spectrum > NO_VARIANCE * largest).sum()) if largest else 0,
+        most_rank=min(len(sample) - 1, int((~constant).sum())),
+    )
+
+
+@torch.no_grad()
+def without_shared_part(table: TableLike, shared: SharedVariance) -> TableLike:
+    """Return the table in which rows are judged: the same table, or a float32 copy without the part that dominates.
+
+    Of a table with a dominant offset or constant columns, the mean row (of these columns) is subtracted. With a
+    dominant dimension, each dimension is divided by its standard deviation, and else, if the scale is out of range, by
+    the scale. Zero rows stay zero.
+
+    Args:
+        table: The table.
+        shared: What `shared_variance` found.
+    """
+    changes = (shared.has_dominant_offset, shared.has_dominant_dimension, shared.is_out_of_range, shared.constant)
+    if not shared.is_measured or not any(changes):
+        return table
+    rows = RowReader(table)
+    values = torch.cat([chunk.cpu().double() for _, chunk in rows.chunks()])
+    usable = values.isfinite().all(1) & values.any(1)
+    mean, deviation = values[usable].mean(0), values[usable].std(0)
+    subtracted = torch.full((rows.embed_dim,), shared.has_dominant_offset)
+    subtracted[list(shared.constant)] = True
+    values[usable] -= mean.where(subtracted, 0.0)
+    values[usable] /= deviation.where(deviation > 0, 1.0) if shared.has_dominant_dimension else shared.scale
+    values[:, list(shared.constant)] = 0.0
+    return values.float()
+
+
+def _usable_chunks(rows: RowReader, usable: Bool[Tensor, " V"]) -> Iterator[Float[Tensor, "rows D"]]:
+    """Yield the usable rows in float64 on the CPU, a chunk at a time."""
+    for start, chunk in rows.chunks():
+        yield chunk.cpu()[usable[start : start + len(chunk)]].double()
