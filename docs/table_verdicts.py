@@ -137,7 +137,7 @@ def real_states(folder: Path | None) -> dict[str, KnownState]:
     if folder is not None:
         stories = open_model(folder / "stories260K.safetensors", folder / "tok512.bin")
         table = stories.table.rows(0, stories.table.vocab_size).detach()
-        found["stories260K, as it is"] = KnownState("good", table, load_tokenizer(folder / "tok512.bin"))
+        found["stories260K, as it is"] = KnownState("unknown", table, load_tokenizer(folder / "tok512.bin"))
     return found
 
 

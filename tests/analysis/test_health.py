@@ -183,6 +183,38 @@ def test_a_planted_fault_is_the_first_sentence_of_the_summary(fault) -> None:
     assert first == found.to_json()["summary"]
 
 
+@pytest.mark.parametrize("overwritten", [False, True])
+def test_rows_that_rounding_to_4_bits_made_equal_are_no_fault_unless_they_learned(overwritten) -> None:
+    words = words_of(1200)
+    tokenizer = train_tokenizer(" ".join(words), "word", vocab_size=2000)
+    rows = torch.randn(tokenizer.get_vocab_size(), 32)
+    ids = [tokenizer.token_to_id(word) for word in words]
+    rows[ids] = related_rows(1200, 32)
+    rows[ids[:40]] = torch.randn(32) + 0.01 * torch.randn(40, 32)  # unused
+    assert table_health(rows, tokenizer).duplicates == ()
+    if overwritten:
+        rows[ids[100:110]] = rows[ids[200:210]]
+    scale = rows.abs().amax(1, keepdim=True) / 7
+    found = table_health((rows / scale).round() * scale.half().float(), tokenizer)
+    assert found.is_coarse
+    assert "by rounding to 4 bits." in found.summary()
+    assert found.state == ("faulty" if overwritten else "sound")
+    assert found.summary().startswith("20 rows equal another row (20 words" if overwritten else "Sound. ")
+
+
+@pytest.mark.parametrize(("words_absent", "state"), [(100, "sound"), (900, "faulty")])
+def test_a_run_of_which_many_words_never_occur_is_not_sound(words_absent, state) -> None:
+    words = words_of(1200)
+    tokenizer = train_tokenizer(" ".join(words), "word", vocab_size=2000)
+    rows, counts = torch.randn(tokenizer.get_vocab_size(), 32), torch.ones(tokenizer.get_vocab_size()).long()
+    ids = [tokenizer.token_to_id(word) for word in words]
+    rows[ids] = related_rows(1200, 32)
+    counts[ids[:words_absent]] = 0
+    found = table_health(rows, tokenizer, counts=counts)
+    assert (found.state, len(found.absent)) == (state, words_absent)
+    assert (f"{words_absent} of 1,200 words never occur in the training text" in found.summary()) == (state == "faulty")
+
+
 def test_equal_rows_of_words_are_not_counted_as_never_learned() -> None:
     words = words_of(1200)
     tokenizer = train_tokenizer(" ".join(words), "word", vocab_size=2000)
