@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from embedlayer.census.files import files_left_out, is_left_out
+from embedlayer.census.files import files_left_out, is_left_out, other_safetensors
+from embedlayer.checkpoints.second_copies import refuse_copies
 from embedlayer.command_name import command_line
 from embedlayer.data.corpus import CorpusWriter, IdArray, TokenCorpus
 from embedlayer.data.corpus_files import write_shard_tables
@@ -19,6 +20,7 @@ from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import EmbedLayerWarning, VocabularyError
 from embedlayer.io.files import PARTIAL, JsonObject, write_json
 from embedlayer.io.locks import LOCK
+from embedlayer.io.safetensors_files import read_header
 from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, Pretrained, describe
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory
@@ -50,7 +52,8 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderRes
     Raises:
         VocabularyError: The run has mapped tables; or the corpus of an unfinished run, which has no layer yet, contains
             a removed token.
-        CheckpointError: `edit` undoes an earlier edit, and the folder is not what that edit wrote.
+        CheckpointError: `edit` undoes an earlier edit, and the folder is not what that edit wrote. Or another
+            safetensors file may have values of tokens, as a second copy or an adapter.
     """
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
     random_state = torch.get_rng_state()
@@ -86,6 +89,13 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderRes
     others = [file for file in others if not file.name.endswith(PARTIAL)]
     own = tuple(f"{file.name}/" if file.is_dir() else file.name for file in others)
     left_out = {path: rule for path, rule in files_left_out(folder).items() if path.startswith(own)}
+    refuse_copies(
+        folder,
+        [path for path in other_safetensors(folder, left_out) if Path(path).parts[0] in {file.name for file in others}],
+        {name for result in results.values() for name in result.rows.tensors},
+        _sizes(folder, next(iter(results.values()))),
+        f"embedlayer.vocab.merge_adapter(model, {str(folder)!r})",
+    )
     for path in (path for file in others for path in ([file] if file.is_file() else sorted(file.rglob("*")))):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not is_left_out(name, left_out):
@@ -93,6 +103,14 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderRes
             shutil.copyfile(path, partial / name)
     changed = [str(file.relative_to(folder)) for name in CHANGED for file in sorted(folder.glob(name))]
     return FolderResult(results, changed, left_out)
+
+
+def _sizes(folder: Path, result: ModuleResult) -> set[int]:
+    """Return the numbers of rows before an edit of the tensors by token in a folder, with and without padding."""
+    weights = folder / WEIGHTS
+    stored = read_header(weights).tensors if weights.exists() else {}
+    sizes = {stored[name].shape[0] for name in result.rows.tensors if name in stored}
+    return {result.edit.rows.row_map.old_size, *sizes}
 
 
 def _keeps_corpus(run: RunDirectory, row_map: RowMap) -> bool:
