@@ -124,6 +124,8 @@ class VocabularyModules(NamedTuple):
         tables: The tables with one row for each token, those of tied heads included.
         local: For each table, the rows that this process stores.
         heads: The output heads.
+        other_heads: Linear output heads of models of transformers that `patch` did not replace, such as one that PEFT
+            had wrapped.
         layers: The layers, which may have a tokenizer.
         configs: Other modules, and configurations, with the same `vocab_size`.
         hashes: The n-gram hashes, which have a compressed ID for each token.
@@ -134,6 +136,7 @@ class VocabularyModules(NamedTuple):
     tables: dict[str, TokenTable]
     local: dict[str, LocalTable]
     heads: dict[str, OutputHead]
+    other_heads: dict[str, nn.Linear]
     layers: dict[str, EmbeddingLayer]
     configs: dict[str, Any]
     hashes: dict[str, NgramHash]
@@ -214,7 +217,9 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     for name, (table, missing_row) in _per_layer_tables(modules).items():
         stored, part = _local_table(name, table, False)
         local[stored] = part._replace(per_layer=True, missing_row=missing_row)
-    found = VocabularyModules(tables, local, heads, layers, {}, hashes, [], [])
+    outputs = {id(model.get_output_embeddings()) for model in models_in(module).values()} - set(map(id, heads.values()))
+    unpatched = {name: part for name, part in modules.items() if isinstance(part, nn.Linear) and id(part) in outputs}
+    found = VocabularyModules(tables, local, heads, unpatched, layers, {}, hashes, [], [])
     if not found.sizes:
         raise SizeError(
             "There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary. A "
@@ -626,7 +631,7 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
         note(_join(name, "bounds"), stored.index_check, "size", part)
         note(name, stored, "first_row whole_rows" if stored.whole_rows is not None else "", part)
         note(_join(name, "pending_updates"), stored.pending_updates, "padding_idx", part)
-    for name, head in modules.heads.items():
+    for name, head in (*modules.heads.items(), *modules.other_heads.items()):
         note(name, head, "out_features padding_idx")
     for name, layer in modules.layers.items():
         note(name, layer, "padding_id is_edited")

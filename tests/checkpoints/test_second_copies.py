@@ -5,6 +5,7 @@ The rule is that of a checkpoint, of `write_into` with another vocabulary, and o
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -166,7 +167,7 @@ def test_a_layer_of_this_library_is_not_edited_beside_a_file_with_values_of_toke
 
 
 def test_an_adapter_beside_a_layer_of_this_library_is_merged_first(layer_folder: Path, tmp_path: Path) -> None:
-    layer = el.EmbeddingLayer.from_pretrained(layer_folder)
+    layer: Any = el.EmbeddingLayer.from_pretrained(layer_folder)
     el.vocab.train_only_rows(layer, [5])
     with torch.no_grad():
         layer.table.delta += 1

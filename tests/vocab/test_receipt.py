@@ -56,6 +56,20 @@ def test_an_id_that_is_gone_is_an_error_that_says_what_to_do(unchecked) -> None:
         wide.remap(np.zeros(1, dtype=np.uint8))
 
 
+def test_tokens_that_go_with_a_removed_one_are_counted_and_named(tmp_path) -> None:
+    tokenizer = el.train_tokenizer("the small dog loved other small dogs. " * 30, vocab_size=290)
+    table = el.TokenEmbedding(tokenizer.get_vocab_size(), 4)
+    receipt = el.vocab.remove_tokens(table, ["Ġdo", "ved"], tokenizer=tokenizer)
+    along: list[Any] = [tokenizer.token_to_id(name) for name in ("Ġdog", "Ġdogs", "Ġloved")]
+    assert receipt.unreachable == tuple(sorted(along))
+    assert set(receipt.dropped) == {tokenizer.token_to_id("Ġdo"), tokenizer.token_to_id("ved"), *along}
+    assert "\n  of these 3 that no text is encoded with any more: 'Ġdog', 'Ġdogs', 'Ġloved'" in str(receipt)
+    receipt.save(tmp_path / "receipt")
+    assert str(Receipt.load(tmp_path / "receipt")) == str(receipt)
+    receipt.undo(table)
+    assert "of these" not in str(el.vocab.remove_tokens(table, ["Ġdogs"], tokenizer=tokenizer))
+
+
 def test_what_is_saved_comes_back_and_undoes(tmp_path) -> None:
     made = MODELS["free"]()
     optimizer = torch.optim.AdamW(made.parameters())
@@ -130,3 +144,17 @@ def test_rows_are_counted_by_where_they_came_from() -> None:
     assert count_origins([]) == ""
     without_token = Receipt(RowMap(torch.tensor([0, -1, -1]), 1), (1, 2), origins={1: "random", 2: "mean"})
     assert without_token.new_rows == "1 from random numbers"
+
+
+def test_an_edit_is_undone_after_unpatch_as_the_error_says(unchecked) -> None:
+    from tiny_models import build
+
+    model = build("gpt2", "causal", {"n_layer": 1})[1]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    receipt = el.vocab.edit_vocabulary(el.patch(model), remove=[20], add=2)
+    el.unpatch(model)
+    with pytest.raises(el.SizeError, match=r"a model of transformers after patch\(model\)"):
+        receipt.undo(model)
+    receipt.undo(el.patch(model))
+    assert same(el.unpatch(model).state_dict(), before)
+    assert model.lm_head.out_features == model.config.vocab_size == model.transformer.wte.num_embeddings
