@@ -149,7 +149,7 @@ def add(
 
     With --train-on only the new rows are trained, by default for half a minute; the model's results for its old tokens
     stay the same bit for bit. A term that is a token already is left out, with a warning. Added tokens of the tokenizer
-    that have no row in the table get one, also without TERM.
+    that have no row in the table get one, also without TERM; that is a step of its own, before --train-on.
     """
     from embedlayer.training.loop import TrainingOptions
     from embedlayer.vocab.edit import add_tokens
@@ -158,7 +158,15 @@ def add(
     from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 
     wanted = _without_known(directory, [*terms, *read_terms(_lines(file))], spaced=not as_is)
-    if not wanted and not special and not _lacks_rows(directory):
+    lacks_rows = (bool(train_on) or not (wanted or special)) and _lacks_rows(directory)
+    if lacks_rows and train_on:
+        raise VocabularyError(
+            f"The tokenizer of {directory} has tokens without a row in the table, and a model without these rows "
+            f"cannot be trained on text. Give them rows first: {command_line('vocab', 'add', directory, '-o', '...')}. "
+            f"Then add terms with --train-on to that folder; or load its model, and call "
+            f"embedlayer.vocab.train_only_rows(model, token_ids) to train those rows."
+        )
+    if not wanted and not special and not lacks_rows:
         raise VocabularyError("There is nothing to add: pass terms, or a file with one a line.")
 
     def edited(old: "Tokenizer") -> "Tokenizer":

@@ -13,8 +13,9 @@ from typing import Any
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.census.configurations import check_padding, check_readers, edited_configuration, parts_of
+from embedlayer.census.configurations import check_padding, check_readers, edited_configuration, id_keys, parts_of
 from embedlayer.census.files import files_left_out
+from embedlayer.census.report import CensusReport
 from embedlayer.census.tensors import axes_by_architecture
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
 from embedlayer.checkpoints.loader import checkpoint_family, is_unknown_family, tensor_rules
@@ -133,6 +134,34 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Fo
     _restore_config(partial, resolved.settings or {})
     changed = {*files, CONFIG} | ({TOKENIZER} if resolved.tokenizer is not None else set())
     return FolderResult({"": ModuleResult(resolved, result, short)}, sorted(changed), left_out)
+
+
+def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
+    """Return what follows the vocabulary in a checkpoint folder, as `apply_to_checkpoint` moves it.
+
+    Args:
+        folder: The checkpoint.
+        left_out: Paths of the files that an edit leaves out.
+
+    Raises:
+        CheckpointError: `apply_to_checkpoint` would raise it.
+        VocabularyError: The same; errors about single tokens are not among them.
+    """
+    checkpoint, _, tensors, aliases = _opened(folder)
+    copies = find_copies(folder, checkpoint, aliases, left_out)
+    shapes = {name: tuple(rows.tensor.shape) for name, rows in tensors.items()}
+    size = next(iter(shapes.values()))[0]
+    copied = {f"{file}/{name}": shapes[key] for file, names in copies.items() for name, key in names.items()}
+    token_ids = {
+        f"{file}: {part.name}.{key}".replace(": .", ": "): part.owner[key]
+        for file in (CONFIG, GENERATION, PARAMS)
+        for part in parts_of(_read(folder / file), size)
+        if part.of_tokens
+        for key in id_keys(part.owner, size, file)
+    }
+    forms = (TOKENIZER, CONFIG, GENERATION, PARAMS, TOKENIZER_CONFIG, SPECIALS, ADDED, *OTHER_FORMS)
+    files = {file.name for form in forms for file in folder.glob(form)}
+    return CensusReport({**shapes, **copied}, token_ids, tuple(sorted(files)))
 
 
 def _same(rows: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from embedlayer.census.configurations import (
     value_of_json,
 )
 from embedlayer.census.files import FileRule
-from embedlayer.census.tensors import models_in, named_tensors, tensors_in
+from embedlayer.census.tensors import linear_sizes, models_in, named_tensors, tensors_in
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.checkpoints.patch import REPLACED
 from embedlayer.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
@@ -124,24 +124,24 @@ class VocabularyModules(NamedTuple):
         tables: The tables with one row for each token, those of tied heads included.
         local: For each table, the rows that this process stores.
         heads: The output heads.
-        other_heads: Linear output heads of models of transformers that `patch` did not replace, such as one that PEFT
-            had wrapped.
         layers: The layers, which may have a tokenizer.
         configs: Other modules, and configurations, with the same `vocab_size`.
         hashes: The n-gram hashes, which have a compressed ID for each token.
         parts: All configurations of the module, generation configurations included, each object once.
         module_ids: Token IDs that modules store, as `module_ids` of the census yields them.
+        linear: Linear layers of models of transformers with a size that follows the vocabulary, as `linear_sizes` of
+            the census yields them.
     """
 
     tables: dict[str, TokenTable]
     local: dict[str, LocalTable]
     heads: dict[str, OutputHead]
-    other_heads: dict[str, nn.Linear]
     layers: dict[str, EmbeddingLayer]
     configs: dict[str, Any]
     hashes: dict[str, NgramHash]
     parts: list[Part]
     module_ids: list[tuple[str, nn.Module, str]]
+    linear: list[tuple[str, nn.Linear, str]]
 
     @property
     def collectives(self) -> Collectives:
@@ -217,9 +217,8 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     for name, (table, missing_row) in _per_layer_tables(modules).items():
         stored, part = _local_table(name, table, False)
         local[stored] = part._replace(per_layer=True, missing_row=missing_row)
-    outputs = {id(model.get_output_embeddings()) for model in models_in(module).values()} - set(map(id, heads.values()))
-    unpatched = {name: part for name, part in modules.items() if isinstance(part, nn.Linear) and id(part) in outputs}
-    found = VocabularyModules(tables, local, heads, unpatched, layers, {}, hashes, [], [])
+    linear = [each for each in linear_sizes(module) if not isinstance(each[1], OutputHead)]
+    found = VocabularyModules(tables, local, heads, layers, {}, hashes, [], [], linear)
     if not found.sizes:
         raise SizeError(
             "There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary. A "
@@ -631,8 +630,10 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
         note(_join(name, "bounds"), stored.index_check, "size", part)
         note(name, stored, "first_row whole_rows" if stored.whole_rows is not None else "", part)
         note(_join(name, "pending_updates"), stored.pending_updates, "padding_idx", part)
-    for name, head in (*modules.heads.items(), *modules.other_heads.items()):
+    for name, head in modules.heads.items():
         note(name, head, "out_features padding_idx")
+    for name, projection, attribute in modules.linear:
+        note(name, projection, attribute if getattr(projection, attribute) == modules.vocab_size else "")
     for name, layer in modules.layers.items():
         note(name, layer, "padding_id is_edited")
     for name, ngrams in modules.hashes.items():
