@@ -34,10 +34,9 @@ from embedlayer.vocab.language_tokenizers import gives_ids, language_class, warn
 from embedlayer.vocab.live_modules import (
     FolderResult,
     ModuleResult,
-    refuse_hashed_ngrams,
     row_tensors,
-    vocabulary_modules,
 )
+from embedlayer.vocab.module_parts import refuse_hashed_ngrams, vocabulary_modules
 from embedlayer.vocab.row_map import RowMap, RowTensor, apply_row_map
 from embedlayer.vocab.special_tokens import (
     LISTS_OF_NAMES,

@@ -31,9 +31,9 @@ from embedlayer.vocab.live_modules import (
     ModuleResult,
     apply_to_module,
     row_tensors,
-    settings_of,
-    vocabulary_modules,
 )
+from embedlayer.vocab.module_parts import vocabulary_modules
+from embedlayer.vocab.module_settings import settings_of
 from embedlayer.vocab.row_map import RowMap
 
 IDS_AT_ONCE = 1 << 22

@@ -13,6 +13,7 @@ from embedlayer.layers import NgramEmbedding, NgramHash
 from embedlayer.pretrained import build, describe
 from embedlayer.vocab import live_modules
 from embedlayer.vocab.edit import add_tokens, edit_vocabulary, remove_tokens
+from embedlayer.vocab.module_parts import vocabulary_modules
 from embedlayer.vocab.row_init import CopyInit, MeanInit, VectorsInit
 
 
@@ -185,7 +186,7 @@ def test_each_kind_of_module_is_edited() -> None:
         torch.nn.ModuleDict({"encoder": el.TokenEmbedding(V, D), "decoder": el.TokenEmbedding(V, D)}),
         el.EmbeddingLayer(table=table, head=el.OutputHead(table), types=el.TokenEmbedding(2, D), recipe=["types"]),
     ):
-        ends = live_modules.vocabulary_modules(made)
+        ends = vocabulary_modules(made)
         receipt = add_tokens(made, 2)
         assert ends.vocab_size == V + 2
         assert {*receipt.before} == {*live_modules.row_tensors(made, ends)[0]}
