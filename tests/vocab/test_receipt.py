@@ -146,25 +146,3 @@ def test_rows_are_counted_by_where_they_came_from() -> None:
     assert count_origins([]) == ""
     without_token = Receipt(RowMap(torch.tensor([0, -1, -1]), 1), (1, 2), origins={1: "random", 2: "mean"})
     assert without_token.new_rows == "1 from random numbers"
-
-
-def sizes_of(model: torch.nn.Module) -> dict[str, object]:
-    names = ("num_embeddings", "padding_idx", "in_features", "out_features", "vocab_size")
-    parts = model.named_modules()
-    return {f"{name}.{key}": getattr(part, key) for name, part in parts for key in names if hasattr(part, key)}
-
-
-@pytest.mark.parametrize(("kind", "model_type"), [("causal", "gpt2"), ("masked", "mobilebert"), ("seq2seq", "bart")])
-def test_an_edit_is_undone_after_unpatch_as_the_error_says(kind: str, model_type: str, unchecked) -> None:
-    from tiny_models import build
-
-    model = build(model_type, kind)[1]
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    receipt = el.vocab.edit_vocabulary(el.patch(model), remove=[20], add=2)
-    el.unpatch(model)
-    assert sizes_of(model) == sizes_of(type(model)(model.config))
-    with pytest.raises(el.SizeError, match=r"a model of transformers after patch\(model\)"):
-        receipt.undo(model)
-    receipt.undo(el.patch(model))
-    assert same(el.unpatch(model).state_dict(), before)
-    assert sizes_of(model) == sizes_of(type(model)(model.config))
