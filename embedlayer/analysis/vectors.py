@@ -446,8 +446,8 @@ class TokenVectors:
             respaced = text.lstrip(" ") if text.startswith(" ") else f" {text}"
             raise UnknownTokenError(
                 f"{text!r} is {len(encoding.ids)} tokens to this tokenizer: {_listing(encoding.tokens)}.\n"
-                f"Ask for one of them, by text or ID ({_listing(encoding.ids)}); spaces count, so "
-                f"{respaced!r} may be one token."
+                f"Ask for one of them, by text or ID ({_listing(encoding.ids)}; in a command "
+                f'"#{encoding.ids[0]}"); spaces count, so {respaced!r} may be one token.'
             )
         raise UnknownTokenError(
             f"{text!r} is not in this tokenizer's vocabulary of {len(self)} tokens: it is read as "

@@ -243,3 +243,21 @@ def tensors_in(module: nn.Module, tables: Collection[int]) -> Iterator[tuple[str
                 done.add(id(tensor))
                 rule = tensor_rule(plain, families, config.get("model_type")) or TensorRule(0, None)
                 yield f"{name}.{own}".lstrip("."), tensor, axes[plain], rule
+
+
+def linear_sizes(module: nn.Module) -> Iterator[tuple[str, nn.Linear, str]]:
+    """Yield the sizes that linear layers state of a weight that follows the vocabulary, by the records of families.
+
+    These are heads, also one that was wrapped by PEFT before `patch`, and MobileBERT's further columns.
+
+    Yields:
+        Name in the module, layer, and attribute: `out_features` or `in_features`.
+    """
+    for name, model in models_in(module).items():
+        config = model.config.to_dict()
+        families = families_in(config)
+        for own, part in model.named_modules():
+            if isinstance(part, nn.Linear):
+                rule = tensor_rule(f"{_WRAPPERS.sub('', f'{own}.')}weight", families, config.get("model_type"))
+                if rule is not None and rule.end == "head":
+                    yield f"{name}.{own}".lstrip("."), part, "out_features" if rule.axis == 0 else "in_features"

@@ -332,7 +332,10 @@ class EmbeddingLayer(Pretrained):
         """Write a copy of a checkpoint to `out_dir`, in which the tensors of this layer replace those that `load` read.
 
         All other tensors are copied from file to file. Tied names, the index of shards and the stored dtypes stay. A
-        table with another number of rows changes `vocab_size`. The new folder appears complete or not at all.
+        table with another number of rows changes `vocab_size`. If the vocabulary is another one, second copies in
+        safetensors get the same rows, and files that hold values by token and cannot be edited, such as `optimizer.pt`,
+        are left out with a warning. Tokenizer and token IDs in configurations stay those of the checkpoint: edit the
+        folder with `edit_vocabulary` to move tokens that they name. The new folder appears complete or not at all.
 
         Args:
             checkpoint_dir: Folder of the checkpoint from which this layer was loaded; it does not change.
@@ -344,7 +347,8 @@ class EmbeddingLayer(Pretrained):
         Raises:
             CheckpointError: The layer belongs to another checkpoint; or its table was computed from several tensors, so
                 that it cannot be put back (model2vec with a mapping or weights); or its vocabulary was edited, and the
-                checkpoint may have more tensors with a row for each token, which this layer lacks (`is_part`).
+                checkpoint may have more tensors with a row for each token, which this layer lacks (`is_part`); or
+                another safetensors file has values of tokens that cannot be moved, such as an adapter.
             FileError: `out_dir` is not empty, or cannot be written.
         """
         if self.is_part and self.is_edited:
@@ -362,7 +366,8 @@ class EmbeddingLayer(Pretrained):
                 f"be put back. Save the layer by itself with save_pretrained."
             )
         tensors = {name: state[key] for key, names in self.tensor_names.items() for name in names}
-        return write_tensors(tensors, checkpoint_dir, out_dir, table=self.tensor_names["table.weight"][0])
+        table = self.tensor_names["table.weight"][0]
+        return write_tensors(tensors, checkpoint_dir, out_dir, table=table, is_edited=self.is_edited)
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -10,6 +10,7 @@ from embedlayer.families import META_LLAMA, META_TENSORS, family_of
 from embedlayer.io.config_values import as_whole_number
 from embedlayer.io.files import JsonObject, read_json
 
+PARAMS = "params.json"
 QUERY = "blocks.{}.attention.query.weight"
 
 
@@ -29,10 +30,10 @@ def meta_config(checkpoint: Checkpoint) -> JsonObject:
     source = checkpoint.name
     stated = {key: _parse(text) for header in checkpoint.headers.values() for key, text in header.metadata.items()}
     if "n_heads" not in stated:
-        file = checkpoint.file("params.json")
+        file = checkpoint.file(PARAMS)
         if file is None:
             raise CheckpointError(
-                f"{source} does not state its sizes: its metadata has no n_heads, and no params.json is beside it."
+                f"{source} does not state its sizes: its metadata has no n_heads, and no {PARAMS} is beside it."
             )
         stated = read_json(file)
     require_value(source, stated, "use_scaled_rope", False, None)

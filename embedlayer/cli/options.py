@@ -1,5 +1,6 @@
 """Options that several commands share, and types of path parameters, which check a path before anything is loaded."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,6 +57,22 @@ class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since cli
         return path
 
 
+class NamedToken(click.ParamType):  # type: ignore[type-arg]
+    """Type of a click parameter: a token, named by its text, or by its ID as in `#304`."""
+
+    name = "token"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
+        """Return an ID as an integer, and a text unchanged. click calls this method.
+
+        Args:
+            value: What the user passed.
+            param: The parameter; not used.
+            ctx: click's context of the command; not used.
+        """
+        return int(value[1:]) if isinstance(value, str) and re.fullmatch("#[0-9]{1,18}", value) else value
+
+
 class NewFolder(click.Path):
     """Type of a click parameter: a folder that the command creates, which must not exist or must be empty."""
 
@@ -110,6 +127,8 @@ TEXTS_OR_CORPUS = InputPath(
     *(*_TEXT_FILES, PathKind.FOLDER, PathKind.CORPUS),
     standard_input=True,
 )
+
+TOKEN = NamedToken()
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
 

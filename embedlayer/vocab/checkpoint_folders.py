@@ -11,30 +11,33 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+from torch import Tensor
 
-from embedlayer.census.configurations import check_padding, check_readers, edited_configuration, parts_of
+from embedlayer.census.configurations import check_padding, check_readers, edited_configuration, id_keys, parts_of
 from embedlayer.census.files import files_left_out
+from embedlayer.census.report import CensusReport
 from embedlayer.census.tensors import axes_by_architecture
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
 from embedlayer.checkpoints.loader import checkpoint_family, is_unknown_family, tensor_rules
+from embedlayer.checkpoints.meta_layout import PARAMS
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.second_copies import find_copies
 from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
 from embedlayer.families import PER_LAYER_ROWS, family_of
 from embedlayer.io.files import JsonObject, read_json, write_json
+from embedlayer.io.safetensors_files import WeightFiles, find_folder
 from embedlayer.pretrained import TOKENIZER
 from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
 from embedlayer.vocab.language_tokenizers import gives_ids, language_class, warn_of_lost_settings
 from embedlayer.vocab.live_modules import (
     FolderResult,
     ModuleResult,
-    refuse_hashed_ngrams,
     row_tensors,
-    vocabulary_modules,
 )
+from embedlayer.vocab.module_parts import refuse_hashed_ngrams, vocabulary_modules
 from embedlayer.vocab.row_map import RowMap, RowTensor, apply_row_map
-from embedlayer.vocab.second_copies import second_copies
 from embedlayer.vocab.special_tokens import (
     LISTS_OF_NAMES,
     USUAL_NAMES,
@@ -55,7 +58,7 @@ ROWS = "num_rows"
 """End of the name of a number of rows in a receipt."""
 
 GENERATION, TOKENIZER_CONFIG, SPECIALS = "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"
-ADDED, PARAMS = "added_tokens.json", "params.json"
+ADDED = "added_tokens.json"
 TEMPLATES = ("chat_template*.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
 OTHER_FORMS = (
     *("*vocab.json", "*merges.txt", "*encoder.json", "*vocab.bpe", "*vocab.txt"),
@@ -86,9 +89,12 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Fo
     """
     checkpoint, layer, tensors, aliases = _opened(folder)
     left_out = files_left_out(folder)
-    others, copies = second_copies(folder, checkpoint, tensors, aliases, left_out)
-    tensors |= others
     table = next(iter(tensors))
+    copies = find_copies(folder, checkpoint, aliases, left_out)
+    for file, names in copies.items():
+        for name, key in names.items():
+            copy = _read_tensor(folder / file, name)
+            tensors[f"{file}/{name}"] = replace(tensors[key], tensor=copy, parameter=key, state_of=_same)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmbedLayerWarning)  # about tokens without a row, which the edit gives them
         tokenizer = layer.tokenizer
@@ -114,7 +120,7 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Fo
         folder,
         partial,
         table=table,
-        copies={file: {stored: new[name] for stored, name in names.items()} for file, names in copies.items()},
+        copies={file: {name: new[f"{file}/{name}"] for name in names} for file, names in copies.items()},
         left_out=left_out,
     )
     if resolved.tokenizer is not None:
@@ -127,6 +133,46 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Fo
     _restore_config(partial, resolved.settings or {})
     changed = {*files, CONFIG} | ({TOKENIZER} if resolved.tokenizer is not None else set())
     return FolderResult({"": ModuleResult(resolved, result, short)}, sorted(changed), left_out)
+
+
+def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
+    """Return what follows the vocabulary in a checkpoint folder, as `apply_to_checkpoint` moves it.
+
+    Args:
+        folder: The checkpoint.
+        left_out: Paths of the files that an edit leaves out.
+
+    Raises:
+        CheckpointError: `apply_to_checkpoint` would raise it.
+        VocabularyError: The same; errors about single tokens are not among them.
+    """
+    checkpoint, _, tensors, aliases = _opened(folder)
+    copies = find_copies(folder, checkpoint, aliases, left_out)
+    shapes = {name: tuple(rows.tensor.shape) for name, rows in tensors.items()}
+    size = next(iter(shapes.values()))[0]
+    copied = {f"{file}/{name}": shapes[key] for file, names in copies.items() for name, key in names.items()}
+    token_ids = {
+        f"{file}: {part.name}.{key}".replace(": .", ": "): part.owner[key]
+        for file in (CONFIG, GENERATION, PARAMS)
+        for part in parts_of(_read(folder / file), size)
+        if part.of_tokens
+        for key in id_keys(part.owner, size, file)
+    }
+    forms = (TOKENIZER, CONFIG, GENERATION, PARAMS, TOKENIZER_CONFIG, SPECIALS, ADDED, *OTHER_FORMS)
+    files = {file.name for form in forms for file in folder.glob(form)}
+    return CensusReport({**shapes, **copied}, token_ids, tuple(sorted(files)))
+
+
+def _same(rows: Tensor) -> Tensor:
+    """Return new rows unchanged: those of a second copy are those of the checkpoint."""
+    return rows
+
+
+def _read_tensor(path: Path, name: str) -> Tensor:
+    """Read one tensor of a safetensors file."""
+    place = find_folder(path)
+    assert place is not None
+    return WeightFiles(place[0], path.name).read(name)
 
 
 def _restore_config(folder: Path, settings: JsonObject) -> None:
