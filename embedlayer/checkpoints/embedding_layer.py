@@ -19,7 +19,7 @@ from embedlayer.checkpoints.refusals import table_advice
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, missing_rows_message, table_size
 from embedlayer.documents import AttentionMask, check_mask
-from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
+from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError, TokenizerError
 from embedlayer.families.records import Numbering, Step
 from embedlayer.index_checks import check_integer_positions
 from embedlayer.io.files import JsonObject
@@ -326,8 +326,16 @@ class EmbeddingLayer(Pretrained):
 
         Raises:
             FileError: The folder cannot be written.
+
+        Warns:
+            EmbedLayerWarning: The tokenizer that this layer was loaded with cannot be read, so it is left out.
         """
-        super().save_pretrained(directory, tokenizer=self.tokenizer if tokenizer is None else tokenizer)
+        if tokenizer is None:
+            try:
+                tokenizer = self.tokenizer
+            except TokenizerError as error:
+                warnings.warn(f"{directory} is written without a tokenizer. {error}", EmbedLayerWarning, stacklevel=2)
+        super().save_pretrained(directory, tokenizer=tokenizer)
 
     def write_into(self, checkpoint_dir: Path | str, out_dir: Path | str) -> WriteReceipt:
         """Write a copy of a checkpoint to `out_dir`, in which the tensors of this layer replace those that `load` read.

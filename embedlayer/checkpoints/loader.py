@@ -98,7 +98,6 @@ from embedlayer.tables.table import TokenTable
 Model = TypeVar("Model", bound=nn.Module)
 
 TYPE_KEYS = ("type_vocab_size",)
-WHOLE = "Copy the checkpoint again."
 ROWS_AT_ONCE = 8192
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
 """Largest sizes and lengths in a configuration that no tensor of the file bounds; larger ones mean a damaged file."""
@@ -290,7 +289,7 @@ class Loader:
         if stacks == {"decoder"}:
             return replace(
                 family,
-                table=spec.table,
+                table=tuple(dict.fromkeys((*spec.table, *family.table))),
                 position=spec.position or family.position,
                 norm=spec.norm or family.norm,
                 recipe=family.recipe if spec.recipe is None else spec.recipe,
@@ -676,14 +675,14 @@ class Loader:
         if name is None:
             raise CheckpointError(
                 f"{self.checkpoint.name} is of family {self.family_name} but has no {what}: no tensor is called "
-                f"{' or '.join(names)}. {WHOLE}"
+                f"{' or '.join(names)}. {self._remedy}"
             )
         found = self.checkpoint.info(name).shape
         if len(found) != len(shape) or any(size not in (None, other) for size, other in zip(shape, found, strict=True)):
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
             raise CheckpointError(
                 f"{self.checkpoint.info(name).file}: {name} has shape {list(found)} where [{wanted}] belongs to the "
-                f"{what}, by {self.config_file} and the other tensors. {WHOLE}"
+                f"{what}, by {self.config_file} and the other tensors. {self._remedy}"
             )
         return self._read(key, name)
 
@@ -725,6 +724,16 @@ class Loader:
             self._check_sizes(name, weight.shape[0] if self.names else None, weight.shape[1])
         self._count_nonfinite("table", weight)
         return weight
+
+    @property
+    def _remedy(self) -> str:
+        """Return what to do about a tensor that is missing or has another shape, as a sentence."""
+        if "auto_map" in self.checkpoint.config:
+            return (
+                f"The model is defined by code of its own, which auto_map in {self.config_file} names and which is not "
+                f"run, and it differs from that of {self.family_name}."
+            )
+        return "Copy the checkpoint again."
 
     def find_table(self) -> list[str]:
         """Return the name of the token table and those of its equal copies, after checks of its shape and dtype.
@@ -768,7 +777,7 @@ class Loader:
         known = f"family {self.family_name} and has" if self.family is not UNKNOWN else "an unknown family and has"
         others = [self.checkpoint.info(name).shape[0] for name in table_names(self.checkpoint)]
         is_elsewhere = self.config.get("vocab_size") in others or (others and self.family is UNKNOWN)
-        remedy = "" if is_elsewhere else f" Copy the checkpoint again, or check model_type in {self.config_file}."
+        remedy = "" if is_elsewhere else f" {self._remedy} Or check model_type in {self.config_file}."
         raise CheckpointError(
             f"{self.checkpoint.name} is of {known} no table of token rows: no tensor with rows and columns is called "
             f"{' or '.join(self.family.table)}.{remedy}"
@@ -797,10 +806,11 @@ class Loader:
             if name not in equal and f".{name}".endswith(f".{suffix}") and _is_in_block(name) == _is_in_block(first)
         ]
         if rivals:
+            listed = ", ".join(f"{name} ({self._sizes(name)})" for name in (first, *rivals))
             which = "an unknown family" if self.family is UNKNOWN else f"family {self.family_name}"
             raise CheckpointError(
                 f"{self.checkpoint.name} is of {which} and has several tables called "
-                f"{suffix.removesuffix('.weight')}.weight: {', '.join((first, *rivals))}. Which of them is that of the "
+                f"{suffix.removesuffix('.weight')}.weight: {listed}. Which of them is that of the "
                 f"tokens is not known."
             )
         return [first, *equal]
@@ -1027,7 +1037,9 @@ class Loader:
         around = ["".join(f"{part}." for part in parts[:count]) for count in range(len(parts) - 1, -1, -1)]
         place = next((f"{prefix}{spec.name}" for prefix in around if f"{prefix}{spec.name}.weight" in names), None)
         if place is None:
-            raise CheckpointError(f"{self.checkpoint.name}: the final norm, {spec.name}.weight, is missing. {WHOLE}")
+            raise CheckpointError(
+                f"{self.checkpoint.name}: the final norm, {spec.name}.weight, is missing. {self._remedy}"
+            )
         if spec.kind == "layer" and spec.bias is False and f"{place}.bias" in names:
             raise CheckpointError(f"{self.checkpoint.name}: {place} has a bias, which its family's code does not have.")
         return self._norm("final_norm", replace(spec, name=place), self.width)
@@ -1092,7 +1104,7 @@ class Loader:
             self._refuse_quantised("projection.weight", names)
             raise CheckpointError(
                 f"{self.config_file} says hidden_size {hidden!r}, the table has rows of width {width:,}, and "
-                f"{self.checkpoint.name} has no projection: no tensor is called {' or '.join(names)}. {WHOLE}"
+                f"{self.checkpoint.name} has no projection: no tensor is called {' or '.join(names)}. {self._remedy}"
             )
         if (
             hidden == width
@@ -1325,7 +1337,7 @@ class Loader:
         if spec.dense is not None and dense is None and not (spec.dense_optional and self.width == table.embed_dim):
             self._refuse_missing_head(_names_of(spec.dense, "weight"), classes)
             return None
-        if dense is not None and classes and not _have_head(classes):
+        if dense is not None and classes and not _have_head(classes) and not self.checkpoint.find(*spec.bias):
             return None  # the layer of that name belongs to a classifier (ModernBERT)
         key = "head" if dense is None else "head.output"
         weight = self._untied_rows(spec, f"{key}.weight")
@@ -1383,8 +1395,8 @@ class Loader:
         if _have_head(classes):
             raise CheckpointError(
                 f"{self.checkpoint.name}: {' or '.join(names)} is missing, and {self.config_file} has architectures "
-                f"{', '.join(classes)}, a model with an LM head. {WHOLE} If the checkpoint is meant to have no head, "
-                f"remove architectures."
+                f"{', '.join(classes)}, a model with an LM head. {self._remedy} If the checkpoint is meant to have no "
+                f"head, remove architectures."
             )
 
     def _check_head(self, spec: HeadSpec, key: str, table: TokenTable, dense: LinearSpec | None) -> None:
@@ -1406,7 +1418,7 @@ class Loader:
             raise CheckpointError(
                 f"{self.checkpoint.info(name).file}: {name} has shape {[rows, width]} where "
                 f"[{expected - self.family.extra_rows}, {hidden}] belongs to the head, by {self.config_file} and "
-                f"the table. {WHOLE}"
+                f"the table. {self._remedy}"
             )
 
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:

@@ -29,7 +29,8 @@ def neighbors(
     first, and its own tokens are left out.
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
-    TOKEN is text that is one token, with its leading space if it has one: " first".
+    TOKEN is text that is one token, with its leading space if it has one: " first". Of a source without a tokenizer it
+    is the number of a row.
 
     \b
     embedlayer neighbors DIR " first"
@@ -40,6 +41,8 @@ def neighbors(
     from embedlayer.sources import open_model
 
     opened = open_model(source, tokenizer_from)
+    if all(token.isdecimal() for token in (*tokens, *minus)):
+        opened = opened.tokens_by_row()
     vectors = TokenVectors(opened.table, opened.require_tokenizer())
     found = vectors.most_similar([*tokens], [*minus], topn=topn)
     if as_json:
