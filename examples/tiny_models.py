@@ -196,7 +196,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "ministral": {"head_dim": 16},
     "mobilebert": {"embedding_size": 32, "true_hidden_size": 48, "intra_bottleneck_size": 48},
-    "mimi": {"upsample_groups": 64},
+    "mimi": {"upsample_groups": 64, "num_filters": 8},
     "molmo2_vision": {"num_hidden_layers": KEEP},
     "muse_spark_audio": {"num_hidden_layers": KEEP, "hidden_sizes": [16, 16, 16, 16]},
     "nemotron_h_omni": {"vision_config.video_temporal_patch_size": 2},

@@ -147,7 +147,7 @@ TABLE_WORDS: Names = ("embed", "wte", "codebook")
 """Parts of the names of tables that are looked up."""
 
 OTHER_WORDS: Names = (
-    *("pos", "type", "norm", "proj", "patch", "mask", "time", "row_", "column_", "distance", "relative", "rel_"),
+    *("pos", "type", "norm", "proj", "patch_", "mask", "time", "row_", "column_", "distance", "relative", "rel_"),
     *("query", "label", "class", "level", "not_a_point", "mapping", "transformation", "embed_out"),
 )
 """Parts of the names of embeddings that have no row for each token or code."""
