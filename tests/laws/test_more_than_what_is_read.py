@@ -26,7 +26,6 @@ ALWAYS = [
     ("base", "flaubert"),
     ("base", "bark"),
     ("base", "canine"),
-    ("base", "csm"),
     ("base", "kyutai_speech_to_text"),
     ("base", "dia"),
     ("base", "lxmert"),
