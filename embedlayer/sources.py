@@ -11,7 +11,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -110,7 +110,7 @@ def _kind_of_folder(path: Path) -> PathKind:
         return PathKind.RUN
     if CONFIG in names:
         return PathKind.SAVED if _describes_layer(path / CONFIG) else PathKind.CHECKPOINT
-    if "tensors.tsv" in names:
+    if "tensors.tsv" in names or {"vectors.tsv", "metadata.tsv"} <= names:
         return PathKind.VECTORS
     return PathKind.CHECKPOINT if any(name.endswith((".safetensors", ".gguf")) for name in names) else PathKind.FOLDER
 
@@ -360,6 +360,26 @@ class OpenedModel:
         return ids
 
     @property
+    def has_tokenizer_file(self) -> bool:
+        """Return whether the folder of the source has a file of a tokenizer, which may be one that is not read."""
+        from embedlayer.data.tokenizer import tokenizer_file
+
+        path = Path(self.source)
+        kind = path_kind(path)
+        if kind in (PathKind.GGUF, PathKind.MISSING):
+            return kind is PathKind.MISSING  # `no_tokenizer` of a model on the hub is that of a file
+        try:
+            return tokenizer_file(_folder(path)) is not None
+        except TokenizerError:
+            return True  # several
+
+    def tokens_by_row(self) -> "OpenedModel":
+        """Return this record, or without a tokenizer and tokens one in which the token of each row is its number."""
+        if self.vocabulary is not None:
+            return self
+        return replace(self, tokens=[*map(str, range(self.table.vocab_size))])
+
+    @property
     def adds_special_tokens(self) -> bool:
         """Return whether `encode` adds the tokenizer's special tokens to a text.
 
@@ -493,7 +513,7 @@ def open_model(source: Path | str, tokenizer: Path | str | None = None, *, devic
 
     Warns:
         EmbedLayerWarning: Only the table of a checkpoint can be read; rows contain NaN or infinity; or a checkpoint's
-            tokenizer has IDs outside the table.
+            tokenizer cannot be read or has IDs outside the table.
 
     Example:
         >>> from embedlayer.checkpoints.vector_files import write_vectors
@@ -511,6 +531,12 @@ def open_model(source: Path | str, tokenizer: Path | str | None = None, *, devic
         opened = _open_layer(source, device)
     else:
         opened = _open_checkpoint(path, device)
+    if tokenizer is None and opened.no_tokenizer and opened.has_tokenizer_file:
+        warnings.warn(
+            f"{opened.no_tokenizer} Rows are named by their numbers, and what needs text is refused.",
+            EmbedLayerWarning,
+            stacklevel=2,
+        )
     if tokenizer is not None:
         from embedlayer.data.tokenizer import load_tokenizer, require_rows
 

@@ -12,13 +12,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.loader import LoadedTensor, Loader, LoadRecord
+from embedlayer.checkpoints.loader import LoadedTensor, Loader, LoadRecord, finds_table
 from embedlayer.checkpoints.meta_layout import has_meta_layout, meta_config
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.refusals import table_advice
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, missing_rows_message, table_size
 from embedlayer.documents import AttentionMask, check_mask
-from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
+from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError, TokenizerError
 from embedlayer.families.records import Numbering, Step
 from embedlayer.index_checks import check_integer_positions
 from embedlayer.io.files import JsonObject
@@ -325,8 +326,16 @@ class EmbeddingLayer(Pretrained):
 
         Raises:
             FileError: The folder cannot be written.
+
+        Warns:
+            EmbedLayerWarning: The tokenizer that this layer was loaded with cannot be read, so it is left out.
         """
-        super().save_pretrained(directory, tokenizer=self.tokenizer if tokenizer is None else tokenizer)
+        if tokenizer is None:
+            try:
+                tokenizer = self.tokenizer
+            except TokenizerError as error:
+                warnings.warn(f"{directory} is written without a tokenizer. {error}", EmbedLayerWarning, stacklevel=2)
+        super().save_pretrained(directory, tokenizer=tokenizer)
 
     def write_into(self, checkpoint_dir: Path | str, out_dir: Path | str) -> WriteReceipt:
         """Write a copy of a checkpoint to `out_dir`, in which the tensors of this layer replace those that `load` read.
@@ -650,7 +659,7 @@ def load(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     revision: str | None = None,
-    table_only: bool = False,
+    table_only: bool | str = False,
     per_layer: bool = True,
     final_norm: bool = False,
 ) -> EmbeddingLayer:
@@ -665,7 +674,8 @@ def load(
             are written to.
         revision: Branch, tag or commit on the hub.
         table_only: Read the token table alone, also of an unknown model family. The layer then has no scale, no
-            positions and no head, so its `input` returns rows of the table.
+            positions and no head, so its `input` returns rows of the table. A string is the name of the tensor to read
+            as the table, for a model with several tables.
         per_layer: Read the per-layer inputs of Gemma 3n and 4 too, as `layer.per_layer`. Their table may be larger than
             the token table; on the CPU, without a change of dtype, its rows are read where they are looked up.
         final_norm: Read the norm between the last block and the head too, as `layer.final_norm`. It is `None` for a
@@ -678,13 +688,13 @@ def load(
         FileError: `source` does not exist, or a file cannot be read.
         CheckpointError: The model family is unknown and `table_only` is false; a file is damaged or a pickle; a tensor
             that the family needs is missing; tensors and configuration disagree; or the final norm is requested, and
-            that of this model type is not known.
+            that of this model type is not known. The message says how a table of the checkpoint can be read alone.
         SizeError: `dtype` is not a floating-point dtype of at least 16 bits.
         MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`, and a GGUF file `'embedlayer[gguf]'`.
 
     Warns:
-        EmbedLayerWarning: Rows contain NaN or infinity, or the configuration contradicts the tensors in a way that can
-            be resolved.
+        EmbedLayerWarning: Rows contain NaN or infinity; the configuration contradicts the tensors in a way that can be
+            resolved; or an unknown model family has several tables, of which one was read with `table_only=True`.
 
     Example:
         >>> from embedlayer.io.safetensors_files import save_tensors
@@ -698,19 +708,43 @@ def load(
     if dtype is not None and dtype not in FLOATS:
         raise SizeError(f"dtype must be one of {', '.join(map(str, FLOATS))}, not {dtype}.")
     checkpoint = Checkpoint.open(source, revision=revision)
-    if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
-        checkpoint.config = meta_config(checkpoint)
     if is_description(checkpoint.config):
-        layer = _read_saved_layer(checkpoint, dtype, device, table_only=table_only, per_layer=per_layer)
+        layer = _read_saved_layer(checkpoint, dtype, device, table_only=bool(table_only), per_layer=per_layer)
         if final_norm and layer.final_norm is None:
             raise CheckpointError(f"{checkpoint.name} was saved without its final norm: leave out final_norm=True.")
     else:
+        layer = _read_layer(checkpoint, dtype, device, table_only, per_layer=per_layer, final_norm=final_norm)
+    layer._checkpoint = checkpoint
+    for note in layer.load_record.notes[bool(table_only) :]:
+        warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
+    return layer
+
+
+def _read_layer(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    table_only: bool | str,
+    *,
+    per_layer: bool,
+    final_norm: bool,
+) -> EmbeddingLayer:
+    """Read a checkpoint that this library did not write; the arguments are those of `load`.
+
+    Raises:
+        CheckpointError: As for `load`.
+    """
+    try:
+        if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
+            checkpoint.config = meta_config(checkpoint)
         loader = Loader(checkpoint, dtype, device, table_only=table_only, per_layer=per_layer, final_norm=final_norm)
         layer = loader.build(lambda: EmbeddingLayer(**loader.read_arguments()))
-        layer.load_record = loader.load_record()
-    layer._checkpoint = checkpoint
-    for note in layer.load_record.notes[table_only:]:
-        warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
+    except CheckpointError as error:
+        if isinstance(table_only, str):
+            raise
+        advice = table_advice(checkpoint, is_found=not table_only and finds_table(checkpoint))
+        raise CheckpointError(f"{error} {advice}".rstrip()) from error
+    layer.load_record = loader.load_record()
     return layer
 
 

@@ -46,6 +46,9 @@ LONGEST_TOKEN = 1 << 16
 MOST_COLUMNS = 1 << 20
 NUMBERS_AT_ONCE = 1 << 16
 ROWS_SHOWN = 8
+FASTTEXT = (793712314).to_bytes(4, "little")
+"""First bytes of a model of fastText."""
+
 TENSORS, METADATA, PROJECTOR_CONFIG = "tensors.tsv", "metadata.tsv", "projector_config.pbtxt"
 
 _BY_SUFFIX: dict[str, VectorFormat] = {
@@ -458,7 +461,14 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[Found]:
     Raises:
         CheckpointError: The header or a row is damaged, or the number of rows differs from the header.
     """
-    count, width = _checked_header(path, file.readline(LONGEST_TOKEN))
+    header = file.readline(LONGEST_TOKEN)
+    if header.startswith(FASTTEXT):
+        raise CheckpointError(
+            f"{path} is a whole model of fastText, which also has rows of parts of words. Read the .vec file beside "
+            f"it, or write one: gensim.models.fasttext.load_facebook_vectors({str(path)!r}).save_word2vec_format("
+            f"{str(path.with_suffix('.vec'))!r})"
+        )
+    count, width = _checked_header(path, header)
     size = 4 * width
     buffer, at = b"", 0
 
@@ -546,6 +556,12 @@ def _read_projector(path: Path, errors: DecodeErrors) -> tuple[list[str], Float[
         CheckpointError: A line is damaged, or the numbers of labels and rows differ.
     """
     folder = _folder_of(path)
+    given = path.name if path.is_file() else TENSORS if (folder / TENSORS).exists() else "vectors.tsv"
+    if given not in (TENSORS, METADATA, PROJECTOR_CONFIG) and (folder / given).exists():
+        raise CheckpointError(
+            f"{folder / given} is a table of the Embedding Projector under another name: rename it to {TENSORS}, and "
+            f"the file of its labels to {METADATA}."
+        )
     numbers = bytearray()
     count = width = 0
     tensors = folder / TENSORS

@@ -1,6 +1,7 @@
 """`embedlayer compress`: replace a table by a smaller one, and measure what that costs."""
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +11,7 @@ import click
 
 from embedlayer.cli.options import SOURCE, TEXT, NewFolder, json_option, tokenizer_option
 from embedlayer.cli.printing import make_console, print_line, print_table
+from embedlayer.errors import EmbedLayerWarning
 
 if TYPE_CHECKING:
     from embedlayer.compress.report import CompressionResult
@@ -181,7 +183,10 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> str:
         layer = EmbeddingLayer(table, family="vectors")
     create_folder(output.parent)
     with replace_folder(output) as partial:
-        layer.save_pretrained(partial, tokenizer=opened.vocabulary)
+        with warnings.catch_warnings():
+            if opened.no_tokenizer:  # open_model has said so
+                warnings.simplefilter("ignore", EmbedLayerWarning)
+            layer.save_pretrained(partial, tokenizer=opened.vocabulary)
         if isinstance(layer, DecoderLM) and opened.adds_special_tokens and opened.vocabulary is not None:
             starts, ends = opened.text_limits
             write_json(partial / GENERATION, {"bos_token_id": [*starts], "eos_token_id": [*ends]})

@@ -43,7 +43,8 @@ def export(
     The file contains the rows of the table of SOURCE, with their tokens.
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
-    Spaces in tokens become "▁" in formats that end a token at a space. Rows without a token are left out. A parquet
+    Spaces in tokens become "▁" in formats that end a token at a space. Rows without a token are left out. The rows of
+    a source without a tokenizer are written as npy. A parquet
     file is for embedding-atlas: it contains a map and neighbours instead of the rows.
 
     An onnx file computes look-ups and, if the head is tied, logits. It needs a table that embedlayer compress wrote
@@ -87,6 +88,7 @@ def _write_vectors(opened: "OpenedModel", output: Path, format: "VectorFormat") 
     from embedlayer.analysis.row_reader import RowReader
     from embedlayer.checkpoints.vector_files import write_vectors
 
+    opened = opened.tokens_by_row() if format == "npy" else opened
     rows, tokenizer = RowReader(opened.table), opened.require_tokenizer()
     named = [(row, tokenizer.id_to_token(row)) for row in range(len(rows))]
     ids = [row for row, token in named if token is not None]

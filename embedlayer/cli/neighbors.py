@@ -1,7 +1,6 @@
 """`embedlayer neighbors`: the nearest neighbours of a token by cosine similarity."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -44,8 +43,8 @@ def neighbors(
     from embedlayer.sources import open_model
 
     opened = open_model(source, tokenizer_from)
-    if opened.vocabulary is None and all(isinstance(token, int) for token in (*tokens, *minus)):
-        opened = replace(opened, tokens=opened.token_texts)  # the rows are named after their IDs
+    if all(isinstance(token, int) for token in (*tokens, *minus)):
+        opened = opened.tokens_by_row()
     vectors = TokenVectors(opened.table, opened.require_tokenizer())
     found = vectors.most_similar([*tokens], [*minus], topn=topn)
     if as_json:

@@ -117,9 +117,8 @@ def gguf_config(values: Mapping[str, Any], *, is_tied: bool, factors: Mapping[st
     stated = (config.get("hidden_size"), config.get("num_attention_heads"), own.get("rope.dimension_count"))
     width, heads, rotated = (size if type(size) is int else 0 for size in stated)
     if 0 < heads <= width and rotated:
-        head_dim = config.setdefault("head_dim", width // heads)
-        if head_dim:
-            config["partial_rotary_factor"] = rotated / head_dim
+        config.setdefault("head_dim", width // heads)
+        config["rotary_dim"] = rotated  # llama.cpp rotates so many channels in every architecture
     scaling = _rope_scaling(own, config.get("max_position_embeddings"), factors)
     return config if scaling is None else {**config, "rope_scaling": scaling}
 
