@@ -63,7 +63,7 @@ class PathKind(StrEnum):
     CHECKPOINT = "the folder of a checkpoint"
     VECTORS = "a file of text or vectors"
     CORPUS = "a corpus of token IDs"
-    CORPUS_OF_RUN = "the corpus of token IDs inside a run"
+    CORPUS_ALONE = "a corpus of token IDs without its tokenizer"
     FOLDER = "a folder"
     TEXT = "a text file"
     DATA_FILE = "a JSON or safetensors file"
@@ -105,7 +105,7 @@ def _kind_of_folder(path: Path) -> PathKind:
     if "corpus.json" in names:
         return PathKind.CORPUS
     if {"ids.bin", "index.json"} <= names:
-        return PathKind.CORPUS_OF_RUN
+        return PathKind.CORPUS if TOKENIZER in names else PathKind.CORPUS_ALONE
     if "run.json" in names:
         return PathKind.RUN
     if CONFIG in names:

@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn
 
 import click
@@ -79,7 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
     """
     if not WAITING.keys() & os.environ.keys():
         os.environ |= WAITING
-    warnings.showwarning = _show_warning
+    warnings.showwarning = partial(_show_warning, set())
     logging.basicConfig(format="%(message)s", handlers=[_EchoHandler()])
     logging.getLogger("embedlayer").setLevel(logging.INFO)
     warnings.simplefilter("always", EmbedLayerWarning)
@@ -121,9 +122,17 @@ class _EchoHandler(logging.Handler):
         click.echo(self.format(record), err=True)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:
-    """Print a warning in yellow on standard error, without file name and line number.
+def _show_warning(shown: set[str], message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:
+    """Print a warning in yellow on standard error, without file name and line number; a second equal one is left out.
 
     It replaces `warnings.showwarning`, which passes the warning, its class and its place in the code.
+
+    Args:
+        shown: The warnings that were printed; the new one is added.
+        message: The warning.
+        category: Its class; not used.
+        *place: Its place in the code; not used.
     """
-    click.secho(f"Warning: {message}", fg="yellow", err=True)
+    if str(message) not in shown:
+        shown.add(str(message))
+        click.secho(f"Warning: {message}", fg="yellow", err=True)
