@@ -524,7 +524,7 @@ def _open_vectors(path: Path) -> OpenedModel:
     from embedlayer.checkpoints.vector_files import read_vectors
     from embedlayer.tables.dense import TokenEmbedding
 
-    tokens, rows = read_vectors(path, errors="replace", nonfinite="keep")
+    tokens, rows = read_vectors(path, nonfinite="keep")
     table = TokenEmbedding.from_pretrained(rows)
     return OpenedModel(_title(path), table, source=path, kind="file of vectors", tokens=tokens)
 

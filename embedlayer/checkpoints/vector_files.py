@@ -72,7 +72,7 @@ def read_vectors(
     path: Path | str,
     format: VectorFormat | None = None,
     *,
-    errors: DecodeErrors = "strict",
+    errors: DecodeErrors = "replace",
     nonfinite: NonfiniteRows = "refuse",
 ) -> tuple[list[str], Float[Tensor, "V D"]]:
     """Read a table and its tokens from a file of word vectors.
@@ -83,8 +83,8 @@ def read_vectors(
     Args:
         path: The file, or for `projector` its folder.
         format: Name of the format; by default by the suffix of the file, and for a `.txt` by its first line.
-        errors: Handling of tokens that are not UTF-8: an error, or as in `bytes.decode` `"ignore"` or `"replace"`.
-            (word2vec's own tool cuts long tokens inside a character.)
+        errors: Handling of tokens that are not UTF-8, as in `bytes.decode`: `"replace"` or `"ignore"` with a warning,
+            or an error (`"strict"`). word2vec's own tool cuts long tokens inside a character.
         nonfinite: Handling of rows with NaN, infinity or numbers too large for float32: an error, or with `"keep"` a
             warning.
 
@@ -99,7 +99,8 @@ def read_vectors(
         SizeError: The format is unknown, or the file name does not determine it.
 
     Warns:
-        EmbedLayerWarning: There are duplicate tokens, or rows that are not finite are kept.
+        EmbedLayerWarning: There are duplicate tokens, tokens that are not UTF-8, or rows that are not finite and are
+            kept.
 
     Example:
         >>> write_vectors("cats.txt", ["cat", "dog"], torch.eye(2), format="word2vec")
@@ -269,11 +270,12 @@ def _collected(
         CheckpointError: There are no rows, or a token is not UTF-8.
     """
     first: dict[str, None] = {}
+    decoder = _Decoder(path, errors)
     numbers, at = bytearray(), array("q")
     twice: list[str] = []
     width = 0
     for number, raw, row in found:
-        token = _decoded(path, f"{place} {number}", raw, errors)
+        token = decoder.decode(raw, f"{place} {number}")
         if token in first:
             twice.append(f"{token!r} at {place} {number}")
             continue
@@ -283,6 +285,7 @@ def _collected(
         numbers += row.astype("<f4").tobytes()
     if not first:
         raise CheckpointError(f"{path} holds no vectors.")
+    decoder.warn(stacklevel=4)
     if twice:
         warnings.warn(
             f"{path} holds {len(twice)} tokens twice, first {twice[0]}: only their first rows are kept.",
@@ -293,25 +296,52 @@ def _collected(
     return list(first), rows, lambda row: f"{place} {at[row]}"
 
 
-def _decoded(path: Path, place: str, raw: bytes, errors: DecodeErrors) -> str:
-    """Decode a token as UTF-8.
+class _Decoder:
+    """Decode the tokens of a file as UTF-8, and count those that are not.
 
     Args:
-        path: The file, for the message.
-        place: Line or row of the token, for the message.
-        raw: Bytes of the token.
+        path: The file, for messages.
         errors: Handling of tokens that are not UTF-8, as in `read_vectors`.
-
-    Raises:
-        CheckpointError: `errors` is `"strict"` and the token is not UTF-8.
     """
-    try:
-        return raw.decode("utf-8", errors=errors)
-    except UnicodeDecodeError as error:
-        raise CheckpointError(
-            f"{path}, {place}: the token {raw[:40]!r} is not UTF-8 ({error.reason}). "
-            f'Read it with errors="replace" or errors="ignore".'
-        ) from error
+
+    def __init__(self, path: Path, errors: DecodeErrors) -> None:
+        self.path = path
+        self.errors = errors
+        self.count = 0
+        self.first = ""
+
+    def decode(self, raw: bytes, place: str) -> str:
+        """Return the text of a token.
+
+        Args:
+            raw: Bytes of the token.
+            place: Its line or row, for messages.
+
+        Raises:
+            CheckpointError: The token is not UTF-8, and `errors` is `"strict"`.
+        """
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            if self.errors == "strict":
+                raise CheckpointError(
+                    f"{self.path}, {place}: the token {raw[:40]!r} is not UTF-8 ({error.reason}). "
+                    f'Read it with errors="replace" or errors="ignore".'
+                ) from error
+            self.first = self.first or f"{raw[:40]!r} at {place}"
+            self.count += 1
+            return raw.decode(errors=self.errors)
+
+    def warn(self, *, stacklevel: int) -> None:
+        """Warn if there were tokens that are not UTF-8."""
+        if self.count:
+            how = "replaced by U+FFFD" if self.errors == "replace" else "left out"
+            warnings.warn(
+                f"{self.path} holds {self.count:,} tokens that are not UTF-8, first {self.first}: their other bytes "
+                f"are {how}.",
+                EmbedLayerWarning,
+                stacklevel=stacklevel,
+            )
 
 
 def _header(line: bytes) -> tuple[int, int] | None:
@@ -579,6 +609,7 @@ def _metadata(path: Path, count: int, errors: DecodeErrors) -> list[str]:
     Raises:
         CheckpointError: The number of labels is not `count`, or a line has another number of columns.
     """
+    decoder = _Decoder(path, errors)
     with _reading(path) as file:
         tokens = []
         columns = number = 0
@@ -592,12 +623,13 @@ def _metadata(path: Path, count: int, errors: DecodeErrors) -> list[str]:
                 continue
             if len(fields) != columns:
                 raise CheckpointError(f"{path}, line {number}: found {len(fields)} columns where there are {columns}.")
-            label = _decoded(path, f"line {number}", fields[0], errors)
+            label = decoder.decode(fields[0], f"line {number}")
             tokens.append(re.sub(r"\\[\\tnr]", lambda found: _UNESCAPES[found[0]], label))
     if len(tokens) != count:
         raise CheckpointError(
             f"{path} has {len(tokens)} labels, and {TENSORS} has {count} rows. With one column it has no header."
         )
+    decoder.warn(stacklevel=5)
     return tokens
 
 

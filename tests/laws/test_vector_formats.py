@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +75,43 @@ def test_rows_that_are_not_finite_are_refused_by_name_or_kept_with_a_warning(wri
         found, rows = read_vectors(path, nonfinite="keep")
     assert found == tokens
     assert np.allclose(rows.numpy(), ROWS, rtol=1e-6, equal_nan=True)
+
+
+NOT_UTF8 = [b"cat", b"caf\xc3", b"dog", b"\xff"]
+
+
+def broken_tokens(folder: Path, kind: str) -> Path:
+    """Write a file of four rows, two of whose tokens are not UTF-8."""
+    numbers = np.eye(4, dtype="<f4")
+    if kind == "projector":
+        folder.mkdir()
+        np.savetxt(folder / "tensors.tsv", numbers, delimiter="\t")
+        (folder / "metadata.tsv").write_bytes(b"".join(b"%s\n" % token for token in NOT_UTF8))
+        return folder
+    suffix = {"word2vec-binary": ".bin", "fasttext": ".vec"}.get(kind, ".txt")
+    rows = [row.tobytes() if suffix == ".bin" else " ".join(map(str, row)).encode() for row in numbers]
+    body = b"".join(b"%s %s\n" % line for line in zip(NOT_UTF8, rows, strict=True))
+    file = folder.with_suffix(suffix)
+    file.write_bytes(body if kind == "glove" else b"4 4\n" + body)
+    return file
+
+
+@pytest.mark.parametrize("kind", ["word2vec", "word2vec-binary", "glove", "fasttext", "projector"])
+def test_tokens_that_are_not_utf8_are_read_alike_in_python_and_by_commands_with_their_count(
+    kind, tmp_path, capsys
+) -> None:
+    path = broken_tokens(tmp_path / "vectors", kind)
+    said = r"holds 2 tokens that are not UTF-8, first b.caf\\xc3. at (line|row) \d: .* are replaced by U\+FFFD"
+    for read in (lambda: read_vectors(path)[0], lambda: el.open_model(path).tokens):
+        with pytest.warns(el.EmbedLayerWarning, match=said):
+            assert read() == ["cat", "caf\ufffd", "dog", "\ufffd"]
+    with pytest.warns(el.EmbedLayerWarning, match="holds 2 tokens .* are left out"):
+        assert read_vectors(path, errors="ignore")[0] == ["cat", "caf", "dog", ""]
+    with pytest.raises(el.CheckpointError, match=r"the token b'caf.*' is not UTF-8"):
+        read_vectors(path, errors="strict")
+    for words in (("neighbors", path, "caf\ufffd", "-n", 2), ("inspect", path), ("inspect", path, path)):
+        assert run(*words) == 0
+        assert len(re.findall(said, capsys.readouterr().err)) == 1
 
 
 def test_inspect_names_the_rows_that_are_not_finite(written, capsys) -> None:
