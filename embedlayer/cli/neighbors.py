@@ -1,11 +1,16 @@
 """`embedlayer neighbors`: the nearest neighbours of a token by cosine similarity."""
 
-import json
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from embedlayer.cli.options import SOURCE, json_option, tokenizer_option
+from embedlayer.cli.printing import print_json
+
+if TYPE_CHECKING:
+    from embedlayer.analysis.vectors import TokenVectors
 
 
 @click.command()
@@ -29,11 +34,12 @@ def neighbors(
     first, and its own tokens are left out.
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
-    TOKEN is text that is one token, with its leading space if it has one: " first".
+    TOKEN is text that is one token, with its leading space if it has one: " first". It may be an ID, such as "#451".
 
     \b
     embedlayer neighbors DIR " first"
     embedlayer neighbors FILE king woman --minus man
+    embedlayer neighbors DIR "#451"
     """  # noqa: D301 (click needs the backspace)
     from embedlayer.analysis.vectors import TokenVectors
     from embedlayer.plots import visible_text
@@ -41,12 +47,30 @@ def neighbors(
 
     opened = open_model(source, tokenizer_from)
     vectors = TokenVectors(opened.table, opened.require_tokenizer())
-    found = vectors.most_similar([*tokens], [*minus], topn=topn)
+    added, subtracted = ([_named(vectors, token) for token in each] for each in (tokens, minus))
+    found = vectors.most_similar(added, subtracted, topn=topn)
     if as_json:
         rows = [{"token": text, "cosine": score} for text, score in found]
-        named = {"tokens": tokens, "ids": [*map(vectors.id_of, tokens)]}
-        subtracted = {"minus": minus, "minus_ids": [*map(vectors.id_of, minus)]}
-        click.echo(json.dumps({**named, **subtracted, "neighbors": rows}))
+        plus_ids, minus_ids = ([*map(vectors.id_of, each)] for each in (added, subtracted))
+        content = {"tokens": tokens, "ids": plus_ids, "minus": minus, "minus_ids": minus_ids, "neighbors": rows}
+        print_json(content)
         return
     for text, score in found:
         click.echo(f"{score:7.4f}  {visible_text(text)}")
+
+
+def _named(vectors: "TokenVectors", token: str) -> str | int:
+    """Return the token that an argument names: an ID for a text such as `#451` that is no token, else the text.
+
+    Raises:
+        UnknownTokenError: The text is neither.
+    """
+    from embedlayer.errors import UnknownTokenError
+
+    try:
+        vectors.id_of(token)
+    except UnknownTokenError as error:
+        if not re.fullmatch(r"#\d+", token):
+            raise UnknownTokenError(f"{error} An ID is written with #, such as '#0'.") from error
+        return int(token[1:])
+    return token
