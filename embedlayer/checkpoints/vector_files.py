@@ -13,9 +13,11 @@ Numbers are written as the shortest decimals that read back as the same float32.
 memory is allocated for the bytes that are read.
 """
 
+import codecs
 import gzip
 import json
 import re
+import shlex
 import warnings
 import zlib
 from array import array
@@ -23,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +43,7 @@ VectorFormat = Literal["word2vec", "word2vec-binary", "glove", "fasttext", "npy"
 DecodeErrors = Literal["strict", "ignore", "replace"]
 NonfiniteRows = Literal["refuse", "keep"]
 
+FIRST_BYTES = 1 << 16
 LONGEST_LINE = 1 << 24
 LONGEST_TOKEN = 1 << 16
 MOST_COLUMNS = 1 << 20
@@ -111,8 +114,10 @@ def read_vectors(
     path = Path(path)
     if format is None and _suffix(path) == ".txt" and not path.is_dir():
         with _reading(path) as file:
-            format = "word2vec" if _header(file.readline(LONGEST_LINE)) else "glove"
+            format = "word2vec" if _header(_without_mark(path, file).readline(LONGEST_LINE)) else "glove"
     chosen = format_of(path, format)
+    if format is None and chosen == "word2vec-binary" and _is_text(path):
+        chosen = "word2vec"
     if chosen == "npy":
         tokens, rows, places = _read_npy(path)
     elif chosen == "projector":
@@ -120,6 +125,8 @@ def read_vectors(
     else:
         with _reading(path) as file:
             is_text = chosen != "word2vec-binary"
+            if is_text:
+                file = _without_mark(path, file)
             found = _text_rows(path, file, has_header=chosen != "glove") if is_text else _binary_rows(path, file)
             tokens, rows, places = _collected(path, found, errors, place="line" if is_text else "row")
     _check_finite(path, tokens, rows, places, nonfinite)
@@ -241,6 +248,31 @@ def _reading(path: Path) -> Iterator[BufferedIOBase]:
         raise
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
+def _without_mark(path: Path, file: BufferedIOBase) -> BufferedIOBase:
+    """Return a file of text, which is at its start, behind a byte-order mark if there is one.
+
+    Raises:
+        CheckpointError: Its first lines end in carriage returns alone.
+    """
+    start = file.read(FIRST_BYTES)
+    if b"\r" in start and b"\n" not in start:
+        raise CheckpointError(
+            f"{path} has lines that end in carriage returns alone, as old programs wrote them. Convert it:\n"
+            f"tr '\\r' '\\n' < {shlex.quote(str(path))} > NEW_FILE{''.join(path.suffixes[:1])}"
+        )
+    file.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
+    return file
+
+
+def _is_text(path: Path) -> bool:
+    """Return whether a `.bin` has the text format of word2vec: a header, and a line of a token and D numbers."""
+    with _reading(path) as file:
+        start = file.read(FIRST_BYTES).removeprefix(codecs.BOM_UTF8)
+    sizes = _header(start.partition(b"\n")[0])
+    fields = start.split(b"\n")[1].split() if sizes else []
+    return sizes is not None and len(fields) > sizes[1] and all(map(_is_number, fields[-sizes[1] :]))
 
 
 Found = tuple[int, bytes, Row]
@@ -418,10 +450,12 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
         found += 1
         if count is not None and found > count:
             raise CheckpointError(f"{path}, line {number}: the header states {count} rows, and here is one more.")
-        token, *fields = line.rsplit(b" ", width)
-        if len(fields) < width or (b" " in token and _is_number(token.rsplit(b" ", 1)[-1])):
+        token, *fields = line.rsplit(None, width)
+        if len(fields) == width - 1 and line[:1].isspace():
+            token, fields = b"", [token, *fields]
+        if len(fields) < width or _is_number((token.split()[1:] or [b"-"])[-1]):
             raise CheckpointError(
-                f"{path}, line {number}: found {len(line.split(b' ')) - 1} numbers where there should be {width}."
+                f"{path}, line {number}: found {len(line.split()) - 1} numbers where there should be {width}."
             )
         if not token:
             raise CheckpointError(f"{path}, line {number}: it has no token, only numbers.")
@@ -442,7 +476,7 @@ def _width_of(path: Path, line: bytes) -> int:
     Raises:
         CheckpointError: The line is not a token and its numbers.
     """
-    fields = line.split(b" ")
+    fields = line.split()
     width = 0
     while width < len(fields) - 1 and _is_number(fields[-1 - width]):
         width += 1
@@ -558,7 +592,18 @@ def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
     array = np.frombuffer(content, dtype).reshape((width, count) if by_columns else (count, width))
     with np.errstate(over="ignore"):
         rows = (array.T if by_columns else array).astype(np.float32)
+    _warn_of_rounding(path, array.T if by_columns else array, rows)
     return tokens or [str(row) for row in range(count)], torch.from_numpy(rows), lambda row: f"row {row}"
+
+
+def _warn_of_rounding(path: Path, array: npt.NDArray[np.floating[Any]], rows: Row) -> None:
+    """Warn if the numbers of a float64 array `(V, D)` change in float32, `rows`."""
+    if array.dtype.itemsize <= rows.dtype.itemsize:
+        return
+    step = max(1, NUMBERS_AT_ONCE // rows.shape[1])
+    blocks = (slice(start, start + step) for start in range(0, len(rows), step))
+    if not all(np.array_equal(array[block], rows[block], equal_nan=True) for block in blocks):
+        warnings.warn(f"{path} holds float64, and its numbers are rounded to float32.", EmbedLayerWarning, stacklevel=4)
 
 
 def _read_projector(path: Path, errors: DecodeErrors) -> tuple[list[str], Float[Tensor, "V D"], Places]:

@@ -226,7 +226,8 @@ def test_arrays_of_numpy_in_any_order_are_read(tmp_path, dtype, order) -> None:
     array = np.asarray(np.random.default_rng(0).normal(size=(3, 4)), dtype, order=order)
     np.save(tmp_path / "v.npy", array)
     (tmp_path / "v.tokens.json").write_text(json.dumps(["a", "b", "c"]))
-    assert np.array_equal(read_vectors(tmp_path / "v.npy")[1].numpy(), array.astype(np.float32))
+    with pytest.warns(EmbedLayerWarning, match="rounded to float32") if dtype == "<f8" else contextlib.nullcontext():
+        assert np.array_equal(read_vectors(tmp_path / "v.npy")[1].numpy(), array.astype(np.float32))
 
 
 def test_an_array_that_does_not_fit_is_refused(tmp_path) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from commands import run
 
 import embedlayer as el
-from embedlayer.checkpoints.vector_files import read_vectors
+from embedlayer.checkpoints.vector_files import read_vectors, write_vectors
 from embedlayer.sources import open_model
 
 TOKENS = ["cat", "dog", "nan", "inf", "tree", "sun"]
@@ -155,3 +156,51 @@ def test_an_array_without_names_has_the_numbers_of_its_rows(tmp_path, dtype) -> 
     opened = open_model(tmp_path / "v.npy")
     assert opened.tokens == tokens
     assert el.analysis.TokenVectors(opened.table, opened.vocabulary).most_similar("3", topn=1)[0][0] == "2"
+
+
+BOM = b"\xef\xbb\xbf"
+TEXT_FILES = {
+    "bom.txt": BOM + b"2 2\ncat 1 2\ndog 3 4\n",
+    "bom without header.txt": BOM + b"cat 1 2\ndog 3 4\n",
+    "bom.vec": BOM + b"2 2\r\ncat 1 2\r\ndog 3 4\r\n",
+    "tabs.txt": b"2\t2\ncat\t1\t2\ndog\t3\t4\n",
+    "tabs without header.txt": b"cat\t1\t2\ndog 3\t4\n",
+    "double spaces.vec": b"2 2\ncat  1  2\ndog 3   4 \n",
+    "text.bin": b"2 2\ncat 1 2\ndog 3 4\n",
+}
+
+
+@pytest.mark.parametrize("name", TEXT_FILES)
+def test_text_that_other_programs_write_is_read(name, tmp_path) -> None:
+    (tmp_path / name).write_bytes(TEXT_FILES[name])
+    tokens, rows = read_vectors(tmp_path / name)
+    assert (tokens, rows.tolist()) == (["cat", "dog"], [[1, 2], [3, 4]])
+
+
+def test_lines_that_end_in_carriage_returns_are_named_with_a_command_that_converts_them(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in TEXT_FILES.items():
+        file = Path(name.replace("bin", "vec"))
+        file.write_bytes(content.replace(b"\r", b"").replace(b"\n", b"\r"))
+        with pytest.raises(el.CheckpointError, match="carriage returns alone") as caught:
+            read_vectors(file)
+        subprocess.run(str(caught.value).rpartition("\n")[2], shell=True, check=True)
+        assert read_vectors(f"NEW_FILE{file.suffix}")[0] == ["cat", "dog"]
+
+
+def test_float64_that_float32_changes_is_said(tmp_path) -> None:
+    np.save(tmp_path / "v.npy", np.array([[0.1, 0.2]]))
+    with pytest.warns(el.EmbedLayerWarning, match=r"v\.npy holds float64, and its numbers are rounded to float32"):
+        assert torch.equal(read_vectors(tmp_path / "v.npy")[1], torch.tensor([[0.1, 0.2]]))
+
+
+@pytest.mark.parametrize("unknown", ["<unk>", "fish"])
+def test_a_word_without_a_row_is_an_error_and_a_name_with_a_space_is_found_in_a_text(unknown, tmp_path) -> None:
+    names = ["cat", "dog", unknown, "new york", "new york city", "a.b c"]
+    write_vectors(tmp_path / "v.npy", names, torch.eye(6))
+    opened = open_model(tmp_path / "v.npy")
+    assert opened.encode(f"cat new york  new york city dog {unknown}") == [0, 3, 4, 1, 2]
+    assert opened.encode("a.b c") == [5]
+    for text in ("cat zebra", "new yorker", "renew york", "axb c"):
+        with pytest.raises(el.UnknownTokenError, match="is not among the 6 tokens of"):
+            opened.encode(text)
