@@ -8,6 +8,7 @@ imports no torch: the readers are imported inside the functions.
 import codecs
 import json
 import os
+import re
 import threading
 import warnings
 from collections.abc import Callable
@@ -63,7 +64,7 @@ class PathKind(StrEnum):
     CHECKPOINT = "the folder of a checkpoint"
     VECTORS = "a file of text or vectors"
     CORPUS = "a corpus of token IDs"
-    CORPUS_OF_RUN = "the corpus of token IDs inside a run"
+    CORPUS_ALONE = "a corpus of token IDs without its tokenizer"
     FOLDER = "a folder"
     TEXT = "a text file"
     DATA_FILE = "a JSON or safetensors file"
@@ -105,7 +106,7 @@ def _kind_of_folder(path: Path) -> PathKind:
     if "corpus.json" in names:
         return PathKind.CORPUS
     if {"ids.bin", "index.json"} <= names:
-        return PathKind.CORPUS_OF_RUN
+        return PathKind.CORPUS if TOKENIZER in names else PathKind.CORPUS_ALONE
     if "run.json" in names:
         return PathKind.RUN
     if CONFIG in names:
@@ -310,22 +311,8 @@ class OpenedModel:
 
     @cached_property
     def vocabulary(self) -> "Tokenizer | None":
-        """Return the tokenizer, or one that is built from `tokens`; `None` if there is neither.
-
-        The built tokenizer gives a duplicate token the ID of its first row. It splits text at white space, unless a
-        token contains white space.
-        """
-        if self.tokens is None:
-            return self.tokenizer
-        from tokenizers import Tokenizer, models, pre_tokenizers
-
-        ids: dict[str, int] = {}
-        for row, token in enumerate(self.tokens):
-            ids.setdefault(token.encode(errors="replace").decode(), row)  # tokenizers takes no lone surrogates
-        built = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
-        if all(token.split() == [token] for token in ids):
-            built.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        return built
+        """Return the tokenizer, or `names_tokenizer(tokens)`; `None` if there are neither."""
+        return self.tokenizer if self.tokens is None else names_tokenizer(self.tokens)
 
     def require_tokenizer(self) -> "Tokenizer":
         """Return the tokenizer, or the one that `vocabulary` builds from the tokens of a file of vectors.
@@ -351,8 +338,9 @@ class OpenedModel:
         from embedlayer.data.tokenizer import without_truncation
 
         tokenizer = without_truncation(self.require_tokenizer())
-        if self.tokens is not None and tokenizer.token_to_id("<unk>") is None:
-            words = text.split() if tokenizer.pre_tokenizer is not None else [text]
+        if self.tokens is not None:
+            split = tokenizer.pre_tokenizer
+            words = [text] if split is None else [word for word, _ in split.pre_tokenize_str(text)]
             unknown = next((word for word in words if tokenizer.token_to_id(word) is None), None)
             if unknown is not None:
                 raise UnknownTokenError(f"{unknown!r} is not among the {len(self.tokens):,} tokens of {self.source}.")
@@ -487,6 +475,30 @@ class OpenedModel:
         return ids
 
 
+def names_tokenizer(names: list[str] | tuple[str, ...]) -> "Tokenizer":
+    """Build a tokenizer of the names of rows.
+
+    It gives a duplicate name the ID of its first row. It splits text at white space, except inside of the longest name
+    that matches at a word, such as "new york". It does not split text if a name starts or ends with white space, as
+    those of subword tokenizers do. It has no unknown token: a row `<unk>` is the row of this text alone.
+    """
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    ids: dict[str, int] = {}
+    for row, name in enumerate(names):
+        ids.setdefault(name.encode(errors="replace").decode(), row)  # tokenizers takes no lone surrogates
+    absent = "<unk>"
+    while absent in ids:  # the model requires a name, and would return its row for every unknown word
+        absent += "_"
+    built = Tokenizer(models.WordLevel(ids, unk_token=absent))
+    if all(name == name.strip() for name in ids):
+        phrases = sorted((name for name in ids if len(name.split()) > 1), key=len, reverse=True)
+        either = "|".join([*(rf"{re.escape(phrase)}(?!\S)" for phrase in phrases), r"\S+"])
+        split = pre_tokenizers.Split(Regex(rf"(?<!\S)(?:{either})"), "removed", invert=True)
+        built.pre_tokenizer = split if phrases else pre_tokenizers.WhitespaceSplit()
+    return built
+
+
 def open_model(source: Path | str, tokenizer: Path | str | None = None, *, device: str = "cpu") -> OpenedModel:
     """Open a table with the model, tokenizer and run that belong to it.
 
@@ -550,7 +562,7 @@ def _open_vectors(path: Path) -> OpenedModel:
     from embedlayer.checkpoints.vector_files import read_vectors
     from embedlayer.tables.dense import TokenEmbedding
 
-    tokens, rows = read_vectors(path, errors="replace", nonfinite="keep")
+    tokens, rows = read_vectors(path, nonfinite="keep")
     table = TokenEmbedding.from_pretrained(rows)
     return OpenedModel(_title(path), table, source=path, kind="file of vectors", tokens=tokens)
 

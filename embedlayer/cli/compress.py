@@ -1,6 +1,5 @@
 """`embedlayer compress`: replace a table by a smaller one, and measure what that costs."""
 
-import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedlayer.cli.options import SOURCE, TEXT, NewFolder, json_option, tokenizer_option
-from embedlayer.cli.printing import make_console, print_line, print_table
+from embedlayer.cli.printing import make_console, print_json, print_line, print_table
 from embedlayer.errors import EmbedLayerWarning
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def compress(
         rows = rows or compare_compression(opened.table, {to: table}, **use)[:2]
         note = _write(opened, table, output)
     if as_json:
-        click.echo(json.dumps({"output": None if output is None else str(output), "rows": [asdict(r) for r in rows]}))
+        print_json({"output": None if output is None else str(output), "rows": [asdict(r) for r in rows]})
         return
     _show(opened, rows)
     if output is not None:

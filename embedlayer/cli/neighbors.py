@@ -1,11 +1,11 @@
 """`embedlayer neighbors`: the nearest neighbours of a token by cosine similarity."""
 
-import json
 from pathlib import Path
 
 import click
 
 from embedlayer.cli.options import SOURCE, TOKEN, json_option, tokenizer_option
+from embedlayer.cli.printing import print_json
 
 
 @click.command()
@@ -37,6 +37,7 @@ def neighbors(
     \b
     embedlayer neighbors DIR " first"
     embedlayer neighbors FILE king woman --minus man
+    embedlayer neighbors DIR "#304"
     """  # noqa: D301 (click needs the backspace)
     from embedlayer.analysis.vectors import TokenVectors
     from embedlayer.plots import visible_text
@@ -49,9 +50,9 @@ def neighbors(
     found = vectors.most_similar([*tokens], [*minus], topn=topn)
     if as_json:
         rows = [{"token": text, "cosine": score} for text, score in found]
-        named = {"tokens": tokens, "ids": [*map(vectors.id_of, tokens)]}
-        subtracted = {"minus": minus, "minus_ids": [*map(vectors.id_of, minus)]}
-        click.echo(json.dumps({**named, **subtracted, "neighbors": rows}))
+        plus_ids, minus_ids = ([*map(vectors.id_of, each)] for each in (tokens, minus))
+        content = {"tokens": tokens, "ids": plus_ids, "minus": minus, "minus_ids": minus_ids, "neighbors": rows}
+        print_json(content)
         return
     for text, score in found:
         click.echo(f"{score:7.4f}  {visible_text(text)}")

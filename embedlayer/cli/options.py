@@ -124,7 +124,7 @@ TEXTS = InputPath("text files (.gz too) and folders of them", *_TEXT_FILES, Path
 COLUMNS = InputPath("a table of columns: a .csv, .tsv or .parquet file", *_TEXT_FILES)
 TEXTS_OR_CORPUS = InputPath(
     "text files (.gz too), folders of them, - for standard input, or a folder that embedlayer corpus build wrote",
-    *(*_TEXT_FILES, PathKind.FOLDER, PathKind.CORPUS),
+    *(*_TEXT_FILES, PathKind.FOLDER, PathKind.CORPUS, PathKind.CORPUS_ALONE),
     standard_input=True,
 )
 

@@ -1,6 +1,5 @@
 """`embedlayer plan`: parameters and bytes of the table and head of a model, before it is built."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedlayer.cli.options import SOURCE, TEXTS, tokenizer_option
+from embedlayer.cli.printing import print_json
 from embedlayer.formatting import format_bytes, format_parameters
 from embedlayer.planner import (
     GGUF_BLOCK,
@@ -116,7 +116,7 @@ def plan(
     names: Sequence[str | None] = presets or ([None] if sized else list(PRESETS))
     plans = [plan_sizes(name, **given) for name in names]
     if as_json:
-        click.echo(json.dumps([row.as_dict() for row in plans], indent=2))
+        print_json([row.as_dict() for row in plans], indent=2)
     else:
         _show(*(_parts(plans[0]) if len(plans) == 1 else _comparison(plans)))
         if len(plans) == 1 and plans[0].tokens:
@@ -218,7 +218,7 @@ def _show_alternatives(
     if as_json:
         after = [{**each.plan.as_dict(), "saved_bytes": each.saved_bytes, "tradeoff": each.tradeoff} for each in found]
         first = {**now.as_dict(), "vocabulary": None if census is None else census.as_dict()}
-        click.echo(json.dumps([first, *after, *(each.as_dict() for each in injected)], indent=2))
+        print_json([first, *after, *(each.as_dict() for each in injected)], indent=2)
         return
     _show(*_parts(now))
     click.echo()

@@ -1,6 +1,5 @@
 """`embedlayer vocab`: add, remove, trim or replace the tokens of a run, a saved layer, a checkpoint or a GGUF file."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import wraps
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedlayer.cli.options import EDITED, FOLDER, SOURCE, TEXT, TEXTS, TOKEN, TOKENIZER, json_option, new_folder_option
+from embedlayer.cli.printing import print_json
 from embedlayer.command_name import command_line
 from embedlayer.errors import VocabularyError
 
@@ -246,13 +246,17 @@ def transplant(
 @vocab.command()
 @click.argument("directory", type=EDITED)
 @new_folder_option
-def undo(directory: Path, output: Path) -> None:
+@json_option
+def undo(directory: Path, output: Path, as_json: bool) -> None:
     """Undo the last edit of the model in DIRECTORY: write the model before that edit to a new folder, bit for bit."""
     from embedlayer.vocab.receipt import last_receipt
 
     receipt = last_receipt(directory)
     receipt.undo(directory, out=output)
     new, old = receipt.num_tokens
+    if as_json:
+        print_json({"directory": str(output), "tokens": [old, new]})
+        return
     click.echo(f"{old:,} tokens -> {new:,} tokens, as before the edit\nWritten to {output}")
 
 
@@ -541,7 +545,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
             "weight_bytes": [old, new],
             **trained,
         }
-        click.echo(json.dumps(summary))
+        print_json(summary)
         return
     before, after = receipt.num_tokens
     click.echo(f"Tokens   {before:,} -> {after:,}")
@@ -598,7 +602,7 @@ def _show_suggestion(
             when: {**asdict(size), "bytes_per_token": size.bytes_per_token}
             for when, size in (("before", before), ("after", after))
         }
-        click.echo(json.dumps({"requested": suggestion.requested, "lines": lines, "tokens": tokens, **sizes}))
+        print_json({"requested": suggestion.requested, "lines": lines, "tokens": tokens, **sizes})
         return
     change = 100 * (after.num_tokens / before.num_tokens - 1)
     click.echo(f"Text     {before.num_bytes:,} bytes held out")

@@ -41,7 +41,13 @@ RUN = "run/"
 """In a receipt: the prefix of the names of the run's tensors; those of its result have the same names without it."""
 
 RUN_FILES = ("run.json", "checkpoint.safetensors", "metrics.jsonl", "corpus")
-CHANGED = (CONFIG, TOKENIZER, "run.json", "corpus/index.json", "corpus/[0-9]*/index.json", "report.html")
+CORPUS_FILES = (
+    "corpus/index.json",
+    "corpus/[0-9]*/index.json",
+    "corpus/tokenizer.json",
+    "corpus/[0-9]*/tokenizer.json",
+)
+CHANGED = (CONFIG, TOKENIZER, "run.json", *CORPUS_FILES, "report.html")
 
 
 def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderResult:
@@ -228,6 +234,7 @@ def _write_corpus(folder: Path, corpus: TokenCorpus, new_ids: IdArray, tokenizer
             writer.write(new_ids[np.asarray(corpus.ids[start : start + IDS_AT_ONCE])].astype(writer.dtype))
     index = {**writer.index(), "num_tokens": len(corpus), "num_bytes": corpus.num_bytes}
     write_shard_tables(folder, corpus.documents, corpus.blocks, index)
+    save_tokenizer(tokenizer, folder / TOKENIZER)
 
 
 def _moved_notes(notes: Mapping[str, Any], new_ids: IdArray) -> JsonObject:

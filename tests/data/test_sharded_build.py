@@ -331,7 +331,7 @@ def test_a_plan_that_appears_while_a_host_looks_around_is_gone_by(tmp_path, monk
 
 def test_an_error_in_a_worker_names_the_file_and_what_is_done_stays(tmp_path):
     (tmp_path / "good.txt").write_text(PROSE * 100)
-    (tmp_path / "latin1.txt").write_bytes("naïve café. ".encode("latin-1") * 500)
+    (tmp_path / "latin1.txt").write_bytes(b"x " * 40_000 + "naïve café. ".encode("latin-1") * 500)
     with pytest.raises(TextError, match=r"latin1\.txt is not UTF-8 text: byte 0xEF at offset"):
         build_in_shards(
             [tmp_path / "good.txt", tmp_path / "latin1.txt"],

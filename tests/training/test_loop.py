@@ -113,6 +113,8 @@ def test_a_mixture_has_its_shares_of_the_windows_and_a_loss_for_each_corpus(corp
         trainer_of(equal).load_state(*trainer.state())
     with pytest.raises(SizeError, match=r"weights \[3, 1\], and the validation part \[\]"):
         Trainer(trainer.model, mixture, corpus, options())
+    with pytest.raises(TextError, match=r"The validation part is None, and neither .*Trainer\(model, \*corpus.split"):
+        Trainer(trainer.model, mixture, None, options())
     with pytest.raises(TextError, match="The validation part of corpus 1 has"):
         trainer_of(mixture, max_length=len(mixture.split(0.2)[1].corpora[1]))
 
