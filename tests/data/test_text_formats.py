@@ -54,9 +54,9 @@ def columns(kind: str) -> bytes:
     pyarrow = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
     table, file = pyarrow.table({"id": [0, 1], "text": TEXTS}), pyarrow.BufferOutputStream()
     if kind == "parquet":
-        import pyarrow.parquet
+        from pyarrow.parquet import write_table
 
-        pyarrow.parquet.write_table(table, file)
+        write_table(table, file)
     else:
         new = pyarrow.ipc.new_file if kind == "file" else pyarrow.ipc.new_stream
         with new(file, table.schema) as writer:

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import json
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -145,7 +146,7 @@ def test_a_part_of_a_head_may_turn(keys, rotary_dim) -> None:
 
 
 SHARED = {"rope_theta": 1e4, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 32, "factor": 2.0}
-SHARED_TYPES = {
+SHARED_TYPES: dict[str, dict[str, Any]] = {
     **{key: {} for key in ("default", "linear", "dynamic", "yarn")},
     "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "longrope": {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
