@@ -5,7 +5,8 @@
     python examples/edited_families.py --write docs/vocabulary.md
     python examples/edited_families.py --read FILE --write docs/vocabulary.md   # outcomes that --json wrote
 
-Each model is patched, edited and saved; the folder that it was saved to before is edited too. The edits are `EDITS`:
+Each model is patched, edited and saved; the folder that it was saved to before is edited too. Its configuration there
+leaves every second ID and size that is the default of its class to that class. The edits are `EDITS`:
 all tokens permuted, some removed, some added. A result is
 
 - equal, if the two saved models have equal tensors, configurations and generation configurations, if the logits of kept
@@ -16,6 +17,7 @@ all tokens permuted, some removed, some added. A result is
 """
 
 import argparse
+import copy
 import inspect
 import json
 import multiprocessing
@@ -208,15 +210,37 @@ def settings_of(model: nn.Module) -> list[Any]:
     return [*(config.to_dict() for config in configs if hasattr(config, "to_dict")), *stored]
 
 
-def files_of(folder: Path) -> dict[str, Any]:
-    """Return the configurations and tensors of a saved model."""
+def files_of(folder: Path, config_class: Any) -> dict[str, Any]:
+    """Return the configurations of a saved model, as their class reads them, and its tensors."""
     found: dict[str, Any] = {}
     for file in sorted(folder.glob("*config.json")):
         content = json.loads(file.read_text())
+        if file.name == "config.json":
+            content = config_class.from_dict(content).to_dict()
         found[file.name] = {key: value for key, value in content.items() if key not in VERSIONS}
     for file in sorted(folder.glob("*.safetensors")):
         found |= load_tensors(file)[0]
     return found
+
+
+def leave_to_class(file: Path, config_class: Any) -> None:
+    """Remove every second ID and size from a configuration file that is the default of its class."""
+    content = json.loads(file.read_text())
+    before, number = config_class.from_dict(copy.deepcopy(content)).to_dict(), 0
+    parts = [content]
+    while parts:
+        part = parts.pop()
+        parts += [value for value in part.values() if isinstance(value, dict)]
+        for key in sorted(key for key in part if key.endswith(ID_ENDINGS)):
+            value = part.pop(key)
+            try:
+                is_default = config_class.from_dict(copy.deepcopy(content)).to_dict() == before
+            except Exception:  # noqa: BLE001 (a class may need the entry)
+                is_default = False
+            number += is_default
+            if not is_default or number % 2 == 0:
+                part[key] = value
+    file.write_text(json.dumps(content, indent=2) + "\n")
 
 
 VERSIONS = ("transformers_version", "dtype", "torch_dtype", "architectures", "_from_model_config")
@@ -294,6 +318,8 @@ class Case:
             self.model.save_pretrained(folder / "before")
         except (ValueError, RuntimeError) as error:  # what transformers cannot save is not edited in a folder
             outcome.folder, outcome.reasons["folder"] = "not built", [first_line(error)]
+        else:
+            leave_to_class(folder / "before" / "config.json", type(self.model.config))
 
     def name_generated_tokens(self) -> None:
         """Let the generation configuration suppress tokens that the model would generate, and others."""
@@ -337,7 +363,7 @@ class Case:
             outcome.refused("folder", error)
             return
         if (self.path / "live").exists():
-            for path in differences(files_of(after), files_of(self.path / "live")):
+            for path in differences(self.files_in("after"), self.files_in("live")):
                 outcome.wrong("folder", f"not as the live model: {path}")
         elif not isinstance(self.loaded("before"), str):
             loaded = self.loaded("after")
@@ -346,8 +372,12 @@ class Case:
             else:
                 self.compare("folder", loaded)
         last_receipt(after).undo(after, out=self.path / "undone")
-        for path in differences(files_of(self.path / "undone"), files_of(self.path / "before")):
+        for path in differences(self.files_in("undone"), self.files_in("before")):
             outcome.wrong("folder", f"after undo: {path}")
+
+    def files_in(self, name: str) -> dict[str, Any]:
+        """Return the configurations and tensors of a folder."""
+        return files_of(self.path / name, type(self.model.config))
 
     def loaded(self, name: str) -> nn.Module | str:
         """Return the model that transformers opens from a folder, or its error."""

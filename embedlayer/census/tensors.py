@@ -133,7 +133,7 @@ def axes_by_architecture(config: JsonObject, known: Collection[str]) -> Axes | N
     if model_class is None or not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
         return None
     try:
-        with _failures_named(model_class.__name__):
+        with failures_named(model_class.__name__):
             settings = transformers.CONFIG_MAPPING[model_type].from_dict(config)
         axes = axes_by_build(model_class, settings, known)
         return dict.fromkeys(_built_shapes(model_class, settings), ()) | axes if axes else None
@@ -142,7 +142,7 @@ def axes_by_architecture(config: JsonObject, known: Collection[str]) -> Axes | N
 
 
 @contextmanager
-def _failures_named(name: str) -> Iterator[None]:
+def failures_named(name: str) -> Iterator[None]:
     """Raise the errors of transformers' code in the block as an error of ours.
 
     Args:
@@ -195,7 +195,7 @@ def _built_shapes(model_class: Any, config: Any) -> dict[str, tuple[int, ...]]:
         CheckpointError: The model cannot be built from this configuration.
     """
     with (
-        _failures_named(model_class.__name__),
+        failures_named(model_class.__name__),
         torch.random.fork_rng(devices=[]),  # some models draw numbers as they are built
         torch.device("meta"),
     ):

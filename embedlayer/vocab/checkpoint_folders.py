@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 
+from embedlayer.census.class_defaults import unknown_defaults, with_defaults_of_class, with_moved_defaults
 from embedlayer.census.configurations import check_padding, check_readers, edited_configuration, parts_of
 from embedlayer.census.files import files_left_out
 from embedlayer.census.tensors import axes_by_architecture
@@ -96,10 +98,13 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Fo
         tokenizer = load_tokenizer(folder)  # llama2.c's file is no part of a layer
     resolved = edit.resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)
     row_map = resolved.rows.row_map
-    _check_padding(layer, row_map)
     if resolved.tokens is not None:
-        configs = [part.owner for file in (CONFIG, GENERATION) for part in parts_of(_read(folder / file), 0)]
+        config = with_defaults_of_class(checkpoint.config)
+        _check_padding(layer, row_map, has_class=not isinstance(config, dict))
+        contents = (config, _read(folder / GENERATION))
+        configs = [part.owner for content in contents for part in parts_of(content, 0)]
         check_readers(configs, row_map.new_ids, row_map.size)
+        _warn_of_unknown_defaults(checkpoint, row_map)
     # An edit gives a row to each token: how many a per-layer table had is written down for the undo.
     short = {f"{name}.{ROWS}": len(r.local) for name, r in tensors.items() if len(r.local) < row_map.old_size}
     before = resolved.settings or {}
@@ -151,17 +156,32 @@ def _restore_config(folder: Path, settings: JsonObject) -> None:
             write_json(folder / file, content)
 
 
-def _check_padding(layer: EmbeddingLayer, row_map: RowMap) -> None:
+def _warn_of_unknown_defaults(checkpoint: Checkpoint, row_map: RowMap) -> None:
+    """Warn if an edit moves tokens, and the configuration leaves roles to a class whose defaults are not known."""
+    is_moved = not torch.equal(row_map.new_ids, torch.arange(row_map.old_size))
+    if is_moved and (keys := unknown_defaults(checkpoint.config)):
+        warnings.warn(
+            f"{CONFIG} does not state {', '.join(keys)}, and the defaults of the class of model type "
+            f"{checkpoint.config.get('model_type')!r} are not known without a transformers that has it. If they name "
+            f"tokens, state them in {CONFIG} before the edit.",
+            EmbedLayerWarning,
+            stacklevel=6,
+        )
+
+
+def _check_padding(layer: EmbeddingLayer, row_map: RowMap, *, has_class: bool) -> None:
     """Check that the padding token keeps its ID, if positions are or may be counted from that ID.
 
     Args:
-        layer: The layer before the edit; if only its table was read, how positions are counted is not known.
+        layer: The layer before the edit; if only its table was read, the record does not say how positions are counted.
         row_map: The old row of each new row.
+        has_class: Whether transformers has the class of the configuration; `check_readers` knows those of its classes
+            that count from the padding.
 
     Raises:
         VocabularyError: The padding token would get another ID.
     """
-    unknown = layer.load_record.table_only
+    unknown = layer.load_record.table_only and not has_class
     if unknown or layer.numbering == "ids":
         subject = "This unknown family may count" if unknown else f"{layer.family} counts"
         check_padding(subject, layer.padding_id, row_map.new_ids)
@@ -331,8 +351,9 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer:
     ids, special, model = tokens.new_token_ids(row_map), tokens.special_tokens, _read(folder / CONFIG)
 
     def edited_config(content: JsonObject) -> JsonObject:
-        content = edited_configuration(content, ids, CONFIG)
-        return _with_all_roles(_with_per_layer_rows(content, row_map.size) if per_layer else content, ids)
+        edited = edited_configuration(content, ids, CONFIG)
+        edited = _with_all_roles(_with_per_layer_rows(edited, row_map.size) if per_layer else edited, ids)
+        return with_moved_defaults(content, edited, ids, CONFIG)
 
     def edited_params(content: JsonObject) -> JsonObject:
         size = {"vocab_size": row_map.size} if content.get("vocab_size") == row_map.old_size else {}

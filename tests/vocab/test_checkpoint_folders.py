@@ -294,7 +294,8 @@ def test_a_table_that_is_put_together_on_loading_is_refused(tmp_path) -> None:
 def test_of_an_unknown_family_a_table_without_a_head_is_edited(tmp_path) -> None:
     rows = torch.randn(20, 4)
     tensors = {"embed_tokens.weight": rows, "lm_head.weight": rows.clone(), "block.weight": torch.randn(4, 4)}
-    with pytest.warns(el.EmbedLayerWarning, match=r"model_type 'novel'\): only its table, embed_tokens\.weight"):
+    only, defaults = r"model_type 'novel'\): only its table, embed_tokens\.weight", "does not state bos_token_id"
+    with pytest.warns(el.EmbedLayerWarning, match=only), pytest.warns(el.EmbedLayerWarning, match=defaults):
         el.vocab.remove_tokens(plain(tmp_path / "old", tensors, "novel"), [3], out=tmp_path / "new")
     after = tensors_of(tmp_path / "new")
     assert torch.equal(after["embed_tokens.weight"], rows[[token for token in range(20) if token != 3]])
