@@ -6,7 +6,8 @@
     python examples/edited_families.py --read FILE --write docs/vocabulary.md   # outcomes that --json wrote
 
 Each model is patched, edited and saved; the folder that it was saved to before is edited too. Its configuration there
-leaves every second ID and size that is the default of its class to that class. The edits are `EDITS`:
+leaves every second ID and size that is the default of its class to that class. Every saved tensor with an entry for
+each token has random values, integers included. The edits are `EDITS`:
 all tokens permuted, some removed, some added. A result is
 
 - equal, if the two saved models have equal tensors, configurations and generation configurations, if the logits of kept
@@ -286,6 +287,18 @@ def examine(model_type: str, kind: str, edit: str) -> Outcome:
     return outcome
 
 
+@torch.no_grad()
+def draw_values_by_token(model: nn.Module, size: int) -> None:
+    """Draw every saved tensor with so many entries that is not drawn yet: frozen ones, buffers, and integers."""
+    generator, saved = torch.Generator().manual_seed(3), model.state_dict()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if size in tensor.shape and name in saved and not (tensor.is_floating_point() and tensor.requires_grad):
+            if tensor.is_floating_point():
+                tensor.copy_(torch.randn(tensor.shape, generator=generator) / 5)
+            else:  # small, since it may be the number of an expert
+                tensor.copy_(torch.randint(4, tensor.shape, generator=generator))
+
+
 class Case:
     """A small model of a type, saved as it was before an edit.
 
@@ -301,6 +314,7 @@ class Case:
         self.size = VOCAB
         with suppress(NotImplementedError):
             self.size = getattr(self.model.get_input_embeddings(), "num_embeddings", VOCAB)
+        draw_values_by_token(self.model, self.size)
         self.ids = texts(self.size)
         if outcome.model_type in ROW_0:
             absent = torch.tensor([getattr(self.model.config, key, -1) for key in PLACEHOLDERS])

@@ -124,6 +124,26 @@ def axes_by_architecture(config: JsonObject, known: Collection[str]) -> Axes | N
         The axes of each tensor of the class by name, `()` for one that does not follow the vocabulary. `None` if
         transformers is not installed, does not have the class, or cannot build it from this configuration.
     """
+    try:
+        found = class_named_in(config)
+        axes = axes_by_build(*found, known) if found is not None else {}
+        return dict.fromkeys(_built_shapes(*found), ()) | axes if found is not None and axes else None
+    except CheckpointError:
+        return None
+
+
+def class_named_in(config: JsonObject) -> tuple[Any, Any] | None:
+    """Return the class of transformers that a `config.json` names, and its configuration.
+
+    Args:
+        config: Content of the file.
+
+    Returns:
+        The class and the configuration; `None` if transformers is not installed or does not have the class.
+
+    Raises:
+        CheckpointError: The class of the configuration does not read the content.
+    """
     model_type, classes = config.get("model_type"), config.get("architectures")
     if importlib.util.find_spec("transformers") is None or not isinstance(classes, list) or len(classes) != 1:
         return None
@@ -132,13 +152,8 @@ def axes_by_architecture(config: JsonObject, known: Collection[str]) -> Axes | N
     model_class = getattr(transformers, str(classes[0]), None)
     if model_class is None or not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
         return None
-    try:
-        with failures_named(model_class.__name__):
-            settings = transformers.CONFIG_MAPPING[model_type].from_dict(config)
-        axes = axes_by_build(model_class, settings, known)
-        return dict.fromkeys(_built_shapes(model_class, settings), ()) | axes if axes else None
-    except CheckpointError:
-        return None
+    with failures_named(model_class.__name__):
+        return model_class, transformers.CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(config))
 
 
 @contextmanager
@@ -188,8 +203,8 @@ def _with_dtypes(config: Any) -> Any:
     return other
 
 
-def _built_shapes(model_class: Any, config: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter and buffer of a model that is built on the meta device.
+def built_on_meta(model_class: Any, config: Any) -> Any:
+    """Return a model of a class of transformers on the meta device, without memory for its weights.
 
     Raises:
         CheckpointError: The model cannot be built from this configuration.
@@ -199,8 +214,16 @@ def _built_shapes(model_class: Any, config: Any) -> dict[str, tuple[int, ...]]:
         torch.random.fork_rng(devices=[]),  # some models draw numbers as they are built
         torch.device("meta"),
     ):
-        model = model_class(_with_dtypes(config))
-    return {name: tuple(tensor.shape) for name, tensor in named_tensors(model)}
+        return model_class(_with_dtypes(config))
+
+
+def _built_shapes(model_class: Any, config: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each parameter and buffer of a model that is built on the meta device.
+
+    Raises:
+        CheckpointError: The model cannot be built from this configuration.
+    """
+    return {name: tuple(tensor.shape) for name, tensor in named_tensors(built_on_meta(model_class, config))}
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -54,6 +54,7 @@ def write_tensors(
     table: str,
     copies: Mapping[str, Mapping[str, Tensor]] | None = None,
     left_out: Collection[str] = (),
+    axes: Mapping[str, int] | None = None,
 ) -> WriteReceipt:
     """Write a copy of the checkpoint in `checkpoint_dir` to `out_dir`, in which some tensors are replaced.
 
@@ -70,6 +71,7 @@ def write_tensors(
         copies: From the path of each other safetensors file of the folder that is changed too, to its new tensors by
             name, of any number of rows.
         left_out: Paths of files that are not written, as `files_left_out` returns them.
+        axes: From the names of tensors that no record names to the axis of their tokens.
 
     Returns:
         The changed tensors and files.
@@ -100,6 +102,9 @@ def write_tensors(
     spec = None if family is None else family.per_layer
     per_layer = [] if spec is None else checkpoint.find(spec.table)
     moved = _expected_shapes(checkpoint, old_rows, rows)
+    for name, axis in (axes or {}).items():
+        stored = checkpoint.info(name).shape
+        moved[name] = (*stored[:axis], rows, *stored[axis + 1 :])
     if rows != old_rows and (unmoved := sorted(moved.keys() - tensors.keys())):
         load_all = (
             ": load the layer with its per-layer inputs, load(..., per_layer=True), before the edit of its vocabulary"

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -17,7 +17,7 @@ from embedlayer.census.class_defaults import unknown_defaults, with_defaults_of_
 from embedlayer.census.configurations import check_padding, check_readers, edited_configuration, parts_of
 from embedlayer.census.files import files_left_out
 from embedlayer.census.tensors import axes_by_architecture
-from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load, tokenizer_file
 from embedlayer.checkpoints.loader import checkpoint_family, is_unknown_family, tensor_rules
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.writer import write_tensors
@@ -26,6 +26,7 @@ from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyErro
 from embedlayer.families import PER_LAYER_ROWS, family_of
 from embedlayer.io.files import JsonObject, read_json, write_json
 from embedlayer.pretrained import TOKENIZER
+from embedlayer.vocab.class_rows import rows_of_class
 from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
 from embedlayer.vocab.language_tokenizers import gives_ids, language_class, warn_of_lost_settings
 from embedlayer.vocab.live_modules import (
@@ -44,7 +45,7 @@ from embedlayer.vocab.special_tokens import (
     added_texts,
     first_id,
     names_in,
-    reads_tokenizer_json,
+    roles_of_class,
     special_tokens_of,
     stated_roles,
     token_text,
@@ -86,21 +87,21 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Fo
         VocabularyError: A configuration names a removed token. Or the padding token would get another ID in a
             family that counts positions from that ID. Or the model has hashed n-grams.
     """
-    checkpoint, layer, tensors, aliases = _opened(folder)
+    opened = _opened(folder)
+    checkpoint, layer, tensors, aliases = opened
     left_out = files_left_out(folder)
     others, copies = second_copies(folder, checkpoint, tensors, aliases, left_out)
     tensors |= others
     table = next(iter(tensors))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", EmbedLayerWarning)  # about tokens without a row, which the edit gives them
-        tokenizer = layer.tokenizer
+    tokenizer = opened.tokenizer
     if tokenizer is None and any(folder.glob("tok*.bin")):
         tokenizer = load_tokenizer(folder)  # llama2.c's file is no part of a layer
     resolved = edit.resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)
     row_map = resolved.rows.row_map
     if resolved.tokens is not None:
         config = with_defaults_of_class(checkpoint.config)
-        _check_padding(layer, row_map, has_class=not isinstance(config, dict))
+        if layer is not None:
+            _check_padding(layer, row_map, has_class=not isinstance(config, dict))
         contents = (config, _read(folder / GENERATION))
         configs = [part.owner for content in contents for part in parts_of(content, 0)]
         check_readers(configs, row_map.new_ids, row_map.size)
@@ -121,6 +122,7 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Fo
         table=table,
         copies={file: {stored: new[name] for stored, name in names.items()} for file, names in copies.items()},
         left_out=left_out,
+        axes=None if layer is not None else {alias: tensors[name].axis for alias, name in aliases.items()},
     )
     if resolved.tokenizer is not None:
         save_tokenizer(resolved.tokenizer, partial / TOKENIZER)
@@ -187,28 +189,66 @@ def _check_padding(layer: EmbeddingLayer, row_map: RowMap, *, has_class: bool) -
         check_padding(subject, layer.padding_id, row_map.new_ids)
 
 
-def _opened(folder: Path) -> tuple[Checkpoint, EmbeddingLayer, dict[str, RowTensor], dict[str, str]]:
-    """Open a checkpoint for an edit of its rows; of an unknown family, only the table.
+class Opened(NamedTuple):
+    """Describe a checkpoint whose rows are edited.
 
-    It warns of other tensors with the same number of rows: they are not known to belong to tokens and are not edited.
+    Attributes:
+        checkpoint: The checkpoint.
+        layer: Its layer; `None` if the class of transformers names the tensors, and no record does.
+        tensors: The tensors that have one row for each token, in their stored dtype, by the name under which each is
+            read; the table is the first.
+        aliases: From every name of such a tensor in the checkpoint to its key in `tensors`. A tied tensor may be stored
+            under several names.
+    """
 
-    Returns:
-        1. The checkpoint.
-        2. The layer.
-        3. The tensors that have one row for each token, in their stored dtype, by the name under which each is read;
-           the table is the first.
-        4. A dictionary from every name of such a tensor in the checkpoint to its key in 3. A tied tensor may be stored
-           under several names.
+    checkpoint: Checkpoint
+    layer: EmbeddingLayer | None
+    tensors: dict[str, RowTensor]
+    aliases: dict[str, str]
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Return the tokenizer of the folder, or `None` if there is none; it may have IDs without a row."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EmbedLayerWarning)  # about these tokens, to which the edit gives rows
+            if self.layer is not None:
+                return self.layer.tokenizer
+            file = tokenizer_file(self.checkpoint)
+            return None if file is None else load_tokenizer(file)
+
+
+def _opened(folder: Path) -> Opened:
+    """Open a checkpoint for an edit of its rows, by the record of its family, else by its class of transformers.
 
     Raises:
-        CheckpointError: The layer builds a tensor from several stored ones, so no stored rows can be edited. Or the
-            model has more tensors with rows for tokens. Or the family is unknown, and another tensor has a
-            size equal to the number of tokens.
+        CheckpointError: Neither names all tensors with values for each token; see `_opened_by_record`.
         VocabularyError: The model has hashed n-grams.
     """
     checkpoint = Checkpoint.open(folder)
     refuse_hashed_ngrams(checkpoint.names, str(folder))
     is_unknown = is_unknown_family(checkpoint)
+    by_class = rows_of_class(checkpoint) if is_unknown else None
+    if by_class is not None:
+        return Opened(checkpoint, None, *by_class)
+    try:
+        return _opened_by_record(folder, checkpoint, is_unknown=is_unknown)
+    except CheckpointError:
+        by_class = None if is_unknown else rows_of_class(checkpoint)
+        if by_class is None:
+            raise
+        return Opened(checkpoint, None, *by_class)
+
+
+def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool) -> Opened:
+    """Open a checkpoint for an edit of its rows, by the record of its family; of an unknown family, only the table.
+
+    It warns of other tensors with the same number of rows: they are not known to belong to tokens and are not edited.
+
+    Raises:
+        CheckpointError: The layer builds a tensor from several stored ones, so no stored rows can be edited. Or the
+            model has more tensors with rows for tokens. Or the family is unknown, and another tensor has a
+            size equal to the number of tokens.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmbedLayerWarning)  # about tensors that are not read, and not needed here
         layer = load(folder, table_only=is_unknown)
@@ -244,7 +284,8 @@ def _opened(folder: Path) -> tuple[Checkpoint, EmbeddingLayer, dict[str, RowTens
     if is_unknown:
         aliases |= dict.fromkeys(_copies_of(checkpoint, table), table)
     _check_others(checkpoint, num_rows, aliases, read - aliases.keys(), is_unknown=is_unknown)
-    return checkpoint, layer, dict(sorted(tensors.items(), key=lambda named: named[1].local.dim() == 1)), aliases
+    tensors = dict(sorted(tensors.items(), key=lambda named: named[1].local.dim() == 1))
+    return Opened(checkpoint, layer, tensors, aliases)
 
 
 def _stored(checkpoint: Checkpoint, name: str, rows: RowTensor) -> RowTensor:
@@ -446,19 +487,20 @@ def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
 def _roles_in(folder: Path, old: Tokenizer, new: Tokenizer) -> Mapping[str, str]:
     """Return a dictionary from each role, such as `eos_token`, to the text of the edited tokenizer's special token.
 
-    The tokenizer's files state roles as texts. For a role that they do not state, the ID in `config.json`, else in
-    `generation_config.json`, is converted to a text by the old tokenizer. Roles whose text is not an added token of the
-    new tokenizer are left out. If no role is left, the roles follow from the usual names, such as `</s>`, as in
-    `special_tokens_of`. A tokenizer class that has no roles but the stated ones gets no others.
+    These are the roles of the old tokenizer: those that its files state, and those of its class. A class that has no
+    record is asked in transformers. Without transformers, the IDs in `config.json`, else in `generation_config.json`,
+    are converted to texts by the old tokenizer; if no role is left, the roles follow from the usual names, such as
+    `</s>`, as in `special_tokens_of`. Roles whose text is not an added token of the new tokenizer are left out.
 
     Args:
         folder: The checkpoint before the edit.
         old: The tokenizer before the edit, to which the IDs in the configurations belong.
         new: The tokenizer after the edit.
     """
+    roles = roles_of_class(folder)
+    if roles is not None:
+        return {role: token for role, token in roles.items() if token in added_texts(new)}
     stated = stated_roles(folder)
-    if reads_tokenizer_json(_read(folder / TOKENIZER_CONFIG).get("tokenizer_class")):
-        return {role: token for role, token in stated.items() if token in added_texts(new)}
     for name in (CONFIG, GENERATION):
         content = _read(folder / name)
         for role in USUAL_NAMES:
