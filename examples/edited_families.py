@@ -18,7 +18,6 @@ all tokens permuted, some removed, some added. A result is
 """
 
 import argparse
-import copy
 import inspect
 import json
 import multiprocessing
@@ -217,17 +216,26 @@ def files_of(folder: Path, config_class: Any) -> dict[str, Any]:
     for file in sorted(folder.glob("*config.json")):
         content = json.loads(file.read_text())
         if file.name == "config.json":
-            content = config_class.from_dict(content).to_dict()
+            content = read_by(config_class, content)
         found[file.name] = {key: value for key, value in content.items() if key not in VERSIONS}
     for file in sorted(folder.glob("*.safetensors")):
         found |= load_tensors(file)[0]
     return found
 
 
+def read_by(config_class: Any, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a configuration file as its class reads it; transformers writes infinity as an object."""
+
+    def number(part: dict[str, Any]) -> Any:
+        return float(part["__float__"]) if part.keys() == {"__float__"} else part
+
+    return dict(config_class.from_dict(json.loads(json.dumps(content), object_hook=number)).to_dict())
+
+
 def leave_to_class(file: Path, config_class: Any) -> None:
     """Remove every second ID and size from a configuration file that is the default of its class."""
     content = json.loads(file.read_text())
-    before, number = config_class.from_dict(copy.deepcopy(content)).to_dict(), 0
+    before, number = read_by(config_class, content), 0
     parts = [content]
     while parts:
         part = parts.pop()
@@ -235,7 +243,7 @@ def leave_to_class(file: Path, config_class: Any) -> None:
         for key in sorted(key for key in part if key.endswith(ID_ENDINGS)):
             value = part.pop(key)
             try:
-                is_default = config_class.from_dict(copy.deepcopy(content)).to_dict() == before
+                is_default = read_by(config_class, content) == before
             except Exception:  # noqa: BLE001 (a class may need the entry)
                 is_default = False
             number += is_default

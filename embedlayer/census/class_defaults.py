@@ -4,8 +4,8 @@ An edit writes them moved into the new file, so that the class reads there what 
 """
 
 import copy
-import importlib.util
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from embedlayer.census.configurations import (
@@ -19,7 +19,7 @@ from embedlayer.census.configurations import (
     parts_of,
     size_keys,
 )
-from embedlayer.census.tensors import failures_named
+from embedlayer.census.tensors import configuration_of
 from embedlayer.errors import CheckpointError, VocabularyError
 from embedlayer.families import MULTIMODAL, family_of
 from embedlayer.families.default_ids import DEFAULT_IDS
@@ -51,17 +51,10 @@ def with_defaults_of_class(content: JsonObject) -> Any:
         model type or does not read the content: a copy of the content with the IDs of `DEFAULT_IDS`. It does not have
         those of model types without a record, of which `unknown_defaults` tells.
     """
-    model_type = content.get("model_type")
-    if isinstance(model_type, str) and importlib.util.find_spec("transformers") is not None:
-        import transformers
-
-        if model_type in transformers.CONFIG_MAPPING:
-            try:
-                with failures_named(model_type):
-                    return transformers.CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(content))
-            except CheckpointError:
-                pass  # transformers cannot open such a folder, before an edit or after it
-    return _with_recorded_defaults(content)
+    config = None
+    with suppress(CheckpointError):  # transformers cannot open such a folder, before an edit or after it
+        config = configuration_of(content)
+    return _with_recorded_defaults(content) if config is None else config
 
 
 def _with_recorded_defaults(content: JsonObject) -> JsonObject:

@@ -144,16 +144,42 @@ def class_named_in(config: JsonObject) -> tuple[Any, Any] | None:
     Raises:
         CheckpointError: The class of the configuration does not read the content.
     """
-    model_type, classes = config.get("model_type"), config.get("architectures")
+    classes = config.get("architectures")
     if importlib.util.find_spec("transformers") is None or not isinstance(classes, list) or len(classes) != 1:
         return None
     import transformers
 
     model_class = getattr(transformers, str(classes[0]), None)
-    if model_class is None or not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
+    settings = configuration_of(config)
+    return None if model_class is None or settings is None else (model_class, settings)
+
+
+def configuration_of(content: JsonObject) -> Any:
+    """Return a configuration as its class in transformers reads it; `None` if transformers does not have the class.
+
+    Args:
+        content: Content of a `config.json`.
+
+    Raises:
+        CheckpointError: The class does not read the content.
+    """
+    model_type = content.get("model_type")
+    if importlib.util.find_spec("transformers") is None or not isinstance(model_type, str):
         return None
-    with failures_named(model_class.__name__):
-        return model_class, transformers.CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(config))
+    import transformers
+
+    if model_type not in transformers.CONFIG_MAPPING:
+        return None
+    with failures_named(model_type):
+        return transformers.CONFIG_MAPPING[model_type].from_dict(_with_floats(content))
+
+
+def _with_floats(value: Any) -> Any:
+    """Return a copy of a value of a configuration file in which infinite numbers, which JSON lacks, are floats."""
+    if isinstance(value, dict):
+        is_float = value.keys() == {"__float__"}
+        return float(value["__float__"]) if is_float else {key: _with_floats(each) for key, each in value.items()}
+    return [_with_floats(each) for each in value] if isinstance(value, list) else value
 
 
 @contextmanager

@@ -124,13 +124,13 @@ def test_names_of_llama_cpp_say_which_tensors_have_rows_of_tokens(tmp_path) -> N
     unknown = {name for name in text if not has_no_token_rows(f"{name}.weight")}
     tables = {f"blk.0.{name}" for name in GGUF_OTHER_TABLES}
     assert unknown == {"token_embd", "output", "per_layer_token_embd", "conv1d", *tables}
-    wide = {"blk.0.ffn_up.weight": np.ones((SIZE, WIDTH), np.float32)}  # a width that equals the number of tokens
+    wide = {"blk.7.ffn_up.weight": np.ones((SIZE, WIDTH), np.float32)}  # a width that equals the number of tokens
     old = write_file(tmp_path / "old.gguf", tokenizer=("gpt2", BPE), tensors=wide)
     add_tokens(old, [" otters"], out=tmp_path / "new.gguf")
     check_rest(old, tmp_path / "new.gguf")
-    further = {f"blk.1.{GGUF_OTHER_TABLES[0]}.weight": np.ones((SIZE, WIDTH), np.float32)}
+    further = {f"blk.9.{GGUF_OTHER_TABLES[0]}.weight": np.ones((SIZE, WIDTH), np.float32)}
     old = write_file(tmp_path / "further.gguf", tokenizer=("gpt2", BPE), tensors=further)
-    with pytest.raises(CheckpointError, match=r"blk.1.nextn.embed_tokens.weight .* in a layer that predicts further"):
+    with pytest.raises(CheckpointError, match=r"blk.9.nextn.embed_tokens.weight .* in a layer that predicts further"):
         add_tokens(old, [" otters"], out=tmp_path / "other.gguf")
 
 
