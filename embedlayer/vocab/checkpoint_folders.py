@@ -26,7 +26,7 @@ from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyErro
 from embedlayer.families import PER_LAYER_ROWS, family_of
 from embedlayer.io.files import JsonObject, read_json, write_json
 from embedlayer.pretrained import TOKENIZER
-from embedlayer.vocab.class_rows import rows_of_class
+from embedlayer.vocab.class_rows import rows_of_class, stored_names
 from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
 from embedlayer.vocab.language_tokenizers import gives_ids, language_class, warn_of_lost_settings
 from embedlayer.vocab.live_modules import (
@@ -36,7 +36,7 @@ from embedlayer.vocab.live_modules import (
     row_tensors,
     vocabulary_modules,
 )
-from embedlayer.vocab.row_map import RowMap, RowTensor, apply_row_map
+from embedlayer.vocab.row_map import RowEdit, RowMap, RowTensor, apply_row_map
 from embedlayer.vocab.second_copies import second_copies
 from embedlayer.vocab.special_tokens import (
     LISTS_OF_NAMES,
@@ -65,6 +65,34 @@ OTHER_FORMS = (
     *("*.model", "*.model.v[0-9]", "*.spm", "*.tiktoken", "tekken.json", "tok*.bin"),
 )
 """Files that state the vocabulary again; `tokenizer.json` replaces them."""
+
+
+class Opened(NamedTuple):
+    """Describe a checkpoint whose rows are edited.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        layer: Its layer; `None` if the class of transformers names the tensors, and no record does.
+        tensors: The tensors that have one row for each token, in their stored dtype, by the name under which each is
+            read; the table is the first.
+        aliases: From every name of such a tensor in the checkpoint to its key in `tensors`. A tied tensor may be stored
+            under several names.
+    """
+
+    checkpoint: Checkpoint
+    layer: EmbeddingLayer | None
+    tensors: dict[str, RowTensor]
+    aliases: dict[str, str]
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Return the tokenizer of the folder, or `None` if there is none; it may have IDs without a row."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EmbedLayerWarning)  # about these tokens, to which the edit gives rows
+            if self.layer is not None:
+                return self.layer.tokenizer
+            file = tokenizer_file(self.checkpoint)
+            return None if file is None else load_tokenizer(file)
 
 
 def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderResult:
@@ -111,7 +139,7 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Fo
     before = resolved.settings or {}
     for name in [name for name in tensors if f"{name}.{ROWS}" in before]:
         tensors[name] = replace(tensors[name], padding=min(before[f"{name}.{ROWS}"] - row_map.size, 0))
-    result = apply_row_map(tensors, resolved.rows)
+    result = apply_row_map(tensors, _with_stored_names(resolved.rows, opened))
     per_layer = any(rows.end == "per_layer" for rows in tensors.values())
     files = {} if resolved.tokens is None else _edited_files(folder, resolved.tokens, row_map, per_layer=per_layer)
     new = {name: rows.with_rows(result.tensors[name], row_map) for name, rows in tensors.items()}
@@ -134,6 +162,26 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Fo
     _restore_config(partial, resolved.settings or {})
     changed = {*files, CONFIG} | ({TOKENIZER} if resolved.tokenizer is not None else set())
     return FolderResult({"": ModuleResult(resolved, result, short)}, sorted(changed), left_out)
+
+
+def _with_stored_names(rows: RowEdit, opened: Opened) -> RowEdit:
+    """Return the undo of an edit of a live model with the names that its tensors have in the folder of that model.
+
+    transformers writes some tensors, as those of multimodal models, under other names than the live model has.
+
+    Args:
+        rows: The undo; an edit, and an undo with names of the folder, are returned unchanged.
+        opened: The checkpoint.
+    """
+    if rows.after is None or rows.restored_rows is None or rows.after.keys() <= opened.tensors.keys():
+        return rows
+    written = stored_names(opened.checkpoint.config)
+    names = {own: opened.aliases[name] for own, each in written.items() for name in each if name in opened.aliases}
+    return replace(
+        rows,
+        after={names.get(name, name): value for name, value in rows.after.items()},
+        restored_rows={names.get(name, name): value for name, value in rows.restored_rows.items()},
+    )
 
 
 def _restore_config(folder: Path, settings: JsonObject) -> None:
@@ -187,34 +235,6 @@ def _check_padding(layer: EmbeddingLayer, row_map: RowMap, *, has_class: bool) -
     if unknown or layer.numbering == "ids":
         subject = "This unknown family may count" if unknown else f"{layer.family} counts"
         check_padding(subject, layer.padding_id, row_map.new_ids)
-
-
-class Opened(NamedTuple):
-    """Describe a checkpoint whose rows are edited.
-
-    Attributes:
-        checkpoint: The checkpoint.
-        layer: Its layer; `None` if the class of transformers names the tensors, and no record does.
-        tensors: The tensors that have one row for each token, in their stored dtype, by the name under which each is
-            read; the table is the first.
-        aliases: From every name of such a tensor in the checkpoint to its key in `tensors`. A tied tensor may be stored
-            under several names.
-    """
-
-    checkpoint: Checkpoint
-    layer: EmbeddingLayer | None
-    tensors: dict[str, RowTensor]
-    aliases: dict[str, str]
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer of the folder, or `None` if there is none; it may have IDs without a row."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", EmbedLayerWarning)  # about these tokens, to which the edit gives rows
-            if self.layer is not None:
-                return self.layer.tokenizer
-            file = tokenizer_file(self.checkpoint)
-            return None if file is None else load_tokenizer(file)
 
 
 def _opened(folder: Path) -> Opened:

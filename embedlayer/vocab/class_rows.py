@@ -12,6 +12,7 @@ from embedlayer.census.tensors import built_on_meta, class_named_in, failures_na
 from embedlayer.checkpoints.patch import patch
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.errors import EmbedLayerError
+from embedlayer.io.files import JsonObject
 from embedlayer.vocab.live_modules import row_tensors, vocabulary_modules
 from embedlayer.vocab.row_map import RowTensor
 
@@ -58,6 +59,25 @@ def rows_of_class(checkpoint: Checkpoint) -> tuple[dict[str, RowTensor], dict[st
     known = {each for names in stored.values() for each in names}
     others = [name for name in checkpoint.names if modules.vocab_size in checkpoint.info(name).shape]
     return (tensors, aliases) if is_complete and known.issuperset(others) else None
+
+
+def stored_names(config: JsonObject) -> dict[str, list[str]]:
+    """Return the names that transformers writes for each tensor of the class that a `config.json` names.
+
+    Args:
+        config: Content of the file.
+
+    Returns:
+        From the name of each tensor in the live model to the written ones. It is empty if transformers is not installed
+        or does not build the class.
+    """
+    try:
+        found = class_named_in(config)
+        model = None if found is None else built_on_meta(*found)
+        state = {} if model is None else model.state_dict()
+        return {name: _stored_names(model, {name: tensor}) for name, tensor in state.items()}
+    except EmbedLayerError:
+        return {}
 
 
 def _stored_names(model: Any, tensors: dict[str, Tensor]) -> list[str]:
