@@ -111,6 +111,7 @@ def test_every_module_has_its_test_file() -> None:
         "families/unread_tokenizers.py": "data/test_unread_tokenizers.py",
         "families/meta_params.py": "checkpoints/test_meta_layout.py",
     }
+    together |= {"families/default_ids.py": "census/test_class_defaults.py"}
     together |= {  # shown by what must be true of all kinds
         "io/json_fields.py": "laws/test_damage.py",
         "checkpoints/configuration.py": "laws/test_model_paths.py",

@@ -389,7 +389,7 @@ class EmbeddingLayer(Pretrained):
             EmbedLayerWarning: The tokenizer has IDs without a row in the table.
         """
         if self._tokenizer is None and self._checkpoint is not None:
-            path = _tokenizer_file(self._checkpoint)
+            path = tokenizer_file(self._checkpoint)
             if path is not None:
                 self._tokenizer = load_tokenizer(path)
                 mismatch = missing_rows_message(self._tokenizer, self.table.vocab_size)
@@ -796,7 +796,7 @@ def _with_table_only(layer: EmbeddingLayer) -> EmbeddingLayer:
     return alone
 
 
-def _tokenizer_file(checkpoint: Checkpoint) -> Path | None:
+def tokenizer_file(checkpoint: Checkpoint) -> Path | None:
     """Return the path of the tokenizer file that this library prefers among those of a checkpoint, or `None`."""
     if checkpoint.gguf is not None:
         return checkpoint.gguf.path if checkpoint.gguf.get("tokenizer.ggml.model") is not None else None

@@ -61,6 +61,7 @@ def write_tensors(
     copies: Mapping[str, Mapping[str, Tensor]] | None = None,
     left_out: Collection[str] = (),
     is_edited: bool = False,
+    axes: Mapping[str, int] | None = None,
 ) -> WriteReceipt:
     """Write a copy of the checkpoint in `checkpoint_dir` to `out_dir`, in which some tensors are replaced.
 
@@ -80,6 +81,7 @@ def write_tensors(
         left_out: Paths of files that are not written, as `files_left_out` returns them.
         is_edited: Whether the rows belong to other tokens than before, so that the vocabulary is another one, also with
             as many rows.
+        axes: From the names of tensors that no record names to the axis of their tokens.
 
     Returns:
         The changed tensors and files.
@@ -111,6 +113,9 @@ def write_tensors(
     spec = None if family is None else family.per_layer
     per_layer = [] if spec is None else checkpoint.find(spec.table)
     moved = _expected_shapes(checkpoint, old_rows, rows)
+    for name, axis in (axes or {}).items():
+        stored = checkpoint.info(name).shape
+        moved[name] = (*stored[:axis], rows, *stored[axis + 1 :])
     if rows != old_rows and (unmoved := sorted(moved.keys() - tensors.keys())):
         load_all = (
             ": load the layer with its per-layer inputs, load(..., per_layer=True), before the edit of its vocabulary"
