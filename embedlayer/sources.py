@@ -362,10 +362,8 @@ class OpenedModel:
             return True  # several
 
     def tokens_by_row(self) -> "OpenedModel":
-        """Return this record, or without a tokenizer and tokens one in which the token of each row is its number."""
-        if self.vocabulary is not None:
-            return self
-        return replace(self, tokens=[*map(str, range(self.table.vocab_size))])
+        """Return this record, or without a tokenizer and tokens one in which the token of row 7 is `"#7"`."""
+        return self if self.vocabulary is not None else replace(self, tokens=self.token_texts)
 
     @property
     def adds_special_tokens(self) -> bool:
