@@ -11,7 +11,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -63,7 +63,7 @@ class PathKind(StrEnum):
     CHECKPOINT = "the folder of a checkpoint"
     VECTORS = "a file of text or vectors"
     CORPUS = "a corpus of token IDs"
-    CORPUS_OF_RUN = "the corpus of token IDs inside a run"
+    CORPUS_ALONE = "a corpus of token IDs without its tokenizer"
     FOLDER = "a folder"
     TEXT = "a text file"
     DATA_FILE = "a JSON or safetensors file"
@@ -105,12 +105,12 @@ def _kind_of_folder(path: Path) -> PathKind:
     if "corpus.json" in names:
         return PathKind.CORPUS
     if {"ids.bin", "index.json"} <= names:
-        return PathKind.CORPUS_OF_RUN
+        return PathKind.CORPUS if TOKENIZER in names else PathKind.CORPUS_ALONE
     if "run.json" in names:
         return PathKind.RUN
     if CONFIG in names:
         return PathKind.SAVED if _describes_layer(path / CONFIG) else PathKind.CHECKPOINT
-    if "tensors.tsv" in names:
+    if "tensors.tsv" in names or {"vectors.tsv", "metadata.tsv"} <= names:
         return PathKind.VECTORS
     return PathKind.CHECKPOINT if any(name.endswith((".safetensors", ".gguf")) for name in names) else PathKind.FOLDER
 
@@ -310,11 +310,7 @@ class OpenedModel:
 
     @cached_property
     def vocabulary(self) -> "Tokenizer | None":
-        """Return the tokenizer, or one that is built from `tokens`; `None` if there is neither.
-
-        The built tokenizer gives a duplicate token the ID of its first row. It splits text at white space, unless a
-        token contains white space.
-        """
+        """Return the tokenizer, or `word_tokenizer(tokens)`; `None` if there are neither."""
         if self.tokens is None:
             return self.tokenizer
         from embedlayer.data.tokenizer import word_tokenizer
@@ -345,13 +341,32 @@ class OpenedModel:
         from embedlayer.data.tokenizer import without_truncation
 
         tokenizer = without_truncation(self.require_tokenizer())
-        if self.tokens is not None and tokenizer.token_to_id("<unk>") is None:
-            words = text.split() if tokenizer.pre_tokenizer is not None else [text]
+        if self.tokens is not None:
+            split = tokenizer.pre_tokenizer
+            words = [text] if split is None else [word for word, _ in split.pre_tokenize_str(text)]
             unknown = next((word for word in words if tokenizer.token_to_id(word) is None), None)
             if unknown is not None:
                 raise UnknownTokenError(f"{unknown!r} is not among the {len(self.tokens):,} tokens of {self.source}.")
         ids: list[int] = tokenizer.encode(text, add_special_tokens=self.adds_special_tokens).ids
         return ids
+
+    @property
+    def has_tokenizer_file(self) -> bool:
+        """Return whether the folder of the source has a file of a tokenizer, which may be one that is not read."""
+        from embedlayer.data.tokenizer import tokenizer_file
+
+        path = Path(self.source)
+        kind = path_kind(path)
+        if kind in (PathKind.GGUF, PathKind.MISSING):
+            return kind is PathKind.MISSING  # `no_tokenizer` of a model on the hub is that of a file
+        try:
+            return tokenizer_file(_folder(path)) is not None
+        except TokenizerError:
+            return True  # several
+
+    def tokens_by_row(self) -> "OpenedModel":
+        """Return this record, or without a tokenizer and tokens one in which the token of row 7 is `"#7"`."""
+        return self if self.vocabulary is not None else replace(self, tokens=self.token_texts)
 
     @property
     def adds_special_tokens(self) -> bool:
@@ -487,7 +502,7 @@ def open_model(source: Path | str, tokenizer: Path | str | None = None, *, devic
 
     Warns:
         EmbedLayerWarning: Only the table of a checkpoint can be read; rows contain NaN or infinity; or a checkpoint's
-            tokenizer has IDs outside the table.
+            tokenizer cannot be read or has IDs outside the table.
 
     Example:
         >>> from embedlayer.checkpoints.vector_files import write_vectors
@@ -505,6 +520,12 @@ def open_model(source: Path | str, tokenizer: Path | str | None = None, *, devic
         opened = _open_layer(source, device)
     else:
         opened = _open_checkpoint(path, device)
+    if tokenizer is None and opened.no_tokenizer and opened.has_tokenizer_file:
+        warnings.warn(
+            f"{opened.no_tokenizer} Rows are named by their numbers, and what needs text is refused.",
+            EmbedLayerWarning,
+            stacklevel=2,
+        )
     if tokenizer is not None:
         from embedlayer.data.tokenizer import load_tokenizer, require_rows
 
@@ -518,7 +539,7 @@ def _open_vectors(path: Path) -> OpenedModel:
     from embedlayer.checkpoints.vector_files import read_vectors
     from embedlayer.tables.dense import TokenEmbedding
 
-    tokens, rows = read_vectors(path, errors="replace", nonfinite="keep")
+    tokens, rows = read_vectors(path, nonfinite="keep")
     table = TokenEmbedding.from_pretrained(rows)
     return OpenedModel(_title(path), table, source=path, kind="file of vectors", tokens=tokens)
 

@@ -5,7 +5,9 @@
     python examples/edited_families.py --write docs/vocabulary.md
     python examples/edited_families.py --read FILE --write docs/vocabulary.md   # outcomes that --json wrote
 
-Each model is patched, edited and saved; the folder that it was saved to before is edited too. The edits are `EDITS`:
+Each model is patched, edited and saved; the folder that it was saved to before is edited too. Its configuration there
+leaves every second ID and size that is the default of its class to that class. Every saved tensor with an entry for
+each token has random values, integers included. The edits are `EDITS`:
 all tokens permuted, some removed, some added. A result is
 
 - equal, if the two saved models have equal tensors, configurations and generation configurations, if the logits of kept
@@ -208,15 +210,46 @@ def settings_of(model: nn.Module) -> list[Any]:
     return [*(config.to_dict() for config in configs if hasattr(config, "to_dict")), *stored]
 
 
-def files_of(folder: Path) -> dict[str, Any]:
-    """Return the configurations and tensors of a saved model."""
+def files_of(folder: Path, config_class: Any) -> dict[str, Any]:
+    """Return the configurations of a saved model, as their class reads them, and its tensors."""
     found: dict[str, Any] = {}
     for file in sorted(folder.glob("*config.json")):
         content = json.loads(file.read_text())
+        if file.name == "config.json":
+            content = read_by(config_class, content)
         found[file.name] = {key: value for key, value in content.items() if key not in VERSIONS}
     for file in sorted(folder.glob("*.safetensors")):
         found |= load_tensors(file)[0]
     return found
+
+
+def read_by(config_class: Any, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a configuration file as its class reads it; transformers writes infinity as an object."""
+
+    def number(part: dict[str, Any]) -> Any:
+        return float(part["__float__"]) if part.keys() == {"__float__"} else part
+
+    return dict(config_class.from_dict(json.loads(json.dumps(content), object_hook=number)).to_dict())
+
+
+def leave_to_class(file: Path, config_class: Any) -> None:
+    """Remove every second ID and size from a configuration file that is the default of its class."""
+    content = json.loads(file.read_text())
+    before, number = read_by(config_class, content), 0
+    parts = [content]
+    while parts:
+        part = parts.pop()
+        parts += [value for value in part.values() if isinstance(value, dict)]
+        for key in sorted(key for key in part if key.endswith(ID_ENDINGS)):
+            value = part.pop(key)
+            try:
+                is_default = read_by(config_class, content) == before
+            except Exception:  # noqa: BLE001 (a class may need the entry)
+                is_default = False
+            number += is_default
+            if not is_default or number % 2 == 0:
+                part[key] = value
+    file.write_text(json.dumps(content, indent=2) + "\n")
 
 
 VERSIONS = ("transformers_version", "dtype", "torch_dtype", "architectures", "_from_model_config")
@@ -262,6 +295,18 @@ def examine(model_type: str, kind: str, edit: str) -> Outcome:
     return outcome
 
 
+@torch.no_grad()
+def draw_values_by_token(model: nn.Module, size: int) -> None:
+    """Draw every saved tensor with so many entries that is not drawn yet: frozen ones, buffers, and integers."""
+    generator, saved = torch.Generator().manual_seed(3), model.state_dict()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if size in tensor.shape and name in saved and not (tensor.is_floating_point() and tensor.requires_grad):
+            if tensor.is_floating_point():
+                tensor.copy_(torch.randn(tensor.shape, generator=generator) / 5)
+            else:  # small, since it may be the number of an expert
+                tensor.copy_(torch.randint(4, tensor.shape, generator=generator))
+
+
 class Case:
     """A small model of a type, saved as it was before an edit.
 
@@ -277,6 +322,7 @@ class Case:
         self.size = VOCAB
         with suppress(NotImplementedError):
             self.size = getattr(self.model.get_input_embeddings(), "num_embeddings", VOCAB)
+        draw_values_by_token(self.model, self.size)
         self.ids = texts(self.size)
         if outcome.model_type in ROW_0:
             absent = torch.tensor([getattr(self.model.config, key, -1) for key in PLACEHOLDERS])
@@ -294,6 +340,8 @@ class Case:
             self.model.save_pretrained(folder / "before")
         except (ValueError, RuntimeError) as error:  # what transformers cannot save is not edited in a folder
             outcome.folder, outcome.reasons["folder"] = "not built", [first_line(error)]
+        else:
+            leave_to_class(folder / "before" / "config.json", type(self.model.config))
 
     def name_generated_tokens(self) -> None:
         """Let the generation configuration suppress tokens that the model would generate, and others."""
@@ -337,7 +385,7 @@ class Case:
             outcome.refused("folder", error)
             return
         if (self.path / "live").exists():
-            for path in differences(files_of(after), files_of(self.path / "live")):
+            for path in differences(self.files_in("after"), self.files_in("live")):
                 outcome.wrong("folder", f"not as the live model: {path}")
         elif not isinstance(self.loaded("before"), str):
             loaded = self.loaded("after")
@@ -346,8 +394,12 @@ class Case:
             else:
                 self.compare("folder", loaded)
         last_receipt(after).undo(after, out=self.path / "undone")
-        for path in differences(files_of(self.path / "undone"), files_of(self.path / "before")):
+        for path in differences(self.files_in("undone"), self.files_in("before")):
             outcome.wrong("folder", f"after undo: {path}")
+
+    def files_in(self, name: str) -> dict[str, Any]:
+        """Return the configurations and tensors of a folder."""
+        return files_of(self.path / name, type(self.model.config))
 
     def loaded(self, name: str) -> nn.Module | str:
         """Return the model that transformers opens from a folder, or its error."""

@@ -33,6 +33,17 @@ KINDS = {
 MORE_KINDS = {"text encoder": "MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES"}
 """Further kinds, whose models have no logits: their vocabulary is edited."""
 
+OTHER_KINDS = {
+    "base": "MODEL_MAPPING_NAMES",
+    "pretraining": "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
+    "multimodal": "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+    "speech": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "waveform": "MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES",
+    "question": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+    "visual question": "MODEL_FOR_VISUAL_QUESTION_ANSWERING_MAPPING_NAMES",
+}
+"""Further kinds, of models in which text is not all: their folders are read, or refused with advice."""
+
 SAMPLE = {
     "causal": (
         *("llama", "qwen2", "gemma3_text", "gpt2", "gptj", "gpt_neox", "falcon", "bloom", "mpt", "opt", "phi"),
@@ -185,6 +196,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "ministral": {"head_dim": 16},
     "mobilebert": {"embedding_size": 32, "true_hidden_size": 48, "intra_bottleneck_size": 48},
+    "mimi": {"upsample_groups": 64, "num_filters": 8},
     "molmo2_vision": {"num_hidden_layers": KEEP},
     "muse_spark_audio": {"num_hidden_layers": KEEP, "hidden_sizes": [16, 16, 16, 16]},
     "nemotron_h_omni": {"vision_config.video_temporal_patch_size": 2},
@@ -308,7 +320,8 @@ def model_types(kind: str) -> dict[str, str]:
     """Return the model types of a kind, and the name of each one's model class in transformers."""
     from transformers.models.auto import modeling_auto
 
-    return dict(getattr(modeling_auto, {**KINDS, **MORE_KINDS}[kind]))
+    names = getattr(modeling_auto, {**KINDS, **MORE_KINDS, **OTHER_KINDS}[kind])
+    return {name: each if isinstance(each, str) else each[0] for name, each in names.items()}
 
 
 def small_config(config_class: Any, overrides: Mapping[str, Any]) -> Any:

@@ -107,6 +107,11 @@ def test_every_module_has_its_test_file() -> None:
         for name in ("records", "causal", "masked", "encoder_decoder", "multimodal", "rotary")
     }
     together |= {"families/token_ids.py": "census/test_configurations.py"}
+    together |= {
+        "families/unread_tokenizers.py": "data/test_unread_tokenizers.py",
+        "families/meta_params.py": "checkpoints/test_meta_layout.py",
+    }
+    together |= {"families/default_ids.py": "census/test_class_defaults.py"}
     together |= {  # shown by what must be true of all kinds
         "io/json_fields.py": "laws/test_damage.py",
         "checkpoints/configuration.py": "laws/test_model_paths.py",

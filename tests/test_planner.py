@@ -310,7 +310,6 @@ ALWAYS = (  # each option, tied and untied, one rank and several: in pairs
     "row-sparse, rowwise",
     "rows beside, few positions",
     "rows beside, bfloat16, untied head",
-    "one of three ranks",
     "one of two ranks, row-sparse",
     "looked up only, bfloat16, one of two ranks",
     "inference",

@@ -43,7 +43,8 @@ def test_of_equal_tokens_the_first_counts_and_broken_ones_are_replaced(tmp_path)
     el.checkpoints.write_vectors(tmp_path / "rows.npy", ["a", "b", "a"], torch.randn(3, 2))
     assert open_model(tmp_path / "rows.npy").vocabulary.get_vocab() == {"a": 0, "b": 1}
     (tmp_path / "cut.txt").write_bytes(b"2 2\n\xff 1 2\ncat 3 4\n")
-    opened = open_with_rows(tmp_path / "cut.txt", torch.tensor([[1.0, 2], [3, 4]]))
+    with pytest.warns(el.EmbedLayerWarning, match="holds 1 tokens that are not UTF-8"):
+        opened = open_with_rows(tmp_path / "cut.txt", torch.tensor([[1.0, 2], [3, 4]]))
     assert opened.tokens == ["\ufffd", "cat"]
 
 

@@ -104,7 +104,7 @@ def trained(version: str, name: str, folder: Path) -> tuple[list[float], dict[st
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.long) if name.startswith("sentence") else name
+        pytest.param(name, marks=pytest.mark.long) if name.startswith(("sentence", "transformers")) else name
         for name in NAMES
         if name != "fsdp2_script"
     ],

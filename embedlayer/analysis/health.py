@@ -34,6 +34,7 @@ from embedlayer.analysis.under_trained import Cone, UnderTrained, under_trained_
 from embedlayer.data.tokenizer import as_tokenizer, token_text
 from embedlayer.errors import ShapeError
 from embedlayer.io.files import JsonObject
+from embedlayer.io.json_fields import finite_json
 from embedlayer.short_repr import short_repr
 from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TableLike
@@ -456,7 +457,7 @@ class TableHealth:
             "state": self.state,
             "shared": self.shared.to_json(),
             "absent": None if self.absent is None else _listed(self.absent, limit),
-            "nearest": {name: _finite(value) for name, value in asdict(self.nearest).items()},
+            "nearest": {name: finite_json(value) for name, value in asdict(self.nearest).items()},
             "spelling": None if self.spelling is None else self.spelling.to_json(limit),
             "loss": None if self.loss is None else {**asdict(self.loss), "gain": self.loss.gain},
             "never_touched": None if self.never_touched is None else _listed(self.never_touched, limit),
@@ -648,12 +649,7 @@ def _untouched(rows: RowReader, before: RowReader) -> Tensor:
 
 def _cone_json(cone: Cone) -> JsonObject:
     """Return a cone as a JSON object without its axis."""
-    return {name: _finite(value) for name, value in vars(cone).items() if name != "axis"}
-
-
-def _finite(value: object) -> object:
-    """Return the value; `None` in place of a number that JSON cannot represent."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return {name: finite_json(value) for name, value in vars(cone).items() if name != "axis"}
 
 
 def _pair(texts: tuple[str, str]) -> str:

@@ -28,8 +28,9 @@ from embedlayer.analysis.evaluate import (
 from embedlayer.analysis.kinds import ids_by_text, token_texts
 from embedlayer.analysis.nearest import cosines_with, largest, table_cosines
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer import as_tokenizer, require_rows, token_text, without_truncation
-from embedlayer.errors import ShapeError, SizeError, UnknownTokenError
+from embedlayer.data.tokenizer import as_tokenizer, require_rows, token_text, without_truncation, word_tokenizer
+from embedlayer.errors import ShapeError, SizeError, TokenizerError, UnknownTokenError
+from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TableLike
 
 Token: TypeAlias = str | int | bytes | np.integer[Any]
@@ -63,10 +64,13 @@ class TokenVectors:
 
     Args:
         table: A `LookupTable`, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
-        tokenizer: The tokenizer of the table: a `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+            `open_model`'s result has both: `TokenVectors(open_model(source))`.
+        tokenizer: The tokenizer of the table: a `tokenizers.Tokenizer`, or a fast tokenizer of transformers; or the
+            names of the rows, a list of V strings.
 
     Raises:
         ShapeError: A plain tensor is not `(V, D)`.
+        SizeError: The number of names is not that of rows.
         TokenizerError: The tokenizer has IDs outside the table, or is of another kind.
 
     Example:
@@ -76,8 +80,19 @@ class TokenVectors:
         0.0
     """
 
-    def __init__(self, table: TableLike, tokenizer: object) -> None:
+    def __init__(self, table: TableLike | OpenedModel, tokenizer: object = None) -> None:
+        if isinstance(table, OpenedModel):
+            tokenizer, table = table.require_tokenizer() if tokenizer is None else tokenizer, table.table
         self._rows = RowReader(table)
+        if tokenizer is None:
+            raise TokenizerError(
+                "A table alone has no names of rows: pass its tokenizer or a list of their names, or what open_model "
+                "returned, TokenVectors(open_model(source))."
+            )
+        if isinstance(tokenizer, list | tuple):
+            if len(tokenizer) != len(self._rows):
+                raise SizeError(f"The table has {len(self._rows)} rows and {len(tokenizer)} names: pass one for each.")
+            tokenizer = word_tokenizer(tokenizer)
         self.vocab_size, self.embed_dim = self._rows.vocab_size, self._rows.embed_dim
         self.table = self._rows.table
         self.tokenizer = tokenizer = without_truncation(as_tokenizer(tokenizer))
@@ -101,6 +116,15 @@ class TokenVectors:
         """Return the readable text of each row; `None` for a row without a token."""
         texts = token_texts(self.tokenizer)
         return [texts.get(index) for index in range(self.vocab_size)]
+
+    @cached_property
+    def key_to_index(self) -> dict[str, int]:
+        """Return the lowest ID of each readable text."""
+        found: dict[str, int] = {}
+        for index, text in enumerate(self.index_to_key):
+            if text is not None:
+                found.setdefault(text, index)
+        return found
 
     def __len__(self) -> int:
         return int(self._has_token.sum())
@@ -136,6 +160,38 @@ class TokenVectors:
                 f"Token id {index} is outside this table of {self.vocab_size} rows (0..{self.vocab_size - 1})."
             )
         return index
+
+    def has_index_for(self, key: Token) -> bool:
+        """Return whether `key` names a token; see `id_of`."""
+        return key in self
+
+    def get_vector(self, key: Token, norm: bool = False) -> Float[Tensor, "D"]:
+        """Return the row of a token; with `norm=True` at length 1, if it is not zero."""
+        row = self[key]
+        return row / row.norm().clamp_min(torch.finfo(row.dtype).tiny) if norm else row
+
+    def n_similarity(self, ws1: Sequence[Token], ws2: Sequence[Token]) -> float:
+        """Return the cosine of the mean rows of two lists of tokens.
+
+        Raises:
+            SizeError: A list is empty.
+        """
+        if not len(ws1) or not len(ws2):
+            raise SizeError("n_similarity compares two lists of tokens, and one of them is empty.")
+        one, other = (self[list(words)].mean(0) for words in (ws1, ws2))
+        return float(cosines_with(one[None], other[None]))
+
+    def distances(self, word_or_vector: Token | Vector, other_words: Sequence[Token] = ()) -> Float[np.ndarray, " N"]:
+        """Return the cosine distance, from 0 to 2, of a token or vector to each of `other_words`, or to each row.
+
+        A row of zeros has the distance 1.
+        """
+        is_token = isinstance(word_or_vector, str | int | bytes | np.integer)
+        query = self[word_or_vector] if is_token else self._checked(word_or_vector)  # type: ignore[index, arg-type]
+        if len(other_words):
+            rows = self[list(other_words)]
+            return 1.0 - cosines_with(rows, query[None])[0].numpy()
+        return 1.0 - self._cosines_to(query, 0, self.vocab_size).numpy()
 
     def similarity(self, w1: Token, w2: Token) -> float:
         """Return the cosine of the rows of two tokens, from -1 to 1; 0 where one of the rows is zero."""
@@ -446,8 +502,8 @@ class TokenVectors:
             respaced = text.lstrip(" ") if text.startswith(" ") else f" {text}"
             raise UnknownTokenError(
                 f"{text!r} is {len(encoding.ids)} tokens to this tokenizer: {_listing(encoding.tokens)}.\n"
-                f"Ask for one of them, by text or ID ({_listing(encoding.ids)}); spaces count, so "
-                f"{respaced!r} may be one token."
+                f"Ask for one of them, by text or ID ({_listing(encoding.ids)}; in a command "
+                f'"#{encoding.ids[0]}"); spaces count, so {respaced!r} may be one token.'
             )
         raise UnknownTokenError(
             f"{text!r} is not in this tokenizer's vocabulary of {len(self)} tokens: it is read as "

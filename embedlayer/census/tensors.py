@@ -124,25 +124,66 @@ def axes_by_architecture(config: JsonObject, known: Collection[str]) -> Axes | N
         The axes of each tensor of the class by name, `()` for one that does not follow the vocabulary. `None` if
         transformers is not installed, does not have the class, or cannot build it from this configuration.
     """
-    model_type, classes = config.get("model_type"), config.get("architectures")
+    try:
+        found = class_named_in(config)
+        axes = axes_by_build(*found, known) if found is not None else {}
+        return dict.fromkeys(_built_shapes(*found), ()) | axes if found is not None and axes else None
+    except CheckpointError:
+        return None
+
+
+def class_named_in(config: JsonObject) -> tuple[Any, Any] | None:
+    """Return the class of transformers that a `config.json` names, and its configuration.
+
+    Args:
+        config: Content of the file.
+
+    Returns:
+        The class and the configuration; `None` if transformers is not installed or does not have the class.
+
+    Raises:
+        CheckpointError: The class of the configuration does not read the content.
+    """
+    classes = config.get("architectures")
     if importlib.util.find_spec("transformers") is None or not isinstance(classes, list) or len(classes) != 1:
         return None
     import transformers
 
     model_class = getattr(transformers, str(classes[0]), None)
-    if model_class is None or not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
+    settings = configuration_of(config)
+    return None if model_class is None or settings is None else (model_class, settings)
+
+
+def configuration_of(content: JsonObject) -> Any:
+    """Return a configuration as its class in transformers reads it; `None` if transformers does not have the class.
+
+    Args:
+        content: Content of a `config.json`.
+
+    Raises:
+        CheckpointError: The class does not read the content.
+    """
+    model_type = content.get("model_type")
+    if importlib.util.find_spec("transformers") is None or not isinstance(model_type, str):
         return None
-    try:
-        with _failures_named(model_class.__name__):
-            settings = transformers.CONFIG_MAPPING[model_type].from_dict(config)
-        axes = axes_by_build(model_class, settings, known)
-        return dict.fromkeys(_built_shapes(model_class, settings), ()) | axes if axes else None
-    except CheckpointError:
+    import transformers
+
+    if model_type not in transformers.CONFIG_MAPPING:
         return None
+    with failures_named(model_type):
+        return transformers.CONFIG_MAPPING[model_type].from_dict(_with_floats(content))
+
+
+def _with_floats(value: Any) -> Any:
+    """Return a copy of a value of a configuration file in which infinite numbers, which JSON lacks, are floats."""
+    if isinstance(value, dict):
+        is_float = value.keys() == {"__float__"}
+        return float(value["__float__"]) if is_float else {key: _with_floats(each) for key, each in value.items()}
+    return [_with_floats(each) for each in value] if isinstance(value, list) else value
 
 
 @contextmanager
-def _failures_named(name: str) -> Iterator[None]:
+def failures_named(name: str) -> Iterator[None]:
     """Raise the errors of transformers' code in the block as an error of ours.
 
     Args:
@@ -188,19 +229,27 @@ def _with_dtypes(config: Any) -> Any:
     return other
 
 
+def built_on_meta(model_class: Any, config: Any) -> Any:
+    """Return a model of a class of transformers on the meta device, without memory for its weights.
+
+    Raises:
+        CheckpointError: The model cannot be built from this configuration.
+    """
+    with (
+        failures_named(model_class.__name__),
+        torch.random.fork_rng(devices=[]),  # some models draw numbers as they are built
+        torch.device("meta"),
+    ):
+        return model_class(_with_dtypes(config))
+
+
 def _built_shapes(model_class: Any, config: Any) -> dict[str, tuple[int, ...]]:
     """Return the shape of each parameter and buffer of a model that is built on the meta device.
 
     Raises:
         CheckpointError: The model cannot be built from this configuration.
     """
-    with (
-        _failures_named(model_class.__name__),
-        torch.random.fork_rng(devices=[]),  # some models draw numbers as they are built
-        torch.device("meta"),
-    ):
-        model = model_class(_with_dtypes(config))
-    return {name: tuple(tensor.shape) for name, tensor in named_tensors(model)}
+    return {name: tuple(tensor.shape) for name, tensor in named_tensors(built_on_meta(model_class, config))}
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -243,3 +292,21 @@ def tensors_in(module: nn.Module, tables: Collection[int]) -> Iterator[tuple[str
                 done.add(id(tensor))
                 rule = tensor_rule(plain, families, config.get("model_type")) or TensorRule(0, None)
                 yield f"{name}.{own}".lstrip("."), tensor, axes[plain], rule
+
+
+def linear_sizes(module: nn.Module) -> Iterator[tuple[str, nn.Linear, str]]:
+    """Yield the sizes that linear layers state of a weight that follows the vocabulary, by the records of families.
+
+    These are heads, also one that was wrapped by PEFT before `patch`, and MobileBERT's further columns.
+
+    Yields:
+        Name in the module, layer, and attribute: `out_features` or `in_features`.
+    """
+    for name, model in models_in(module).items():
+        config = model.config.to_dict()
+        families = families_in(config)
+        for own, part in model.named_modules():
+            if isinstance(part, nn.Linear):
+                rule = tensor_rule(f"{_WRAPPERS.sub('', f'{own}.')}weight", families, config.get("model_type"))
+                if rule is not None and rule.end == "head":
+                    yield f"{name}.{own}".lstrip("."), part, "out_features" if rule.axis == 0 else "in_features"

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from embedlayer.families import CONFIG_KEYS, MULTIMODAL, Family, family_of, stated_size
+from embedlayer.families.default_ids import DEFAULT_IDS
 from embedlayer.families.records import Factor, HeadSpec
 from embedlayer.io.config_values import as_number
 from embedlayer.io.files import JsonObject
@@ -73,7 +74,10 @@ def with_defaults(family: Family, config: JsonObject) -> JsonObject:
         config: Configuration of the language model; see `text_config`.
     """
     has_rotary = "rope_parameters" in config
-    defaults = {key: value for key, value in family.defaults if not (has_rotary and "rope" in key)}
+    defaults: JsonObject = {key: value for key, value in family.defaults if not (has_rotary and "rope" in key)}
+    ids = DEFAULT_IDS.get(str(config.get("model_type")), {})
+    if family.numbering == "ids" and "pad_token_id" in ids:
+        defaults["pad_token_id"] = ids["pad_token_id"]
     aliases = {common: config[own] for own, common in family.aliases if own in config}
     return {**defaults, **aliases, **config}
 

@@ -12,13 +12,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.loader import LoadedTensor, Loader, LoadRecord
+from embedlayer.checkpoints.loader import LoadedTensor, Loader, LoadRecord, finds_table
 from embedlayer.checkpoints.meta_layout import has_meta_layout, meta_config
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.refusals import table_advice
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, missing_rows_message, table_size
 from embedlayer.documents import AttentionMask, check_mask
-from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError
+from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError, TokenizerError
 from embedlayer.families.records import Numbering, Step
 from embedlayer.index_checks import check_integer_positions
 from embedlayer.io.files import JsonObject
@@ -325,14 +326,25 @@ class EmbeddingLayer(Pretrained):
 
         Raises:
             FileError: The folder cannot be written.
+
+        Warns:
+            EmbedLayerWarning: The tokenizer that this layer was loaded with cannot be read, so it is left out.
         """
-        super().save_pretrained(directory, tokenizer=self.tokenizer if tokenizer is None else tokenizer)
+        if tokenizer is None:
+            try:
+                tokenizer = self.tokenizer
+            except TokenizerError as error:
+                warnings.warn(f"{directory} is written without a tokenizer. {error}", EmbedLayerWarning, stacklevel=2)
+        super().save_pretrained(directory, tokenizer=tokenizer)
 
     def write_into(self, checkpoint_dir: Path | str, out_dir: Path | str) -> WriteReceipt:
         """Write a copy of a checkpoint to `out_dir`, in which the tensors of this layer replace those that `load` read.
 
         All other tensors are copied from file to file. Tied names, the index of shards and the stored dtypes stay. A
-        table with another number of rows changes `vocab_size`. The new folder appears complete or not at all.
+        table with another number of rows changes `vocab_size`. If the vocabulary is another one, second copies in
+        safetensors get the same rows, and files that hold values by token and cannot be edited, such as `optimizer.pt`,
+        are left out with a warning. Tokenizer and token IDs in configurations stay those of the checkpoint: edit the
+        folder with `edit_vocabulary` to move tokens that they name. The new folder appears complete or not at all.
 
         Args:
             checkpoint_dir: Folder of the checkpoint from which this layer was loaded; it does not change.
@@ -344,7 +356,8 @@ class EmbeddingLayer(Pretrained):
         Raises:
             CheckpointError: The layer belongs to another checkpoint; or its table was computed from several tensors, so
                 that it cannot be put back (model2vec with a mapping or weights); or its vocabulary was edited, and the
-                checkpoint may have more tensors with a row for each token, which this layer lacks (`is_part`).
+                checkpoint may have more tensors with a row for each token, which this layer lacks (`is_part`); or
+                another safetensors file has values of tokens that cannot be moved, such as an adapter.
             FileError: `out_dir` is not empty, or cannot be written.
         """
         if self.is_part and self.is_edited:
@@ -362,7 +375,8 @@ class EmbeddingLayer(Pretrained):
                 f"be put back. Save the layer by itself with save_pretrained."
             )
         tensors = {name: state[key] for key, names in self.tensor_names.items() for name in names}
-        return write_tensors(tensors, checkpoint_dir, out_dir, table=self.tensor_names["table.weight"][0])
+        table = self.tensor_names["table.weight"][0]
+        return write_tensors(tensors, checkpoint_dir, out_dir, table=table, is_edited=self.is_edited)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -375,7 +389,7 @@ class EmbeddingLayer(Pretrained):
             EmbedLayerWarning: The tokenizer has IDs without a row in the table.
         """
         if self._tokenizer is None and self._checkpoint is not None:
-            path = _tokenizer_file(self._checkpoint)
+            path = tokenizer_file(self._checkpoint)
             if path is not None:
                 self._tokenizer = load_tokenizer(path)
                 mismatch = missing_rows_message(self._tokenizer, self.table.vocab_size)
@@ -645,7 +659,7 @@ def load(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     revision: str | None = None,
-    table_only: bool = False,
+    table_only: bool | str = False,
     per_layer: bool = True,
     final_norm: bool = False,
 ) -> EmbeddingLayer:
@@ -660,7 +674,8 @@ def load(
             are written to.
         revision: Branch, tag or commit on the hub.
         table_only: Read the token table alone, also of an unknown model family. The layer then has no scale, no
-            positions and no head, so its `input` returns rows of the table.
+            positions and no head, so its `input` returns rows of the table. A string is the name of the tensor to read
+            as the table, for a model with several tables.
         per_layer: Read the per-layer inputs of Gemma 3n and 4 too, as `layer.per_layer`. Their table may be larger than
             the token table; on the CPU, without a change of dtype, its rows are read where they are looked up.
         final_norm: Read the norm between the last block and the head too, as `layer.final_norm`. It is `None` for a
@@ -673,13 +688,13 @@ def load(
         FileError: `source` does not exist, or a file cannot be read.
         CheckpointError: The model family is unknown and `table_only` is false; a file is damaged or a pickle; a tensor
             that the family needs is missing; tensors and configuration disagree; or the final norm is requested, and
-            that of this model type is not known.
+            that of this model type is not known. The message says how a table of the checkpoint can be read alone.
         SizeError: `dtype` is not a floating-point dtype of at least 16 bits.
         MissingExtraError: The hub needs `pip install 'embedlayer[hf]'`, and a GGUF file `'embedlayer[gguf]'`.
 
     Warns:
-        EmbedLayerWarning: Rows contain NaN or infinity, or the configuration contradicts the tensors in a way that can
-            be resolved.
+        EmbedLayerWarning: Rows contain NaN or infinity; the configuration contradicts the tensors in a way that can be
+            resolved; or an unknown model family has several tables, of which one was read with `table_only=True`.
 
     Example:
         >>> from embedlayer.io.safetensors_files import save_tensors
@@ -693,19 +708,43 @@ def load(
     if dtype is not None and dtype not in FLOATS:
         raise SizeError(f"dtype must be one of {', '.join(map(str, FLOATS))}, not {dtype}.")
     checkpoint = Checkpoint.open(source, revision=revision)
-    if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
-        checkpoint.config = meta_config(checkpoint)
     if is_description(checkpoint.config):
-        layer = _read_saved_layer(checkpoint, dtype, device, table_only=table_only, per_layer=per_layer)
+        layer = _read_saved_layer(checkpoint, dtype, device, table_only=bool(table_only), per_layer=per_layer)
         if final_norm and layer.final_norm is None:
             raise CheckpointError(f"{checkpoint.name} was saved without its final norm: leave out final_norm=True.")
     else:
+        layer = _read_layer(checkpoint, dtype, device, table_only, per_layer=per_layer, final_norm=final_norm)
+    layer._checkpoint = checkpoint
+    for note in layer.load_record.notes[bool(table_only) :]:
+        warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
+    return layer
+
+
+def _read_layer(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    table_only: bool | str,
+    *,
+    per_layer: bool,
+    final_norm: bool,
+) -> EmbeddingLayer:
+    """Read a checkpoint that this library did not write; the arguments are those of `load`.
+
+    Raises:
+        CheckpointError: As for `load`.
+    """
+    try:
+        if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
+            checkpoint.config = meta_config(checkpoint)
         loader = Loader(checkpoint, dtype, device, table_only=table_only, per_layer=per_layer, final_norm=final_norm)
         layer = loader.build(lambda: EmbeddingLayer(**loader.read_arguments()))
-        layer.load_record = loader.load_record()
-    layer._checkpoint = checkpoint
-    for note in layer.load_record.notes[table_only:]:
-        warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
+    except CheckpointError as error:
+        if isinstance(table_only, str):
+            raise
+        advice = table_advice(checkpoint, is_found=not table_only and finds_table(checkpoint))
+        raise CheckpointError(f"{error} {advice}".rstrip()) from error
+    layer.load_record = loader.load_record()
     return layer
 
 
@@ -757,7 +796,7 @@ def _with_table_only(layer: EmbeddingLayer) -> EmbeddingLayer:
     return alone
 
 
-def _tokenizer_file(checkpoint: Checkpoint) -> Path | None:
+def tokenizer_file(checkpoint: Checkpoint) -> Path | None:
     """Return the path of the tokenizer file that this library prefers among those of a checkpoint, or `None`."""
     if checkpoint.gguf is not None:
         return checkpoint.gguf.path if checkpoint.gguf.get("tokenizer.ggml.model") is not None else None

@@ -22,10 +22,12 @@ from embedlayer.checkpoints.configuration import (
 from embedlayer.checkpoints.meta_layout import has_meta_layout
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.refusals import (
-    TABLE_ONLY,
+    NAMED,
     quantised_error,
     quantised_parts,
     states_quantisation,
+    table_advice,
+    table_names,
     unknown_family_error,
 )
 from embedlayer.computed_buffers import recompute_all_buffers
@@ -96,7 +98,6 @@ from embedlayer.tables.table import TokenTable
 Model = TypeVar("Model", bound=nn.Module)
 
 TYPE_KEYS = ("type_vocab_size",)
-WHOLE = f"Copy the checkpoint again. To read the table alone: {TABLE_ONLY}."
 ROWS_AT_ONCE = 8192
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
 """Largest sizes and lengths in a configuration that no tensor of the file bounds; larger ones mean a damaged file."""
@@ -170,7 +171,7 @@ class Loader:
         dtype: Dtype to which all tensors are converted; `None` for that of the token table.
         device: Device of the tensors.
         table_only: Whether to read the token table alone. A checkpoint of an unknown family is then accepted, and the
-            table is found by its name.
+            table is found by its name. A string is the full name of the tensor to read as the table.
         per_layer: Whether to read per-layer inputs, if the family has them.
         final_norm: Whether to read the norm between the last block and the head.
 
@@ -194,7 +195,7 @@ class Loader:
         dtype: torch.dtype | None,
         device: torch.device | str,
         *,
-        table_only: bool = False,
+        table_only: bool | str = False,
         per_layer: bool = True,
         final_norm: bool = False,
     ) -> None:
@@ -202,7 +203,8 @@ class Loader:
         self.reads_final_norm = final_norm
         self.checkpoint = checkpoint
         self.config_file = str(checkpoint.file(CONFIG) or checkpoint.name)
-        self.table_only = table_only
+        self.table_only = bool(table_only)
+        self.table_name = table_only if isinstance(table_only, str) else ""
         self.config = text_config(checkpoint.config)
         self.dtype = dtype
         self.requested = dtype is not None
@@ -221,17 +223,17 @@ class Loader:
         self.config = self.whole_config = with_defaults(self.family, self.config)
         if self.family.sub_configs:
             self._use_config_of("encoder" if "encoder" in self.stacks else "decoder")
-        for key in (*SIZE_KEYS, *(() if self.family.position is None else HEAD_WIDTH_KEYS)):
+        sizes = (*SIZE_KEYS, *(() if self.family.position is None else HEAD_WIDTH_KEYS))
+        for key in () if table_only else sizes:
             if self.config.get(key) is not None:
                 self._whole(key)
         for key, values in () if table_only else self.family.not_computed:
             if self.config.get(key, values[0]) not in values:
                 raise CheckpointError(
                     f"{self.config_file}: {key} {self.config[key]!r} changes what {self.family_name} computes at its "
-                    f"input or head, and is not supported; supported: {' or '.join(map(repr, values))}. To read the "
-                    f"table alone: {TABLE_ONLY}."
+                    f"input or head, and is not supported; supported: {' or '.join(map(repr, values))}."
                 )
-        for key in ("vocab_size", "pad_token_id"):
+        for key in () if self.table_name else ("vocab_size", "pad_token_id"):
             if type(self.config.get(key, 0)) not in (int, NoneType):
                 raise CheckpointError(
                     f"{self.config_file}: {key} must be a whole number or null, not {self.config[key]!r}."
@@ -243,6 +245,9 @@ class Loader:
         Raises:
             CheckpointError: The family is unknown, and not only the table is read.
         """
+        if self.table_name:
+            self.notes.append(f"Only {self.table_name} was read, as the table: everything else was left out.")
+            return UNKNOWN
         family = checkpoint_family(self.checkpoint)
         if family is None and not self.table_only:
             raise unknown_family_error(self.checkpoint, self.config.get("model_type"))
@@ -258,7 +263,7 @@ class Loader:
             family = replace(family, table=outer.table)
             whole = self.checkpoint.config.get("tie_word_embeddings", outer.tied)
             text = self.checkpoint.config.get("text_config")
-            if isinstance(text, dict) and text.get("tie_word_embeddings", whole) != whole:
+            if not self.table_only and isinstance(text, dict) and text.get("tie_word_embeddings", whole) != whole:
                 raise CheckpointError(
                     f"{self.config_file}: tie_word_embeddings is {whole!r}, and in text_config it is another value. "
                     f"Write the same value into both."
@@ -269,7 +274,8 @@ class Loader:
         """Return the record for the stacks that the checkpoint stores.
 
         An encoder-decoder model may be stored without its encoder (`AutoModelForCausalLM`) or without its decoder. The
-        names of the tensors tell them apart: those of a stack contain `encoder.` or `decoder.`.
+        names of the tensors tell them apart: those of a stack contain `encoder.` or `decoder.`. An encoder alone has no
+        head.
 
         Args:
             family: Record of the whole model.
@@ -277,20 +283,20 @@ class Loader:
         spec = family.decoder_input
         if spec is None:
             return family
-        self.stacks = stacks = {
-            stack for name in self.checkpoint.names for stack in re.findall(r"(?:^|[._])((?:en|de)coder)\.", name)
-        }
+        decoder = spec.table[0].partition(".")[0].removesuffix("decoder")  # "text_" in families with other encoders
+        stack = re.compile(rf"(?:^|[.{'' if decoder else '_'}]){decoder}((?:en|de)coder)\.")
+        self.stacks = stacks = {each for name in self.checkpoint.names for each in stack.findall(name)}
         if stacks == {"decoder"}:
             return replace(
                 family,
-                table=spec.table,
+                table=tuple(dict.fromkeys((*spec.table, *family.table))),
                 position=spec.position or family.position,
                 norm=spec.norm or family.norm,
                 recipe=family.recipe if spec.recipe is None else spec.recipe,
                 scale=family.scale if spec.is_scaled else None,
                 decoder_input=None,
             )
-        return replace(family, decoder_input=None) if stacks == {"encoder"} else family
+        return replace(family, decoder_input=None, head=None) if stacks == {"encoder"} else family
 
     def _use_config_of(self, stack: Literal["encoder", "decoder"]) -> None:
         """From now on read the configuration of one stack, in a family whose configuration has one for each.
@@ -328,8 +334,24 @@ class Loader:
             tables.append(OtherTable(spec.table, "each block reads its own columns of these rows"))
         for table in tables:
             for name in sorted(self.checkpoint.find(table.name), key=_is_in_block):
-                sizes = " x ".join(f"{size:,}" for size in self.checkpoint.info(name).shape)
-                yield f"{name}, {sizes}, is not read: {table.use}."
+                yield f"{name}, {self._sizes(name)}, is not read: {table.use}."
+
+    def _sizes(self, name: str) -> str:
+        """Return the shape of a tensor of the checkpoint as text, such as `"50,257 x 768"`."""
+        return " x ".join(f"{size:,}" for size in self.checkpoint.info(name).shape)
+
+    def _refuse_other_input(self) -> None:
+        """Raise an error if the checkpoint has a table whose rows are a part of the input of the first block.
+
+        Raises:
+            CheckpointError: It has one.
+        """
+        for table in self.family.other_tables:
+            for name in self.checkpoint.find(table.name) if table.is_input else ():
+                raise CheckpointError(
+                    f"{self.checkpoint.name}: {name}, {self._sizes(name)}, is not read, and {table.use}: the input of "
+                    f"the first block is not computed from {self.names['table.weight'][0]} alone."
+                )
 
     def _unread_copies(self) -> Iterator[str]:
         """Yield the names of tensors that are called like the token table and have its shape, and were not read."""
@@ -357,7 +379,8 @@ class Loader:
         weight = self._table()
         pad = self.config.get("pad_token_id")
         if self.table_only:
-            return self._table_alone(weight, pad)
+            return self._table_alone(weight, None if self.table_name else pad)
+        self._refuse_other_input()
         table = self._new_table(weight, pad)
         recipe = self._used_steps(family.recipe)
         projection = self._projection() if "project" in recipe else None
@@ -541,8 +564,30 @@ class Loader:
         """
         table = self._new_table(weight, pad, is_scaled=False)
         self.width = table.embed_dim
+        if not self.table_name:
+            self._note_other_tables()
         names = self.state_names
         return {"table": table, "family": self.family_name, "padding_id": pad, "tensor_names": names, "is_part": True}
+
+    def _note_other_tables(self) -> None:
+        """Add a sentence to `notes` if the checkpoint has further tables of its input, or may have some.
+
+        In an unknown family these are all tables that are found by their names, unless `vocab_size` decides.
+        """
+        used = self.names["table.weight"]
+        if self.family is UNKNOWN:
+            is_stated = self.config.get("vocab_size") == self.checkpoint.info(used[0]).shape[0]
+            others = [] if is_stated else [name for name in table_names(self.checkpoint) if not _is_in_block(name)]
+        else:
+            inputs = [table.name for table in self.family.other_tables if table.is_input]
+            others = self.checkpoint.find(*inputs)
+        others = [name for name in others if name not in used and not self._is_same(name, used[0])]
+        if others:
+            listed = ", ".join(f"{name} ({self._sizes(name)})" for name in others[:NAMED])
+            self.notes.append(
+                f"{used[0]} ({self._sizes(used[0])}) was read, and the checkpoint also has {listed}"
+                f"{', ...' if len(others) > NAMED else ''}: load(..., table_only={others[0]!r}) reads another one."
+            )
 
     def build(self, make: Callable[[], Model]) -> Model:
         """Build a layer or a model on the meta device, without memory for weights, and assign `tensors` to it.
@@ -600,8 +645,7 @@ class Loader:
             CheckpointError: The tensor has scales, or is stored in a dtype other than floating point. The second is
                 accepted if the caller requested a dtype and the configuration states no quantisation.
         """
-        is_table = key == "table.weight"
-        what = "table" if is_table else key.partition(".")[0]
+        what = key.partition(".")[0]
         parts = quantised_parts(self.checkpoint, names)
         dtype = self.checkpoint.info(stored).dtype if stored else ""
         is_float = not stored or DTYPES.get(dtype) in FLOATS or self.checkpoint.has_blocks(stored)
@@ -612,7 +656,7 @@ class Loader:
                     f"those are no vectors. If its numbers need no scales, pass a dtype, such as load(..., "
                     f"dtype=torch.float32)."
                 )
-            raise quantised_error(self.checkpoint, what, stored or parts[0], parts, is_table=is_table)
+            raise quantised_error(self.checkpoint, what, stored or parts[0], parts)
 
     def _require(self, key: str, names: Names, what: str, shape: tuple[int | None, ...]) -> Tensor:
         """Read a tensor of the checkpoint into `tensors`, and check its shape.
@@ -631,14 +675,14 @@ class Loader:
         if name is None:
             raise CheckpointError(
                 f"{self.checkpoint.name} is of family {self.family_name} but has no {what}: no tensor is called "
-                f"{' or '.join(names)}. {WHOLE}"
+                f"{' or '.join(names)}. {self._remedy}"
             )
         found = self.checkpoint.info(name).shape
         if len(found) != len(shape) or any(size not in (None, other) for size, other in zip(shape, found, strict=True)):
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
             raise CheckpointError(
                 f"{self.checkpoint.info(name).file}: {name} has shape {list(found)} where [{wanted}] belongs to the "
-                f"{what}, by {self.config_file} and the other tensors. {WHOLE}"
+                f"{what}, by {self.config_file} and the other tensors. {self._remedy}"
             )
         return self._read(key, name)
 
@@ -648,8 +692,8 @@ class Loader:
         The order is that of `names`, so the preferred tensor is first. Tensors of a numbered block are last: blocks
         that predict several tokens (DeepSeek) may have tables and heads of their own.
         """
-        found = [name for name in self.checkpoint.find(*names) if len(self.checkpoint.info(name).shape) == 2]
-        return sorted(found, key=_is_in_block)
+        found = dict.fromkeys(self.checkpoint.find(*names))
+        return sorted((name for name in found if len(self.checkpoint.info(name).shape) == 2), key=_is_in_block)
 
     def _is_same(self, name: str, other: str) -> bool:
         """Return whether two tensors of the checkpoint have the same shape, dtype and bits.
@@ -672,28 +716,72 @@ class Loader:
             CheckpointError: The table is missing, empty or quantised, or has another size than the configuration
                 states.
         """
-        spec = self.family.head
-        candidates = self._find_matrices(self.family.table)
-        if not candidates and spec is not None and self._is_tied(spec):
-            candidates = self._find_matrices(spec.weight)
-        if not candidates:
-            self._refuse_quantised("table.weight", self.family.table)
-            raise CheckpointError(
-                f"{self.checkpoint.name} has no table of token rows: no tensor with rows and columns is called "
-                f"{' or '.join(self.family.table)}. Copy the checkpoint again, or check model_type in "
-                f"{self.config_file}."
-            )
-        name, *others = self._only_table(candidates)
-        info = self.checkpoint.info(name)
-        if 0 in info.shape:
-            raise CheckpointError(f"{info.file}: the table {name} is empty: its shape is {list(info.shape)}.")
+        name, *others = self.find_table()
         weight = self._read("table.weight", name, aliases=tuple(o for o in others if self._is_same(name, o)))
         self.dtype = weight.dtype
         if self.family.folds_rows:
             weight = self._fold(weight)
-        self._check_sizes(name, *weight.shape)
+            self._check_sizes(name, weight.shape[0] if self.names else None, weight.shape[1])
         self._count_nonfinite("table", weight)
         return weight
+
+    @property
+    def _remedy(self) -> str:
+        """Return what to do about a tensor that is missing or has another shape, as a sentence."""
+        if "auto_map" in self.checkpoint.config:
+            return (
+                f"The model is defined by code of its own, which auto_map in {self.config_file} names and which is not "
+                f"run, and it differs from that of {self.family_name}."
+            )
+        return "Copy the checkpoint again."
+
+    def find_table(self) -> list[str]:
+        """Return the name of the token table and those of its equal copies, after checks of its shape and dtype.
+
+        Raises:
+            CheckpointError: As for `_table`.
+        """
+        if self.table_name:
+            names = [self.table_name] if self.table_name in self.checkpoint.names else []
+            if not names or len(self.checkpoint.info(self.table_name).shape) != 2:
+                raise CheckpointError(
+                    f"{self.checkpoint.name} has no matrix {self.table_name!r}. "
+                    f"{table_advice(self.checkpoint, is_found=False)}".rstrip()
+                )
+        else:
+            names = self._only_table(self._candidates())
+        info = self.checkpoint.info(names[0])
+        if 0 in info.shape:
+            raise CheckpointError(f"{info.file}: the table {names[0]} is empty: its shape is {list(info.shape)}.")
+        self._refuse_quantised("table.weight", (names[0],), names[0])
+        if not (self.family.folds_rows or self.table_name):
+            self._check_sizes(names[0], *info.shape)
+        return names
+
+    def _candidates(self) -> list[str]:
+        """Return the names of the matrices that may be the token table, the preferred one first.
+
+        Raises:
+            CheckpointError: There is none.
+        """
+        spec = self.family.head
+        candidates = self._find_matrices(self.family.table)
+        if not candidates and spec is not None and self._is_tied(spec):
+            candidates = self._find_matrices(spec.weight)
+            if self.family is UNKNOWN:
+                rows = self.config.get("vocab_size")
+                candidates = [name for name in candidates if self.checkpoint.info(name).shape[0] == rows]
+        if candidates:
+            return candidates
+        self._refuse_quantised("table.weight", self.family.table)
+        known = f"family {self.family_name} and has" if self.family is not UNKNOWN else "an unknown family and has"
+        others = [self.checkpoint.info(name).shape[0] for name in table_names(self.checkpoint)]
+        is_elsewhere = self.config.get("vocab_size") in others or (others and self.family is UNKNOWN)
+        remedy = "" if is_elsewhere else f" {self._remedy} Or check model_type in {self.config_file}."
+        raise CheckpointError(
+            f"{self.checkpoint.name} is of {known} no table of token rows: no tensor with rows and columns is called "
+            f"{' or '.join(self.family.table)}.{remedy}"
+        )
 
     def _only_table(self, candidates: list[str]) -> list[str]:
         """Return the names of the token table: the preferred one and its equal copies.
@@ -718,11 +806,12 @@ class Loader:
             if name not in equal and f".{name}".endswith(f".{suffix}") and _is_in_block(name) == _is_in_block(first)
         ]
         if rivals:
+            listed = ", ".join(f"{name} ({self._sizes(name)})" for name in (first, *rivals))
             which = "an unknown family" if self.family is UNKNOWN else f"family {self.family_name}"
             raise CheckpointError(
                 f"{self.checkpoint.name} is of {which} and has several tables called "
-                f"{suffix.removesuffix('.weight')}.weight: {', '.join((first, *rivals))}. Which of them is that of the "
-                f"tokens is not known. Save the language model alone, with save_pretrained of its module."
+                f"{suffix.removesuffix('.weight')}.weight: {listed}. Which of them is that of the "
+                f"tokens is not known."
             )
         return [first, *equal]
 
@@ -761,14 +850,14 @@ class Loader:
         self.tensors["table.weight"] = rows
         return rows
 
-    def _check_sizes(self, name: str, vocab_size: int, width: int, *, key: str = "vocab_size") -> None:
+    def _check_sizes(self, name: str, vocab_size: int | None, width: int, *, key: str = "vocab_size") -> None:
         """Check that the token table has the sizes that the configuration states.
 
-        A size that is not stated is not checked, nor is the number of rows of a table that `_fold` computed.
+        A size that is not stated is not checked.
 
         Args:
             name: Name of the table, for error messages.
-            vocab_size: Number of rows of the table.
+            vocab_size: Number of rows of the table; `None` for rows that `_fold` computed, which are not checked.
             width: Width of its rows.
             key: Configuration key of the number of rows.
 
@@ -776,7 +865,7 @@ class Loader:
             CheckpointError: The configuration states another number of rows or another width.
         """
         stated, extra = self.config.get(key), self.family.extra_rows
-        if stated is not None and stated + extra != vocab_size and self.names:
+        if stated is not None and vocab_size not in (None, stated + extra):
             expected = f"{stated:,}, so {stated + extra:,} rows in this family" if extra else f"{stated:,}"
             raise CheckpointError(
                 f"{self.checkpoint.name}: {name} has {vocab_size:,} rows and the configuration says {key} {expected}: "
@@ -809,8 +898,7 @@ class Loader:
             shown = " and ".join(f"{each} {count:,}" for each, count in stated.items())
             raise CheckpointError(
                 f"{self.checkpoint.info(name).file}: {name} has {rows:,} rows and {self.config_file} says {shown}: "
-                f"they do not belong together, or one of them was changed alone. Copy both from the same model. To "
-                f"read the table alone: {TABLE_ONLY}."
+                f"they do not belong together, or one of them was changed alone. Copy both from the same model."
             )
 
     def _count_nonfinite(self, what: str, rows: Tensor) -> None:
@@ -949,7 +1037,9 @@ class Loader:
         around = ["".join(f"{part}." for part in parts[:count]) for count in range(len(parts) - 1, -1, -1)]
         place = next((f"{prefix}{spec.name}" for prefix in around if f"{prefix}{spec.name}.weight" in names), None)
         if place is None:
-            raise CheckpointError(f"{self.checkpoint.name}: the final norm, {spec.name}.weight, is missing. {WHOLE}")
+            raise CheckpointError(
+                f"{self.checkpoint.name}: the final norm, {spec.name}.weight, is missing. {self._remedy}"
+            )
         if spec.kind == "layer" and spec.bias is False and f"{place}.bias" in names:
             raise CheckpointError(f"{self.checkpoint.name}: {place} has a bias, which its family's code does not have.")
         return self._norm("final_norm", replace(spec, name=place), self.width)
@@ -1014,7 +1104,7 @@ class Loader:
             self._refuse_quantised("projection.weight", names)
             raise CheckpointError(
                 f"{self.config_file} says hidden_size {hidden!r}, the table has rows of width {width:,}, and "
-                f"{self.checkpoint.name} has no projection: no tensor is called {' or '.join(names)}. {WHOLE}"
+                f"{self.checkpoint.name} has no projection: no tensor is called {' or '.join(names)}. {self._remedy}"
             )
         if (
             hidden == width
@@ -1247,7 +1337,7 @@ class Loader:
         if spec.dense is not None and dense is None and not (spec.dense_optional and self.width == table.embed_dim):
             self._refuse_missing_head(_names_of(spec.dense, "weight"), classes)
             return None
-        if dense is not None and classes and not _have_head(classes):
+        if dense is not None and classes and not _have_head(classes) and not self.checkpoint.find(*spec.bias):
             return None  # the layer of that name belongs to a classifier (ModernBERT)
         key = "head" if dense is None else "head.output"
         weight = self._untied_rows(spec, f"{key}.weight")
@@ -1259,6 +1349,9 @@ class Loader:
         rows, width = (table.vocab_size, table.embed_dim) if weight is None else weight.shape
         biases = self.checkpoint.find(*spec.bias)
         has_bias = bool(biases) if spec.has_bias == "stored" else bool(spec.bias) and self._has(spec.has_bias)
+        if has_bias and not biases and weight is None and dense is None:
+            self._refuse_missing_head(spec.bias, classes)
+            return None  # no tensor of the head is stored: this is the base model, or one with another head
         if has_bias:
             shape = self.checkpoint.info(biases[0]).shape if biases else (rows,)
             bias = self._require(
@@ -1302,8 +1395,8 @@ class Loader:
         if _have_head(classes):
             raise CheckpointError(
                 f"{self.checkpoint.name}: {' or '.join(names)} is missing, and {self.config_file} has architectures "
-                f"{', '.join(classes)}, a model with an LM head. {WHOLE} If the checkpoint is meant to have no head, "
-                f"remove architectures."
+                f"{', '.join(classes)}, a model with an LM head. {self._remedy} If the checkpoint is meant to have no "
+                f"head, remove architectures."
             )
 
     def _check_head(self, spec: HeadSpec, key: str, table: TokenTable, dense: LinearSpec | None) -> None:
@@ -1325,7 +1418,7 @@ class Loader:
             raise CheckpointError(
                 f"{self.checkpoint.info(name).file}: {name} has shape {[rows, width]} where "
                 f"[{expected - self.family.extra_rows}, {hidden}] belongs to the head, by {self.config_file} and "
-                f"the table. {WHOLE}"
+                f"the table. {self._remedy}"
             )
 
     def _untied_rows(self, spec: HeadSpec, key: str) -> Tensor | None:
@@ -1449,6 +1542,15 @@ def _names_of(spec: LinearSpec, end: str) -> Names:
 def _have_head(classes: list[str]) -> bool:
     """Return whether one of these model classes of transformers has an LM head."""
     return any(name.endswith(HEAD_CLASSES) for name in classes)
+
+
+def finds_table(checkpoint: Checkpoint) -> bool:
+    """Return whether `load(..., table_only=True)` finds the token table of a checkpoint, judged by names and shapes."""
+    try:
+        Loader(checkpoint, None, "cpu", table_only=True).find_table()
+    except CheckpointError:
+        return False
+    return True
 
 
 def checkpoint_family(checkpoint: Checkpoint) -> Family | None:

@@ -2,15 +2,25 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.errors import CheckpointError
 from embedlayer.families import META_LLAMA, META_TENSORS, family_of
+from embedlayer.families.meta_params import (
+    BLOCK_PARAMS,
+    FIXED_PARAMS,
+    META_PARAMS,
+    MISTRAL_BASES,
+    QUERY_PARAMS,
+    YARN_PARAMS,
+)
 from embedlayer.io.config_values import as_whole_number
 from embedlayer.io.files import JsonObject, read_json
 
+PARAMS = "params.json"
 QUERY = "blocks.{}.attention.query.weight"
+ORIGINAL_LENGTH = "original_max_position_embeddings"
 
 
 def has_meta_layout(checkpoint: Checkpoint) -> bool:
@@ -21,33 +31,110 @@ def has_meta_layout(checkpoint: Checkpoint) -> bool:
 def meta_config(checkpoint: Checkpoint) -> JsonObject:
     """Return a configuration for the model of a checkpoint in Meta's layout, in the form that `Loader` reads.
 
-    The sizes come from the metadata of the weight files, or else from `params.json`.
+    The sizes come from the metadata of the weight files, or else from `params.json`. Mistral's `yarn` and
+    `llama_4_scaling` there become `rope_parameters`, as in transformers.
 
     Raises:
-        CheckpointError: The number of heads is missing, or a value is not implemented.
+        CheckpointError: The number of heads is missing, a value is not implemented, or a key is not known.
+
+    Reference: transformers/models/ministral3/convert_ministral3_weights_to_hf.py; mistral-inference, transformer.py.
     """
     source = checkpoint.name
     stated = {key: _parse(text) for header in checkpoint.headers.values() for key, text in header.metadata.items()}
     if "n_heads" not in stated:
-        file = checkpoint.file("params.json")
+        file = checkpoint.file(PARAMS)
         if file is None:
             raise CheckpointError(
-                f"{source} does not state its sizes: its metadata has no n_heads, and no params.json is beside it."
+                f"{source} does not state its sizes: its metadata has no n_heads, and no {PARAMS} is beside it. Copy "
+                f"the model's {PARAMS} there."
             )
-        stated = read_json(file)
-    require_value(source, stated, "use_scaled_rope", False, None)
-    theta = re.search(r"theta ([\d.]+)", str(stated.get("rope", "")))  # llama2.c's export
+        stated, source = read_json(file), str(file)
+        _require_known(source, stated, (*META_PARAMS, *BLOCK_PARAMS, *FIXED_PARAMS), "")
+    for key, allowed in FIXED_PARAMS.items():
+        if stated.get(key) not in (*allowed, None):
+            known = " or ".join(map(json.dumps, allowed))
+            raise CheckpointError(f"{source}: {key} {stated[key]!r} is not read, only {known}.")
     family = family_of(META_LLAMA)
     assert family is not None
     query_rows = sum(checkpoint.info(META_TENSORS[QUERY].format(0)).shape[:1])
+    kept = ("quantization", "moe")
+    base = _base(stated)
     return {
         "model_type": META_LLAMA,
         **{own: stated[own] for own, _ in family.aliases if stated.get(own) is not None},
+        **{key: stated[key] for key in kept if stated.get(key) is not None},
         "vocab_size": None if stated.get("vocab_size") == -1 else stated.get("vocab_size"),  # -1: see the tokenizer
         "head_dim": query_rows // as_whole_number(stated.get("n_heads"), "n_heads"),
-        "rope_theta": stated.get("rope_theta", None if theta is None else _parse(theta[1])),
-        "tie_word_embeddings": META_TENSORS["head.weight"] not in checkpoint.names,
+        "sliding_window": stated.get("sliding_window"),
+        "rope_theta": base,
+        "rope_parameters": _rope_parameters(source, stated, base),
+        "tie_word_embeddings": stated.get("tied_embeddings", META_TENSORS["head.weight"] not in checkpoint.names),
     }
+
+
+def _base(stated: JsonObject) -> object:
+    """Return the base of the rotary frequencies that `params.json` or metadata state, or the default of Mistral's code.
+
+    The result is `None` for the default of Meta's code.
+    """
+    if stated.get("rope_theta") is not None:
+        return stated["rope_theta"]
+    theta = re.search(r"theta ([\d.]+)", str(stated.get("rope", "")))  # llama2.c's export
+    if theta is not None:
+        return _parse(theta[1])
+    if "head_dim" not in stated:
+        return None
+    return MISTRAL_BASES["without a window" if stated.get("sliding_window") is None else "with a window"]
+
+
+def _rope_parameters(source: str, stated: JsonObject, base: object) -> JsonObject | None:
+    """Return transformers' `rope_parameters` for Mistral's `yarn` and `llama_4_scaling`; `None` if there are neither.
+
+    Args:
+        source: Name of the file, for messages.
+        stated: Its keys.
+        base: Base of the frequencies.
+
+    Raises:
+        CheckpointError: A key is unknown or missing, or the two state different lengths.
+    """
+    yarn, queries = stated.get("yarn"), stated.get("llama_4_scaling")
+    for name, part, keys in (
+        ("yarn", yarn, (*YARN_PARAMS, "apply_scale")),
+        ("llama_4_scaling", queries, QUERY_PARAMS),
+    ):
+        if part is None:
+            continue
+        if not isinstance(part, dict) or not part.keys() >= {*keys}:
+            raise CheckpointError(f"{source}: {name} must have the keys {', '.join(keys)}, not {part!r}.")
+        _require_known(source, part, keys, f"{name}.")
+    if queries is not None and (yarn is None or yarn[ORIGINAL_LENGTH] != queries[ORIGINAL_LENGTH]):
+        raise CheckpointError(
+            f"{source}: llama_4_scaling is read beside a yarn with the same {ORIGINAL_LENGTH} alone, and yarn is "
+            f"{yarn!r}."
+        )
+    if yarn is None:
+        return None
+    if yarn["apply_scale"] is not False:
+        raise CheckpointError(f"{source}: yarn.apply_scale {yarn['apply_scale']!r} is not read, only false.")
+    return {
+        "rope_type": "yarn",
+        "rope_theta": base,
+        **{common: yarn[own] for own, common in YARN_PARAMS.items()},
+        **({} if queries is None else {"llama_4_scaling_beta": queries["beta"]}),
+        **dict.fromkeys(("mscale", "mscale_all_dim"), 1.0),
+    }
+
+
+def _require_known(source: str, stated: JsonObject, known: Iterable[str], prefix: str) -> None:
+    """Check that every key that has a value is known.
+
+    Raises:
+        CheckpointError: A key is not known, and its value is neither null nor false.
+    """
+    unknown = next((key for key, value in stated.items() if key not in known and value not in (None, False)), None)
+    if unknown is not None:
+        raise CheckpointError(f"{source}: the key {prefix}{unknown} is not known here, so it may change the model.")
 
 
 def _parse(text: str) -> object:

@@ -5,10 +5,24 @@ from collections.abc import Iterable
 
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.errors import CheckpointError, release
-from embedlayer.families import GGUF_ARCHITECTURES, REFUSED, TRANSFORMERS_VERSION, nearest_model_types
+from embedlayer.families import (
+    GGUF_ARCHITECTURES,
+    OTHER_WORDS,
+    REFUSED,
+    TABLE_WORDS,
+    TRANSFORMERS_VERSION,
+    nearest_model_types,
+)
 from embedlayer.io.files import JsonObject
+from embedlayer.io.safetensors_files import DTYPES
+from embedlayer.pretrained import FLOATS
 
-TABLE_ONLY = "load(..., table_only=True)"
+NAMED = 4
+"""Number of tables that a message names."""
+
+FEWEST_ROWS = 16
+"""Rows of the smallest table that a message names."""
+
 SCHEMES = ("quantization_config", "quantization")
 """Keys under which transformers and MLX state how a model is quantised."""
 
@@ -28,38 +42,72 @@ def unknown_family_error(checkpoint: Checkpoint, model_type: object) -> Checkpoi
         checkpoint: The checkpoint.
         model_type: The `model_type` in its configuration, or `None` if there is none.
     """
-    alone = f"To read the table alone: {TABLE_ONLY}."
     file = checkpoint.file(CONFIG)
     if checkpoint.gguf is not None:
         name = checkpoint.gguf.get("general.architecture")
         return CheckpointError(
             f"{checkpoint.name}: general.architecture {name!r} is not known here (known: "
-            f"{', '.join(GGUF_ARCHITECTURES)}), so scale, positions and head are not known either. {alone}"
+            f"{', '.join(GGUF_ARCHITECTURES)}), so scale, positions and head are not known either."
         )
     if file is None:
         return CheckpointError(
             f"{checkpoint.name}: there is no {CONFIG}, so the model family is unknown, and with it scale, positions "
-            f"and head. Copy the model's {CONFIG} there. {alone}"
+            f"and head. Copy the model's {CONFIG} there."
         )
     if model_type is None:
         return CheckpointError(
             f"{file} has no model_type, so the model family is unknown, and with it scale, positions and head. Copy "
-            f"the model's own {CONFIG} there, or add its model_type. {alone}"
+            f"the model's own {CONFIG} there, or add its model_type."
         )
     if isinstance(model_type, str) and model_type in REFUSED:
-        return CheckpointError(f"{file}: model_type {model_type!r} is not read, because {REFUSED[model_type]}. {alone}")
+        return CheckpointError(f"{file}: model_type {model_type!r} is not read, because {REFUSED[model_type]}.")
     near = " or ".join(map(repr, nearest_model_types(str(model_type))))
     written = str(checkpoint.config.get("transformers_version", ""))
     newer = (
         f"It was written by transformers {written}, and this embedlayer knows the families of {TRANSFORMERS_VERSION}: "
-        f"look for a newer embedlayer. "
+        f"look for a newer embedlayer."
         if release(written) > release(TRANSFORMERS_VERSION)
         else ""
     )
     return CheckpointError(
         f"{file}: model_type {model_type!r} is not known (nearest known: {near}), so scale, positions and head are not "
-        f"known either. {newer}{alone}"
+        f"known either. {newer}".rstrip()
     )
+
+
+def table_names(checkpoint: Checkpoint) -> list[str]:
+    """Return the names of the matrices of a checkpoint that are called like tables of tokens or codes, sorted.
+
+    Matrices of numbered blocks and quantised ones are left out, those of numbered tables are not.
+    """
+    return [
+        name
+        for name in sorted(checkpoint.names)
+        if len(shape := checkpoint.info(name).shape) == 2
+        and shape[0] >= FEWEST_ROWS
+        and (DTYPES.get(checkpoint.info(name).dtype) in FLOATS or checkpoint.has_blocks(name))
+        and not quantised_parts(checkpoint, (name,))
+        and not re.search(r"(?:^|\.)(?:layers?|blocks?|h)\.\d", name)
+        and any(word in name for word in TABLE_WORDS)
+        and not any(word in name for word in OTHER_WORDS)
+    ]
+
+
+def table_advice(checkpoint: Checkpoint, *, is_found: bool) -> str:
+    """Return how to read a table of a refused checkpoint alone, as a sentence; `""` if it has none.
+
+    Args:
+        checkpoint: The checkpoint.
+        is_found: Whether `load` finds the token table with `table_only=True`.
+    """
+    if is_found:
+        return "To read the table alone: load(..., table_only=True)."
+    names = table_names(checkpoint)
+    if not names:
+        return ""
+    calls = [f"load(..., table_only={name!r})" for name in names[:NAMED]]
+    more = f" ({len(names) - NAMED} more)" if len(names) > NAMED else ""
+    return f"To read one of its tables alone: {' or '.join(calls)}{more}."
 
 
 def quantised_parts(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
@@ -90,9 +138,7 @@ def quantised_parts(checkpoint: Checkpoint, names: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def quantised_error(
-    checkpoint: Checkpoint, what: str, name: str, parts: Iterable[str], *, is_table: bool = False
-) -> CheckpointError:
+def quantised_error(checkpoint: Checkpoint, what: str, name: str, parts: Iterable[str]) -> CheckpointError:
     """Return, without raising it, the error for a weight that is stored in quantised form.
 
     Args:
@@ -100,16 +146,14 @@ def quantised_error(
         what: Description of the weight, such as `"table"`.
         name: Name of the weight, or of the first of `parts` if the weight itself is not stored.
         parts: Names of the scales and packed numbers that belong to it; may be empty.
-        is_table: Whether the weight is the token table, so that it does not help to read the table alone.
     """
     info = checkpoint.info(name)
     beside = [part for part in parts if part != name]
     scales = f" beside {', '.join(beside[:3])}{', ...' if len(beside) > 3 else ''}" if beside else ""
-    remedy = "" if is_table else f" To read the table alone: {TABLE_ONLY}."
     return CheckpointError(
         f"{info.file}: the {what} is quantised{_scheme(checkpoint.config)}: {name} is stored as {info.dtype} "
         f"{list(info.shape)}{scales}. Dequantise the model with transformers (model.dequantize(), then "
-        f"save_pretrained).{remedy}"
+        f"save_pretrained)."
     )
 
 

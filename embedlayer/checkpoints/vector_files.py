@@ -13,9 +13,11 @@ Numbers are written as the shortest decimals that read back as the same float32.
 memory is allocated for the bytes that are read.
 """
 
+import codecs
 import gzip
 import json
 import re
+import shlex
 import warnings
 import zlib
 from array import array
@@ -23,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -41,11 +43,15 @@ VectorFormat = Literal["word2vec", "word2vec-binary", "glove", "fasttext", "npy"
 DecodeErrors = Literal["strict", "ignore", "replace"]
 NonfiniteRows = Literal["refuse", "keep"]
 
+FIRST_BYTES = 1 << 16
 LONGEST_LINE = 1 << 24
 LONGEST_TOKEN = 1 << 16
 MOST_COLUMNS = 1 << 20
 NUMBERS_AT_ONCE = 1 << 16
 ROWS_SHOWN = 8
+FASTTEXT = (793712314).to_bytes(4, "little")
+"""First bytes of a model of fastText."""
+
 TENSORS, METADATA, PROJECTOR_CONFIG = "tensors.tsv", "metadata.tsv", "projector_config.pbtxt"
 
 _BY_SUFFIX: dict[str, VectorFormat] = {
@@ -72,7 +78,7 @@ def read_vectors(
     path: Path | str,
     format: VectorFormat | None = None,
     *,
-    errors: DecodeErrors = "strict",
+    errors: DecodeErrors = "replace",
     nonfinite: NonfiniteRows = "refuse",
 ) -> tuple[list[str], Float[Tensor, "V D"]]:
     """Read a table and its tokens from a file of word vectors.
@@ -83,8 +89,8 @@ def read_vectors(
     Args:
         path: The file, or for `projector` its folder.
         format: Name of the format; by default by the suffix of the file, and for a `.txt` by its first line.
-        errors: Handling of tokens that are not UTF-8: an error, or as in `bytes.decode` `"ignore"` or `"replace"`.
-            (word2vec's own tool cuts long tokens inside a character.)
+        errors: Handling of tokens that are not UTF-8, as in `bytes.decode`: `"replace"` or `"ignore"` with a warning,
+            or an error (`"strict"`). word2vec's own tool cuts long tokens inside a character.
         nonfinite: Handling of rows with NaN, infinity or numbers too large for float32: an error, or with `"keep"` a
             warning.
 
@@ -99,7 +105,8 @@ def read_vectors(
         SizeError: The format is unknown, or the file name does not determine it.
 
     Warns:
-        EmbedLayerWarning: There are duplicate tokens, or rows that are not finite are kept.
+        EmbedLayerWarning: There are duplicate tokens, tokens that are not UTF-8, or rows that are not finite and are
+            kept.
 
     Example:
         >>> write_vectors("cats.txt", ["cat", "dog"], torch.eye(2), format="word2vec")
@@ -110,8 +117,10 @@ def read_vectors(
     path = Path(path)
     if format is None and _suffix(path) == ".txt" and not path.is_dir():
         with _reading(path) as file:
-            format = "word2vec" if _header(file.readline(LONGEST_LINE)) else "glove"
+            format = "word2vec" if _header(_without_mark(path, file).readline(LONGEST_LINE)) else "glove"
     chosen = format_of(path, format)
+    if format is None and chosen == "word2vec-binary" and _is_text(path):
+        chosen = "word2vec"
     if chosen == "npy":
         tokens, rows, places = _read_npy(path)
     elif chosen == "projector":
@@ -119,6 +128,8 @@ def read_vectors(
     else:
         with _reading(path) as file:
             is_text = chosen != "word2vec-binary"
+            if is_text:
+                file = _without_mark(path, file)
             found = _text_rows(path, file, has_header=chosen != "glove") if is_text else _binary_rows(path, file)
             tokens, rows, places = _collected(path, found, errors, place="line" if is_text else "row")
     _check_finite(path, tokens, rows, places, nonfinite)
@@ -242,6 +253,31 @@ def _reading(path: Path) -> Iterator[BufferedIOBase]:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
+def _without_mark(path: Path, file: BufferedIOBase) -> BufferedIOBase:
+    """Return a file of text, which is at its start, behind a byte-order mark if there is one.
+
+    Raises:
+        CheckpointError: Its first lines end in carriage returns alone.
+    """
+    start = file.read(FIRST_BYTES)
+    if b"\r" in start and b"\n" not in start:
+        raise CheckpointError(
+            f"{path} has lines that end in carriage returns alone, as old programs wrote them. Convert it:\n"
+            f"tr '\\r' '\\n' < {shlex.quote(str(path))} > NEW_FILE{''.join(path.suffixes[:1])}"
+        )
+    file.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
+    return file
+
+
+def _is_text(path: Path) -> bool:
+    """Return whether a `.bin` has the text format of word2vec: a header, and a line of a token and D numbers."""
+    with _reading(path) as file:
+        start = file.read(FIRST_BYTES).removeprefix(codecs.BOM_UTF8)
+    sizes = _header(start.partition(b"\n")[0])
+    fields = start.split(b"\n")[1].split() if sizes else []
+    return sizes is not None and len(fields) > sizes[1] and all(map(_is_number, fields[-sizes[1] :]))
+
+
 Found = tuple[int, bytes, Row]
 """Line or row number, token, numbers."""
 
@@ -269,11 +305,12 @@ def _collected(
         CheckpointError: There are no rows, or a token is not UTF-8.
     """
     first: dict[str, None] = {}
+    decoder = _Decoder(path, errors)
     numbers, at = bytearray(), array("q")
     twice: list[str] = []
     width = 0
     for number, raw, row in found:
-        token = _decoded(path, f"{place} {number}", raw, errors)
+        token = decoder.decode(raw, f"{place} {number}")
         if token in first:
             twice.append(f"{token!r} at {place} {number}")
             continue
@@ -283,6 +320,7 @@ def _collected(
         numbers += row.astype("<f4").tobytes()
     if not first:
         raise CheckpointError(f"{path} holds no vectors.")
+    decoder.warn(stacklevel=4)
     if twice:
         warnings.warn(
             f"{path} holds {len(twice)} tokens twice, first {twice[0]}: only their first rows are kept.",
@@ -293,25 +331,52 @@ def _collected(
     return list(first), rows, lambda row: f"{place} {at[row]}"
 
 
-def _decoded(path: Path, place: str, raw: bytes, errors: DecodeErrors) -> str:
-    """Decode a token as UTF-8.
+class _Decoder:
+    """Decode the tokens of a file as UTF-8, and count those that are not.
 
     Args:
-        path: The file, for the message.
-        place: Line or row of the token, for the message.
-        raw: Bytes of the token.
+        path: The file, for messages.
         errors: Handling of tokens that are not UTF-8, as in `read_vectors`.
-
-    Raises:
-        CheckpointError: `errors` is `"strict"` and the token is not UTF-8.
     """
-    try:
-        return raw.decode("utf-8", errors=errors)
-    except UnicodeDecodeError as error:
-        raise CheckpointError(
-            f"{path}, {place}: the token {raw[:40]!r} is not UTF-8 ({error.reason}). "
-            f'Read it with errors="replace" or errors="ignore".'
-        ) from error
+
+    def __init__(self, path: Path, errors: DecodeErrors) -> None:
+        self.path = path
+        self.errors = errors
+        self.count = 0
+        self.first = ""
+
+    def decode(self, raw: bytes, place: str) -> str:
+        """Return the text of a token.
+
+        Args:
+            raw: Bytes of the token.
+            place: Its line or row, for messages.
+
+        Raises:
+            CheckpointError: The token is not UTF-8, and `errors` is `"strict"`.
+        """
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            if self.errors == "strict":
+                raise CheckpointError(
+                    f"{self.path}, {place}: the token {raw[:40]!r} is not UTF-8 ({error.reason}). "
+                    f'Read it with errors="replace" or errors="ignore".'
+                ) from error
+            self.first = self.first or f"{raw[:40]!r} at {place}"
+            self.count += 1
+            return raw.decode(errors=self.errors)
+
+    def warn(self, *, stacklevel: int) -> None:
+        """Warn if there were tokens that are not UTF-8."""
+        if self.count:
+            how = "replaced by U+FFFD" if self.errors == "replace" else "left out"
+            warnings.warn(
+                f"{self.path} holds {self.count:,} tokens that are not UTF-8, first {self.first}: their other bytes "
+                f"are {how}.",
+                EmbedLayerWarning,
+                stacklevel=stacklevel,
+            )
 
 
 def _header(line: bytes) -> tuple[int, int] | None:
@@ -388,10 +453,12 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
         found += 1
         if count is not None and found > count:
             raise CheckpointError(f"{path}, line {number}: the header states {count} rows, and here is one more.")
-        token, *fields = line.rsplit(b" ", width)
-        if len(fields) < width or (b" " in token and _is_number(token.rsplit(b" ", 1)[-1])):
+        token, *fields = line.rsplit(None, width)
+        if len(fields) == width - 1 and line[:1].isspace():
+            token, fields = b"", [token, *fields]
+        if len(fields) < width or _is_number((token.split()[1:] or [b"-"])[-1]):
             raise CheckpointError(
-                f"{path}, line {number}: found {len(line.split(b' ')) - 1} numbers where there should be {width}."
+                f"{path}, line {number}: found {len(line.split()) - 1} numbers where there should be {width}."
             )
         if not token:
             raise CheckpointError(f"{path}, line {number}: it has no token, only numbers.")
@@ -412,7 +479,7 @@ def _width_of(path: Path, line: bytes) -> int:
     Raises:
         CheckpointError: The line is not a token and its numbers.
     """
-    fields = line.split(b" ")
+    fields = line.split()
     width = 0
     while width < len(fields) - 1 and _is_number(fields[-1 - width]):
         width += 1
@@ -458,7 +525,14 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[Found]:
     Raises:
         CheckpointError: The header or a row is damaged, or the number of rows differs from the header.
     """
-    count, width = _checked_header(path, file.readline(LONGEST_TOKEN))
+    header = file.readline(LONGEST_TOKEN)
+    if header.startswith(FASTTEXT):
+        raise CheckpointError(
+            f"{path} is a whole model of fastText, which also has rows of parts of words. Read the .vec file beside "
+            f"it, or write one: gensim.models.fasttext.load_facebook_vectors({str(path)!r}).save_word2vec_format("
+            f"{str(path.with_suffix('.vec'))!r})"
+        )
+    count, width = _checked_header(path, header)
     size = 4 * width
     buffer, at = b"", 0
 
@@ -528,7 +602,18 @@ def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
     array = np.frombuffer(content, dtype).reshape((width, count) if by_columns else (count, width))
     with np.errstate(over="ignore"):
         rows = (array.T if by_columns else array).astype(np.float32)
+    _warn_of_rounding(path, array.T if by_columns else array, rows)
     return tokens or [str(row) for row in range(count)], torch.from_numpy(rows), lambda row: f"row {row}"
+
+
+def _warn_of_rounding(path: Path, array: npt.NDArray[np.floating[Any]], rows: Row) -> None:
+    """Warn if the numbers of a float64 array `(V, D)` change in float32, `rows`."""
+    if array.dtype.itemsize <= rows.dtype.itemsize:
+        return
+    step = max(1, NUMBERS_AT_ONCE // rows.shape[1])
+    blocks = (slice(start, start + step) for start in range(0, len(rows), step))
+    if not all(np.array_equal(array[block], rows[block], equal_nan=True) for block in blocks):
+        warnings.warn(f"{path} holds float64, and its numbers are rounded to float32.", EmbedLayerWarning, stacklevel=4)
 
 
 def _read_projector(path: Path, errors: DecodeErrors) -> tuple[list[str], Float[Tensor, "V D"], Places]:
@@ -546,6 +631,12 @@ def _read_projector(path: Path, errors: DecodeErrors) -> tuple[list[str], Float[
         CheckpointError: A line is damaged, or the numbers of labels and rows differ.
     """
     folder = _folder_of(path)
+    given = path.name if path.is_file() else TENSORS if (folder / TENSORS).exists() else "vectors.tsv"
+    if given not in (TENSORS, METADATA, PROJECTOR_CONFIG) and (folder / given).exists():
+        raise CheckpointError(
+            f"{folder / given} is a table of the Embedding Projector under another name: rename it to {TENSORS}, and "
+            f"the file of its labels to {METADATA}."
+        )
     numbers = bytearray()
     count = width = 0
     tensors = folder / TENSORS
@@ -579,6 +670,7 @@ def _metadata(path: Path, count: int, errors: DecodeErrors) -> list[str]:
     Raises:
         CheckpointError: The number of labels is not `count`, or a line has another number of columns.
     """
+    decoder = _Decoder(path, errors)
     with _reading(path) as file:
         tokens = []
         columns = number = 0
@@ -592,12 +684,13 @@ def _metadata(path: Path, count: int, errors: DecodeErrors) -> list[str]:
                 continue
             if len(fields) != columns:
                 raise CheckpointError(f"{path}, line {number}: found {len(fields)} columns where there are {columns}.")
-            label = _decoded(path, f"line {number}", fields[0], errors)
+            label = decoder.decode(fields[0], f"line {number}")
             tokens.append(re.sub(r"\\[\\tnr]", lambda found: _UNESCAPES[found[0]], label))
     if len(tokens) != count:
         raise CheckpointError(
             f"{path} has {len(tokens)} labels, and {TENSORS} has {count} rows. With one column it has no header."
         )
+    decoder.warn(stacklevel=5)
     return tokens
 
 

@@ -5,6 +5,7 @@ tensor are copied whole. The new folder appears complete or not at all.
 """
 
 import shutil
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import BinaryIO
 
 from torch import Tensor
 
-from embedlayer.census.files import is_left_out
+from embedlayer.census.files import files_left_out, is_left_out, left_out_message
 from embedlayer.checkpoints.loader import checkpoint_family, tensor_rules
+from embedlayer.checkpoints.meta_layout import PARAMS
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
-from embedlayer.errors import CheckpointError, FileError
+from embedlayer.checkpoints.second_copies import find_copies
+from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError
 from embedlayer.io.files import read_json, replace_folder, write_json
 from embedlayer.io.safetensors_files import (
     CHUNK_BYTES,
@@ -38,12 +41,15 @@ class WriteReceipt:
         copied: Names of the other files. They are copied; sizes in `config.json` and the index are updated if they
             changed.
         vocab_size: Number of rows of the table in the new checkpoint.
+        left_out: Paths of files that hold values by token and cannot be edited, which are not in the new checkpoint;
+            that of a folder ends in a slash. Empty if the vocabulary is that of the old checkpoint.
     """
 
     changed: tuple[str, ...]
     rewritten: tuple[str, ...]
     copied: tuple[str, ...]
     vocab_size: int
+    left_out: tuple[str, ...] = ()
 
 
 def write_tensors(
@@ -54,6 +60,8 @@ def write_tensors(
     table: str,
     copies: Mapping[str, Mapping[str, Tensor]] | None = None,
     left_out: Collection[str] = (),
+    is_edited: bool = False,
+    axes: Mapping[str, int] | None = None,
 ) -> WriteReceipt:
     """Write a copy of the checkpoint in `checkpoint_dir` to `out_dir`, in which some tensors are replaced.
 
@@ -68,15 +76,20 @@ def write_tensors(
         out_dir: A folder that does not exist or is empty.
         table: Name of the token table, which must be a key of `tensors`.
         copies: From the path of each other safetensors file of the folder that is changed too, to its new tensors by
-            name, of any number of rows.
+            name, of any number of rows. `None`: if the vocabulary is another one than before, all copies of the tensors
+            are written, and what `files_left_out` returns is left out with a warning.
         left_out: Paths of files that are not written, as `files_left_out` returns them.
+        is_edited: Whether the rows belong to other tokens than before, so that the vocabulary is another one, also with
+            as many rows.
+        axes: From the names of tensors that no record names to the axis of their tokens.
 
     Returns:
         The changed tensors and files.
 
     Raises:
         CheckpointError: A name in `tensors` is not in the checkpoint, a new tensor is missing or has another shape than
-            expected, or the checkpoint is a GGUF file or in a folder inside `checkpoint_dir`.
+            expected, the checkpoint is a GGUF file or in a folder inside `checkpoint_dir`, or `find_copies` refuses
+            another file.
         FileError: `out_dir` is not empty or cannot be written.
     """
     source, target = Path(checkpoint_dir), Path(out_dir)
@@ -100,6 +113,9 @@ def write_tensors(
     spec = None if family is None else family.per_layer
     per_layer = [] if spec is None else checkpoint.find(spec.table)
     moved = _expected_shapes(checkpoint, old_rows, rows)
+    for name, axis in (axes or {}).items():
+        stored = checkpoint.info(name).shape
+        moved[name] = (*stored[:axis], rows, *stored[axis + 1 :])
     if rows != old_rows and (unmoved := sorted(moved.keys() - tensors.keys())):
         load_all = (
             ": load the layer with its per-layer inputs, load(..., per_layer=True), before the edit of its vocabulary"
@@ -114,9 +130,11 @@ def write_tensors(
         name: tensor[None] if len(moved.get(name, ())) == 2 and tensor.dim() == 1 else tensor
         for name, tensor in tensors.items()
     }
+    of_tokens = [table]
     for name, tensor in tensors.items():
         stored = checkpoint.info(name).shape
         is_copy = family is None and stored == checkpoint.info(table).shape
+        of_tokens += [name] if is_copy or name in moved else []
         expected = (rows, *stored[1:]) if name == table or is_copy else moved.get(name, stored)
         if name in per_layer and len(tensor) <= rows:  # it may lack the last tokens (Gemma 3n)
             expected = (len(tensor), *stored[1:])
@@ -125,6 +143,13 @@ def write_tensors(
                 f"{name} has shape {list(stored)} in {checkpoint.name}, so that with a table of {rows:,} rows "
                 f"{list(expected)} is expected, but the new tensor has {list(tensor.shape)}."
             )
+    if copies is None and (is_edited or rows != old_rows):
+        stale = files_left_out(source)
+        found = find_copies(source, checkpoint, {name: name for name in of_tokens}, stale)
+        copies = {file: {name: tensors[key] for name, key in keys.items()} for file, keys in found.items()}
+        left_out = tuple(stale)
+        if stale:
+            warnings.warn(left_out_message(stale), EmbedLayerWarning, stacklevel=3)
     changed = {name: tensor for name, tensor in tensors.items() if not checkpoint.stores(name, tensor)}
     rewritten = {file: header for file, header in checkpoint.headers.items() if header.tensors.keys() & changed.keys()}
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -149,8 +174,8 @@ def write_tensors(
         sizes = {"vocab_size": rows}
         if spec is not None and changed.keys() & {*per_layer}:
             sizes[spec.rows] = len(changed[per_layer[0]])
-        _rewrite_json(partial, checkpoint, sizes, changed)
-    return WriteReceipt(tuple(sorted(changed)), (*rewritten, *(copies or ())), tuple(copied), rows)
+        _rewrite_json(partial, checkpoint, old_rows, sizes, changed)
+    return WriteReceipt(tuple(sorted(changed)), (*rewritten, *(copies or ())), tuple(copied), rows, tuple(left_out))
 
 
 def _expected_shapes(checkpoint: Checkpoint, old_rows: int, rows: int) -> dict[str, tuple[int, ...]]:
@@ -222,15 +247,16 @@ def copy_bytes(old: BinaryIO, new: BinaryIO, info: TensorInfo) -> None:
 
 
 def _rewrite_json(
-    folder: Path, checkpoint: Checkpoint, sizes: Mapping[str, int], changed: Mapping[str, Tensor]
+    folder: Path, checkpoint: Checkpoint, old_rows: int, sizes: Mapping[str, int], changed: Mapping[str, Tensor]
 ) -> None:
-    """Update the numbers of rows in `config.json` and the total sizes in the shard index of the new checkpoint.
+    """Update the numbers of rows in `config.json` and `params.json`, and the sizes in the shard index.
 
     A file that is missing stays missing, and a file that states no such sizes stays as it is.
 
     Args:
         folder: Folder of the new checkpoint.
         checkpoint: The old checkpoint.
+        old_rows: Number of rows of the old table.
         sizes: From each configuration key to the number of rows of the new table.
         changed: New tensors by name.
     """
@@ -243,6 +269,9 @@ def _rewrite_json(
         if new:
             text.update(new)
             write_json(config, content)
+    params, rows = folder / PARAMS, sizes["vocab_size"]
+    if rows != old_rows and params.is_file() and (content := read_json(params)).get("vocab_size") == old_rows:
+        write_json(params, {**content, "vocab_size": rows})
     index = folder / INDEX
     if index.is_file() and changed:
         content = read_json(index)

@@ -1,6 +1,6 @@
 """`embedlayer compress`: replace a table by a smaller one, and measure what that costs."""
 
-import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedlayer.cli.options import SOURCE, TEXT, NewFolder, json_option, tokenizer_option
-from embedlayer.cli.printing import make_console, print_line, print_table
+from embedlayer.cli.printing import make_console, print_json, print_line, print_table
+from embedlayer.errors import EmbedLayerWarning
 
 if TYPE_CHECKING:
     from embedlayer.compress.report import CompressionResult
@@ -69,7 +70,7 @@ def compress(
         rows = rows or compare_compression(opened.table, {to: table}, **use)[:2]
         note = _write(opened, table, output)
     if as_json:
-        click.echo(json.dumps({"output": None if output is None else str(output), "rows": [asdict(r) for r in rows]}))
+        print_json({"output": None if output is None else str(output), "rows": [asdict(r) for r in rows]})
         return
     _show(opened, rows)
     if output is not None:
@@ -181,7 +182,10 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> str:
         layer = EmbeddingLayer(table, family="vectors")
     create_folder(output.parent)
     with replace_folder(output) as partial:
-        layer.save_pretrained(partial, tokenizer=opened.vocabulary)
+        with warnings.catch_warnings():
+            if opened.no_tokenizer:  # open_model has said so
+                warnings.simplefilter("ignore", EmbedLayerWarning)
+            layer.save_pretrained(partial, tokenizer=opened.vocabulary)
         if isinstance(layer, DecoderLM) and opened.adds_special_tokens and opened.vocabulary is not None:
             starts, ends = opened.text_limits
             write_json(partial / GENERATION, {"bos_token_id": [*starts], "eos_token_id": [*ends]})

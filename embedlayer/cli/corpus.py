@@ -1,13 +1,12 @@
 """`embedlayer corpus`: turn text into token IDs once, with many processes or hosts, for many runs."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from embedlayer.cli.options import TEXTS, TOKENIZER, json_option
-from embedlayer.cli.printing import count_of
+from embedlayer.cli.printing import count_of, print_json
 from embedlayer.command_name import command_line
 from embedlayer.errors import SizeError
 
@@ -86,5 +85,5 @@ def build(
             f"{count_of(len(built.documents), 'document')}, {count_of(shards, 'shard')}, in {output}\n"
             f"Train on them with: {command_line('train', output, '-o', 'RUN')}"
         )
-    click.echo(json.dumps(facts) if as_json else text)
+    print_json(facts) if as_json else click.echo(text)
     return 0

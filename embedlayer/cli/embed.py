@@ -1,14 +1,16 @@
 """`embedlayer embed`: the vectors of a text after each step of the model."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from embedlayer.cli.options import SOURCE, json_option, tokenizer_option
+from embedlayer.cli.printing import print_json
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from embedlayer.explorer.pipeline import Pipeline, Step
 
 SHOWN_NUMBERS = 6
@@ -40,7 +42,7 @@ def embed(source: Path, text: str, tokenizer_from: Path | None, as_json: bool) -
         most_tokens=MOST_TOKENS,
     )
     if as_json:
-        click.echo(json.dumps(_as_json(walked), default=lambda tensor: tensor.tolist()))
+        print_json(_as_json(walked))
         return
     click.echo(f"1 tokens     {' | '.join(token.text for token in walked.tokens)}")
     click.echo(f"2 ids        {[token.id for token in walked.tokens]}")
@@ -77,7 +79,7 @@ def _show(step: "Step", names: list[str]) -> None:
 
 
 def _as_json(walked: "Pipeline") -> dict[str, Any]:
-    """Return all results of the pipeline as a dictionary for JSON; vectors in it are tensors, to be converted."""
+    """Return all results of the pipeline as a dictionary for JSON."""
     steps = {step.name: step for step in walked.steps}
     facts = {name: step.facts for name, step in steps.items()}
     vectors = walked.vectors.unsqueeze(0)
@@ -86,12 +88,17 @@ def _as_json(walked: "Pipeline") -> dict[str, Any]:
         "tokens": [token.decoded for token in walked.tokens],
         "ids": [token.id for token in walked.tokens],
         "table": [walked.vocab_size, walked.embed_dim],
-        "rows": steps["rows"].vectors,
+        "rows": _numbers(steps["rows"].vectors),
         "scale": facts["scale"]["factor"] if facts["scale"]["scaled"] else None,
         "position": facts["positions"]["scheme"],
-        "added": steps["positions"].vectors,
+        "added": _numbers(steps["positions"].vectors),
         "shape": list(vectors.shape),
-        "vectors": vectors,
+        "vectors": _numbers(vectors),
         "top_tokens": facts.get("head", {}).get("top_tokens"),
         "gradient": facts.get("gradient"),
     }
+
+
+def _numbers(vectors: "Tensor | None") -> object:
+    """Return vectors as nested lists, or `None`."""
+    return None if vectors is None else vectors.tolist()

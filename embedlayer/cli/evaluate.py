@@ -1,6 +1,5 @@
 """`embedlayer evaluate`: how well a model predicts a text, and how another model differs from it."""
 
-import json
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from embedlayer.cli.options import SOURCE, TEXT, json_option, tokenizer_option
-from embedlayer.cli.printing import make_console, print_line, print_table
+from embedlayer.cli.printing import make_console, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from embedlayer.analysis.text_evaluation import CausalModel, TextEvaluation
@@ -77,7 +76,7 @@ def evaluate(
     assert models[0] is not None
     found = evaluate_text(models[0], text, models[1], window=window, stride=stride)
     if as_json:
-        click.echo(json.dumps({"text": str(text), "context": found.context, **asdict(found)}))
+        print_json({"text": str(text), "context": found.context, **asdict(found)})
     else:
         _show(found, text, topn)
 

@@ -1,13 +1,14 @@
 """`embedlayer export`: write a table as a file that other tools read."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from embedlayer.cli.options import GGUF_FILE, SOURCE, json_option, tokenizer_option
-from embedlayer.errors import FileError
+from embedlayer.cli.printing import print_json
+from embedlayer.command_name import command_line
+from embedlayer.errors import FileError, SizeError
 
 if TYPE_CHECKING:
     from embedlayer.checkpoints.vector_files import VectorFormat
@@ -43,7 +44,8 @@ def export(
     The file contains the rows of the table of SOURCE, with their tokens.
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
-    Spaces in tokens become "▁" in formats that end a token at a space. Rows without a token are left out. A parquet
+    Spaces in tokens become "▁" in formats that end a token at a space. Rows without a token are left out. The rows of
+    a source without a tokenizer are written as npy. A parquet
     file is for embedding-atlas: it contains a map and neighbours instead of the rows.
 
     An onnx file computes look-ups and, if the head is tied, logits. It needs a table that embedlayer compress wrote
@@ -58,6 +60,7 @@ def export(
     chosen = format or (output.suffix[1:] if output.suffix in (".parquet", ".onnx", ".gguf") else format_of(output))
     if (chosen == "gguf") != (into is not None):
         raise FileError("A gguf file is a copy of another one: name that file with --into, and the format gguf.")
+    _check_free(output)
     opened, count = open_model(source, tokenizer_from), None
     if into is not None:
         from embedlayer.vocab.gguf_files import new_file, write_into_gguf
@@ -65,8 +68,14 @@ def export(
         tokenizer, target = opened.require_tokenizer(), new_file(source, output)
         write_into_gguf(opened.table, tokenizer, into, target, head=opened.untied_head)
     elif chosen == "onnx":
-        from embedlayer.compress.onnx_export import export_onnx
+        from embedlayer.compress.onnx_export import export_onnx, has_onnx_layout
 
+        if not has_onnx_layout(opened.table):
+            raise SizeError(
+                f"An onnx file holds a table in blocks of 32 columns with one scale, and that of {source} is a "
+                f"{type(opened.table).__name__} of {opened.dtype}. Compress it first, and export NEW: "
+                f"{command_line('compress', source, '--to', 'q4_0', '-o', 'NEW')}"
+            )
         export_onnx(opened.table, output, logits=opened.head is None or opened.head.tied)
     elif chosen == "parquet":
         from embedlayer.analysis.atlas import write_atlas
@@ -77,7 +86,19 @@ def export(
     rows, columns = opened.table.vocab_size if count is None else count, opened.table.embed_dim
     facts = {"file": str(output), "format": chosen, "rows": rows, "columns": columns}
     text = f"Wrote {rows:,} rows of {columns} numbers as {chosen} to {output}"
-    click.echo(json.dumps(facts) if as_json else text)
+    print_json(facts) if as_json else click.echo(text)
+
+
+def _check_free(output: Path) -> None:
+    """Check that the file or folder of an export does not exist, or is an empty folder.
+
+    Raises:
+        FileError: It exists.
+    """
+    names = output.with_name(output.name.removesuffix(".gz").removesuffix(".npy") + ".tokens.json")
+    for path in (output, *([names] if ".npy" in output.suffixes else [])):
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise FileError(f"{path} exists. Remove it, or choose another name.")
 
 
 def _write_vectors(opened: "OpenedModel", output: Path, format: "VectorFormat") -> int:
@@ -87,6 +108,7 @@ def _write_vectors(opened: "OpenedModel", output: Path, format: "VectorFormat") 
     from embedlayer.analysis.row_reader import RowReader
     from embedlayer.checkpoints.vector_files import write_vectors
 
+    opened = opened.tokens_by_row() if format == "npy" else opened
     rows, tokenizer = RowReader(opened.table), opened.require_tokenizer()
     named = [(row, tokenizer.id_to_token(row)) for row in range(len(rows))]
     ids = [row for row, token in named if token is not None]

@@ -1,11 +1,11 @@
 """`embedlayer generate`: continue a text with a decoder."""
 
-import json
 from pathlib import Path
 
 import click
 
 from embedlayer.cli.options import SOURCE, json_option, tokenizer_option
+from embedlayer.cli.printing import print_json
 
 TOKENS = 256
 TEMPERATURE, TOP_P = 0.8, 0.95
@@ -108,7 +108,7 @@ def generate(
     if as_json:
         result = {"text": whole, "ids": ids + new, "new_tokens": len(new), "stopped": stopped}
         chosen = {**sampling, "seed": seed} if temperature else penalty
-        click.echo(json.dumps({**result, "greedy": not temperature, **chosen}))
+        print_json({**result, "greedy": not temperature, **chosen})
         return
     if not whole.startswith(shown):  # the decoder changed text that is on the screen: print all of it again
         click.echo()

@@ -1,6 +1,5 @@
 """`embedlayer inspect`: measure a table, list its broken and under-trained rows, or compare it with a second table."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from embedlayer.cli.options import SOURCE, TEXT, json_option, tokenizer_option
-from embedlayer.cli.printing import LONGEST_TOKEN, make_console, print_facts, print_line, print_table
+from embedlayer.cli.printing import LONGEST_TOKEN, make_console, print_facts, print_json, print_line, print_table
 from embedlayer.plots.visible import visible_text
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def inspect(
         return
     found = measure(opened, word_pairs, analogies, texts)
     if as_json:
-        click.echo(json.dumps(as_json_object(opened, found, topn)))
+        print_json(as_json_object(opened, found, topn))
     else:
         show(opened, found, topn)
 
@@ -397,7 +396,7 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
         content |= {
             name: [{"token": texts[row.before], **row._asdict()} for row in rows] for name, rows in lists.items()
         }
-        click.echo(json.dumps(content))
+        print_json(content)
         return
     console = make_console()
     for name, opened in (("A", before), ("B", after)):

@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn
 
 import click
@@ -35,7 +36,20 @@ WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}
 """Environment that OpenMP reads when torch is loaded: how long idle threads keep a core busy; see docs/kernels.md."""
 
 
-@click.group(context_settings=SETTINGS)
+class Commands(click.Group):
+    """The group of all commands."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. It ends with code 0 if what reads its output ends first, where click has code 1."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            if not _reader_is_gone():
+                raise
+            return 0
+
+
+@click.group(cls=Commands, context_settings=SETTINGS)
 @click.version_option(__version__)
 def cli() -> None:
     """Train, inspect, edit, compress and plan the embedding layer of a language model.
@@ -68,8 +82,9 @@ for _command in COMMANDS:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit the process.
 
-    Exit codes: 0 for success, 1 for a file that cannot be read or written, 2 for input that cannot be used, 130 for
-    Ctrl-C. Warnings of this library are printed in yellow, errors in red without a traceback.
+    Exit codes: 0 for success, or for a reader of the output that ends first, such as `head`; 1 for a file that cannot
+    be read or written, 2 for input that cannot be used, 130 for Ctrl-C. Warnings of this library are printed in yellow,
+    errors in red without a traceback.
 
     Args:
         arguments: Command line without the program's name, or `None` for that of the process.
@@ -79,7 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
     """
     if not WAITING.keys() & os.environ.keys():
         os.environ |= WAITING
-    warnings.showwarning = _show_warning
+    warnings.showwarning = partial(_show_warning, set())
     logging.basicConfig(format="%(message)s", handlers=[_EchoHandler()])
     logging.getLogger("embedlayer").setLevel(logging.INFO)
     warnings.simplefilter("always", EmbedLayerWarning)
@@ -98,6 +113,16 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo("Stopped.", err=True)
         _exit(130)
     _exit(result if isinstance(result, int) else 0)
+
+
+def _reader_is_gone() -> bool:
+    """Return whether what reads the standard output has ended; what is left to print is dropped then."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def _exit(code: int) -> NoReturn:
@@ -121,9 +146,17 @@ class _EchoHandler(logging.Handler):
         click.echo(self.format(record), err=True)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:
-    """Print a warning in yellow on standard error, without file name and line number.
+def _show_warning(shown: set[str], message: Warning | str, category: type[Warning], *place: Any, **_: Any) -> None:
+    """Print a warning in yellow on standard error, without file name and line number; a second equal one is left out.
 
     It replaces `warnings.showwarning`, which passes the warning, its class and its place in the code.
+
+    Args:
+        shown: The warnings that were printed; the new one is added.
+        message: The warning.
+        category: Its class; not used.
+        *place: Its place in the code; not used.
     """
-    click.secho(f"Warning: {message}", fg="yellow", err=True)
+    if str(message) not in shown:
+        shown.add(str(message))
+        click.secho(f"Warning: {message}", fg="yellow", err=True)

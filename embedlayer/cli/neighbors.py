@@ -1,24 +1,26 @@
 """`embedlayer neighbors`: the nearest neighbours of a token by cosine similarity."""
 
-import json
 from pathlib import Path
 
 import click
 
-from embedlayer.cli.options import SOURCE, json_option, tokenizer_option
+from embedlayer.cli.options import SOURCE, TOKEN, json_option, tokenizer_option
+from embedlayer.cli.printing import print_json
 
 
 @click.command()
 @click.argument("source", type=SOURCE)
-@click.argument("tokens", nargs=-1, required=True, metavar="TOKEN...")
-@click.option("--minus", multiple=True, metavar="TOKEN", help="Token whose row is subtracted; may be repeated.")
+@click.argument("tokens", nargs=-1, required=True, metavar="TOKEN...", type=TOKEN)
+@click.option(
+    "--minus", multiple=True, metavar="TOKEN", type=TOKEN, help="Token whose row is subtracted; may be repeated."
+)
 @click.option("-n", "--topn", type=click.IntRange(min=1), default=10, help="Number of neighbours.")
 @tokenizer_option
 @json_option
 def neighbors(
     source: Path,
-    tokens: tuple[str, ...],
-    minus: tuple[str, ...],
+    tokens: tuple[str | int, ...],
+    minus: tuple[str | int, ...],
     topn: int,
     tokenizer_from: Path | None,
     as_json: bool,
@@ -29,24 +31,28 @@ def neighbors(
     first, and its own tokens are left out.
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
-    TOKEN is text that is one token, with its leading space if it has one: " first".
+    TOKEN is text that is one token, with its leading space if it has one: " first". Or it is an ID: "#304". IDs need no
+    tokenizer.
 
     \b
     embedlayer neighbors DIR " first"
     embedlayer neighbors FILE king woman --minus man
+    embedlayer neighbors DIR "#304"
     """  # noqa: D301 (click needs the backspace)
     from embedlayer.analysis.vectors import TokenVectors
     from embedlayer.plots import visible_text
     from embedlayer.sources import open_model
 
     opened = open_model(source, tokenizer_from)
+    if all(isinstance(token, int) for token in (*tokens, *minus)):
+        opened = opened.tokens_by_row()
     vectors = TokenVectors(opened.table, opened.require_tokenizer())
     found = vectors.most_similar([*tokens], [*minus], topn=topn)
     if as_json:
         rows = [{"token": text, "cosine": score} for text, score in found]
-        named = {"tokens": tokens, "ids": [*map(vectors.id_of, tokens)]}
-        subtracted = {"minus": minus, "minus_ids": [*map(vectors.id_of, minus)]}
-        click.echo(json.dumps({**named, **subtracted, "neighbors": rows}))
+        plus_ids, minus_ids = ([*map(vectors.id_of, each)] for each in (tokens, minus))
+        content = {"tokens": tokens, "ids": plus_ids, "minus": minus, "minus_ids": minus_ids, "neighbors": rows}
+        print_json(content)
         return
     for text, score in found:
         click.echo(f"{score:7.4f}  {visible_text(text)}")

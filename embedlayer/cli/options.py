@@ -1,5 +1,6 @@
 """Options that several commands share, and types of path parameters, which check a path before anything is loaded."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,6 +57,22 @@ class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since cli
         return path
 
 
+class NamedToken(click.ParamType):  # type: ignore[type-arg]
+    """Type of a click parameter: a token, named by its text, or by its ID as in `#304`."""
+
+    name = "token"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
+        """Return an ID as an integer, and a text unchanged. click calls this method.
+
+        Args:
+            value: What the user passed.
+            param: The parameter; not used.
+            ctx: click's context of the command; not used.
+        """
+        return int(value[1:]) if isinstance(value, str) and re.fullmatch("#[0-9]{1,18}", value) else value
+
+
 class NewFolder(click.Path):
     """Type of a click parameter: a folder that the command creates, which must not exist or must be empty."""
 
@@ -107,9 +124,11 @@ TEXTS = InputPath("text files (.gz too) and folders of them", *_TEXT_FILES, Path
 COLUMNS = InputPath("a table of columns: a .csv, .tsv or .parquet file", *_TEXT_FILES)
 TEXTS_OR_CORPUS = InputPath(
     "text files (.gz too), folders of them, - for standard input, or a folder that embedlayer corpus build wrote",
-    *(*_TEXT_FILES, PathKind.FOLDER, PathKind.CORPUS),
+    *(*_TEXT_FILES, PathKind.FOLDER, PathKind.CORPUS, PathKind.CORPUS_ALONE),
     standard_input=True,
 )
+
+TOKEN = NamedToken()
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else.")
 

@@ -1,6 +1,5 @@
 """Train an embedding layer: from text files to the folder of a run. Shared by `train`, `demo` and `corpus build`."""
 
-import json
 import math
 import re
 import shutil
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from embedlayer.cli.options import TOKENIZER
-from embedlayer.cli.printing import say
+from embedlayer.cli.printing import print_json, say
 from embedlayer.cli.texts import TokenizerOptions, prepare_corpus
 from embedlayer.errors import FileError, SizeError
 
@@ -395,7 +394,7 @@ def show_summary(summary: dict[str, Any], *, as_json: bool) -> None:
         as_json: Whether to print JSON.
     """
     if as_json:
-        click.echo(json.dumps(summary))
+        print_json(summary)
         return
     from embedlayer.cli.printing import make_console, print_facts, print_line
     from embedlayer.plots.visible import visible_text

@@ -1,6 +1,5 @@
 """`embedlayer plan`: parameters and bytes of the table and head of a model, before it is built."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embedlayer.cli.options import SOURCE, TEXTS, tokenizer_option
+from embedlayer.cli.printing import print_json
 from embedlayer.formatting import format_bytes, format_parameters
 from embedlayer.planner import (
     GGUF_BLOCK,
@@ -24,6 +24,7 @@ from embedlayer.planner import plan as plan_sizes
 if TYPE_CHECKING:
     from torch import nn
 
+    from embedlayer.census.report import CensusReport
     from embedlayer.layers.output import OutputHead
     from embedlayer.layers.prediction_head import PredictionHead
     from embedlayer.positions.position import Position
@@ -82,7 +83,7 @@ def plan(
 
     Name one MODEL to see all its parts, or several to compare them: a known name, or the path of a config.json of
     transformers. Without a name give --vocab and --dim, or see all known models. With --checkpoint, plan a model that
-    exists and see what each change would save.
+    exists, see what each change would save, and what an edit of its vocabulary moves.
 
     \b
     embedlayer plan gpt2
@@ -100,6 +101,7 @@ def plan(
         if presets or given.keys() & {"vocab_size", "embed_dim", "tied", "rank", "positions", "per_layer_dim", "dtype"}:
             raise click.UsageError("--checkpoint has its own sizes: leave out models and sizes.")
         from embedlayer.sources import open_model
+        from embedlayer.vocab.folders import folder_census
         from embedlayer.vocab.token_usage import used_tokens
 
         opened = open_model(checkpoint, tokenizer_from)
@@ -108,12 +110,13 @@ def plan(
         now = replace(now, per_layer_dim=0 if inputs is None else inputs.table.embed_dim, **given)
         injected = planned_injections(getattr(opened.model, "injections", ()), given)
         used = len(used_tokens(opened.require_tokenizer(), texts)) if texts else None
-        _show_alternatives(now, injected, plan_alternatives(now, used=used), as_json=as_json)
+        census = folder_census(checkpoint) if checkpoint.is_dir() else None
+        _show_alternatives(now, injected, plan_alternatives(now, used=used), census, as_json=as_json)
         return
     names: Sequence[str | None] = presets or ([None] if sized else list(PRESETS))
     plans = [plan_sizes(name, **given) for name in names]
     if as_json:
-        click.echo(json.dumps([row.as_dict() for row in plans], indent=2))
+        print_json([row.as_dict() for row in plans], indent=2)
     else:
         _show(*(_parts(plans[0]) if len(plans) == 1 else _comparison(plans)))
         if len(plans) == 1 and plans[0].tokens:
@@ -201,15 +204,21 @@ def planned_injections(injections: "Iterable[nn.Module]", options: Mapping[str, 
 
 
 def _show_alternatives(
-    now: EmbeddingPlan, injected: list[EmbeddingPlan], found: list[PlanAlternative], *, as_json: bool
+    now: EmbeddingPlan,
+    injected: list[EmbeddingPlan],
+    found: list[PlanAlternative],
+    census: "CensusReport | None",
+    *,
+    as_json: bool,
 ) -> None:
-    """Print a plan, those of additional tables, and a table of the bytes that each alternative saves.
+    """Print a plan, those of additional tables, the bytes that each alternative saves, and what follows the vocabulary.
 
-    With `as_json`, print a JSON list of all of them instead.
+    With `as_json`, print a JSON list of the plans instead; the first has the census as `vocabulary`.
     """
     if as_json:
         after = [{**each.plan.as_dict(), "saved_bytes": each.saved_bytes, "tradeoff": each.tradeoff} for each in found]
-        click.echo(json.dumps([now.as_dict(), *after, *(each.as_dict() for each in injected)], indent=2))
+        first = {**now.as_dict(), "vocabulary": None if census is None else census.as_dict()}
+        print_json([first, *after, *(each.as_dict() for each in injected)], indent=2)
         return
     _show(*_parts(now))
     click.echo()
@@ -222,6 +231,8 @@ def _show_alternatives(
         share = f"{100 * each.saved_bytes / now.peak_bytes:.0f} %"
         lines.append([each.change, format_bytes(each.plan.peak_bytes), saved, share, each.tradeoff])
     _show("what each change saves in a step", ["change", "peak", "saves", "", "trade-off"], lines, "")
+    if census is not None:
+        click.echo(f"\nwhat an edit of the vocabulary moves\n{census}")
 
 
 def _parts(row: EmbeddingPlan) -> Printed:

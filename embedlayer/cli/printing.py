@@ -1,9 +1,12 @@
 """Printing for people: facts, tables, and tokens with their spaces made visible."""
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
+
+from embedlayer.io.json_fields import finite_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +21,13 @@ def make_console() -> "Console":
     """Return a console that is as wide as the terminal; in files and pipes, `WIDTH_IN_FILES` columns wide."""
     from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=False)
+    class PipedConsole(Console):
+        """Raise `BrokenPipeError` to the command, where rich would exit with code 1."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    console = PipedConsole(highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = WIDTH_IN_FILES
     return console
@@ -92,6 +101,16 @@ def print_table(
     with console.capture() as shown:
         console.print(Padding(table, (0, 0, 0, indent), expand=False))
     click.echo("\n".join(line.rstrip() for line in shown.get().splitlines()), color=console.is_terminal)
+
+
+def print_json(value: object, indent: int | None = None) -> None:
+    """Print a value as JSON; NaN and infinity, which JSON does not have, become `null`.
+
+    Args:
+        value: Dictionaries, lists, tuples, strings and numbers.
+        indent: Spaces of each level; `None` for one line.
+    """
+    click.echo(json.dumps(finite_json(value), indent=indent, allow_nan=False))
 
 
 def count_of(number: int, noun: str) -> str:

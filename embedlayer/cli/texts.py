@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from embedlayer.data.mixture import TokenMixture
 
 TOKENIZER_BYTES = 200_000_000
+FIRST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,12 @@ def _build_mixture(
         TokenizerError: A corpus was built with another tokenizer.
     """
     from embedlayer.data.corpus import TokenCorpus, find_text_files
-    from embedlayer.data.corpus_files import PLAN_FILE
+    from embedlayer.data.corpus_files import is_corpus
     from embedlayer.data.mixture import TokenMixture
     from embedlayer.data.tokenizer import load_tokenizer
 
     with _kept_standard_input(sources, target.parent) as readable:
-        texts = [[] if (Path(source) / PLAN_FILE).exists() else find_text_files([source]) for source in readable]
+        texts = [[] if is_corpus(Path(source)) else find_text_files([source]) for source in readable]
         ready = [Path(source) for source, found in zip(readable, texts, strict=True) if not found]
         for folder in ready[1:]:
             if TokenCorpus.open(folder).tokenizer_fingerprint != TokenCorpus.open(ready[0]).tokenizer_fingerprint:
@@ -143,8 +144,10 @@ def _build_mixture(
                     f"{ready[0]} and {folder} were built with different tokenizers, and a mixture has one. Build both "
                     f"with the same: {command_line('corpus', 'build', 'FILE', '--tokenizer', ready[0], '-o', 'NEW')}"
                 )
-        if options.path is not None or ready:
-            tokenizer = load_tokenizer(options.path or ready[0] / "tokenizer.json")
+        if ready:
+            tokenizer = _tokenizer_for(ready[0], options.path)
+        elif options.path is not None:
+            tokenizer = load_tokenizer(options.path)
         else:
             tokenizer = learn_tokenizer(texts, options.kind, options.vocab_size, weights=weights, quiet=quiet)
         say("Turning the texts into token IDs", quiet)
@@ -213,10 +216,10 @@ def _link_corpus(ready: Path, target: Path, tokenizer_from: Path | None) -> "tup
         TokenizerError: The requested tokenizer is not the one that the corpus was built with.
     """
     from embedlayer.data.corpus import TokenCorpus
-    from embedlayer.data.tokenizer import fingerprint, load_tokenizer
+    from embedlayer.data.tokenizer import fingerprint
 
     corpus = TokenCorpus.open(ready)
-    tokenizer = load_tokenizer(tokenizer_from or ready / "tokenizer.json")
+    tokenizer = _tokenizer_for(ready, tokenizer_from)
     if fingerprint(tokenizer) != corpus.tokenizer_fingerprint:
         raise TokenizerError(f"The corpus {ready} was built with another tokenizer. Leave --tokenizer-from out.")
     if target.exists():
@@ -225,15 +228,31 @@ def _link_corpus(ready: Path, target: Path, tokenizer_from: Path | None) -> "tup
     return corpus, tokenizer
 
 
+def _tokenizer_for(corpus: Path, tokenizer_from: Path | None) -> "Tokenizer":
+    """Read the tokenizer that the user requested, or the one in the folder of a corpus.
+
+    Raises:
+        TokenizerError: None was requested, and the folder has none.
+    """
+    from embedlayer.data.corpus_files import TOKENIZER
+    from embedlayer.data.tokenizer import load_tokenizer
+
+    if tokenizer_from is None and not (corpus / TOKENIZER).exists():
+        raise TokenizerError(
+            f"The corpus {corpus} has no {TOKENIZER}. Pass the tokenizer that it was built with: --tokenizer-from FILE"
+        )
+    return load_tokenizer(tokenizer_from or corpus / TOKENIZER)
+
+
 def _find_corpus(sources: Sequence[str | Path]) -> Path | None:
     """Return the folder among `sources` that `embedlayer corpus build` wrote, or `None` if there is none.
 
     Raises:
         TextError: A corpus was passed together with other sources.
     """
-    from embedlayer.data.corpus_files import PLAN_FILE
+    from embedlayer.data.corpus_files import is_corpus
 
-    found = [Path(source) for source in sources if (Path(source) / PLAN_FILE).exists()]
+    found = [Path(source) for source in sources if is_corpus(Path(source))]
     if found and len(sources) > 1:
         raise TextError(
             f"{found[0]} is a corpus, and a run reads one alone: build one corpus of all the texts, or mix them in "
@@ -267,9 +286,15 @@ def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[
     if "-" not in map(str, texts):
         yield texts
         return
+    import io
     import tempfile
 
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".standard-input.", suffix=".txt") as kept:
+    from embedlayer.data.corpus import decoded
+
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".standard-input.") as kept:
+        start = sys.stdin.buffer.read(FIRST_BYTES)
+        next(decoded("-", io.BytesIO(start).read), "")  # an error in it names standard input, not this file
+        kept.write(start)
         shutil.copyfileobj(sys.stdin.buffer, kept)
         kept.flush()
         yield [Path(kept.name) if str(text) == "-" else text for text in texts]

@@ -1,6 +1,5 @@
 """`embedlayer vocab`: add, remove, trim or replace the tokens of a run, a saved layer, a checkpoint or a GGUF file."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import wraps
@@ -9,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer.cli.options import EDITED, FOLDER, SOURCE, TEXT, TEXTS, TOKENIZER, json_option, new_folder_option
+from embedlayer.cli.options import EDITED, FOLDER, SOURCE, TEXT, TEXTS, TOKEN, TOKENIZER, json_option, new_folder_option
+from embedlayer.cli.printing import print_json
 from embedlayer.command_name import command_line
 from embedlayer.errors import VocabularyError
 
@@ -149,7 +149,7 @@ def add(
 
     With --train-on only the new rows are trained, by default for half a minute; the model's results for its old tokens
     stay the same bit for bit. A term that is a token already is left out, with a warning. Added tokens of the tokenizer
-    that have no row in the table get one, also without TERM.
+    that have no row in the table get one, also without TERM; that is a step of its own, before --train-on.
     """
     from embedlayer.training.loop import TrainingOptions
     from embedlayer.vocab.edit import add_tokens
@@ -158,7 +158,15 @@ def add(
     from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 
     wanted = _without_known(directory, [*terms, *read_terms(_lines(file))], spaced=not as_is)
-    if not wanted and not special and not _lacks_rows(directory):
+    lacks_rows = (bool(train_on) or not (wanted or special)) and _lacks_rows(directory)
+    if lacks_rows and train_on:
+        raise VocabularyError(
+            f"The tokenizer of {directory} has tokens without a row in the table, and a model without these rows "
+            f"cannot be trained on text. Give them rows first: {command_line('vocab', 'add', directory, '-o', '...')}. "
+            f"Then add terms with --train-on to that folder; or load its model, and call "
+            f"embedlayer.vocab.train_only_rows(model, token_ids) to train those rows."
+        )
+    if not wanted and not special and not lacks_rows:
         raise VocabularyError("There is nothing to add: pass terms, or a file with one a line.")
 
     def edited(old: "Tokenizer") -> "Tokenizer":
@@ -181,20 +189,23 @@ def add(
 
 
 @_edit_command
-@click.argument("tokens", nargs=-1, metavar="TOKEN...")
+@click.argument("tokens", nargs=-1, metavar="TOKEN...", type=TOKEN)
 @click.option("--tokens", "file", type=TEXT, help="File with one token a line.")
 def remove(
-    directory: Path, tokens: tuple[str, ...], file: Path | None, **options: Any
+    directory: Path, tokens: tuple[str | int, ...], file: Path | None, **options: Any
 ) -> "tuple[Receipt, dict[str, Any]]":
     """Remove tokens from the model in DIRECTORY: TOKEN..., the lines of a file, or both.
 
-    A token is named by its text (" dog") or as it is written in the vocabulary (Ġdog).
+    A token is named by its text (" dog"), as it is written in the vocabulary (Ġdog), or by its ID ("#304"). The lines
+    of a file are texts, as `vocab suggest --prune` writes them.
     """
     from embedlayer.vocab.edit import remove_tokens
 
     wanted = [*tokens, *_lines(file)]
     if not wanted:
-        raise VocabularyError("There is nothing to remove: name tokens, or a file with one a line.")
+        raise VocabularyError(
+            'There is nothing to remove: name tokens, or a file with one a line. An ID needs quotation marks: "#304".'
+        )
     return remove_tokens(directory, wanted, **options), {}
 
 
@@ -235,13 +246,17 @@ def transplant(
 @vocab.command()
 @click.argument("directory", type=EDITED)
 @new_folder_option
-def undo(directory: Path, output: Path) -> None:
+@json_option
+def undo(directory: Path, output: Path, as_json: bool) -> None:
     """Undo the last edit of the model in DIRECTORY: write the model before that edit to a new folder, bit for bit."""
     from embedlayer.vocab.receipt import last_receipt
 
     receipt = last_receipt(directory)
     receipt.undo(directory, out=output)
     new, old = receipt.num_tokens
+    if as_json:
+        print_json({"directory": str(output), "tokens": [old, new]})
+        return
     click.echo(f"{old:,} tokens -> {new:,} tokens, as before the edit\nWritten to {output}")
 
 
@@ -512,6 +527,8 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
         as_json: Whether to print JSON.
         **trained: Losses and counts of the training of the new rows; none if there was no training.
     """
+    from embedlayer.vocab.receipt import UNREACHABLE
+
     old, new = (_weight_bytes(folder) for folder in (directory, output))
     if as_json:
         summary = {
@@ -521,13 +538,14 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
             "kept": receipt.kept,
             "added": {str(token): [text, receipt.origins.get(token)] for token, text in receipt.added.items()},
             "dropped": {str(token): text for token, text in receipt.dropped.items()},
+            "unreachable": list(receipt.unreachable),
             "merged": {str(token): into for token, into in receipt.merged.items()},
             "new_rows": receipt.new_rows,
             "left_out": list(receipt.left_out),
             "weight_bytes": [old, new],
             **trained,
         }
-        click.echo(json.dumps(summary))
+        print_json(summary)
         return
     before, after = receipt.num_tokens
     click.echo(f"Tokens   {before:,} -> {after:,}")
@@ -536,7 +554,10 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
     _list("New", [(token, text, receipt.origins.get(token, "")) for token, text in receipt.added.items()])
     if receipt.new_rows:
         click.echo(f"Init     {receipt.new_rows}")
-    _list("Dropped", [(token, text, "") for token, text in receipt.dropped.items()])
+    along = {*receipt.unreachable}
+    _list("Dropped", [(token, text, UNREACHABLE * (token in along)) for token, text in receipt.dropped.items()])
+    if along:
+        click.echo(f"Of these {len(along):,} {UNREACHABLE}")
     _list("Merged", [(token, f"-> {into}", "") for token, into in receipt.merged.items()])
     if receipt.left_out:
         click.echo(f"Left out {', '.join(receipt.left_out)}")
@@ -581,7 +602,7 @@ def _show_suggestion(
             when: {**asdict(size), "bytes_per_token": size.bytes_per_token}
             for when, size in (("before", before), ("after", after))
         }
-        click.echo(json.dumps({"requested": suggestion.requested, "lines": lines, "tokens": tokens, **sizes}))
+        print_json({"requested": suggestion.requested, "lines": lines, "tokens": tokens, **sizes})
         return
     change = 100 * (after.num_tokens / before.num_tokens - 1)
     click.echo(f"Text     {before.num_bytes:,} bytes held out")

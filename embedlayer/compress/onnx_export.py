@@ -1,6 +1,7 @@
 """Write a quantised table as a compact ONNX graph: look-up and logits that read the same codes."""
 
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -16,6 +17,12 @@ LARGEST = 2**31 - 2**20
 
 ROWS_AT_ONCE = 4096
 
+DOCUMENTATION = (
+    "Rows of a token table for input_ids, and logits for hidden states. IDs must be from 0 to {V} - 1. They are not "
+    "checked: the vector of an ID from {V} on is zero, and a negative ID counts from the last row."
+)
+"""What the graph says of itself."""
+
 
 def export_onnx(table: TokenTable, path: Path | str, *, logits: bool = True, accuracy_level: int = 1) -> None:
     """Write a table of the layout `GGUFBlocks` as an ONNX file that looks up vectors and computes logits.
@@ -27,7 +34,8 @@ def export_onnx(table: TokenTable, path: Path | str, *, logits: bool = True, acc
 
     Both operators read one initializer of codes, so the file holds the table once. A program that needs one end only
     passes an empty array to the other one. The operators are of the domain `com.microsoft`; onnxruntime runs them on
-    the CPU.
+    the CPU. The graph does not check IDs: of an ID from V on the vector is zero, and -1 is the last row. Its
+    documentation says so too.
 
     Args:
         table: A table of the layout `GGUFBlocks`, with 4 or 8 bits.
@@ -48,7 +56,7 @@ def export_onnx(table: TokenTable, path: Path | str, *, logits: bool = True, acc
     Reference: ContribOperators.md of onnxruntime. Groups are an axis of their own, `(V, D / 32, 16)`, because both
     operators accept this shape; so none needs a reshaped copy of the codes.
     """
-    if not isinstance(table, QuantizedEmbedding) or not isinstance(table.layout, GGUFBlocks):
+    if not has_onnx_layout(table):
         raise SizeError(
             f"export_onnx writes tables in blocks of 32 columns with one scale, not a {type(table).__name__} such as "
             f"this one: convert it first with compress_table(table, 'q4_0') or 'q8_0'. torch.onnx.export writes "
@@ -94,13 +102,17 @@ def export_onnx(table: TokenTable, path: Path | str, *, logits: bool = True, acc
         nodes.append(node("MatMulNBits", "hidden codes scales", "logits", **sizes))
         inputs.append(helper.make_tensor_value_info("hidden", types.FLOAT, ["hidden_batch", "hidden_length", D]))
         outputs.append(helper.make_tensor_value_info("logits", types.FLOAT, ["hidden_batch", "hidden_length", V]))
-    graph = helper.make_graph(
-        nodes, "table", inputs, outputs, [arrays.from_array(value.numpy(), name) for name, value in constants.items()]
-    )
+    initializers = [arrays.from_array(value.numpy(), name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "table", inputs, outputs, initializers, doc_string=DOCUMENTATION.format(V=V))
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=9, producer_name="embedlayer")
     with replace_file(path) as partial:
         onnx.save_model(model, str(partial))
+
+
+def has_onnx_layout(table: TokenTable) -> TypeGuard[QuantizedEmbedding]:
+    """Return whether `export_onnx` can write a table: its layout is `GGUFBlocks`."""
+    return isinstance(table, QuantizedEmbedding) and isinstance(table.layout, GGUFBlocks)
 
 
 def _codes_and_scales(table: QuantizedEmbedding) -> tuple[Tensor, Tensor]:

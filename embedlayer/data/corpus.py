@@ -21,7 +21,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -31,11 +31,28 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
-from embedlayer.data.corpus_files import concatenate_shards, read_shards, write_shard_tables
+from embedlayer.command_name import command_line
+from embedlayer.data.corpus_files import (
+    INDEX_FILE,
+    PLAN_FILE,
+    TOKENIZER,
+    concatenate_shards,
+    is_corpus,
+    read_shards,
+    write_shard_tables,
+)
 from embedlayer.data.memmap import ConcatenatedArray
 from embedlayer.data.memmap import IdArray as IdArray
 from embedlayer.data.process_pool import usable_cores
-from embedlayer.data.tokenizer import as_tokenizer, end_of_text_id, fingerprint, table_size, without_truncation
+from embedlayer.data.text_formats import DATASET, TextFormat, format_of_text, is_other, not_text, refuse_json_lines
+from embedlayer.data.tokenizer import (
+    as_tokenizer,
+    end_of_text_id,
+    fingerprint,
+    save_tokenizer,
+    table_size,
+    without_truncation,
+)
 from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
 from embedlayer.io.files import create_folder, file_errors, recover_folder, replace_folder
 
@@ -60,11 +77,14 @@ def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
     """Return the text files that `paths` name: files themselves, and all text files in folders and their subfolders.
 
     `"-"`, for standard input, is returned as it is. The files of a folder are sorted. Hidden files in folders are left
-    out, and so are binary files: those with a zero byte in their first 8 KiB (decompressed, for a `.gz`).
+    out, and so are corpora and binary files: those with a zero byte in their first 64 KiB (decompressed, for a `.gz`).
+    Files of the formats in `embedlayer.data.text_formats` are left out with a warning. They are refused if they are
+    passed by name, or have more bytes than the text files of the folder.
 
     Raises:
         FileError: A path does not exist or cannot be read.
-        TextError: A folder holds no text file, or `paths` is empty.
+        TextError: A file is not plain text, a folder holds no text file or mostly files of other formats, or `paths` is
+            empty.
     """
     found: list[str | Path] = []
     for given in paths:
@@ -74,6 +94,8 @@ def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
         elif path.is_dir():
             found += _texts_below(path)
         elif path.exists():
+            if path.is_file():  # a pipe can be read only once
+                _check_start(path)
             found.append(path)
         else:
             raise FileError(f"There is no file or folder {path}. Check the path, or pass - for standard input.")
@@ -92,7 +114,7 @@ def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterato
 
     Raises:
         FileError: The file cannot be read.
-        TextError: The text is not UTF-8.
+        TextError: The file is not plain text.
     """
     with opened(source) as (read, _):
         checker = None if tokenizer is None else without_truncation(as_tokenizer(tokenizer))
@@ -148,7 +170,7 @@ class TokenCorpus:
     """Token IDs of one or more documents in a single array, usually memory-mapped.
 
     Documents are separated by the tokenizer's end-of-text token, if it has one. On disk a corpus is a folder with
-    `ids.bin` (little-endian), `documents.npy`, `blocks.npy` and `index.json`, or a folder of shards.
+    `ids.bin` (little-endian), `documents.npy`, `blocks.npy`, `index.json` and `tokenizer.json`, or a folder of shards.
 
     Attributes:
         ids: All token IDs, `(N,)`, uint16 if the vocabulary has at most 65,536 entries, else uint32. Memory-mapped,
@@ -177,7 +199,7 @@ class TokenCorpus:
     ) -> "TokenCorpus":
         """Encode text files into a corpus in the folder `path`, and open it.
 
-        The folder is written atomically. Memory use does not depend on the size of the files.
+        The folder is written atomically, with the tokenizer. Memory use does not depend on the size of the files.
 
         Args:
             sources: Files, folders, and `"-"` for standard input, as for `find_text_files`. Each file is a document.
@@ -203,6 +225,7 @@ class TokenCorpus:
                         warn_left_out(source)
             require_text(writer.num_tokens, sources)
             write_shard_tables(folder, *writer.tables(), writer.index())
+            save_tokenizer(tokenizer, folder / TOKENIZER)
         return cls.open(path)
 
     @classmethod
@@ -552,29 +575,85 @@ def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
 
 
 def _texts_below(folder: Path) -> list[Path]:
-    """Return the text files in a folder and its subfolders, sorted; hidden and binary files are left out.
+    """Return the text files in a folder and its subfolders, sorted; see `find_text_files` for what is left out.
 
     Raises:
-        TextError: There is no text file.
+        TextError: There is no text file, the folder is a corpus or a data set, or its files of the formats in
+            `embedlayer.data.text_formats` are larger than its text files.
+
+    Warns:
+        EmbedLayerWarning: Files of these formats are left out.
     """
+    if is_corpus(folder):
+        raise TextError(
+            f"The folder {folder} is a corpus of token IDs, and not text. Train on it, without other files: "
+            f"{command_line('train', folder, '-o', 'RUN')}; in Python, open it with TokenCorpus.open."
+        )
+    if DATASET.matches(folder, b""):
+        raise TextError(is_other(folder, DATASET))
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    visible = [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
-    texts = [file for file in visible if not _is_binary(file)]
+    corpora = {file.parent for file in files if file.name in (PLAN_FILE, INDEX_FILE) and is_corpus(file.parent)}
+    visible = [
+        file
+        for file in files
+        if not any(part.startswith(".") for part in file.relative_to(folder).parts) and corpora.isdisjoint(file.parents)
+    ]
+    texts: list[Path] = []
+    others: dict[Path, TextFormat] = {}
+    for file in visible:
+        start = _start_of(file)
+        found = format_of_text(file, start)
+        if found is not None:
+            others[file] = found
+        elif b"\0" not in start:
+            texts.append(file)
+    if others and _sizes(others) >= _sizes(texts):
+        first, found = next(iter(others.items()))
+        raise TextError(
+            f"The folder {folder} holds {len(others)} files that are not plain text, with more bytes than its "
+            f"{len(texts)} files of text. Convert them, or name the files of text alone. {is_other(first, found)}"
+        )
+    if others:
+        first, found = next(iter(others.items()))
+        warnings.warn(
+            f"{len(others)} files in {folder} are left out, which are not plain text: {first} is {found.name}"
+            f"{', ...' if len(others) > 1 else ''}. Passed by its name, a file is refused with a command that converts "
+            f"it.",
+            EmbedLayerWarning,
+            stacklevel=3,
+        )
     if not texts:
         raise TextError(f"The folder {folder} has no text files ({len(visible)} files are binary). Name files.")
     return texts
 
 
-def _is_binary(file: Path) -> bool:
-    """Return whether the first 8 KiB of a file, decompressed if it is gzipped, have a zero byte.
+def _start_of(file: Path) -> bytes:
+    """Return the first 64 KiB of a file, decompressed if its name ends in `.gz`.
 
-    It is `False` for a file that cannot be read: reading its text raises the error later.
+    They are empty for a file that cannot be read: reading its text raises the error later.
     """
     try:
         with opened(file) as (read, _):
-            return b"\0" in checked(file, read, 8192)
+            return checked(file, read)
     except FileError:
-        return False  # reading it later raises the error
+        return b""
+
+
+def _check_start(file: Path) -> None:
+    """Read the first 64 KiB of a file, decompressed if its name ends in `.gz`, and check that they are plain text.
+
+    A file that cannot be read is left to what reads all of its text.
+
+    Raises:
+        TextError: They are not plain text.
+    """
+    with suppress(FileError), opened(file) as (read, _):
+        next(decoded(file, read), "")
+
+
+def _sizes(files: Iterable[Path]) -> int:
+    """Return the number of bytes of files."""
+    return sum(file.stat().st_size for file in files)
 
 
 @contextmanager
@@ -639,36 +718,24 @@ def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str
 
     Raises:
         FileError: The source cannot be read or decompressed.
-        TextError: The text is not UTF-8.
+        TextError: The source is not plain text; see `embedlayer.data.text_formats`.
     """
-    rest, block = b"", checked(source, read)
-    if not offset and block.startswith(codecs.BOM_UTF8):
+    rest, block, begins = b"", checked(source, read), not offset
+    if begins and block.startswith(codecs.BOM_UTF8):
         offset, block = len(codecs.BOM_UTF8), block[len(codecs.BOM_UTF8) :] or checked(source, read)
+    start = block
+    if begins:
+        refuse_json_lines(source, start)
     while block or rest:
         raw = rest + block
         try:
             text, used = codecs.utf_8_decode(raw, "strict", not block)
         except UnicodeDecodeError as error:
-            raise TextError(not_utf8(source, offset + error.start, raw[error.start], raw)) from error
+            raise TextError(not_text(source, start, offset + error.start, raw[error.start])) from error
+        if "\0" in text:
+            raise TextError(not_text(source, start, offset + raw.index(b"\0"), 0))
         yield text
         offset, rest, block = offset + used, raw[used:], checked(source, read)
-
-
-def not_utf8(source: str | Path, offset: int, byte: int, raw: bytes) -> str:
-    """Return the error message for a byte that is not UTF-8, with a command that converts the file.
-
-    Args:
-        source: Path of the text, or `"-"`.
-        offset: Offset of the byte in the text.
-        byte: The byte.
-        raw: The block of bytes that was decoded. If it starts with a byte-order mark of UTF-16, the message says so.
-    """
-    name = "Standard input" if str(source) == "-" else str(source)
-    encoding = "UTF-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "ISO-8859-1"
-    return (
-        f"{name} is not UTF-8 text: byte 0x{byte:02X} at offset {offset}. If it is text in another encoding, "
-        f"convert it, for example: iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
-    )
 
 
 def _check_replaceable(path: Path) -> None:
@@ -678,7 +745,7 @@ def _check_replaceable(path: Path) -> None:
         FileError: `path` is a file, or a folder with other files.
     """
     names = {file.name for file in path.iterdir()} if recover_folder(path).is_dir() else set()
-    if names and not {"index.json", "ids.bin"} <= names:
+    if names and not {INDEX_FILE, "ids.bin"} <= names:
         raise FileError(f"The folder {path} holds other files than a corpus. Choose a new folder for the corpus.")
     if path.exists() and not path.is_dir():
         raise FileError(f"{path} is a file, not a folder. Choose a new folder.")

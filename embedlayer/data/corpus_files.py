@@ -6,7 +6,7 @@ CORPUS/                     CORPUS/
   documents.npy               tokenizer.json
   blocks.npy                  shard-00000/       ids.bin, documents.npy, blocks.npy, index.json, and
   index.json                  shard-00001/       sources.npy: number of the source of each document
-                              ...
+  tokenizer.json              ...
 ```
 
 A shard is built without knowing the shards before it, so it cannot know whether a document separator belongs before
@@ -35,6 +35,7 @@ from embedlayer.io.json_fields import Count, Range
 Offsets = npt.NDArray[np.int64]
 
 PLAN_FILE = "corpus.json"
+INDEX_FILE, TOKENIZER = "index.json", "tokenizer.json"
 FORMAT_VERSION = 1
 PLAN_VERSION = 2
 
@@ -91,6 +92,11 @@ class CorpusShard(NamedTuple):
     metadata: JsonObject
 
 
+def is_corpus(path: Path) -> bool:
+    """Return whether `path` is the folder of a corpus, or of one whose build was started."""
+    return (path / PLAN_FILE).exists() or all((path / name).exists() for name in (INDEX_FILE, "ids.bin"))
+
+
 def shard_folder(path: Path, number: int) -> Path:
     """Return the path of the folder of shard `number`, counted from 0, in the corpus folder `path`."""
     return path / f"shard-{number:05d}"
@@ -115,7 +121,7 @@ def write_shard_tables(folder: Path, documents: Offsets, blocks: Offsets, index:
     """
     np.save(folder / "documents.npy", documents, allow_pickle=False)
     np.save(folder / "blocks.npy", blocks, allow_pickle=False)
-    write_json(folder / "index.json", {"format_version": FORMAT_VERSION, **index})
+    write_json(folder / INDEX_FILE, {"format_version": FORMAT_VERSION, **index})
 
 
 def read_shards(path: Path) -> list[CorpusShard]:
@@ -213,7 +219,7 @@ def read_index(path: Path) -> JsonObject:
         FileError: There is no such file.
         CheckpointError: The file is damaged or has another format version.
     """
-    return read_fields(path / "index.json", ShardIndex, version=FORMAT_VERSION)
+    return read_fields(path / INDEX_FILE, ShardIndex, version=FORMAT_VERSION)
 
 
 def _read_shard(path: Path) -> CorpusShard:

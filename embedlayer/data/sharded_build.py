@@ -28,7 +28,6 @@ from embedlayer.data.corpus import (
     find_text_files,
     ignore_progress,
     is_safe_cut,
-    not_utf8,
     opened,
     require_text,
     warn_left_out,
@@ -36,6 +35,7 @@ from embedlayer.data.corpus import (
 from embedlayer.data.corpus_files import (
     PLAN_FILE,
     PLAN_VERSION,
+    TOKENIZER,
     missing_shards,
     plan_digest,
     read_index,
@@ -45,12 +45,12 @@ from embedlayer.data.corpus_files import (
     write_shard_tables,
 )
 from embedlayer.data.process_pool import Report, run_jobs, usable_cores
+from embedlayer.data.text_formats import not_text
 from embedlayer.data.tokenizer import as_tokenizer, fingerprint, load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError
 from embedlayer.io.files import JsonObject, create_folder, file_errors, remove_partials, replace_folder, write_json
 from embedlayer.io.locks import LOCK, FileLock
 
-TOKENIZER = "tokenizer.json"
 _DIGEST_BLOCKS, _BLOCK_BYTES = 64, 1 << 14
 _MAX_CHAR_BYTES = 4
 
@@ -464,7 +464,7 @@ def _text_before(source: str, place: int, count: int) -> str:
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        raise TextError(not_utf8(source, begin + error.start, raw[error.start], raw)) from error
+        raise TextError(not_text(source, raw, begin + error.start, raw[error.start])) from error
     return (text if begin else text.removeprefix("\ufeff"))[-count:]
 
 

@@ -23,6 +23,7 @@ from embedlayer.data.tokenizer_config import StatedTokenizer, read_stated
 from embedlayer.data.unigram import train_subwords
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError, TokenIdError, TokenizerError
 from embedlayer.families.tokenizers import REFUSED_CLASSES
+from embedlayer.families.unread_tokenizers import MARIAN, TIKTOKEN, UNREAD_TOKENIZERS, UnreadTokenizer
 from embedlayer.io.files import is_gguf, read_bytes, read_json, write_text
 
 TokenizerKind = Literal["bpe", "wordpiece", "unigram", "word", "byte"]
@@ -32,6 +33,8 @@ MAX_TOKEN_IDS = 1 << 24
 """Largest table size. A file with a higher ID is damaged, and its table would fill the memory."""
 
 _LONGEST_PATH = 4096
+_LONGEST_LINE = 4096
+_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 _PATH = re.compile(r"(?:~|\.{1,2})?/\S*\w\S*|[A-Za-z]:\\\S+|\S+\.(?:txt|md|jsonl?|csv|tsv|gz|zip|parquet)")
 _LLAMA2C = ("tokenizer.bin", "tok[0-9]*.bin")
 _FILES = (("tokenizer.json",), ("vocab.json", "encoder.json"), ("*.model",), ("vocab.txt",), _LLAMA2C, ("*.gguf",))
@@ -138,7 +141,16 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """
     path = Path(path)
     if path.is_dir():
-        path = _find_tokenizer(path)
+        found = tokenizer_file(path)
+        if found is None:
+            stated = read_stated(path)
+            if stated.kind in REFUSED_CLASSES:
+                raise stated.refuse_class(path)
+            raise TokenizerError(
+                f"{path} has no tokenizer: none of tokenizer.json, vocab.json with merges.txt, encoder.json with "
+                f"vocab.bpe, a SentencePiece .model, vocab.txt, llama2.c's tokenizer.bin, or a GGUF file."
+            )
+        path = found
     tokenizer = _read_tokenizer(path)
     try:
         table_size(tokenizer)
@@ -155,6 +167,9 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         TokenizerError: The format is unknown, or the file is damaged.
         MissingExtraError: The file needs the `spm` extra.
     """
+    unread = unread_tokenizer(path)
+    if unread is not None:
+        raise unread_error(path, unread)
     if is_gguf(path):
         from embedlayer.data.gguf_tokenizers import read as read_gguf_tokenizer  # imports torch
 
@@ -212,8 +227,9 @@ def as_tokenizer(tokenizer: object) -> Tokenizer:
 def word_tokenizer(tokens: Sequence[str]) -> Tokenizer:
     """Return a tokenizer of whole words whose vocabulary is the token of each row; a file of vectors has no other.
 
-    It gives a duplicate token the ID of its first row. It splits text at white space, unless a token contains white
-    space.
+    It gives a duplicate token the ID of its first row. It splits text at white space, except inside of the longest
+    token that matches at a word, such as "new york". It does not split text if a token starts or ends with white space,
+    as those of subword tokenizers do. It has no unknown token: a row `<unk>` is the row of this text alone.
 
     Example:
         >>> word_tokenizer(["dog", "cat", "dog"]).encode("cat dog").ids
@@ -222,9 +238,15 @@ def word_tokenizer(tokens: Sequence[str]) -> Tokenizer:
     ids: dict[str, int] = {}
     for row, token in enumerate(tokens):
         ids.setdefault(token.encode(errors="replace").decode(), row)  # tokenizers takes no lone surrogates
-    built = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
-    if all(token.split() == [token] for token in ids):
-        built.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    absent = "<unk>"
+    while absent in ids:  # the model requires a name, and would return its row for every unknown word
+        absent += "_"
+    built = Tokenizer(models.WordLevel(ids, unk_token=absent))
+    if all(token == token.strip() for token in ids):
+        phrases = sorted((token for token in ids if len(token.split()) > 1), key=len, reverse=True)
+        either = "|".join([*(rf"{re.escape(phrase)}(?!\S)" for phrase in phrases), r"\S+"])
+        split = pre_tokenizers.Split(Regex(rf"(?<!\S)(?:{either})"), "removed", invert=True)
+        built.pre_tokenizer = split if phrases else pre_tokenizers.WhitespaceSplit()
     return built
 
 
@@ -598,30 +620,51 @@ def _train_word(texts: Iterable[str], vocab_size: int, specials: list[str], min_
 # Reading
 
 
-def _find_tokenizer(folder: Path) -> Path:
+def tokenizer_file(folder: Path) -> Path | None:
     """Return the path of the tokenizer file in a folder; formats are tried in the order of `load_tokenizer`.
 
     A plain name such as `vocab.json` is found before a name with a prefix such as `gpt2-vocab.json`. Hidden files are
-    ignored.
+    ignored. If there is no such file, the result is one of a kind that is not read, or `None`.
 
     Raises:
-        TokenizerError: The folder has no tokenizer file, or several of the first format that is found.
+        TokenizerError: The folder has several tokenizer files of the first format that is found.
     """
     for names in _FILES:
+        if names is not _FILES[0] and (folder / MARIAN.pattern).exists():
+            return folder / MARIAN.pattern  # beside a vocab.json
         for pattern in (*names, *(f"*{name.lstrip('*')}" for name in names)):
-            found = sorted(file for file in folder.glob(pattern) if not file.name.startswith("."))
+            found = _visible(folder, pattern)
             if len(found) > 1:
                 listed = ", ".join(file.name for file in found)
                 raise TokenizerError(f"{folder} has several tokenizers ({listed}). Pass the path of one file.")
             if found:
                 return found[0]
-    stated = read_stated(folder)
-    if stated.kind in REFUSED_CLASSES:
-        raise stated.refuse_class(folder)
-    raise TokenizerError(
-        f"{folder} has no tokenizer: none of tokenizer.json, vocab.json with merges.txt, encoder.json with "
-        f"vocab.bpe, a SentencePiece .model, vocab.txt, llama2.c's tokenizer.bin, or a GGUF file."
-    )
+    return next((file for kind in UNREAD_TOKENIZERS for file in _visible(folder, kind.pattern)), None)
+
+
+def _visible(folder: Path, pattern: str) -> list[Path]:
+    """Return the paths of the files in a folder whose names fit a glob pattern, sorted, without hidden files."""
+    return sorted(file for file in folder.glob(pattern) if not file.name.startswith("."))
+
+
+def unread_tokenizer(path: Path) -> UnreadTokenizer | None:
+    """Return which kind of tokenizer file that is not read a file is, by its name or first line; `None` for others.
+
+    Raises:
+        FileError: The file cannot be read.
+    """
+    if path.suffix == ".model" and _TIKTOKEN_LINE.match(read_bytes(path)[:_LONGEST_LINE]):
+        return TIKTOKEN
+    return next((kind for kind in UNREAD_TOKENIZERS if path.match(kind.pattern)), None)
+
+
+def unread_error(path: Path, kind: UnreadTokenizer) -> TokenizerError:
+    """Return, without raising it, the error for a tokenizer file of a kind that is not read."""
+    if kind.copied_to:
+        remedy = f"Copy it to {path.with_name(kind.copied_to.replace('*', path.stem))}."
+    else:
+        remedy = f"Put the model's tokenizer.json into {path.parent}; many models publish one."
+    return TokenizerError(f"{path} is {kind.what}, which is not read. {remedy}")
 
 
 def _bpe_pair(path: Path) -> tuple[Path, Path] | None:

@@ -5,12 +5,11 @@ each row with autograd's.
 """
 
 import base64
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache
 from itertools import product
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +28,7 @@ from embedlayer.explorer.tiny_layer import TinyPosition, tiny_layer
 from embedlayer.explorer.tokens import token_ids
 from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS
 from embedlayer.io.files import JsonObject
+from embedlayer.io.json_fields import finite_json
 from embedlayer.layers.input import TransformerEmbedding
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.prediction_head import PredictionHead
@@ -236,7 +236,7 @@ class Pipeline:
         tokens, steps = [vars(token) for token in self.tokens], [step.to_json() for step in self.steps]
         content = {**vars(self), "tokens": tokens, "steps": steps}
         del content["vectors"]
-        return cast(JsonObject, _finite(content))
+        return cast(JsonObject, finite_json(content))
 
 
 def packed(values: Tensor) -> JsonObject:
@@ -710,12 +710,3 @@ def _norms(rows: Float[Tensor, "N D"]) -> Float[Tensor, " N"]:
     """Return the L2 norm of each row, computed in float32."""
     norms: Tensor = rows.float().norm(dim=-1)
     return norms
-
-
-def _finite(value: Any) -> Any:
-    """Return a JSON value with each NaN and infinity in it, which JSON does not have, replaced by `None`."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -57,6 +57,7 @@ __all__ = [
     "META_LLAMA",
     "META_TENSORS",
     "MULTIMODAL",
+    "OTHER_WORDS",
     "OWN_MODEL_TYPE",
     "PER_LAYER_ROWS",
     "PRE_TOKENIZERS",
@@ -67,6 +68,7 @@ __all__ = [
     "SCALE_ATTRIBUTES",
     "SHORT_FACTORS",
     "STATIC_EMBEDDING",
+    "TABLE_WORDS",
     "TEXT_CONFIGS",
     "TRANSFORMERS_VERSION",
     "UNKNOWN",
@@ -132,12 +134,23 @@ UNKNOWN = Family(
         f"{name}.weight"
         for name in (
             *("embed_tokens", "word_embeddings", "shared", "token_embedding", "token_embeddings", "wte"),
-            *("tok_embeddings", "embed_in", "embeddings", "embedding", "tok_emb", "token_embd"),
+            *("tok_embeddings", "embed_in", "embeddings", "embedding", "tok_emb", "token_embd", "embed"),
         )
     ),
+    width=(),
     head=HeadSpec(("lm_head.weight", "embed_out.weight", "output.weight", "proj_out.weight")),
 )
 """Names of table and head in checkpoints of unknown families, most common name first."""
+
+
+TABLE_WORDS: Names = ("embed", "wte", "codebook")
+"""Parts of the names of tables that are looked up."""
+
+OTHER_WORDS: Names = (
+    *("pos", "type", "norm", "proj", "patch_", "mask", "time", "row_", "column_", "distance", "relative", "rel_"),
+    *("query", "label", "class", "level", "not_a_point", "mapping", "transformation", "embed_out"),
+)
+"""Parts of the names of embeddings that have no row for each token or code."""
 
 
 def stated_size(config: Mapping[str, object], key: str) -> object:

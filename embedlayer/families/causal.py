@@ -189,6 +189,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
                 "embed_tokens.0.weight",
                 "first of the tables of audio codes, whose rows are added to the input",
                 of_tokens=False,
+                is_input=True,
             ),
             OtherTable("text_embed_tokens.weight", "input of the depth decoder"),
         ),
@@ -313,7 +314,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     _llama(
         "inkling",
         "inkling_text",
-        table=("embed_tokens.weight", "llm.embed.weight"),
+        table=("embed_tokens.weight", "embed.weight"),
         position=None,
         recipe=("norm",),
         norm=NormSpec("embed_norm", "rms_norm_eps", 1e-6, kind="rms"),
@@ -328,7 +329,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     _llama(
         "inkling2",
         "inkling2_text",
-        table=("embed_tokens.weight", "llm.embed.weight"),
+        table=("embed_tokens.weight", "embed.weight"),
         position=None,
         recipe=("norm",),
         norm=NormSpec("embed_norm", "rms_norm_eps", 1e-6, kind="rms"),

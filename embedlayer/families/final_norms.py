@@ -6,9 +6,11 @@ them with the input of the head.
 
 from collections.abc import Mapping
 
-from embedlayer.families.records import Names, NormSpec
+from embedlayer.families.records import META_LLAMA, Names, NormSpec
 
-WINDOW_IN_ALL_BLOCKS: Names = ("ministral3", "mistral", "mixtral", "phi3", "phi4_multimodal", "phimoe", "starcoder2")
+WINDOW_IN_ALL_BLOCKS: Names = (
+    *("ministral3", "mistral", "mixtral", "phi3", "phi4_multimodal", "phimoe", "starcoder2", META_LLAMA),
+)
 """Model types of which every block attends to `sliding_window` tokens, if the configuration has a number there."""
 
 _WITHOUT: Names = (

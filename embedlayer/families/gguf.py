@@ -6,6 +6,7 @@ of a family is the one of its other checkpoints, with the names that tensors hav
 Reference: gguf/constants.py, convert_hf_to_gguf.py and src/llama-vocab.cpp in the repository of llama.cpp.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -16,6 +17,38 @@ from embedlayer.families.records import META_LLAMA, Family, LearnedPositions, No
 GGUF_TABLE, GGUF_HEAD, GGUF_HEAD_BIAS = "token_embd.weight", "output.weight", "output.bias"
 GGUF_PER_LAYER = "per_layer_token_embd.weight"
 """Per-layer table of Gemma 3n and 4, with a row for each token."""
+
+GGUF_OTHER_TABLES = ("nextn.embed_tokens", "nextn.shared_head_head")
+"""Names in a block, without `.weight`, of further tensors with a row for each token: the layers that predict the next
+tokens, of DeepSeek V3 and GLM 4."""
+
+_WITHOUT_TOKENS = (
+    *("token_embd_norm", "output_norm", "position_embd", "token_types", "rope_freqs", "rope_factors_long"),
+    *("rope_factors_short", "cls", "cls.norm", "cls.output", "dense_2", "dense_3", "altup_proj", "altup_unembd_proj"),
+    *("per_layer_model_proj", "per_layer_proj_norm", "enc.output_norm", "dec.output_norm"),
+)
+_OF_BLOCKS = (
+    *("altup", "attn", "channel_mix", "cross_attn", "exp_probs", "ffn", "indexer", "inp_gate", "laurel"),
+    *("layer_out", "nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm", "per_layer"),
+    *("post_", "pre_ffw", "proj", "shortconv", "ssm", "time_mix", "vis"),
+)
+_BLOCK = re.compile(r"(?:enc\.|dec\.)?blk\.\d+\.")
+
+
+def has_no_token_rows(name: str) -> bool:
+    """Return whether a name is that of a tensor of llama.cpp that has no row for each token.
+
+    Args:
+        name: Name of the tensor in a GGUF file.
+
+    Example:
+        >>> [has_no_token_rows(name) for name in ("blk.0.ffn_up.weight", "token_embd.weight", "blk.0.map.weight")]
+        [True, False, False]
+    """
+    stem = name.removesuffix(".weight").removesuffix(".bias")
+    block = _BLOCK.match(stem)
+    return stem in _WITHOUT_TOKENS if block is None else stem[block.end() :].startswith(_OF_BLOCKS)
+
 
 ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 """Tensors with a number for each rotated pair, by which its frequency is divided."""
@@ -117,9 +150,8 @@ def gguf_config(values: Mapping[str, Any], *, is_tied: bool, factors: Mapping[st
     stated = (config.get("hidden_size"), config.get("num_attention_heads"), own.get("rope.dimension_count"))
     width, heads, rotated = (size if type(size) is int else 0 for size in stated)
     if 0 < heads <= width and rotated:
-        head_dim = config.setdefault("head_dim", width // heads)
-        if head_dim:
-            config["partial_rotary_factor"] = rotated / head_dim
+        config.setdefault("head_dim", width // heads)
+        config["rotary_dim"] = rotated  # llama.cpp rotates so many channels in every architecture
     scaling = _rope_scaling(own, config.get("max_position_embeddings"), factors)
     return config if scaling is None else {**config, "rope_scaling": scaling}
 

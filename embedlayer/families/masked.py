@@ -238,6 +238,13 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         recipe=("position", "norm"),
         types=(),
         head=_BERT_HEAD,
+        other_tables=(
+            OtherTable(
+                "text_encoder.embeddings.word_embeddings.weight",
+                "the encoder of the question has a table of its own",
+                is_input=True,
+            ),
+        ),
     ),
     _bert("megatron-bert", ("megatron-bert",), recipe=("types", "position"), norm=None, head=_BERT_HEAD),
     _bert(

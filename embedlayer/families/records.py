@@ -181,6 +181,8 @@ class RotaryPositions:
         trailing: Whether the last channels of a head are rotated, not the first.
         default_share: Share of a head's channels that transformers rotates if a configuration states no share. The
             reader refuses a configuration without a share. `None`: the default is all channels, and the reader uses it.
+        reads_share: Whether the family's code reads a share although its default is all channels. Code of a family with
+            neither ignores a share, or fails if the `rope_type` is another than `"default"`.
         rope_types: Values of `rope_type` other than `"default"` that the family's code has; empty for those of
             transformers' `ROPE_INIT_FUNCTIONS`. `"ntk_alpha"` is `"dynamic"` with a fixed `alpha` (HunYuan).
         former_rope_types: Pairs (old name, present name) of a `rope_type`; the reader understands both.
@@ -218,6 +220,7 @@ class RotaryPositions:
     reversed: bool = False
     trailing: bool = False
     default_share: float | None = None
+    reads_share: bool = False
     rope_types: Names = ()
     former_rope_types: tuple[tuple[str, str], ...] = ()
     other_parameters: Names = ()
@@ -340,12 +343,15 @@ class OtherTable:
         end: Which initialisation computes the rows of new tokens; `None` if they are not known, so that the vocabulary
             is not edited.
         of_tokens: Whether its rows belong to tokens of the vocabulary.
+        is_input: Whether its rows are a part of the input of the first block, so that `load` refuses a checkpoint that
+            has it unless the table alone is requested.
     """
 
     name: str
     use: str
     end: End | None = None
     of_tokens: bool = True
+    is_input: bool = False
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (
         _PAIRS,
         (
-            *(META_LLAMA, "blt_local_decoder", "blt_global_transformer", "blt_patcher"),
+            *("blt_local_decoder", "blt_global_transformer", "blt_patcher"),
             *(
                 "openai_privacy_filter",
                 "deepseek_v2",
@@ -242,6 +242,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         ("hunyuan_vl_text",),
     ),
     (RotaryPositions(other_parameters=("llama_4_scaling_beta", "max_position_embeddings")), ("ministral3",)),
+    (replace(_PAIRS, other_parameters=("llama_4_scaling_beta",)), (META_LLAMA,)),
     (
         RotaryPositions(
             interleaved=True,
@@ -434,9 +435,19 @@ _REFUSED: tuple[tuple[str, Names], ...] = (
 REFUSED_ROTARY: Mapping[str, str] = {name: reason for reason, names in _REFUSED for name in names}
 """Model type -> why its rotary positions are not read, the end of a sentence."""
 
+_READS_SHARE: Names = (
+    *("deepseek_v4", "diffusion_gemma_text", "dots3_note_text", "dots3_note_vision_encoder", "glm4_moe_lite"),
+    *("glm4v_moe_vision", "glm4v_text", "glm4v_vision", "glm_image_text", "glm_ocr_text", "glm_ocr_vision"),
+    *("laguna", "mellum", "mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "minimax_m3_vl_vision"),
+    *("nemotron3_diarization_audio", "phi3", "phi4_multimodal", "qwen3_5_moe_vision", "qwen3_5_vision"),
+    *("qwen4_exp_text", "qwen4_exp_vision", "solar_open", "step3p5", "step3p5_vision", "zaya"),
+)
+"""Model types whose code reads `partial_rotary_factor`, with a default of 1; see `RotaryPositions.reads_share`."""
+
 ROTARY: Mapping[str, RotaryPositions] = {
     name: replace(
         settings,
+        reads_share=name in _READS_SHARE or settings.default_share is not None,
         base=_BASE.get(name, settings.base),
         defaults=(("head_dim", _WIDTH[name]),) if name in _WIDTH else (),
         stated=tuple(keys for keys, types in _STATED if name in types),

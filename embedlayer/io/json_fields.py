@@ -57,6 +57,22 @@ def parse_json(text: str | bytes, source: object) -> Any:
     return value
 
 
+def finite_json(value: Any) -> Any:
+    """Return a JSON value with each NaN and infinity in it, which JSON does not have, replaced by `None`.
+
+    Tuples become lists.
+
+    Example:
+        >>> finite_json({"loss": math.nan, "norms": (1.0, math.inf)})
+        {'loss': None, 'norms': [1.0, None]}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: finite_json(inner) for name, inner in value.items()}
+    return [finite_json(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 def check_fields(value: object, kind: type, source: object) -> None:
     """Raise an error unless `value` is a JSON object with the fields of a `TypedDict`.
 

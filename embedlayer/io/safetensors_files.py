@@ -174,10 +174,10 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
     except SafetensorError as error:
         with path.open("rb") as opened:
-            start = opened.read(len(GGUF))
-        if start.startswith(_PICKLE_STARTS):
+            start = opened.read(9)
+        if start.startswith(_PICKLE_STARTS) and not start.endswith(b"{"):  # 8 bytes of length, then a header in JSON
             raise _pickle_error(path) from error
-        if start == GGUF:
+        if start.startswith(GGUF):
             raise CheckpointError(f"{path} is a GGUF file: pass this file itself.") from error
         raise CheckpointError(
             f"{path} is not a whole safetensors file ({error}): it is damaged, cut short or another kind of file. "

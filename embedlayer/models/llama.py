@@ -68,6 +68,8 @@ def load_llama(
     checkpoint = Checkpoint.open(source)
     if has_meta_layout(checkpoint):
         checkpoint.config = meta_config(checkpoint)
+        for key in ("moe", "sliding_window"):
+            require_value(checkpoint.name, checkpoint.config, key, False, None)
     elif checkpoint.gguf is not None:
         _check_gguf(checkpoint)
     elif HUGGING_FACE_TENSORS["table.weight"] in checkpoint.names:

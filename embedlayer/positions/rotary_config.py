@@ -7,11 +7,12 @@ transformers warns about unknown keys and fills in missing ones; here both are e
 states are in `embedlayer.families`.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from embedlayer.errors import CheckpointError
+from embedlayer.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import REFUSED_ROTARY, ROTARY, RotaryPositions, rotary_facts, stated_size
 from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject
@@ -92,18 +93,22 @@ def read_blocks(
     unrotated = _unrotated_queries(config, facts)
     keys: list[str] = []
     arguments: dict[str, dict[str, Any]] = {}
+    by_settings: dict[tuple[Any, ...], dict[str, Any] | None] = {}
     for layer, (kind, flag, base) in enumerate(zip(kinds, flags, bases, strict=True)):
         found, key = None, kind or SAME_FOR_ALL
-        if flag:
-            found = _read(
+        settings = (kind, base, scaled is None or layer in scaled)
+        if flag and settings not in by_settings:
+            by_settings[settings] = _read(
                 config,
                 facts,
                 kind,
                 interleaved=interleaved,
                 default_base=default_base,
                 base=base,
-                scaled=scaled is None or layer in scaled,
+                scaled=settings[-1],
             )
+        if flag:
+            found = by_settings[settings]
         if found is None and unrotated is not None and types[layer] in (None, FULL, SLIDING, "chunked_attention"):
             found, key = {"query_scaling": unrotated}, "query_scaling"
         if found is None:
@@ -243,7 +248,7 @@ def _read(
         if key not in allowed:
             raise CheckpointError(f"Rotary positions of type {kind!r} have no key {key!r}.{_hint(key, allowed)}")
     width = head_width(config, layer_type)
-    share = _rotated_share(config, facts, parameters, width)
+    share = _rotated_share(config, facts, parameters, width, kind)
     layout = _layout(config, facts) if interleaved is None else interleaved
     rotary_dim = width if kind == "proportional" else int(width * share)
     if facts.axes == "axial":  # an equal number of pairs for each axis
@@ -303,7 +308,7 @@ def _facts(config: JsonObject, *, stated: bool) -> RotaryPositions:
             f"{f' Did you mean {close}?' if close else ''} State interleaved= (and rotated= for "
             f"rotary_positions), and compare with the original: embedlayer.positions.compare_rotary(config, ...)."
         )
-    return facts or RotaryPositions()
+    return facts or RotaryPositions(reads_share=True)
 
 
 def _inner_models(config: JsonObject) -> list[str]:
@@ -687,19 +692,27 @@ def _base_keys(config: JsonObject, layer_type: str | None) -> tuple[str, ...]:
     return ("rope_theta", "rotary_emb_base", "rotary_embedding_base")
 
 
-def _rotated_share(config: JsonObject, facts: RotaryPositions, parameters: Mapping[str, Any], width: int) -> float:
+def _rotated_share(
+    config: JsonObject, facts: RotaryPositions, parameters: Mapping[str, Any], width: int, kind: str
+) -> float:
     """Return the share of a head's channels that is rotated, from 0 to 1.
 
     If the configuration states the width of a rotated part (`qk_rope_head_dim`), all channels of that part are rotated.
+    A share that the family's code does not read changes nothing there with the `rope_type` `"default"`.
 
     Args:
         config: The configuration.
         facts: Settings of its family.
         parameters: Rotary parameters of the layers, from `_parameters`.
         width: Number of channels of a head.
+        kind: The `rope_type`, a key of `ROPE_TYPES`.
 
     Raises:
-        CheckpointError: The configuration states two different shares, or none although the family's default is not 1.
+        CheckpointError: The configuration states two different shares, or none although the family's default is not 1;
+            or a share with which the family's code fails.
+
+    Warns:
+        EmbedLayerWarning: The family's code does not read the share.
     """
     share = _only_value(
         {
@@ -710,6 +723,14 @@ def _rotated_share(config: JsonObject, facts: RotaryPositions, parameters: Mappi
         }
     )
     default = facts.default_share
+    if share not in (None, 1) and kind == "default" and not facts.reads_share and config.get("rotary_dim") is None:
+        warnings.warn(
+            f"partial_rotary_factor {share} is ignored, because the code of {config['model_type']} does not read it: "
+            f"all {width} channels of a head are rotated.",
+            EmbedLayerWarning,
+            stacklevel=2,
+        )
+        return 1.0
     if share is not None and config.get("qk_rope_head_dim"):
         whole = config.get("head_dim") or width
         if share != 1 and int(as_number(share, "partial_rotary_factor") * whole) not in (
@@ -720,6 +741,11 @@ def _rotated_share(config: JsonObject, facts: RotaryPositions, parameters: Mappi
                 f"partial_rotary_factor {share} of {whole} channels contradicts qk_rope_head_dim {width}."
             )
         return 1.0
+    if share not in (None, 1) and kind != "proportional" and not facts.reads_share and config.get("rotary_dim") is None:
+        raise CheckpointError(
+            f"partial_rotary_factor {share} with rope_type {kind!r} is not read, because the code of "
+            f"{config['model_type']} fails with it: remove partial_rotary_factor if all channels are rotated."
+        )
     if share is None and default is not None:
         raise CheckpointError(
             f"{config['model_type']} rotates only a part of a head's channels, but partial_rotary_factor is missing. "

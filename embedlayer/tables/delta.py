@@ -341,7 +341,11 @@ def check_token_ids(token_ids: list[int], base: TokenTable) -> None:
                 f"(0..{base.vocab_size - 1}). Grow the table first, then train its new rows."
             )
         if token == base.padding_idx:
-            raise SizeError(f"Token {token} is the padding token, whose row is not trained: leave it out of token_ids.")
+            raise SizeError(
+                f"Token {token} is the padding token of this table (padding_idx), whose row gets no gradient: leave it "
+                f"out of token_ids. Is it a token of the texts too, such as their end? Then set padding_idx = None on "
+                f"the table and on its head first."
+            )
         if token in seen:
             raise SizeError(f"Token {token} is named twice in token_ids: name each token once.")
         seen.add(token)

@@ -128,7 +128,8 @@ class Trainer:
             Each process takes its share of every batch. The result equals that of one process, except for dropout.
 
     Raises:
-        TextError: A corpus of `training` or `validation` is shorter than one window.
+        TextError: `training` or `validation` is no corpus and no mixture, or one of its corpora is shorter than one
+            window.
         SizeError: `validation` has other weights than `training`.
 
     Example:
@@ -152,6 +153,11 @@ class Trainer:
         self.device = next(model.parameters()).device
         self._loss = self.parallel.loss_function(model)
         for name, part in {"training": training, "validation": validation}.items():
+            if not isinstance(part, TokenCorpus | TokenMixture):
+                raise TextError(
+                    f"The {name} part is {part!r:.60}, and neither a TokenCorpus nor a TokenMixture: pass both "
+                    f"parts of one split, Trainer(model, *corpus.split(0.1), options)."
+                )
             for number, corpus in enumerate(corpora_of(part)):
                 if len(corpus) <= options.max_length:
                     which = f"part of corpus {number}" if isinstance(part, TokenMixture) else "part"

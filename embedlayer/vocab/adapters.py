@@ -14,7 +14,7 @@ from embedlayer.io.peft_files import Adapter, ModuleAdapter, read_adapter, write
 from embedlayer.layers.output import OWN_TABLE, OutputHead
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
-from embedlayer.vocab.live_modules import vocabulary_modules
+from embedlayer.vocab.module_parts import vocabulary_modules
 from embedlayer.vocab.row_training import train_only_rows, trained_rows
 
 Weight = TokenEmbedding | OutputHead

@@ -8,33 +8,39 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
-from embedlayer.census.configurations import check_padding, check_readers, edited_configuration, parts_of
+from embedlayer.census.class_defaults import unknown_defaults, with_defaults_of_class, with_moved_defaults
+from embedlayer.census.configurations import check_padding, check_readers, edited_configuration, id_keys, parts_of
 from embedlayer.census.files import files_left_out
+from embedlayer.census.report import CensusReport
 from embedlayer.census.tensors import axes_by_architecture
-from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load, tokenizer_file
 from embedlayer.checkpoints.loader import checkpoint_family, is_unknown_family, tensor_rules
+from embedlayer.checkpoints.meta_layout import PARAMS
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.second_copies import find_copies
 from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
 from embedlayer.families import PER_LAYER_ROWS, family_of
 from embedlayer.io.files import JsonObject, read_json, write_json
+from embedlayer.io.safetensors_files import WeightFiles, find_folder
 from embedlayer.pretrained import TOKENIZER
+from embedlayer.vocab.class_rows import rows_of_class, stored_names
 from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
 from embedlayer.vocab.language_tokenizers import gives_ids, language_class, warn_of_lost_settings
 from embedlayer.vocab.live_modules import (
     FolderResult,
     ModuleResult,
-    refuse_hashed_ngrams,
     row_tensors,
-    vocabulary_modules,
 )
-from embedlayer.vocab.row_map import RowMap, RowTensor, apply_row_map
-from embedlayer.vocab.second_copies import second_copies
+from embedlayer.vocab.module_parts import refuse_hashed_ngrams, vocabulary_modules
+from embedlayer.vocab.row_map import RowEdit, RowMap, RowTensor, apply_row_map
 from embedlayer.vocab.special_tokens import (
     LISTS_OF_NAMES,
     USUAL_NAMES,
@@ -42,7 +48,7 @@ from embedlayer.vocab.special_tokens import (
     added_texts,
     first_id,
     names_in,
-    reads_tokenizer_json,
+    roles_of_class,
     special_tokens_of,
     stated_roles,
     token_text,
@@ -55,13 +61,41 @@ ROWS = "num_rows"
 """End of the name of a number of rows in a receipt."""
 
 GENERATION, TOKENIZER_CONFIG, SPECIALS = "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"
-ADDED, PARAMS = "added_tokens.json", "params.json"
+ADDED = "added_tokens.json"
 TEMPLATES = ("chat_template*.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
 OTHER_FORMS = (
     *("*vocab.json", "*merges.txt", "*encoder.json", "*vocab.bpe", "*vocab.txt"),
     *("*.model", "*.model.v[0-9]", "*.spm", "*.tiktoken", "tekken.json", "tok*.bin"),
 )
 """Files that state the vocabulary again; `tokenizer.json` replaces them."""
+
+
+class Opened(NamedTuple):
+    """Describe a checkpoint whose rows are edited.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        layer: Its layer; `None` if the class of transformers names the tensors, and no record does.
+        tensors: The tensors that have one row for each token, in their stored dtype, by the name under which each is
+            read; the table is the first.
+        aliases: From every name of such a tensor in the checkpoint to its key in `tensors`. A tied tensor may be stored
+            under several names.
+    """
+
+    checkpoint: Checkpoint
+    layer: EmbeddingLayer | None
+    tensors: dict[str, RowTensor]
+    aliases: dict[str, str]
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Return the tokenizer of the folder, or `None` if there is none; it may have IDs without a row."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EmbedLayerWarning)  # about these tokens, to which the edit gives rows
+            if self.layer is not None:
+                return self.layer.tokenizer
+            file = tokenizer_file(self.checkpoint)
+            return None if file is None else load_tokenizer(file)
 
 
 def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderResult:
@@ -84,28 +118,34 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Fo
         VocabularyError: A configuration names a removed token. Or the padding token would get another ID in a
             family that counts positions from that ID. Or the model has hashed n-grams.
     """
-    checkpoint, layer, tensors, aliases = _opened(folder)
+    opened = _opened(folder)
+    checkpoint, layer, tensors, aliases = opened
     left_out = files_left_out(folder)
-    others, copies = second_copies(folder, checkpoint, tensors, aliases, left_out)
-    tensors |= others
     table = next(iter(tensors))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", EmbedLayerWarning)  # about tokens without a row, which the edit gives them
-        tokenizer = layer.tokenizer
+    copies = find_copies(folder, checkpoint, aliases, left_out)
+    for file, names in copies.items():
+        for name, key in names.items():
+            copy = _read_tensor(folder / file, name)
+            tensors[f"{file}/{name}"] = replace(tensors[key], tensor=copy, parameter=key, state_of=_same)
+    tokenizer = opened.tokenizer
     if tokenizer is None and any(folder.glob("tok*.bin")):
         tokenizer = load_tokenizer(folder)  # llama2.c's file is no part of a layer
     resolved = edit.resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)
     row_map = resolved.rows.row_map
-    _check_padding(layer, row_map)
     if resolved.tokens is not None:
-        configs = [part.owner for file in (CONFIG, GENERATION) for part in parts_of(_read(folder / file), 0)]
+        config = with_defaults_of_class(checkpoint.config)
+        if layer is not None:
+            _check_padding(layer, row_map, has_class=not isinstance(config, dict))
+        contents = (config, _read(folder / GENERATION))
+        configs = [part.owner for content in contents for part in parts_of(content, 0)]
         check_readers(configs, row_map.new_ids, row_map.size)
+        _warn_of_unknown_defaults(checkpoint, row_map)
     # An edit gives a row to each token: how many a per-layer table had is written down for the undo.
     short = {f"{name}.{ROWS}": len(r.local) for name, r in tensors.items() if len(r.local) < row_map.old_size}
     before = resolved.settings or {}
     for name in [name for name in tensors if f"{name}.{ROWS}" in before]:
         tensors[name] = replace(tensors[name], padding=min(before[f"{name}.{ROWS}"] - row_map.size, 0))
-    result = apply_row_map(tensors, resolved.rows)
+    result = apply_row_map(tensors, _with_stored_names(resolved.rows, opened))
     per_layer = any(rows.end == "per_layer" for rows in tensors.values())
     files = {} if resolved.tokens is None else _edited_files(folder, resolved.tokens, row_map, per_layer=per_layer)
     new = {name: rows.with_rows(result.tensors[name], row_map) for name, rows in tensors.items()}
@@ -114,8 +154,9 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Fo
         folder,
         partial,
         table=table,
-        copies={file: {stored: new[name] for stored, name in names.items()} for file, names in copies.items()},
+        copies={file: {name: new[f"{file}/{name}"] for name in names} for file, names in copies.items()},
         left_out=left_out,
+        axes=None if layer is not None else {alias: tensors[name].axis for alias, name in aliases.items()},
     )
     if resolved.tokenizer is not None:
         save_tokenizer(resolved.tokenizer, partial / TOKENIZER)
@@ -127,6 +168,66 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Fo
     _restore_config(partial, resolved.settings or {})
     changed = {*files, CONFIG} | ({TOKENIZER} if resolved.tokenizer is not None else set())
     return FolderResult({"": ModuleResult(resolved, result, short)}, sorted(changed), left_out)
+
+
+def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
+    """Return what follows the vocabulary in a checkpoint folder, as `apply_to_checkpoint` moves it.
+
+    Args:
+        folder: The checkpoint.
+        left_out: Paths of the files that an edit leaves out.
+
+    Raises:
+        CheckpointError: `apply_to_checkpoint` would raise it.
+        VocabularyError: The same; errors about single tokens are not among them.
+    """
+    checkpoint, _, tensors, aliases = _opened(folder)
+    copies = find_copies(folder, checkpoint, aliases, left_out)
+    shapes = {name: tuple(rows.tensor.shape) for name, rows in tensors.items()}
+    size = next(iter(shapes.values()))[0]
+    copied = {f"{file}/{name}": shapes[key] for file, names in copies.items() for name, key in names.items()}
+    token_ids = {
+        f"{file}: {part.name}.{key}".replace(": .", ": "): part.owner[key]
+        for file in (CONFIG, GENERATION, PARAMS)
+        for part in parts_of(_read(folder / file), size)
+        if part.of_tokens
+        for key in id_keys(part.owner, size, file)
+    }
+    forms = (TOKENIZER, CONFIG, GENERATION, PARAMS, TOKENIZER_CONFIG, SPECIALS, ADDED, *OTHER_FORMS)
+    files = {file.name for form in forms for file in folder.glob(form)}
+    return CensusReport({**shapes, **copied}, token_ids, tuple(sorted(files)))
+
+
+def _same(rows: Tensor) -> Tensor:
+    """Return new rows unchanged: those of a second copy are those of the checkpoint."""
+    return rows
+
+
+def _read_tensor(path: Path, name: str) -> Tensor:
+    """Read one tensor of a safetensors file."""
+    place = find_folder(path)
+    assert place is not None
+    return WeightFiles(place[0], path.name).read(name)
+
+
+def _with_stored_names(rows: RowEdit, opened: Opened) -> RowEdit:
+    """Return the undo of an edit of a live model with the names that its tensors have in the folder of that model.
+
+    transformers writes some tensors, as those of multimodal models, under other names than the live model has.
+
+    Args:
+        rows: The undo; an edit, and an undo with names of the folder, are returned unchanged.
+        opened: The checkpoint.
+    """
+    if rows.after is None or rows.restored_rows is None or rows.after.keys() <= opened.tensors.keys():
+        return rows
+    written = stored_names(opened.checkpoint.config)
+    names = {own: opened.aliases[name] for own, each in written.items() for name in each if name in opened.aliases}
+    return replace(
+        rows,
+        after={names.get(name, name): value for name, value in rows.after.items()},
+        restored_rows={names.get(name, name): value for name, value in rows.restored_rows.items()},
+    )
 
 
 def _restore_config(folder: Path, settings: JsonObject) -> None:
@@ -151,44 +252,69 @@ def _restore_config(folder: Path, settings: JsonObject) -> None:
             write_json(folder / file, content)
 
 
-def _check_padding(layer: EmbeddingLayer, row_map: RowMap) -> None:
+def _warn_of_unknown_defaults(checkpoint: Checkpoint, row_map: RowMap) -> None:
+    """Warn if an edit moves tokens, and the configuration leaves roles to a class whose defaults are not known."""
+    is_moved = not torch.equal(row_map.new_ids, torch.arange(row_map.old_size))
+    if is_moved and (keys := unknown_defaults(checkpoint.config)):
+        warnings.warn(
+            f"{CONFIG} does not state {', '.join(keys)}, and the defaults of the class of model type "
+            f"{checkpoint.config.get('model_type')!r} are not known without a transformers that has it. If they name "
+            f"tokens, state them in {CONFIG} before the edit.",
+            EmbedLayerWarning,
+            stacklevel=6,
+        )
+
+
+def _check_padding(layer: EmbeddingLayer, row_map: RowMap, *, has_class: bool) -> None:
     """Check that the padding token keeps its ID, if positions are or may be counted from that ID.
 
     Args:
-        layer: The layer before the edit; if only its table was read, how positions are counted is not known.
+        layer: The layer before the edit; if only its table was read, the record does not say how positions are counted.
         row_map: The old row of each new row.
+        has_class: Whether transformers has the class of the configuration; `check_readers` knows those of its classes
+            that count from the padding.
 
     Raises:
         VocabularyError: The padding token would get another ID.
     """
-    unknown = layer.load_record.table_only
+    unknown = layer.load_record.table_only and not has_class
     if unknown or layer.numbering == "ids":
         subject = "This unknown family may count" if unknown else f"{layer.family} counts"
         check_padding(subject, layer.padding_id, row_map.new_ids)
 
 
-def _opened(folder: Path) -> tuple[Checkpoint, EmbeddingLayer, dict[str, RowTensor], dict[str, str]]:
-    """Open a checkpoint for an edit of its rows; of an unknown family, only the table.
-
-    It warns of other tensors with the same number of rows: they are not known to belong to tokens and are not edited.
-
-    Returns:
-        1. The checkpoint.
-        2. The layer.
-        3. The tensors that have one row for each token, in their stored dtype, by the name under which each is read;
-           the table is the first.
-        4. A dictionary from every name of such a tensor in the checkpoint to its key in 3. A tied tensor may be stored
-           under several names.
+def _opened(folder: Path) -> Opened:
+    """Open a checkpoint for an edit of its rows, by the record of its family, else by its class of transformers.
 
     Raises:
-        CheckpointError: The layer builds a tensor from several stored ones, so no stored rows can be edited. Or the
-            model has more tensors with rows for tokens. Or the family is unknown, and another tensor has a
-            size equal to the number of tokens.
+        CheckpointError: Neither names all tensors with values for each token; see `_opened_by_record`.
         VocabularyError: The model has hashed n-grams.
     """
     checkpoint = Checkpoint.open(folder)
     refuse_hashed_ngrams(checkpoint.names, str(folder))
     is_unknown = is_unknown_family(checkpoint)
+    by_class = rows_of_class(checkpoint) if is_unknown else None
+    if by_class is not None:
+        return Opened(checkpoint, None, *by_class)
+    try:
+        return _opened_by_record(folder, checkpoint, is_unknown=is_unknown)
+    except CheckpointError:
+        by_class = None if is_unknown else rows_of_class(checkpoint)
+        if by_class is None:
+            raise
+        return Opened(checkpoint, None, *by_class)
+
+
+def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool) -> Opened:
+    """Open a checkpoint for an edit of its rows, by the record of its family; of an unknown family, only the table.
+
+    It warns of other tensors with the same number of rows: they are not known to belong to tokens and are not edited.
+
+    Raises:
+        CheckpointError: The layer builds a tensor from several stored ones, so no stored rows can be edited. Or the
+            model has more tensors with rows for tokens. Or the family is unknown, and another tensor has a
+            size equal to the number of tokens.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmbedLayerWarning)  # about tensors that are not read, and not needed here
         layer = load(folder, table_only=is_unknown)
@@ -224,7 +350,8 @@ def _opened(folder: Path) -> tuple[Checkpoint, EmbeddingLayer, dict[str, RowTens
     if is_unknown:
         aliases |= dict.fromkeys(_copies_of(checkpoint, table), table)
     _check_others(checkpoint, num_rows, aliases, read - aliases.keys(), is_unknown=is_unknown)
-    return checkpoint, layer, dict(sorted(tensors.items(), key=lambda named: named[1].local.dim() == 1)), aliases
+    tensors = dict(sorted(tensors.items(), key=lambda named: named[1].local.dim() == 1))
+    return Opened(checkpoint, layer, tensors, aliases)
 
 
 def _stored(checkpoint: Checkpoint, name: str, rows: RowTensor) -> RowTensor:
@@ -331,8 +458,9 @@ def _edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer:
     ids, special, model = tokens.new_token_ids(row_map), tokens.special_tokens, _read(folder / CONFIG)
 
     def edited_config(content: JsonObject) -> JsonObject:
-        content = edited_configuration(content, ids, CONFIG)
-        return _with_all_roles(_with_per_layer_rows(content, row_map.size) if per_layer else content, ids)
+        edited = edited_configuration(content, ids, CONFIG)
+        edited = _with_all_roles(_with_per_layer_rows(edited, row_map.size) if per_layer else edited, ids)
+        return with_moved_defaults(content, edited, ids, CONFIG)
 
     def edited_params(content: JsonObject) -> JsonObject:
         size = {"vocab_size": row_map.size} if content.get("vocab_size") == row_map.old_size else {}
@@ -425,19 +553,20 @@ def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
 def _roles_in(folder: Path, old: Tokenizer, new: Tokenizer) -> Mapping[str, str]:
     """Return a dictionary from each role, such as `eos_token`, to the text of the edited tokenizer's special token.
 
-    The tokenizer's files state roles as texts. For a role that they do not state, the ID in `config.json`, else in
-    `generation_config.json`, is converted to a text by the old tokenizer. Roles whose text is not an added token of the
-    new tokenizer are left out. If no role is left, the roles follow from the usual names, such as `</s>`, as in
-    `special_tokens_of`. A tokenizer class that has no roles but the stated ones gets no others.
+    These are the roles of the old tokenizer: those that its files state, and those of its class. A class that has no
+    record is asked in transformers. Without transformers, the IDs in `config.json`, else in `generation_config.json`,
+    are converted to texts by the old tokenizer; if no role is left, the roles follow from the usual names, such as
+    `</s>`, as in `special_tokens_of`. Roles whose text is not an added token of the new tokenizer are left out.
 
     Args:
         folder: The checkpoint before the edit.
         old: The tokenizer before the edit, to which the IDs in the configurations belong.
         new: The tokenizer after the edit.
     """
+    roles = roles_of_class(folder)
+    if roles is not None:
+        return {role: token for role, token in roles.items() if token in added_texts(new)}
     stated = stated_roles(folder)
-    if reads_tokenizer_json(_read(folder / TOKENIZER_CONFIG).get("tokenizer_class")):
-        return {role: token for role, token in stated.items() if token in added_texts(new)}
     for name in (CONFIG, GENERATION):
         content = _read(folder / name)
         for role in USUAL_NAMES:

@@ -150,7 +150,9 @@ def edit_vocabulary(
         count = add if isinstance(add, int) else 0
         if count < 0:
             raise VocabularyError(f"{count} new tokens cannot be added: pass a number from 0.")
-        _, sources, merged = select_tokens(NumberedTokens(rows), remove=remove, keep=keep, order=reorder, merge=merge)
+        _, sources, merged, _ = select_tokens(
+            NumberedTokens(rows), remove=remove, keep=keep, order=reorder, merge=merge
+        )
         return TokenMap((*sources, *[NEW] * count), rows, merged)
 
     return _edit(target, token_map, options)
@@ -306,7 +308,8 @@ def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
     """
     edit = edit_tokenizer(tokenizer, **options)
     sources = tuple(NEW if source is None else source for source in edit.sources)
-    return TokenMap(sources, table_size(tokenizer), edit.merged, edit.tokenizer, tokenizer)
+    old_size = table_size(tokenizer)
+    return TokenMap(sources, old_size, edit.merged, edit.tokenizer, tokenizer, unreachable=edit.unreachable)
 
 
 def _required(tokenizer: Tokenizer | None) -> Tokenizer:

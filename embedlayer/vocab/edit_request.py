@@ -38,6 +38,7 @@ class TokenMap:
         special_tokens: If the edit changes to another tokenizer: from each role, such as `eos_token`, to the text of
             the new tokenizer's special token. Else `None`.
         speller: The tokenizer that encodes the texts of new tokens as old ones, if it is not `old_tokenizer`.
+        unreachable: Old IDs of removed tokens that were not named: no text is encoded with them without the others.
     """
 
     __repr__ = short_repr
@@ -49,6 +50,7 @@ class TokenMap:
     old_tokenizer: Tokenizer | None = None
     special_tokens: SpecialTokens | None = None
     speller: Tokenizer | None = None
+    unreachable: tuple[int, ...] = ()
 
     @property
     def added(self) -> dict[int, str]:

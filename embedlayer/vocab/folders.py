@@ -1,18 +1,22 @@
 """Folders: where an edit reads the old one, and writes the new one with its receipt."""
 
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from embedlayer.errors import CheckpointError, FileError
+from embedlayer.census.files import files_left_out
+from embedlayer.census.report import CensusReport
+from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError
 from embedlayer.io.files import recover_folder, replace_folder
 from embedlayer.sources import BLOCKS, CONFIG, OWN_FOLDERS, path_kind
 from embedlayer.training.run_directory import RunDirectory
-from embedlayer.vocab.checkpoint_folders import apply_to_checkpoint
+from embedlayer.vocab.checkpoint_folders import apply_to_checkpoint, checkpoint_census
 from embedlayer.vocab.edit_request import VocabularyEdit
 from embedlayer.vocab.live_modules import FolderResult
-from embedlayer.vocab.run_folders import apply_to_run
+from embedlayer.vocab.run_folders import apply_to_run, run_census
 
 RECEIPT = "vocabulary-{}.receipt"
 """Name of the receipt of the first edit, of the second, ..."""
@@ -31,6 +35,25 @@ def apply_to_folder(folder: Path, partial: Path, edit: VocabularyEdit) -> Folder
     """
     apply = apply_to_run if path_kind(folder) in OWN_FOLDERS else apply_to_checkpoint
     return apply(folder, partial, edit)
+
+
+def folder_census(folder: Path) -> CensusReport:
+    """Return what follows the vocabulary in a folder, and what an edit does with it; nothing is written.
+
+    Args:
+        folder: A saved layer, a finished training run, or a checkpoint.
+    """
+    left_out = files_left_out(folder)
+    census = run_census if path_kind(folder) in OWN_FOLDERS else checkpoint_census
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EmbedLayerWarning)
+        try:
+            check_folder(folder)
+            report = census(folder, left_out)
+        except EmbedLayerError as error:
+            report = CensusReport(refused=str(error))
+    notes = [str(each.message) for each in caught if issubclass(each.category, EmbedLayerWarning)]
+    return replace(report, left_out={path: rule.what for path, rule in left_out.items()}, notes=tuple(notes))
 
 
 def check_folder(folder: Path) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from embedlayer.data.gguf_tokenizers import TOKEN_ID, tokenizer_metadata, tokenizer_of
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, VocabularyError
 from embedlayer.families import GGUF_HEAD, GGUF_HEAD_BIAS, GGUF_PER_LAYER, GGUF_TABLE
+from embedlayer.families.gguf import GGUF_OTHER_TABLES, has_no_token_rows
 from embedlayer.io.gguf_files import (
     FALLBACK_TYPE,
     GGUFFile,
@@ -225,16 +226,25 @@ def _number_of_rows(file: GGUFFile) -> int:
 
 
 def _check_other_tensors(file: GGUFFile, old: int) -> None:
-    """Check that no other tensor can have a row for each of the `old` tokens.
+    """Check by its name that no other tensor has, or may have, a row for each of the `old` tokens.
 
     Raises:
-        CheckpointError: A tensor has as many rows or columns as there are tokens.
+        CheckpointError: A tensor of llama.cpp has such rows and is not moved; or a tensor that is not known has as many
+            rows or columns as there are tokens.
     """
+    ends = tuple(f".{name}.weight" for name in GGUF_OTHER_TABLES)
+    if tables := [name for name in file.tensors if name.endswith(ends)]:
+        raise CheckpointError(
+            f"{', '.join(tables[:4])} of {file.path} has a row for each token in a layer that predicts further tokens, "
+            f"and its new rows are not known, so the vocabulary is not edited. Convert the model without these layers."
+        )
     others = [name for name, info in file.tensors.items() if old in info.shape and name not in ENDS]
+    others = [name for name in others if not has_no_token_rows(name)]
     if others:
         raise CheckpointError(
-            f"{', '.join(others[:4])} of {file.path} has {old:,} rows or columns, as many as there are tokens. Whether "
-            f"they must change too is not known, so the vocabulary is not edited."
+            f"{', '.join(others[:4])} of {file.path} has {old:,} rows or columns, as many as there are tokens, and is "
+            f"no tensor of llama.cpp that is known. Whether they must change too is not known, so the vocabulary is "
+            f"not edited."
         )
 
 

@@ -35,6 +35,9 @@ from embedlayer.vocab.tokenizer_edit import parse_tokenizer
 KIND, FORMAT_VERSION = "embedlayer/vocabulary-receipt", 1
 MAX_UNPACKED_BYTES = 1 << 30
 TOKENIZERS = ("tokenizer", "old_tokenizer")
+UNREACHABLE = "that no text is encoded with any more"
+"""Of removed tokens that were not named, in a printed receipt."""
+
 SIZES = ("vocab_size", "num_rows")
 """Settings that are used in computations."""
 
@@ -56,6 +59,7 @@ class ReceiptFields(TypedDict):
     settings: dict[str, Any]
     created: list[str]
     left_out: NotRequired[list[str]]
+    unreachable: NotRequired[list[Count]]
     added: dict[str, str]
     dropped: dict[str, str]
     merged: dict[str, Count]
@@ -75,6 +79,8 @@ class Receipt:
         num_tokens: Number of tokens before and after the edit; rows beyond these have no token.
         added: From the new ID of each new token to its text.
         dropped: From the old ID of each removed token to its text.
+        unreachable: Old IDs of those removed tokens that were not named: no text is encoded with them without the
+            others, as with a longer token of BPE.
         merged: From the old ID of each merged token to the new ID of the token that replaces it.
         origins: From the new ID of each initialised row to how it was computed, such as "subword mean of 5, 7".
         dropped_rows: From each tensor's name to the rows that were dropped; with sharded tables those of this rank.
@@ -106,6 +112,7 @@ class Receipt:
     files: dict[str, bytes] = field(default_factory=dict)
     created: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    unreachable: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -148,6 +155,7 @@ class Receipt:
             files={name: file.read_bytes() for name, file in files.items() if file.exists()},
             created=tuple(name for name, file in files.items() if not file.exists()),
             left_out=tuple(left_out),
+            unreachable=tokens.unreachable,
         )
 
     @property
@@ -284,6 +292,7 @@ class Receipt:
             "settings",
             "created",
             "left_out",
+            "unreachable",
             "added",
             "dropped",
             "merged",
@@ -327,6 +336,7 @@ class Receipt:
                 dropped_rows=_without_prefix("rows/", tensors),
                 created=tuple(fields["created"]),
                 left_out=tuple(fields.get("left_out", ())),
+                unreachable=tuple(fields.get("unreachable", ())),
                 files={name: _unpacked(packed) for name, packed in _without_prefix("files/", tensors).items()},
                 tokenizer=tokenizers.get("tokenizer"),
                 old_tokenizer=tokenizers.get("old_tokenizer"),
@@ -350,6 +360,8 @@ class Receipt:
         lines += [f"  new      {len(self.added):,}{shown_names(':', [*self.added.values()])}"] * bool(self.added)
         lines += [f"  rows     {self.new_rows}"] * bool(self.new_rows)
         lines += [f"  dropped  {len(self.dropped):,}{shown_names(':', [*self.dropped.values()])}"] * bool(self.dropped)
+        along = [self.dropped[token] for token in self.unreachable if token in self.dropped]
+        lines += [f"  of these {len(along):,} {UNREACHABLE}{shown_names(':', along)}"] * bool(along)
         lines += [f"  merged   {len(self.merged):,}"] * bool(self.merged)
         lines += [f"  left out {shown_files(self.left_out)}"] if self.left_out else []
         return "\n".join(lines)

@@ -21,7 +21,7 @@ from embedlayer.layers.output import NEW_ROWS, OWN_TABLE, TRAINED_BEFORE, Output
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable, UnstoredWeight
-from embedlayer.vocab.live_modules import vocabulary_modules
+from embedlayer.vocab.module_parts import vocabulary_modules
 from embedlayer.vocab.row_init import (
     ComputedRows,
     DeadRows,

@@ -2,7 +2,7 @@
 
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from embedlayer.census.files import files_left_out, is_left_out
+from embedlayer.census.files import files_left_out, is_left_out, other_safetensors
+from embedlayer.census.report import CensusReport
+from embedlayer.checkpoints.second_copies import refuse_copies
 from embedlayer.command_name import command_line
 from embedlayer.data.corpus import CorpusWriter, IdArray, TokenCorpus
 from embedlayer.data.corpus_files import write_shard_tables
@@ -19,11 +21,19 @@ from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import EmbedLayerWarning, VocabularyError
 from embedlayer.io.files import PARTIAL, JsonObject, write_json
 from embedlayer.io.locks import LOCK
+from embedlayer.io.safetensors_files import read_header
 from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, Pretrained, describe
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory
 from embedlayer.vocab.edit_request import VocabularyEdit
-from embedlayer.vocab.live_modules import FolderResult, ModuleResult, apply_to_module
+from embedlayer.vocab.live_modules import (
+    FolderResult,
+    ModuleResult,
+    apply_to_module,
+    row_tensors,
+)
+from embedlayer.vocab.module_parts import vocabulary_modules
+from embedlayer.vocab.module_settings import settings_of
 from embedlayer.vocab.row_map import RowMap
 
 IDS_AT_ONCE = 1 << 22
@@ -31,7 +41,13 @@ RUN = "run/"
 """In a receipt: the prefix of the names of the run's tensors; those of its result have the same names without it."""
 
 RUN_FILES = ("run.json", "checkpoint.safetensors", "metrics.jsonl", "corpus")
-CHANGED = (CONFIG, TOKENIZER, "run.json", "corpus/index.json", "corpus/[0-9]*/index.json", "report.html")
+CORPUS_FILES = (
+    "corpus/index.json",
+    "corpus/[0-9]*/index.json",
+    "corpus/tokenizer.json",
+    "corpus/[0-9]*/tokenizer.json",
+)
+CHANGED = (CONFIG, TOKENIZER, "run.json", *CORPUS_FILES, "report.html")
 
 
 def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderResult:
@@ -50,16 +66,13 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderRes
     Raises:
         VocabularyError: The run has mapped tables; or the corpus of an unfinished run, which has no layer yet, contains
             a removed token.
-        CheckpointError: `edit` undoes an earlier edit, and the folder is not what that edit wrote.
+        CheckpointError: `edit` undoes an earlier edit, and the folder is not what that edit wrote. Or another
+            safetensors file may have values of tokens, as a second copy or an adapter.
     """
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
     random_state = torch.get_rng_state()
     run, results = RunDirectory(folder), dict[str, ModuleResult]()
-    if run.tables.exists():
-        raise VocabularyError(
-            f"The run {folder} has mapped tables in {run.tables}, whose rows cannot be moved. Save its model into "
-            f"another folder and edit that: DecoderLM.from_pretrained({str(folder)!r}).save_pretrained(...)."
-        )
+    _refuse_mapped(run)
     if (folder / CONFIG).exists():
         layer = Pretrained.from_pretrained(folder)
         results[""] = apply_to_module(layer, edit, tokenizer=tokenizer)
@@ -81,11 +94,11 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderRes
             new_ids = resolved.new_ids.numpy()
             description = {**description, "notes": _moved_notes(description["notes"], new_ids)}
             _write_run(run, RunDirectory(partial), trainer, description, new_ids, resolved.tokenizer)
-    edited = {*RUN_FILES, *CHANGED, WEIGHTS, LOCK}
-    others = [file for file in folder.iterdir() if not ((partial / file.name).exists() or file.name in edited)]
-    others = [file for file in others if not file.name.endswith(PARTIAL)]
+    others = [file for file in _others(folder) if not (partial / file.name).exists()]
     own = tuple(f"{file.name}/" if file.is_dir() else file.name for file in others)
     left_out = {path: rule for path, rule in files_left_out(folder).items() if path.startswith(own)}
+    names = {name for result in results.values() for name in result.rows.tensors}
+    _refuse_copies(folder, left_out, names, next(iter(results.values())).edit.rows.row_map.old_size)
     for path in (path for file in others for path in ([file] if file.is_file() else sorted(file.rglob("*")))):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not is_left_out(name, left_out):
@@ -93,6 +106,71 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderRes
             shutil.copyfile(path, partial / name)
     changed = [str(file.relative_to(folder)) for name in CHANGED for file in sorted(folder.glob(name))]
     return FolderResult(results, changed, left_out)
+
+
+def run_census(folder: Path, left_out: Collection[str]) -> CensusReport:
+    """Return what follows the vocabulary in a folder of this library, as `apply_to_run` moves it.
+
+    Args:
+        folder: The folder, which has a saved layer.
+        left_out: Paths of the files that an edit leaves out.
+
+    Raises:
+        CheckpointError: `apply_to_run` would raise it; errors about single tokens are not among them.
+        SizeError, VocabularyError: The same.
+    """
+    _refuse_mapped(RunDirectory(folder))
+    layer = Pretrained.from_pretrained(folder)
+    modules = vocabulary_modules(layer)
+    tensors = row_tensors(layer, modules)[0]
+    _refuse_copies(folder, left_out, tensors, modules.vocab_size)
+    ids = {
+        name: setting.value for name, setting in settings_of(modules).items() if "padding" in name or setting.names_ids
+    }
+    files = [file.relative_to(folder).as_posix() for name in (*CHANGED, *RUN_FILES) for file in folder.glob(name)]
+    return CensusReport(
+        {name: tuple(rows.tensor.shape) for name, rows in tensors.items()},
+        {name: value for name, value in ids.items() if value is not None},
+        tuple(sorted({*files})),
+    )
+
+
+def _refuse_mapped(run: RunDirectory) -> None:
+    """Raise an error if a run has mapped tables.
+
+    Raises:
+        VocabularyError: It has.
+    """
+    if run.tables.exists():
+        raise VocabularyError(
+            f"The run {run.path} has mapped tables in {run.tables}, whose rows cannot be moved. Save its model into "
+            f"another folder and edit that: DecoderLM.from_pretrained({str(run.path)!r}).save_pretrained(...)."
+        )
+
+
+def _others(folder: Path) -> list[Path]:
+    """Return what is in a folder beside the files of its layer and its run."""
+    edited = {*RUN_FILES, *CHANGED, WEIGHTS, LOCK}
+    return [file for file in folder.iterdir() if file.name not in edited and not file.name.endswith(PARTIAL)]
+
+
+def _refuse_copies(folder: Path, left_out: Collection[str], names: Collection[str], size: int) -> None:
+    """Raise an error if another safetensors file of a folder may have values of tokens.
+
+    Args:
+        folder: The folder.
+        left_out: Paths of the files that an edit leaves out.
+        names: Names of the tensors by token.
+        size: Number of tokens.
+
+    Raises:
+        CheckpointError: It may.
+    """
+    others, weights = {file.name for file in _others(folder)}, folder / WEIGHTS
+    stored = read_header(weights).tensors if weights.exists() else {}
+    sizes = {size, *(stored[name].shape[0] for name in names if name in stored)}  # with padding rows
+    files = [path for path in other_safetensors(folder, left_out) if Path(path).parts[0] in others]
+    refuse_copies(folder, files, names, sizes, f"embedlayer.vocab.merge_adapter(model, {str(folder)!r})")
 
 
 def _keeps_corpus(run: RunDirectory, row_map: RowMap) -> bool:
@@ -156,6 +234,7 @@ def _write_corpus(folder: Path, corpus: TokenCorpus, new_ids: IdArray, tokenizer
             writer.write(new_ids[np.asarray(corpus.ids[start : start + IDS_AT_ONCE])].astype(writer.dtype))
     index = {**writer.index(), "num_tokens": len(corpus), "num_bytes": corpus.num_bytes}
     write_shard_tables(folder, corpus.documents, corpus.blocks, index)
+    save_tokenizer(tokenizer, folder / TOKENIZER)
 
 
 def _moved_notes(notes: Mapping[str, Any], new_ids: IdArray) -> JsonObject:

@@ -4,6 +4,7 @@ A `tokenizers.Tokenizer` does not know the roles. The files beside it in a check
 they follow from the usual names.
 """
 
+import importlib.util
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from embedlayer.data.tokenizer import as_tokenizer, load_tokenizer
-from embedlayer.data.tokenizer_config import class_name
+from embedlayer.data.tokenizer_config import class_name, read_stated
 from embedlayer.errors import EmbedLayerWarning, FileError, TokenizerError, VocabularyError
+from embedlayer.families.tokenizers import BPE_CLASSES, GENERIC_CLASSES, WORDPIECE_CLASSES
 from embedlayer.io.files import JsonObject, read_json
 
 USUAL_NAMES: dict[str, tuple[str, ...]] = {
@@ -115,6 +117,33 @@ def stated_roles(folder: Path) -> dict[str, str]:
             found = {role: token_text(content.get(role)) for role in USUAL_NAMES}
             stated = {role: token for role, token in found.items() if isinstance(token, str)} | stated
     return stated
+
+
+def roles_of_class(folder: Path) -> dict[str, str] | None:
+    """Return the roles of a folder's tokenizer: those that its files state, and those of its class in transformers.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        From role to text. `None` if its class has no record, and transformers is not installed or does not open it.
+    """
+    stated = read_stated(folder)
+    kind = class_name(str(stated.settings.get("tokenizer_class") or stated.kind or ""))
+    rules = BPE_CLASSES.get(kind) or WORDPIECE_CLASSES.get(kind)
+    is_generic = kind in GENERIC_CLASSES or (not kind and stated.model_type is None)
+    if rules is not None or is_generic:
+        roles = {role: stated.role(role, {} if rules is None else rules.roles) for role in USUAL_NAMES}
+        return {role: token for role, token in roles.items() if token is not None}
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        opened = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError):
+        return None  # the class is not there, or reads other files
+    return {role: token_text(token) for role, token in opened.special_tokens_map.items() if role in USUAL_NAMES}
 
 
 def special_tokens_of(tokenizer: Tokenizer, stated: Mapping[str, str]) -> SpecialTokens:
@@ -319,11 +348,6 @@ def class_settings(name: str | None, model: JsonObject) -> JsonObject:
     if stem in _BERT or (name is None and model.get("type_vocab_size", 0) > 1):
         return {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
     return {}
-
-
-def reads_tokenizer_json(name: str | None) -> bool:
-    """Return whether a tokenizer class of transformers uses a `tokenizer.json` as it is, with the stated roles only."""
-    return name in _READS_TOKENIZER_JSON
 
 
 def token_text(token: Any) -> Any:

@@ -189,9 +189,11 @@ class TokenBytes:
         if token_id is None:
             spaced = self.by_bytes.get(b" " + token.encode())
             hint = f" There is {' ' + token!r}, with a space in front." if spaced is not None else ""
+            number = token.removeprefix("#") if token.removeprefix("#").isdecimal() else "304"
             raise VocabularyError(
                 f"The tokenizer has no token {token!r}: it encodes that as {self.tokenizer.encode(token).tokens}."
-                f"{hint} Pass a token as written in its vocabulary, its text, or its ID."
+                f"{hint} Name a token as it is written in the vocabulary, by its text, or by its ID, such as {number} "
+                f'in Python and "#{number}" in a command.'
             )
         return token_id
 

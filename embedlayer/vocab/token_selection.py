@@ -60,7 +60,7 @@ def select_tokens(
     required: Mapping[int, str] | None = None,
     with_parts: Callable[[set[int]], set[int]] = set,
     unreachable: Callable[[set[int]], set[int]] = lambda removed: set(),
-) -> tuple[list[str], list[int], dict[int, int]]:
+) -> tuple[list[str], list[int], dict[int, int], list[int]]:
     """Return the tokens after an edit: the kept old ones in the order of their IDs, then the new ones.
 
     Args:
@@ -80,6 +80,7 @@ def select_tokens(
         1. The name of each token, in the order of the new IDs.
         2. The old ID of each token in the same order; -1 for a new token.
         3. A dictionary from the old ID of each merged token to the new ID of the token that replaces it.
+        4. The old IDs that `unreachable` returned and that were removed too, ascending.
 
     Raises:
         VocabularyError: A token is unknown or named twice, a required token would be removed, or the options
@@ -103,7 +104,8 @@ def select_tokens(
         kept = {old.find(token) for token in _listed(keep, "keep")} - merged.keys()
         removed = old.entries.keys() - with_parts(kept | required.keys())
     removed |= merged.keys()
-    removed |= unreachable(removed) - required.keys()
+    along = unreachable(removed) - required.keys() - removed
+    removed |= along
     for name in merged.values():
         if (target := old.vocabulary.get(name)) in removed:
             raise VocabularyError(
@@ -115,7 +117,7 @@ def select_tokens(
         names = _ordered(names, [_new_name(new, token) or old.entries[old.find(token)] for token in order])
     ids = {name: new_id for new_id, name in enumerate(names)}
     sources = [old.vocabulary.get(name, -1) for name in names]
-    return names, sources, {token_id: ids[name] for token_id, name in merged.items()}
+    return names, sources, {token_id: ids[name] for token_id, name in merged.items()}, sorted(along)
 
 
 def _listed(tokens: Iterable[Token], option: str) -> list[Token]:

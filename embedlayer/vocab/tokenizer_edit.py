@@ -70,6 +70,7 @@ class TokenizerEdit:
         dropped: Old IDs that were removed and not merged, ascending. If the old IDs had gaps, the IDs in the gaps are
             included.
         merged: From the old ID of each merged token, which is removed too, to the new ID of the token that replaces it.
+        unreachable: Those of `dropped` that were not named, ascending: no text is encoded with them without the others.
     """
 
     __repr__ = short_repr
@@ -78,6 +79,7 @@ class TokenizerEdit:
     sources: tuple[int | None, ...]
     dropped: tuple[int, ...]
     merged: dict[int, int]
+    unreachable: tuple[int, ...] = ()
 
 
 def edit_tokenizer(
@@ -144,7 +146,7 @@ def edit_tokenizer(
     data = tokenizer_data(tokenizer)
     old = TokenBytes(tokenizer)
     new = _new_tokens(old, add, special)
-    names, sources, merged = select_tokens(
+    names, sources, merged, unreachable = select_tokens(
         old,
         new,
         remove=remove,
@@ -165,6 +167,7 @@ def edit_tokenizer(
         sources=tuple(None if source < 0 else source for source in sources),
         dropped=tuple(sorted({*range(table_size(tokenizer))} - {*sources} - merged.keys())),
         merged=merged,
+        unreachable=tuple(unreachable),
     )
 
 

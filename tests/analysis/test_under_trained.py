@@ -231,6 +231,7 @@ def test_equal_rows_are_the_tightest_cone() -> None:
     assert found.cones[0].mean_cosine == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.long
 def test_a_part_of_a_large_vocabulary_is_found_through_a_sample() -> None:
     rows = torch.randn(256_000, 48)
     rows[1000:1256] = torch.randn(48) + 0.3 * torch.randn(256, 48)

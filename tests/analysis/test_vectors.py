@@ -11,8 +11,10 @@ from torch import Tensor
 
 from embedlayer.analysis import nearest
 from embedlayer.analysis.vectors import TokenVectors
+from embedlayer.checkpoints.vector_files import write_vectors
 from embedlayer.data.tokenizer import load_tokenizer, token_text, train_tokenizer
 from embedlayer.errors import ShapeError, SizeError, TokenIdError, TokenizerError, UnknownTokenError
+from embedlayer.sources import open_model
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 
@@ -425,3 +427,32 @@ def test_rows_and_names_have_the_attributes_of_gensim(dtype) -> None:
     assert ours.index_to_key == [*keyed.index_to_key, None]  # the last row has no token
     np.testing.assert_array_equal(ours.vectors[:3], keyed.vectors)
     assert ours.vectors.shape == (4, 4)
+
+
+def test_the_rows_of_a_file_of_vectors_are_asked_for_as_in_gensim(tmp_path) -> None:
+    gensim = pytest.importorskip("gensim.models", reason="the fasttext extra is not installed")
+    names, rows = ["cat", "dog", "new york", "fish"], torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
+    write_vectors(tmp_path / "v.npy", names, rows)
+    peer = gensim.KeyedVectors(5)
+    peer.add_vectors(names, rows.numpy())
+    opened = open_model(tmp_path / "v.npy")
+    for vectors in (TokenVectors(opened), TokenVectors(opened.table, names), TokenVectors(rows, names)):
+        assert vectors.key_to_index == peer.key_to_index
+        for name in names:
+            assert vectors.has_index_for(name)
+            for norm in (False, True):
+                assert np.allclose(vectors.get_vector(name, norm=norm).numpy(), peer.get_vector(name, norm=norm))
+            assert np.allclose(vectors.distances(name), peer.distances(name), atol=1e-6)
+        others = ["dog", "new york"]
+        assert np.allclose(vectors.distances("cat", others), peer.distances("cat", others), atol=1e-6)
+        assert np.allclose(vectors.distances(rows[0]), peer.distances(rows[0].numpy()), atol=1e-6)
+        assert vectors.n_similarity(["cat", "fish"], others) == pytest.approx(
+            float(peer.n_similarity(["cat", "fish"], others)), abs=1e-6
+        )
+        assert not vectors.has_index_for("bird")
+        with pytest.raises(SizeError, match="one of them is empty"):
+            vectors.n_similarity([], others)
+    with pytest.raises(TokenizerError, match=r"TokenVectors\(open_model\(source\)\)"):
+        TokenVectors(opened.table, opened.tokenizer)
+    with pytest.raises(SizeError, match="4 rows and 3 names"):
+        TokenVectors(rows, names[:3])

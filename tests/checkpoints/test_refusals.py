@@ -1,6 +1,7 @@
 """Quantised checkpoints in the layouts that transformers and MLX write, and unknown families: right or refused."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -249,3 +250,62 @@ def test_the_nearest_model_types_are_spelt_alike() -> None:
     assert nearest_model_types("lama")[0] == "llama"
     assert nearest_model_types("xx9")
     assert len(nearest_model_types("gpt", count=2)) <= 2
+
+
+BERT = {"model_type": "bert", "vocab_size": V, "hidden_size": D}
+"""A BERT whose file lacks its positions, as that of a model with rotations instead."""
+
+
+def test_a_model_with_code_of_its_own_is_named_as_such(tmp_path) -> None:
+    save_file({"embeddings.word_embeddings.weight": torch.randn(V, D)}, tmp_path / "model.safetensors")
+    for config, reason in (
+        (BERT, "Copy the checkpoint again"),
+        (BERT | {"auto_map": {"AutoModel": "m.M"}}, "auto_map"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(el.CheckpointError, match=rf"has no .*{reason}.*table_only=True\)\.$") as caught:
+            el.load(tmp_path)
+        assert ("Copy the checkpoint" in str(caught.value)) == ("auto_map" not in config)
+        assert el.load(tmp_path, table_only=True).table.vocab_size == V
+
+
+def test_tables_of_two_sizes_are_named_with_their_sizes_and_each_is_read_by_its_name(tmp_path) -> None:
+    names = ("first.embed_tokens.weight", "second.embed_tokens.weight")
+    save_file({name: torch.randn(V + 8 * i, D - 8 * i) for i, name in enumerate(names)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "novel"}))
+    with pytest.raises(
+        el.CheckpointError, match=r"first\S+ \(24 x 16\), second\S+ \(32 x 8\)\. Which of them"
+    ) as caught:
+        el.load(tmp_path, table_only=True)
+    calls = re.findall(r"table_only='([^']+)'", str(caught.value))
+    assert calls == [*names]
+    assert [el.load(tmp_path, table_only=name).table.weight.shape for name in calls] == [(24, 16), (32, 8)]
+
+
+REFUSED_FAMILIES = {
+    "no config.json": None,
+    "no model_type": {"vocab_size": V},
+    "refused": {"model_type": "blt"},
+    "unknown": {"model_type": "novel"},
+    "newer": {"model_type": "novel", "transformers_version": "99.0.0"},
+    "of a wrong type": CONFIG | {"num_hidden_layers": "two"},
+    "not computed": {"model_type": "xlm", "asm": True},
+}
+"""What is refused -> the configuration; the advice of each is carried out."""
+
+
+@pytest.mark.parametrize("name", REFUSED_FAMILIES)
+def test_the_advice_of_a_refused_family_works(tmp_path, name) -> None:
+    config = REFUSED_FAMILIES[name]
+    tensors = FULL | {"embeddings.weight": FULL[TABLE]} if name == "not computed" else FULL
+    save_file({key: tensor.clone() for key, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        el.CheckpointError, match=r"To read the table alone: load\(\.\.\., table_only=True\)\.$"
+    ) as caught:
+        el.load(tmp_path)
+    assert torch.equal(el.load(tmp_path, table_only=True).table.weight, FULL[TABLE])
+    if re.search(r"Copy the\s+model's (own )?config\.json there", str(caught.value)):
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+        assert el.load(tmp_path).head is not None

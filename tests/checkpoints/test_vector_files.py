@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import json
+import re
 import tracemalloc
 import warnings
 
@@ -21,6 +22,7 @@ from embedlayer import (
     ShapeError,
     SizeError,
     TokenEmbedding,
+    open_model,
 )
 from embedlayer.checkpoints import read_vectors, write_vectors
 
@@ -111,10 +113,13 @@ def test_twice_the_same_token_and_bad_utf8_are_read_as_gensim_reads_them(tmp_pat
     file, format = tmp_path / "v", "word2vec-binary" if binary else "word2vec"
     file.write_bytes(b"4 2\n" + body)
     with pytest.raises(CheckpointError, match=r"(line 3|row 2): the token b'caf.*' is not UTF-8.*errors=\"replace\""):
-        read_vectors(file, format)
+        read_vectors(file, format, errors="strict")
     for errors in ("ignore", "replace"):
         peer = gensim.KeyedVectors.load_word2vec_format(str(file), binary=binary, unicode_errors=errors)
-        with pytest.warns(EmbedLayerWarning, match="holds 1 tokens twice, first 'cat' at (line 4|row 3)"):
+        with (
+            pytest.warns(EmbedLayerWarning, match="holds 1 tokens twice, first 'cat' at (line 4|row 3)"),
+            pytest.warns(EmbedLayerWarning, match=r"1 tokens that are not UTF-8, first b'caf.* at (line 3|row 2): "),
+        ):
             tokens, rows = read_vectors(file, format, errors=errors)
         assert tokens == peer.index_to_key[:3]  # past them gensim has a None and a row of zeros
         assert np.array_equal(rows.numpy(), peer.vectors[:3])
@@ -223,7 +228,8 @@ def test_arrays_of_numpy_in_any_order_are_read(tmp_path, dtype, order) -> None:
     array = np.asarray(np.random.default_rng(0).normal(size=(3, 4)), dtype, order=order)
     np.save(tmp_path / "v.npy", array)
     (tmp_path / "v.tokens.json").write_text(json.dumps(["a", "b", "c"]))
-    assert np.array_equal(read_vectors(tmp_path / "v.npy")[1].numpy(), array.astype(np.float32))
+    with pytest.warns(EmbedLayerWarning, match="rounded to float32") if dtype == "<f8" else contextlib.nullcontext():
+        assert np.array_equal(read_vectors(tmp_path / "v.npy")[1].numpy(), array.astype(np.float32))
 
 
 def test_an_array_that_does_not_fit_is_refused(tmp_path) -> None:
@@ -328,3 +334,35 @@ def test_rows_and_tokens_are_replaced_together_or_not_at_all(tmp_path, name) -> 
     tokens, rows = read_vectors(path)
     assert tokens == ["a", "b"]
     assert torch.equal(rows, torch.eye(2))
+
+
+def test_a_model_of_fasttext_is_named_and_the_call_of_its_error_converts_it(tmp_path) -> None:
+    fasttext = pytest.importorskip("gensim.models.fasttext")
+    model = fasttext.FastText([["cat", "dog", "cat"]] * 3, vector_size=4, min_count=1, bucket=8, workers=1, epochs=1)
+    path = tmp_path / "model.bin"
+    fasttext.save_facebook_model(model, str(path))
+    with pytest.raises(CheckpointError, match="is a whole model of fastText") as caught:
+        read_vectors(path)
+    call = re.search(r"fasttext\.load_facebook_vectors\((.*?)\)\.save_word2vec_format\((.*?)\)$", str(caught.value))
+    assert call is not None
+    vectors = fasttext.load_facebook_vectors(call[1].strip("'"))
+    vectors.save_word2vec_format(call[2].strip("'"))
+    tokens, rows = read_vectors(tmp_path / "model.vec")
+    assert sorted(tokens) == ["cat", "dog"]
+    torch.testing.assert_close(rows, torch.tensor(np.stack([vectors[token] for token in tokens])))
+
+
+@pytest.mark.parametrize("opened", ["", "vectors.tsv", "other.tsv"])
+def test_a_table_of_the_projector_under_another_name_is_named_and_reads_when_renamed(tmp_path, opened) -> None:
+    name = opened or "vectors.tsv"
+    (tmp_path / name).write_text("1\t2\n3\t4\n")
+    (tmp_path / "metadata.tsv").write_text("cat\ndog\n")
+    path = tmp_path / opened if opened else tmp_path
+    for read in (read_vectors, open_model):
+        with pytest.raises(
+            CheckpointError, match=rf"{name} is a table of the Embedding Projector .* rename it to tens"
+        ):
+            read(path)
+    (tmp_path / name).rename(tmp_path / "tensors.tsv")
+    assert read_vectors(tmp_path)[0] == ["cat", "dog"]
+    assert open_model(tmp_path).encode("dog") == [1]

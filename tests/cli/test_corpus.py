@@ -108,6 +108,15 @@ def test_a_run_reads_a_corpus_where_it_lies(text, tmp_path):
         start(tmp_path / "corpus", tokenizer_from=tmp_path / "byte.json")
     assert np.array_equal(TokenCorpus.open(tmp_path / "corpus").ids, corpus.ids)
 
+    TokenCorpus.build([text], tokenizer, tmp_path / "built")
+    alone, told = start(tmp_path / "built")
+    assert told.to_str() == tokenizer.to_str()
+    (tmp_path / "built" / "tokenizer.json").unlink()
+    for weights in (None, (3, 1)):
+        with pytest.raises(TokenizerError, match=r"built has no tokenizer\.json\. Pass .*: --tokenizer-from FILE"):
+            start(tmp_path / "built", *([text] if weights else []), weights=weights)
+    assert batches(start(tmp_path / "built", tokenizer_from=tmp_path / "bpe.json")[0]) == batches(alone)
+
     mixed, told = start(tmp_path / "corpus", text, weights=(3, 1))
     assert told.to_str() == tokenizer.to_str()
     assert batches(directory.resume()[0]) == batches(mixed) != batches(linked)

@@ -62,12 +62,12 @@ def test_onnx_goes_by_its_name_and_has_logits_of_a_tied_head_alone(tmp_path, cap
     for name, head in (("tied", None), ("untied", OutputHead(vocab_size=20, embed_dim=32))):
         DecoderLM(table, position, head, num_layers=1, num_heads=2).save_pretrained(tmp_path / name)
         assert run("compress", tmp_path / name, "--to", "q4_0", "-o", tmp_path / f"{name}4") == 0
-        assert run("export", tmp_path / f"{name}4", "-o", tmp_path / "table.onnx") == 0
+        assert run("export", tmp_path / f"{name}4", "-o", tmp_path / f"{name}.onnx") == 0
         assert "Wrote 20 rows of 32 numbers as onnx" in capsys.readouterr().out
-        outputs = [each.name for each in onnx.load(tmp_path / "table.onnx").graph.output]
+        outputs = [each.name for each in onnx.load(tmp_path / f"{name}.onnx").graph.output]
         assert outputs == (["vectors", "logits"] if name == "tied" else ["vectors"])
     assert run("export", tmp_path / "tied", "-o", tmp_path / "dense.onnx") == 2
-    assert "convert it first with compress_table(table, 'q4_0')" in capsys.readouterr().err
+    assert "--to q4_0 -o NEW" in capsys.readouterr().err
 
 
 def test_the_projectors_folder_is_one_that_tensorboard_finds(tmp_path) -> None:

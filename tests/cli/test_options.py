@@ -86,6 +86,7 @@ def there() -> Iterator[dict[str, Path]]:
     model = DecoderLM(TokenEmbedding(257, 8), RotaryEmbedding(4), num_layers=1, num_heads=2)
     model.save_pretrained(root / "run", tokenizer=tokenizer)
     TokenCorpus.build([root / "notes.md"], tokenizer, root / "run" / "corpus")
+    (root / "run" / "corpus" / "tokenizer.json").unlink()
     assert run("corpus", "build", root / "notes.md", "-o", root / "corpus", "--tokenizer", root / "run") == 0
     for sealed in ("sealed", "sealed.txt"):
         (root / sealed).chmod(0)
@@ -100,7 +101,7 @@ def there() -> Iterator[dict[str, Path]]:
         "an unreadable file": root / "sealed.txt",
         "a folder of texts": root / "texts",
         "a corpus": root / "corpus",
-        "the corpus of a run": root / "run" / "corpus",
+        "a corpus without its tokenizer": root / "run" / "corpus",
         "a run": root / "run",
     }
     shutil.rmtree(root)
@@ -187,7 +188,7 @@ def test_what_is_at_a_path_is_found_by_names_and_first_bytes(there, tmp_path) ->
         "an empty folder": PathKind.EMPTY_FOLDER,
         "a folder of texts": PathKind.FOLDER,
         "a corpus": PathKind.CORPUS,
-        "the corpus of a run": PathKind.CORPUS_OF_RUN,
+        "a corpus without its tokenizer": PathKind.CORPUS_ALONE,
         "a run": PathKind.SAVED,
     }
     with as_nobody():

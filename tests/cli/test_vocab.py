@@ -113,6 +113,41 @@ def test_what_happened_is_shown(trained, tmp_path, capsys) -> None:
     assert re.search(r"Dropped +2\n +400  ·otterly\n +403  <\|user\|>\n", capsys.readouterr().out)
 
 
+def test_a_token_is_named_by_its_id_in_every_command(trained, tmp_path, capsys) -> None:
+    opened = el.open_model(trained)
+    text = el.data.tokenizer.token_text(opened.tokenizer, 304)
+    entry = opened.tokenizer.id_to_token(304)
+    assert run("vocab", "remove", trained, "#304", "-o", tmp_path / "new", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["dropped"]["304"] == entry
+    for token in ("50254", "#50254"):
+        assert run("vocab", "remove", trained, token, "-o", tmp_path / "none") == 2
+    said = capsys.readouterr().err
+    assert "The tokenizer has no token '50254'" in said
+    assert '50254 in Python and "#50254" in a command' in said
+    assert "The tokenizer has no token 50254: its IDs are 0..399" in said
+    assert not (tmp_path / "none").exists()
+    assert run("vocab", "remove", trained, "-o", tmp_path / "none") == 2  # a shell takes #304 as a comment
+    assert 'An ID needs quotation marks: "#304"' in capsys.readouterr().err
+    assert run("neighbors", trained, "#304", "--minus", "#5", "--json") == 0
+    by_id = json.loads(capsys.readouterr().out)
+    assert (by_id["ids"], by_id["minus_ids"]) == ([304], [5])
+    assert run("neighbors", trained, "#304", "-n", 3) == run("neighbors", trained, text, "-n", 3) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == lines[3:]
+
+
+def test_ids_need_no_tokenizer(tmp_path, capsys) -> None:
+    table = el.TokenEmbedding(20, 4)
+    table.save_pretrained(tmp_path / "table")
+    assert run("neighbors", tmp_path / "table", "#7", "-n", 19, "--json") == 0
+    found = [row["token"] for row in json.loads(capsys.readouterr().out)["neighbors"]]
+    assert sorted(found) == sorted(f"#{row}" for row in range(20) if row != 7)
+    assert run("neighbors", tmp_path / "table", "dog") == 2
+    assert "no tokenizer" in capsys.readouterr().err
+    assert run("vocab", "remove", tmp_path / "table", "#7", "-o", tmp_path / "new") == 0
+    assert torch.equal(el.TokenEmbedding.from_pretrained(tmp_path / "new").weight[7], table.weight[8])
+
+
 def test_trimming_and_transplanting_from_the_command_line(trained, domain, tmp_path, capsys) -> None:
     capsys.readouterr()
     assert run("vocab", "trim", trained, domain / "text.txt", "-o", tmp_path / "small", "--json") == 0

@@ -141,6 +141,7 @@ def test_an_unknown_kind_is_named_with_the_known_ones():
         train_tokenizer(TEXT, "bpee")
 
 
+@pytest.mark.long
 def test_gpt2_is_read_from_its_two_files_however_they_are_named(shared_data, tmp_path):
     original = shared_data / "tokenizers"
     tokenizer = load_tokenizer(original / "gpt2-encoder.json")

@@ -43,7 +43,8 @@ def alone(arguments, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("step", [None, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.long  # a run that is killed in a save goes on: training/test_run_directory.py
+@pytest.mark.parametrize("step", [None, 5])
 def test_workers_that_are_killed_in_a_run_and_in_a_save_go_on_from_the_last_checkpoint(
     arguments, alone, tmp_path, step
 ) -> None:

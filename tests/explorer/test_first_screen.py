@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from covering import LONG
 from page_waiting import until
 
 from embedlayer import TokenEmbedding
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.browser
 
 SIZES = [(1280, 800), (390, 844)]
 WIDE_OR_PHONE = pytest.mark.parametrize("size", SIZES, ids=["wide", "phone"])
+PHONE = pytest.mark.parametrize("size", [pytest.param(SIZES[0], marks=LONG), SIZES[1]], ids=["wide", "phone"])
 
 SHOWN = "[...document.querySelectorAll('.map-tools .field:not([hidden]) select')].map((list) => list.value).join()"
 """The values of the lists Colour, x axis and y axis, of those that are visible."""
@@ -68,7 +70,7 @@ def is_on_screen(page, locator, size) -> bool:
 # Where to begin
 
 
-@WIDE_OR_PHONE
+@PHONE
 def test_the_header_names_the_product_and_what_is_open(url, serve, open_page, words, size):
     page = opened(open_page, url, size)
     page.locator(".map-over").wait_for()
@@ -80,7 +82,7 @@ def test_the_header_names_the_product_and_what_is_open(url, serve, open_page, wo
     assert is_on_screen(page, page.locator("#title", has_text="4,000 words of MiniLM"), size)
 
 
-@WIDE_OR_PHONE
+@PHONE
 def test_a_newcomer_and_a_practitioner_find_their_first_click_on_map_and_learn(url, open_page, size):
     page = opened(open_page, url, size)
     start = page.get_by_label("Where to begin")
@@ -198,6 +200,7 @@ def test_the_layout_takes_the_lists_with_it(serve, open_page, waiting):
     draws_the_layout(page)
 
 
+@pytest.mark.long
 def test_a_row_that_the_layout_leaves_out_has_no_tooltip_on_the_map(serve, open_page):
     named = table()
     rows = torch.cat([named.table.weight.detach(), torch.zeros(1, 6)])
@@ -210,7 +213,7 @@ def test_a_row_that_the_layout_leaves_out_has_no_tooltip_on_the_map(serve, open_
         assert tip.is_visible() == is_shown, typed
 
 
-@WIDE_OR_PHONE
+@PHONE
 def test_the_note_under_the_layout_says_what_distances_mean_and_fits(serve, open_page, size):
     page = opened(open_page, serve(table()), size)
     until(page, f"{SHOWN} === 'cluster,n'")
@@ -227,6 +230,7 @@ def test_the_note_under_the_layout_says_what_distances_mean_and_fits(serve, open
     assert page.evaluate(width) < free
 
 
+@pytest.mark.long
 def test_another_axis_while_the_layout_runs_is_kept_when_it_is_there(serve, open_page, waiting):
     address = serve(table())
     page = open_page(address)
@@ -238,6 +242,7 @@ def test_another_axis_while_the_layout_runs_is_kept_when_it_is_there(serve, open
     until(page, f"{SHOWN} === 'cluster,1,3'")
 
 
+@pytest.mark.long
 def test_a_lasso_while_the_layout_runs_is_one_among_the_points_that_are_drawn(serve, open_page, waiting):
     address = serve(table())
     page = open_page(address)
@@ -292,6 +297,7 @@ def test_rows_without_names_are_coloured_by_a_column_that_they_have(serve, open_
     page.locator(".map-legend").get_by_text("norm of the row").wait_for()
 
 
+@pytest.mark.long
 def test_density_is_drawn_in_no_column(serve, open_page, waiting):
     address = serve(table())
     page = open_page(address)
@@ -347,6 +353,7 @@ def test_a_table_whose_words_are_unknown_offers_some_of_its_own(serve, open_page
     assert page.get_by_label("Nearest rows of a token").get_attribute("placeholder") == "a token, or #17"
 
 
+@pytest.mark.long
 def test_the_last_scene_shows_the_table_that_has_everyday_words_and_says_which(url, open_page, of_run):
     page = open_page(f"{url}#learn?s=real")
     heading = page.locator(".learn-neighbors h3")

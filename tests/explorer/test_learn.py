@@ -64,6 +64,7 @@ def cosines(rows):
 # The mathematics
 
 
+@pytest.mark.long
 def test_random_numbers_are_those_of_their_seed_and_normal(story):
     numbers = np.array(story("Array.from({ length: 20000 }, random.normal(7))"))
     assert numbers[:3].tolist() == story("Array.from({ length: 3 }, random.normal(7))")
@@ -511,6 +512,7 @@ def test_back_shows_the_scene_before_and_progress_survives(url, open_page):
     assert page.get_by_label("Text", exact=True).input_value() == "the cat sat"
 
 
+@pytest.mark.long
 def test_every_exercise_of_the_lesson_opens_its_scene_with_a_verdict(url, open_page, story):
     exercises = [each for _, part in story("lesson.LESSON") for each in part]
     names = " / ".join(each["name"] for each in exercises)
@@ -590,6 +592,7 @@ CROWDED = """() => {
 }"""
 
 
+@pytest.mark.long
 def test_every_scene_fits_a_phone_and_its_text_is_short(url, open_page):
     page = open_page(url + "#learn", color_scheme="dark", is_mobile=True)
     heights = set()
@@ -609,6 +612,7 @@ def test_every_scene_fits_a_phone_and_its_text_is_short(url, open_page):
     assert len(heights) == 1, "Next stays in its place"
 
 
+@pytest.mark.long
 def test_the_story_works_in_a_file_and_without_names_of_tokens(tmp_path, of_run, open_page):
     nameless = OpenedModel("nameless", TokenEmbedding.from_pretrained(torch.randn(30, 6)))
     write_page(tmp_path / "page.html", [of_run, nameless])

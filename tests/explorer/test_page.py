@@ -170,6 +170,7 @@ def url_of_python(serve):
     return tokens, serve(OpenedModel("python", table, tokens=tokens))
 
 
+@pytest.mark.long
 def test_the_token_that_is_chosen_in_a_list_is_the_one_selected_and_typing_its_name_again_selects_it(
     url_of_python, open_page
 ):
@@ -531,6 +532,7 @@ def large(request) -> OpenedModel:
     return OpenedModel("synthetic", TokenEmbedding.from_pretrained(rows), tokens=tokens)
 
 
+@pytest.mark.long
 def test_large_tables_stay_fluid(large, serve, open_page, capsys, pytestconfig):
     """Frame and search times are printed, not judged: the machine may be busy."""
     count = 40 if pytestconfig.getoption("--all") else 8

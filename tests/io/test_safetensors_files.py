@@ -214,6 +214,10 @@ def test_a_header_whose_length_looks_like_a_pickle_is_a_header(tmp_path, length)
     raw = json.dumps({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode().ljust(length)
     write_raw(tmp_path / "model.safetensors", raw, b"1234")
     assert Checkpoint.open(tmp_path).read("a").tolist() == [49, 50, 51, 52]
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(whole[:-1])
+    with pytest.raises(el.CheckpointError, match="cut short"):
+        read_header(tmp_path / "cut.safetensors")
 
 
 def test_several_files_without_an_index_are_not_guessed_among(tmp_path) -> None:

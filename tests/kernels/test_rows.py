@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from covering import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 ROOTS = torch.cat([torch.zeros(1), torch.logspace(-13, 1, 90)]).double()  # sqrt(v), far below eps to far above
 GAPS_AT = (0, 1, 5, 20, 50, 400, 1000, 1150, 1185, 1196, 1197, 1198, 1199)
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 
 
 @pytest.fixture
@@ -62,12 +64,11 @@ def recorded(betas: Betas, all_rates: list[float], decay: float, start: int = 0)
     return history
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95), (0.95, 0.99), (0.0, 0.9)])
+@cases("betas, decay, dtype", [(0.9, 0.999), (0.9, 0.95), (0.95, 0.99), (0.0, 0.9)], [0.0, 0.1], TOLERANCE)
 def test_pending_updates_are_the_loop_over_the_skipped_steps_for_every_mean_square(
-    betas, decay, dtype, tolerance, left_out
+    betas, decay, dtype, left_out
 ) -> None:
+    tolerance = TOLERANCE[dtype]
     steps, betas = 1200, Betas(*betas, eps=1e-8)
     m, v = torch.ones(len(GAPS_AT), len(ROOTS)).double(), (ROOTS**2).expand(len(GAPS_AT), -1)
     table = with_pending(recorded(betas, rates(steps), decay), GAPS_AT, GAPS_AT, m, v.contiguous(), dtype=dtype)

@@ -104,6 +104,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unchecked")
 def test_a_saved_program_runs_where_embedlayer_is_not_installed(tmp_path: Path, pytestconfig) -> None:
     names, paths = ["layer: DecoderLM", "head: tied to int4"], []
@@ -143,6 +144,7 @@ def test_an_exported_row_sparse_table_has_its_pending_updates() -> None:
     assert torch.equal(export(table, (IDS,)).module()(IDS), table(IDS))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unchecked")
 def test_a_compiled_decoder_has_the_gradients_of_eager_mode_at_two_lengths() -> None:
     model = LAYERS["DecoderLM"]()

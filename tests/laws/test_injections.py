@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from covering import some
+from covering import cases, some
 from decoders import small
 from kinds import EMBED_DIM, INJECTIONS, LOOKUP_TABLES, NUM_HEADS, VOCAB_SIZE, in_a_file, ngrams
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ def test_save_copy_and_meta_keep_every_bit(name, tmp_path) -> None:
         assert el.DecoderLM.from_config(model.config)(IDS.to("meta")).shape == (2, 10, 50)
 
 
-@pytest.mark.parametrize("name", some(["value", "n-gram, gated", "per-layer"], INJECTIONS))
+@pytest.mark.parametrize("name", some(["n-gram, gated", "per-layer"], INJECTIONS))
 def test_every_parameter_gets_a_gradient_in_one_graph(unchecked: None, name) -> None:
     model = decoder(name).train()
     compiled = torch.compile(model.loss, fullgraph=True, backend="eager")
@@ -131,8 +131,7 @@ OVER_A_TABLE = {
 }
 
 
-@pytest.mark.parametrize("point", OVER_A_TABLE)
-@pytest.mark.parametrize("kind", EVERY_TABLE)
+@cases("kind, point", EVERY_TABLE, OVER_A_TABLE)
 def test_an_edit_moves_every_table_with_a_row_for_each_token_or_refuses_it_by_name(kind, point) -> None:
     torch.manual_seed(0)
     table = EVERY_TABLE[kind]()

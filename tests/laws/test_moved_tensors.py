@@ -19,10 +19,9 @@ import embedlayer as el
 
 ADDED, REMOVED = 3, 2
 ALWAYS = [
-    *(("causal", name) for name in "llama gpt2 gptj bloom opt phi cohere2 apertus deepseek_v4 mamba bart".split()),
-    *(("masked", name) for name in "bert roberta electra deberta-v2 modernbert esm mobilebert reformer".split()),
-    *(("seq2seq", name) for name in "t5 bart marian".split()),
-    ("image-text", "qwen2_vl"),
+    *(("causal", name) for name in "llama gptj opt deepseek_v4 mamba".split()),
+    *(("masked", name) for name in "bert deberta-v2 esm mobilebert reformer".split()),
+    *(("seq2seq", name) for name in "t5 marian".split()),
 ]
 SIZES, NGRAMS = "do not share a vocabulary", "hashed n-grams"
 EXPERTS = "(values for each|tensors with rows for) token"

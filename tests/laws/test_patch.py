@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from covering import some
+from covering import LONG, cases, some
 from safetensors.torch import load_file
 from tiny_models import SAMPLE
 from torch import nn
@@ -450,9 +450,9 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize(("task", "kind"), KINDS)
-def test_what_is_done_to_a_model_may_be_done_to_a_patched_one(task, kind, operation) -> None:
+@cases("model, operation", KINDS, OPERATIONS)
+def test_what_is_done_to_a_model_may_be_done_to_a_patched_one(model, operation) -> None:
+    task, kind = model
     plain = built(task, kind)
     plain, patched = (OPERATIONS[operation](model) for model in (plain, patch(copy.deepcopy(plain))))
     assert_same(patched, plain)
@@ -467,7 +467,9 @@ def test_greedy_decoding_with_a_cache_gives_the_same_tokens(task, kind) -> None:
     assert torch.equal(patched.generate(ids, **options), plain.generate(ids, **options))
 
 
-@pytest.mark.parametrize(("task", "kind"), [("causal", "llama"), ("sequence to sequence", "t5")])
+@pytest.mark.parametrize(
+    ("task", "kind"), [("causal", "llama"), pytest.param("sequence to sequence", "t5", marks=LONG)]
+)
 @torch.no_grad()
 def test_a_compiled_model_gives_the_same_logits(unchecked: None, task, kind) -> None:
     patched = patch(built(task, kind)).eval()

@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from covering import cases, some
+from covering import some
 from tiny_models import quiet
 from tokenizer_kinds import BUILDERS, ENGLISH, LANGUAGES, tokenizer_of
 from tokenizers import AddedToken, Tokenizer
@@ -32,6 +33,7 @@ FILES = {
     "phi-3": ("phi-3-mini.tokenizer.json",),
     "t5": ("t5-small.tokenizer.json",),
 }
+EDITED = [("bert", "trim"), ("phi-3", "trim"), ("t5", "add and remove")]
 NAMES = {
     "gpt2-encoder.json": "vocab.json",
     "gpt2-vocab.bpe": "merges.txt",
@@ -115,9 +117,9 @@ def assert_ours(folder: Path, tokenizer) -> object:
     return theirs
 
 
-@cases("name, edit", FILES, ("add and remove", "trim"))
+@pytest.mark.parametrize(("name", "edit"), some(EDITED, product(FILES, ("add and remove", "trim"))))
 def test_after_an_edit_transformers_gives_our_ids(folders, name, edit, tmp_path) -> None:
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoTokenizer
 
     if edit == "trim":
         receipt = el.vocab.trim_vocabulary(folders[name], list(TEXTS), out=tmp_path / "new")
@@ -130,8 +132,9 @@ def test_after_an_edit_transformers_gives_our_ids(folders, name, edit, tmp_path)
     theirs = assert_ours(tmp_path / "new", receipt.tokenizer)
     assert theirs.padding_side == ("left" if name == "llama2" else "right")  # as the class of the old tokenizer
     assert ("token_type_ids" in theirs.model_input_names) == (name == "bert")
+    roles = AutoTokenizer.from_pretrained(folders[name]).special_tokens_map
     for role in ROLES:
-        token = STATED[name].get(role)
+        token = roles.get(role)
         assert getattr(theirs, role) == token
         if token is not None:
             assert getattr(theirs, f"{role}_id") == receipt.tokenizer.token_to_id(token)
@@ -144,8 +147,8 @@ def test_after_an_edit_transformers_gives_our_ids(folders, name, edit, tmp_path)
         assert after == expected
 
 
-PAIRS = [("gpt2", "llama2"), ("bert", "bert uncased"), ("phi-3", "t5")]
-LONG_PAIRS = [("gpt2", "bert"), ("llama2", "phi-3"), ("t5", "bert"), ("bert", "gpt2")]
+PAIRS = [("bert", "bert uncased"), ("phi-3", "t5")]
+LONG_PAIRS = [("gpt2", "llama2"), ("gpt2", "bert"), ("llama2", "phi-3"), ("t5", "bert"), ("bert", "gpt2")]
 
 
 def uncased(folder: Path, shared_data: Path) -> Path:

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import torch
 from commands import run
 
 import embedlayer as el
-from embedlayer.checkpoints.vector_files import read_vectors
+from embedlayer.checkpoints.vector_files import read_vectors, write_vectors
 from embedlayer.sources import open_model
 
 TOKENS = ["cat", "dog", "nan", "inf", "tree", "sun"]
@@ -76,6 +78,43 @@ def test_rows_that_are_not_finite_are_refused_by_name_or_kept_with_a_warning(wri
     assert np.allclose(rows.numpy(), ROWS, rtol=1e-6, equal_nan=True)
 
 
+NOT_UTF8 = [b"cat", b"caf\xc3", b"dog", b"\xff"]
+
+
+def broken_tokens(folder: Path, kind: str) -> Path:
+    """Write a file of four rows, two of whose tokens are not UTF-8."""
+    numbers = np.eye(4, dtype="<f4")
+    if kind == "projector":
+        folder.mkdir()
+        np.savetxt(folder / "tensors.tsv", numbers, delimiter="\t")
+        (folder / "metadata.tsv").write_bytes(b"".join(b"%s\n" % token for token in NOT_UTF8))
+        return folder
+    suffix = {"word2vec-binary": ".bin", "fasttext": ".vec"}.get(kind, ".txt")
+    rows = [row.tobytes() if suffix == ".bin" else " ".join(map(str, row)).encode() for row in numbers]
+    body = b"".join(b"%s %s\n" % line for line in zip(NOT_UTF8, rows, strict=True))
+    file = folder.with_suffix(suffix)
+    file.write_bytes(body if kind == "glove" else b"4 4\n" + body)
+    return file
+
+
+@pytest.mark.parametrize("kind", ["word2vec", "word2vec-binary", "glove", "fasttext", "projector"])
+def test_tokens_that_are_not_utf8_are_read_alike_in_python_and_by_commands_with_their_count(
+    kind, tmp_path, capsys
+) -> None:
+    path = broken_tokens(tmp_path / "vectors", kind)
+    said = r"holds 2 tokens that are not UTF-8, first b.caf\\xc3. at (line|row) \d: .* are replaced by U\+FFFD"
+    for read in (lambda: read_vectors(path)[0], lambda: el.open_model(path).tokens):
+        with pytest.warns(el.EmbedLayerWarning, match=said):
+            assert read() == ["cat", "caf\ufffd", "dog", "\ufffd"]
+    with pytest.warns(el.EmbedLayerWarning, match="holds 2 tokens .* are left out"):
+        assert read_vectors(path, errors="ignore")[0] == ["cat", "caf", "dog", ""]
+    with pytest.raises(el.CheckpointError, match=r"the token b'caf.*' is not UTF-8"):
+        read_vectors(path, errors="strict")
+    for words in (("neighbors", path, "caf\ufffd", "-n", 2), ("inspect", path), ("inspect", path, path)):
+        assert run(*words) == 0
+        assert len(re.findall(said, capsys.readouterr().err)) == 1
+
+
 def test_inspect_names_the_rows_that_are_not_finite(written, capsys) -> None:
     path, tokens = written
     assert run("inspect", path, "--json") == 0
@@ -117,3 +156,51 @@ def test_an_array_without_names_has_the_numbers_of_its_rows(tmp_path, dtype) -> 
     opened = open_model(tmp_path / "v.npy")
     assert opened.tokens == tokens
     assert el.analysis.TokenVectors(opened.table, opened.vocabulary).most_similar("3", topn=1)[0][0] == "2"
+
+
+BOM = b"\xef\xbb\xbf"
+TEXT_FILES = {
+    "bom.txt": BOM + b"2 2\ncat 1 2\ndog 3 4\n",
+    "bom without header.txt": BOM + b"cat 1 2\ndog 3 4\n",
+    "bom.vec": BOM + b"2 2\r\ncat 1 2\r\ndog 3 4\r\n",
+    "tabs.txt": b"2\t2\ncat\t1\t2\ndog\t3\t4\n",
+    "tabs without header.txt": b"cat\t1\t2\ndog 3\t4\n",
+    "double spaces.vec": b"2 2\ncat  1  2\ndog 3   4 \n",
+    "text.bin": b"2 2\ncat 1 2\ndog 3 4\n",
+}
+
+
+@pytest.mark.parametrize("name", TEXT_FILES)
+def test_text_that_other_programs_write_is_read(name, tmp_path) -> None:
+    (tmp_path / name).write_bytes(TEXT_FILES[name])
+    tokens, rows = read_vectors(tmp_path / name)
+    assert (tokens, rows.tolist()) == (["cat", "dog"], [[1, 2], [3, 4]])
+
+
+def test_lines_that_end_in_carriage_returns_are_named_with_a_command_that_converts_them(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in TEXT_FILES.items():
+        file = Path(name.replace("bin", "vec"))
+        file.write_bytes(content.replace(b"\r", b"").replace(b"\n", b"\r"))
+        with pytest.raises(el.CheckpointError, match="carriage returns alone") as caught:
+            read_vectors(file)
+        subprocess.run(str(caught.value).rpartition("\n")[2], shell=True, check=True)
+        assert read_vectors(f"NEW_FILE{file.suffix}")[0] == ["cat", "dog"]
+
+
+def test_float64_that_float32_changes_is_said(tmp_path) -> None:
+    np.save(tmp_path / "v.npy", np.array([[0.1, 0.2]]))
+    with pytest.warns(el.EmbedLayerWarning, match=r"v\.npy holds float64, and its numbers are rounded to float32"):
+        assert torch.equal(read_vectors(tmp_path / "v.npy")[1], torch.tensor([[0.1, 0.2]]))
+
+
+@pytest.mark.parametrize("unknown", ["<unk>", "fish"])
+def test_a_word_without_a_row_is_an_error_and_a_name_with_a_space_is_found_in_a_text(unknown, tmp_path) -> None:
+    names = ["cat", "dog", unknown, "new york", "new york city", "a.b c"]
+    write_vectors(tmp_path / "v.npy", names, torch.eye(6))
+    opened = open_model(tmp_path / "v.npy")
+    assert opened.encode(f"cat new york  new york city dog {unknown}") == [0, 3, 4, 1, 2]
+    assert opened.encode("a.b c") == [5]
+    for text in ("cat zebra", "new yorker", "renew york", "axb c"):
+        with pytest.raises(el.UnknownTokenError, match="is not among the 6 tokens of"):
+            opened.encode(text)

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from comparison import assert_no_worse
+from covering import cases
 from memory import Shapes
 
 from embedlayer import ShapeError, SizeError, TokenIdError, linear_cross_entropy, token_log_probs
@@ -89,8 +90,7 @@ def test_gradients_and_their_gradients_are_right_in_float64(options, reduction) 
 
 
 @pytest.mark.usefixtures("both_paths")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (7, 33, 5), (130, 257, 31)])
+@cases("sizes, dtype", [(1, 1, 1), (7, 33, 5), (130, 257, 31)], [torch.float32, torch.bfloat16, torch.float16])
 def test_it_is_no_worse_than_plain_in_lower_precision(dtype, sizes) -> None:
     tokens, vocab, width = sizes
     hidden, weight, targets, options = make({"bias": True}, dtype, (tokens,), vocab + 5, width)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from covering import cases
 from decoders import small
 from kinds import POSITIONS
 
@@ -117,8 +118,7 @@ def test_bad_beginnings_are_refused() -> None:
         generate(small(), torch.tensor([], dtype=torch.long), max_new_tokens=1)
 
 
-@pytest.mark.parametrize("side", ["left", "right", "documents"])
-@pytest.mark.parametrize("position", POSITIONS)
+@cases("position, side", POSITIONS, ["left", "right", "documents"])
 def test_padding_and_earlier_documents_change_no_new_token(position, side) -> None:
     model = small(position, num_kv_heads=2, head=OutputHead(vocab_size=50, embed_dim=24, init_std=1.0))
     texts = [torch.randint(1, 50, (length,)) for length in (2, 5, 3)]

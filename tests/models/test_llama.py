@@ -129,7 +129,7 @@ def test_sizes_may_stand_in_params_json(tmp_path) -> None:
     with torch.no_grad():
         assert (load_llama(tmp_path)(ids) - theirs(ids).logits).abs().max() < 1e-5
     (tmp_path / "params.json").write_text(json.dumps({**params, "use_scaled_rope": True}))
-    with pytest.raises(CheckpointError, match="use_scaled_rope True is not what DecoderLM has"):
+    with pytest.raises(CheckpointError, match="use_scaled_rope True is not read, only false"):
         load_llama(tmp_path)
 
 

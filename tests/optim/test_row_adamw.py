@@ -74,10 +74,13 @@ def warm_up_and_cosine(t: int, steps: int = 1000, peak: float = 3e-3) -> float:
     return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * (t - 100) / (steps - 100))))
 
 
+ALWAYS = [("kernels", (0.9, 0.999), 1e-3, 1000)]
+ALWAYS += [("kernels", (0.9, 0.95), scale, 120) for scale in (1.0, 1e-7)]
+ALWAYS += [("torch operators", (0.9, 0.999), scale, 120) for scale in (1e-3, 1e-7)]
 RUNS = [
     pytest.param(
         *(path, betas, scale, steps),
-        marks=pytest.mark.long if steps == 1000 and (path, betas[1], scale) != ("kernels", 0.999, 1e-3) else [],
+        marks=[] if (path, betas, scale, steps) in ALWAYS else pytest.mark.long,
     )
     for path in ("kernels", "torch operators")
     for betas in ((0.9, 0.999), (0.9, 0.95))

@@ -1,12 +1,16 @@
 """Reading transformers' configurations: what live models turn by, and what is refused."""
 
 import importlib
+import inspect
 import json
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
+from covering import some
 
-from embedlayer import CheckpointError, Position, RotaryEmbedding
+from embedlayer import CheckpointError, EmbedLayerWarning, Position, RotaryEmbedding
 from embedlayer.families import REFUSED_ROTARY, ROTARY
 from embedlayer.positions import (
     AxialAxes,
@@ -137,7 +141,68 @@ def test_old_and_new_keys_are_read(keys, scaling) -> None:
     ],
 )
 def test_a_part_of_a_head_may_turn(keys, rotary_dim) -> None:
-    assert RotaryEmbedding.from_config({**SMALL, "rope_theta": 1e4, **keys}).rotary_dim == rotary_dim
+    config = {**SMALL, "model_type": "phi3", "rope_theta": 1e4, **keys}
+    assert RotaryEmbedding.from_config(config).rotary_dim == rotary_dim
+
+
+SHARED = {"rope_theta": 1e4, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 32, "factor": 2.0}
+SHARED_TYPES: dict[str, dict[str, Any]] = {
+    **{key: {} for key in ("default", "linear", "dynamic", "yarn")},
+    "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "longrope": {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+    "proportional": {},
+}
+UNSCALED, UNLIMITED = ("default",), ("default", "linear", "dynamic", "proportional")
+
+
+@pytest.mark.parametrize("family", some(("Llama", "Glm4"), ("Llama", "Glm4", "Mistral", "Qwen3", "Olmo2")))
+@pytest.mark.parametrize("rope_type", SHARED_TYPES)
+def test_a_part_of_a_head_is_rotated_ignored_or_refused_as_the_original_does(family, rope_type) -> None:
+    """transformers' model of the type is built and run: whether it fails, and how many frequencies it has."""
+    transformers = pytest.importorskip("transformers")
+    parameters = {"rope_type": rope_type, **SHARED, **SHARED_TYPES[rope_type]}
+    for key, types in (("factor", UNSCALED), ("original_max_position_embeddings", UNLIMITED)):
+        if rope_type in types:
+            del parameters[key]
+    sizes = {**SIZES, "num_hidden_layers": 1, "head_dim": 16, "vocab_size": 9, "pad_token_id": 0}
+    config = getattr(transformers, f"{family}Config")(**sizes, rope_parameters=parameters)
+    model = getattr(transformers, f"{family}Model")(config)
+    theirs = model.rotary_emb.inv_freq
+    try:
+        with torch.no_grad():
+            model(torch.tensor([[1, 2]]))
+    except RuntimeError:
+        with pytest.raises(
+            CheckpointError, match=f"partial_rotary_factor 0.5 with rope_type '{rope_type}' is not read"
+        ):
+            rotary_positions(as_file(config))
+        return
+    ignores = rope_type == "default" and family != "Glm4"
+    with pytest.warns(EmbedLayerWarning, match="is ignored, because the code of") if ignores else nullcontext():
+        ours = rotary_positions(as_file(config))[0]
+    assert ours.phase_increments.shape == theirs.shape
+    torch.testing.assert_close(
+        ours.phase_increments.double() / 2**53 * 2 * torch.pi, theirs.double(), rtol=5e-7, atol=0
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ROTARY)
+def test_a_family_reads_a_share_if_its_code_does(family) -> None:
+    auto = pytest.importorskip("transformers.models.auto.configuration_auto")
+    if family not in auto.CONFIG_MAPPING:
+        pytest.skip("no configuration of transformers has this type")
+    module = auto.CONFIG_MAPPING[family].__module__.replace("configuration_", "modeling_")
+    try:
+        modeling = importlib.import_module(module)
+    except ModuleNotFoundError:
+        pytest.skip("the type has the code of another one")
+    classes = [each for each in vars(modeling).values() if inspect.isclass(each) and each.__module__ == module]
+    defaults = [vars(each).get("compute_default_rope_parameters") for each in classes]
+    found = {"partial_rotary_factor" in inspect.getsource(each.__func__) for each in defaults if each is not None}
+    if not found:
+        pytest.skip("its code has no default of its own")
+    assert found == {ROTARY[family].reads_share}
 
 
 def test_gptj_has_its_base_in_the_code_and_interleaved_pairs() -> None:

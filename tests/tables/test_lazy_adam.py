@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from covering import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,9 +32,7 @@ def updated(skipped, index: int, p, m, v) -> torch.Tensor:
     return p * skipped.decay[index] - m * (weights / (v.sqrt().unsqueeze(1) + nodes)).sum(1)
 
 
-@pytest.mark.parametrize("tolerance", [1e-7, 1e-12])
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.95), (0.95, 0.99), (0.0, 0.9)])
+@cases("betas, decay, tolerance", [(0.9, 0.999), (0.9, 0.95), (0.95, 0.99), (0.0, 0.9)], [0.0, 0.1], [1e-7, 1e-12])
 def test_it_equals_the_loop_over_the_missed_steps_for_every_mean_square(betas, decay, tolerance) -> None:
     betas = Betas(*betas, eps=1e-8)
     gaps_at = np.array([1, 2, 7, 50, 400, 1000, 1150, 1190, 1196, 1197, 1198, 1199])

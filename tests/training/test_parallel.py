@@ -180,7 +180,7 @@ def one(tmp_path_factory):
 @pytest.mark.parametrize(
     "launches",
     [
-        pytest.param([(3, None), (4, 2)], id="three and four"),
+        pytest.param([(4, 2)], id="four"),
         pytest.param([(1, None), (2, None), (3, None), (4, 2), (2, 1)], id="all", marks=pytest.mark.long),
     ],
 )

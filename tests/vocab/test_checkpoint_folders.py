@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import some
 from safetensors.torch import load_file
 from tiny_models import build, model_types, quiet
 from vocab_models import close
@@ -90,7 +91,7 @@ def same_files(one: Path, other: Path) -> bool:
     return names[0] == names[1] and all((one / name).read_bytes() == (other / name).read_bytes() for name in names[0])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(("T5", "BERT"), MODELS))
 def test_transformers_finds_kept_tokens_unchanged_to_the_bit(name, folders, tmp_path) -> None:
     make, _, new_token, old_tokens = MODELS[name]
     folder, out = folders[name], tmp_path / "new"
@@ -294,7 +295,8 @@ def test_a_table_that_is_put_together_on_loading_is_refused(tmp_path) -> None:
 def test_of_an_unknown_family_a_table_without_a_head_is_edited(tmp_path) -> None:
     rows = torch.randn(20, 4)
     tensors = {"embed_tokens.weight": rows, "lm_head.weight": rows.clone(), "block.weight": torch.randn(4, 4)}
-    with pytest.warns(el.EmbedLayerWarning, match=r"model_type 'novel'\): only its table, embed_tokens\.weight"):
+    only, defaults = r"model_type 'novel'\): only its table, embed_tokens\.weight", "does not state bos_token_id"
+    with pytest.warns(el.EmbedLayerWarning, match=only), pytest.warns(el.EmbedLayerWarning, match=defaults):
         el.vocab.remove_tokens(plain(tmp_path / "old", tensors, "novel"), [3], out=tmp_path / "new")
     after = tensors_of(tmp_path / "new")
     assert torch.equal(after["embed_tokens.weight"], rows[[token for token in range(20) if token != 3]])
@@ -413,3 +415,38 @@ def test_a_checkpoint_with_hashed_ngrams_is_refused(tmp_path, name) -> None:
     )
     with pytest.raises(el.VocabularyError, match=f"hashed n-grams \\({name}\\).* changes these IDs"):
         el.vocab.remove_tokens(folder, [3], out=tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("settings", "model"),
+    [
+        ({"tokenizer_class": "GPT2Tokenizer"}, {"model_type": "gpt2"}),
+        ({"tokenizer_class": "GPT2Tokenizer", "unk_token": "<unk>"}, {"model_type": "gpt2", "pad_token_id": 2}),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, {"model_type": "gpt2", "eos_token_id": 1}),
+        (
+            {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"},
+            {"model_type": "llama", "bos_token_id": 2},
+        ),
+        ({"tokenizer_class": "LlamaTokenizer"}, {"model_type": "llama", "pad_token_id": 4}),
+        ({"tokenizer_class": "Qwen2Tokenizer"}, {"model_type": "qwen2", "bos_token_id": 0}),
+        ({}, {"model_type": "gpt_neox", "bos_token_id": 0, "pad_token_id": 4}),
+    ],
+)
+def test_a_role_that_the_old_tokenizer_lacks_is_not_given_to_the_new_one(settings, model, tmp_path, unchecked) -> None:
+    from transformers import AutoTokenizer
+
+    specials = ["<|endoftext|>", "</s>", "<s>", "<unk>", "<pad>"]
+    tokenizer = el.train_tokenizer("a small dog " * 20, vocab_size=280, special_tokens=specials)
+    size = tokenizer.get_vocab_size()
+    name = {"gpt2": "wte", "gpt_neox": "gpt_neox.embed_in"}.get(model["model_type"], "model.embed_tokens")
+    folder = plain(tmp_path / "old", {f"{name}.weight": torch.randn(size, 4), "wpe.weight": torch.randn(8, 4)})
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    sizes = {"vocab_size": size, "hidden_size": 4, "num_attention_heads": 2, "partial_rotary_factor": 1.0}
+    config = sizes | {"bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": True} | model
+    (folder / "config.json").write_text(json.dumps(config))
+    el.vocab.edit_vocabulary(folder, special=["<new>"], out=tmp_path / "new")
+    opened = AutoTokenizer.from_pretrained(tmp_path / "new")
+    edited = {role: str(token) for role, token in opened.special_tokens_map.items()}
+    before = {role: str(token) for role, token in AutoTokenizer.from_pretrained(folder).special_tokens_map.items()}
+    assert edited == {role: token for role, token in before.items() if token in specials}  # <|padding|> has no row

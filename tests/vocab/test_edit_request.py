@@ -75,7 +75,7 @@ def test_subwords_of_a_new_token_are_those_of_the_old_tokenizer() -> None:
 
 
 def test_merged_ids_become_the_id_of_the_token_that_is_kept() -> None:
-    _, sources, merged = select_tokens(NumberedTokens(6), merge={1: 4}, remove=[0])
+    _, sources, merged, _ = select_tokens(NumberedTokens(6), merge={1: 4}, remove=[0])
     assert sources == [2, 3, 4, 5]
     assert merged == {1: 2}
     tokens = TokenMap(tuple(sources), 6, merged)

@@ -11,6 +11,7 @@ from tokenizer_kinds import ENGLISH
 import embedlayer as el
 from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, TokenizerError, VocabularyError
+from embedlayer.families.gguf import GGUF_OTHER_TABLES, has_no_token_rows
 from embedlayer.io.gguf_files import quantise
 from embedlayer.vocab import add_tokens, edit_vocabulary, remove_tokens, write_into_gguf
 from embedlayer.vocab.receipt import Receipt
@@ -115,6 +116,22 @@ def test_a_table_of_kept_rows_is_written_in_a_type_that_gguf_cannot_quantise(tmp
         )
     found = by_name(tmp_path / "other.gguf")[ENDS[0]].data
     np.testing.assert_array_equal(found, gguf.quants.quantize(rows.numpy(), TYPES.Q8_0))
+
+
+def test_names_of_llama_cpp_say_which_tensors_have_rows_of_tokens(tmp_path) -> None:
+    names = {name.format(bid=0) for name in gguf.constants.TENSOR_NAMES.values()}
+    text = {name for name in names if name.startswith(("blk.", "enc.", "dec.")) or "." not in name}
+    unknown = {name for name in text if not has_no_token_rows(f"{name}.weight")}
+    tables = {f"blk.0.{name}" for name in GGUF_OTHER_TABLES}
+    assert unknown == {"token_embd", "output", "per_layer_token_embd", "conv1d", *tables}
+    wide = {"blk.7.ffn_up.weight": np.ones((SIZE, WIDTH), np.float32)}  # a width that equals the number of tokens
+    old = write_file(tmp_path / "old.gguf", tokenizer=("gpt2", BPE), tensors=wide)
+    add_tokens(old, [" otters"], out=tmp_path / "new.gguf")
+    check_rest(old, tmp_path / "new.gguf")
+    further = {f"blk.9.{GGUF_OTHER_TABLES[0]}.weight": np.ones((SIZE, WIDTH), np.float32)}
+    old = write_file(tmp_path / "further.gguf", tokenizer=("gpt2", BPE), tensors=further)
+    with pytest.raises(CheckpointError, match=r"blk.9.nextn.embed_tokens.weight .* in a layer that predicts further"):
+        add_tokens(old, [" otters"], out=tmp_path / "other.gguf")
 
 
 def test_what_cannot_be_edited_is_refused_and_nothing_is_written(tmp_path, capsys) -> None:

@@ -1,5 +1,7 @@
 """Receipts: saved, read, applied to stored IDs."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -54,6 +56,20 @@ def test_an_id_that_is_gone_is_an_error_that_says_what_to_do(unchecked) -> None:
     wide = receipt_of([*range(1, 300), 0], old=300)
     with pytest.raises(el.ShapeError, match="does not fit into uint8"):
         wide.remap(np.zeros(1, dtype=np.uint8))
+
+
+def test_tokens_that_go_with_a_removed_one_are_counted_and_named(tmp_path) -> None:
+    tokenizer = el.train_tokenizer("the small dog loved other small dogs. " * 30, vocab_size=290)
+    table = el.TokenEmbedding(tokenizer.get_vocab_size(), 4)
+    receipt = el.vocab.remove_tokens(table, ["Ġdo", "ved"], tokenizer=tokenizer)
+    along: list[Any] = [tokenizer.token_to_id(name) for name in ("Ġdog", "Ġdogs", "Ġloved")]
+    assert receipt.unreachable == tuple(sorted(along))
+    assert set(receipt.dropped) == {tokenizer.token_to_id("Ġdo"), tokenizer.token_to_id("ved"), *along}
+    assert "\n  of these 3 that no text is encoded with any more: 'Ġdog', 'Ġdogs', 'Ġloved'" in str(receipt)
+    receipt.save(tmp_path / "receipt")
+    assert str(Receipt.load(tmp_path / "receipt")) == str(receipt)
+    receipt.undo(table)
+    assert "of these" not in str(el.vocab.remove_tokens(table, ["Ġdogs"], tokenizer=tokenizer))
 
 
 def test_what_is_saved_comes_back_and_undoes(tmp_path) -> None:

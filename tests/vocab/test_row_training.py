@@ -154,6 +154,34 @@ def test_a_saved_model_of_transformers_has_the_trained_rows_in_its_weights(model
     assert all(torch.equal(tensor, merged[name]) for name, tensor in saved.items())
 
 
+def patched_with_padding_at_the_end_of_text() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": D, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return el.patch(LlamaForCausalLM(LlamaConfig(vocab_size=V, pad_token_id=2, eos_token_id=2, **sizes)))
+
+
+@pytest.mark.parametrize("head", ["tied", "untied", "patched"])
+def test_the_row_of_a_padding_token_that_texts_contain_is_trained_as_the_error_says(head: str, unchecked) -> None:
+    if head == "patched":
+        model, (table, output) = patched_with_padding_at_the_end_of_text(), ("model.embed_tokens", "lm_head")
+    else:
+        untied = el.OutputHead(vocab_size=V, embed_dim=D, padding_idx=2) if head == "untied" else None
+        model = el.DecoderLM(el.TokenEmbedding(V, D, padding_idx=2), "none", untied, num_layers=1, num_heads=2)
+        table, output = "table", "head"
+    with pytest.raises(el.SizeError, match="Token 2 is the padding token .*set padding_idx = None on the table and on"):
+        train_only_rows(model, [2])
+    model.get_submodule(table).padding_idx = model.get_submodule(output).padding_idx = None
+    train_only_rows(model, [2])
+    before = model.get_submodule(table).delta.detach().clone()
+    ids = torch.tensor([[5, 2, 7, 2]])
+    logits = model(ids).logits if head == "patched" else model(ids)
+    logits.square().mean().backward()
+    torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0).step()
+    assert not torch.equal(model.get_submodule(table).delta, before)
+    merge_rows(model)
+
+
 def test_rows_that_a_model_reads_itself_are_not_trained_alone(unchecked) -> None:
     from tiny_models import VOCAB, build
 

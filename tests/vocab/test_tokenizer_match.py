@@ -86,6 +86,7 @@ def test_a_continuation_is_no_start_of_a_word(old, new) -> None:
             assert len(places - {None}) <= 1, tokens
 
 
+@pytest.mark.long
 def test_a_continuation_without_a_namesake_matches_nothing_in_bert(real) -> None:
     bert = real["bert"]
     vocabulary = bert.get_vocab()

@@ -91,6 +91,41 @@ def test_the_command_without_terms_does_what_the_error_says(where: str, tmp_path
     assert "There is nothing to add" in capsys.readouterr().err
 
 
+def decoder(folder: Path, old: Tokenizer, new: Tokenizer) -> Path:
+    size = old.get_vocab_size()
+    el.DecoderLM(el.TokenEmbedding(size, D), "none", num_layers=1, num_heads=1).save_pretrained(folder, tokenizer=old)
+    save_tokenizer(new, folder / "tokenizer.json")
+    return folder
+
+
+def gpt2(folder: Path, old: Tokenizer, new: Tokenizer) -> Path:
+    from tiny_models import quiet
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": old.get_vocab_size(), "n_embd": D, "n_layer": 1, "n_head": 1, "n_positions": 64}
+    with quiet():
+        GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0, **sizes)).save_pretrained(folder)
+    save_tokenizer(new, folder / "tokenizer.json")
+    return folder
+
+
+@pytest.mark.parametrize("make", [decoder, gpt2])
+def test_training_on_text_comes_after_the_rows_as_the_error_says(make, tmp_path: Path, capsys, unchecked) -> None:
+    folder, text = make(tmp_path / "old", *extended("bpe")), tmp_path / "text.txt"
+    text.write_text(TEXT * 12)
+    for terms in ([], [" barked. the"]):
+        train = ["vocab", "add", folder, *terms, "-o", tmp_path / "none", "--train-on", text, "--steps", 2]
+        assert run(*train) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert "tokens without a row in the table" in said
+        assert f"Give them rows first: embedlayer vocab add {folder} -o" in said
+    assert run("vocab", "add", folder, "-o", tmp_path / "new") == 0
+    train[2], train[train.index(tmp_path / "none")] = tmp_path / "new", tmp_path / "trained"
+    assert run(*train) == 0
+    model = el.open_model(tmp_path / "new").require_causal()
+    el.vocab.train_only_rows(model, [280, 281])
+
+
 def test_a_live_table_gets_the_rows_too(tmp_path: Path) -> None:
     old, new = extended("bpe")
     table = el.TokenEmbedding(old.get_vocab_size(), D)

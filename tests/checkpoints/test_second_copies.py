@@ -1,7 +1,11 @@
-"""Second copies of a checkpoint's tensors are edited as it is; adapters with values of tokens are refused."""
+"""Second copies of a checkpoint's tensors are edited as it is; adapters with values of tokens are refused.
+
+The rule is that of a checkpoint, of `write_into` with another vocabulary, and of a layer or run of this library.
+"""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +99,89 @@ def test_an_adapter_of_other_layers_is_copied(folder: Path, tmp_path: Path) -> N
     save_tensors(folder / "adapter_model.safetensors", {name: torch.zeros(V, D)})
     el.vocab.remove_tokens(folder, [3], out=tmp_path / "new")
     assert load_file(tmp_path / "new" / "adapter_model.safetensors")[name].shape == (V, D)
+
+
+@pytest.mark.parametrize("rows", [V + 2, V])
+def test_write_into_with_another_vocabulary_writes_copies_and_leaves_out_what_holds_state(
+    rows: int, folder: Path, tmp_path: Path
+) -> None:
+    for file, names in COPIES.items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        save_tensors(folder / file, {name: load_file(folder / "model.safetensors")[key] for name, key in names.items()})
+    (folder / "optimizer.pt").write_bytes(b"moments of the old vocabulary")
+    (folder / "scheduler.pt").write_bytes(b"steps")
+    layer = el.load(folder)
+    layer.write_into(folder, tmp_path / "same")
+    assert (tmp_path / "same" / "optimizer.pt").exists()
+    el.vocab.edit_vocabulary(layer, remove=[3], add=rows - V + 1, init=el.vocab.RandomInit())
+    with pytest.warns(el.EmbedLayerWarning, match="optimizer.pt .state of an optimizer.*zero moments") as caught:
+        receipt = layer.write_into(folder, tmp_path / "new")
+    assert len(caught) == 1
+    assert receipt.left_out == ("optimizer.pt",)
+    assert not (tmp_path / "new" / "optimizer.pt").exists()
+    assert (tmp_path / "new" / "scheduler.pt").exists()
+    for file, names in COPIES.items():
+        copied = load_file(tmp_path / "new" / file)
+        for name, key in names.items():
+            assert torch.equal(copied[name], layer.state_dict()["table.weight" if key == TABLE else "head.weight"])
+    assert read_json(tmp_path / "new" / "params.json")["vocab_size"] == rows
+    save_tensors(folder / "extra.safetensors", {"unknown.weight": torch.zeros(V, 2)})
+    with pytest.raises(el.CheckpointError, match="extra.safetensors has a tensor unknown.weight of 20 x 2"):
+        layer.write_into(folder, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+OWN = {
+    "a second copy": ("model.fp16.safetensors", {"table.weight": torch.zeros(V, D).half()}, "table.weight of 20 x 4"),
+    "a table of another name": ("sub/other.safetensors", {TABLE: torch.zeros(V, D)}, "embed_tokens.weight of 20 x 4"),
+    "a padded table": ("other.safetensors", {TABLE: torch.zeros(V + 4, D)}, "embed_tokens.weight of 24 x 4"),
+    "LoRA on a head of transformers": (
+        "adapter_model.safetensors",
+        {"base_model.model.lm_head.lora_B.weight": torch.zeros(V, 2)},
+        "lora_B.weight of 20 x 2",
+    ),
+}
+
+
+@pytest.fixture
+def layer_folder(tmp_path: Path) -> Path:
+    table = el.TokenEmbedding(V, D, pad_to_multiple_of=8)
+    el.EmbeddingLayer(table, None, el.OutputHead(table)).save_pretrained(tmp_path / "layer")
+    return tmp_path / "layer"
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_a_layer_of_this_library_is_not_edited_beside_a_file_with_values_of_tokens(
+    case: str, layer_folder: Path, tmp_path: Path
+) -> None:
+    file, tensors, message = OWN[case]
+    (layer_folder / file).parent.mkdir(exist_ok=True)
+    save_tensors(layer_folder / file, tensors)
+    save_tensors(layer_folder / "positions.safetensors", {"weight": torch.zeros(9, D)})
+    with pytest.raises(el.CheckpointError, match=f"{file} has a tensor .*{message}"):
+        el.vocab.remove_tokens(layer_folder, [3], out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    (layer_folder / file).rename(tmp_path / "moved.safetensors")  # as the error says
+    el.vocab.remove_tokens(layer_folder, [3], out=tmp_path / "new")
+    assert (tmp_path / "new" / "positions.safetensors").exists()
+
+
+def test_an_adapter_beside_a_layer_of_this_library_is_merged_first(layer_folder: Path, tmp_path: Path) -> None:
+    layer: Any = el.EmbeddingLayer.from_pretrained(layer_folder)
+    el.vocab.train_only_rows(layer, [5])
+    with torch.no_grad():
+        layer.table.delta += 1
+    el.vocab.save_adapter(layer, layer_folder)
+    with pytest.raises(el.CheckpointError) as caught:
+        el.vocab.remove_tokens(layer_folder, [3], out=tmp_path / "new")
+    call = f"embedlayer.vocab.merge_adapter(model, {str(layer_folder)!r})"
+    assert call in str(caught.value)
+    model = el.EmbeddingLayer.from_pretrained(layer_folder)
+    el.vocab.merge_adapter(model, str(layer_folder))
+    model.save_pretrained(tmp_path / "merged")
+    el.vocab.remove_tokens(tmp_path / "merged", [3], out=tmp_path / "new")
+    edited = el.EmbeddingLayer.from_pretrained(tmp_path / "new")
+    assert torch.equal(edited.table.rows(4, 5), layer.table.rows(5, 6))
 
 
 def test_a_model_in_a_folder_inside_is_refused_with_that_folder(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,175 @@
+"""Token IDs and sizes that a configuration file leaves to the defaults of its class in transformers.
+
+An edit writes them moved into the new file, so that the class reads there what a live edit leaves in the model.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from embedlayer.census.configurations import (
+    ROLE_KEYS,
+    IdConversion,
+    entries_of,
+    id_keys,
+    is_configuration,
+    json_value,
+    new_value,
+    parts_of,
+    size_keys,
+)
+from embedlayer.census.tensors import configuration_of
+from embedlayer.errors import CheckpointError, VocabularyError
+from embedlayer.families import MULTIMODAL, family_of
+from embedlayer.families.default_ids import DEFAULT_IDS
+from embedlayer.io.files import JsonObject
+
+
+class Entry(NamedTuple):
+    """Refer to an entry of a configuration with token IDs, or with the number of tokens.
+
+    Attributes:
+        path: Keys of the configuration that contains it, from the outermost one inwards.
+        key: Key of the entry.
+        value: Its value.
+    """
+
+    path: tuple[str, ...]
+    key: str
+    value: Any
+
+
+def with_defaults_of_class(content: JsonObject) -> Any:
+    """Return a configuration with the entries that its file leaves to the defaults of its class.
+
+    Args:
+        content: Content of a `config.json`.
+
+    Returns:
+        The configuration as the class in transformers reads it. If transformers is not installed, does not know the
+        model type or does not read the content: a copy of the content with the IDs of `DEFAULT_IDS`. It does not have
+        those of model types without a record, of which `unknown_defaults` tells.
+    """
+    config = None
+    with suppress(CheckpointError):  # transformers cannot open such a folder, before an edit or after it
+        config = configuration_of(content)
+    return _with_recorded_defaults(content) if config is None else config
+
+
+def _with_recorded_defaults(content: JsonObject) -> JsonObject:
+    """Return a copy of a configuration, and of those in it, with the IDs of `DEFAULT_IDS` that it does not state."""
+    filled = {
+        key: _with_recorded_defaults(value) if isinstance(value, dict) else value for key, value in content.items()
+    }
+    defaults = DEFAULT_IDS.get(str(content.get("model_type")), {})
+    return {key: [*ids] if isinstance(ids, tuple) else ids for key, ids in defaults.items()} | filled
+
+
+def unknown_defaults(content: JsonObject) -> list[str]:
+    """Return the keys of token IDs that a file leaves to a class whose defaults are not known, such as `eos_token_id`.
+
+    Args:
+        content: Content of a `config.json`.
+
+    Returns:
+        Roles, or `image_token_id` of a multimodal model, that no part of the configuration has. It is empty if
+        transformers or a record knows the class, and if the content names no class.
+    """
+    if not isinstance(content.get("model_type"), str) or not isinstance(with_defaults_of_class(content), dict):
+        return []
+    owners = [part.owner for part in parts_of(content, 0)]
+    has_record = any(family_of(owner.get("model_type")) is not None for owner in owners)
+    roles = () if has_record else ROLE_KEYS
+    needed = (*roles, "image_token_id") if content["model_type"] in MULTIMODAL else roles
+    alike = {"image_token_id": ("image_token_index", "audio_token_id", "audio_token_index")}
+    return [key for key in needed if not any({key, *alike.get(key, ())} & owner.keys() for owner in owners)]
+
+
+def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversion, where: str) -> JsonObject:
+    """Return an edited configuration with the new values of IDs and sizes that it leaves to the defaults of its class.
+
+    An entry is written only where the class would read another value. What is stated is not changed.
+
+    Args:
+        content: Content of the file before the edit.
+        edited: Content after it, as `edited_configuration` returns it; it is not changed.
+        ids: Converts the IDs.
+        where: Name of the file, for errors.
+
+    Raises:
+        VocabularyError: A default names a token that is removed, or the class reads another value than the one that is
+            written.
+    """
+    expected = list(_new_entries(content, ids, where))
+    found = copy.deepcopy(edited)
+    for entry in _differing(found, expected):
+        _owner_in(found, entry.path)[entry.key] = json_value(entry.value)
+    if wrong := [".".join((*entry.path, entry.key)) for entry in _differing(found, expected)]:
+        raise VocabularyError(
+            f"{where} leaves {', '.join(wrong)} to the defaults of its class, and the class does not read the new "
+            f"value: state it in {where} before the edit."
+        )
+    return found
+
+
+def _new_entries(content: JsonObject, ids: IdConversion, where: str) -> Iterator[Entry]:
+    """Yield the IDs and sizes that a configuration file leaves to its class, with their values after an edit."""
+    old = len(ids.new_ids)
+    for name, owner, of_tokens in parts_of(with_defaults_of_class(content), old):
+        path, beside = tuple(name.split(".") if name else ()), entries_of(owner)
+        if not of_tokens:
+            continue
+        names = getattr(owner, "attribute_map", {})
+        for key in size_keys(owner, old):
+            if not _is_stated(content, path, key, names):
+                yield Entry(path, key, ids.size)
+        for key in id_keys(owner, old, where):
+            if not _is_stated(content, path, key, names):
+                try:
+                    yield Entry(path, key, new_value(key, beside[key], ids, beside, where))
+                except VocabularyError as error:
+                    raise VocabularyError(
+                        f"{error}\n{where} leaves {key} to the default of its class, {beside[key]}: state it there if "
+                        f"the model has another one."
+                    ) from error
+
+
+def _differing(content: JsonObject, expected: list[Entry]) -> list[Entry]:
+    """Return those of the expected entries that the class of a configuration file reads otherwise."""
+    config = with_defaults_of_class(content)
+    return [entry for entry in expected if json_value(_value_at(config, entry)) != json_value(entry.value)]
+
+
+def _value_at(config: Any, entry: Entry) -> Any:
+    """Return the value of an entry in a configuration; `None` if there is none."""
+    for key in (*entry.path, entry.key):
+        config = entries_of(config).get(key) if is_configuration(config) else None
+    return config
+
+
+def _owner_in(content: JsonObject, path: tuple[str, ...]) -> JsonObject:
+    """Return the dictionary at a path of a configuration file, or the innermost one on the way to it."""
+    for key in path:
+        inner = content.get(key)
+        if not isinstance(inner, dict):
+            break
+        content = inner
+    return content
+
+
+def _is_stated(content: JsonObject, path: tuple[str, ...], key: str, names: Mapping[str, str]) -> bool:
+    """Return whether a configuration file states an entry, under its name in the class or another one.
+
+    Args:
+        content: Content of the file.
+        path: Keys of the configuration that contains the entry.
+        key: Name of the entry in the class.
+        names: From another name to the name in the class.
+    """
+    inner: Any = content
+    for each in path:
+        inner = inner.get(each) if isinstance(inner, dict) else None
+    return isinstance(inner, dict) and any(
+        inner.get(own) is not None for own in (key, *(a for a, b in names.items() if b == key))
+    )

@@ -1,0 +1,50 @@
+"""Report of a census: what in the folder of a model follows the vocabulary, and what an edit does with it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from embedlayer.census.files import shown_files
+from embedlayer.io.files import JsonObject
+
+
+@dataclass(frozen=True)
+class CensusReport:
+    """What follows the vocabulary in a folder; `print` shows it as a few lines.
+
+    Attributes:
+        tensors: Shapes of the tensors that an edit moves, by name; a second copy's name starts with its file.
+        token_ids: Entries that name token IDs, which an edit moves, by file or module and dotted name.
+        files: Names of the other files that an edit writes again or removes: tokenizers and configurations.
+        left_out: What each file holds that an edit leaves out, by path.
+        notes: Warnings that an edit would give about tensors.
+        refused: Why the vocabulary of this folder is not edited; `""` if it is.
+    """
+
+    tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    token_ids: JsonObject = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    refused: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all attributes as JSON."""
+        return asdict(self)
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield `(what, names)` for each attribute that is not empty; at most six names, and the number of others."""
+        sizes = {name: " x ".join(f"{size:,}" for size in shape) for name, shape in self.tensors.items()}
+        names = {
+            "tensors": [f"{name} ({size})" for name, size in sizes.items()],
+            "token IDs": [f"{name} = {value}" for name, value in self.token_ids.items()],
+            "files": list(self.files),
+            "left out": [f"{path} ({what})" for path, what in self.left_out.items()],
+        }
+        yield from ((what, shown_files(found)) for what, found in names.items() if found)
+        yield from (("note", note) for note in self.notes)
+        if self.refused:
+            yield "refused", self.refused
+
+    def __str__(self) -> str:
+        return "\n".join(f"{what:<11}{names}" for what, names in self.lines())

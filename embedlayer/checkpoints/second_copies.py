@@ -1,0 +1,136 @@
+"""Other safetensors files in a folder of a model: second copies of its tensors, and adapters of PEFT."""
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from embedlayer.census.files import other_safetensors
+from embedlayer.census.tensors import tensor_rule
+from embedlayer.checkpoints.loader import checkpoint_family, tensor_rules
+from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.errors import CheckpointError
+from embedlayer.families import META_LLAMA, Family, family_of
+from embedlayer.families.records import End
+from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, Header, read_header
+
+Copies = dict[str, dict[str, str]]
+"""From the path of a file to its copies: from the name of a tensor in the file to that of the tensor it copies."""
+
+_OF_TOKENS = ("lora_embedding_", "trainable_tokens_")
+"""Parts of the names of an adapter's tensors that have values for each token or for single tokens."""
+
+
+def find_copies(folder: Path, checkpoint: Checkpoint, aliases: Mapping[str, str], left_out: Collection[str]) -> Copies:
+    """Find the tensors by token in the safetensors files of a folder that are not those of its checkpoint.
+
+    Such files are copies in another dtype (`model.fp16.safetensors`) or layout (`consolidated.safetensors`). Their rows
+    are those of the checkpoint in the dtype of the copy.
+
+    Args:
+        folder: The folder.
+        checkpoint: Its checkpoint.
+        aliases: From each name of a tensor by token in the checkpoint to one name of it; that of the table is first.
+        left_out: Paths of files that an edit leaves out.
+
+    Raises:
+        CheckpointError: An adapter has values of tokens. Or another file has a tensor with as many rows or columns as
+            there are tokens, and how these belong to tokens is not known.
+    """
+    copies: Copies = {}
+    own = {info.file for header in checkpoint.headers.values() for info in header.tensors.values()}
+    family = checkpoint_family(checkpoint)
+    families = [each for each in (family, family_of(META_LLAMA)) if each is not None]
+    model_type = checkpoint.config.get("model_type")
+    keys = list(dict.fromkeys(aliases.values()))
+    rules = tensor_rules(checkpoint)
+    ends = {key: ("table" if key == keys[0] else rule.end if (rule := rules[key]) else None) for key in keys}
+    num_rows = checkpoint.info(keys[0]).shape[0]
+    for file in other_safetensors(folder, left_out):
+        path = folder / file
+        if path in own:
+            continue
+        header = read_header(path)
+        if path.name == ADAPTER_WEIGHTS:
+            _check_adapter(file, header, aliases, [] if family is None else [family], "PeftModel.merge_and_unload()")
+            continue
+        for name, info in header.tensors.items():
+            key = aliases.get(name)
+            if key is None and name not in checkpoint.names:
+                rule = tensor_rule(name, families, model_type)
+                alike = {each: ends[each] for each in keys if checkpoint.info(each).shape == info.shape}
+                key = _of_end(alike, None if rule is None else rule.end)
+                if key is None and num_rows in info.shape:
+                    raise _unknown(file, name, info.shape)
+            if key is not None:
+                if info.shape != checkpoint.info(key).shape:
+                    raise _unknown(file, name, info.shape)
+                copies.setdefault(file, {})[name] = key
+    return copies
+
+
+def refuse_copies(
+    folder: Path, files: Iterable[str], names: Collection[str], sizes: Collection[int], call: str
+) -> None:
+    """Refuse safetensors files beside a layer or a run of this library that may have values of tokens.
+
+    Args:
+        folder: The folder.
+        files: Paths of the files, relative to it.
+        names: Names of the tensors of the layer that have values of tokens.
+        sizes: Numbers of their rows.
+        call: Call that merges an adapter in this folder.
+
+    Raises:
+        CheckpointError: A file is an adapter of a table or a head, or has a tensor with one of the names or sizes.
+    """
+    for file in files:
+        header = read_header(folder / file)
+        if Path(file).name == ADAPTER_WEIGHTS:
+            _check_adapter(file, header, names, [], call)
+        for name, info in header.tensors.items():
+            if name in names or {*sizes} & {*info.shape}:
+                raise _unknown(file, name, info.shape)
+
+
+def _of_end(alike: Mapping[str, End | None], end: End | None) -> str | None:
+    """Return the name of the first tensor of an end; of a tied head, that of the table; `None` if there is none.
+
+    Args:
+        alike: The end of each tensor of the checkpoint that has the shape of the copy, by name.
+        end: The end of the copy, or `None` if it is not known.
+    """
+    wanted = (end, "table") if end in ("table", "head") else (end,) if end else ()
+    return next((name for each in wanted for name, own in alike.items() if own == each), None)
+
+
+def _unknown(file: str, name: str, shape: tuple[int, ...]) -> CheckpointError:
+    """Create, but do not raise, the error for a file that is no known copy of the model in its folder."""
+    return CheckpointError(
+        f"{file} has a tensor {name} of {' x '.join(f'{size:,}' for size in shape)}, which may have values for each "
+        f"token, and it is not known how they belong to those of the model beside it. Move {file} out of the folder, "
+        f"and edit the rest."
+    )
+
+
+def _check_adapter(file: str, header: Header, names: Collection[str], families: list[Family], call: str) -> None:
+    """Check that an adapter of PEFT changes no table and no head.
+
+    Args:
+        file: Path of the adapter, for the message.
+        header: Its header.
+        names: Names of the tensors by token in the model.
+        families: The records of the model.
+        call: Call that merges the adapter.
+
+    Raises:
+        CheckpointError: It does.
+    """
+    modules = {name.rpartition(".")[0] for name in names}
+    for name in header.tensors:
+        parts = name.removeprefix("base_model.model.").split(".")
+        starts = [".".join(parts[:count]) for count in range(1, len(parts))]
+        is_end = any(start in modules or tensor_rule(f"{start}.weight", families) for start in starts)
+        if is_end or any(part in name for part in _OF_TOKENS):
+            raise CheckpointError(
+                f"{file} is an adapter of PEFT with values of tokens ({name}), which an edit of the vocabulary cannot "
+                f"move. Merge it before the edit, with {call}, or move it out of the folder."
+            )

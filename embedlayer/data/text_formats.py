@@ -1,0 +1,278 @@
+"""Files that hold texts or token IDs and are not plain text: their formats by the first bytes, and what converts them.
+
+Plain text is UTF-8 without zero bytes, whose first lines are not all JSON objects.
+"""
+
+import codecs
+import json
+import re
+import shlex
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedlayer.errors import EmbedLayerWarning, TextError
+
+_TOKENS = "import numpy, sys, tokenizers; print(tokenizers.Tokenizer.from_file('tokenizer.json').decode(numpy."
+_TEXTS = "If its texts are in another column, write its name in place of 'text'"
+_ARROW = "import pyarrow, sys; [print(text) for batch in pyarrow.ipc."
+_CONTROL = re.compile(rb"[\x00-\x07\x0e-\x1a\x1c-\x1f]")
+_CUT_OBJECT = re.compile(rb'\{\s*"([\w.-]+)"\s*:\s*(")?')
+_TAR_MAGIC = slice(257, 262)
+_SHOWN_NAMES = 8
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """A format of files that hold texts or token IDs.
+
+    Attributes:
+        name: The format, with an article.
+        matches: Function from the name of a file and its first bytes, which are not plain text, to whether it has the
+            format.
+        command: Shell command that writes what is in the file into `NEW_FILE` or `NEW_FOLDER`; `FILE` is the file.
+        condition: What the command assumes, as the start of a sentence.
+    """
+
+    name: str
+    matches: Callable[[Path, bytes], bool]
+    command: str
+    condition: str = "Write what it holds into a file of text"
+
+
+def _starts(*magic: bytes) -> Callable[[Path, bytes], bool]:
+    """Return a function for `TextFormat.matches`: whether the first bytes are one of `magic`."""
+    return lambda path, start: start.startswith(magic)
+
+
+TEXT_FORMATS = (
+    TextFormat(
+        "a Parquet file",
+        _starts(b"PAR1"),
+        'python -c "import pyarrow.parquet, sys; [print(text) for batch in pyarrow.parquet.ParquetFile(sys.argv[1])'
+        ".iter_batches(columns=['text']) for text in batch['text'].to_pylist()]\" FILE > NEW_FILE",
+        _TEXTS,
+    ),
+    TextFormat(
+        "an Arrow file",
+        _starts(b"ARROW1\0\0"),
+        f"python -c \"{_ARROW}open_file(sys.argv[1]).read_all().to_batches() for text in batch['text'].to_pylist()]\" "
+        "FILE > NEW_FILE",
+        _TEXTS,
+    ),
+    TextFormat(
+        "an Arrow stream",
+        lambda path, start: start.startswith(b"\xff\xff\xff\xff") and start[6:8] == b"\0\0" and len(start) > 8,
+        f"python -c \"{_ARROW}open_stream(sys.argv[1]) for text in batch['text'].to_pylist()]\" FILE > NEW_FILE",
+        _TEXTS,
+    ),
+    TextFormat("compressed by Zstandard", _starts(b"\x28\xb5\x2f\xfd"), "zstd -dc < FILE > NEW_FILE", "Decompress it"),
+    TextFormat("compressed by gzip", _starts(b"\x1f\x8b"), "gzip -dc < FILE > NEW_FILE", "Decompress it"),
+    TextFormat("compressed by bzip2", _starts(b"BZh"), "bzip2 -dc < FILE > NEW_FILE", "Decompress it"),
+    TextFormat("compressed by xz", _starts(b"\xfd7zXZ\0"), "xz -dc < FILE > NEW_FILE", "Decompress it"),
+    TextFormat(
+        "a zip archive",
+        _starts(b"PK\x03\x04", b"PK\x05\x06"),
+        "python -m zipfile -e FILE NEW_FOLDER",
+        "Unpack it, and pass the folder",
+    ),
+    TextFormat(
+        "a tar archive",
+        lambda path, start: start[_TAR_MAGIC] == b"ustar",
+        "mkdir NEW_FOLDER && tar -xf FILE -C NEW_FOLDER",
+        "Unpack it, and pass the folder",
+    ),
+    TextFormat(
+        "a NumPy array",
+        _starts(b"\x93NUMPY"),
+        f'python -c "{_TOKENS}load(sys.argv[1]).ravel().tolist(), skip_special_tokens=False))" FILE > NEW_FILE',
+        "If its numbers are token IDs, decode them with their tokenizer.json",
+    ),
+    TextFormat(
+        "a binary file",
+        lambda path, start: path.suffix == ".bin",
+        f"python -c \"{_TOKENS}fromfile(sys.argv[1], 'uint16').tolist(), skip_special_tokens=False))\" FILE > NEW_FILE",
+        "If its numbers are token IDs, decode them with their tokenizer.json",
+    ),
+)
+"""The formats whose first bytes are not plain text; the first one that matches is the format of a file."""
+
+JSON_LINES = TextFormat(
+    "a file of JSON lines",
+    lambda path, start: _first_object(path, start) is not None,
+    "python -c \"import json, sys; [print(json.loads(line)['KEY']) for line in sys.stdin if line.strip()]\" "
+    "< FILE > NEW_FILE",
+    "Write its texts into a file of text",
+)
+"""The format of a `.jsonl`: each line is a JSON object. Its first bytes are plain text."""
+
+DATASET = TextFormat(
+    "a data set that the library datasets saved",
+    lambda path, start: any((path / name).exists() for name in ("dataset_dict.json", "dataset_info.json")),
+    'python -c "import glob, pyarrow, sys; [print(text) for file in sorted(glob.glob(sys.argv[1] + '
+    "'/**/data-*.arrow', recursive=True)) for batch in pyarrow.ipc.open_stream(file) "
+    "for text in batch['text'].to_pylist()]\" FILE > NEW_FILE",
+    _TEXTS,
+)
+"""The format of a folder that `save_to_disk` of the library `datasets` wrote."""
+
+
+def format_of_text(source: str | Path, start: bytes) -> TextFormat | None:
+    """Return which of `TEXT_FORMATS` a file has, or `JSON_LINES`; `None` for plain text and for any other file.
+
+    Args:
+        source: Path of the file, or `"-"`.
+        start: Its first bytes, decompressed if its name ends in `.gz`.
+    """
+    if is_plain(start):
+        return JSON_LINES if JSON_LINES.matches(Path(source), start) else None
+    return next((each for each in TEXT_FORMATS if each.matches(Path(source), start)), None)
+
+
+def is_plain(start: bytes) -> bool:
+    """Return whether the first bytes of a file are UTF-8 without zero bytes; its last character may be cut off."""
+    try:
+        codecs.utf_8_decode(start)
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in start
+
+
+def refuse_json_lines(source: str | Path, start: bytes) -> None:
+    """Raise an error for a file of JSON lines, which would be read as one text with its escapes.
+
+    The evidence is that each line of `start` is a JSON object, and there are two. One line is enough if the name ends
+    in `.jsonl` or `.ndjson`, and its end may be missing. A name that ends in `.txt` says that it is text: it is read,
+    with a warning.
+
+    Args:
+        source: Path of the file, or `"-"`.
+        start: Its first bytes, decompressed if its name ends in `.gz`, without a byte-order mark.
+
+    Raises:
+        TextError: The file has JSON lines.
+
+    Warns:
+        EmbedLayerWarning: The file has JSON lines, and its name ends in `.txt`.
+    """
+    first = _first_object(Path(source), start)
+    if first is None:
+        return
+    if _suffix(Path(source)) == ".txt":
+        warnings.warn(
+            f"{source} has JSON lines, and its name ends in .txt: it is read as text, with its braces and escapes.",
+            EmbedLayerWarning,
+            stacklevel=4,
+        )
+        return
+    texts = {key: value for key, value in first.items() if isinstance(value, str) and re.fullmatch(r"[\w.-]+", key)}
+    said = f"{_named(source)} is {JSON_LINES.name}, and not plain text. "
+    as_text = "To read the JSON itself, give the file a name that ends in .txt."
+    if texts:
+        key = max(texts, key=lambda name: len(texts[name]))
+        command = command_for(JSON_LINES.command.replace("KEY", key), source)
+        raise TextError(f"{said}{as_text} {JSON_LINES.condition}, each {key!r} of a line:\n{command}")
+    names = ", ".join([*first][:_SHOWN_NAMES]) or "no fields"
+    raise TextError(
+        f"{said}{as_text} Its first line has no field that is a text ({names}): write what shall be read into a file "
+        f"of text."
+    )
+
+
+def not_text(source: str | Path, start: bytes, offset: int, byte: int) -> str:
+    """Return the error message for a byte that plain text does not have, with a command that converts the file.
+
+    Args:
+        source: Path of the file, or `"-"`.
+        start: The first bytes of the file, or those that were read from elsewhere in it.
+        offset: Offset of the byte in the file.
+        byte: The byte: 0, or one that is not UTF-8.
+    """
+    found = format_of_text(source, start)
+    if found is not None:
+        return is_other(source, found)
+    encoding = _wide_encoding(start)
+    if encoding is None and byte and not _CONTROL.search(start):
+        encoding = "ISO-8859-1"
+    what = "has a zero byte" if byte == 0 else f"is not UTF-8 text: byte 0x{byte:02X}"
+    said = f"{_named(source)} {what} at offset {offset}"
+    if encoding is not None:
+        command = command_for(f"iconv -f {encoding} -t UTF-8 < FILE > NEW_FILE", source)
+        return f"{said}. If it is text in another encoding, convert it, for example:\n{command}"
+    if byte == 0:
+        command = command_for("tr -d '\\000' < FILE > NEW_FILE", source)
+        return f"{said}, and plain text has none. If it is text all the same, remove its zero bytes:\n{command}"
+    return f"{said}. It is a binary file of a format that is not known: pass files of text."
+
+
+def is_other(source: str | Path, found: TextFormat) -> str:
+    """Return the error message for a file or folder with the format `found`."""
+    return (
+        f"{_named(source)} is {found.name}, and not plain text. {found.condition}:\n"
+        f"{command_for(found.command, source)}"
+    )
+
+
+def command_for(command: str, source: str | Path) -> str:
+    """Return a command of a `TextFormat` with the path of a file, quoted for a shell, in place of `FILE`.
+
+    A file that ends in `.gz` is decompressed for the command. If the command has to read the file itself, the result
+    only decompresses it.
+    """
+    if str(source).endswith(".gz") and "tar -xf" not in command:
+        unzip = "gzip -dc < FILE"
+        command = f"{unzip} | {command.replace('< FILE ', '')}" if "< FILE" in command else f"{unzip} > NEW_FILE"
+    return re.sub(r"\bFILE\b", lambda _: "FILE" if str(source) == "-" else shlex.quote(str(source)), command)
+
+
+def _named(source: str | Path) -> str:
+    """Return how an error message names a file, or standard input."""
+    return "Standard input" if str(source) == "-" else str(source)
+
+
+def _suffix(path: Path) -> str:
+    """Return the suffix of a file name without `.gz`: for `x.txt` and `x.txt.gz` it is `.txt`."""
+    return Path(path.name.removesuffix(".gz")).suffix
+
+
+def _first_object(path: Path, start: bytes) -> dict[str, object] | None:
+    """Return the first line of a file as a JSON object, if all lines of its first bytes are JSON objects.
+
+    `None`: the lines are not all JSON objects, or there are too few; see `refuse_json_lines`. The last line of `start`
+    may be cut off, and need not be JSON if it is not the first one.
+
+    Args:
+        path: Path of the file.
+        start: Its first bytes.
+    """
+    start = start.removeprefix(codecs.BOM_UTF8)
+    if not start.lstrip().startswith(b"{"):
+        return None
+    lines = [line for line in start.split(b"\n") if line.strip()]
+    objects = []
+    for number, line in enumerate(lines):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            cut = _CUT_OBJECT.match(line)
+            if number + 1 < len(lines) or start.endswith(b"\n") or not cut:
+                return None
+            value = {cut[1].decode(): cut[2] and ""}
+        if not isinstance(value, dict):
+            return None
+        objects.append(value)
+    return objects[0] if len(objects) > 1 or _suffix(path) in (".jsonl", ".ndjson") else None
+
+
+def _wide_encoding(start: bytes) -> str | None:
+    """Return the name of the encoding of text with two or four bytes a character, as `iconv` has it, or `None`."""
+    if start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "UTF-32"
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16"
+    even, odd = (start[first::2] for first in (0, 1))
+    for name, zeros, others in (("UTF-16LE", odd, even), ("UTF-16BE", even, odd)):
+        if zeros.count(0) > len(zeros) // 2 and 0 not in others and len(start) > 3:
+            return name
+    return None

@@ -1,0 +1,155 @@
+"""What commands print and write: JSON for any reader, success for a reader that ends first, and no file replaced."""
+
+import ast
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import run
+
+import embedlayer as el
+from embedlayer.checkpoints.vector_files import write_vectors
+from embedlayer.cli.main import cli
+from embedlayer.compress import compress_table
+from embedlayer.compress.onnx_export import export_onnx
+
+CLI = Path(el.__file__).parent / "cli"
+
+
+def commands(group=cli, *names):
+    for name, command in group.commands.items():
+        yield from (
+            commands(command, *names, name) if hasattr(command, "commands") else [(" ".join([*names, name]), command)]
+        )
+
+
+WITHOUT_JSON = {"explore", "report"}
+"""Commands that write a page."""
+
+
+def test_every_command_has_json_and_all_json_is_printed_by_one_function() -> None:
+    assert {name for name, command in commands() if "as_json" not in {each.name for each in command.params}} == (
+        WITHOUT_JSON
+    )
+    for file in CLI.glob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)]
+        dumps = [node for node in calls if node.attr == "dumps"]
+        assert len(dumps) == (file.name == "printing.py"), file
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("tables")
+    write_vectors(folder / "one.txt", ["a", "b", "c", "d"], torch.tensor([[1.0], [2], [-3], [0]]), "word2vec")
+    (folder / "nan.txt").write_text("2 2\na nan 1\nb 1 2\n")
+    (folder / "zeros.txt").write_text("2 2\na 0 0\nb 0 0\n")
+    (folder / "t.txt").write_text("a b b a")
+    tokenizer = el.train_tokenizer((), "byte")
+    table = el.TokenEmbedding(257, 32)
+    with torch.no_grad():
+        table.weight[98:101] = torch.tensor([torch.nan, torch.inf, 0.0])[:, None]
+    el.DecoderLM(table, "rotary", num_layers=1, num_heads=2).save_pretrained(folder / "model", tokenizer=tokenizer)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"inspect {name}" for name in ("one.txt", "nan.txt", "zeros.txt", "model")),
+        *(f"inspect {name} {name}" for name in ("one.txt", "nan.txt", "zeros.txt", "model")),
+        "neighbors nan.txt b",
+        "neighbors zeros.txt a",
+        "embed model abc",
+        "compress model --compare --text t.txt",
+        "plan --checkpoint model",
+        "vocab suggest model t.txt --count 1 --held-out t.txt",
+    ],
+)
+@pytest.mark.filterwarnings("ignore::embedlayer.errors.EmbedLayerWarning")
+def test_json_of_tables_that_are_not_finite_has_no_nan(line, folder, capsys) -> None:
+    run(*(folder / word if (folder / word).exists() else word for word in line.split()), "--json")
+    shown, said = capsys.readouterr()
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    if shown:
+        json.loads(shown, parse_constant=refuse)
+    else:
+        assert "Error: " in said
+
+
+def test_undo_has_json(folder, tmp_path, capsys) -> None:
+    el.TokenEmbedding(257, 8).save_pretrained(tmp_path / "model", tokenizer=el.train_tokenizer((), "byte"))
+    assert run("vocab", "add", tmp_path / "model", "dogs", "-o", tmp_path / "more", "--json") == 0
+    tokens = json.loads(capsys.readouterr().out)["tokens"]
+    assert run("vocab", "undo", tmp_path / "more", "-o", tmp_path / "back", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"directory": str(tmp_path / "back"), "tokens": tokens[::-1]}
+
+
+@pytest.mark.parametrize("line", ["inspect one.txt", "inspect one.txt --json", "neighbors one.txt a"])
+def test_a_reader_that_ends_first_is_no_error(line, folder, monkeypatch, capsys) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", closed)
+        assert run(*(folder / word if (folder / word).exists() else word for word in line.split())) == 0
+    assert "Error" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["t.vec", "t.vec.gz", "t.bin", "t.npy", "projector", "t.parquet", "t.onnx"])
+def test_export_replaces_nothing(name, folder, tmp_path, capsys) -> None:
+    target = tmp_path / name
+    if name == "projector":
+        target.mkdir()
+    (target / "tensors.tsv" if name == "projector" else target).write_text("mine")
+    assert run("export", folder / "one.txt", "-o", target) == 1
+    assert f"FileError: {target} exists. Remove it, or choose another name." in capsys.readouterr().err
+    assert (target / "tensors.tsv" if name == "projector" else target).read_text() == "mine"
+    (tmp_path / "u.tokens.json").write_text("[]")
+    assert run("export", folder / "one.txt", "-o", tmp_path / "u.npy") == 1
+    assert "u.tokens.json exists" in capsys.readouterr().err
+
+
+def test_the_advice_for_onnx_is_a_command_that_works(tmp_path, capsys) -> None:
+    pytest.importorskip("onnx", reason="the onnx extra is not installed")
+    el.TokenEmbedding(20, 32).save_pretrained(tmp_path / "model")
+    assert run("export", tmp_path / "model", "-o", tmp_path / "t.onnx") == 2
+    said = capsys.readouterr().err
+    assert "is a TokenEmbedding of float32" in said
+    advice = shlex.split(said.strip().rpartition("export NEW: ")[2])
+    assert run(*(str(tmp_path / "NEW") if word == "NEW" else word for word in advice[1:])) == 0
+    assert run("export", tmp_path / "NEW", "-o", tmp_path / "t.onnx") == 0
+
+
+def test_ids_outside_of_an_onnx_table_give_what_its_documentation_says(tmp_path) -> None:
+    onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+    table = compress_table(el.TokenEmbedding(20, 32), "q8_0")
+    export_onnx(table, tmp_path / "t.onnx", logits=False)
+    said = onnx.load(tmp_path / "t.onnx").graph.doc_string
+    assert "the vector of an ID from 20 on is zero, and a negative ID counts from the last row" in said
+    session = onnxruntime.InferenceSession(tmp_path / "t.onnx", providers=["CPUExecutionProvider"])
+    (vectors,) = session.run(None, {"input_ids": np.array([[20, 1000, -1, -2]])})
+    rows = table.rows(0, 20).numpy()
+    assert np.array_equal(vectors[0], [rows[0] * 0, rows[0] * 0, rows[19], rows[18]])
+
+
+def test_a_token_can_be_named_by_its_id(folder, tmp_path, capsys) -> None:
+    file = tmp_path / "t.txt"
+    write_vectors(file, ["cat", "dog", "#1", "fish"], torch.eye(4), "word2vec")
+    for token, token_id in (("#0", 0), ("dog", 1), ("#1", 2), ("#3", 3)):
+        assert run("neighbors", file, token, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["ids"] == [token_id]
+    assert run("neighbors", file, "cat", "--minus", "#3", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["minus_ids"] == [3]
+    assert run("neighbors", file, "#4") == 2
+    assert "Token id 4 is outside this table of 4 rows" in capsys.readouterr().err
+    assert run("neighbors", file, "bird") == 2
+    assert "by text or ID. An ID is written with #, such as '#0'." in capsys.readouterr().err
