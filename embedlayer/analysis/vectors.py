@@ -507,7 +507,7 @@ class TokenVectors:
             )
         raise UnknownTokenError(
             f"{text!r} is not in this tokenizer's vocabulary of {len(self)} tokens: it is read as "
-            f"{encoding.tokens[0]!r}.\nAsk for a token that is, by text or ID."
+            f"{encoding.tokens[0]!r}.\nAsk for a token that is, by text or ID (in a command such as '#0')."
             if encoding.ids
             else f"{text!r} has no tokens to this tokenizer. Ask for a token by text or ID."
         )

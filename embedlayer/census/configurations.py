@@ -5,6 +5,7 @@ functions take each of them; `families.token_ids` says which keys name token IDs
 """
 
 import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -259,14 +260,32 @@ def _sequence(value: Sequence[Any], ids: IdConversion) -> Any:
 
 
 def _moved_biases(value: Any, ids: IdConversion) -> Any:
-    """Return a `sequence_bias` with new IDs, in its form; sequences with removed tokens are left out."""
+    """Return a `sequence_bias` with new IDs, in its form; sequences with removed tokens are left out.
+
+    transformers writes the sequences of a dictionary into a file as texts, such as `"(351, 352)"`.
+
+    Raises:
+        VocabularyError: A sequence is another text.
+    """
     pairs = value.items() if isinstance(value, Mapping) else value
     if not isinstance(value, list | tuple | Mapping):
         return value
-    moved = [(_sequence(sequence, ids), bias) for sequence, bias in pairs]
+    moved = [
+        (_written_sequence(one, ids) if isinstance(one, str) else _sequence(one, ids), bias) for one, bias in pairs
+    ]
     if isinstance(value, Mapping):
         return {sequence: bias for sequence, bias in moved if sequence is not None}
     return type(value)([sequence, bias] for sequence, bias in moved if sequence is not None)
+
+
+def _written_sequence(text: str, ids: IdConversion) -> str | None:
+    """Return the text of a tuple of token IDs with the new IDs; `None` if one of them is removed."""
+    if not re.fullmatch(r"\((\d+, )*\d+,?\)", text):
+        raise VocabularyError(
+            f"The key {text!r} of a sequence_bias is no tuple of token IDs. Change it before the edit."
+        )
+    moved = _sequence(tuple(map(int, re.findall(r"\d+", text))), ids)
+    return None if moved is None else str(moved)
 
 
 def _placed(pair: Any, key: str, ids: IdConversion, where: str) -> Any:
@@ -401,12 +420,13 @@ def check_padding(subject: str, padding: object, new_ids: Tensor) -> None:
 
 def _check_first_ids(entries: Sequence[Mapping[str, Any]], new_ids: Tensor, size: int) -> None:
     """Check that an edit leaves the IDs at which a multimodal model looks up images or sounds as they are."""
-    known = {key: config[key] for key in FIRST_IDS for config in entries if type(config.get(key)) is int}
-    first = min(known.values(), default=size)
+    known = [(config[key], key) for key in FIRST_IDS for config in entries if type(config.get(key)) is int]
+    first, _ = min(known, default=(size, ""))
     ids = new_ids.new_tensor(range(first, len(new_ids)))
     if known and (size != len(new_ids) or not bool((new_ids[first:] == ids).all())):
+        keys = ", ".join(dict.fromkeys(key for _, key in known))
         raise VocabularyError(
-            f"This model takes token IDs from {first:,} on for images or sounds ({', '.join(known)}), and the edit "
+            f"This model takes token IDs from {first:,} on for images or sounds ({keys}), and the edit "
             f"would change or follow them. Edit the language model alone: save it with save_pretrained of a text "
             f"model, such as Gemma3nForCausalLM."
         )

@@ -323,7 +323,8 @@ def _collected(
     decoder.warn(stacklevel=4)
     if twice:
         warnings.warn(
-            f"{path} holds {len(twice)} tokens twice, first {twice[0]}: only their first rows are kept.",
+            f"{path} has rows whose token an earlier row has, {len(twice)} in all, first {twice[0]}: only the first "
+            f"row of a token is kept.",
             EmbedLayerWarning,
             stacklevel=3,
         )

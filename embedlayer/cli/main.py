@@ -5,6 +5,7 @@ Subcommands import torch and the rest of the library inside their functions, so 
 
 import logging
 import os
+import select
 import sys
 import warnings
 from contextlib import suppress
@@ -118,11 +119,15 @@ def main(arguments: list[str] | None = None) -> None:
 def _reader_is_gone() -> bool:
     """Return whether what reads the standard output has ended; what is left to print is dropped then."""
     try:
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)  # reports nothing but an error, such as a pipe without a reader
+        is_gone = bool(output.poll(0))
         sys.stdout.flush()
     except BrokenPipeError:
+        is_gone = True
+    if is_gone:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+    return is_gone
 
 
 def _exit(code: int) -> NoReturn:

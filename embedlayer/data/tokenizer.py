@@ -142,10 +142,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     path = Path(path)
     if path.is_dir():
         found = tokenizer_file(path)
-        if found is None:
+        if found is None or unread_tokenizer(found) is not None:
             stated = read_stated(path)
             if stated.kind in REFUSED_CLASSES:
                 raise stated.refuse_class(path)
+        if found is None:
             raise TokenizerError(
                 f"{path} has no tokenizer: none of tokenizer.json, vocab.json with merges.txt, encoder.json with "
                 f"vocab.bpe, a SentencePiece .model, vocab.txt, llama2.c's tokenizer.bin, or a GGUF file."
@@ -310,7 +311,8 @@ def missing_rows_message(tokenizer: Tokenizer, rows: int, where: object = None) 
     Example:
         >>> print(missing_rows_message(train_tokenizer((), kind="byte"), 200, "run"))
         The tokenizer of run gives IDs up to 256 and the table has 200 rows: 57 tokens have none. They do not belong \
-together: use the tokenizer that the model was trained with, or add rows with embedlayer.vocab.add_tokens.
+together: use the tokenizer that the model was trained with, or give the table 57 more rows without it: \
+embedlayer.vocab.add_tokens(model, 57).
     """
     size = table_size(tokenizer)
     if size <= rows:
@@ -325,8 +327,8 @@ together: use the tokenizer that the model was trained with, or add rows with em
             f"folder, or embedlayer.vocab.add_tokens(model, [], tokenizer=tokenizer)."
         )
     return (
-        f"{what} They do not belong together: use the tokenizer that the model was trained with, or add rows with "
-        f"embedlayer.vocab.add_tokens."
+        f"{what} They do not belong together: use the tokenizer that the model was trained with, or give the table "
+        f"{size - rows} more rows without it: embedlayer.vocab.add_tokens(model, {size - rows})."
     )
 
 

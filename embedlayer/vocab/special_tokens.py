@@ -275,6 +275,14 @@ class NewTokenIds:
                 f"The new tokenizer has no padding token, and {where} names one as {key}. Add it first: "
                 f"edit_tokenizer(new_tokenizer, special=['<pad>']).tokenizer."
             )
+        if new is None and role == "eos_token":
+            warnings.warn(
+                f"{where} names the token that ends a text as {key}, and the new tokenizer does not say which does: "
+                f"{key} becomes null. State it: pass the tokenizer's folder if its files name it, or "
+                f"special={{'eos_token': TOKEN}} to embedlayer.vocab.transplant.",
+                EmbedLayerWarning,
+                stacklevel=2,
+            )
         if not isinstance(value, list | tuple):
             return new
         others = [self.new_ids[one] for one in value[1:] if type(one) is int and 0 <= one < len(self.new_ids)]

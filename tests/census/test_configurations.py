@@ -10,7 +10,9 @@ from tiny_models import build, quiet
 
 import embedlayer as el
 from embedlayer.census import configurations
+from embedlayer.data.tokenizer import train_tokenizer
 from embedlayer.vocab.receipt import last_receipt
+from embedlayer.vocab.special_tokens import NewTokenIds
 
 FORMS: dict[str, Any] = {
     "eos_token_id": [2, 7],
@@ -265,3 +267,20 @@ def test_every_key_of_transformers_that_ends_as_ids_do_is_in_a_list() -> None:
     known = configurations.KNOWN_IDS | NO_IDS | {*FIRST_IDS} | truth_values
     assert {name for name in names if name.endswith(ENDINGS) and not name.startswith(COUNTS)} <= known
     assert not configurations.KNOWN_IDS & NO_IDS
+
+
+def test_a_bias_that_transformers_wrote_as_text_is_moved_or_refused_by_name() -> None:
+    """JSON has no tuples as keys, so `generation_config.json` has their texts."""
+    ids = NewTokenIds([0, 2, 1, -1], {3: "removed"}, size=3)
+    content = {"vocab_size": 4, "sequence_bias": {"(1, 2)": -5.0, "(2,)": 1.0, "(3,)": 2.0}}
+    moved = configurations.edited_configuration(content, ids, "generation_config.json")
+    assert moved["sequence_bias"] == {"(2, 1)": -5.0, "(1,)": 1.0}
+    with pytest.raises(el.VocabularyError, match="The key 'a b' of a sequence_bias is no tuple"):
+        configurations.edited_configuration(content | {"sequence_bias": {"a b": 1.0}}, ids, "generation_config.json")
+
+
+def test_a_new_tokenizer_that_does_not_say_what_ends_a_text_is_warned_of() -> None:
+    tokenizer = train_tokenizer(["a b a b"], "word", vocab_size=4)
+    ids = NewTokenIds([0, 1, -1, -1], {}, tokenizer, {}, size=4)
+    with pytest.warns(el.EmbedLayerWarning, match="config.json names the token that ends a text as eos_token_id"):
+        assert ids.of("eos_token_id", 2, {"eos_token_id": 2}, "config.json") is None
