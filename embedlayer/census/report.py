@@ -1,11 +1,16 @@
 """Report of a census: what in the folder of a model follows the vocabulary, and what an edit does with it."""
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain, repeat
 from typing import Any
 
 from embedlayer.census.files import shown_files
 from embedlayer.io.files import JsonObject
+
+NAMES_AT = 11
+"""Column of the names in the text of a report."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +38,35 @@ class CensusReport:
         return asdict(self)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Yield `(what, names)` for each attribute that is not empty; at most six names, and the number of others."""
+        """Yield `(what, names)` for each attribute that is not empty.
+
+        All token IDs are named, those of each file on lines of their own, of which only the first has a `what`. Of the
+        others at most six are named, with the number of the rest.
+        """
         sizes = {name: " x ".join(f"{size:,}" for size in shape) for name, shape in self.tensors.items()}
         names = {
             "tensors": [f"{name} ({size})" for name, size in sizes.items()],
-            "token IDs": [f"{name} = {value}" for name, value in self.token_ids.items()],
             "files": list(self.files),
             "left out": [f"{path} ({what})" for path, what in self.left_out.items()],
         }
-        yield from ((what, shown_files(found)) for what, found in names.items() if found)
+        for what, found in names.items():
+            if found:
+                yield what, shown_files(found)
+            if what == "tensors":
+                yield from zip(chain(["token IDs"], repeat("")), self._token_id_lines(), strict=False)
         yield from (("note", note) for note in self.notes)
         if self.refused:
             yield "refused", self.refused
 
+    def _token_id_lines(self) -> list[str]:
+        """Return all entries that name token IDs, grouped by file and wrapped to lines."""
+        by_file: dict[str, list[str]] = {}
+        for name, value in self.token_ids.items():
+            file, colon, key = name.rpartition(": ")
+            by_file.setdefault(file + colon, []).append(f"{key} = {value}")
+        texts = [file + ", ".join(entries) for file, entries in by_file.items()]
+        lines = textwrap.TextWrapper(80 - NAMES_AT, break_long_words=False, break_on_hyphens=False)
+        return [line for text in texts for line in lines.wrap(text)]
+
     def __str__(self) -> str:
-        return "\n".join(f"{what:<11}{names}" for what, names in self.lines())
+        return "\n".join(f"{what:<{NAMES_AT}}{names}" for what, names in self.lines())

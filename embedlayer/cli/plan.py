@@ -111,7 +111,9 @@ def plan(
         injected = planned_injections(getattr(opened.model, "injections", ()), given)
         used = len(used_tokens(opened.require_tokenizer(), texts)) if texts else None
         census = folder_census(checkpoint) if checkpoint.is_dir() else None
-        _show_alternatives(now, injected, plan_alternatives(now, used=used), census, as_json=as_json)
+        unknown_head = opened.table_only != ""
+        found = plan_alternatives(now, used=used)
+        _show_alternatives(now, injected, found, census, unknown_head=unknown_head, as_json=as_json)
         return
     names: Sequence[str | None] = presets or ([None] if sized else list(PRESETS))
     plans = [plan_sizes(name, **given) for name in names]
@@ -130,16 +132,14 @@ def planned(
     position: "Position | None",
     *,
     name: str,
-    lookup_only: bool = False,
 ) -> EmbeddingPlan:
     """Return the plan of an existing table, head and position scheme.
 
     Args:
         table: The table.
-        head: The output head; without one the plan is that of a tied head.
+        head: The output head; `None` plans a table that is only looked up.
         position: The position scheme, or `None`; only learned positions add parameters.
         name: Name of the plan.
-        lookup_only: Whether the table has no head, as an additional table.
 
     Raises:
         CheckpointError: `plan` does not support the data type of the table.
@@ -166,7 +166,7 @@ def planned(
         base.num_rows,
         base.embed_dim,
         tied=head is None or head.tied,
-        lookup_only=lookup_only,
+        lookup_only=head is None,
         rank=base.rank if isinstance(base, FactorizedEmbedding) else None,
         positions=len(position.weight) if isinstance(position, LearnedPositionalEmbedding) else 0,
         dtype=dtype,
@@ -198,7 +198,7 @@ def planned_injections(injections: "Iterable[nn.Module]", options: Mapping[str, 
             if isinstance(module, LookupTable):
                 name = f"{number}: {type(injection).__name__}"
                 tokens = rows * options.get("tokens", 0)
-                table = planned(module, None, None, name=name, lookup_only=True)
+                table = planned(module, None, None, name=name)
                 found.append(replace(table, tokens=tokens, **applied))
     return found
 
@@ -209,18 +209,23 @@ def _show_alternatives(
     found: list[PlanAlternative],
     census: "CensusReport | None",
     *,
+    unknown_head: bool,
     as_json: bool,
 ) -> None:
     """Print a plan, those of additional tables, the bytes that each alternative saves, and what follows the vocabulary.
 
-    With `as_json`, print a JSON list of the plans instead; the first has the census as `vocabulary`.
+    With `as_json`, print a JSON list of the plans instead; the first has the census as `vocabulary`. With
+    `unknown_head`, say that the table alone is planned because its head is not known.
     """
     if as_json:
         after = [{**each.plan.as_dict(), "saved_bytes": each.saved_bytes, "tradeoff": each.tradeoff} for each in found]
-        first = {**now.as_dict(), "vocabulary": None if census is None else census.as_dict()}
+        vocabulary = None if census is None else census.as_dict()
+        first = {**now.as_dict(), "unknown_head": unknown_head, "vocabulary": vocabulary}
         print_json([first, *after, *(each.as_dict() for each in injected)], indent=2)
         return
-    _show(*_parts(now))
+    _show(*_parts(now, unknown_head=unknown_head))
+    if unknown_head:
+        click.echo("The head is not known: the table alone is planned.")
     click.echo()
     if injected:
         _show(*_additional(injected))
@@ -235,9 +240,9 @@ def _show_alternatives(
         click.echo(f"\nwhat an edit of the vocabulary moves\n{census}")
 
 
-def _parts(row: EmbeddingPlan) -> Printed:
+def _parts(row: EmbeddingPlan, *, unknown_head: bool = False) -> Printed:
     """Return a table of all parts of one plan, with parameters and bytes: title, headings, lines, and note below."""
-    head = "look-up only" if row.lookup_only else "tied" if row.tied else "untied"
+    head = "head not known" if unknown_head else "look-up only" if row.lookup_only else "tied" if row.tied else "untied"
     title = f"{row.name or 'plan'}: {_size(row)}, {head}, {row.dtype}"
     title += "" if row.rank is None else f", rank {row.rank}"
     title += ", row-sparse" if row.row_sparse else ""

@@ -32,7 +32,7 @@ from embedlayer.io.files import JsonObject, read_json, write_json
 from embedlayer.io.safetensors_files import WeightFiles, find_folder
 from embedlayer.pretrained import TOKENIZER
 from embedlayer.vocab.class_rows import rows_of_class, stored_names
-from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
+from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit, missing_rows
 from embedlayer.vocab.language_tokenizers import gives_ids, language_class, warn_of_lost_settings
 from embedlayer.vocab.live_modules import (
     FolderResult,
@@ -87,15 +87,22 @@ class Opened(NamedTuple):
     tensors: dict[str, RowTensor]
     aliases: dict[str, str]
 
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer of the folder, or `None` if there is none; it may have IDs without a row."""
+    def tokenizer(self, folder: Path) -> Tokenizer | None:
+        """Return the tokenizer of the folder, or `None` if there is none; it may have IDs without a row.
+
+        Raises:
+            TokenizerError: It cannot be read.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EmbedLayerWarning)  # about these tokens, to which the edit gives rows
             if self.layer is not None:
-                return self.layer.tokenizer
-            file = tokenizer_file(self.checkpoint)
-            return None if file is None else load_tokenizer(file)
+                tokenizer = self.layer.tokenizer
+            else:
+                file = tokenizer_file(self.checkpoint)
+                tokenizer = None if file is None else load_tokenizer(file)
+        if tokenizer is None and any(folder.glob("tok*.bin")):
+            return load_tokenizer(folder)  # llama2.c's file is no part of a layer
+        return tokenizer
 
 
 def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderResult:
@@ -127,9 +134,7 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Fo
         for name, key in names.items():
             copy = _read_tensor(folder / file, name)
             tensors[f"{file}/{name}"] = replace(tensors[key], tensor=copy, parameter=key, state_of=_same)
-    tokenizer = opened.tokenizer
-    if tokenizer is None and any(folder.glob("tok*.bin")):
-        tokenizer = load_tokenizer(folder)  # llama2.c's file is no part of a layer
+    tokenizer = opened.tokenizer(folder)
     resolved = edit.resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)
     row_map = resolved.rows.row_map
     if resolved.tokens is not None:
@@ -179,12 +184,19 @@ def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
 
     Raises:
         CheckpointError: `apply_to_checkpoint` would raise it.
-        VocabularyError: The same; errors about single tokens are not among them.
+        TokenizerError, VocabularyError: The same; errors about single tokens are not among them.
+
+    Warns:
+        EmbedLayerWarning: `apply_to_checkpoint` would give it, or added tokens of the tokenizer have no row yet.
     """
-    checkpoint, _, tensors, aliases = _opened(folder)
+    opened = _opened(folder)
+    checkpoint, _, tensors, aliases = opened
     copies = find_copies(folder, checkpoint, aliases, left_out)
     shapes = {name: tuple(rows.tensor.shape) for name, rows in tensors.items()}
     size = next(iter(shapes.values()))[0]
+    tokenizer = opened.tokenizer(folder)
+    if tokenizer is not None and (missing := missing_rows(tokenizer, size)):
+        warnings.warn(missing, EmbedLayerWarning, stacklevel=3)
     copied = {f"{file}/{name}": shapes[key] for file, names in copies.items() for name, key in names.items()}
     token_ids = {
         f"{file}: {part.name}.{key}".replace(": .", ": "): part.owner[key]

@@ -126,6 +126,22 @@ def _text(tokenizer: Tokenizer | None, token_id: int) -> str:
     return f"#{token_id}" if tokenizer is None else tokenizer.id_to_token(token_id) or f"#{token_id}"
 
 
+def missing_rows(tokenizer: Tokenizer, rows: int) -> str | None:
+    """Return a message if added tokens of a tokenizer have no row, which an edit gives them; `None` if all have one.
+
+    Args:
+        tokenizer: The tokenizer before an edit.
+        rows: Number of rows of the table.
+
+    Raises:
+        VocabularyError: Tokens of the vocabulary itself have no row: the tokenizer is that of another table.
+    """
+    mismatch = missing_rows_message(tokenizer, rows)
+    if mismatch is not None and not added_without_rows(tokenizer, rows):
+        raise VocabularyError(mismatch)
+    return mismatch
+
+
 def rows_after(num_tokens: int, rows: int, new_tokens: int, multiple: int | None = None) -> int:
     """Return the number of rows that a table stores after an edit.
 
@@ -255,9 +271,7 @@ class EditRequest(VocabularyEdit):
                     "The tokenizer that was passed is not that of the model: leave it out, or see transplant."
                 )
             tokenizer = tokenizer if own is None else own
-        mismatch = None if tokenizer is None else missing_rows_message(tokenizer, num_rows)
-        if mismatch is not None and tokenizer is not None and not added_without_rows(tokenizer, num_rows):
-            raise VocabularyError(mismatch)
+        mismatch = None if tokenizer is None else missing_rows(tokenizer, num_rows)
         tokens, multiple = self.token_map(tokenizer, num_rows), self.pad_to_multiple_of
         tokens = tokens if mismatch is None else tokens.completed(num_rows)
         row_map = tokens.row_map(num_rows, multiple if all_rows_have_ids or multiple is None else 1)

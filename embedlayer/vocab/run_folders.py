@@ -25,7 +25,7 @@ from embedlayer.io.safetensors_files import read_header
 from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, Pretrained, describe
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory
-from embedlayer.vocab.edit_request import VocabularyEdit
+from embedlayer.vocab.edit_request import VocabularyEdit, missing_rows
 from embedlayer.vocab.live_modules import (
     FolderResult,
     ModuleResult,
@@ -117,12 +117,18 @@ def run_census(folder: Path, left_out: Collection[str]) -> CensusReport:
 
     Raises:
         CheckpointError: `apply_to_run` would raise it; errors about single tokens are not among them.
-        SizeError, VocabularyError: The same.
+        SizeError, TokenizerError, VocabularyError: The same.
+
+    Warns:
+        EmbedLayerWarning: Added tokens of the tokenizer have no row yet.
     """
     _refuse_mapped(RunDirectory(folder))
     layer = Pretrained.from_pretrained(folder)
     modules = vocabulary_modules(layer)
     tensors = row_tensors(layer, modules)[0]
+    tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
+    if tokenizer is not None and (missing := missing_rows(tokenizer, modules.vocab_size)):
+        warnings.warn(missing, EmbedLayerWarning, stacklevel=3)
     _refuse_copies(folder, left_out, tensors, modules.vocab_size)
     ids = {
         name: setting.value for name, setting in settings_of(modules).items() if "padding" in name or setting.names_ids

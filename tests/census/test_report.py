@@ -10,8 +10,11 @@ import pytest
 import torch
 from commands import run
 from safetensors import safe_open
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import embedlayer as el
+from embedlayer.census.report import CensusReport
 from embedlayer.data.tokenizer import save_tokenizer
 from embedlayer.io.files import read_json, write_json
 from embedlayer.io.safetensors_files import save_tensors
@@ -130,7 +133,44 @@ def test_plan_prints_the_report(tmp_path: Path, capsys) -> None:
         assert run("plan", "--checkpoint", tmp_path / "old", "--json") == 0
     vocabulary = json.loads(capsys.readouterr().out)[0]["vocabulary"]
     assert f"tensors    {TABLE} (280 x 8), {HEAD} (280 x 8), " in text
-    assert "token IDs  config.json: eos_token_id = 270, generation_config.json: eos_token_id = [270, 271]" in text
+    assert "token IDs  config.json: eos_token_id = 270\n" in text
+    assert "\n           generation_config.json: eos_token_id = [270, 271], suppress_tokens =" in text
     assert "left out   optimizer.pt (state of an optimizer)" in text
     assert vocabulary == json.loads(json.dumps(folder_census(tmp_path / "old").as_dict()))
     assert vocabulary["tensors"][TABLE] == [V, D]
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_tokenizer_that_an_edit_refuses_is_a_refusal(kind: str, tmp_path: Path) -> None:
+    FOLDERS[kind](tmp_path / "old")
+    file = tmp_path / "old" / "tokenizer.json"
+    other = Tokenizer(WordLevel({f"word{number}": number for number in range(V + 50)}, unk_token="word0"))
+    for write in (lambda: save_tokenizer(other, file), lambda: file.write_text('{"model": {"type": "Unknown"}}')):
+        write()
+        with pytest.raises((el.TokenizerError, el.VocabularyError)) as caught:
+            el.vocab.remove_tokens(tmp_path / "old", ["Ġdog"], out=tmp_path / "new")
+        assert folder_census(tmp_path / "old").refused == str(caught.value)
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_added_tokens_without_rows_are_a_note(kind: str, tmp_path: Path) -> None:
+    FOLDERS[kind](tmp_path / "old")
+    longer = Tokenizer.from_str(TOKENIZER.to_str())
+    longer.add_tokens([f"<{number}>" for number in range(longer.get_vocab_size(), V + 2)])
+    save_tokenizer(longer, tmp_path / "old" / "tokenizer.json")
+    report = folder_census(tmp_path / "old")
+    assert report.refused == ""
+    (note,) = report.notes
+    assert "2 tokens have none" in note
+    assert "embedlayer vocab add DIR -o OUT" in note
+
+
+def test_all_token_ids_are_shown_by_file_in_80_columns() -> None:
+    ids = {f"{file}.json: key{number}_id": number for file in ("config", "generation_config") for number in range(12)}
+    report = CensusReport({TABLE: (V, D)}, {**ids, "table.padding_idx": 3})
+    lines = str(report).splitlines()
+    assert all(f"{name.partition(': ')[2] or name} = {value}" in str(report) for name, value in ids.items())
+    assert [line[:11].strip() for line in lines if line[:11].strip()] == ["tensors", "token IDs"]
+    assert sum("config.json: " in line for line in lines) == 2
+    assert lines[-1] == "           table.padding_idx = 3"
+    assert max(map(len, lines)) <= 80

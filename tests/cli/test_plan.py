@@ -206,6 +206,27 @@ def test_a_saved_quantised_table_is_planned_by_its_bits_and_groups(tmp_path):
     assert (row.dtype, row.group_size, row.weight_bytes) == ("int4", 32, table.nbytes)
 
 
+@pytest.mark.parametrize(("model_type", "said"), [("bert", "look-up only"), ("not-known", "head not known")])
+@pytest.mark.filterwarnings("ignore::embedlayer.EmbedLayerWarning")
+def test_a_checkpoint_without_a_head_or_whose_head_is_not_known_is_planned_as_a_table(model_type, said, tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    sizes = {"vocab_size": 300, "hidden_size": 32, "max_position_embeddings": 16, "num_attention_heads": 2}
+    names = {"word_embeddings": 300, "position_embeddings": 16, "token_type_embeddings": 2}
+    tensors = {f"embeddings.{name}.weight": torch.randn(rows, 32) for name, rows in names.items()}
+    tensors |= {f"embeddings.LayerNorm.{name}": torch.ones(32) for name in ("weight", "bias")}
+    config = {"model_type": model_type, "architectures": ["BertModel"], "type_vocab_size": 2, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    output = run("--checkpoint", str(tmp_path)).output
+    assert f"300 x 32, {said}, fp32" in output
+    assert ("The head is not known: the table alone is planned." in output) == (said == "head not known")
+    assert not {"head", "loss, chunked", "untie the head"} & rows(output).keys()
+    now, *_ = json.loads(run("--checkpoint", str(tmp_path), "--json").output)
+    assert (now["lookup_only"], now["unknown_head"]) == (True, said == "head not known")
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
