@@ -27,7 +27,7 @@ COMMANDS = {
     "neighbors": "{source} a --tokenizer {tokenizer_from}",
     "generate": "{source} cat --tokens 2 --tokenizer {tokenizer_from}",
     "explore": "{sources} --export {out} --tokenizer {tokenizer_from} --columns {columns_from}",
-    "inspect": "{source} --tokenizer {tokenizer_from} --word-pairs {word_pairs} --analogies {analogies}",
+    "inspect": "{source} --tokenizer {tokenizer_from} --word-pairs {word_pairs} --analogies {analogies} --text {texts}",
     "inspect OTHER": "{source} {other}",
     "evaluate": "{model} {other} --text {text} --tokenizer {tokenizer_from}",
     "export": "{source} -o {out}.vec --tokenizer {tokenizer_from}",
