@@ -8,10 +8,12 @@ import csv
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from tables import between_markers, write_between_markers
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "losses.md"
 RESULTS = ROOT / "benchmarks" / "results" / "head_outputs.csv"
-START, END = "<!-- cost: made by `python docs/head_outputs.py --write` -->\n", "<!-- end of cost -->"
 OURS = "embedlayer"
 
 
@@ -58,12 +60,11 @@ def tables() -> str:
 
 def page() -> str:
     """Return the text of the page with the results of today."""
-    before, _, rest = PAGE.read_text().partition(START)
-    return before + START + tables() + END + rest.partition(END)[2]
+    return between_markers(PAGE, "cost", tables())
 
 
 if __name__ == "__main__":
     if "--write" in sys.argv:
-        PAGE.write_text(page())
+        write_between_markers(PAGE, "cost", tables())
     else:
         print(tables())

@@ -11,10 +11,12 @@ from statistics import median
 
 from embedlayer.planner import EmbeddingPlan
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from tables import between_markers, write_between_markers
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "row-sparse-training.md"
 RESULTS = ROOT / "benchmarks" / "results" / "row_state.csv"
-START, END = "<!-- row state: made by `python docs/row_state.py --write` -->\n", "<!-- end of row state -->"
 WIDTH = 512
 RULES = {
     "`RowAdamW`": ("RowAdamW", {}),
@@ -60,12 +62,11 @@ def table() -> str:
 
 def page() -> str:
     """Return the text of the page with the results of today."""
-    before, _, rest = PAGE.read_text().partition(START)
-    return before + START + table() + END + rest.partition(END)[2]
+    return between_markers(PAGE, "row state", table())
 
 
 if __name__ == "__main__":
     if "--write" in sys.argv:
-        PAGE.write_text(page())
+        write_between_markers(PAGE, "row state", table())
     else:
         print(table())

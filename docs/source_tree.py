@@ -7,9 +7,11 @@ import ast
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from tables import between_markers, write_between_markers
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "source-tree.md"
-START, END = "<!-- tree: made by `python docs/source_tree.py --write` -->\n", "<!-- end of tree -->"
 
 
 def first_line(file: Path) -> str:
@@ -35,13 +37,11 @@ def tree() -> str:
 
 def page() -> str:
     """Return the text of the page with the tree of today."""
-    text = PAGE.read_text()
-    before, _, rest = text.partition(START)
-    return before + START + tree() + END + rest.partition(END)[2]
+    return between_markers(PAGE, "tree", tree())
 
 
 if __name__ == "__main__":
     if "--write" in sys.argv:
-        PAGE.write_text(page())
+        write_between_markers(PAGE, "tree", tree())
     else:
         print(tree())

@@ -21,15 +21,11 @@ from embedlayer.analysis.health import TableHealth, table_health
 from embedlayer.data.tokenizer import word_tokenizer
 from embedlayer.tables.quantized import QuantizedEmbedding
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from tables import write_between_markers
+
 PAGE = Path(__file__).resolve().parent / "analysis.md"
-MADE = (
-    "<!-- verdicts about made tables: by `python docs/table_verdicts.py --write` -->\n",
-    "<!-- end of verdicts about made tables -->",
-)
-REAL = (
-    "<!-- verdicts about real tables: by `python docs/table_verdicts.py --write FOLDER` -->\n",
-    "<!-- end of verdicts about real tables -->",
-)
+MADE, REAL = "verdicts about made tables", "verdicts about real tables"
 STEMS, WIDTH = 300, 32
 
 
@@ -155,21 +151,11 @@ def table(found: list[Verdict]) -> str:
     return "\n".join(["| table | it is | verdict | summary |", "|---|---|---|---|", *lines, ""])
 
 
-def page(text: str, marks: tuple[str, str], content: str) -> str:
-    """Return the text of the page with the content between the marks."""
-    before, _, rest = text.partition(marks[0])
-    return before + marks[0] + content + marks[1] + rest.partition(marks[1])[2]
-
-
 if __name__ == "__main__":
     made = table(verdicts(made_states()))
     if "--write" not in sys.argv:
         print(made)
         sys.exit()
-    parts = {MADE: made}
+    write_between_markers(PAGE, MADE, made)
     if len(sys.argv) > 2:
-        parts[REAL] = table(verdicts(real_states(Path(sys.argv[2]))))
-    written = PAGE.read_text()
-    for marks, content in parts.items():
-        written = page(written, marks, content)
-    PAGE.write_text(written)
+        write_between_markers(PAGE, REAL, table(verdicts(real_states(Path(sys.argv[2])))))

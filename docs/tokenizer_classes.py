@@ -6,11 +6,10 @@ from pathlib import Path
 
 from embedlayer.families import tokenizers
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from tables import between_markers, write_between_markers
+
 PAGE = Path(__file__).resolve().parent / "checkpoints.md"
-START, END = (
-    "<!-- tokenizer classes: made by `python docs/tokenizer_classes.py --write` -->\n",
-    "<!-- end of tokenizer classes -->",
-)
 READ = {
     "read from `vocab.json` and `merges.txt`": tokenizers.BPE_CLASSES,
     "read from `vocab.txt`": tokenizers.WORDPIECE_CLASSES,
@@ -36,12 +35,11 @@ def table() -> str:
 
 def page() -> str:
     """Return the text of the page with the table of today."""
-    before, _, rest = PAGE.read_text().partition(START)
-    return before + START + table() + END + rest.partition(END)[2]
+    return between_markers(PAGE, "tokenizer classes", table())
 
 
 if __name__ == "__main__":
     if "--write" in sys.argv:
-        PAGE.write_text(page())
+        write_between_markers(PAGE, "tokenizer classes", table())
     else:
         print(table())

@@ -13,12 +13,17 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_between_markers(page: Path, name: str, text: str) -> None:
-    """Replace what stands between `<!-- name: ... -->` and `<!-- end of name -->`."""
+def between_markers(page: Path, name: str, text: str) -> str:
+    """The content of a page with `text` between `<!-- name: ... -->` and `<!-- end of name -->`."""
     content = page.read_text(encoding="utf-8")
     head, begin, rest = content.partition(f"<!-- {name}:")
     comment, close, rest = rest.partition("-->\n")
     _, end, tail = rest.partition(f"<!-- end of {name} -->")
     if not (begin and close and end):
         raise SystemExit(f"{page} has no markers <!-- {name}: ... --> and <!-- end of {name} -->")
-    write_text(page, f"{head}{begin}{comment}{close}{text}{end}{tail}")
+    return f"{head}{begin}{comment}{close}{text}{end}{tail}"
+
+
+def write_between_markers(page: Path, name: str, text: str) -> None:
+    """Write `text` into a page, see `between_markers`."""
+    write_text(page, between_markers(page, name, text))

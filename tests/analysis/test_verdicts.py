@@ -5,16 +5,17 @@ import runpy
 from pathlib import Path
 
 import pytest
+from tables import between_markers
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "table_verdicts.py"))
 ALLOWED = {"good": {"sound"}, "bad": {"faulty"}, "unknown": {"undecided"}}
 
 
-def hold(found, marks) -> None:
+def hold(found, name) -> None:
     """Check the verdicts, and that the page has them; numbers may differ in their last digits between machines."""
     assert {each.name: each.health.state for each in found if each.health.state not in ALLOWED[each.quality]} == {}
     text = SCRIPT["PAGE"].read_text()
-    written = SCRIPT["page"](text, marks, SCRIPT["table"](found))
+    written = between_markers(SCRIPT["PAGE"], name, SCRIPT["table"](found))
     one, other = (re.sub(r"-?[0-9][0-9.,e+-]*", "#", each).splitlines() for each in (text, written))
     assert one == other, "run: python docs/table_verdicts.py --write FOLDER"
 
