@@ -16,6 +16,7 @@ from embedlayer.census.configurations import (
     is_configuration,
     json_value,
     new_value,
+    part_at,
     parts_of,
     size_keys,
 )
@@ -167,9 +168,7 @@ def _is_stated(content: JsonObject, path: tuple[str, ...], key: str, names: Mapp
         key: Name of the entry in the class.
         names: From another name to the name in the class.
     """
-    inner: Any = content
-    for each in path:
-        inner = inner.get(each) if isinstance(inner, dict) else None
+    inner = part_at(content, path)
     return isinstance(inner, dict) and any(
         inner.get(own) is not None for own in (key, *(a for a, b in names.items() if b == key))
     )

@@ -70,6 +70,13 @@ class Part(NamedTuple):
     of_tokens: bool
 
 
+def part_at(owner: Any, path: Sequence[str]) -> Any:
+    """Return what is at a path of keys and attributes of a configuration or module; `None` if there is nothing."""
+    for key in path:
+        owner = owner.get(key) if isinstance(owner, Mapping) else getattr(owner, key, None)
+    return owner
+
+
 def is_configuration(value: object) -> bool:
     """Return whether a value is a dictionary, or a configuration object of transformers."""
     return isinstance(value, Mapping) or hasattr(value, "to_dict")

@@ -456,8 +456,9 @@ def _token(opened: "OpenedModel", row: int) -> str:
     """Return the text of the token of a row; `"row 7"` for row 7 if it has no token."""
     from embedlayer.data.tokenizer import token_text
 
-    named = opened.vocabulary is not None and opened.vocabulary.id_to_token(row) is not None
-    return token_text(opened.vocabulary, row) if named and opened.vocabulary is not None else f"row {row}"
+    if opened.vocabulary is None or opened.vocabulary.id_to_token(row) is None:
+        return f"row {row}"
+    return token_text(opened.vocabulary, row)
 
 
 def _median(movement: "RowMovement") -> float | None:

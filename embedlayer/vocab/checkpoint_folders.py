@@ -8,14 +8,21 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.census.class_defaults import unknown_defaults, with_defaults_of_class, with_moved_defaults
-from embedlayer.census.configurations import check_padding, check_readers, edited_configuration, id_keys, parts_of
+from embedlayer.census.configurations import (
+    check_padding,
+    check_readers,
+    edited_configuration,
+    id_keys,
+    part_at,
+    parts_of,
+)
 from embedlayer.census.files import files_left_out
 from embedlayer.census.report import CensusReport
 from embedlayer.census.tensors import axes_by_architecture
@@ -256,9 +263,7 @@ def _restore_config(folder: Path, settings: JsonObject) -> None:
             content = _read(folder / file)
             for name, value in before.items():
                 *path, key = name.split(".")
-                part: Any = content
-                for each in path:
-                    part = part.get(each) if isinstance(part, dict) else None
+                part = part_at(content, path)
                 if isinstance(part, dict) and key in part:
                     part[key] = value
             write_json(folder / file, content)

@@ -12,6 +12,7 @@ from embedlayer.census.configurations import (
     entries_of,
     id_keys,
     new_value,
+    part_at,
     size_keys,
     text_part,
     value_of_json,
@@ -188,9 +189,7 @@ def _setting_at(module: nn.Module, name: str) -> Setting | None:
     *path, attribute = name.split(".")
     if not {"config", "generation_config"} & {*path}:
         return None
-    owner: Any = module
-    for key in path:
-        owner = owner.get(key) if isinstance(owner, Mapping) else getattr(owner, key, None)
+    owner = part_at(module, path)
     is_there = attribute in owner if isinstance(owner, Mapping) else hasattr(owner, attribute)
     return Setting(owner, attribute, names_ids=True) if is_there else None
 
