@@ -145,13 +145,14 @@ def measure(
 
 def _absent(opened: "OpenedModel", texts: Sequence[Path]) -> list[int]:
     """Return the IDs of the tokens that never occur in some texts; rows without a token are left out."""
+    from embedlayer.data.corpus import encode_chunks, find_text_files, read_text_chunks
     from embedlayer.data.tokenizer import without_truncation
-    from embedlayer.vocab.token_usage import text_chunks
 
     tokenizer = without_truncation(opened.require_tokenizer())
     found: set[int] = set()
-    for chunk in text_chunks(list(texts), tokenizer):
-        found.update(tokenizer.encode(chunk, add_special_tokens=False).ids)
+    for file in find_text_files(texts):
+        for _, ids in encode_chunks(read_text_chunks(file, tokenizer=tokenizer), tokenizer):
+            found.update(ids.tolist())
     return sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()) - found)
 
 
