@@ -68,6 +68,11 @@ class PerLayerEmbedding(EmbeddingInjection):
         """Return the constructor's arguments as JSON: the table with its projection, and `init_std`."""
         return {"table": describe(self.inputs), "init_std": self.init_std}
 
+    @classmethod
+    def from_config(cls: type["PerLayerEmbedding"], config: JsonObject) -> "PerLayerEmbedding":
+        """Build the layer from its `config`; earlier versions wrote the table as `inputs`."""
+        return super().from_config({"table" if key == "inputs" else key: value for key, value in config.items()})
+
     def look_up(self, x: Float[Tensor, "B T D"], context: InjectionContext) -> Float[Tensor, "B T L P"]:
         """Return the per-layer inputs of all blocks, `(B, T, L, P)`."""
         vectors: Tensor = self.inputs(context.ids, x)
