@@ -1,6 +1,6 @@
-"""A sample of the model types of transformers, compared by examples/all_families.py, and its page.
+"""A sample of the model types of transformers, compared by tools/all_families.py, and its page.
 
-The sample is `SAMPLE` of examples/tiny_models.py; `python examples/all_families.py` runs all types.
+The sample is `SAMPLE` of tools/tiny_models.py; `python tools/all_families.py` runs all types.
 """
 
 import warnings
@@ -113,7 +113,7 @@ def test_a_record_without_its_defaults_is_reported_wrong(monkeypatch, unchecked)
 
 
 def test_the_page_counts_the_variations_and_none_is_wrong() -> None:
-    text = PAGE.read_text().partition("made by `python examples/all_families.py --varied")[2].partition("<!-- end")[0]
+    text = PAGE.read_text().partition("made by `python tools/all_families.py --varied")[2].partition("<!-- end")[0]
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     header, *rows = lines
     assert header == ["kind", "model types", "variations", "equal", "refused", "wrong", "not built"]

@@ -213,7 +213,6 @@ def test_the_changelog_knows_the_version() -> None:
         pytest.param(["killed_and_resumed.py", "--rows", "20000"], marks=pytest.mark.long),
         pytest.param(["added_tables.py", "--minutes", "0.01"], marks=pytest.mark.long),
         ["beyond_the_trained_length.py", "--steps", "1", "--windows", "1"],
-        ["checkpoints.py", "GPT-2", "T5 1.1"],
         pytest.param(
             ["starting_rows.py", "--steps", "1", "--terms", "5", "--row-steps", "1", "--passages", "1"],
             marks=pytest.mark.long,
@@ -243,24 +242,21 @@ def test_every_example_is_run_here_or_is_a_helper() -> None:
         "added_tables.py",
         "killed_and_resumed.py",
         "beyond_the_trained_length.py",
-        "checkpoints.py",
         "starting_rows.py",
         "domain_terms.py",
         "suggested_tokens.py",
         "compression.py",
         "onnx_table.py",
         "tables.py",
-        "all_families.py",  # run by test_all_families.py
-        "edited_families.py",  # run by laws/test_edited_families.py
-        "model_paths.py",  # run by laws/test_model_paths.py
-        "patched_loss.py",
-        "rotary_families.py",
-        "tiny_models.py",
-        "transformers_probe.py",
-        "varied_settings.py",
         "gguf_in_llama_cpp.py",  # needs llama-cpp-python, which builds llama.cpp
         "gallery.py",  # run by test_gallery.py
     }
+
+
+def test_the_table_of_checkpoints_is_made(monkeypatch, unchecked, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["checkpoints.py", "GPT-2", "T5 1.1"])
+    runpy.run_path(str(ROOT / "tools" / "checkpoints.py"), run_name="__main__")
+    assert "| GPT-2 |" in capsys.readouterr().out
 
 
 def test_tables_on_pages_were_made_by_the_command_above_them() -> None:

@@ -20,7 +20,7 @@ PAGES += [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not
 
 DOTTED = re.compile(r"(?<![\w/.-])(?:embedlayer|el)(?:\.[A-Za-z_]\w*)+")
 COMMAND = re.compile(r"(?<![\w./])embedlayer ([a-z][^\n`|;#]*)")
-FILE = re.compile(r"(?<![\w/.-])(?:embedlayer|docs|tests|examples|benchmarks|interop)(?:/[\w-]+)+\.(?:py|md)\b")
+FILE = re.compile(r"(?<![\w/.-])(?:embedlayer|docs|tests|examples|benchmarks|interop|tools)(?:/[\w-]+)+\.(?:py|md)\b")
 
 NOT_NAMES = {"embedlayer.base", "embedlayer.table"}
 """Keys of the metadata in safetensors files."""

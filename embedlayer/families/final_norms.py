@@ -1,6 +1,6 @@
 """The norm between the last block and the head of each model type, which `load(..., final_norm=True)` reads.
 
-A type that is in neither list is refused. The norms are those of transformers' code; examples/all_families.py compares
+A type that is in neither list is refused. The norms are those of transformers' code; tools/all_families.py compares
 them with the input of the head.
 """
 

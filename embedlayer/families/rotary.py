@@ -1,6 +1,6 @@
 """Rotary settings by model type, which transformers has in its code and not in `config.json`.
 
-A model type is here only if `python examples/rotary_families.py` compared it with transformers, or if the reader
+A model type is here only if `python tools/rotary_families.py` compared it with transformers, or if the reader
 refuses it by name. A configuration of any other type is refused, unless the caller states the settings.
 """
 

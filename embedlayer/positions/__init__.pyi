@@ -17,8 +17,6 @@ from .rotary_axes import ChannelAxes as ChannelAxes
 from .rotary_axes import ChunkedAxes as ChunkedAxes
 from .rotary_axes import InterleavedAxes as InterleavedAxes
 from .rotary_axes import RotaryAxes as RotaryAxes
-from .rotary_comparison import BlockDifference as BlockDifference
-from .rotary_comparison import compare_rotary as compare_rotary
 from .rotary_scaling import DynamicNTKScaling as DynamicNTKScaling
 from .rotary_scaling import LinearScaling as LinearScaling
 from .rotary_scaling import Llama3Scaling as Llama3Scaling

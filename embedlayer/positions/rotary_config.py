@@ -306,7 +306,7 @@ def _facts(config: JsonObject, *, stated: bool) -> RotaryPositions:
         raise CheckpointError(
             f"The configuration {about}, so the pairing of channels and the rotated layers are not known."
             f"{f' Did you mean {close}?' if close else ''} State interleaved= (and rotated= for "
-            f"rotary_positions), and compare with the original: embedlayer.positions.compare_rotary(config, ...)."
+            f"rotary_positions), and compare a rotated query with that of the original model."
         )
     return facts or RotaryPositions(reads_share=True)
 

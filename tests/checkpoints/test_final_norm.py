@@ -1,4 +1,4 @@
-"""The norm before the head and the windows of attention; examples/all_families.py compares those of every family."""
+"""The norm before the head and the windows of attention; tools/all_families.py compares those of every family."""
 
 import warnings
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Families x damages: a damaged checkpoint is refused by one error that names file and key, and never read silently.
 
-The models are small ones of transformers (`examples/tiny_models.py`); a family is tested by adding it to `FAMILIES`.
+The models are small ones of transformers (`tools/tiny_models.py`); a family is tested by adding it to `FAMILIES`.
 """
 
 import json

@@ -1,6 +1,6 @@
 """An edit of a model, live or in its folder, moves all that a token ID names, or refuses: over the model types.
 
-`examples/edited_families.py` compares; it runs all types and all edits as a command.
+`tools/edited_families.py` compares; it runs all types and all edits as a command.
 """
 
 import pytest

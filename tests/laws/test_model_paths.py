@@ -1,7 +1,7 @@
 """One model, one answer: all paths to the distribution of a model of transformers give the same, or refuse by name.
 
 The sample of 40 families runs always, with every form of what a model does to its logits; all other families of
-`examples/tiny_models.py` are `long`.
+`tools/tiny_models.py` are `long`.
 """
 
 import re

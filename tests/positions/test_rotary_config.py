@@ -356,7 +356,10 @@ def test_unknown_missing_and_contradicting_keys_are_refused_with_a_hint(config, 
         ),
         ({"rope_theta": 1e4, "model_type": "llama"}, "neither head_dim nor hidden_size"),
         ({"rope_theta": 1e4}, "has no model_type.*State interleaved="),
-        ({"rope_theta": 1e4, "model_type": "lama"}, "unknown model_type 'lama'.*Did you mean llama.*compare_rotary"),
+        (
+            {"rope_theta": 1e4, "model_type": "lama"},
+            "unknown model_type 'lama'.*Did you mean llama.*the original model",
+        ),
     ],
 )
 def test_a_configuration_of_another_shape_is_refused(config, message) -> None:

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import quiet, small_config
-
-from embedlayer.positions.tower_inputs import is_tower, rotary_modules, stated_positions, tower_inputs
+from tower_inputs import is_tower, rotary_modules, stated_positions, tower_inputs
 
 TOWERS = {"qwen2_vl_vision": 2, "pixtral": 1, "lasr_encoder": 1}
 """Model type of a tower -> number of axes of the positions that its rotary modules get; `pixtral` joins the axes."""

@@ -13,15 +13,15 @@ from math import isnan
 from typing import Any, NamedTuple
 
 import torch
+from call_recording import FunctionCall, is_rotary, recorded_calls, rotated_tensors
 from torch import Tensor, nn
+from tower_inputs import FRAMES, TOWER_INPUTS, is_tower, stated_positions, tower_inputs
 
 from embedlayer.errors import CheckpointError, require
 from embedlayer.families import CONFIG_KEYS, RotaryPositions, rotary_facts
 from embedlayer.io.files import JsonObject
-from embedlayer.positions.call_recording import FunctionCall, is_rotary, recorded_calls, rotated_tensors
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary import RotaryEmbedding, rotary_positions
-from embedlayer.positions.tower_inputs import FRAMES, TOWER_INPUTS, is_tower, stated_positions, tower_inputs
 
 ATTENTION = "embedlayer_compare_rotary"
 """Name of the attention function in transformers' registry that keeps queries and keys."""

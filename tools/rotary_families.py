@@ -1,6 +1,6 @@
 """Compare rotary positions that are read from configurations with transformers, for every configuration class.
 
-    python examples/rotary_families.py [MODEL_TYPE ...]
+    python tools/rotary_families.py [MODEL_TYPE ...]
 
 prints one row for each class of transformers whose modeling file rotates queries and keys: equal (with the largest
 difference), refused (with the sentence), or wrong.
@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import tiny_models
 import torch
+from rotary_comparison import compare_model, small_config, small_model
 
 from embedlayer import CheckpointError
 from embedlayer.positions import rotary_positions
-from embedlayer.positions.rotary_comparison import compare_model, small_config, small_model
 
 LAYERS = 8
 _SECTIONS = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [22, 22, 20]}

@@ -1,9 +1,9 @@
 """Compare the loaded embedding layer of every model type of transformers with the original model.
 
-    python examples/all_families.py                       # every type of every kind
-    python examples/all_families.py llama bert --json -   # a few, as JSON lines
-    python examples/all_families.py --write docs/families.md
-    python examples/all_families.py --varied masked       # other settings than the default ones
+    python tools/all_families.py                       # every type of every kind
+    python tools/all_families.py llama bert --json -   # a few, as JSON lines
+    python tools/all_families.py --write docs/families.md
+    python tools/all_families.py --varied masked       # other settings than the default ones
 
 A small random model of each type (`tiny_models`) is saved, its embedding layer is loaded, and both compute the same. A
 type is
@@ -58,13 +58,15 @@ from typing import Any
 
 import torch
 from patched_loss import GRADIENT_LIMIT, LOSS_LIMIT, batch, compare_patched, relative
-from tables import markdown_table, write_between_markers
 from tiny_models import KINDS, PARTS, CannotBuild, build, model_types, quiet
 from torch import Tensor, nn
 from transformers_probe import Block, Run, arranged, in_float64, main_stacks, observe
 from varied_settings import Variation, shorten, variations
 
 import embedlayer as el
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
+from tables import markdown_table, write_between_markers
 
 TITLES = {
     "causal": "Causal language models",

@@ -1,9 +1,9 @@
 """Edit the vocabulary of a small random model of every model type of transformers, live and in its folder.
 
-    python examples/edited_families.py                       # every type of every kind, all edits
-    python examples/edited_families.py llama bert --json -   # a few, as JSON lines
-    python examples/edited_families.py --write docs/vocabulary.md
-    python examples/edited_families.py --read FILE --write docs/vocabulary.md   # outcomes that --json wrote
+    python tools/edited_families.py                       # every type of every kind, all edits
+    python tools/edited_families.py llama bert --json -   # a few, as JSON lines
+    python tools/edited_families.py --write docs/vocabulary.md
+    python tools/edited_families.py --read FILE --write docs/vocabulary.md   # outcomes that --json wrote
 
 Each model is patched, edited and saved; the folder that it was saved to before is edited too. Its configuration there
 leaves every second ID and size that is the default of its class to that class. Every saved tensor with an entry for
@@ -35,13 +35,15 @@ from typing import Any
 
 import torch
 from patched_loss import relative
-from tables import markdown_table, write_between_markers
 from tiny_models import KINDS, MORE_KINDS, PARTS, VOCAB, CannotBuild, build, model_types, quiet
 from torch import Tensor, nn
 
 import embedlayer as el
 from embedlayer.io.safetensors_files import load_tensors
 from embedlayer.vocab.receipt import last_receipt
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
+from tables import markdown_table, write_between_markers
 
 EDITS = ("permute", "remove", "add")
 """All tokens are permuted; five are removed; three are added."""

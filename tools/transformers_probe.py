@@ -5,7 +5,7 @@
 
 A block is an element of an `nn.ModuleList` that gets hidden states and is not inside of another block. A stack is such
 a list. Functions and methods of the modeling files that rotate, compute a bias or attend are recorded while the model
-runs (`embedlayer.positions.call_recording`); each call is attributed to the block that is running. No code
+runs (`call_recording`); each call is attributed to the block that is running. No code
 here is for one model type.
 
 transformers computes angles in float32, which at position 3,000 are off by up to 1e-4 radians. `Float64` makes the same
@@ -19,12 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from call_recording import FunctionCall, is_rotary, recorded_calls, rotated_tensors
 from tiny_models import HEAD_INPUTS, UNHOOKED
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
-
-from embedlayer.positions.call_recording import FunctionCall, is_rotary, recorded_calls, rotated_tensors
 
 BIAS = re.compile(r"alibi|compute_bias|compute_position_bias")
 ATTENTION = "eager_attention_forward"

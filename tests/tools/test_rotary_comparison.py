@@ -5,16 +5,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from embedlayer import CheckpointError, RotaryEmbedding
-from embedlayer.positions import compare_rotary, rotary_positions
-from embedlayer.positions.rotary_comparison import (
+from rotary_comparison import (
     TOLERANCE,
     compare_model,
+    compare_rotary,
     scheme_arguments,
     small_config,
     small_model,
 )
+
+from embedlayer import CheckpointError, RotaryEmbedding
+from embedlayer.positions import rotary_positions
 
 transformers = pytest.importorskip("transformers")
 

@@ -1,12 +1,13 @@
 """Compare the loaded embedding layer of well-known models with transformers, and print what was read and differs.
 
-    python examples/checkpoints.py --write docs/checkpoints.md
-    python examples/checkpoints.py "LLaMA 3" "T5 1.1"
+    python tools/checkpoints.py --write docs/checkpoints.md
+    python tools/checkpoints.py "LLaMA 3" "T5 1.1"
 
 compares each model of `tiny_models.VARIANTS` as `all_families` compares the model types with their default settings.
 """
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +15,12 @@ from pathlib import Path
 import torch
 import transformers
 from all_families import examine, page_row
-from tables import markdown_table, write_between_markers
 from tiny_models import VARIANTS, quiet
 
 import embedlayer as el
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
+from tables import markdown_table, write_between_markers
 
 COMPARED = ("result", "first block's input", "positions", "head", "patched")
 

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from call_recording import is_rotary, recorded_calls, rotated_tensors
 from tiny_models import build
-
-from embedlayer.positions.call_recording import is_rotary, recorded_calls, rotated_tensors
 
 
 @pytest.mark.parametrize(
