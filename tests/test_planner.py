@@ -226,7 +226,7 @@ def step(row: EmbeddingPlan, *, instructions: bool = True) -> dict[str, int]:
     `instructions`: whether the CPU is taken to have some for products of 16-bit numbers, as a plan says.
     """
     memory, length = Memory(), 32
-    with memory, mock.patch.object(products, "_cpu_multiplies", return_value=instructions):
+    with memory, mock.patch.object(products, "_cpu_multiplies_bfloat16", return_value=instructions):
         table, head, positions = built(row)
         parameters = list(dict.fromkeys([*table.parameters(), *([] if head is None else head.parameters())]))
         if row.vocab_parallel_size > 1 and not row.tied:

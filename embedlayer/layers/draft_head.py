@@ -15,7 +15,7 @@ from embedlayer.layers.draft_tokens import check_draft_tokens
 from embedlayer.layers.output import ModelLogitOptions, OutputHead
 from embedlayer.layers.peft import AdaptedRows
 from embedlayer.layers.prediction_head import PredictionHead
-from embedlayer.losses.definition import finish_logits
+from embedlayer.losses.definition import finish_logits, transformed_states
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.logit_arguments import resolve_logits
@@ -374,7 +374,9 @@ class DraftHead(ComputedBuffers):
         table = self._table()
         if not self._is_product(table):
             return None
-        states = self.head.transform(hidden) if isinstance(self.head, PredictionHead) else hidden
+        states = hidden
+        if isinstance(self.head, PredictionHead):
+            states = transformed_states(self.head.transform, hidden)
         check_width(states, self._embed_dim())
         if table is not None and not table.row_sparse and _computes_logits_by(table, "as_linear"):
             linear = table.as_linear(states)

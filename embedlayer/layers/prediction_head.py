@@ -12,6 +12,7 @@ from embedlayer.errors import CheckpointError
 from embedlayer.io.files import JsonObject
 from embedlayer.kinds import class_of
 from embedlayer.layers.output import OutputHead
+from embedlayer.losses.definition import transformed_states
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, check_options
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
@@ -101,7 +102,7 @@ class PredictionHead(HeadOutputs, nn.Module):
             **options: Options that replace those of the head; see `LogitOptions`.
         """
         check_options(options, LogitOptions, f"{type(self).__name__}.uncomputed_logits", impl=impl)
-        return self.output.uncomputed_logits(self.transform(hidden), impl=impl, **options)
+        return self.output.uncomputed_logits(transformed_states(self.transform, hidden), impl=impl, **options)
 
     def extra_repr(self) -> str:
         """Return the activation for `print`, such as `activation=gelu`, or "" if there is none."""

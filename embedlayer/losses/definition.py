@@ -1,18 +1,21 @@
 """The plain definition of the loss of an LM head.
 
-`cross_entropy(hidden @ weight.T, targets)` is a few lines of PyTorch. `losses.vocabulary_pass` and
+`cross_entropy(finish_logits(hidden @ weight.T), targets)` is a few lines of PyTorch. Hidden states of ignored targets
+are zeros in it (`counted_states`), and float16 numbers are multiplied in float32. `losses.vocabulary_pass` and
 `losses.triton_kernels` compute the same loss with less memory, and are tested against it.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.index_checks import checked_copy, raise_if_outside
 from embedlayer.losses.fixed_row import row_within
 from embedlayer.losses.options import LogitOptions, Reduction, check_options
-from embedlayer.tracing import plain_operators_only
+from embedlayer.tracing import fusible, is_dispatch_mode_active, plain_operators_only
 
 
 def finish_logits(
@@ -58,6 +61,41 @@ def finish_logits(
     if padding_idx is not None and mask_padding:
         logits = logits.index_fill(-1, torch.tensor([padding_idx], device=logits.device), float("-inf"))
     return logits
+
+
+def counted_states(hidden: Float[Tensor, "*batch D"], kept: Bool[Tensor, "*batch"] | None) -> Float[Tensor, "*batch D"]:
+    """Return hidden states with zeros in place of those of tokens that do not count.
+
+    NaN and infinity there reach neither losses nor gradients. Later masks do not ensure that, because 0 times NaN is
+    NaN in the products of the backward pass. On the CPU, a batch in which all tokens count is returned unchanged.
+
+    Args:
+        hidden: Hidden states, `(..., D)`.
+        kept: Mask of the tokens that count, `(...)`; `None` for all.
+    """
+    if kept is None:
+        return hidden
+    is_read_at_once = kept.device.type == "cpu" and fusible(hidden, kept) and not is_dispatch_mode_active()
+    if is_read_at_once and bool(kept.all()):
+        return hidden
+    return torch.where(kept.unsqueeze(-1), hidden, 0.0)
+
+
+def transformed_states(
+    transform: Callable[[Tensor], Tensor], hidden: Float[Tensor, "*batch D"]
+) -> Float[Tensor, "*batch R"]:
+    """Return `transform(hidden)`, of hidden states that a head transforms before it is known which tokens count.
+
+    A hidden state with NaN or infinity is transformed as 0, and its result is NaN. If its token does not count, the
+    result gets the gradient 0, and no gradient of the transform's own weights is 0 times NaN.
+
+    Args:
+        transform: Function of each hidden state alone, `(..., D)` to `(..., R)`.
+        hidden: Hidden states, `(..., D)`.
+    """
+    is_finite = hidden.detach().abs().amax(-1, keepdim=True) < torch.inf  # a tenth of the time of isfinite().all()
+    states = transform(torch.where(is_finite, hidden, 0.0))
+    return states + torch.where(is_finite, 0.0, torch.nan).to(states.dtype)
 
 
 def options_of_rows(options: LogitOptions, start: int, stop: int) -> LogitOptions:

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from embedlayer.errors import SizeError
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
+from embedlayer.losses.definition import counted_states
 from embedlayer.losses.objective import LogitBlock, TokenLoss, Totals, Workspace, stacked
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 from embedlayer.losses.vocabulary_pass import Gradients, Request, RequestedGradients, VocabularyPass, check_pair
@@ -70,11 +71,17 @@ def plain_totals(student: UncomputedLogits, request: Request) -> Totals:
     teacher = None
     if request.teacher is not None:
         with torch.no_grad():
-            teacher = request.teacher.logits().flatten(0, -2).T
+            teacher = _plain_logits(request.teacher, request.kept)
     ids = None if request.ids is None else request.ids.T
-    block = LogitBlock(student.logits().reshape(-1, student.vocab_size).T, teacher, ids, 0, True, Workspace())
+    block = LogitBlock(_plain_logits(student, request.kept), teacher, ids, 0, True, Workspace())
     totals = request.objective.in_sweeps(partial(request.objective.terms, block))
     return totals if request.kept is None else _masked(totals, request.kept)
+
+
+def _plain_logits(logits: UncomputedLogits, kept: Tensor | None) -> Tensor:
+    """Return all logits as a block, `(V, N)`; `kept` is the mask `(N,)` of the tokens that count, or `None`."""
+    mask = None if kept is None else kept.view(logits.hidden.shape[:-1])
+    return logits.logits(mask).reshape(-1, logits.vocab_size).T
 
 
 def _masked(totals: Totals, kept: Tensor) -> Totals:
@@ -256,6 +263,9 @@ def _block_totals(student: BlockLogits, request: Request) -> Totals:
         kept = request.kept.nonzero().squeeze(1)
         hidden, ids = hidden[kept], None if ids is None else ids[kept]
         teacher = None if teacher is None else teacher[kept]
+    elif is_static:
+        hidden = counted_states(hidden, request.kept)
+        teacher = None if teacher is None else counted_states(teacher, request.kept)
     step = MAX_CHUNK_TOKENS["cuda" if hidden.device.type == "cuda" else "cpu"]
     found = []
     for start in range(0, max(len(hidden), 1), step):

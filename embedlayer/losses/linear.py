@@ -43,9 +43,10 @@ def linear_cross_entropy(
     """Compute the cross entropy of the targets under `softmax(finish_logits(hidden @ weight.T))`, in nats.
 
     `loss_i = logsumexp(z_i) - z_i[target_i]`, in float32 or, for float64 input, in float64. Matrix products use the
-    dtype of `hidden` and `weight`, or of autocast, or float32 on a CPU without instructions for that dtype; sums use
-    the dtype of the loss. Ignored targets are dropped first. An empty batch, and a batch with ignored targets only, has
-    loss 0 and zero gradients.
+    dtype of `hidden` and `weight`, or of autocast; sums use the dtype of the loss. Products of float16, which may
+    exceed its range, are float32, as are those of bfloat16 on a CPU without instructions for it. Ignored targets are
+    dropped first, or their hidden states are replaced by zeros, so that NaN and infinity there have no effect. An empty
+    batch, and a batch with ignored targets only, has loss 0 and zero gradients.
 
     With `impl="chunked"` the gradients are computed in the forward pass, a chunk of tokens at a time. With
     `reduction="none"` the backward pass computes the logits of each chunk again. `impl="triton"` computes blocks of
@@ -167,16 +168,16 @@ def cross_entropy_of(
     options = cast(LossOptions, {**logits.options, **own})
     check_smoothing(options)
     impl = choose_impl(logits, targets, options)
+    kept = targets != ignore_index
     if impl == "plain":
-        return cross_entropy(logits.logits(), targets, **split_options(options)[1])
+        return cross_entropy(logits.logits(kept), targets, **split_options(options)[1])
     if impl == "triton" and isinstance(logits, LinearLogits):
         from embedlayer.losses.triton_kernels import triton_cross_entropy
 
         losses = triton_cross_entropy(logits, targets, ignore_index)
-        return reduce_losses(losses, targets != ignore_index, reduction)
+        return reduce_losses(losses, kept, reduction)
     if isinstance(logits, LinearLogits) and torch.compiler.is_compiling() and not logits.is_sharded:
         return cross_entropy_operator(logits, targets, options)
-    kept = targets != ignore_index
     if not isinstance(logits, LinearLogits) or reduction == "none":
         totals = compute_totals(logits, target_request(logits, targets, options, min_chunks))
         losses = CrossEntropy(logits.vocab_size, label_smoothing, z_loss).of(totals).view(targets.shape)

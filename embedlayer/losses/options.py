@@ -47,7 +47,8 @@ class ScoreOptions(LogitOptions):
     """Options of `token_log_probs`: `LogitOptions`, ignored targets and the implementation.
 
     Attributes:
-        ignore_index: Target value whose loss is 0 without gradient; -100 by default.
+        ignore_index: Target value whose loss is 0 without gradient, even if its hidden state is NaN or infinite; -100
+            by default.
         vocab_size: Number of tokens, V: later rows of `weight` are spare. By default all rows are tokens.
         impl: `"plain"` computes all logits at once. `"chunked"` computes a few hundred tokens at a time. `"triton"`
             stores no logits in memory, on CUDA; it falls back to `"chunked"` for float64, `label_smoothing`, `z_loss`

@@ -1,7 +1,9 @@
-"""Matrix products of bfloat16 and float16, in float32 on a CPU that has no instructions for them.
+"""Matrix products of bfloat16 and float16: float32 for float16, and for bfloat16 on a CPU without instructions for it.
 
-There torch multiplies such matrices by plain loops: 6 to 115 times as slow as float32 products of converted copies
-(AVX2, 256 x 768 by 2,048 x 768 and its gradients). Both sum in float32.
+A product of float16 numbers may exceed 65,504, the largest of them, so it is not rounded to float16. Products of
+bfloat16 have the range of float32. On a CPU without instructions torch multiplies narrow matrices by plain loops: 6 to
+115 times as slow as float32 products of converted copies (AVX2, 256 x 768 by 2,048 x 768 and its gradients). All sum in
+float32.
 """
 
 from functools import cache
@@ -11,25 +13,30 @@ from torch import Tensor
 
 
 def product_dtype(dtype: torch.dtype, device: str) -> torch.dtype:
-    """Return the dtype in which matrices are multiplied on a device: their own, or float32 where that is faster.
+    """Return the dtype of the products of matrices on a device: their own, or float32.
 
     Args:
         dtype: Dtype of the matrices.
         device: Type of the device, `"cpu"`.
     """
-    is_narrow = dtype in (torch.bfloat16, torch.float16)
-    return torch.float32 if device == "cpu" and is_narrow and not _cpu_multiplies(dtype) else dtype
+    is_slow = dtype == torch.bfloat16 and device == "cpu" and not _cpu_multiplies_bfloat16()
+    return torch.float32 if is_slow or dtype == torch.float16 else dtype
 
 
 def matrix_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return `a @ b` in the dtype `product_dtype` of `b`; float32 of narrower matrices is not rounded again."""
+    """Return `a @ b` in the dtype `product_dtype` of `b`; float32 of narrower matrices is not rounded again.
+
+    On CUDA float16 matrices are multiplied as they are and summed in float32; `a` is rounded to float16 first.
+    """
     dtype = product_dtype(b.dtype, b.device.type)
+    if b.dtype == torch.float16 and b.is_cuda:
+        return torch.mm(a.half(), b, out_dtype=dtype)
     return a.to(dtype) @ b.to(dtype)
 
 
 def write_product(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> None:
     """Compute `out = a @ b`, or `out += a @ b`, as `matrix_product` does; `a` and `out` may have another dtype."""
-    if out.dtype == product_dtype(b.dtype, b.device.type):
+    if out.dtype == product_dtype(b.dtype, b.device.type) and not (b.dtype == torch.float16 and b.is_cuda):
         out.addmm_(a.to(out.dtype), b.to(out.dtype), beta=1 if add else 0)
     elif add:
         out.add_(matrix_product(a, b))
@@ -38,8 +45,7 @@ def write_product(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> No
 
 
 @cache
-def _cpu_multiplies(dtype: torch.dtype) -> bool:
-    """Return whether torch multiplies matrices of a narrow dtype by instructions of this CPU, as far as it says."""
-    name = "_is_mkldnn_bf16_supported" if dtype == torch.bfloat16 else "_is_mkldnn_fp16_supported"
-    supported = getattr(torch.ops.mkldnn, name, None)
+def _cpu_multiplies_bfloat16() -> bool:
+    """Return whether torch multiplies matrices of bfloat16 by instructions of this CPU, as far as it says."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return supported is None or bool(supported())

@@ -122,7 +122,8 @@ def _forward(hidden, weight, bias, targets, lse, target_logits, rows_each, numbe
         found += tl.sum(tl.where(rows[None, :] == target[:, None], logits, 0.0), 1)
         highest = higher
     place = share * num_tokens + tokens
-    tl.store(lse + place, highest + tl.log(tl.where(total > 0, total, 1.0)), mask=tokens < num_tokens)
+    total = tl.where(total == 0, 1.0, total)  # NaN stays NaN
+    tl.store(lse + place, highest + tl.log(total), mask=tokens < num_tokens)
     tl.store(target_logits + place, found, mask=tokens < num_tokens)
 
 

@@ -12,12 +12,12 @@ from copy import copy
 from typing import Unpack
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from embedlayer.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.losses.definition import finish_logits, loss_dtype, options_of_rows
+from embedlayer.losses.definition import counted_states, finish_logits, loss_dtype, options_of_rows
 from embedlayer.losses.fixed_row import check_rows_are_whole, linear_with_fixed_row, row_within, with_fixed_row
 from embedlayer.losses.options import Impl, LogitOptions, check_options, check_token_options
 from embedlayer.option_docs import show_options
@@ -86,9 +86,14 @@ class UncomputedLogits(ABC):
         logits.options = {**self.options, "temperature": self.options.get("temperature", 1.0) * temperature}
         return logits
 
-    def logits(self) -> Float[Tensor, "*batch V"]:
-        """Compute all logits at once, `(..., V)`, differentiable any number of times: the plain definition."""
-        return self.block(self.hidden, 0, self.vocab_size)
+    def logits(self, kept: Bool[Tensor, "*batch"] | None = None) -> Float[Tensor, "*batch V"]:
+        """Compute all logits at once, `(..., V)`, differentiable any number of times: the plain definition.
+
+        Args:
+            kept: Mask of the tokens that count, `(...)`; the others have the logits of the hidden state 0. `None` for
+                all.
+        """
+        return self.block(counted_states(self.hidden, kept), 0, self.vocab_size)
 
     def _autocast(self) -> AbstractContextManager[object]:
         """Return a context with the autocast state in which the object was created, as the backward pass has another.
@@ -213,7 +218,7 @@ class LinearLogits(UncomputedLogits):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the matrix products: that of autocast if it is active, else the dtype of the inputs."""
+        """Return the dtype of what is multiplied: that of autocast if it is active, else the dtype of the inputs."""
         if self.autocast_dtype is not None and torch.float64 not in (self.hidden.dtype, self.weight.dtype):
             return self.autocast_dtype
         return torch.promote_types(self.hidden.dtype, self.weight.dtype)
@@ -226,14 +231,20 @@ class LinearLogits(UncomputedLogits):
     def block(self, hidden: Tensor, start: int, stop: int) -> Float[Tensor, "*batch N"]:
         """Return the logits of other hidden states of the same width over the tokens `start` to `stop - 1`.
 
+        Products of float16 numbers are computed in float32, and so is what follows: they may exceed 65,504.
+
         Raises:
             SizeError: The rows are sharded.
         """
         if self.is_sharded:
             raise SizeError("The logits of a sharded table are computed by all ranks together: call table.logits.")
-        fixed = row_within(self.options.get("padding_idx"), start, stop)
+        fixed, rows = row_within(self.options.get("padding_idx"), start, stop), self.weight[start:stop]
+        if self.dtype == torch.float16:
+            with torch.autocast(hidden.device.type, enabled=False):
+                products = linear_with_fixed_row(hidden.half().float(), rows.half().float(), fixed)
+                return self._finished(products, start, stop)
         with self._autocast():
-            return self._finished(linear_with_fixed_row(hidden, self.weight[start:stop], fixed), start, stop)
+            return self._finished(linear_with_fixed_row(hidden, rows, fixed), start, stop)
 
 
 @show_options(LogitOptions)

@@ -90,7 +90,9 @@ class _Head:
         self.masked = options["padding_idx"]
         self.divisor = temperature if self.softcap is None else 1.0
         self.bound = None if self.softcap is None else self.softcap / temperature
-        self.scale = options["logit_scale"] / self.divisor
+        self.scale, self.block_scale = options["logit_scale"] / self.divisor, 1.0
+        if logits.dtype == torch.float16:  # scaled hidden states may be outside of its range
+            self.scale, self.block_scale = 1.0, self.scale
         hidden_ND = logits.hidden.detach().reshape(-1, logits.hidden.shape[-1])
         self.hidden_ND = hidden_ND if kept is None else hidden_ND.index_select(0, kept)
         self.rows_VD: Tensor | None = None
@@ -128,6 +130,7 @@ class _Head:
             return
         rows = self.rows_VD[start:stop]
         write_product(out_RC, rows, x_CD.T)
+        self.scale_(out_RC)
         if self.bias is not None:
             out_RC.add_(self.bias[start:stop].unsqueeze(1))
         if self.softcap is not None and self.bound is not None:
@@ -147,8 +150,13 @@ class _Head:
         out = torch.div(logits_RC, self.bound, out=buffer[: logits_RC.numel()].view(logits_RC.shape))
         return out.square_().neg_().add_(1).mul_(self.bound / self.softcap)
 
+    def scale_(self, block_RC: Tensor) -> None:
+        """Multiply a block by the part of the logit scale that the hidden states do not contain, in place."""
+        if self.block_scale != 1:
+            block_RC.mul_(self.block_scale)
+
     def unfinish_(self, dlogits_RC: Tensor, softcap_grad_RC: Tensor | None, start: int) -> None:
-        """Convert gradients of finished logits, in place, to those of the products of `hidden_ND` and the rows."""
+        """Convert gradients of finished logits, in place, to those of the scaled products of `hidden_ND` and rows."""
         if softcap_grad_RC is not None:
             dlogits_RC.mul_(softcap_grad_RC)
         if self.masked is not None and start <= self.masked < start + len(dlogits_RC):
@@ -381,7 +389,7 @@ class VocabularyPass:
         self._allocate(step)
         whole = self._buffers(rows * step * self.ranks.size)
         found = []
-        dtype = self.heads[0].hidden_ND.dtype
+        dtype = sums.rows_VD.dtype
         is_converted = {dtype, product_dtype(dtype, self._like.device.type)} != {whole[0].dtype}
         for number, chunk in enumerate(self._chunks(step)):
             tokens = sum(chunk.sizes)
@@ -548,12 +556,14 @@ class VocabularyPass:
             head.unfinish_(block.student, softcap_grad_RC, start)
             if bias is not None and in_kernel is None:
                 bias += block.student.sum(1)
+            head.scale_(block.student)
             return
         finished = block.finished(self.dtype)
         self.objective.dlogits_(finished, totals, grads)
         head.unfinish_(finished.student, softcap_grad_RC, start)
         if bias is not None:
             bias += finished.student.sum(1)
+        head.scale_(finished.student)
         if finished.student is not block.student:
             block.student.copy_(finished.student)
 

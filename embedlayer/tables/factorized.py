@@ -11,6 +11,7 @@ from torch import Tensor
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.initialization import NormalLinear
 from embedlayer.io.files import JsonObject
+from embedlayer.losses.definition import transformed_states
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import (
     TableLike,
@@ -205,9 +206,10 @@ class FactorizedEmbedding(TokenTable, checks_ids=True):
         """
         narrow = self.inner.weight
         if type(self.projection) is NormalLinear:
-            return F.linear(hidden, self.projection.weight.T), narrow
-        unit_vectors = torch.eye(self.rank, dtype=narrow.dtype, device=narrow.device)
-        return F.linear(hidden, self.projection(unit_vectors)), narrow
+            wide = self.projection.weight.T
+        else:
+            wide = self.projection(torch.eye(self.rank, dtype=narrow.dtype, device=narrow.device))
+        return transformed_states(lambda states: F.linear(states, wide), hidden), narrow
 
     def extra_repr(self) -> str:
         """Return the number of tokens, the width and the rank, for `print`: `"30000, 768, rank=128"`."""

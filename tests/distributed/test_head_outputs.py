@@ -36,12 +36,19 @@ def batches(ranks: int, width: int = D) -> list[tuple[torch.Tensor, torch.Tensor
     return found
 
 
-def outputs(table, hidden, tokens, teacher, teacher_hidden) -> list[torch.Tensor]:
-    """Return every output of the head of a table, as tensors whose sums are differentiated one by one."""
-    head = OutputHead(table, softcap=3.0)
-    statistics = head.token_statistics(hidden, tokens, statistics=STATISTICS, top_k=19, temperature=0.7)
+def outputs(table, hidden, tokens, teacher, teacher_hidden, ignored: float | None = None) -> list[torch.Tensor]:
+    """Return every output of the head of a table, as tensors whose sums are differentiated one by one.
+
+    `ignored` replaces the hidden states of tokens that do not count.
+    """
+    head, states = OutputHead(table, softcap=3.0), hidden
+    if ignored is not None:
+        states, teacher_hidden = (
+            x.masked_fill((tokens == -100).unsqueeze(-1), ignored) for x in (states, teacher_hidden)
+        )
+    statistics = head.token_statistics(states, tokens, statistics=STATISTICS, top_k=19, temperature=0.7)
     found = [value for value in statistics if value is not None]
-    logits = head.uncomputed_logits(hidden)
+    logits = head.uncomputed_logits(states)
     for kind in KINDS:
         for other in teacher:
             other_logits = other.uncomputed_logits(teacher_hidden, temperature=1.5)
@@ -62,7 +69,8 @@ def sharded_outputs():
         table, teacher = shard_table(whole(kind), mesh), TokenEmbedding(V, 4, init_std=0.5, dtype=torch.float64)
         hidden, tokens = batches(ranks)[rank]
         hidden.requires_grad_()
-        found = outputs(table, hidden, tokens, [teacher, shard_table(teacher, mesh)], batches(ranks, 4)[rank][0])
+        teachers = [teacher, shard_table(teacher, mesh)]
+        found = outputs(table, hidden, tokens, teachers, batches(ranks, 4)[rank][0], ignored=torch.nan)
         gradients = []
         for value in found:
             if value.requires_grad:

@@ -16,6 +16,7 @@ from memory import Shapes
 from torch import Tensor, nn
 
 import embedlayer as el
+from embedlayer.documents import shifted_targets
 from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.losses import ForwardKL, JensenShannon, LinearLogits, ReverseKL, TopKTargets, chunk_size, divergence
 from embedlayer.tables import table as table_module
@@ -162,6 +163,38 @@ def test_several_depths_are_the_weighted_sum_of_their_losses(name) -> None:
     ]
     torch.testing.assert_close(ours.losses, torch.stack(each).detach(), rtol=1e-10, atol=1e-10)
     assert_same(ours.loss, each[0] + 0.3 * each[1] + 0.2 * each[2], leaves_of(module, *hidden))
+
+
+@cases("name, impl, value", HEADS, ("auto", "plain", "chunked"), (torch.nan, torch.inf), pairs=["impl, value"])
+def test_hidden_states_that_do_not_count_have_no_effect(name, impl, value) -> None:
+    module = HEADS[name]().double()
+    states, ids = batch(12)
+    states, ids = states.detach().view(2, 6, -1), ids.view(2, 6)
+    documents = torch.tensor([[1, 1, 1, 1, 1, 2], [1, 1, 2, 2, 0, 0]])
+    ids = ids.masked_fill(documents == 0, -100)
+    targets = [ids, *(F.pad(shifted_targets(ids, documents, depth=k), (0, 1 + k), value=-100) for k in range(2))]
+    finite = [states] * 3
+    dirty = [states.masked_fill((each == -100).unsqueeze(-1), value) for each in targets]
+
+    def results(*inputs: Tensor) -> list[Tensor]:
+        hidden, *depths = leaves = [each.clone().requires_grad_() for each in inputs]
+        head, options = module.head, {"impl": impl}
+        teacher = torch.randn(VOCAB_SIZE, EMBED_DIM, generator=torch.Generator().manual_seed(0)).double()
+        pair = head.uncomputed_logits(hidden, **options), LinearLogits(hidden.detach(), teacher)
+        found = [
+            head.loss(hidden, ids, **options),
+            head.loss(hidden, ids, z_loss=0.1, reduction="sum", **options),
+            head.token_log_probs(hidden, ids, **options).cos().sum(),
+            sum(each.cos().sum() for each in head.token_statistics(hidden, ids, **options)[:2]),
+            divergence(*pair, ForwardKL(), labels=ids),
+            divergence(*pair[::-1], ForwardKL(), labels=ids),
+            head.multi_token_loss(depths, ids, documents=documents, **options).loss,
+        ]
+        leaves = leaves_of(module, *leaves)
+        grads = [torch.autograd.grad(each, leaves, allow_unused=True) for each in found if each.requires_grad]
+        return [*found, *(grad for each in grads for grad in each if grad is not None)]
+
+    torch.testing.assert_close(results(*dirty), results(*finite), rtol=1e-10, atol=1e-10)
 
 
 @every_head

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from covering import some
 from kinds import EMBED_DIM, TABLES, TIED_HEADS, UNTIED_HEADS, VOCAB_SIZE
 from processes import on_ranks
 from torch import nn
@@ -211,6 +212,19 @@ def test_a_target_outside_is_ignored_or_counted_or_an_error() -> None:
     assert scores[1, 0] == 0
     (found,) = torch.autograd.grad(draft.loss(hidden, OUTSIDE), hidden)
     assert found.ne(0).any(-1).tolist() == [[True, False, True], [False, True, False]]
+
+
+@pytest.mark.parametrize("name", some(["with a transform"], HEADS))
+@pytest.mark.parametrize("outside", ["ignore", "count"])
+def test_hidden_states_of_targets_that_do_not_count_have_no_effect(name: str, outside: str) -> None:
+    head, (hidden, _) = made(name), batch(3)
+    hidden, is_left_out = hidden.detach(), torch.tensor([[False, True, False], [True, False, True]])
+    dirty = hidden.masked_fill(is_left_out.unsqueeze(-1), torch.nan)
+    found = []
+    for states in (hidden.requires_grad_(), dirty.requires_grad_()):
+        loss = DraftHead(head, TOKENS).loss(states, OUTSIDE, outside=outside, z_loss=0.1)
+        found.append([loss.detach(), *gradients(loss, head, states)])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-10)
 
 
 def test_the_loss_that_counts_is_that_of_eagle_3s_training() -> None:

@@ -46,6 +46,30 @@ def test_it_is_no_worse_than_plain(options, dtype) -> None:
         assert_no_worse(fast, plain, exact, slack=2 * torch.finfo(dtype).eps * exact.abs().max().item())
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_ignored_targets_have_no_effect_and_others_show_what_is_not_finite(value) -> None:
+    hidden, weight, targets = torch.randn(5, 8), torch.randn(20, 8), torch.tensor([3, -100, 0, 19, -100])
+    dirty = hidden.masked_fill((targets == -100).unsqueeze(-1), value)
+    found = [
+        results(x.clone().requires_grad_(), weight.clone().requires_grad_(), targets, "triton") for x in (hidden, dirty)
+    ]
+    torch.testing.assert_close(found[1], found[0])
+    weight[7] = torch.nan  # the row of no target
+    for impl in ("plain", "triton"):
+        loss = linear_cross_entropy(hidden, weight, targets, impl=impl, reduction="none")
+        assert loss.isnan().tolist() == [True, False, True, True, False]
+
+
+def test_logits_of_float16_may_exceed_its_range() -> None:
+    hidden, weight, targets = torch.randn(5, 8) * 200, torch.randn(20, 8) * 200, torch.tensor([3, 7, 0, 19, 1])
+    weight, hidden = weight.half().requires_grad_(), hidden.half().requires_grad_()
+    exact = results(hidden.double(), weight.double(), targets, "plain", logit_scale=1e-4)
+    for impl in ("plain", "triton"):
+        found = results(hidden, weight, targets, impl, logit_scale=1e-4)
+        for ours, right in zip(found, exact, strict=True):
+            torch.testing.assert_close(ours.double(), right, rtol=1e-2, atol=2e-3 * right.abs().max().item())
+
+
 def test_log_probs_and_nothing_that_counts_and_only_what_is_needed() -> None:
     hidden, weight, tokens = torch.randn(3, 8), torch.randn(20, 8, requires_grad=True), torch.tensor([1, 19, 0])
     plain = token_log_probs(hidden, weight, tokens, impl="plain")

@@ -1,4 +1,4 @@
-"""Matrix products of narrow dtypes: the same with and without a CPU's instructions for them, but for rounding."""
+"""Matrix products of narrow dtypes: with and without a CPU's instructions the same but for rounding, none overflows."""
 
 from collections.abc import Callable
 
@@ -16,16 +16,16 @@ DTYPES = (*NARROW, torch.float32, torch.float64)
 
 @pytest.fixture(params=[True, False], ids=["instructions", "no instructions"])
 def has_instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(products, "_cpu_multiplies", lambda dtype: request.param)
+    monkeypatch.setattr(products, "_cpu_multiplies_bfloat16", lambda: request.param)
     return bool(request.param)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtype_of_a_product(dtype: torch.dtype, has_instructions: bool) -> None:
-    is_converted = dtype in NARROW and not has_instructions
-    expected = torch.float32 if is_converted else dtype
+    is_slow = dtype == torch.bfloat16 and not has_instructions
+    expected = torch.float32 if is_slow or dtype == torch.float16 else dtype
     assert products.product_dtype(dtype, "cpu") == expected
-    assert products.product_dtype(dtype, "cuda") == dtype
+    assert products.product_dtype(dtype, "cuda") == (torch.float32 if dtype == torch.float16 else dtype)
     assert products.matrix_product(torch.ones(2, 3, dtype=dtype), torch.ones(3, 4, dtype=dtype)).dtype == expected
 
 
@@ -66,7 +66,14 @@ def test_loss_is_no_less_exact_than_plain(dtype: torch.dtype, tokens: int, has_i
         assert (own - right).norm() <= 1.5 * (theirs - right).norm() + 1e-6
 
 
-@pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_what_torch_does_not_say_is_left_to_torch(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_torch_does_not_say_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.ops, "mkldnn", object())
-    assert products._cpu_multiplies.__wrapped__(dtype)
+    assert products._cpu_multiplies_bfloat16.__wrapped__()
+
+
+@pytest.mark.parametrize("out_dtype", [torch.float32, torch.float64], ids=str)
+def test_a_product_of_float16_may_exceed_its_range(out_dtype: torch.dtype, has_instructions: bool) -> None:
+    a, b = torch.full((2, 4), 300.0).half(), torch.full((4, 3), 300.0).half()
+    out = torch.empty(2, 3, dtype=out_dtype)
+    products.write_product(out, a, b)
+    assert out.eq(360_000).all()
