@@ -217,6 +217,15 @@ class OpenedModel:
         return str(self.table.rows(0, 1).dtype).removeprefix("torch.")
 
     @property
+    def stored_type(self) -> str:
+        """Return the type in which the table stores its rows, such as `"Q4_K"` or `"int8"`; `dtype` if that is it."""
+        from embedlayer.tables.delta import DeltaEmbedding
+        from embedlayer.tables.packed_rows import PackedRows
+
+        base = self.table.base if isinstance(self.table, DeltaEmbedding) else self.table
+        return base.stored_type if isinstance(base, PackedRows) else self.dtype
+
+    @property
     def position(self) -> "Position | None":
         """Return the position scheme of the model, or `None` if there is no model."""
         return None if self.model is None else self.model.position

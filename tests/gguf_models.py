@@ -16,6 +16,14 @@ from embedlayer.models.decoder import DecoderLM
 
 TYPES: type[gguf.GGMLQuantizationType] = gguf.GGMLQuantizationType
 WIDTH = 256
+QUANTISED = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4")
+"""Types of blocks or of two bytes to which the package gguf can quantise."""
+
+READ = (
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
+    *("IQ4_NL", "IQ4_XS"),
+)
+"""Types of blocks that it can only dequantise."""
 
 
 def blocks(dtype: str, rows: int, width: int = WIDTH, seed: int = 0) -> np.ndarray:

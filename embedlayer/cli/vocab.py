@@ -536,6 +536,8 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
             "tokens": list(receipt.num_tokens),
             "rows": [receipt.row_map.old_size, receipt.row_map.size],
             "kept": receipt.kept,
+            "kept_rows_unchanged": not receipt.requantised,
+            "stored": {name: rows._asdict() for name, rows in receipt.stored.items()},
             "added": {str(token): [text, receipt.origins.get(token)] for token, text in receipt.added.items()},
             "dropped": {str(token): text for token, text in receipt.dropped.items()},
             "unreachable": list(receipt.unreachable),
@@ -550,7 +552,12 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
     before, after = receipt.num_tokens
     click.echo(f"Tokens   {before:,} -> {after:,}")
     click.echo(f"Rows     {receipt.row_map.old_size:,} -> {receipt.row_map.size:,}")
-    click.echo(f"Kept     {receipt.kept:,}, unchanged bit for bit")
+    if receipt.requantised:
+        click.echo(f"Kept     {receipt.kept:,}, not bit for bit:")
+        for name, rows in receipt.stored.items():
+            click.echo(f"           {name}: {rows}")
+    else:
+        click.echo(f"Kept     {receipt.kept:,}, unchanged bit for bit")
     _list("New", [(token, text, receipt.origins.get(token, "")) for token, text in receipt.added.items()])
     if receipt.new_rows:
         click.echo(f"Init     {receipt.new_rows}")

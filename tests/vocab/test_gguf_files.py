@@ -1,11 +1,15 @@
 """Edits of GGUF files, checked with the reader of the package gguf."""
 
+import json
+import warnings
+
 import gguf
 import numpy as np
 import pytest
 import torch
 from commands import run
-from gguf_models import TYPES, WIDTH, blocks, write_file
+from covering import some
+from gguf_models import QUANTISED, READ, TYPES, WIDTH, blocks, write_file
 from tokenizer_kinds import ENGLISH
 
 import embedlayer as el
@@ -72,10 +76,39 @@ def test_kept_rows_keep_their_bytes_and_new_rows_are_quantised(tmp_path, dtype) 
     assert Receipt.load(f"{new}.receipt").added == receipt.added
 
 
-def test_a_type_that_gguf_cannot_quantise_becomes_q8_0_with_a_warning_only_if_rows_are_added(tmp_path) -> None:
+@pytest.mark.parametrize("dtype", some(("Q8_0", "F16", "Q4_K", "Q6_K", "IQ4_NL"), ("F32", *QUANTISED, *READ)))
+def test_a_receipt_says_in_every_form_whether_kept_rows_keep_their_bits(tmp_path, capsys, dtype) -> None:
+    old, new = write_file(tmp_path / "old.gguf", dtype=dtype, head="F16", tokenizer=("gpt2", BPE)), tmp_path / "a.gguf"
+    fewer = remove_tokens(old, [" dogs"], out=tmp_path / "fewer.gguf")
+    assert fewer.stored == {ENDS[0]: (dtype, dtype, 0.0), ENDS[1]: ("F16", "F16", 0.0)}  # whatever the type is
+    for arguments in (("-o", new), ("--json", "-o", tmp_path / "b.gguf")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EmbedLayerWarning)
+            assert run("vocab", "add", old, "otters", *arguments) == 0
+    printed, shown = capsys.readouterr().out.split("{", 1)
+    shown = json.loads("{" + shown)
+    before, after = (by_name(path)[ENDS[0]] for path in (old, new))
+    numbers = [gguf.quants.dequantize(tensor.data, tensor.tensor_type)[:SIZE] for tensor in (before, after)]
+    change = np.abs(numbers[0] - numbers[1]).max()
+    receipt, changed = Receipt.load(f"{new}.receipt"), f"{dtype} -> Q8_0, numbers changed by up to {change:.3g}"
+    assert shown["stored"] == {name: rows._asdict() for name, rows in receipt.stored.items()}
+    assert receipt.stored[ENDS[0]] == (dtype, after.tensor_type.name, pytest.approx(change))
+    assert receipt.stored[ENDS[1]] == ("F16", "F16", 0.0)
+    assert shown["kept_rows_unchanged"] == (change == 0) == (dtype not in READ)
+    assert ("Kept     300, unchanged bit for bit" in printed) == (change == 0)
+    assert ("Kept     300, not bit for bit:" in printed) == (changed in printed) == (change > 0)
+    assert (f"{ENDS[0]} as {changed}" in str(receipt)) == (change > 0)
+    assert run("vocab", "undo", new, "-o", tmp_path / "undone.gguf") == 2
+    assert (changed in capsys.readouterr().err) == (change > 0)
+    assert run("inspect", new) == run("inspect", new, "--json") == 0
+    text, content = capsys.readouterr().out.split("{", 1)
+    named = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(after.tensor_type.name, after.tensor_type.name)
+    assert json.loads("{" + content)["stored_type"] == named
+    assert f"301 rows of {WIDTH} {named}" in " ".join(text.split())
+
+
+def test_new_rows_in_a_type_that_gguf_cannot_quantise_need_q8_0_and_a_warning_says_so(tmp_path) -> None:
     old = write_file(tmp_path / "old.gguf", dtype="Q6_K", tokenizer=("gpt2", BPE))
-    remove_tokens(old, [" dogs"], out=tmp_path / "fewer.gguf")
-    assert by_name(tmp_path / "fewer.gguf")[ENDS[0]].tensor_type == TYPES.Q6_K
     with pytest.warns(EmbedLayerWarning, match=r"is written as Q8_0, 18,600 bytes more for 300 rows"):
         add_tokens(old, [" otters"], out=tmp_path / "more.gguf")
     check_rest(old, tmp_path / "more.gguf")
