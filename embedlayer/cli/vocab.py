@@ -527,8 +527,9 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
         as_json: Whether to print JSON.
         **trained: Losses and counts of the training of the new rows; none if there was no training.
     """
-    from embedlayer.vocab.receipt import UNREACHABLE
+    from embedlayer.vocab.receipt import EXTRA_SPACE, UNREACHABLE
 
+    extra = receipt.extra_space
     old, new = (_weight_bytes(folder) for folder in (directory, output))
     if as_json:
         summary = {
@@ -539,6 +540,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
             "kept_rows_unchanged": not receipt.requantised,
             "stored": {name: rows._asdict() for name, rows in receipt.stored.items()},
             "added": {str(token): [text, receipt.origins.get(token)] for token, text in receipt.added.items()},
+            "extra_space": extra,
             "dropped": {str(token): text for token, text in receipt.dropped.items()},
             "unreachable": list(receipt.unreachable),
             "merged": {str(token): into for token, into in receipt.merged.items()},
@@ -559,6 +561,8 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
     else:
         click.echo(f"Kept     {receipt.kept:,}, unchanged bit for bit")
     _list("New", [(token, text, receipt.origins.get(token, "")) for token, text in receipt.added.items()])
+    if extra:
+        click.echo(f"Spaces   {EXTRA_SPACE.format(len(extra))}; merges from `vocab suggest` do not")
     if receipt.new_rows:
         click.echo(f"Init     {receipt.new_rows}")
     along = {*receipt.unreachable}

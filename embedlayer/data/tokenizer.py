@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from embedlayer.data.bert_tokenizers import bert_tokenizer, wordpiece_tokenizer
-from embedlayer.data.bpe_files import END_OF_TEXT, bpe_rules, bpe_tokenizer, byte_level_alphabet
+from embedlayer.data.bpe_files import END_OF_TEXT, bpe_rules, bpe_tokenizer, byte_level_alphabet, component_types
 from embedlayer.data.llama2c_files import read as read_llama2c
 from embedlayer.data.sentencepiece_files import convert as read_sentencepiece
 from embedlayer.data.sentencepiece_files import reads_vocabulary
@@ -795,17 +795,6 @@ def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
 
 
 # Showing
-
-
-def component_types(component: Any) -> set[str]:
-    """Return the class names of a component of a tokenizer and of the components nested in it.
-
-    Args:
-        component: A decoder or pre-tokenizer, or `None`, which gives an empty set.
-    """
-    if component is None:
-        return set()
-    return set(re.findall(r'"type":\s*"(\w+)"', component.__getstate__().decode()))
 
 
 def _decode_readable(raw: bytes) -> str:

@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.data.gguf_tokenizers import TOKEN_ID, tokenizer_metadata, tokenizer_of
+from embedlayer.data.gguf_tokenizers import TOKEN_ID, check_kind, tokenizer_metadata, tokenizer_of
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, VocabularyError
 from embedlayer.families import GGUF_HEAD, GGUF_HEAD_BIAS, GGUF_PER_LAYER, GGUF_TABLE
 from embedlayer.families.gguf import GGUF_OTHER_TABLES, has_no_token_rows
@@ -34,7 +34,7 @@ from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
 from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
 from embedlayer.vocab.live_modules import ModuleResult
 from embedlayer.vocab.row_map import DROPPED, RowTensor, apply_row_map
-from embedlayer.vocab.special_tokens import SpecialTokens
+from embedlayer.vocab.special_tokens import USUAL_NAMES, SpecialTokens
 
 ENDS = {GGUF_TABLE: "table", GGUF_HEAD: "head", GGUF_HEAD_BIAS: "head", GGUF_PER_LAYER: "per_layer"}
 """Tensors with a row for each token -> which initialisation computes new rows."""
@@ -108,6 +108,8 @@ def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> tuple[Module
     row_map, tokens = resolved.rows.row_map, resolved.tokens
     assert tokens is not None
     assert tokens.tokenizer is not None
+    check_kind(tokens.tokenizer, values, source)
+    new_ids = _ids_by_map(values, row_map.token_ids(tokens.merged).tolist(), tokens)
     _check_other_tensors(file, num_rows)
     adds = len(row_map.initialised) > 0
     tensors = {name: _stored(file, name, adds=adds) for name in ENDS if name in file.tensors}
@@ -118,8 +120,7 @@ def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> tuple[Module
         )
         for name, rows in result.tensors.items()
     }
-    ids = row_map.token_ids(tokens.merged).tolist()
-    _write(file, out, tokens.tokenizer, new, _ids_by_map(values, ids, tokens), row_map.size)
+    _write(file, out, tokens.tokenizer, new, new_ids, row_map.size)
     kept = row_map.sources[row_map.sources >= 0]
     stored = {
         name: StoredRows(file.tensors[name].dtype, found.dtype, float(found.changes[kept].max()) if len(kept) else 0.0)
@@ -155,6 +156,7 @@ def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out
     file = read_gguf(original)
     values = {key: entry.value for key, entry in file.metadata.items()}
     num_rows, width = _number_of_rows(file), file.tensors[GGUF_TABLE].shape[1]
+    check_kind(tokenizer, values, original)
     if width != table.embed_dim:
         raise CheckpointError(f"The rows have {table.embed_dim:,} numbers and those of {original} {width:,}.")
     if (head is None) != (GGUF_HEAD not in file.tensors):
@@ -340,7 +342,7 @@ def _ids_by_map(values: Mapping[str, Any], ids: Any, tokens: TokenMap | None) ->
         tokens: The edit, which may replace the tokenizer; `None` if only `ids` counts.
 
     Raises:
-        VocabularyError: A special token is removed.
+        VocabularyError: A special token is removed, or the new tokenizer has none of that role.
     """
     roles: SpecialTokens | None = None if tokens is None else tokens.special_tokens
     new_tokenizer = None if tokens is None else tokens.tokenizer
@@ -357,6 +359,12 @@ def _ids_by_map(values: Mapping[str, Any], ids: Any, tokens: TokenMap | None) ->
             new = ids[old]
         except (KeyError, IndexError):
             continue  # no token before, none afterwards
+        if new == DROPPED and roles is not None:
+            name = f" Name one with special={{{role!r}: TOKEN}} of embedlayer.vocab.transplant." * (role in USUAL_NAMES)
+            raise VocabularyError(
+                f"{key} of the file is token {old}, which the new tokenizer does not have, and it names no {role} that "
+                f"could take its place.{name}"
+            )
         if new == DROPPED:
             raise VocabularyError(f"{key} is token {old}, which would be removed: keep it.")
         found[key] = new

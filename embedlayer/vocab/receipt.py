@@ -31,13 +31,16 @@ from embedlayer.vocab.row_map import DROPPED, RowEdit, RowMap
 from embedlayer.vocab.row_training import merged_rows
 from embedlayer.vocab.run_folders import RUN
 from embedlayer.vocab.token_selection import shown_names
-from embedlayer.vocab.tokenizer_edit import parse_tokenizer
+from embedlayer.vocab.tokenizer_edit import parse_tokenizer, tokens_with_extra_space
 
 KIND, FORMAT_VERSION = "embedlayer/vocabulary-receipt", 1
 MAX_UNPACKED_BYTES = 1 << 30
 TOKENIZERS = ("tokenizer", "old_tokenizer")
 UNREACHABLE = "that no text is encoded with any more"
 """Of removed tokens that were not named, in a printed receipt."""
+
+EXTRA_SPACE = "each use of {:,} of these costs one more token, for the space that follows"
+"""Of new words in a vocabulary of SentencePiece's BPE, in a printed receipt."""
 
 SIZES = ("vocab_size", "num_rows")
 """Settings that are used in computations."""
@@ -176,6 +179,14 @@ class Receipt:
     def requantised(self) -> dict[str, StoredRows]:
         """Return those of `stored` whose kept rows were written in another type, so that their numbers changed."""
         return {name: rows for name, rows in self.stored.items() if rows.is_requantised}
+
+    @property
+    def extra_space(self) -> list[int]:
+        """Return the new IDs of those added words after which a text has an additional token for a space.
+
+        See `tokens_with_extra_space`; the list is empty without a tokenizer.
+        """
+        return [] if self.tokenizer is None else tokens_with_extra_space(self.tokenizer, self.added)
 
     @property
     def new_rows(self) -> str:
@@ -376,6 +387,7 @@ class Receipt:
         lines += [f"  stored   {name} as {rows}" for name, rows in self.requantised.items()]
         lines += [f"  new      {len(self.added):,}{shown_names(':', [*self.added.values()])}"] * bool(self.added)
         lines += [f"  rows     {self.new_rows}"] * bool(self.new_rows)
+        lines += [f"  spaces   {EXTRA_SPACE.format(len(extra))}" for extra in [self.extra_space] if extra]
         lines += [f"  dropped  {len(self.dropped):,}{shown_names(':', [*self.dropped.values()])}"] * bool(self.dropped)
         along = [self.dropped[token] for token in self.unreachable if token in self.dropped]
         lines += [f"  of these {len(along):,} {UNREACHABLE}{shown_names(':', along)}"] * bool(along)

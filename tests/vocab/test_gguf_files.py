@@ -1,6 +1,7 @@
 """Edits of GGUF files, checked with the reader of the package gguf."""
 
 import json
+import re
 import warnings
 
 import gguf
@@ -9,8 +10,8 @@ import pytest
 import torch
 from commands import run
 from covering import some
-from gguf_models import QUANTISED, READ, TYPES, WIDTH, blocks, write_file
-from tokenizer_kinds import ENGLISH
+from gguf_models import QUANTISED, READ, TOKENIZERS, TYPES, WIDTH, blocks, write_file
+from tokenizer_kinds import ENGLISH, LANGUAGES
 
 import embedlayer as el
 from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
@@ -23,6 +24,7 @@ from embedlayer.vocab.receipt import Receipt
 SIZE = 300
 BPE = train_tokenizer(ENGLISH, "bpe", vocab_size=SIZE)
 ENDS = ("token_embd.weight", "output.weight")
+OTHER = "A dog asks other dogs why nobody knows; they lovingly began in 2024. (Small dogs!)\n" * 20
 EDITED = {f"tokenizer.ggml.{key}" for key in ("tokens", "token_type", "scores", "merges")} | {"llama.vocab_size"}
 
 
@@ -165,6 +167,48 @@ def test_names_of_llama_cpp_say_which_tensors_have_rows_of_tokens(tmp_path) -> N
     old = write_file(tmp_path / "further.gguf", tokenizer=("gpt2", BPE), tensors=further)
     with pytest.raises(CheckpointError, match=r"blk.9.nextn.embed_tokens.weight .* in a layer that predicts further"):
         add_tokens(old, [" otters"], out=tmp_path / "other.gguf")
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_another_tokenizer_of_the_same_kind_is_written_and_one_of_another_kind_is_refused_by_name(
+    tmp_path, kind
+) -> None:
+    old = write_file(tmp_path / "old.gguf", tokenizer=(kind, TOKENIZERS[kind]()), dtype="F16")
+    names = {"gpt2": "byte-level BPE", "llama": "SentencePiece BPE", "t5": "Unigram", "bert": "WordPiece"}
+    for other, train in TOKENIZERS.items():
+        new = train(OTHER)  # merges in another order, other scores
+        if other != kind:
+            message = re.escape(f"of kind {kind!r} ({names[kind]}), which cannot describe a {names[other]} model")
+            with pytest.raises(TokenizerError, match=message):
+                el.vocab.transplant(old, new, out=tmp_path / "refused.gguf")
+            continue
+        receipt = el.vocab.transplant(old, new, out=tmp_path / "new.gguf")
+        written = load_tokenizer(tmp_path / "new.gguf")
+        assert receipt.kept < written.get_vocab_size() == new.get_vocab_size()
+        for text in (OTHER, ENGLISH, *LANGUAGES):
+            assert written.encode(text, add_special_tokens=False).ids == new.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.long
+def test_the_tokenizer_of_llama_2_is_written_as_sentencepiece_reads_it(tmp_path, shared_data) -> None:
+    import sentencepiece
+
+    model = shared_data / "tokenizers" / "llama2-tokenizer.model"
+    original = sentencepiece.SentencePieceProcessor(str(model))
+    old = write_file(tmp_path / "old.gguf", tokenizer=("llama", TOKENIZERS["llama"]()), dtype="F16")
+    el.vocab.transplant(old, model, out=tmp_path / "new.gguf")
+    written = load_tokenizer(tmp_path / "new.gguf")
+    lines = (shared_data / "text" / "enwiki-plain.txt").read_text().splitlines()[::20]
+    for text in [*lines, *LANGUAGES, "a   b    c"]:
+        assert written.encode(text, add_special_tokens=False).ids == original.encode(text)
+    scores = gguf.GGUFReader(tmp_path / "new.gguf").fields["tokenizer.ggml.scores"].contents()
+    order = [token for token in range(259, 32000) if original.get_score(token) > -1e9]
+    assert sorted(order, key=lambda token: -scores[token]) == sorted(
+        order, key=lambda token: -original.get_score(token)
+    )
+    t5 = shared_data / "tokenizers" / "t5-small.tokenizer.json"
+    with pytest.raises(TokenizerError, match="which cannot describe a Unigram model"):
+        el.vocab.transplant(old, t5, out=tmp_path / "other.gguf")
 
 
 def test_what_cannot_be_edited_is_refused_and_nothing_is_written(tmp_path, capsys) -> None:
