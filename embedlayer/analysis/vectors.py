@@ -66,7 +66,7 @@ class TokenVectors:
         table: A `LookupTable`, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
             `open_model`'s result has both: `TokenVectors(open_model(source))`.
         tokenizer: The tokenizer of the table: a `tokenizers.Tokenizer`, or a fast tokenizer of transformers; or the
-            names of the rows, a list of V strings.
+            names of the rows, a list of V strings. `open_model(source).tokenizer` of a file of vectors is one too.
 
     Raises:
         ShapeError: A plain tensor is not `(V, D)`.

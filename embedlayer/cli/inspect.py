@@ -179,7 +179,7 @@ def as_json_object(opened: "OpenedModel", content: Measurements, topn: int) -> d
         "dtype": opened.dtype,
         "stored_type": opened.stored_type,
         "per_layer": _per_layer(opened),
-        "has_tokenizer": opened.vocabulary is not None,
+        "has_tokenizer": opened.tokenizer is not None,
         "under_trained_by": "table" if opened.untied_head is None else "head",
         "norms_by_frequency": None if content.bands is None else [asdict(band) for band in content.bands],
         "not_in_the_text": None
@@ -460,9 +460,9 @@ def _token(opened: "OpenedModel", row: int) -> str:
     """Return the text of the token of a row; `"row 7"` for row 7 if it has no token."""
     from embedlayer.data.tokenizer import token_text
 
-    if opened.vocabulary is None or opened.vocabulary.id_to_token(row) is None:
+    if opened.tokenizer is None or opened.tokenizer.id_to_token(row) is None:
         return f"row {row}"
-    return token_text(opened.vocabulary, row)
+    return token_text(opened.tokenizer, row)
 
 
 def _median(movement: "RowMovement") -> float | None:

@@ -630,13 +630,13 @@ def pickle_error(path: Path) -> CheckpointError:
     """
     with path.open("rb") as file:
         found = _GENSIM_CLASS.search(file.read(_FIRST_BYTES))
-    name = "" if found is None else found[2].decode()
+    module, name = ("", "") if found is None else (part.decode() for part in found.groups())
     if name.endswith("KeyedVectors") or name in ("Word2Vec", "FastText", "Doc2Vec"):
-        loads, vectors = (f"{name} as K", "K.load(sys.argv[1])" + ".wv" * (not name.endswith("KeyedVectors")))
+        vectors = "K.load(sys.argv[1])" + ".wv" * (not name.endswith("KeyedVectors"))
         return CheckpointError(
             f"{path} is a {name} that gensim saved: a pickle, which can run any code when it is loaded, so embedlayer "
             f"does not read it. If you trust it, convert it once, with gensim:\n"
-            f'python -c "import sys; from gensim.models.{found[1].decode()} import {loads}; '
+            f'python -c "import sys; from gensim.models.{module} import {name} as K; '
             f'{vectors}.save_word2vec_format(sys.argv[2])" {shlex.quote(path.name)} {shlex.quote(path.stem)}.vec'
         )
     return CheckpointError(

@@ -436,7 +436,12 @@ def test_the_rows_of_a_file_of_vectors_are_asked_for_as_in_gensim(tmp_path) -> N
     peer = gensim.KeyedVectors(5)
     peer.add_vectors(names, rows.numpy())
     opened = open_model(tmp_path / "v.npy")
-    for vectors in (TokenVectors(opened), TokenVectors(opened.table, names), TokenVectors(rows, names)):
+    for vectors in (
+        TokenVectors(opened),
+        TokenVectors(opened.table, opened.tokenizer),
+        TokenVectors(opened.table, opened.tokens),
+        TokenVectors(rows, names),
+    ):
         assert vectors.key_to_index == peer.key_to_index
         for name in names:
             assert vectors.has_index_for(name)
@@ -453,6 +458,6 @@ def test_the_rows_of_a_file_of_vectors_are_asked_for_as_in_gensim(tmp_path) -> N
         with pytest.raises(SizeError, match="one of them is empty"):
             vectors.n_similarity([], others)
     with pytest.raises(TokenizerError, match=r"TokenVectors\(open_model\(source\)\)"):
-        TokenVectors(opened.table, opened.tokenizer)
+        TokenVectors(opened.table)
     with pytest.raises(SizeError, match="4 rows and 3 names"):
         TokenVectors(rows, names[:3])
