@@ -659,9 +659,16 @@ def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
 def _weight_bytes(folder: Path) -> int:
     """Return the bytes of a model's weights on disk, or the size of a GGUF file.
 
-    In a folder these are all safetensors files directly in it except `checkpoint.safetensors`, which is training state.
+    Of a checkpoint these are the files that it is read from, without second copies. In other folders they are all
+    safetensors files directly in it except `checkpoint.safetensors`, which is training state.
     """
+    from embedlayer.checkpoints.reader import Checkpoint
+    from embedlayer.checkpoints.second_copies import own_files
+    from embedlayer.sources import PathKind, path_kind
+
     if folder.is_file():
         return folder.stat().st_size
+    if path_kind(folder) is PathKind.CHECKPOINT:
+        return sum(file.stat().st_size for file in own_files(Checkpoint.open(folder)))
     files = (file for file in folder.glob("*.safetensors") if file.name != "checkpoint.safetensors")
     return sum(file.stat().st_size for file in files)

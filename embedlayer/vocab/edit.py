@@ -347,7 +347,8 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
         raise SizeError(f"pad_to_multiple_of must be at least 1, not {multiple}.")
     init = options.get("init", SubwordMeanInit())
     tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
-    request = EditRequest(token_map, init, options.get("init_head", init), tokenizer, multiple)
+    source = None if isinstance(target, nn.Module) else Path(target)
+    request = EditRequest(token_map, init, options.get("init_head", init), tokenizer, multiple, source)
     optimizer, out = options.get("optimizer"), options.get("out")
     if isinstance(target, nn.Module):
         if out is not None:
