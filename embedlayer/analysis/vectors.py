@@ -445,7 +445,7 @@ class TokenVectors:
                 index = self.id_of(token)
                 vector = _unit(self._row(index).to("cpu", torch.float64))
             if not vector.isfinite().all():
-                what = "A vector of the query" if index is None else f"The row of {token!r}, number {index},"
+                what = "A vector of the query" if index is None else f"Row {index} ({self.index_to_key[index]!r})"
                 raise CheckpointError(f"{what} holds NaN or infinity, so it has no neighbours: leave it out.")
             yield vector, float(its_weight), index
 
