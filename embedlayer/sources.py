@@ -148,6 +148,22 @@ def _kind_of_file(path: Path) -> PathKind:
     return PathKind.BINARY if b"\0" in start else PathKind.TEXT
 
 
+class _TokenizerOrNames:
+    """Field of `OpenedModel`: the tokenizer that was set, or else one whose vocabulary is `tokens`, built once."""
+
+    def __get__(self, opened: "OpenedModel | None", owner: type | None = None) -> "Tokenizer | None":
+        if opened is None:  # the default of the field
+            return None
+        if opened._tokenizer is None and opened.tokens is not None:
+            from embedlayer.data.tokenizer import word_tokenizer
+
+            opened._tokenizer = word_tokenizer(opened.tokens)
+        return opened._tokenizer
+
+    def __set__(self, opened: "OpenedModel", tokenizer: "Tokenizer | None") -> None:
+        opened._tokenizer = tokenizer
+
+
 @dataclass(eq=False)
 class OpenedModel:
     """A token table, with the model, tokenizer and run that were found with it.
@@ -159,7 +175,8 @@ class OpenedModel:
         kind: What was opened, as a phrase for messages: `"trained run"`, `"checkpoint of family gpt2"`, `"file of
             vectors"`.
         model: The decoder, embedding layer or input embedding that contains the table; `None` for a table alone.
-        tokenizer: The tokenizer of the table, or `None`.
+        tokenizer: The tokenizer of the table; for a file of vectors, one of whole words, with a token for each row
+            (`word_tokenizer`). `None` if the rows have no names.
         tokens: The token of each row, if a file of vectors names the rows and no tokenizer was passed; else `None`.
         run: The folder of a run of `embedlayer train`, or `None`.
         table_only: Why only the table of a checkpoint was read, such as an unknown model family; `""` if `model` has
@@ -179,7 +196,8 @@ class OpenedModel:
     source: Path | str = ""
     kind: str = "table"
     model: "DecoderLM | EmbeddingLayer | TransformerEmbedding | None" = None
-    tokenizer: "Tokenizer | None" = None
+    tokenizer: _TokenizerOrNames = _TokenizerOrNames()
+    _tokenizer: "Tokenizer | None" = field(default=None, init=False, repr=False)
     tokens: list[str] | None = None
     run: "RunDirectory | None" = None
     table_only: str = field(default="", repr=False)
@@ -215,6 +233,15 @@ class OpenedModel:
     def dtype(self) -> str:
         """Return the data type of the rows, such as `"float32"`."""
         return str(self.table.rows(0, 1).dtype).removeprefix("torch.")
+
+    @property
+    def stored_type(self) -> str:
+        """Return the type in which the table stores its rows, such as `"Q4_K"` or `"int8"`; `dtype` if that is it."""
+        from embedlayer.tables.delta import DeltaEmbedding
+        from embedlayer.tables.packed_rows import PackedRows
+
+        base = self.table.base if isinstance(self.table, DeltaEmbedding) else self.table
+        return base.stored_type if isinstance(base, PackedRows) else self.dtype
 
     @property
     def position(self) -> "Position | None":
@@ -308,28 +335,24 @@ class OpenedModel:
         added = {} if self.tokenizer is None else self.tokenizer.get_added_tokens_decoder()
         return sorted(token for token, content in added.items() if content.special)
 
-    @cached_property
-    def vocabulary(self) -> "Tokenizer | None":
-        """Return the tokenizer, or `word_tokenizer(tokens)`; `None` if there are neither."""
-        if self.tokens is None:
-            return self.tokenizer
-        from embedlayer.data.tokenizer import word_tokenizer
-
-        return word_tokenizer(self.tokens)
+    @property
+    def text_tokenizer(self) -> "Tokenizer | None":
+        """Return the tokenizer; `None` if it only names the rows of a file of vectors."""
+        return None if self.tokens is not None else self.tokenizer
 
     def require_tokenizer(self) -> "Tokenizer":
-        """Return the tokenizer, or the one that `vocabulary` builds from the tokens of a file of vectors.
+        """Return the tokenizer, which names the rows of a file of vectors.
 
         Raises:
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
         """
         from embedlayer.data.tokenizer import require_rows
 
-        if self.vocabulary is None:
+        if self.tokenizer is None:
             found = self.no_tokenizer or f"{self.source or self.title} has no tokenizer."
             raise TokenizerError(f"{found} Name one with --tokenizer.")
-        require_rows(self.vocabulary, self.table.vocab_size, self.source or self.title)
-        return self.vocabulary
+        require_rows(self.tokenizer, self.table.vocab_size, self.source or self.title)
+        return self.tokenizer
 
     def encode(self, text: str) -> list[int]:
         """Return the token IDs of `text`, with the special tokens that the model expects; nothing is truncated.
@@ -366,7 +389,7 @@ class OpenedModel:
 
     def tokens_by_row(self) -> "OpenedModel":
         """Return this record, or without a tokenizer and tokens one in which the token of row 7 is `"#7"`."""
-        return self if self.vocabulary is not None else replace(self, tokens=self.token_texts)
+        return self if self.tokenizer is not None else replace(self, tokens=self.token_texts)
 
     @property
     def adds_special_tokens(self) -> bool:

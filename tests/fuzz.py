@@ -253,7 +253,7 @@ def read_adapter(path: Path) -> None:
 
 def read_table(path: Path) -> None:
     opened = open_model(path)
-    table_health(opened.table, opened.vocabulary)
+    table_health(opened.table, opened.tokenizer)
 
 
 READERS: dict[str, dict[str, Callable[[Path], None]]] = {

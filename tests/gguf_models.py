@@ -2,20 +2,52 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import gguf
 import numpy as np
 import torch
-from tokenizers import Tokenizer
+from tokenizer_kinds import ENGLISH, sentencepiece_bpe
+from tokenizers import Tokenizer, normalizers
 
+from embedlayer.data.tokenizer import train_tokenizer
 from embedlayer.families import GGUF_TENSORS
 from embedlayer.io.gguf_files import quantise, row_bytes
 from embedlayer.models.decoder import DecoderLM
 
 TYPES: type[gguf.GGMLQuantizationType] = gguf.GGMLQuantizationType
 WIDTH = 256
+QUANTISED = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4")
+"""Types of blocks or of two bytes to which the package gguf can quantise."""
+
+READ = (
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
+    *("IQ4_NL", "IQ4_XS"),
+)
+"""Types of blocks that it can only dequantise."""
+
+
+def unigram(text: str = ENGLISH) -> Tokenizer:
+    """Return a Unigram tokenizer with the rules that GGUF files can state."""
+    tokenizer = train_tokenizer(text, "unigram", vocab_size=60)
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = None
+    return tokenizer
+
+
+def wordpiece(text: str = ENGLISH) -> Tokenizer:
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    return train_tokenizer(text, "wordpiece", vocab_size=120, special_tokens=special)
+
+
+TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {
+    "gpt2": lambda text=ENGLISH: train_tokenizer(text, "bpe", vocab_size=300),
+    "llama": sentencepiece_bpe,
+    "t5": unigram,
+    "bert": wordpiece,
+}
+"""Kind of the tokenizer of a GGUF file -> function that trains one on a text."""
 
 
 def blocks(dtype: str, rows: int, width: int = WIDTH, seed: int = 0) -> np.ndarray:

@@ -34,14 +34,14 @@ def test_files_of_vectors_have_tokens_and_from_them_a_vocabulary(tmp_path, forma
     assert opened.kind == "file of vectors"
     assert opened.dtype == "float32"
     assert opened.tokens == opened.token_texts == WORDS
-    assert opened.tokenizer is None
-    assert opened.vocabulary.token_to_id("naïve") == 2
+    assert opened.text_tokenizer is None
+    assert opened.tokenizer.token_to_id("naïve") == 2
     assert opened.counts is opened.before() is opened.head is opened.untied_head is None
 
 
 def test_of_equal_tokens_the_first_counts_and_broken_ones_are_replaced(tmp_path) -> None:
     el.checkpoints.write_vectors(tmp_path / "rows.npy", ["a", "b", "a"], torch.randn(3, 2))
-    assert open_model(tmp_path / "rows.npy").vocabulary.get_vocab() == {"a": 0, "b": 1}
+    assert open_model(tmp_path / "rows.npy").tokenizer.get_vocab() == {"a": 0, "b": 1}
     (tmp_path / "cut.txt").write_bytes(b"2 2\n\xff 1 2\ncat 3 4\n")
     with pytest.warns(el.EmbedLayerWarning, match="holds 1 tokens that are not UTF-8"):
         opened = open_with_rows(tmp_path / "cut.txt", torch.tensor([[1.0, 2], [3, 4]]))
@@ -61,7 +61,7 @@ def test_whatever_was_saved_and_has_a_table_is_opened(tmp_path, tokenizer, kind,
     layer.save_pretrained(tmp_path, tokenizer=tokenizer if named else None)
     opened = open_with_rows(tmp_path, getattr(layer, "table", layer).weight.detach())
     assert opened.kind == f"saved {type(layer).__name__}"
-    assert (opened.vocabulary is not None) == named
+    assert (opened.tokenizer is not None) == named
     assert (opened.position is not None) == (kind != "table")
     assert (opened.head is not None) == (kind == "model")
 
@@ -82,7 +82,7 @@ def test_checkpoints_are_opened_as_folder_file_and_file_without_an_ending(tmp_pa
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     opened = open_with_rows(tmp_path / name, tensors["wte.weight"])
     assert opened.kind == "checkpoint of family gpt2"
-    assert opened.vocabulary.get_vocab_size() == 257
+    assert opened.tokenizer.get_vocab_size() == 257
     assert isinstance(opened.model, el.EmbeddingLayer)
 
 
@@ -90,7 +90,7 @@ def test_metas_layout_is_a_whole_model_and_without_sizes_still_a_table(shared_da
     opened = open_model(shared_data / "models")
     assert (opened.kind, opened.table.vocab_size) == ("checkpoint", 512)
     assert isinstance(opened.model, el.DecoderLM)
-    assert opened.vocabulary.id_to_token(1) == "<s>"
+    assert opened.tokenizer.id_to_token(1) == "<s>"
     tensors = {"tok_embeddings.weight": torch.randn(9, 8), "layers.0.attention.wq.weight": torch.randn(8, 8)}
     save_tensors(tmp_path / "model.safetensors", tensors)
     with pytest.warns(el.EmbedLayerWarning, match="Only the table is read"):

@@ -26,11 +26,11 @@ LANGUAGES = (
 BYTE_FALLBACK = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
-def sentencepiece_bpe() -> Tokenizer:
+def sentencepiece_bpe(text: str = ENGLISH) -> Tokenizer:
     """Build what a LLaMA-2 tokenizer.json holds: BPE over `▁`, with the 256 bytes as entries."""
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
     trained.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    trained.train_from_iterator([ENGLISH], trainers.BpeTrainer(vocab_size=150, show_progress=False))
+    trained.train_from_iterator([text], trainers.BpeTrainer(vocab_size=150, show_progress=False))
     model = json.loads(trained.to_str())["model"]
     learned = sorted(model["vocab"], key=model["vocab"].__getitem__)
     vocabulary = {entry: place for place, entry in enumerate(["<unk>", "<s>", "</s>", *BYTE_FALLBACK, *learned])}

@@ -554,7 +554,7 @@ def model_health(opened: OpenedModel) -> TableHealth:
     before = opened.before()
     return table_health(
         opened.table,
-        opened.vocabulary,
+        opened.tokenizer,
         before=None if before is None else before.table,
         head=opened.untied_head,
         counts=opened.counts,

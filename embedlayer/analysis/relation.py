@@ -162,7 +162,7 @@ def common_rows(before: OpenedModel, after: OpenedModel) -> Int[Tensor, "N 2"] |
     These are the rows of the tokens that both have (`shared_tokens`), or of equal IDs if one of them has no tokens. If
     the vocabularies are equal, rows without a token are compared by ID, too.
     """
-    one, other = before.vocabulary, after.vocabulary
+    one, other = before.tokenizer, after.tokenizer
     if one is None or other is None:
         return None
     sizes = before.table.vocab_size, after.table.vocab_size

@@ -29,7 +29,7 @@ from embedlayer.analysis.kinds import ids_by_text, token_texts
 from embedlayer.analysis.nearest import cosines_with, largest, table_cosines
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.data.tokenizer import as_tokenizer, require_rows, token_text, without_truncation, word_tokenizer
-from embedlayer.errors import ShapeError, SizeError, TokenizerError, UnknownTokenError
+from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenizerError, UnknownTokenError
 from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TableLike
 
@@ -66,7 +66,7 @@ class TokenVectors:
         table: A `LookupTable`, an `nn.Embedding`, or a plain tensor or NumPy array `(V, D)`.
             `open_model`'s result has both: `TokenVectors(open_model(source))`.
         tokenizer: The tokenizer of the table: a `tokenizers.Tokenizer`, or a fast tokenizer of transformers; or the
-            names of the rows, a list of V strings.
+            names of the rows, a list of V strings. `open_model(source).tokenizer` of a file of vectors is one too.
 
     Raises:
         ShapeError: A plain tensor is not `(V, D)`.
@@ -235,6 +235,7 @@ class TokenVectors:
         Raises:
             SizeError: The query is empty, no ID is in the range to search, or `indexer` is not `None`.
             UnknownTokenError: An item is not a token of the table, see `id_of`.
+            CheckpointError: A row or vector of the query holds NaN or infinity.
         """
         if indexer is not None:
             raise SizeError("The search here is exact and takes no indexer: leave indexer out.")
@@ -433,14 +434,20 @@ class TokenVectors:
         Raises:
             UnknownTokenError: An item is not a token of the table, see `id_of`.
             ShapeError: A vector does not have the shape `(D,)`.
+            CheckpointError: A row or vector holds NaN or infinity.
         """
         for item in _as_list(queries):
             token, its_weight = item if isinstance(item, tuple | list) else (item, weight)
+            index = None
             if isinstance(token, Tensor | np.ndarray):
-                yield self._checked(token), float(its_weight), None
+                vector = self._checked(token)
             else:
                 index = self.id_of(token)
-                yield _unit(self._row(index).to("cpu", torch.float64)), float(its_weight), index
+                vector = _unit(self._row(index).to("cpu", torch.float64))
+            if not vector.isfinite().all():
+                what = "A vector of the query" if index is None else f"Row {index} ({self.index_to_key[index]!r})"
+                raise CheckpointError(f"{what} holds NaN or infinity, so it has no neighbours: leave it out.")
+            yield vector, float(its_weight), index
 
     def _ends(self, clip_start: int, clip_end: int | None, restrict_vocab: int | None) -> tuple[int, int]:
         """Return the range of IDs to search: the first ID, and the ID after the last one.

@@ -392,7 +392,7 @@ class EmbeddingLayer(Pretrained):
             path = tokenizer_file(self._checkpoint)
             if path is not None:
                 self._tokenizer = load_tokenizer(path)
-                mismatch = missing_rows_message(self._tokenizer, self.table.vocab_size)
+                mismatch = missing_rows_message(self._tokenizer, self.table.vocab_size, path.parent)
                 if mismatch is not None:
                     warnings.warn(mismatch, EmbedLayerWarning, stacklevel=2)
         return self._tokenizer

@@ -19,6 +19,11 @@ _OF_TOKENS = ("lora_embedding_", "trainable_tokens_")
 """Parts of the names of an adapter's tensors that have values for each token or for single tokens."""
 
 
+def own_files(checkpoint: Checkpoint) -> set[Path]:
+    """Return the paths of the files that the tensors of a checkpoint are read from."""
+    return {info.file for header in checkpoint.headers.values() for info in header.tensors.values()}
+
+
 def find_copies(folder: Path, checkpoint: Checkpoint, aliases: Mapping[str, str], left_out: Collection[str]) -> Copies:
     """Find the tensors by token in the safetensors files of a folder that are not those of its checkpoint.
 
@@ -36,7 +41,7 @@ def find_copies(folder: Path, checkpoint: Checkpoint, aliases: Mapping[str, str]
             there are tokens, and how these belong to tokens is not known.
     """
     copies: Copies = {}
-    own = {info.file for header in checkpoint.headers.values() for info in header.tensors.values()}
+    own = own_files(checkpoint)
     family = checkpoint_family(checkpoint)
     families = [each for each in (family, family_of(META_LLAMA)) if each is not None]
     model_type = checkpoint.config.get("model_type")

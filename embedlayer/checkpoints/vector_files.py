@@ -36,6 +36,7 @@ from torch import Tensor
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, ShapeError, SizeError
 from embedlayer.io.files import create_folder, read_bytes, replace_file
 from embedlayer.io.json_fields import parse_json
+from embedlayer.io.safetensors_files import pickle_error
 from embedlayer.tables.dense import TableLike, as_rows
 from embedlayer.tables.lookup import LookupTable
 
@@ -51,6 +52,9 @@ NUMBERS_AT_ONCE = 1 << 16
 ROWS_SHOWN = 8
 FASTTEXT = (793712314).to_bytes(4, "little")
 """First bytes of a model of fastText."""
+
+PICKLE = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+"""First bytes of a pickle, by its protocol."""
 
 TENSORS, METADATA, PROJECTOR_CONFIG = "tensors.tsv", "metadata.tsv", "projector_config.pbtxt"
 
@@ -257,13 +261,16 @@ def _without_mark(path: Path, file: BufferedIOBase) -> BufferedIOBase:
     """Return a file of text, which is at its start, behind a byte-order mark if there is one.
 
     Raises:
-        CheckpointError: Its first lines end in carriage returns alone.
+        CheckpointError: Its first lines end in carriage returns alone, if need be behind a header, or it is a pickle.
     """
     start = file.read(FIRST_BYTES)
-    if b"\r" in start and b"\n" not in start:
+    if start.startswith(PICKLE):
+        raise pickle_error(path)
+    rows = start.partition(b"\n")[2] if _header(start.partition(b"\n")[0]) else start
+    if b"\r" in rows.strip(b"\r") and b"\n" not in rows:
         raise CheckpointError(
             f"{path} has lines that end in carriage returns alone, as old programs wrote them. Convert it:\n"
-            f"tr '\\r' '\\n' < {shlex.quote(str(path))} > NEW_FILE{''.join(path.suffixes[:1])}"
+            f"tr -s '\\r' '\\n' < {shlex.quote(str(path))} > NEW_FILE{''.join(path.suffixes[:1])}"
         )
     file.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
     return file
@@ -533,6 +540,8 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[Found]:
             f"it, or write one: gensim.models.fasttext.load_facebook_vectors({str(path)!r}).save_word2vec_format("
             f"{str(path.with_suffix('.vec'))!r})"
         )
+    if header.startswith(PICKLE):
+        raise pickle_error(path)
     count, width = _checked_header(path, header)
     size = 4 * width
     buffer, at = b"", 0

@@ -185,8 +185,8 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> str:
         with warnings.catch_warnings():
             if opened.no_tokenizer:  # open_model has said so
                 warnings.simplefilter("ignore", EmbedLayerWarning)
-            layer.save_pretrained(partial, tokenizer=opened.vocabulary)
-        if isinstance(layer, DecoderLM) and opened.adds_special_tokens and opened.vocabulary is not None:
+            layer.save_pretrained(partial, tokenizer=opened.tokenizer)
+        if isinstance(layer, DecoderLM) and opened.adds_special_tokens and opened.tokenizer is not None:
             starts, ends = opened.text_limits
             write_json(partial / GENERATION, {"bos_token_id": [*starts], "eos_token_id": [*ends]})
         model, source = opened.model, Path(opened.source)

@@ -36,7 +36,7 @@ def embed(source: Path, text: str, tokenizer_from: Path | None, as_json: bool) -
     opened.encode(text)  # an error of ours where the text cannot be encoded
     walked = pipeline(
         opened.require_input(),
-        opened.vocabulary,
+        opened.tokenizer,
         text,
         add_special_tokens=opened.adds_special_tokens,
         most_tokens=MOST_TOKENS,

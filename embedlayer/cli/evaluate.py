@@ -70,7 +70,7 @@ def evaluate(
     device = chosen_device(device)
     first = open_model(model, tokenizer_from, device=device)
     second = None if other is None else open_model(other, device=device)
-    if second is not None and second.vocabulary is None and tokenizer_from is not None:
+    if second is not None and second.tokenizer is None and tokenizer_from is not None:
         second = open_model(second.source, tokenizer_from, device=device)
     models = [None if one is None else _causal(one, device) for one in (first, second)]
     assert models[0] is not None

@@ -177,8 +177,9 @@ def as_json_object(opened: "OpenedModel", content: Measurements, topn: int) -> d
         "vocab_size": health.pop("vocab_size"),
         "embed_dim": health.pop("embed_dim"),
         "dtype": opened.dtype,
+        "stored_type": opened.stored_type,
         "per_layer": _per_layer(opened),
-        "has_tokenizer": opened.vocabulary is not None,
+        "has_tokenizer": opened.tokenizer is not None,
         "under_trained_by": "table" if opened.untied_head is None else "head",
         "norms_by_frequency": None if content.bands is None else [asdict(band) for band in content.bands],
         "not_in_the_text": None
@@ -205,11 +206,13 @@ def show(opened: "OpenedModel", content: Measurements, topn: int) -> None:
 
 
 def _heading(opened: "OpenedModel") -> str:
-    """Return one line with the source, its kind, and the size and data type of its table."""
+    """Return one line with the source, its kind, and the size, stored type and data type of its table."""
     rows, width = opened.table.vocab_size, opened.table.embed_dim
     sizes = _per_layer(opened)
     more = "" if sizes is None else "; per-layer table of {rows:,} rows, {layers:,} blocks x {width:,}".format(**sizes)
-    return f"{opened.source}: {opened.kind}, {rows:,} rows of {width:,} {opened.dtype}{more}"
+    numbers = opened.stored_type
+    numbers += "" if numbers == opened.dtype else f", read as {opened.dtype}"
+    return f"{opened.source}: {opened.kind}, {rows:,} rows of {width:,} {numbers}{more}"
 
 
 def _per_layer(opened: "OpenedModel") -> dict[str, int] | None:
@@ -457,9 +460,9 @@ def _token(opened: "OpenedModel", row: int) -> str:
     """Return the text of the token of a row; `"row 7"` for row 7 if it has no token."""
     from embedlayer.data.tokenizer import token_text
 
-    if opened.vocabulary is None or opened.vocabulary.id_to_token(row) is None:
+    if opened.tokenizer is None or opened.tokenizer.id_to_token(row) is None:
         return f"row {row}"
-    return token_text(opened.vocabulary, row)
+    return token_text(opened.tokenizer, row)
 
 
 def _median(movement: "RowMovement") -> float | None:

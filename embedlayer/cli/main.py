@@ -95,14 +95,16 @@ def main(arguments: list[str] | None = None) -> None:
     """
     if not WAITING.keys() & os.environ.keys():
         os.environ |= WAITING
-    warnings.showwarning = partial(_show_warning, set())
+    shown: set[str] = set()
+    warnings.showwarning = partial(_show_warning, shown)
     logging.basicConfig(format="%(message)s", handlers=[_EchoHandler()])
     logging.getLogger("embedlayer").setLevel(logging.INFO)
     warnings.simplefilter("always", EmbedLayerWarning)
     try:
         result = cli.main(arguments, prog_name="embedlayer", standalone_mode=False)
     except EmbedLayerError as error:
-        click.secho(f"{type(error).__name__}: {error}", fg="red", err=True)
+        message = "the warning above says why this is not possible." if str(error) in shown else str(error)
+        click.secho(f"{type(error).__name__}: {message}", fg="red", err=True)
         _exit(1 if isinstance(error, OSError) else 2)
     except OSError as error:  # an operation on a file that the library does not check, such as in an unreadable folder
         click.secho(f"FileError: {error}".encode("utf-8", "backslashreplace").decode(), fg="red", err=True)

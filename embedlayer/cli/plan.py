@@ -157,7 +157,7 @@ def planned(
     stored = str(rows.dtype).removeprefix("torch.")
     dtype = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(stored)
     if isinstance(base, GGUFEmbedding):
-        stored = f"{base.block_type} blocks"
+        stored = f"{base.stored_type} blocks"
     if isinstance(base, QuantizedEmbedding):
         dtype = base.row_format.layout.type_name(base.row_format.bits)
     if dtype is None:

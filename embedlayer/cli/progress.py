@@ -98,7 +98,12 @@ def reading(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     With `quiet` the function does nothing.
     """
     with _progress("DownloadColumn", "TransferSpeedColumn", quiet=quiet) as show:
-        yield lambda read, total: show(read, total, f"{read / 1e6:,.1f} of {total / 1e6:,.1f} MB")
+
+        def show_bytes(read: int, total: int) -> None:
+            unit, size = ("MB", 1e6) if total >= 1e6 else ("kB", 1e3)
+            show(read, total, f"{read / size:,.1f} of {total / size:,.1f} {unit}")
+
+        yield show_bytes
 
 
 @contextmanager

@@ -527,8 +527,9 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
         as_json: Whether to print JSON.
         **trained: Losses and counts of the training of the new rows; none if there was no training.
     """
-    from embedlayer.vocab.receipt import UNREACHABLE
+    from embedlayer.vocab.receipt import EXTRA_SPACE, UNREACHABLE
 
+    extra = receipt.extra_space
     old, new = (_weight_bytes(folder) for folder in (directory, output))
     if as_json:
         summary = {
@@ -536,7 +537,10 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
             "tokens": list(receipt.num_tokens),
             "rows": [receipt.row_map.old_size, receipt.row_map.size],
             "kept": receipt.kept,
+            "kept_rows_unchanged": not receipt.requantised,
+            "stored": {name: rows._asdict() for name, rows in receipt.stored.items()},
             "added": {str(token): [text, receipt.origins.get(token)] for token, text in receipt.added.items()},
+            "extra_space": extra,
             "dropped": {str(token): text for token, text in receipt.dropped.items()},
             "unreachable": list(receipt.unreachable),
             "merged": {str(token): into for token, into in receipt.merged.items()},
@@ -550,8 +554,15 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
     before, after = receipt.num_tokens
     click.echo(f"Tokens   {before:,} -> {after:,}")
     click.echo(f"Rows     {receipt.row_map.old_size:,} -> {receipt.row_map.size:,}")
-    click.echo(f"Kept     {receipt.kept:,}, unchanged bit for bit")
+    if receipt.requantised:
+        click.echo(f"Kept     {receipt.kept:,}, not bit for bit:")
+        for name, rows in receipt.stored.items():
+            click.echo(f"           {name}: {rows}")
+    else:
+        click.echo(f"Kept     {receipt.kept:,}, unchanged bit for bit")
     _list("New", [(token, text, receipt.origins.get(token, "")) for token, text in receipt.added.items()])
+    if extra:
+        click.echo(f"Spaces   {EXTRA_SPACE.format(len(extra))}; merges from `vocab suggest` do not")
     if receipt.new_rows:
         click.echo(f"Init     {receipt.new_rows}")
     along = {*receipt.unreachable}
@@ -648,9 +659,16 @@ def _list(title: str, rows: Sequence[tuple[int, str, str]]) -> None:
 def _weight_bytes(folder: Path) -> int:
     """Return the bytes of a model's weights on disk, or the size of a GGUF file.
 
-    In a folder these are all safetensors files directly in it except `checkpoint.safetensors`, which is training state.
+    Of a checkpoint these are the files that it is read from, without second copies. In other folders they are all
+    safetensors files directly in it except `checkpoint.safetensors`, which is training state.
     """
+    from embedlayer.checkpoints.reader import Checkpoint
+    from embedlayer.checkpoints.second_copies import own_files
+    from embedlayer.sources import PathKind, path_kind
+
     if folder.is_file():
         return folder.stat().st_size
+    if path_kind(folder) is PathKind.CHECKPOINT:
+        return sum(file.stat().st_size for file in own_files(Checkpoint.open(folder)))
     files = (file for file in folder.glob("*.safetensors") if file.name != "checkpoint.safetensors")
     return sum(file.stat().st_size for file in files)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -168,3 +169,14 @@ def byte_level_alphabet() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+def component_types(component: Any) -> set[str]:
+    """Return the class names of a component of a tokenizer and of the components nested in it.
+
+    Args:
+        component: A decoder or pre-tokenizer, or `None`, which gives an empty set.
+    """
+    if component is None:
+        return set()
+    return set(re.findall(r'"type":\s*"(\w+)"', component.__getstate__().decode()))

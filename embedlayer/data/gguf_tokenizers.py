@@ -7,14 +7,18 @@ Reference: src/llama-vocab.cpp and convert_hf_to_gguf.py in the repository of ll
 """
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from embedlayer.data.bert_tokenizers import bert_tokenizer, is_lowercased
+from embedlayer.data.bpe_files import component_types
 from embedlayer.data.sentencepiece_files import (
+    BYTE,
     CONTROL,
     NORMAL,
     SPACE,
@@ -34,6 +38,11 @@ TOKEN_ID = "_token_id"
 
 _SCORE = -1000.0
 """Score of tokens that are never merged, as llama.cpp's converter writes it."""
+
+_FORMS = {"byte-level": "byte-level BPE", "sentencepiece": "SentencePiece BPE", "unigram": "Unigram"}
+_BYTE_ENTRY = re.compile("<0x[0-9A-F]{2}>")
+_PROBED = 512
+"""Tokens whose texts are encoded to compare two tokenizers."""
 
 _PROBE = (
     "The quick brown fox, aged 12345, can't jump over 3.14 lazy dogs!",
@@ -202,10 +211,35 @@ def _add_ends(tokenizer: Tokenizer, values: Values, entries: list[str], form: st
 # Writing
 
 
+def check_kind(tokenizer: Tokenizer, old: Values, path: Path) -> None:
+    """Check that a GGUF file can describe the kind of a tokenizer: byte-level BPE, SentencePiece's BPE, and so on.
+
+    Args:
+        tokenizer: The tokenizer.
+        old: Metadata of the file.
+        path: The file, for the error message.
+
+    Raises:
+        TokenizerError: The file has a tokenizer of another kind.
+    """
+    model, kind = type(tokenizer.model).__name__, str(old[f"{PREFIX}model"])
+    found = {"Unigram": "unigram", "WordPiece": "wordpiece"}.get(model, model)
+    if model == "BPE":
+        steps = component_types(tokenizer.decoder) | component_types(tokenizer.pre_tokenizer)
+        found = "byte-level" if "ByteLevel" in steps else "sentencepiece"
+    if found != (wanted := GGUF_TOKENIZERS[kind]):
+        names = [_FORMS.get(form, form.replace("wordpiece", "WordPiece")) for form in (wanted, found)]
+        raise TokenizerError(
+            f"{path} has a tokenizer of kind {kind!r} ({names[0]}), which cannot describe a {names[1]} model. Edit the "
+            f"checkpoint that the file was converted from, and convert the result."
+        )
+
+
 def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path) -> dict[str, Any]:
     """Return the metadata of a GGUF file for an edited tokenizer: tokens, their kinds and scores, and merges.
 
-    Tokens that the old tokenizer has keep kind and score. Rows without a token become unused tokens.
+    Tokens that the old tokenizer has keep kind and score; the scores of SentencePiece's BPE are new if the merges of
+    the new tokenizer have another order (`_merge_scores`). Rows without a token become unused tokens.
 
     Args:
         tokenizer: The new tokenizer.
@@ -219,19 +253,20 @@ def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path)
     Raises:
         TokenizerError: The metadata cannot describe the tokenizer, because it gives other IDs.
     """
+    check_kind(tokenizer, old, path)
     data, before = json.loads(tokenizer.to_str()), tokenizer_of(old, path)
-    kind = old[f"{PREFIX}model"]
-    model, wanted = data["model"]["type"], type(before.model).__name__
-    if model != wanted:
-        raise TokenizerError(
-            f"{path} has a tokenizer of kind {kind!r} ({wanted}), which cannot describe a {model} model."
-        )
+    form, model = GGUF_TOKENIZERS[old[f"{PREFIX}model"]], data["model"]
     old_kinds = old.get(f"{PREFIX}token_type", [NORMAL] * len(old[f"{PREFIX}tokens"]))
     old_scores = old.get(f"{PREFIX}scores", [_SCORE] * len(old_kinds))
     old_ids = before.get_vocab(with_added_tokens=True)
     added = tokenizer.get_added_tokens_decoder()
-    scores = dict(data["model"]["vocab"]) if data["model"]["type"] == "Unigram" else {}
     names = {token: name for name, token in tokenizer.get_vocab(with_added_tokens=True).items()}
+    merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model.get("merges", [])]
+    scores = dict(model["vocab"]) if form == "unigram" else {}
+    if form == "sentencepiece":
+        single = [name for row, name in sorted(names.items()) if row not in added and not _BYTE_ENTRY.fullmatch(name)]
+        scores = _merge_scores(merges, single, {name: old_scores[token] for name, token in old_ids.items()})
+    unknown = model.get("unk_token") if form == "sentencepiece" else None
     tokens: list[tuple[str, int, float]] = []
     for row in range(rows):
         name = names.get(row)
@@ -241,16 +276,21 @@ def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path)
         token = old_ids.get(name)
         number = NORMAL if token is None else old_kinds[token]
         if row in added:
-            number = USER_DEFINED if not added[row].special else UNKNOWN if number == UNKNOWN else CONTROL
+            is_unknown = number == UNKNOWN or name == unknown
+            number = USER_DEFINED if not added[row].special else UNKNOWN if is_unknown else CONTROL
+        elif number in (CONTROL, USER_DEFINED):
+            number = NORMAL
+        if model.get("byte_fallback") and _BYTE_ENTRY.fullmatch(name):
+            number = BYTE
         text = name
-        if wanted == "WordPiece" and number in (NORMAL, UNUSED):
+        if form == "wordpiece" and number in (NORMAL, UNUSED):
             text = name.removeprefix("##") if name.startswith("##") else SPACE + name
         tokens.append((text, number, scores.get(name, _SCORE if token is None else old_scores[token])))
     new = {
         f"{PREFIX}tokens": [text for text, _, _ in tokens],
         f"{PREFIX}token_type": [number for _, number, _ in tokens],
         f"{PREFIX}scores": [score for _, _, score in tokens],
-        f"{PREFIX}merges": [m if isinstance(m, str) else " ".join(m) for m in data["model"].get("merges", [])],
+        f"{PREFIX}merges": [" ".join(pair) for pair in merges],
         JSON: tokenizer.to_str(),
     }
     new = {key: value for key, value in new.items() if key in old}
@@ -258,17 +298,48 @@ def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path)
     return new
 
 
+def _merge_scores(
+    merges: Sequence[tuple[str, ...]], entries: Sequence[str], old_scores: Mapping[str, float]
+) -> dict[str, float]:
+    """Return scores with which SentencePiece merges subwords in the order of a list of merges.
+
+    SentencePiece merges the two neighbours whose merged subword has the highest score. The file's scores are kept if
+    they have the order of the merges; merged subwords that are new come after all others. Else all scores are new: 0,
+    -1, -2, ... in the order of the merges, and after them the subwords that no merge gives, in the order of the IDs,
+    as SentencePiece's trainer numbers them.
+
+    Args:
+        merges: The merges of the new tokenizer, the first first.
+        entries: Subwords of the new tokenizer by ID, without special tokens and bytes.
+        old_scores: Score of each token of the file.
+
+    Returns:
+        From a subword to its score; without those whose score in the file is kept.
+    """
+    order = list(dict.fromkeys(left + right for left, right in merges))
+    known = [name for name in order if name in old_scores]
+    place = {name: number for number, name in enumerate(entries)}
+    sorted_known = sorted(known, key=lambda name: (-old_scores[name], place.get(name, 0)))
+    if known and known == order[: len(known)] == sorted_known:
+        low = min(old_scores.values())
+        step = max(1.0, 2 * float(np.spacing(np.float32(abs(low)))))  # float32 numbers that differ
+        return {name: low - step * (1 + number) for number, name in enumerate(order[len(known) :])}
+    merged = set(order)
+    return {name: -float(number) for number, name in enumerate([*order, *(e for e in entries if e not in merged)])}
+
+
 def _check_same_ids(tokenizer: Tokenizer, written: Tokenizer, path: Path) -> None:
     """Check that a tokenizer and the one that was written into metadata give some texts the same IDs.
 
-    The texts are samples, and the last tokens of the vocabulary, which an edit added.
+    The texts are samples, `_PROBED` tokens of the vocabulary, and its last ones, which an edit added.
 
     Raises:
         TokenizerError: The IDs of a text differ.
     """
     size = tokenizer.get_vocab_size(with_added_tokens=True)
-    last = [tokenizer.decode([token], skip_special_tokens=False) for token in range(max(0, size - 64), size)]
-    for text in [*_PROBE, *(f"a{token} b{token}" for token in last)]:
+    probed = sorted({*range(0, size, max(1, size // _PROBED)), *range(max(0, size - 64), size)})
+    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in probed]
+    for text in [*_PROBE, *(f"a{token} b{token}" for token in texts)]:
         ours, theirs = (each.encode(text, add_special_tokens=False).ids for each in (tokenizer, written))
         if ours != theirs:
             raise TokenizerError(

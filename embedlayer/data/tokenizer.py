@@ -14,8 +14,9 @@ from typing import Any, Literal, get_args
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from embedlayer.command_name import command_line
 from embedlayer.data.bert_tokenizers import bert_tokenizer, wordpiece_tokenizer
-from embedlayer.data.bpe_files import END_OF_TEXT, bpe_rules, bpe_tokenizer, byte_level_alphabet
+from embedlayer.data.bpe_files import END_OF_TEXT, bpe_rules, bpe_tokenizer, byte_level_alphabet, component_types
 from embedlayer.data.llama2c_files import read as read_llama2c
 from embedlayer.data.sentencepiece_files import convert as read_sentencepiece
 from embedlayer.data.sentencepiece_files import reads_vocabulary
@@ -306,7 +307,7 @@ def missing_rows_message(tokenizer: Tokenizer, rows: int, where: object = None) 
     Args:
         tokenizer: The tokenizer; it may have fewer IDs than the table has rows.
         rows: Number of rows of the table.
-        where: Path or name of the tokenizer for the message, or `None`.
+        where: Path or name of the tokenizer for the message, or `None`. The advice names the path of a folder.
 
     Example:
         >>> print(missing_rows_message(train_tokenizer((), kind="byte"), 200, "run"))
@@ -322,9 +323,12 @@ embedlayer.vocab.add_tokens(model, 57).
         f"rows: {size - rows} tokens have none."
     )
     if added_without_rows(tokenizer, rows):
+        is_folder = isinstance(where, Path) and where.is_dir()
+        line = command_line("vocab", "add", where, "-o", "...")
+        line = line if is_folder else "embedlayer vocab add DIR -o OUT for a folder"
         return (
-            f"{what} They were added to the tokenizer alone. Give them rows: embedlayer vocab add DIR -o OUT for a "
-            f"folder, or embedlayer.vocab.add_tokens(model, [], tokenizer=tokenizer)."
+            f"{what} They were added to the tokenizer alone. Give them rows: {line}, or "
+            f"embedlayer.vocab.add_tokens(model, [], tokenizer=tokenizer)."
         )
     return (
         f"{what} They do not belong together: use the tokenizer that the model was trained with, or give the table "
@@ -795,17 +799,6 @@ def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
 
 
 # Showing
-
-
-def component_types(component: Any) -> set[str]:
-    """Return the class names of a component of a tokenizer and of the components nested in it.
-
-    Args:
-        component: A decoder or pre-tokenizer, or `None`, which gives an empty set.
-    """
-    if component is None:
-        return set()
-    return set(re.findall(r'"type":\s*"(\w+)"', component.__getstate__().decode()))
 
 
 def _decode_readable(raw: bytes) -> str:

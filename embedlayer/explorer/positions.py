@@ -41,7 +41,9 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
     model = source.require_input()
     run = source.run
     trained = run.read()["options"]["max_length"] if run is not None and run.contains_run else None
-    return positions_data(model, source.tokenizer, trained, names=() if source.tokenizer else source.token_texts)
+    return positions_data(
+        model, source.text_tokenizer, trained, names=() if source.text_tokenizer else source.token_texts
+    )
 
 
 @torch.no_grad()

@@ -15,8 +15,8 @@ def check_tokenizers(sources: Sequence[OpenedModel]) -> None:
         TokenizerError: A tokenizer has IDs outside its table.
     """
     for opened in sources:
-        if opened.tokenizer is not None:
-            require_rows(opened.tokenizer, opened.table.vocab_size, opened.title)
+        if opened.text_tokenizer is not None:
+            require_rows(opened.text_tokenizer, opened.table.vocab_size, opened.title)
 
 
 def page_facts(opened: OpenedModel) -> JsonObject:
@@ -28,8 +28,8 @@ def page_facts(opened: OpenedModel) -> JsonObject:
     position, run = opened.position, opened.run
     there = {
         "vectors": True,
-        "tokens": opened.tokens is not None or opened.tokenizer is not None,
-        "tokenizer": opened.tokenizer is not None,
+        "tokens": opened.tokens is not None or opened.text_tokenizer is not None,
+        "tokenizer": opened.text_tokenizer is not None,
         "input": not opened.table_only,
         "position": position is not None and type(position) is not Position,
         "head": opened.head is not None,

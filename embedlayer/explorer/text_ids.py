@@ -75,7 +75,7 @@ Vocabulary = Tokenizer | NamedRows | None
 
 def vocabulary_of(source: OpenedModel) -> Vocabulary:
     """Return what converts texts to IDs of a source: its tokenizer, else the names of its rows, else `None`."""
-    tokens, tokenizer = source.tokens, source.tokenizer
+    tokens, tokenizer = source.tokens, source.text_tokenizer
     if tokenizer is not None:
         return source.once("tokenizer without truncation", lambda: without_truncation(tokenizer))
     if tokens is None:

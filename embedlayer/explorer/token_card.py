@@ -192,7 +192,7 @@ def _others(token: int, group: tuple[int, ...]) -> dict[str, Any]:
 def _variants(source: OpenedModel) -> dict[int, list[int]]:
     """Return the spelling variants of the tokens of a source, see `spelling_variants`; they are computed once."""
     return source.once(
-        "spelling", lambda: spelling_variants(source.token_texts, source.tokenizer, special=source.special_ids)
+        "spelling", lambda: spelling_variants(source.token_texts, source.text_tokenizer, special=source.special_ids)
     )
 
 
@@ -245,7 +245,7 @@ def _position_ids(source: OpenedModel) -> list[int]:
     """Return the IDs of the tokens that the view Positions shows; none if the source has no input embedding."""
     if source.table_only:
         return []
-    return source.once("example positions", lambda: example_ids(source.table.vocab_size, source.tokenizer))
+    return source.once("example positions", lambda: example_ids(source.table.vocab_size, source.text_tokenizer))
 
 
 def _first_places(ids: list[int]) -> dict[int, int]:

@@ -111,11 +111,11 @@ def encode(source: OpenedModel, params: Params) -> Any:
     Raises:
         SizeError: There is no text, or it is longer than `MOST` characters.
     """
-    assert source.tokenizer is not None
+    assert source.text_tokenizer is not None
     text = params.get("text", "")
     if not 0 < len(text) <= MOST:
         raise SizeError(f"text has 1 to {MOST} characters; found {len(text)}.")
-    return without_truncation(source.tokenizer).encode(text, add_special_tokens=False).ids
+    return without_truncation(source.text_tokenizer).encode(text, add_special_tokens=False).ids
 
 
 def vectors(source: OpenedModel, params: Params) -> bytes:

@@ -224,9 +224,9 @@ def _checked_id(key: Any, vocab_size: int, path: Path) -> int:
 
 def _entries(source: OpenedModel) -> dict[str, list[int]]:
     """Return the row of each entry of the vocabulary, in a list; no entries without a tokenizer."""
-    if source.tokenizer is None:
+    if source.text_tokenizer is None:
         return {}
-    return {text: [row] for text, row in source.tokenizer.get_vocab(with_added_tokens=True).items()}
+    return {text: [row] for text, row in source.text_tokenizer.get_vocab(with_added_tokens=True).items()}
 
 
 def _readable(source: OpenedModel) -> dict[str, list[int]]:

@@ -7,6 +7,8 @@ read cost nothing. Pickles are refused, with a command that converts them.
 import json
 import math
 import os
+import re
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,8 +51,10 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 """The names by data type."""
 
 _MAX_DIMENSIONS = 16
+_FIRST_BYTES = 4096
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PICKLE_STARTS = (b"PK", b"\x80")  # a zip file by torch.save, or a bare pickle
+_GENSIM_CLASS = re.compile(rb"gensim\.models\.(\w+)\W+(\w+)")
 
 
 @dataclass(frozen=True)
@@ -176,7 +180,7 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
         with path.open("rb") as opened:
             start = opened.read(9)
         if start.startswith(_PICKLE_STARTS) and not start.endswith(b"{"):  # 8 bytes of length, then a header in JSON
-            raise _pickle_error(path) from error
+            raise pickle_error(path) from error
         if start.startswith(GGUF):
             raise CheckpointError(f"{path} is a GGUF file: pass this file itself.") from error
         raise CheckpointError(
@@ -553,7 +557,7 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
         if file.endswith(".index.json"):
             return _read_weight_map(path)
         if path.suffix in _PICKLE_SUFFIXES:
-            raise _pickle_error(path)
+            raise pickle_error(path)
         return file
     if folder.find(WEIGHTS) is not None:  # before an index, as in transformers
         return WEIGHTS
@@ -578,7 +582,7 @@ def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> st
         )
     pickles = [path for path in files if path.suffix in _PICKLE_SUFFIXES]
     if pickles:
-        raise _pickle_error(pickles[0])
+        raise pickle_error(pickles[0])
     others = [path for path in files if is_gguf(path)]
     if len(others) == 1:
         return others[0].name
@@ -619,11 +623,22 @@ def _read_weight_map(index: Path) -> dict[str, str]:
     return shards
 
 
-def _pickle_error(path: Path) -> CheckpointError:
-    """Create, but do not raise, the error for a pickle.
+def pickle_error(path: Path) -> CheckpointError:
+    """Create, but do not raise, the error for a pickle; the file is not unpickled.
 
-    Its message has a command that converts the file to safetensors.
+    Its message has a command that converts the file: to safetensors, or a file that gensim saved to text of word2vec.
     """
+    with path.open("rb") as file:
+        found = _GENSIM_CLASS.search(file.read(_FIRST_BYTES))
+    module, name = ("", "") if found is None else (part.decode() for part in found.groups())
+    if name.endswith("KeyedVectors") or name in ("Word2Vec", "FastText", "Doc2Vec"):
+        vectors = "K.load(sys.argv[1])" + ".wv" * (not name.endswith("KeyedVectors"))
+        return CheckpointError(
+            f"{path} is a {name} that gensim saved: a pickle, which can run any code when it is loaded, so embedlayer "
+            f"does not read it. If you trust it, convert it once, with gensim:\n"
+            f'python -c "import sys; from gensim.models.{module} import {name} as K; '
+            f'{vectors}.save_word2vec_format(sys.argv[2])" {shlex.quote(path.name)} {shlex.quote(path.stem)}.vec'
+        )
     return CheckpointError(
         f"{path} is a pickle, which can run any code when it is loaded: embedlayer reads safetensors only. "
         f"Convert it once, with torch and safetensors:\n"

@@ -73,6 +73,11 @@ class GGUFEmbedding(PackedRows):
         self.block_type = block_type
 
     @property
+    def stored_type(self) -> str:
+        """Return `block_type`."""
+        return self.block_type
+
+    @property
     def nbytes(self) -> int:
         """Return the number of bytes of all stored rows."""
         return self.packed.nbytes

@@ -72,6 +72,11 @@ class PackedRows(TokenTable, ComputedBuffers, checks_ids=True):
         """Return the vectors of IDs that were checked, without `scale`."""
 
     @property
+    @abstractmethod
+    def stored_type(self) -> str:
+        """Return the name of the type of the stored rows, such as `"int8"`, or GGUF's name: `"Q8_0"`."""
+
+    @property
     def dtype(self) -> torch.dtype:
         """Return the data type of the vectors that look-ups return. The stored bytes have another one."""
         return self.example.dtype

@@ -203,6 +203,12 @@ class QuantizedEmbedding(PackedRows):
             self.row_scale.zero_()
 
     @property
+    def stored_type(self) -> str:
+        """Return `"int8"` or `"int4"`; with `layout=GGUFBlocks()` GGUF's name, `"Q8_0"` or `"Q4_0"`."""
+        name = self.row_format.layout.type_name(self.row_format.bits)
+        return name.upper() if isinstance(self.layout, GGUFBlocks) else name
+
+    @property
     def nbytes(self) -> int:
         """Return the number of bytes of all stored rows: codes, steps, offsets and row scales."""
         return self.packed.nbytes + (0 if self.row_scale is None else self.row_scale.nbytes)

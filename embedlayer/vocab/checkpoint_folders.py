@@ -202,7 +202,7 @@ def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
     shapes = {name: tuple(rows.tensor.shape) for name, rows in tensors.items()}
     size = next(iter(shapes.values()))[0]
     tokenizer = opened.tokenizer(folder)
-    if tokenizer is not None and (missing := missing_rows(tokenizer, size)):
+    if tokenizer is not None and (missing := missing_rows(tokenizer, size, folder)):
         warnings.warn(missing, EmbedLayerWarning, stacklevel=3)
     copied = {f"{file}/{name}": shapes[key] for file, names in copies.items() for name, key in names.items()}
     token_ids = {

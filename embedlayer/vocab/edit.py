@@ -96,8 +96,9 @@ def edit_vocabulary(
         target: A table, a head, a layer, a model or any module that contains these; or a folder. A folder is one that
             `save_pretrained` wrote, a run (its checkpoint and corpus are edited too, and it can be resumed), or a
             checkpoint of a family that `load` reads, in one file or in shards (all other tensors keep every bit). Or a
-            GGUF file: rows that are kept keep their bytes, and the receipt is written as `OUT.receipt`. Files of a
-            folder that hold values by token and cannot be edited, such as `optimizer.pt`, are left out with a warning.
+            GGUF file: rows that are kept keep their bytes, unless rows are added to a type that `gguf` cannot write
+            (`receipt.stored`), and the receipt is written as `OUT.receipt`. Files of a folder that hold values by token
+            and cannot be edited, such as `optimizer.pt`, are left out with a warning.
         add: New tokens, which get the last IDs, as `edit_tokenizer` takes them; without a tokenizer, their number.
             Added tokens of the tokenizer that lack a row, because it was extended alone, get one too, also for `()`.
         remove: Tokens to remove, by text or ID.
@@ -346,7 +347,8 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
         raise SizeError(f"pad_to_multiple_of must be at least 1, not {multiple}.")
     init = options.get("init", SubwordMeanInit())
     tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
-    request = EditRequest(token_map, init, options.get("init_head", init), tokenizer, multiple)
+    source = None if isinstance(target, nn.Module) else Path(target)
+    request = EditRequest(token_map, init, options.get("init_head", init), tokenizer, multiple, source)
     optimizer, out = options.get("optimizer"), options.get("out")
     if isinstance(target, nn.Module):
         if out is not None:
@@ -357,7 +359,8 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
     folder = Path(target)
     if path_kind(folder) is PathKind.GGUF:
         file = new_file(folder, out)
-        receipt = Receipt.of(apply_to_gguf(folder, file, request))
+        gguf_result, stored = apply_to_gguf(folder, file, request)
+        receipt = Receipt.of({"": gguf_result}, stored=stored)
         receipt.save(file.with_name(f"{file.name}.receipt"))
         return receipt
     with new_folder(folder, out) as partial:

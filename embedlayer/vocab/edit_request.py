@@ -5,6 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
@@ -103,18 +104,19 @@ class TokenMap:
             return [NewToken(text) for text in self.added.values()]
         return spell_new_tokens(self.speller or self.old_tokenizer, self.tokenizer, self.added)
 
-    def completed(self, rows: int) -> "TokenMap":
+    def completed(self, rows: int, source: Path | None = None) -> "TokenMap":
         """Return the map in which old tokens without a row are new: the old tokenizer was extended, the table was not.
 
         Args:
             rows: Number of rows before the edit, fewer than there are old tokens.
+            source: The folder that is edited, for the error message.
 
         Raises:
             VocabularyError: The edit does more than to add tokens.
         """
         assert self.old_tokenizer is not None
         if self.sources[: self.num_tokens] != (*range(self.num_tokens),):
-            raise VocabularyError(f"{missing_rows_message(self.old_tokenizer, rows)} Then make this edit.")
+            raise VocabularyError(f"{missing_rows_message(self.old_tokenizer, rows, source)} Then make this edit.")
         data = tokenizer_data(self.old_tokenizer)
         data["added_tokens"] = [token for token in data["added_tokens"] if token["id"] < rows]
         sources = tuple(source if source < rows else NEW for source in self.sources)
@@ -126,17 +128,18 @@ def _text(tokenizer: Tokenizer | None, token_id: int) -> str:
     return f"#{token_id}" if tokenizer is None else tokenizer.id_to_token(token_id) or f"#{token_id}"
 
 
-def missing_rows(tokenizer: Tokenizer, rows: int) -> str | None:
+def missing_rows(tokenizer: Tokenizer, rows: int, source: Path | None = None) -> str | None:
     """Return a message if added tokens of a tokenizer have no row, which an edit gives them; `None` if all have one.
 
     Args:
         tokenizer: The tokenizer before an edit.
         rows: Number of rows of the table.
+        source: The folder of both, for the message.
 
     Raises:
         VocabularyError: Tokens of the vocabulary itself have no row: the tokenizer is that of another table.
     """
-    mismatch = missing_rows_message(tokenizer, rows)
+    mismatch = missing_rows_message(tokenizer, rows, source)
     if mismatch is not None and not added_without_rows(tokenizer, rows):
         raise VocabularyError(mismatch)
     return mismatch
@@ -245,6 +248,7 @@ class EditRequest(VocabularyEdit):
         tokenizer: The tokenizer of a model whose layers have none, or `None`.
         pad_to_multiple_of: The number of stored rows of a table is rounded up to a multiple of this; `None` keeps
             each table's multiple.
+        source: The folder that is edited, for error messages; `None` for a live model.
     """
 
     __repr__ = short_repr
@@ -254,6 +258,7 @@ class EditRequest(VocabularyEdit):
     init_head: RowInit
     tokenizer: Tokenizer | None = None
     pad_to_multiple_of: int | None = None
+    source: Path | None = None
 
     def resolve(
         self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
@@ -271,9 +276,9 @@ class EditRequest(VocabularyEdit):
                     "The tokenizer that was passed is not that of the model: leave it out, or see transplant."
                 )
             tokenizer = tokenizer if own is None else own
-        mismatch = None if tokenizer is None else missing_rows(tokenizer, num_rows)
+        mismatch = None if tokenizer is None else missing_rows(tokenizer, num_rows, self.source)
         tokens, multiple = self.token_map(tokenizer, num_rows), self.pad_to_multiple_of
-        tokens = tokens if mismatch is None else tokens.completed(num_rows)
+        tokens = tokens if mismatch is None else tokens.completed(num_rows, self.source)
         row_map = tokens.row_map(num_rows, multiple if all_rows_have_ids or multiple is None else 1)
         origins: dict[int, str] = {}
         edit = RowEdit(row_map, self._values(tokens, row_map, origins))

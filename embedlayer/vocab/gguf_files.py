@@ -1,20 +1,20 @@
 """GGUF files: rows and tokenizer of an edited copy. All other tensors and metadata are copied byte for byte.
 
 A row is a whole number of blocks, so rows that are kept keep their bytes. New rows are quantised to the type of the
-table where `gguf` can do so. Otherwise the whole table is written as `FALLBACK_TYPE`, and a warning says so.
+table where `gguf` can do so. Otherwise the whole table is written as `FALLBACK_TYPE`; a warning and the receipt say so.
 """
 
 import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.data.gguf_tokenizers import TOKEN_ID, tokenizer_metadata, tokenizer_of
+from embedlayer.data.gguf_tokenizers import TOKEN_ID, check_kind, tokenizer_metadata, tokenizer_of
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, VocabularyError
 from embedlayer.families import GGUF_HEAD, GGUF_HEAD_BIAS, GGUF_PER_LAYER, GGUF_TABLE
 from embedlayer.families.gguf import GGUF_OTHER_TABLES, has_no_token_rows
@@ -34,10 +34,34 @@ from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
 from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
 from embedlayer.vocab.live_modules import ModuleResult
 from embedlayer.vocab.row_map import DROPPED, RowTensor, apply_row_map
-from embedlayer.vocab.special_tokens import SpecialTokens
+from embedlayer.vocab.special_tokens import USUAL_NAMES, SpecialTokens
 
 ENDS = {GGUF_TABLE: "table", GGUF_HEAD: "head", GGUF_HEAD_BIAS: "head", GGUF_PER_LAYER: "per_layer"}
 """Tensors with a row for each token -> which initialisation computes new rows."""
+
+
+class StoredRows(NamedTuple):
+    """How a GGUF file stores the rows of a tensor before and after an edit.
+
+    Attributes:
+        old_type: The type before the edit, such as `"Q4_K"`.
+        new_type: The type after it. If it is `old_type`, kept rows have the same bytes; else all rows are requantised.
+        largest_change: Largest absolute change of a number in a kept row; numbers that are not finite are left out.
+    """
+
+    old_type: str
+    new_type: str
+    largest_change: float
+
+    @property
+    def is_requantised(self) -> bool:
+        """Return whether kept rows were written in another type, so that their numbers changed."""
+        return self.old_type != self.new_type
+
+    def __str__(self) -> str:
+        if not self.is_requantised:
+            return f"{self.new_type}, unchanged bit for bit"
+        return f"{self.old_type} -> {self.new_type}, numbers changed by up to {self.largest_change:.3g}"
 
 
 def new_file(source: Path, out: Path | str | None) -> Path:
@@ -58,7 +82,7 @@ def new_file(source: Path, out: Path | str | None) -> Path:
     return path
 
 
-def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> dict[str, ModuleResult]:
+def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> tuple[ModuleResult, dict[str, StoredRows]]:
     """Write the edited copy of a GGUF file, atomically; `source` does not change.
 
     Args:
@@ -67,7 +91,7 @@ def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> dict[str, Mo
         edit: The edit.
 
     Returns:
-        A dictionary with the result under the key "".
+        The result, and from the name of each edited tensor how its rows are stored.
 
     Raises:
         CheckpointError: The file is damaged, or has more tensors with a row for each token.
@@ -84,18 +108,25 @@ def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> dict[str, Mo
     row_map, tokens = resolved.rows.row_map, resolved.tokens
     assert tokens is not None
     assert tokens.tokenizer is not None
+    check_kind(tokens.tokenizer, values, source)
+    new_ids = _ids_by_map(values, row_map.token_ids(tokens.merged).tolist(), tokens)
     _check_other_tensors(file, num_rows)
     adds = len(row_map.initialised) > 0
     tensors = {name: _stored(file, name, adds=adds) for name in ENDS if name in file.tensors}
-    types = {name: tensors[name][0] for name in tensors}
-    result = apply_row_map({name: rows for name, (_, rows) in tensors.items()}, resolved.rows)
+    result = apply_row_map({name: found.rows for name, found in tensors.items()}, resolved.rows)
     new = {
-        name: NewTensor(types[name], (row_map.size, *file.tensors[name].shape[1:]), rows.contiguous().view(torch.uint8))
+        name: NewTensor(
+            tensors[name].dtype, (row_map.size, *file.tensors[name].shape[1:]), rows.contiguous().view(torch.uint8)
+        )
         for name, rows in result.tensors.items()
     }
-    ids = row_map.token_ids(tokens.merged).tolist()
-    _write(file, out, tokens.tokenizer, new, _ids_by_map(values, ids, tokens), row_map.size)
-    return {"": ModuleResult(resolved, result, {})}
+    _write(file, out, tokens.tokenizer, new, new_ids, row_map.size)
+    kept = row_map.sources[row_map.sources >= 0]
+    stored = {
+        name: StoredRows(file.tensors[name].dtype, found.dtype, float(found.changes[kept].max()) if len(kept) else 0.0)
+        for name, found in tensors.items()
+    }
+    return ModuleResult(resolved, result, {}), stored
 
 
 def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out: Path, *, head: Tensor | None) -> int:
@@ -125,6 +156,7 @@ def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out
     file = read_gguf(original)
     values = {key: entry.value for key, entry in file.metadata.items()}
     num_rows, width = _number_of_rows(file), file.tensors[GGUF_TABLE].shape[1]
+    check_kind(tokenizer, values, original)
     if width != table.embed_dim:
         raise CheckpointError(f"The rows have {table.embed_dim:,} numbers and those of {original} {width:,}.")
     if (head is None) != (GGUF_HEAD not in file.tensors):
@@ -248,8 +280,22 @@ def _check_other_tensors(file: GGUFFile, old: int) -> None:
         )
 
 
-def _stored(file: GGUFFile, name: str, *, adds: bool) -> tuple[str, RowTensor]:
-    """Return the type in which a tensor is written, and its old rows in that type.
+class _OldRows(NamedTuple):
+    """The old rows of a tensor in the type in which it is written.
+
+    Attributes:
+        dtype: Name of that type.
+        rows: The old rows.
+        changes: Largest absolute change of a finite number of each row, `(V,)`.
+    """
+
+    dtype: str
+    rows: RowTensor
+    changes: Tensor
+
+
+def _stored(file: GGUFFile, name: str, *, adds: bool) -> _OldRows:
+    """Return the old rows of a tensor, requantised if new ones cannot be written in their type.
 
     Args:
         file: The file.
@@ -257,16 +303,21 @@ def _stored(file: GGUFFile, name: str, *, adds: bool) -> tuple[str, RowTensor]:
         adds: Whether rows are added.
     """
     info, end = file.tensors[name], ENDS[name]
+    changes = torch.zeros(info.shape[0])
     if info.dtype in DTYPES:
-        return info.dtype, RowTensor(file.read(name), end)  # type: ignore[arg-type]
+        return _OldRows(info.dtype, RowTensor(file.read(name), end), changes)  # type: ignore[arg-type]
     stored, dtype = file.stored_rows(name), info.dtype
     if adds and not can_quantise(dtype):
-        dtype = FALLBACK_TYPE
-        parts = [_bytes(dequantise(rows, info.dtype), dtype=dtype) for rows in stored.split(ROWS_AT_ONCE)]
+        dtype, parts = FALLBACK_TYPE, []
+        for start, rows in zip(range(0, len(stored), ROWS_AT_ONCE), stored.split(ROWS_AT_ONCE), strict=True):
+            numbers = dequantise(rows, info.dtype)
+            parts.append(_bytes(numbers, dtype=dtype))
+            change = (dequantise(parts[-1], dtype) - numbers).abs()
+            changes[start : start + len(rows)] = change.nan_to_num(0.0, 0.0).amax(1)
         stored = torch.cat(parts)
         _warn_of_type(file, name, NewTensor(dtype, info.shape, stored))
     coding = {"encode": partial(_bytes, dtype=dtype), "decode": partial(_numbers, dtype=dtype)}
-    return dtype, RowTensor(stored, end, **coding)  # type: ignore[arg-type]
+    return _OldRows(dtype, RowTensor(stored, end, **coding), changes)  # type: ignore[arg-type]
 
 
 def _warn_of_type(file: GGUFFile, name: str, new: NewTensor) -> None:
@@ -291,7 +342,7 @@ def _ids_by_map(values: Mapping[str, Any], ids: Any, tokens: TokenMap | None) ->
         tokens: The edit, which may replace the tokenizer; `None` if only `ids` counts.
 
     Raises:
-        VocabularyError: A special token is removed.
+        VocabularyError: A special token is removed, or the new tokenizer has none of that role.
     """
     roles: SpecialTokens | None = None if tokens is None else tokens.special_tokens
     new_tokenizer = None if tokens is None else tokens.tokenizer
@@ -308,6 +359,12 @@ def _ids_by_map(values: Mapping[str, Any], ids: Any, tokens: TokenMap | None) ->
             new = ids[old]
         except (KeyError, IndexError):
             continue  # no token before, none afterwards
+        if new == DROPPED and roles is not None:
+            name = f" Name one with special={{{role!r}: TOKEN}} of embedlayer.vocab.transplant." * (role in USUAL_NAMES)
+            raise VocabularyError(
+                f"{key} of the file is token {old}, which the new tokenizer does not have, and it names no {role} that "
+                f"could take its place.{name}"
+            )
         if new == DROPPED:
             raise VocabularyError(f"{key} is token {old}, which would be removed: keep it.")
         found[key] = new

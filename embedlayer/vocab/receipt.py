@@ -24,19 +24,23 @@ from embedlayer.short_repr import short_repr
 from embedlayer.sources import PathKind, path_kind
 from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit
 from embedlayer.vocab.folders import RECEIPT, apply_to_folder, new_folder, receipts_in
+from embedlayer.vocab.gguf_files import StoredRows
 from embedlayer.vocab.live_modules import ModuleResult, apply_to_module
 from embedlayer.vocab.row_init import count_origins
 from embedlayer.vocab.row_map import DROPPED, RowEdit, RowMap
 from embedlayer.vocab.row_training import merged_rows
 from embedlayer.vocab.run_folders import RUN
 from embedlayer.vocab.token_selection import shown_names
-from embedlayer.vocab.tokenizer_edit import parse_tokenizer
+from embedlayer.vocab.tokenizer_edit import parse_tokenizer, tokens_with_extra_space
 
 KIND, FORMAT_VERSION = "embedlayer/vocabulary-receipt", 1
 MAX_UNPACKED_BYTES = 1 << 30
 TOKENIZERS = ("tokenizer", "old_tokenizer")
 UNREACHABLE = "that no text is encoded with any more"
 """Of removed tokens that were not named, in a printed receipt."""
+
+EXTRA_SPACE = "each use of {:,} of these costs one more token, for the space that follows"
+"""Of new words in a vocabulary of SentencePiece's BPE, in a printed receipt."""
 
 SIZES = ("vocab_size", "num_rows")
 """Settings that are used in computations."""
@@ -66,6 +70,7 @@ class ReceiptFields(TypedDict):
     origins: dict[str, str]
     before: dict[str, str]
     after: dict[str, str]
+    stored: NotRequired[dict[str, tuple[str, str, Annotated[float, Range(0)]]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +98,8 @@ class Receipt:
         created: Names of the files of a folder that did not exist before the edit.
         left_out: Paths of the files of a folder that hold values by token and could not be edited; that of a folder
             ends in a slash. The edited folder and the receipt do not have them, and the undo does not restore them.
+        stored: For a GGUF file: from the name of each edited tensor to its stored types before and after the edit, and
+            the largest change of a number in a kept row; empty for all else, where kept rows keep every bit.
     """
 
     __repr__ = short_repr
@@ -113,6 +120,7 @@ class Receipt:
     created: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     unreachable: tuple[int, ...] = ()
+    stored: dict[str, StoredRows] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -121,6 +129,8 @@ class Receipt:
         changed: Iterable[str] = (),
         left_out: Iterable[str] = (),
         folder: Path = Path(),
+        *,
+        stored: Mapping[str, StoredRows] = {},
     ) -> "Receipt":
         """Build the receipt of an edit that was applied.
 
@@ -130,6 +140,7 @@ class Receipt:
             changed: Names of the files of a folder that the edit changed, added or removed; empty for a live module.
             left_out: Paths of the files of a folder that could not be edited and are not in the new one.
             folder: The folder before the edit, from which the old content of these files is read.
+            stored: For a GGUF file: how the rows of each edited tensor are stored.
         """
         edit = next(iter(results.values())).edit
         tokens = edit.tokens
@@ -156,12 +167,26 @@ class Receipt:
             created=tuple(name for name, file in files.items() if not file.exists()),
             left_out=tuple(left_out),
             unreachable=tokens.unreachable,
+            stored=dict(stored),
         )
 
     @property
     def kept(self) -> int:
         """Return the number of tokens after the edit that have kept their row."""
         return int((self.row_map.sources[: self.num_tokens[1]] >= 0).sum())
+
+    @property
+    def requantised(self) -> dict[str, StoredRows]:
+        """Return those of `stored` whose kept rows were written in another type, so that their numbers changed."""
+        return {name: rows for name, rows in self.stored.items() if rows.is_requantised}
+
+    @property
+    def extra_space(self) -> list[int]:
+        """Return the new IDs of those added words after which a text has an additional token for a space.
+
+        See `tokens_with_extra_space`; the list is empty without a tokenizer.
+        """
+        return [] if self.tokenizer is None else tokens_with_extra_space(self.tokenizer, self.added)
 
     @property
     def new_rows(self) -> str:
@@ -250,7 +275,7 @@ class Receipt:
                 apply_to_module(target, Undo(self), optimizer)
             return
         folder = Path(target)
-        _refuse_gguf(folder)
+        _refuse_gguf(folder, self)
         with new_folder(folder, out) as partial:
             left_out = sorted({*self.left_out, *apply_to_folder(folder, partial, Undo(self)).left_out})
             if left_out:
@@ -299,6 +324,7 @@ class Receipt:
             "origins",
             "before",
             "after",
+            "stored",
         )
         fields = {"kind": KIND, "format_version": FORMAT_VERSION, "old_size": self.row_map.old_size}
         save_tensors(path, tensors, {"receipt": json.dumps(fields | {name: getattr(self, name) for name in kept})})
@@ -343,6 +369,7 @@ class Receipt:
                 before=fields["before"],
                 after=fields["after"],
                 settings=fields["settings"],
+                stored={name: StoredRows(*values) for name, values in fields.get("stored", {}).items()},
                 **{
                     name: {int(token): value for token, value in fields[name].items()}
                     for name in ("added", "dropped", "merged", "origins")
@@ -357,8 +384,10 @@ class Receipt:
         old, new = self.num_tokens
         lines = [f"{old:,} tokens -> {new:,} tokens, {self.row_map.old_size:,} rows -> {self.row_map.size:,} rows"]
         lines += [f"  kept     {self.kept:,}"]
+        lines += [f"  stored   {name} as {rows}" for name, rows in self.requantised.items()]
         lines += [f"  new      {len(self.added):,}{shown_names(':', [*self.added.values()])}"] * bool(self.added)
         lines += [f"  rows     {self.new_rows}"] * bool(self.new_rows)
+        lines += [f"  spaces   {EXTRA_SPACE.format(len(extra))}" for extra in [self.extra_space] if extra]
         lines += [f"  dropped  {len(self.dropped):,}{shown_names(':', [*self.dropped.values()])}"] * bool(self.dropped)
         along = [self.dropped[token] for token in self.unreachable if token in self.dropped]
         lines += [f"  of these {len(along):,} {UNREACHABLE}{shown_names(':', along)}"] * bool(along)
@@ -413,23 +442,34 @@ def last_receipt(folder: Path | str) -> Receipt:
     Raises:
         CheckpointError: The folder has no receipt, the receipt is damaged, or `folder` is a GGUF file.
     """
-    _refuse_gguf(Path(folder))
+    folder = Path(folder)
+    _refuse_gguf(folder)
     receipts = receipts_in(folder)
     if not receipts:
         raise CheckpointError(f"{folder} has no receipt ({RECEIPT.format('N')}): no edit wrote it.")
     return Receipt.load(receipts[-1])
 
 
-def _refuse_gguf(path: Path) -> None:
+def _refuse_gguf(path: Path, receipt: Receipt | None = None) -> None:
     """Check that a path is no GGUF file.
 
+    Args:
+        path: The path.
+        receipt: The receipt of the edit; `None` reads the one beside the file, if there is one.
+
     Raises:
-        CheckpointError: It is one. The edit of such a file needs no undo.
+        CheckpointError: It is one. The edit of such a file needs no undo. The message says if it requantised kept rows.
     """
-    if path_kind(path) is PathKind.GGUF:
-        raise CheckpointError(
-            "An edit of a GGUF file leaves the old file as it was: use that file in place of an undo."
-        )
+    if path_kind(path) is not PathKind.GGUF:
+        return
+    beside = path.with_name(f"{path.name}.receipt")
+    if receipt is None and beside.is_file():
+        receipt = Receipt.load(beside)
+    changed = [f"{name}: {rows}" for name, rows in ({} if receipt is None else receipt.requantised).items()]
+    more = f" Only that file has the kept rows as they were before ({'; '.join(changed)})." if changed else ""
+    raise CheckpointError(
+        f"An edit of a GGUF file leaves the old file as it was: use that file in place of an undo.{more}"
+    )
 
 
 def _without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

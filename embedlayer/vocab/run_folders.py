@@ -127,7 +127,7 @@ def run_census(folder: Path, left_out: Collection[str]) -> CensusReport:
     modules = vocabulary_modules(layer)
     tensors = row_tensors(layer, modules)[0]
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
-    if tokenizer is not None and (missing := missing_rows(tokenizer, modules.vocab_size)):
+    if tokenizer is not None and (missing := missing_rows(tokenizer, modules.vocab_size, folder)):
         warnings.warn(missing, EmbedLayerWarning, stacklevel=3)
     _refuse_copies(folder, left_out, tensors, modules.vocab_size)
     ids = {

@@ -15,8 +15,8 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from embedlayer.data.bpe_files import byte_level_alphabet
-from embedlayer.data.tokenizer import as_tokenizer, component_types, table_size, without_truncation
+from embedlayer.data.bpe_files import byte_level_alphabet, component_types
+from embedlayer.data.tokenizer import as_tokenizer, table_size, without_truncation
 from embedlayer.errors import VocabularyError
 
 Token = str | int

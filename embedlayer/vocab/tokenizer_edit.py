@@ -102,8 +102,9 @@ def edit_tokenizer(
     - **BPE finds a new token wherever its text occurs**, inside words too, as the tokenizers library finds added
       tokens. A word in running text includes the space before it: add `" dog"`. Some normalizers put a space before the
       text (LLaMA-2, llama2.c), and put one after an added token too. The new tokenizer's decoder removes that space
-      from decoded text; the space's token stays among the IDs. `AddedToken(" dog", rstrip=True)` includes the following
-      space instead. An `AddedMerge` instead joins two tokens where they are neighbours; `suggest_tokens` returns these.
+      from decoded text; the space's token stays among the IDs, one more at each use (`receipt.extra_space` of an edit).
+      `AddedToken(" dog", rstrip=True)` includes the following space instead. An `AddedMerge` instead joins two tokens
+      where they are neighbours; `suggest_tokens` returns these.
     - **Other kinds get an ordinary entry for a new word.** WordPiece and word tokenizers find it where a whole word
       (or, with `##`, the rest of a word) is that text. Unigram finds it where the text was encoded as its subwords
       before; add `" dog"` here too. A new token of more than one word, or a special token, is found wherever its text
@@ -604,6 +605,33 @@ def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) ->
             EmbedLayerWarning,
             stacklevel=4,
         )
+
+
+def tokens_with_extra_space(tokenizer: Tokenizer, ids: Iterable[int]) -> list[int]:
+    """Return those added tokens after which a text has an additional token for a space, as in LLaMA-2's tokenizer.
+
+    The text behind an added token then starts with the space that the normalizer puts before a text. Special tokens are
+    left out.
+
+    Args:
+        tokenizer: The tokenizer.
+        ids: IDs of the tokens to test.
+
+    Example:
+        >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=270)
+        >>> edit = edit_tokenizer(tokenizer, add=[" otters"])
+        >>> tokens_with_extra_space(edit.tokenizer, [edit.tokenizer.token_to_id(" otters")])
+        []
+    """
+    bare, added = without_truncation(tokenizer), tokenizer.get_added_tokens_decoder()
+    words = [token for token in ids if token in added and not added[token].special]
+    after = len(bare.encode("a b", add_special_tokens=False).ids) - len(bare.encode("a", add_special_tokens=False).ids)
+    found = bare.encode_batch([f"a{added[token].content} b" for token in words], add_special_tokens=False)
+    return [
+        token
+        for token, each in zip(words, found, strict=True)
+        if token in each.ids and len(each.ids) - 1 - each.ids.index(token) > after
+    ]
 
 
 _RUNNING_TEXTS = ("a{} b", "a{}b", ".{}.", "a {} b", ". {} .")

@@ -1,10 +1,12 @@
 """Neighbours, checked against a brute-force float64 search."""
 
 import inspect
+import warnings
 
 import numpy as np
 import pytest
 import torch
+from commands import run
 from real_tables import minilm
 from tokenizers import Tokenizer, models
 from torch import Tensor
@@ -13,7 +15,15 @@ from embedlayer.analysis import nearest
 from embedlayer.analysis.vectors import TokenVectors
 from embedlayer.checkpoints.vector_files import write_vectors
 from embedlayer.data.tokenizer import load_tokenizer, token_text, train_tokenizer
-from embedlayer.errors import ShapeError, SizeError, TokenIdError, TokenizerError, UnknownTokenError
+from embedlayer.errors import (
+    CheckpointError,
+    EmbedLayerWarning,
+    ShapeError,
+    SizeError,
+    TokenIdError,
+    TokenizerError,
+    UnknownTokenError,
+)
 from embedlayer.sources import open_model
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
@@ -436,7 +446,12 @@ def test_the_rows_of_a_file_of_vectors_are_asked_for_as_in_gensim(tmp_path) -> N
     peer = gensim.KeyedVectors(5)
     peer.add_vectors(names, rows.numpy())
     opened = open_model(tmp_path / "v.npy")
-    for vectors in (TokenVectors(opened), TokenVectors(opened.table, names), TokenVectors(rows, names)):
+    for vectors in (
+        TokenVectors(opened),
+        TokenVectors(opened.table, opened.tokenizer),
+        TokenVectors(opened.table, opened.tokens),
+        TokenVectors(rows, names),
+    ):
         assert vectors.key_to_index == peer.key_to_index
         for name in names:
             assert vectors.has_index_for(name)
@@ -453,6 +468,24 @@ def test_the_rows_of_a_file_of_vectors_are_asked_for_as_in_gensim(tmp_path) -> N
         with pytest.raises(SizeError, match="one of them is empty"):
             vectors.n_similarity([], others)
     with pytest.raises(TokenizerError, match=r"TokenVectors\(open_model\(source\)\)"):
-        TokenVectors(opened.table, opened.tokenizer)
+        TokenVectors(opened.table)
     with pytest.raises(SizeError, match="4 rows and 3 names"):
         TokenVectors(rows, names[:3])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_query_that_is_not_finite_is_named(bad, tmp_path, capsys) -> None:
+    rows = torch.eye(4)
+    rows[1, 2] = bad
+    np.save(tmp_path / "v.npy", rows.numpy())
+    vectors = TokenVectors(rows, ["cat", "dog", "cow", "fish"])
+    for find in (vectors.most_similar, vectors.most_similar_cosmul):
+        with pytest.raises(CheckpointError, match=r"Row 1 \('dog'\) holds NaN or infinity"):
+            find(["cat", "dog"])
+        with pytest.raises(CheckpointError, match="A vector of the query holds NaN or infinity"):
+            find([rows[1]])
+        assert [name for name, _ in find("cat")] == ["cow", "fish"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EmbedLayerWarning)
+        assert run("neighbors", tmp_path / "v.npy", "#1") == 2
+    assert "Row 1 ('1') holds NaN or infinity, so it has no neighbours: leave it out." in capsys.readouterr().err

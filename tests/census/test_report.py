@@ -15,6 +15,7 @@ from tokenizers.models import WordLevel
 
 import embedlayer as el
 from embedlayer.census.report import CensusReport
+from embedlayer.command_name import command_line
 from embedlayer.data.tokenizer import save_tokenizer
 from embedlayer.io.files import read_json, write_json
 from embedlayer.io.safetensors_files import save_tensors
@@ -162,7 +163,7 @@ def test_added_tokens_without_rows_are_a_note(kind: str, tmp_path: Path) -> None
     assert report.refused == ""
     (note,) = report.notes
     assert "2 tokens have none" in note
-    assert "embedlayer vocab add DIR -o OUT" in note
+    assert command_line("vocab", "add", tmp_path / "old", "-o", "...") in note
 
 
 def test_all_token_ids_are_shown_by_file_in_80_columns() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import run
 from safetensors.torch import load_file
 
 import embedlayer as el
@@ -54,6 +55,13 @@ def test_a_second_copy_has_the_rows_of_the_checkpoint_and_the_undo_restores_it(
     receipt.undo(tmp_path / "new", out=tmp_path / "back")
     for path in (path for path in folder.rglob("*") if path.is_file()):
         assert (tmp_path / "back" / path.relative_to(folder)).read_bytes() == path.read_bytes(), path
+
+
+def test_the_printed_bytes_of_an_edit_count_each_weight_once(folder: Path, tmp_path: Path, capsys) -> None:
+    save_tensors(folder / "model.fp16.safetensors", {TABLE: load_file(folder / "model.safetensors")[TABLE].half()})
+    assert run("vocab", "remove", folder, "#3", "-o", tmp_path / "new", "--json") == 0
+    sizes = [(each / "model.safetensors").stat().st_size for each in (folder, tmp_path / "new")]
+    assert json.loads(capsys.readouterr().out)["weight_bytes"] == sizes
 
 
 REFUSED = {

@@ -4,6 +4,8 @@ import contextlib
 import gzip
 import json
 import re
+import shlex
+import subprocess
 import tracemalloc
 import warnings
 
@@ -203,7 +205,7 @@ def test_a_projector_with_more_columns_has_a_header_and_the_first_is_the_token(t
         ("a.txt", b"word\n", "line 1: b'word' is not a token and its numbers"),
         ("a.vec", b"a 1 2\n", "line 1: b'a 1 2.*' is not the header"),
         ("a.txt", b"1 99999999\na 1\n", "line 1: the header states 99999999 columns"),
-        ("a.bin", b"\x80\x02}q\x00.", "is not the header"),
+        ("a.bin", b"\x80\x02}q\x00.", "is a pickle, which can run any code"),
         ("a.bin", b"2 2\na " + bytes(8) + b"b " + bytes(7), "row 2: the file ends within it"),
         ("a.bin", b"2 2\na " + bytes(8), "the header states 2 rows, and the file ends after 1"),
         ("a.bin", b"1 2\na " + bytes(8) + b"rest", "1 rows of 2 numbers, and the file goes on"),
@@ -350,6 +352,48 @@ def test_a_model_of_fasttext_is_named_and_the_call_of_its_error_converts_it(tmp_
     tokens, rows = read_vectors(tmp_path / "model.vec")
     assert sorted(tokens) == ["cat", "dog"]
     torch.testing.assert_close(rows, torch.tensor(np.stack([vectors[token] for token in tokens])))
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("name", ["v.kv", "v.bin", "v.vec"])
+def test_what_gensim_saved_is_named_and_never_unpickled_and_the_line_of_its_error_converts_it(
+    tmp_path, monkeypatch, name, protocol
+) -> None:
+    gensim = pytest.importorskip("gensim.models", reason="the dev extra is not installed")
+    model = gensim.Word2Vec([["cat", "dog", "cat"]] * 3, vector_size=4, min_count=1, workers=1, epochs=1)
+    for saved, kind in ((model.wv, "KeyedVectors"), (model, "Word2Vec")):
+        path = tmp_path / kind / name
+        path.parent.mkdir()
+        saved.save(str(path), pickle_protocol=protocol)
+        with monkeypatch.context() as patched:
+            for function in ("load", "loads", "Unpickler"):
+                patched.setattr(f"pickle.{function}", None)
+            for read in (open_model, *([] if name == "v.kv" else [read_vectors])):
+                with pytest.raises(CheckpointError, match=f"is a {kind} that gensim saved: a pickle") as caught:
+                    read(path)
+        _, _, code, *arguments = shlex.split(str(caught.value).splitlines()[-1])
+        monkeypatch.chdir(path.parent)
+        monkeypatch.setattr("sys.argv", ["-c", arguments[0], "new.vec"])
+        exec(code, {})
+        tokens, rows = read_vectors("new.vec")
+        assert tokens == model.wv.index_to_key
+        torch.testing.assert_close(rows, torch.tensor(model.wv.vectors))
+
+
+@pytest.mark.parametrize(
+    ("name", "header"),
+    [("v.txt", ""), ("v.txt", "2 2\r"), ("v.txt", "2 2\n"), ("v.vec", "2 2\r\n"), ("v.bin", "2 2\n")],
+)
+def test_rows_that_end_in_carriage_returns_alone_are_named_and_the_line_of_the_error_converts_them(
+    tmp_path, name, header
+) -> None:
+    (tmp_path / name).write_bytes(f"{header}cat 1 2\rdog 3 4\r".encode())
+    with pytest.raises(CheckpointError, match="has lines that end in carriage returns alone") as caught:
+        read_vectors(tmp_path / name)
+    command = str(caught.value).splitlines()[-1].replace("NEW_FILE", str(tmp_path / "new"))
+    subprocess.run(command, shell=True, check=True)
+    tokens, rows = read_vectors(tmp_path / f"new{(tmp_path / name).suffix}")
+    assert (tokens, rows.tolist()) == (["cat", "dog"], [[1, 2], [3, 4]])
 
 
 @pytest.mark.parametrize("opened", ["", "vectors.tsv", "other.tsv"])

@@ -17,6 +17,7 @@ from embedlayer import RunDirectory, open_model
 from embedlayer.analysis import TokenVectors
 from embedlayer.analysis.health import model_health
 from embedlayer.cli.demo import PROBES, carried_text
+from embedlayer.cli.progress import reading
 from embedlayer.cli.report import make_report
 
 SMALL = "--dim 24 --heads 2 --layers 1 --length 32 --batch-size 4 --vocab-size 400 --log-every 2".split()
@@ -313,3 +314,10 @@ def test_torchrun_neither_starts_nor_resumes_a_run_with_mapped_tables(text, tmp_
     assert run("train", "--resume", "-o", tmp_path / "run") == 2
     assert "which only one process without torchrun can train: leave torchrun out" in capsys.readouterr().err
     assert files == {file: file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize(("total", "shown"), [(2345, "2.3 of 2.3 kB"), (2_345_678, "2.3 of 2.3 MB")])
+def test_how_much_of_a_small_text_was_read_is_shown_in_kilobytes(total, shown, capsys) -> None:
+    with reading(quiet=False) as show:
+        show(total, total)
+    assert shown in capsys.readouterr().out

@@ -2,43 +2,24 @@
 
 import json
 
+import numpy as np
 import pytest
-from gguf_models import write_file
-from tokenizer_kinds import ENGLISH, LANGUAGES, sentencepiece_bpe
-from tokenizers import AddedToken, Tokenizer, models, normalizers
+from gguf_models import TOKENIZERS, write_file
+from tokenizer_kinds import ENGLISH, LANGUAGES
+from tokenizers import AddedToken, Tokenizer, models
 
-from embedlayer.data.gguf_tokenizers import tokenizer_metadata
-from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
+from embedlayer.data.gguf_tokenizers import tokenizer_metadata, tokenizer_of
+from embedlayer.data.tokenizer import load_tokenizer
 from embedlayer.errors import TokenizerError
 from embedlayer.io.gguf_files import read_gguf
+from embedlayer.vocab.tokenizer_edit import AddedMerge, edit_tokenizer
 
 TEXTS = [*LANGUAGES, *ENGLISH.splitlines()[:2], "  two  spaces\n\n and\tlines ", "DON'T I'LL 12345 a_b-c/d  "]
 
 
-def unigram() -> Tokenizer:
-    """Return a Unigram tokenizer with the rules that GGUF files can state."""
-    tokenizer = train_tokenizer(ENGLISH, "unigram", vocab_size=60)
-    tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    tokenizer.pre_tokenizer = None
-    return tokenizer
-
-
-def wordpiece() -> Tokenizer:
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    return train_tokenizer(ENGLISH, "wordpiece", vocab_size=120, special_tokens=special)
-
-
-KINDS = {
-    "gpt2": lambda: train_tokenizer(ENGLISH, "bpe", vocab_size=300),
-    "llama": sentencepiece_bpe,
-    "t5": unigram,
-    "bert": wordpiece,
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZERS)
 def test_the_metadata_describe_the_same_tokenizer_after_reading_and_writing(tmp_path, kind) -> None:
-    original = KINDS[kind]()
+    original = TOKENIZERS[kind]()
     path = write_file(tmp_path / "model.gguf", tokenizer=(kind, original), dtype="F16")
     found = load_tokenizer(path)
     for text in TEXTS:
@@ -55,13 +36,13 @@ def test_the_metadata_describe_the_same_tokenizer_after_reading_and_writing(tmp_
 
 
 def test_a_pre_tokenizer_that_is_not_known_is_refused_by_name(tmp_path) -> None:
-    path = write_file(tmp_path / "model.gguf", tokenizer=("gpt2", KINDS["gpt2"](), "poro-chat"), dtype="F16")
+    path = write_file(tmp_path / "model.gguf", tokenizer=("gpt2", TOKENIZERS["gpt2"](), "poro-chat"), dtype="F16")
     with pytest.raises(TokenizerError, match="has the pre-tokenizer 'poro-chat', which is not known here"):
         load_tokenizer(path)
 
 
 def test_a_tokenizer_that_the_metadata_cannot_describe_is_refused(tmp_path) -> None:
-    path = write_file(tmp_path / "model.gguf", tokenizer=("gpt2", KINDS["gpt2"]()), dtype="F16")
+    path = write_file(tmp_path / "model.gguf", tokenizer=("gpt2", TOKENIZERS["gpt2"]()), dtype="F16")
     values = {key: value.value for key, value in read_gguf(path).metadata.items()}
     with pytest.raises(TokenizerError, match="cannot describe a WordLevel model"):
         tokenizer_metadata(Tokenizer(models.WordLevel({"a": 0}, "a")), values, 1, path)
@@ -71,3 +52,16 @@ def test_a_tokenizer_that_the_metadata_cannot_describe_is_refused(tmp_path) -> N
         tokenizer_metadata(other, values, other.get_vocab_size(), path)
     del values["tokenizer.ggml.tokens"]
     assert json.loads(other.to_str())["model"]["type"] == "BPE"
+
+
+@pytest.mark.parametrize("lowest", [None, -1e9], ids=["as trained", "as in LLaMA-2"])
+def test_scores_of_the_file_stay_and_those_of_new_merges_come_after_them_in_float32(tmp_path, lowest) -> None:
+    path = write_file(tmp_path / "model.gguf", tokenizer=("llama", TOKENIZERS["llama"]()), dtype="F16")
+    values = {key: value.value for key, value in read_gguf(path).metadata.items()}
+    old = values["tokenizer.ggml.scores"]
+    values["tokenizer.ggml.scores"] = old = [lowest if lowest and score == min(old) else score for score in old]
+    edited = edit_tokenizer(tokenizer_of(values, path), add=[AddedMerge("2", "2"), AddedMerge("22", "2")]).tokenizer
+    written = tokenizer_metadata(edited, values, len(old) + 2, path)["tokenizer.ggml.scores"]
+    assert written[:-2] == old
+    scores = np.array(written, np.float32)
+    assert min(old) > scores[-2] > scores[-1]

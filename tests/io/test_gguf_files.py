@@ -6,16 +6,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_models import TYPES, WIDTH, blocks, write_file
+from gguf_models import QUANTISED, READ, TYPES, WIDTH, blocks, write_file
 
 from embedlayer.errors import CheckpointError, FileError
 from embedlayer.io.gguf_files import NewTensor, can_quantise, dequantise, quantise, read_gguf, write_gguf
-
-QUANTISED = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4")
-READ = (
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
-    *("IQ4_NL", "IQ4_XS"),
-)
 
 
 @pytest.mark.parametrize("dtype", ["F32", *QUANTISED, *READ])

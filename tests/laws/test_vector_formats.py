@@ -155,7 +155,7 @@ def test_an_array_without_names_has_the_numbers_of_its_rows(tmp_path, dtype) -> 
     assert np.array_equal(found.numpy(), rows.astype(np.float32))
     opened = open_model(tmp_path / "v.npy")
     assert opened.tokens == tokens
-    assert el.analysis.TokenVectors(opened.table, opened.vocabulary).most_similar("3", topn=1)[0][0] == "2"
+    assert el.analysis.TokenVectors(opened.table, opened.tokenizer).most_similar("3", topn=1)[0][0] == "2"
 
 
 BOM = b"\xef\xbb\xbf"

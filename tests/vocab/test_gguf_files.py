@@ -1,12 +1,17 @@
 """Edits of GGUF files, checked with the reader of the package gguf."""
 
+import json
+import re
+import warnings
+
 import gguf
 import numpy as np
 import pytest
 import torch
 from commands import run
-from gguf_models import TYPES, WIDTH, blocks, write_file
-from tokenizer_kinds import ENGLISH
+from covering import some
+from gguf_models import QUANTISED, READ, TOKENIZERS, TYPES, WIDTH, blocks, write_file
+from tokenizer_kinds import ENGLISH, LANGUAGES
 
 import embedlayer as el
 from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
@@ -19,6 +24,7 @@ from embedlayer.vocab.receipt import Receipt
 SIZE = 300
 BPE = train_tokenizer(ENGLISH, "bpe", vocab_size=SIZE)
 ENDS = ("token_embd.weight", "output.weight")
+OTHER = "A dog asks other dogs why nobody knows; they lovingly began in 2024. (Small dogs!)\n" * 20
 EDITED = {f"tokenizer.ggml.{key}" for key in ("tokens", "token_type", "scores", "merges")} | {"llama.vocab_size"}
 
 
@@ -72,10 +78,39 @@ def test_kept_rows_keep_their_bytes_and_new_rows_are_quantised(tmp_path, dtype) 
     assert Receipt.load(f"{new}.receipt").added == receipt.added
 
 
-def test_a_type_that_gguf_cannot_quantise_becomes_q8_0_with_a_warning_only_if_rows_are_added(tmp_path) -> None:
+@pytest.mark.parametrize("dtype", some(("Q8_0", "F16", "Q4_K", "Q6_K", "IQ4_NL"), ("F32", *QUANTISED, *READ)))
+def test_a_receipt_says_in_every_form_whether_kept_rows_keep_their_bits(tmp_path, capsys, dtype) -> None:
+    old, new = write_file(tmp_path / "old.gguf", dtype=dtype, head="F16", tokenizer=("gpt2", BPE)), tmp_path / "a.gguf"
+    fewer = remove_tokens(old, [" dogs"], out=tmp_path / "fewer.gguf")
+    assert fewer.stored == {ENDS[0]: (dtype, dtype, 0.0), ENDS[1]: ("F16", "F16", 0.0)}  # whatever the type is
+    for arguments in (("-o", new), ("--json", "-o", tmp_path / "b.gguf")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EmbedLayerWarning)
+            assert run("vocab", "add", old, "otters", *arguments) == 0
+    printed, shown = capsys.readouterr().out.split("{", 1)
+    shown = json.loads("{" + shown)
+    before, after = (by_name(path)[ENDS[0]] for path in (old, new))
+    numbers = [gguf.quants.dequantize(tensor.data, tensor.tensor_type)[:SIZE] for tensor in (before, after)]
+    change = np.abs(numbers[0] - numbers[1]).max()
+    receipt, changed = Receipt.load(f"{new}.receipt"), f"{dtype} -> Q8_0, numbers changed by up to {change:.3g}"
+    assert shown["stored"] == {name: rows._asdict() for name, rows in receipt.stored.items()}
+    assert receipt.stored[ENDS[0]] == (dtype, after.tensor_type.name, pytest.approx(change))
+    assert receipt.stored[ENDS[1]] == ("F16", "F16", 0.0)
+    assert shown["kept_rows_unchanged"] == (change == 0) == (dtype not in READ)
+    assert ("Kept     300, unchanged bit for bit" in printed) == (change == 0)
+    assert ("Kept     300, not bit for bit:" in printed) == (changed in printed) == (change > 0)
+    assert (f"{ENDS[0]} as {changed}" in str(receipt)) == (change > 0)
+    assert run("vocab", "undo", new, "-o", tmp_path / "undone.gguf") == 2
+    assert (changed in capsys.readouterr().err) == (change > 0)
+    assert run("inspect", new) == run("inspect", new, "--json") == 0
+    text, content = capsys.readouterr().out.split("{", 1)
+    named = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(after.tensor_type.name, after.tensor_type.name)
+    assert json.loads("{" + content)["stored_type"] == named
+    assert f"301 rows of {WIDTH} {named}" in " ".join(text.split())
+
+
+def test_new_rows_in_a_type_that_gguf_cannot_quantise_need_q8_0_and_a_warning_says_so(tmp_path) -> None:
     old = write_file(tmp_path / "old.gguf", dtype="Q6_K", tokenizer=("gpt2", BPE))
-    remove_tokens(old, [" dogs"], out=tmp_path / "fewer.gguf")
-    assert by_name(tmp_path / "fewer.gguf")[ENDS[0]].tensor_type == TYPES.Q6_K
     with pytest.warns(EmbedLayerWarning, match=r"is written as Q8_0, 18,600 bytes more for 300 rows"):
         add_tokens(old, [" otters"], out=tmp_path / "more.gguf")
     check_rest(old, tmp_path / "more.gguf")
@@ -132,6 +167,48 @@ def test_names_of_llama_cpp_say_which_tensors_have_rows_of_tokens(tmp_path) -> N
     old = write_file(tmp_path / "further.gguf", tokenizer=("gpt2", BPE), tensors=further)
     with pytest.raises(CheckpointError, match=r"blk.9.nextn.embed_tokens.weight .* in a layer that predicts further"):
         add_tokens(old, [" otters"], out=tmp_path / "other.gguf")
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_another_tokenizer_of_the_same_kind_is_written_and_one_of_another_kind_is_refused_by_name(
+    tmp_path, kind
+) -> None:
+    old = write_file(tmp_path / "old.gguf", tokenizer=(kind, TOKENIZERS[kind]()), dtype="F16")
+    names = {"gpt2": "byte-level BPE", "llama": "SentencePiece BPE", "t5": "Unigram", "bert": "WordPiece"}
+    for other, train in TOKENIZERS.items():
+        new = train(OTHER)  # merges in another order, other scores
+        if other != kind:
+            message = re.escape(f"of kind {kind!r} ({names[kind]}), which cannot describe a {names[other]} model")
+            with pytest.raises(TokenizerError, match=message):
+                el.vocab.transplant(old, new, out=tmp_path / "refused.gguf")
+            continue
+        receipt = el.vocab.transplant(old, new, out=tmp_path / "new.gguf")
+        written = load_tokenizer(tmp_path / "new.gguf")
+        assert receipt.kept < written.get_vocab_size() == new.get_vocab_size()
+        for text in (OTHER, ENGLISH, *LANGUAGES):
+            assert written.encode(text, add_special_tokens=False).ids == new.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.long
+def test_the_tokenizer_of_llama_2_is_written_as_sentencepiece_reads_it(tmp_path, shared_data) -> None:
+    import sentencepiece
+
+    model = shared_data / "tokenizers" / "llama2-tokenizer.model"
+    original = sentencepiece.SentencePieceProcessor(str(model))
+    old = write_file(tmp_path / "old.gguf", tokenizer=("llama", TOKENIZERS["llama"]()), dtype="F16")
+    el.vocab.transplant(old, model, out=tmp_path / "new.gguf")
+    written = load_tokenizer(tmp_path / "new.gguf")
+    lines = (shared_data / "text" / "enwiki-plain.txt").read_text().splitlines()[::20]
+    for text in [*lines, *LANGUAGES, "a   b    c"]:
+        assert written.encode(text, add_special_tokens=False).ids == original.encode(text)
+    scores = gguf.GGUFReader(tmp_path / "new.gguf").fields["tokenizer.ggml.scores"].contents()
+    order = [token for token in range(259, 32000) if original.get_score(token) > -1e9]
+    assert sorted(order, key=lambda token: -scores[token]) == sorted(
+        order, key=lambda token: -original.get_score(token)
+    )
+    t5 = shared_data / "tokenizers" / "t5-small.tokenizer.json"
+    with pytest.raises(TokenizerError, match="which cannot describe a Unigram model"):
+        el.vocab.transplant(old, t5, out=tmp_path / "other.gguf")
 
 
 def test_what_cannot_be_edited_is_refused_and_nothing_is_written(tmp_path, capsys) -> None:

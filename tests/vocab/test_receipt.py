@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizer_kinds import BUILDERS, tokenizer_of
+from tokenizers import AddedToken
 from vocab_models import IDS, MODELS, V, same, state_of, train
 
 import embedlayer as el
@@ -146,3 +148,30 @@ def test_rows_are_counted_by_where_they_came_from() -> None:
     assert count_origins([]) == ""
     without_token = Receipt(RowMap(torch.tensor([0, -1, -1]), 1), (1, 2), origins={1: "random", 2: "mean"})
     assert without_token.new_rows == "1 from random numbers"
+
+
+@pytest.mark.filterwarnings("ignore:Text around 1 of the new tokens is decoded differently")
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_a_receipt_names_the_new_words_whose_every_use_costs_a_token_more(kind) -> None:
+    old = tokenizer_of(kind)
+    word = "otters" if kind in ("WordPiece", "word") else " otters"
+    table = el.TokenEmbedding(old.get_vocab_size(), 8)
+    receipt = el.vocab.edit_vocabulary(table, add=[word], special=["<|x|>"], tokenizer=old)
+    [new] = [token for token, text in receipt.added.items() if text.strip("▁ ") == "otters"]
+
+    def length(tokenizer, text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    per_use = length(receipt.tokenizer, "the otters dogs" * 9) - length(receipt.tokenizer, "the otters dogs" * 8)
+    without = length(old, "the dogs" * 9) - length(old, "the dogs" * 8)
+    costs = per_use - without > 1
+    assert receipt.extra_space == [new] * costs
+    assert ("each use of 1 of these costs one more token" in str(receipt)) == costs
+    assert costs == (kind == "SentencePiece BPE with byte fallback")
+
+
+def test_a_new_word_with_the_space_behind_it_costs_no_token_more() -> None:
+    old = tokenizer_of("SentencePiece BPE with byte fallback")
+    table = el.TokenEmbedding(old.get_vocab_size(), 8)
+    word = AddedToken(" otters", rstrip=True, normalized=False)
+    assert el.vocab.edit_vocabulary(table, add=[word], tokenizer=old).extra_space == []

@@ -1,5 +1,6 @@
 """A tokenizer that was extended while the table was not: an edit that adds tokens gives these tokens rows."""
 
+import re
 import warnings
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 import embedlayer as el
+from embedlayer.command_name import command_line
 from embedlayer.data.tokenizer import save_tokenizer
 from embedlayer.io.files import read_json, write_json
 from embedlayer.io.safetensors_files import save_tensors
@@ -82,13 +84,22 @@ def test_tokens_that_lack_a_row_get_one_and_ids_stay(where: str, kind: str, tmp_
 def test_the_command_without_terms_does_what_the_error_says(where: str, tmp_path: Path, capsys) -> None:
     old, new = extended("bpe")
     folder = FOLDERS[where](tmp_path / "old", old, new)
-    with pytest.raises(el.VocabularyError, match=r"Give them rows: embedlayer vocab add DIR -o OUT .* Then make this"):
+    advice = re.escape(f"Give them rows: {command_line('vocab', 'add', folder, '-o', '...')}, or")
+    with pytest.raises(el.VocabularyError, match=rf"{advice} .* Then make this"):
         el.vocab.remove_tokens(folder, [280 - 1], out=tmp_path / "none")
     assert run("vocab", "add", folder, "-o", tmp_path / "new") == 0
     assert NAMES[1] in capsys.readouterr().out
     el.vocab.remove_tokens(tmp_path / "new", [" dogs"], out=tmp_path / "then")
     assert run("vocab", "add", tmp_path / "new", "-o", tmp_path / "again") == 2
     assert "There is nothing to add" in capsys.readouterr().err
+
+
+def test_a_command_that_needs_text_says_once_that_tokens_have_no_row(tmp_path: Path, capsys) -> None:
+    folder = checkpoint(tmp_path / "old", *extended("bpe"))
+    assert run("neighbors", folder, " dogs") == 2
+    said = capsys.readouterr().err
+    assert said.count("2 tokens have none") == 1
+    assert said.endswith("TokenizerError: the warning above says why this is not possible.\n")
 
 
 def decoder(folder: Path, old: Tokenizer, new: Tokenizer) -> Path:
