@@ -11,6 +11,8 @@
  * @property {Uint32Array | null} order of drawing, see `drawingOrder`; null for that of the points
  */
 
+const MANY = 20000; // points from which on blocks of them are shuffled: drawing takes less than half the time then
+const BLOCK = 16; // points whose coordinates are in one line of the processor's cache
 const CELL = 4; // pixels a side of a cell in which density is counted
 
 /**
@@ -35,16 +37,23 @@ export function disc(radius, opacity) {
 }
 
 /**
- * Return the points in a random order, always the same one of as many points: late ones do not cover early ones.
+ * Return the points in a random order, always the same one of as many points: late ones do not cover early ones. Of
+ * many points, blocks are in random order.
  * @param {number} count
  */
 export function drawingOrder(count) {
-  const order = Uint32Array.from({ length: count }, (_, i) => i);
+  const block = count > MANY ? BLOCK : 1;
+  const blocks = Uint32Array.from({ length: Math.ceil(count / block) }, (_, i) => i);
   let seed = 1;
-  for (let i = count - 1; i > 0; i--) {
+  for (let i = blocks.length - 1; i > 0; i--) {
     seed = (Math.imul(seed, 1664525) + 1013904223) >>> 0; // Numerical Recipes' generator: its high bits are random
     const other = Math.floor((seed / 2 ** 32) * (i + 1));
-    [order[i], order[other]] = [order[other], order[i]];
+    [blocks[i], blocks[other]] = [blocks[other], blocks[i]];
+  }
+  const order = new Uint32Array(count);
+  let place = 0;
+  for (const first of blocks) {
+    for (let i = first * block; i < Math.min(count, (first + 1) * block); i++) order[place++] = i;
   }
   return order;
 }
