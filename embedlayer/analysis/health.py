@@ -217,11 +217,12 @@ class TableHealth:
             >>> table_health(rows).summary()
             'Not decided, because no tokenizer says which rows should be similar. 100 rows never learned.'
         """
-        faults = list(self._faults())
-        if not faults:
-            doubt = self._doubt()
-            faults = [f"Not decided, because {doubt}." if doubt else "Sound."]
-        return " ".join([*faults, *self._notes()])
+        return " ".join([*(self.reasons() or ["Sound."]), *self._notes()])
+
+    def reasons(self) -> list[str]:
+        """Return why the table is not sound, in sentences: its faults, worst first, or why neither can be said."""
+        faults, doubt = list(self._faults()), self._doubt()
+        return faults or ([f"Not decided, because {doubt}."] if doubt else [])
 
     @property
     def state(self) -> State:

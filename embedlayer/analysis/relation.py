@@ -114,13 +114,13 @@ class TableRelation:
         if self.is_as_stored:
             return (
                 f"Moved: as stored, the two rows of a token have a mean cosine of {self.as_stored:.3f}, and of "
-                f"{self.as_stored_shuffled:.3f} with shuffled tokens."
+                f"{self.as_stored_shuffled:z.3f} with shuffled tokens."
             )
         if self.held_out is None:
             return f"Cannot tell whether they are related: {self.tokens:,} common tokens are too few."
         found = (
             f"after a rotation that was fitted on half of the {self.tokens:,} common tokens, the rows of the other "
-            f"half have a mean cosine of {self.held_out:.3f}, and of {self.shuffled:.3f} with shuffled tokens."
+            f"half have a mean cosine of {self.held_out:.3f}, and of {self.shuffled:z.3f} with shuffled tokens."
         )
         if self.verdict == "unknown":
             return f"Cannot tell whether they are related: {self.tokens:,} tokens are too few for {self.width:,} " + (
@@ -146,7 +146,7 @@ class TableRelation:
         if self.differing_cosine is not None and self.as_stored_shuffled is not None:
             found[1] += (
                 f", with {'a mean' if differ > 1 else 'a'} cosine of {self.differing_cosine:.3f} (shuffled tokens: "
-                f"{self.as_stored_shuffled:.3f}) and norms × {self.differing_scale:.3g} in the median"
+                f"{self.as_stored_shuffled:z.3f}) and norms × {self.differing_scale:.3g} in the median"
             )
         if self.exchanged:
             place = f", {abs(self.shift)} {'later' if self.shift > 0 else 'earlier'} in nearly all cases" * bool(

@@ -6,6 +6,7 @@ from typing import Any
 from embedlayer.analysis.chance import chance_geometry
 from embedlayer.analysis.geometry import table_geometry
 from embedlayer.analysis.health import TableHealth, model_health
+from embedlayer.analysis.shared_variance import LEAST_RANK, LEAST_SCALE, MOST_OFFSET, MOST_SCALE, MOST_VARIANCE
 from embedlayer.explorer.tokens import Params
 from embedlayer.sources import OpenedModel
 
@@ -17,9 +18,19 @@ LISTED_TEXTS = 100
 def found(source: OpenedModel, params: Params) -> Any:
     """Return the report of `table_health` as JSON: zero, NaN, duplicate, unchanged and under-trained rows.
 
-    Each list has at most `LISTED` entries.
+    Each list has at most `LISTED` entries. `shared` has also `is_measured`. `at_fault` has the names of the measures in
+    `shared`, and `"loss"`, because of which the table is not sound, and `limits` the values from which on they are.
     """
-    report = table_report(source).to_json(LISTED)
+    health = table_report(source)
+    report = health.to_json(LISTED)
+    report["shared"]["is_measured"] = health.shared.is_measured
+    report["at_fault"] = _at_fault(health)
+    report["limits"] = {
+        "variance": MOST_VARIANCE,
+        "offset": MOST_OFFSET,
+        "rank": LEAST_RANK,
+        "scale": [LEAST_SCALE, MOST_SCALE],
+    }
     for finding in report["under_trained"]["tokens"]:
         finding["text"] = source.token_texts[finding["id"]]
     broken = [report[name]["ids"] for name in ("zero_rows", "nonfinite_rows", "at_mean")]
@@ -51,6 +62,22 @@ def shares(source: OpenedModel, params: Params) -> Any:
         "mean_cosine": found.mean_cosine,
         "chance": asdict(chance),
     }
+
+
+def _at_fault(health: TableHealth) -> list[str]:
+    """Return the names of the measures of a table as a whole because of which it is not sound."""
+    shared = health.shared
+    is_dominant = shared.component_share > MOST_VARIANCE
+    faults = {
+        "scale": shared.is_out_of_range,
+        "offset_share": shared.has_dominant_offset,
+        "dimension_share": shared.has_dominant_dimension,
+        "component_share": shared.is_measured and is_dominant and not shared.has_dominant_dimension,
+        "constant": shared.is_measured and bool(shared.constant),
+        "rank": shared.has_few_directions and not health.is_factorized,
+        "loss": health.loss is not None and health.loss.is_little,
+    }
+    return [name for name, is_fault in faults.items() if is_fault]
 
 
 def table_report(source: OpenedModel) -> TableHealth:

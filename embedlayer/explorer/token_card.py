@@ -43,7 +43,7 @@ def card(source: OpenedModel, params: Params) -> Any:
       the corpus of the run), `"unchanged"` (the row equals the one before training, up to a factor), `"duplicate"`,
       `"at_mean"`, `"near_duplicate"` and `"norm"` (see `TableHealth`) and `"unlike_variants"` (see `TokenizerFit`);
       `None` if nothing was found;
-    - `table_faults`: sentences about the whole table, see `TableHealth.table_faults`;
+    - `table_state` and `table_reasons`: the verdict about the whole table, see `TableHealth.state` and `reasons`;
     - `equal_rows`: number `rows` of rows that are equal to this one, and the first `ids`; `None` if there are none;
     - `near_rows`: the same for rows that are nearly equal;
     - `variants`: `[[ID, cosine], ...]` of its spelling variants, largest cosine first; `None` if there are none;
@@ -64,7 +64,7 @@ def card(source: OpenedModel, params: Params) -> Any:
     found = {name: column.get(token) for name, column in _some(source).items()}
     pairs = torch.tensor([[token, other] for other in _variants(source).get(token, [])], dtype=torch.int64)
     variants = _with_cosines(source, pairs.view(-1, 2)).get(token)
-    return facts | found | {"variants": variants, "table_faults": list(table_report(source).table_faults())}
+    return facts | found | {"variants": variants} | _of_table(source)
 
 
 def cards(source: OpenedModel, params: Params) -> bytes:
@@ -82,9 +82,8 @@ def cards(source: OpenedModel, params: Params) -> bytes:
     some["text"] = {token: text for token, (text, _) in found.items()}
     some["at"] = {token: at for token, (_, at) in found.items()}
     numbers = {name: [_plain(value) for value in column.tolist()] for name, column in _numbers(source).items()}
-    every_card = {"table_faults": list(table_report(source).table_faults())}
     return json.dumps(
-        {"numbers": numbers, "some": some, "all": every_card}, separators=(",", ":"), allow_nan=False
+        {"numbers": numbers, "some": some, "all": _of_table(source)}, separators=(",", ":"), allow_nan=False
     ).encode()
 
 
@@ -187,6 +186,12 @@ def _others(token: int, group: tuple[int, ...]) -> dict[str, Any]:
     """Return the other rows of a group of rows: their number, and the first `LISTED_EQUAL` IDs."""
     first = [other for other in group[: LISTED_EQUAL + 1] if other != token]
     return {"rows": len(group) - 1, "ids": first[:LISTED_EQUAL]}
+
+
+def _of_table(source: OpenedModel) -> dict[str, Any]:
+    """Return the facts of `card` that are the same for all tokens: the verdict about the table."""
+    report = table_report(source)
+    return {"table_state": report.state, "table_reasons": report.reasons()}
 
 
 def _variants(source: OpenedModel) -> dict[int, list[int]]:

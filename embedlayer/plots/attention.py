@@ -11,6 +11,7 @@ from torch import Tensor
 from embedlayer.analysis.geometry import position_values
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.labels import SIDES, write_labels
+from embedlayer.plots.left_out import caption, left_out
 from embedlayer.plots.style import BLUE, GRID, MUTED, ORANGE, Figure, colorbar, new_figure, numbers, point_colours
 from embedlayer.positions.position import Position
 from embedlayer.positions.rotary import RotaryEmbedding
@@ -51,11 +52,13 @@ def attention_bias(
             axes.margins(x=0.02, y=0.05)
             axes.locator_params(axis="x", integer=True, nbins=6)
             if len(values) > 1:
-                axes.set_xlim(right=1.22 * (len(values) - 1))
+                axes.set_xlim(right=1.3 * (len(values) - 1))
         labels = {head: f"head {head}" for head in range(heads)}
+        labelled: set[int] = set()
         for axes, values in zip(pair, drawn.values(), strict=True):
             ends = np.array([[len(values) - 1.0, end] for end in values[-1].tolist()])
-            write_labels(figure, axes, ends, labels, most=16, sides=SIDES[:1], color=MUTED)
+            labelled.update(write_labels(figure, axes, ends, labels, most=16, sides=SIDES[:1], color=MUTED))
+        caption(figure, left_out(heads - len(labelled), "label", "no free place beside the curve"))
     return figure
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import SizeError
 from embedlayer.plots.heatmaps import picture_of
+from embedlayer.plots.left_out import with_missing
 from embedlayer.plots.style import LINES, MUTED, Figure, new_figure, numbers
 from embedlayer.plots.training import DASHES
 from embedlayer.positions.position import Position
@@ -22,7 +24,7 @@ def dimension_curves(
     """Draw columns of a scheme as curves over positions, one panel for each group of columns.
 
     Args:
-        positions: As in `position_heatmap`.
+        positions: As in `position_heatmap`. The legend says how many numbers of a column are not finite.
         dimensions: Columns of each panel, up to four; by default three sin/cos pairs of a width of at least 32.
         length: Number of positions of a scheme to show.
         title: Title of the figure.
@@ -49,7 +51,8 @@ def dimension_curves(
         for axes, group in zip(strips, dimensions, strict=True):
             axes.axhline(0, color=MUTED, linewidth=0.8)
             for column, colour, dashes in zip(group, LINES, DASHES, strict=False):
-                label = f"{picture.column_label} {column}"
+                missing = int((~np.isfinite(values[:, column])).sum())
+                label = with_missing(f"{picture.column_label} {column}", missing)
                 axes.plot(values[:, column], color=colour, linestyle=dashes, marker="o", markersize=2.4, label=label)
             axes.grid(visible=False, axis="x")
             axes.margins(x=0.01, y=0.12)

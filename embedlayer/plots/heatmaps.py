@@ -22,6 +22,9 @@ from embedlayer.shapes import Ids
 Layer = TransformerEmbedding | GPTEmbedding | DecoderLM | EmbeddingLayer
 MOST_TOKENS = 64
 
+MOST_CELLS = 400
+"""Largest number of rows or columns with at least a pixel for each cell."""
+
 
 def position_heatmap(
     positions: Position | Float[Tensor, "T C"],
@@ -225,6 +228,8 @@ def limit_of(values: Float[Tensor, "..."]) -> float:
 def draw_matrix(axes: Axes, values: Float[Tensor, "N C"], *, limit: float | None = None) -> Any:
     """Draw a matrix as a heat map, one cell for each number, and return matplotlib's image.
 
+    Pixels of a matrix with more than `MOST_CELLS` rows or columns show the mean of the cells that they cover.
+
     Args:
         axes: Axes to draw on; their grid and frame are removed.
         values: The matrix; cells that are not finite are grey.
@@ -235,8 +240,16 @@ def draw_matrix(axes: Axes, values: Float[Tensor, "N C"], *, limit: float | None
     colours = require("matplotlib", extra="plots").colormaps["RdBu_r"].with_extremes(bad=HOLE)
     matrix = numbers(values)
     matrix[~np.isfinite(matrix)] = math.nan
+    smoothing = "nearest" if max(matrix.shape) <= MOST_CELLS else "antialiased"  # no cell between two pixels is lost
     image = axes.imshow(
-        matrix, cmap=colours, vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest", rasterized=True
+        matrix,
+        cmap=colours,
+        vmin=-limit,
+        vmax=limit,
+        aspect="auto",
+        interpolation=smoothing,
+        interpolation_stage="data",
+        rasterized=True,
     )
     if np.nanmax(np.abs(matrix), initial=0.0) > 1.0001 * limit:  # by more than rounding
         image.cmap.colorbar_extend = "both"  # type: ignore[assignment]  # declared as bool

@@ -16,8 +16,10 @@ from embedlayer.analysis.layout import NeighborLayout
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.data.tokenizer import as_tokenizer, require_rows
 from embedlayer.errors import ShapeError
+from embedlayer.plots.heatmaps import with_hole
 from embedlayer.plots.labels import hubs, write_labels
-from embedlayer.plots.style import BLUE, Figure, colorbar, new_figure, numbers, point_colours
+from embedlayer.plots.left_out import caption, left_out, usual_range
+from embedlayer.plots.style import BLUE, INK, Figure, colorbar, new_figure, numbers, point_colours
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
 from embedlayer.tables.lookup import LookupTable
@@ -43,16 +45,20 @@ def table_map(
 ) -> Figure:
     """Draw all rows of a table as points, and label some of them.
 
+    Points are drawn in a random order, always the same one, so that no part of the IDs covers the others. Outliers (see
+    `left_out.usual_range`) are drawn at the edge, as diamonds. The figure says how many there are, how many rows are
+    left out because they are not finite, and how many of the passed labels are left out.
+
     Args:
         table: A table, drawn along its first two principal components, or two coordinates for each row, such as
-            `principal_components(rows).coordinates`. Rows that are not finite are left out.
+            `principal_components(rows).coordinates`.
         tokenizer: Used for labels if `labels` is `None`: whole words, hubs first (see `labels.hubs`).
         labels: Text by row index, in order of priority. A label is left out if it would overlap an earlier one, or if
             no installed font has its characters.
         layout: Coordinates to draw in place of the principal components of a table: `analysis.neighbor_layout(table)`,
             the explorer's map. Which rows are neighbours has a meaning, distances between groups have none.
         explained_variance_ratio: Share of the variance along each axis, for the axis labels; computed for a table.
-        values: One number for each row, shown as colour, or `None`.
+        values: One number for each row, shown as colour, or `None`. Outliers have the colours at the ends of the bar.
         value_label: Label of the colour bar.
         max_labels: Largest number of labels.
         title: Title of the figure; `None` for one that names the coordinates.
@@ -66,6 +72,7 @@ def table_map(
         >>> figure = table_map(TokenEmbedding(100, 16), labels={7: "seven", 8: "eight"})
     """
     table = as_rows(table)
+    passed_labels = len(labels or {})
     if isinstance(table, LookupTable):
         if labels is None and tokenizer is not None:
             labels = _words(table, as_tokenizer(tokenizer))
@@ -86,15 +93,23 @@ def table_map(
     if values is not None and len(values) != count:
         raise ShapeError(f"values must be one for each of the {count} rows, not {len(values)}.")
     points = numbers(coordinates)
-    points[~np.isfinite(points).all(1)] = np.nan
+    has_place = np.isfinite(points).all(1)
+    points[~has_place] = np.nan
+    (left, right), (bottom, top) = usual_range(points[:, 0]), usual_range(points[:, 1])
+    clipped = points.clip((left, bottom), (right, top))
+    is_outside = has_place & (clipped != points).any(1)
+    points = clipped
+    order = np.random.default_rng(0).permutation(count)
+    inside, outside_rows = order[(has_place & ~is_outside)[order]], order[is_outside[order]]
     if title is None:
         title = _TITLES[layout is None]
     with new_figure(7.2, _height_for(points), title=title) as (figure, axes):
-        colour: dict[str, Any] = {"color": BLUE}
-        if values is not None:
-            colour = {"c": numbers(values), "cmap": point_colours(), "plotnonfinite": True}
         size, opacity = max(3.0, min(20.0, 24000 / max(count, 1))), max(0.25, min(0.8, 2500 / max(count, 1)))
-        dots = axes.scatter(points[:, 0], points[:, 1], s=size, alpha=opacity, linewidths=0, rasterized=True, **colour)
+        look: dict[str, Any] = {"alpha": opacity, "linewidths": 0, "rasterized": True}
+        dots = axes.scatter(*points[inside].T, s=size, **look, **_colours(values, inside))
+        if len(outside_rows):
+            look = {"marker": "D", "linewidths": 0.8, "edgecolors": INK, "clip_on": False, "zorder": 2.2}
+            axes.scatter(*points[outside_rows].T, s=24, **look, **_colours(values, outside_rows))
         axes.margins(0.06)
         axes.set_aspect("equal", adjustable="datalim")
         axes.locator_params(nbins=6)
@@ -107,10 +122,37 @@ def table_map(
             if layout is None:
                 axis.set_label_text(name if share is None else f"{name} ({100 * share:.3g} % of the variance)")
         if values is not None:
-            colorbar(figure, dots, axes, label=value_label, shrink=0.6)
+            colorbar(figure, dots, axes, label=with_hole(value_label, values), shrink=0.6)
+        notes = [left_out(int((~has_place).sum()), "row", "NaN or infinity"), _at_the_edge(len(outside_rows))]
+        caption(figure, *notes, " " if passed_labels else "")  # space for a line that is known after the labels
         texts = {index: visible_text(text) for index, text in (labels or {}).items()}
-        write_labels(figure, axes, points, texts, most=max_labels, mark=True)
+        written = write_labels(figure, axes, points, texts, most=max_labels, mark=True)
+        caption(figure, *notes, left_out(max(0, passed_labels - len(written)), "label", "no free place"))
     return figure
+
+
+def _colours(values: Float[Tensor, " N"] | None, rows: Any) -> dict[str, Any]:
+    """Return options of `axes.scatter` that colour some rows by their values: blue without values.
+
+    Args:
+        values: One number for each row of the table, or `None`. Their range without outliers has all the colours.
+        rows: Indices of the rows, a NumPy array.
+    """
+    if values is None:
+        return {"color": BLUE}
+    every = numbers(values)
+    low, high = usual_range(every)
+    colours = point_colours()
+    if (every < low).any() or (every > high).any():
+        colours.colorbar_extend = {(True, False): "min", (False, True): "max"}.get(
+            (bool((every < low).any()), bool((every > high).any())), "both"
+        )
+    return {"c": every[rows], "cmap": colours, "vmin": low, "vmax": high, "plotnonfinite": True}
+
+
+def _at_the_edge(count: int) -> str:
+    """Say how many outliers are drawn at the edge; `""` for none."""
+    return f"{count:,} {'row' if count == 1 else 'rows'} far outside drawn at the edge (diamonds)." if count else ""
 
 
 def _components(rows: Float[Tensor, "V D"]) -> tuple[Float[Tensor, "V 2"], Float[Tensor, " C"]]:

@@ -1,7 +1,9 @@
 """Figures of the rows of a table: norms, variance along principal components, gradients."""
 
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from tokenizers import Tokenizer
@@ -11,7 +13,7 @@ from embedlayer.analysis.geometry import variance_shares
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.data.tokenizer import table_size, token_text
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.plots.labels import SIDES, write_labels
+from embedlayer.plots.left_out import caption, left_out, usual_range
 from embedlayer.plots.style import BLUE, LINES, MUTED, ORANGE, PAPER, Figure, backing, new_figure, numbers
 from embedlayer.plots.training import DASHES
 from embedlayer.plots.visible import visible_text
@@ -22,6 +24,9 @@ from embedlayer.tables.table import ROWS_AT_ONCE
 ROUNDING = 1e-6
 """Tolerance for rounding in sums of shares."""
 
+FEW_COMPONENTS = 16
+"""Largest number of components that are drawn as points on their line."""
+
 
 @torch.no_grad()
 def norm_histogram(
@@ -29,8 +34,11 @@ def norm_histogram(
 ) -> Figure:
     """Draw a histogram of the L2 norms of the rows, with the median.
 
+    The figure says how many rows are left out, because they hold NaN or infinity, and how many outliers (see
+    `left_out.usual_range`) are counted in the first or the last bar.
+
     Args:
-        norms: A table, or the norm of each row; values that are not finite are left out.
+        norms: A table, or the norm of each row.
         title: Title of the figure.
         bins: Number of bars.
 
@@ -40,17 +48,18 @@ def norm_histogram(
     norms = as_rows(norms)
     if isinstance(norms, LookupTable):
         norms = torch.cat([rows.float().norm(dim=1) for _, rows in RowReader(norms).chunks(ROWS_AT_ONCE)])
-    finite = norms.detach().double().cpu()
-    finite = finite[finite.isfinite()]
+    values = numbers(norms)
+    finite = values[np.isfinite(values)]
+    low, high = usual_range(finite)
     with new_figure(7.2, 3.6, title=title) as (figure, axes):
         axes.set(xlabel="L2 norm of the row", ylabel="rows")
         axes.grid(visible=False, axis="x")
         axes.margins(y=0.12)
         axes.locator_params(axis="y", integer=True)
         axes.yaxis.set_major_formatter("{x:,.0f}")
-        if finite.numel():
-            axes.hist(finite.numpy(), bins=bins, color=BLUE, edgecolor=PAPER, linewidth=0.6)
-            median = float(finite.median())
+        if finite.size:
+            axes.hist(finite.clip(low, high), bins=bins, color=BLUE, edgecolor=PAPER, linewidth=0.6)
+            median = float(np.quantile(finite, 0.5, method="lower"))
             axes.axvline(median, color=ORANGE, linewidth=1.6)
             axes.annotate(
                 f"median {median:.3g}",
@@ -62,7 +71,23 @@ def norm_histogram(
                 color=ORANGE,
                 bbox=backing(),
             )
+        caption(
+            figure,
+            left_out(len(values) - len(finite), "row", "NaN or infinity"),
+            _in_the_end_bar(finite[finite < low], "first"),
+            _in_the_end_bar(finite[finite > high], "last"),
+        )
     return figure
+
+
+def _in_the_end_bar(outliers: Any, which: str) -> str:
+    """Say that outliers are counted in the first or the last bar; `""` without outliers."""
+    if not outliers.size:
+        return ""
+    norms = f"a norm of {outliers[0]:.3g}"
+    if outliers.size > 1:
+        norms = f"norms of {outliers.min():.3g} to {outliers.max():.3g}"
+    return f"{outliers.size:,} {'row' if outliers.size == 1 else 'rows'} with {norms} counted in the {which} bar."
 
 
 @torch.no_grad()
@@ -73,6 +98,9 @@ def spectrum(
     title: str = "Variance along the principal components",
 ) -> Figure:
     """Draw the cumulative variance of the principal components, and mark how many components have `share` of it.
+
+    The legend has this number for each table. Marks of several tables at one place are rings around each other. The
+    figure says how many rows are left out because they hold NaN or infinity.
 
     Args:
         tables: One to four by name: tables, their rows, or shares of the variance in descending order, such as
@@ -89,24 +117,32 @@ def spectrum(
     if not 1 <= len(tables) <= len(LINES):
         raise SizeError(f"One figure shows 1 to {len(LINES)} tables; found {len(tables)}.")
     with new_figure(7.2, 3.9, title=title) as (figure, axes):
-        marks = []
-        for (name, table), colour, dashes in zip(tables.items(), LINES, DASHES, strict=False):
+        notes = []
+        for number, ((name, table), colour, dashes) in enumerate(zip(tables.items(), LINES, DASHES, strict=False)):
             shares = variance_shares(table) if not isinstance(table, Tensor) or table.ndim == 2 else table
+            broken = 0 if table is shares else int(RowReader(table).norms().isnan().sum())
+            notes.append(left_out(broken, "row", f"NaN or infinity ({name})"))
             total = shares.cumsum(0)
-            axes.plot(range(1, len(total) + 1), 100 * numbers(total), color=colour, linestyle=dashes, label=name)
             count = 1 + int((total < share - ROUNDING).sum())
-            if count <= len(total):
-                marks.append((float(count), 100 * float(total[count - 1])))
-                axes.plot(*marks[-1], "o", color=colour, markersize=5)
+            reaches = count <= len(total) and bool(total.isfinite().all())
+            held = f"{100 * share:.3g} % in {count:,} {'component' if count == 1 else 'components'}"
+            axes.plot(
+                range(1, len(total) + 1),
+                100 * numbers(total),
+                color=colour,
+                linestyle=dashes,
+                label=f"{name}: {held if reaches else 'no variance'}",
+                marker="." if len(total) <= FEW_COMPONENTS else None,
+            )
+            if reaches:
+                size = 5 + 4 * (len(tables) - 1 - number)
+                axes.plot(count, 100 * float(total[count - 1]), "o", color=colour, markersize=size)
         axes.axhline(100 * share, color=MUTED, linewidth=0.8)
         axes.set(xlabel="principal components, largest variance first", ylabel="cumulative variance (%)", ylim=(0, 105))
         axes.margins(x=0.02)
         axes.locator_params(axis="x", integer=True)
         axes.legend(loc="lower right")
-        if marks:
-            texts = {place: f"{count:.0f} explain {100 * share:.3g} %" for place, (count, _) in enumerate(marks)}
-            sides = (SIDES[6], SIDES[4], SIDES[7], SIDES[5])
-            write_labels(figure, axes, numbers(torch.tensor(marks)), texts, most=len(LINES), sides=sides)
+        caption(figure, *notes)
     return figure
 
 
@@ -118,6 +154,8 @@ def gradient_rows(
     title: str | None = None,
 ) -> Figure:
     """Draw the norm of each row's gradient after one backward pass, for the rows with the largest gradients.
+
+    The figure says how many rows are left out: without a gradient, with a smaller one, or with NaN or infinity.
 
     Args:
         gradient: A table after `backward()` (for a factorised table, its narrow rows), or a dense or sparse gradient.
@@ -134,21 +172,28 @@ def gradient_rows(
         >>> figure = gradient_rows(table)
     """
     size, ids, norms = used_rows(gradient)
-    order = norms.argsort(descending=True, stable=True)[:most]
-    drawn_ids, drawn = ids[order].tolist(), norms[order]
+    finite = norms.isfinite()
+    order = norms[finite].argsort(descending=True, stable=True)[:most]
+    drawn_ids, drawn = ids[finite][order].tolist(), norms[finite][order]
     names = [_named(tokenizer, index) for index in drawn_ids]
     title = f"{len(ids):,} of {size:,} rows have a gradient" if title is None else title
     with new_figure(7.2, 1.3 + 0.22 * max(3, len(drawn)), title=title) as (figure, axes):
-        axes.barh(range(len(drawn)), numbers(drawn), height=0.72, color=BLUE)
+        bars = axes.barh(range(len(drawn)), numbers(drawn), height=0.72, color=BLUE)
+        labels = [f"{norm:.3g}" for norm in drawn.tolist()]
+        axes.bar_label(bars, labels, padding=3, fontsize=7.5, color=MUTED, in_layout=False)
         axes.set_yticks(range(len(drawn)), names)
         axes.set_ylim(max(len(drawn), 1) - 0.4, -0.6)
         axes.set_xlim(left=0)
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
+        axes.margins(x=0.1)
         axes.set_xlabel("L2 norm of the row's gradient (nats per unit of the row)")
-        if len(ids) > len(drawn):
-            note = f"and {len(ids) - len(drawn):,} rows with smaller ones"
-            axes.text(1, 0.02, note, transform=axes.transAxes, ha="right", va="bottom", color=MUTED)
+        caption(
+            figure,
+            left_out(int((~finite).sum()), "row", "a gradient with NaN or infinity"),
+            left_out(int(finite.sum()) - len(drawn), "row", "a smaller gradient"),
+            left_out(size - len(ids), "row", "no gradient"),
+        )
     return figure
 
 

@@ -12,6 +12,7 @@ from embedlayer.analysis.vectors import Token, TokenVectors
 from embedlayer.data.tokenizer import token_text
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.heatmaps import draw_matrix, limit_of, picture_of, with_hole
+from embedlayer.plots.left_out import caption, left_out
 from embedlayer.plots.style import BLUE, INK, MUTED, PAPER, Axes, Figure, colorbar, new_figure, numbers
 from embedlayer.plots.visible import visible_text
 from embedlayer.positions.position import AdditivePosition, Position
@@ -21,7 +22,16 @@ MOST_ROWS = 2048
 """Largest number of rows in a matrix of all pairs; a figure has no pixels for more."""
 
 MOST_NUMBERS = 12
-"""Largest number of rows with a number in each cell; up to three times as many rows have their labels."""
+"""Largest number of rows with a number in each cell."""
+
+MOST_LABELS = 128
+"""Largest number of rows with labels: the figure is as large as they need."""
+
+LABEL_HEIGHT, SMALL_LABEL_HEIGHT = 0.165, 0.125
+"""Inches that a label of 9.5 points and one of 7.5 points need."""
+
+TITLE_LENGTH = 48
+"""Characters of a panel's title that fit above it."""
 
 
 def cosines(rows: Float[Tensor, "N D"]) -> Float[Tensor, "N N"]:
@@ -47,7 +57,8 @@ def similarity_matrix(
 
     Args:
         rows: At most 2,048 rows.
-        labels: A text for each row, or nothing.
+        labels: A text for each row, or nothing. The figure grows with their number; above 128 rows it says that they
+            are left out.
         row_label: Axis label, used without `labels`.
         title: Title of the figure.
 
@@ -61,10 +72,13 @@ def similarity_matrix(
     if labels and len(labels) != len(rows):
         raise ShapeError(f"Labels must be one for each of the {len(rows)} rows, not {len(labels)}.")
     values = cosines(rows)
-    with new_figure(7.2, 5.6, title=title) as (figure, axes):
-        image = _labelled(axes, values, labels, limit=1.0)
-        axes.set(xlabel="" if labels else row_label, ylabel="" if labels else row_label)
+    side = _side_of(labels, 4.6)
+    with new_figure(2.6 + side, 1.0 + side, title=title) as (figure, axes):
+        image = _labelled(axes, values, labels, limit=1.0, side=side)
+        is_labelled = 0 < len(labels) <= MOST_LABELS
+        axes.set(xlabel="" if is_labelled else row_label, ylabel="" if is_labelled else row_label)
         colorbar(figure, image, axes, label=with_hole("cosine", values))
+        caption(figure, _labels_left_out(labels))
     return figure
 
 
@@ -119,7 +133,7 @@ def position_similarity(
             f"See rotary_scores and attention_bias."
         )
     values = cosines(picture_of(positions, length).values)
-    means = torch.tensor([float(values.diagonal(distance).mean()) for distance in range(len(values))])
+    means = torch.tensor([float(values.diagonal(distance).nanmean()) for distance in range(len(values))])
     ratios = {"width_ratios": [1.15, 1]}
     with new_figure(7.2, 3.9, title=title, panels=(1, 2), gridspec_kw=ratios) as (figure, (left, right)):
         figure.set_layout_engine("constrained", wspace=0.06)
@@ -167,14 +181,29 @@ def attention_orders(
     x = vectors.detach().cpu().double()
     scores = [x @ x.T, x[list(order)] @ x[list(order)].T]
     limit = limit_of(scores[0])
-    with new_figure(7.2, 3.7, title=title, panels=(1, 2)) as (figure, pair):
+    side = _side_of(labels, 2.2)
+    with new_figure(2.8 + 2 * side, 1.5 + side, title=title, panels=(1, 2)) as (figure, pair):
         for axes, values, places in zip(pair, scores, (range(len(x)), order), strict=True):
             names = [labels[place] for place in places]
-            image = _labelled(axes, values, names, limit=limit)
-            axes.set_title(" ".join(visible_text(name.strip()) for name in names), fontweight="normal", fontsize=10)
+            image = _labelled(axes, values, names, limit=limit, side=side)
+            text = " ".join(visible_text(name.strip()) for name in names)
+            text = text if len(text) <= TITLE_LENGTH else text[: TITLE_LENGTH - 4] + " ..."
+            axes.set_title(text, fontweight="normal", fontsize=10)
             axes.set(xlabel="key", ylabel="query")
         colorbar(figure, image, list(pair), label=with_hole("score (q · k)", *scores), shrink=0.9)
+        caption(figure, _labels_left_out(labels))
     return figure
+
+
+def _side_of(labels: Sequence[str], least: float) -> float:
+    """Return the side of a matrix in inches that its labels need, at least `least`."""
+    return max(least, SMALL_LABEL_HEIGHT * len(labels)) if len(labels) <= MOST_LABELS else least
+
+
+def _labels_left_out(labels: Sequence[str]) -> str:
+    """Say that there are too many labels; `""` if they are drawn."""
+    is_many = len(labels) > MOST_LABELS
+    return left_out(len(labels), "label", f"they are readable up to {MOST_LABELS} rows") if is_many else ""
 
 
 def _square(axes: Axes, values: Float[Tensor, "N N"], *, limit: float) -> object:
@@ -186,19 +215,20 @@ def _square(axes: Axes, values: Float[Tensor, "N N"], *, limit: float) -> object
     return image
 
 
-def _labelled(axes: Axes, values: Float[Tensor, "N N"], labels: Sequence[str], *, limit: float) -> object:
+def _labelled(axes: Axes, values: Float[Tensor, "N N"], labels: Sequence[str], *, limit: float, side: float) -> object:
     """Draw a square matrix as `_square` does, with labels and numbers where they can be read.
 
     Args:
         axes: Axes to draw on.
         values: The matrix; up to `MOST_NUMBERS` rows have the value of each cell as text.
-        labels: Label of each row and column, or none; up to three times as many rows have theirs.
+        labels: Label of each row and column, or none; up to `MOST_LABELS` rows have theirs.
         limit: End of the colour range; numbers are light on dark cells.
+        side: Side of the matrix in inches.
     """
     image = _square(axes, values, limit=limit)
-    if 0 < len(labels) <= 3 * MOST_NUMBERS:
-        names, size = [visible_text(label) for label in labels], 9.5 if len(labels) <= 2 * MOST_NUMBERS else 7.5
-        upright = max(map(len, names)) * len(names) > 60
+    if 0 < len(labels) <= MOST_LABELS:
+        names, size = [visible_text(label) for label in labels], 9.5 if LABEL_HEIGHT * len(labels) <= side else 7.5
+        upright = max(map(len, names)) * len(names) > 13 * side
         axes.set_xticks(range(len(names)), names, rotation=90 if upright else 0, fontsize=size)
         axes.set_yticks(range(len(names)), names, fontsize=size)
     if len(values) <= MOST_NUMBERS:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embedlayer.errors import FileError, SizeError
+from embedlayer.plots.left_out import with_missing
 from embedlayer.plots.style import BLUE, INK, LINES, MUTED, ORANGE, Axes, Figure, new_figure
 
 Metrics = Sequence[Mapping[str, Any]]
@@ -16,8 +17,8 @@ def loss_curve(run: Metrics | Path | str, *, baseline: float | None = None, titl
     """Draw training and validation loss over steps.
 
     Args:
-        run: Lines of a run's `metrics.jsonl`, the path of that file, or the folder of the run. Values that are missing,
-            `None` or not finite are left out.
+        run: Lines of a run's `metrics.jsonl`, the path of that file, or the folder of the run. Values that are missing
+            or `None` are left out; the legend says how many are left out because they are not finite.
         baseline: A loss that is drawn as a labelled line, such as `ln V`, the loss of uniform probabilities; or `None`.
         title: Title of the figure.
 
@@ -99,7 +100,8 @@ def read_metrics(run: Metrics | Path | str) -> Metrics:
 def _draw(axes: Axes, metrics: Metrics, key: str, **style: Any) -> None:
     """Draw one value of a run over its steps; values that are missing or not finite are left out.
 
-    A value with only one point is drawn as a dot. Nothing is drawn if there is no value.
+    A value with only one point is drawn as a dot. Nothing is drawn if there is no value. The label says how many are
+    not finite.
 
     Args:
         axes: Axes to draw on.
@@ -107,10 +109,12 @@ def _draw(axes: Axes, metrics: Metrics, key: str, **style: Any) -> None:
         key: Name of the value in each line, such as `"loss"`.
         **style: Options of `axes.plot`.
     """
-    found = [(line["step"], line[key]) for line in metrics if line.get(key) is not None and math.isfinite(line[key])]
+    values = [(line["step"], line[key]) for line in metrics if line.get(key) is not None]
+    found = [(step, value) for step, value in values if math.isfinite(value)]
     if len(found) == 1:
         style |= {"marker": "o", "markersize": 5}
-    if found:
+    style["label"] = with_missing(style["label"], len(values) - len(found))
+    if values:
         axes.plot([step for step, _ in found], [loss for _, loss in found], **style)
 
 
@@ -148,18 +152,25 @@ def optimizer_paths(
     """Draw one number of a table over the training steps of several optimizers, to compare them with the first.
 
     Args:
-        values: The number after each step, by name of the optimizer: up to three, the first drawn as a broad line.
+        values: The number after each step, by name of the optimizer: one to three, the first drawn as a broad line. The
+            legend says how many numbers are not finite.
         touched: Steps at which the row had a gradient, marked at the lower edge.
         title: Title of the figure.
+
+    Raises:
+        SizeError: There are no optimizers or more than three.
 
     Example:
         >>> figure = optimizer_paths({"AdamW": [0.1, 0.2], "RowAdamW": [0.1, 0.2]}, touched=[1])
     """
     looks = [(MUTED, 6.0, 0.35, "-"), (BLUE, 1.6, 1.0, "-"), (ORANGE, 1.6, 1.0, (0, (5, 2)))]
+    if not 1 <= len(values) <= len(looks):
+        raise SizeError(f"One figure shows 1 to {len(looks)} optimizers; found {len(values)}.")
     with new_figure(7.2, 3.9, title=title) as (figure, axes):
         for (name, path), (colour, width, alpha, style) in zip(values.items(), looks, strict=False):
             steps = range(1, len(path) + 1)
-            axes.plot(steps, path, color=colour, linewidth=width, alpha=alpha, linestyle=style, label=name)
+            label = with_missing(name, sum(not math.isfinite(value) for value in path))
+            axes.plot(steps, path, color=colour, linewidth=width, alpha=alpha, linestyle=style, label=label)
         across = axes.get_xaxis_transform()
         axes.plot(touched, [0.02] * len(touched), "|", color=INK, markersize=9, transform=across, label="gradient")
         axes.set(xlabel="step", ylabel="value")

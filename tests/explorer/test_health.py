@@ -1,7 +1,9 @@
 """The view's numbers are those of the analysis."""
 
 import re
+from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +13,11 @@ from embedlayer.analysis import principal_components
 from embedlayer.analysis.chance import chance_geometry
 from embedlayer.analysis.geometry import table_geometry
 from embedlayer.analysis.health import table_health as examine
+from embedlayer.analysis.row_reader import RowReader
 from embedlayer.explorer import health
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.token_card import card
+from embedlayer.explorer.word_table import open_word_table
 from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TokenEmbedding
 
@@ -42,8 +46,9 @@ def test_rows_with_other_norms_are_listed_with_their_texts_and_the_card_names_th
     assert "10 rows are longer than all others by a gap" in found["summary"]
     facts = card(opened, {"id": "41"})
     assert facts["findings"] == ["norm"]
-    (fault,) = facts["table_faults"]  # random numbers
+    fault, of_rows = facts["table_reasons"]  # random numbers
     assert fault.startswith("The rows look untrained")
+    assert of_rows.startswith("10 rows are longer")
     assert card(opened, {"id": "2"})["findings"] is None
 
 
@@ -61,6 +66,73 @@ def test_a_run_that_learned_little_is_called_sound_nowhere_on_its_page(of_run, b
         card_text = page.locator("#card").inner_text()
         assert "The table. Barely trained: " in card_text
         assert "Sound" not in card_text
+
+
+def table_of(change: Callable[[torch.Tensor], Any]) -> OpenedModel:
+    """Words of MiniLM that come with the package, with changed rows."""
+    words = open_word_table()
+    rows = RowReader(words.table).read(3000, 3800).float().clone()
+    change(rows)
+    return OpenedModel("words", TokenEmbedding.from_pretrained(rows), tokens=words.token_texts[3000:3800])
+
+
+STATES: dict[str, tuple[Callable[[torch.Tensor], Any], str, str | None]] = {
+    "undecided": (lambda rows: None, "Table not decided", None),
+    "one dimension": (lambda rows: rows[:, 17].mul_(100), "Table not sound", "Largest dimension"),
+    "offset": (lambda rows: rows.add_(0.5), "Table not sound", "Shared offset"),
+    "constant": (lambda rows: rows[:, :10].fill_(0.1), "Table not sound", "Constant columns"),
+    "scale": (lambda rows: rows.mul_(1e-12), "Table not sound", "Scale"),
+    "broken row": (lambda rows: rows[5].fill_(torch.nan), "Table not sound", None),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_the_tile_of_a_fault_is_marked_and_no_card_says_sound_of_a_row_in_such_a_table(name, open_page, serve) -> None:
+    change, summary, tile = STATES[name]
+    opened = table_of(change)
+    report = health.found(opened, {})
+    page = open_page(f"{serve(opened)}#health?id=700")
+    verdict = page.locator("p.verdict")
+    assert verdict.inner_text() == report["summary"]
+    assert verdict.get_attribute("class").split() == ["verdict", report["state"]]
+    assert page.locator(".tiles .is-fault dt").all_inner_texts() == ([tile] if tile else [])
+    values = dict(
+        zip(page.locator(".tiles dt").all_inner_texts(), page.locator(".tiles dd").all_inner_texts(), strict=True)
+    )
+    shared = report["shared"]
+    assert values["Constant columns"].startswith(f"{len(shared['constant'])}\n")
+    shown = float(values["Largest dimension"].split("\N{NO-BREAK SPACE}")[0])
+    assert shown == pytest.approx(100 * shared["dimension_share"], rel=0.06)
+    assert f"dimension {shared['dimension']}, of the variance" in values["Largest dimension"]
+    assert "Never occurring" not in values  # the training text is not known
+    page.locator(".card-summary").get_by_text(summary).wait_for()
+    page.locator(".card-toggle").click()
+    page.locator(".card-verdict.card-faults p").nth(1).wait_for()
+    card_text = page.locator("#card").inner_text()
+    assert "No fault of this row." in card_text
+    assert f"The table. {report['summary'].split('. ')[0]}" in card_text
+    assert "Sound" not in card_text
+
+
+def test_tokens_that_never_occur_and_the_loss_of_a_run_have_tiles(open_page, serve, of_run) -> None:
+    report = health.found(of_run, {})
+    page = open_page(f"{serve(of_run)}#health")
+    tiles = page.locator(".tiles > div")
+    never = tiles.filter(has_text="Never occurring").inner_text()
+    assert never.split("\n")[1] == str(int((of_run.counts == 0).sum())) == str(report["absent"]["rows"])
+    loss = tiles.filter(has_text="nats per token")
+    assert f"{report['loss']['validation_loss']:.2f}" in loss.inner_text()
+    assert "is-fault" in loss.get_attribute("class")  # a run of a few steps
+
+
+def test_norms_beyond_the_scale_and_without_a_value_are_counted_below_the_histogram(open_page, serve) -> None:
+    rows = torch.rand(300, 24) + 0.5
+    rows[7] *= 1000
+    rows[8:10] = torch.nan
+    opened = OpenedModel("planted", TokenEmbedding.from_pretrained(rows))
+    panel = open_page(f"{serve(opened)}#health").locator(".panel").filter(has_text="Norms of the rows")
+    assert re.search(r"1 row beyond the scale counted in the end bars; the largest norm is [4-6]", panel.inner_text())
+    assert "2 rows with NaN or infinity left out." in panel.inner_text()
 
 
 def test_shares_of_the_variance_are_those_of_the_principal_components(of_run):

@@ -1,8 +1,10 @@
 """The page in a real browser: every view, from the server and from a file."""
 
 import json
+import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from page_waiting import until
@@ -14,6 +16,7 @@ from embedlayer.explorer import table_map
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.user_columns import add_user_columns, read_user_columns
+from embedlayer.plots.left_out import usual_range
 from embedlayer.sources import OpenedModel
 
 pytestmark = pytest.mark.browser
@@ -326,6 +329,65 @@ def test_the_map_is_drawn_moved_and_chosen_from_by_keyboard_and_pointer(url, ope
     for option in ("script", "length", "norm", "trained"):
         page.get_by_label("Colour").select_option(option)
     page.locator(".map-legend").get_by_text("under-trained").wait_for()
+
+
+@pytest.mark.parametrize("count", [10_000, 40_000])
+def test_late_rows_do_not_cover_early_ones_on_the_map(count, in_page):
+    expression = """(() => {
+        const side = 60;
+        const [xs, ys, colours] = [new Float32Array(count), new Float32Array(count), new Uint32Array(count)];
+        for (let i = 0; i < count; i++) {
+            xs[i] = (i * 7919) % side;
+            ys[i] = Math.floor(((i * 104729) % (side * side)) / side);
+            colours[i] = i < count / 2 ? 0xff0000ff : 0xffff0000;
+        }
+        const picture = { pixels: new Uint32Array(side * side), width: side, height: side };
+        const order = s.drawingOrder(count);
+        const viewport = { x: side / 2, y: side / 2, zoom: 1 };
+        s.splat(picture, { xs, ys, only: null, order }, viewport, colours, s.disc(1, 1));
+        const red = picture.pixels.filter((pixel) => (pixel & 0xff) > 128).length;
+        return [new Set(order).size, String(order) === String(s.drawingOrder(count)), red / (side * side)];
+    })()"""
+    distinct, is_same, red = in_page({"s": "map/splat.js"}, expression, count=count)
+    assert (distinct, is_same) == (count, True)
+    assert 0.4 < red < 0.6
+
+
+def test_of_points_at_one_place_the_pointer_chooses_the_one_on_top_and_else_the_nearest(in_page):
+    expression = """(() => {
+        const [xs, ys, order] = [new Float32Array(xs_), new Float32Array(ys_), new Uint32Array([3, 2, 0, 1, 4])];
+        const grid = g.makeGrid(xs, ys, order);
+        return [g.nearest(grid, [0, 0], 1, () => true), g.nearest(grid, [0, 0], 1, (i) => i !== 1),
+            g.nearest(grid, [4.9, 5], 1, () => true), g.inside(grid, [[-1, -1], [1, -1], [1, 1], [-1, 1]])];
+    })()"""
+    xs, ys = [0.0, 0.0, 0.0, 5.0, 9.0], [0.0, 0.0, 0.0, 5.0, 9.0]
+    assert in_page({"g": "map/grid.js"}, expression, xs_=xs, ys_=ys) == [1, 0, 3, [0, 1, 2]]
+
+
+@pytest.mark.parametrize("outliers", [[], [1000.0], [-1000.0, math.nan], [1000.0] * 30, [1.0] * 200])
+def test_outliers_do_not_squash_the_map_and_are_those_of_the_figures(in_page, outliers):
+    values = [*torch.rand(99, generator=torch.Generator().manual_seed(0)).tolist(), *outliers]
+    finite = [value if value == value else "NaN" for value in values]
+    found = in_page({"v": "map/viewport.js"}, "v.spread(new Float32Array(values.map(Number)), 0)", values=finite)
+    assert found == pytest.approx(usual_range(np.array(values)))
+    code = """(() => {
+        const xs = new Float32Array(values.map(Number));
+        const viewport = v.fitViewport(xs, xs, 400, 400);
+        return v.countOutside(xs, xs, viewport, 400, 400);
+    })()"""
+    assert in_page({"v": "map/viewport.js"}, code, values=finite) == (len(outliers) > 0 and len(outliers) < 3)
+
+
+def test_the_map_says_how_many_rows_have_no_place(open_page, serve):
+    rows = torch.randn(300, 8)
+    rows[:2] = 0
+    rows[2] = torch.nan
+    page = open_page(serve(OpenedModel("planted", TokenEmbedding.from_pretrained(rows))) + "#map?x=1&y=2")
+    inset = page.locator(".map-folded")
+    until(page, "document.querySelector('.map-folded')?.textContent === '1 row with NaN, not on the map →'")
+    page.get_by_label("x axis").select_option("n")
+    until(page, "document.querySelector('.map-folded')?.textContent === '2 rows all zero, 1 with NaN →'")
+    assert inset.get_attribute("href") == "#health"
 
 
 def test_the_map_opens_on_the_neighbour_layout_with_clusters_and_two_components_are_a_choice(url, open_page):

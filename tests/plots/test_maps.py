@@ -10,6 +10,16 @@ from embedlayer import plots
 from embedlayer.errors import ShapeError
 
 
+def in_order(coordinates: torch.Tensor) -> np.ndarray:
+    """Points in the order of their coordinates, whatever the order in which they are drawn."""
+    points = coordinates.detach().numpy()
+    return points[np.lexsort(points.T)]
+
+
+def places(figure) -> np.ndarray:
+    return in_order(torch.from_numpy(np.asarray(figure.axes[0].collections[0].get_offsets())))
+
+
 def test_the_map_shows_every_row_and_labels_that_cover_nothing():
     coordinates = torch.randn(500, 2, dtype=torch.float64)
     labels = {index: f" word{index}" for index in range(200)}
@@ -17,7 +27,7 @@ def test_the_map_shows_every_row_and_labels_that_cover_nothing():
         coordinates, labels=labels, explained_variance_ratio=torch.tensor([0.25, 0.0312]), max_labels=30
     )
     axes = figure.axes[0]
-    np.testing.assert_array_equal(axes.collections[0].get_offsets(), coordinates.numpy())
+    np.testing.assert_array_equal(places(figure), in_order(coordinates))
     assert axes.collections[0].get_rasterized()
     assert axes.get_xlabel() == "first component (25 % of the variance)"
     assert axes.get_ylabel() == "second component (3.12 % of the variance)"
@@ -48,7 +58,7 @@ def test_labels_that_no_font_can_write_are_left_out():
 
 def test_the_map_colours_rows_by_a_value_and_names_it(unchecked):
     figure = plots.table_map(torch.randn(9, 2), values=torch.arange(9.0), value_label="norm")
-    np.testing.assert_array_equal(figure.axes[0].collections[0].get_array(), np.arange(9.0))
+    np.testing.assert_array_equal(np.sort(figure.axes[0].collections[0].get_array()), np.arange(9.0))
     assert figure.axes[1].get_ylabel() == "norm"
     with pytest.raises(ShapeError, match="one for each of the 9 rows, not 8"):
         plots.table_map(torch.randn(9, 2), values=torch.arange(8.0))
@@ -68,7 +78,7 @@ def test_a_label_without_a_row_is_refused():
 def test_a_table_is_drawn_along_its_principal_components(table):
     figure = plots.table_map(table)
     found = el.analysis.principal_components(table.rows(0, 60).detach())
-    np.testing.assert_allclose(figure.axes[0].collections[0].get_offsets(), found.coordinates.numpy())
+    np.testing.assert_allclose(places(figure), in_order(found.coordinates), atol=1e-12)
     assert f"{100 * found.explained_variance_ratio[0]:.3g} %" in figure.axes[0].get_xlabel()
 
 
@@ -79,9 +89,7 @@ def test_rows_that_are_not_finite_have_no_place_and_leave_the_others_where_they_
         broken.weight[:50] = whole.weight
         broken.weight[50:] = torch.tensor([[torch.nan], [torch.inf]])
     figure = plots.table_map(broken, labels={51: "lost", 3: "there"})
-    offsets = figure.axes[0].collections[0].get_offsets()
-    np.testing.assert_array_equal(offsets[:50], plots.table_map(whole).axes[0].collections[0].get_offsets())
-    assert np.ma.getmaskarray(offsets)[50:].all() or np.isnan(offsets[50:]).all()
+    np.testing.assert_array_equal(places(figure), places(plots.table_map(whole)))
     assert texts(figure) == ["there"]
 
 
@@ -132,7 +140,7 @@ def test_a_layout_that_keeps_neighbours_is_drawn_in_place_of_components():
     layout = el.analysis.neighbor_layout(table, rounds=3)
     figure = plots.table_map(table, tokenizer, layout=layout)
     axes = figure.axes[0]
-    np.testing.assert_allclose(axes.collections[0].get_offsets(), layout.places)
+    np.testing.assert_allclose(places(figure), in_order(layout.places))
     assert (axes.get_xlabel(), "neighbours" in axes.get_title(loc="left")) == ("", True)
     assert texts(figure)
     for wrong, message in ((el.TokenEmbedding(3, 8), "places, and the table 3 rows"), (torch.randn(9, 2), "the table")):

@@ -56,8 +56,9 @@ def test_shares_of_the_variance_are_those_of_the_principal_components():
 
 def test_the_spectrum_counts_the_directions_that_hold_a_share():
     shares = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
-    assert texts(plots.spectrum({"a": shares})) == ["2 explain 50 %"]
-    assert texts(plots.spectrum({"a": shares}, share=0.9)) == ["3 explain 90 %"]
+    assert [*lines(plots.spectrum({"a": shares}))] == ["a: 50 % in 2 components"]
+    assert [*lines(plots.spectrum({"a": shares}, share=0.9))] == ["a: 90 % in 3 components"]
+    assert [*lines(plots.spectrum({"a": torch.zeros(4)}))] == ["a: no variance"]
 
 
 @pytest.mark.parametrize("rows", [torch.zeros(0, 3), torch.ones(1, 3), torch.full((2, 3), torch.nan)])
@@ -104,7 +105,8 @@ def test_a_tied_table_has_a_gradient_in_every_row_of_which_a_few_are_drawn():
     lengths = table.weight.grad.norm(dim=1).sort(descending=True).values
     np.testing.assert_allclose([bar.get_width() for bar in figure.axes[0].patches], lengths[:4].numpy(), rtol=1e-6)
     assert figure.axes[0].get_title(loc="left") == f"{size} of {size} rows have a gradient"
-    assert texts(figure) == [f"and {size - 4} rows with smaller ones"]
+    assert texts(figure) == [f"{length:.3g}" for length in lengths[:4].tolist()]
+    assert figure.get_supxlabel() == f"{size - 4} rows left out: a smaller gradient."
     assert not any(label.get_parse_math() for label in figure.axes[0].get_yticklabels())
     drawn(figure)
 

@@ -191,6 +191,23 @@ export interface RowList {
   ids: number[];
 }
 
+/** "undecided" if nothing shows that the table was trained. */
+export type TableState = "sound" | "faulty" | "undecided";
+
+/** What the rows of a table share, see `SharedVariance` of the analysis; null of fewer rows than can be measured. */
+export interface SharedVariance {
+  rows: number;
+  scale: number | null;
+  offset_share: number | null;
+  dimension: number;
+  dimension_share: number | null;
+  component_share: number | null;
+  constant: number[];
+  rank: number;
+  most_rank: number;
+  is_measured: boolean;
+}
+
 export interface Health {
   zero_rows: RowList;
   nonfinite_rows: RowList;
@@ -201,8 +218,16 @@ export interface Health {
   /** Sentences that say what is wrong, worst first. */
   summary: string;
   is_sound: boolean;
-  /** "undecided" if nothing shows that the table was trained. */
-  state: "sound" | "faulty" | "undecided";
+  state: TableState;
+  shared: SharedVariance;
+  /** Names of measures in `shared`, and "loss", because of which the table is not sound. */
+  at_fault: string[];
+  /** Values from which on measures in `shared` are at fault. */
+  limits: { variance: number; offset: number; rank: number; scale: Point };
+  /** Tokens that never occur in the training text; null if the occurrences are unknown. */
+  absent: RowList | null;
+  /** What the run learned, in nats per token; null for a table that is not of a run. */
+  loss: { validation_loss: number; unigram_entropy: number; gain: number } | null;
   /** Cosine of a row with its nearest row; null without two usable rows. */
   nearest: { rows: number; median: number | null; by_chance: number | null; mean_pair: number | null };
   spelling: {
@@ -321,8 +346,9 @@ export interface TokenFacts {
   norm_share: number | null;
   score: number | null;
   findings: string[] | null;
-  /** What is wrong with the whole table; empty if nothing is. */
-  table_faults: string[];
+  table_state: TableState;
+  /** Sentences that say why the table is not sound; empty if it is. */
+  table_reasons: string[];
   equal_rows: RowList | null;
   near_rows: RowList | null;
   variants: [id: number, cosine: number | null][] | null;
@@ -431,6 +457,8 @@ export interface PointScene {
   colours: Uint32Array;
   /** 1 for each point to draw; null draws all. */
   only: Uint8Array | null;
+  /** The points in the order in which they are drawn, see `drawingOrder`. */
+  order: Uint32Array;
   /** Points that are drawn larger, above the others. */
   marked: Int32Array;
   markColour: number;

@@ -2,7 +2,7 @@
 
 import { definitions, h, token } from "../dom.js";
 
-/** @import { Child, SourceManifest, TokenFacts } from "../types" */
+/** @import { Child, SourceManifest, TableState, TokenFacts } from "../types" */
 
 /** @type {Record<string, string>} a fault in one or two words */
 const FAULTS = {
@@ -10,13 +10,14 @@ const FAULTS = {
   unchanged: "Unchanged", duplicate: "Duplicate", at_mean: "At the mean", near_duplicate: "Nearly a duplicate",
   norm: "Norm beyond a gap", unlike_variants: "Unlike its variants",
 };
-const SOUND = "Sound";
-const NOT_SOUND = "Table not sound";
-const NO_FAULT = "No fault of this row"; // of a table with faults that no single row shows
+/** @type {Record<TableState, string>} what the card says of a row without faults, by the verdict about its table */
+const STATES = { sound: "Sound", faulty: "Table not sound", undecided: "Table not decided" };
+const NO_FAULT = "No fault of this row"; // of a table that is not sound, or of which that is not known
 
 /** @param {number | null | undefined} value */
 function share(value) {
-  return value === null || value === undefined ? "unknown" : `${(100 * value).toFixed(1)} %`;
+  if (value === null || value === undefined) return "unknown";
+  return value < 1 && value >= 0.9995 ? "more than 99.9 %" : `${(100 * value).toFixed(1)} %`;
 }
 
 /** @param {number | null | undefined} value @param {number} [digits] */
@@ -28,8 +29,8 @@ function fixed(value, digits = 3) {
 const counted = (value) => value.toLocaleString("en");
 
 /** Return the facts in a few words. @param {TokenFacts} facts */
-export function summaryOf({ findings, table_faults: faults, norm_share: below, count_rank: rank }) {
-  const parts = [findings ? findings.map((name) => FAULTS[name]).join(", ") : faults.length ? NOT_SOUND : SOUND];
+export function summaryOf({ findings, table_state: state, norm_share: below, count_rank: rank }) {
+  const parts = [findings ? findings.map((name) => FAULTS[name]).join(", ") : STATES[state]];
   if (below !== null) parts.push(`norm above ${share(below)} of the rows`);
   if (rank !== undefined) parts.push(`frequency rank ${counted(rank)}`);
   return parts.join(" · ");
@@ -37,15 +38,15 @@ export function summaryOf({ findings, table_faults: faults, norm_share: below, c
 
 /** Say whether the row is sound, or what is wrong with it. @param {TokenFacts} facts @param {string[]} texts */
 export function verdict(facts, texts) {
-  const { findings, table_faults: faults } = facts;
-  const ofTable = faults.map((fault) => h("p", null, h("b", null, "The table. "), fault));
+  const { findings, table_state: state, table_reasons: reasons } = facts;
+  const ofTable = reasons.map((reason) => h("p", null, h("b", null, "The table. "), reason));
   if (findings) {
     return h("div", { class: "card-verdict card-faults" }, findings.map((name) =>
       h("p", null, h("b", null, `${FAULTS[name]}. `), sentence(name, facts, texts))), ofTable);
   }
   const score = `Its under-training score is ${fixed(facts.score)}; a row with a score above 0 is under-trained.`;
-  return h("div", { class: `card-verdict${faults.length ? " card-faults" : ""}` },
-    h("p", null, h("b", null, `${faults.length ? NO_FAULT : SOUND}. `), score), ofTable);
+  return h("div", { class: `card-verdict${state === "sound" ? "" : " card-faults"}` },
+    h("p", null, h("b", null, `${state === "sound" ? STATES.sound : NO_FAULT}. `), score), ofTable);
 }
 
 /** @param {string} fault @param {TokenFacts} facts @param {string[]} texts @returns {Child[]} */

@@ -3,7 +3,7 @@
 import { parse, sequential } from "../colour.js";
 import { h, segments, slider, token, visibleText } from "../dom.js";
 import { paletteOf, ramp } from "./colouring.js";
-import { paintOver } from "./painting.js";
+import { outsideNote, paintOver } from "./painting.js";
 import { pixel } from "./splat.js";
 import { Stage, emptyScene } from "./stage.js";
 import { fitViewport, toScreen } from "./viewport.js";
@@ -155,7 +155,8 @@ export class ComparisonMap {
     paintOver(context, this.scene, viewport, {
       ...frame, colours: this.palette, rings: chosen >= 0 ? [chosen] : [], first: [], groups: [],
       names: this.#named(chosen), most: 24,
-      axes: [`principal component 1 of ${this.title} →`, "principal component 2 →"], lasso: null,
+      axes: [`principal component 1 of ${this.title} →${outsideNote(frame.outside, "token")}`,
+        "principal component 2 →"], lasso: null,
       textOf: (place) => visibleText(this.about.texts[this.ids[place]]),
     });
     if (chosen >= 0) this.#paintPath(context, viewport, chosen, frame);
@@ -227,15 +228,16 @@ export class ComparisonMap {
       if (rows) facts.push([`Only in ${title}`, `${rows.toLocaleString("en")}: ${namedOf(tokens, rows)}`]);
     }
     if (stored !== null && relation.as_stored_shuffled !== null) {
-      facts.push(["As stored", `${stored.toFixed(3)}, shuffled ${relation.as_stored_shuffled.toFixed(3)}`]);
+      facts.push(["Mean cosine", besideShuffled(stored, relation.as_stored_shuffled)]);
     }
     if (heldOut !== null && shuffled !== null && !["same", "changed"].includes(relation.verdict)) {
-      facts.push(["Held out", `${heldOut.toFixed(3)}, shuffled ${shuffled.toFixed(3)}`]);
+      facts.push(["Rotated, held out", besideShuffled(heldOut, shuffled)]);
     }
     if (residual !== null) {
-      facts.push(["Fitted on all", `${mean.toFixed(3)} (overfitted); ${(100 * residual).toFixed(0)} % unexplained`]);
+      facts.push(["Rotated, all rows", `${fixed(mean)} (overfitted); ${(100 * residual).toFixed(0)} % unexplained`]);
     }
-    facts.push(["Norms", `× ${scale.toFixed(3)} in the median${residual === null ? ", undone in the map" : ""}`]);
+    facts.push(["Norms", `× ${scale.toFixed(3)} of ${this.isBefore ? "those before" : this.otherTitle}, median${
+      residual === null ? "; undone in the map" : ""}`]);
     return h("dl", { class: "facts", title: "Mean cosines of the two rows of a token" },
       facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
   }
@@ -332,6 +334,16 @@ function chipOf(/** @type {number | string} */ each, /** @type {string[]} */ tex
   if (typeof each === "number") return token(texts[each], { of: each });
   const id = texts.indexOf(each);
   return token(each, id < 0 || !each ? {} : { of: id });
+}
+
+/** Write a cosine with three digits, and no minus before zero. @param {number} cosine */
+function fixed(cosine) {
+  return cosine.toFixed(3).replace(/^-(?=0\.000$)/, "").replace("-", "−");
+}
+
+/** @param {number} cosine mean of the pairs @param {number} shuffled the same of tokens paired at random */
+function besideShuffled(cosine, shuffled) {
+  return `${fixed(cosine)}; shuffled tokens ${fixed(shuffled)}`;
 }
 
 /** The first tokens that only one table has. @param {string[]} tokens @param {number} rows */

@@ -1,4 +1,4 @@
-/** The inset for rows that never learned: a caption, their points, and a link to the view Health. */
+/** The inset for rows that are not on the map: a caption that says why, their points, and a link to the view Health. */
 
 import { fit, h } from "../dom.js";
 import { theme } from "../theme.js";
@@ -8,26 +8,42 @@ const [WIDTH, HEIGHT] = [92, 46]; // pixels
 
 export class FoldedRows {
   /**
-   * @param {Uint8Array} isFolded 1 for each row that never learned
+   * @param {Uint8Array} isFolded 1 for each row that never learned, is zero, or holds NaN or infinity
+   * @param {Float32Array} norms NaN for a row with NaN or infinity
    * @param {Float32Array} xs coordinates along the first component
    * @param {Float32Array} ys and along the second
    */
-  constructor(isFolded, xs, ys) {
+  constructor(isFolded, norms, xs, ys) {
     this.isFolded = isFolded;
     this.count = isFolded.reduce((sum, each) => sum + each, 0);
     this.xs = xs.filter((_, id) => isFolded[id] === 1);
     this.ys = ys.filter((_, id) => isFolded[id] === 1);
     this.canvas = h("canvas", { "aria-hidden": "true" });
-    const rows = this.count === 1 ? "1 row" : `${this.count.toLocaleString("en")} rows`;
+    /** @param {(norm: number) => boolean} is */
+    const count = (is) => norms.filter((norm, id) => isFolded[id] === 1 && is(norm)).length;
+    this.broken = count(Number.isNaN);
+    this.zero = count((norm) => norm === 0);
+    this.caption = h("span");
     this.element = h("a", {
       class: "map-folded", href: "#health", hidden: !this.count,
-      title: "Rows that no training text has moved. They are not on this map; the view Health lists them.",
-    }, this.canvas, h("span", null, `${rows} never learned →`));
+      title: "These rows are not on this map; the view Health lists them.",
+    }, this.canvas, this.caption);
   }
 
-  /** Show the inset or hide it. @param {boolean} isShown */
-  show(isShown) {
-    this.element.hidden = !isShown || !this.count;
+  /**
+   * Show the inset, or hide it if no row is missing on the map.
+   * @param {boolean} isLayout whether the map is the neighbour layout; along components only NaN has no place
+   */
+  show(isLayout) {
+    const { count, broken, zero } = this;
+    /** @type {[number, string][]} */
+    const reasons = isLayout ? [[count - broken - zero, "never learned"], [zero, "all zero"], [broken, "with NaN"]]
+      : [[broken, "with NaN, not on the map"]];
+    const written = reasons.filter(([rows]) => rows).map(([rows, why], i) =>
+      `${rows.toLocaleString("en")} ${i ? "" : rows === 1 ? "row " : "rows "}${why}`);
+    this.element.hidden = !written.length;
+    this.canvas.hidden = !isLayout;
+    this.caption.textContent = `${written.join(", ")} →`;
   }
 
   /** Draw the points in the colours of the page. */

@@ -15,8 +15,13 @@
 
 const COLUMNS = 256;
 
-/** @param {Float32Array} xs @param {Float32Array} ys @returns {Grid} */
-export function makeGrid(xs, ys) {
+/**
+ * @param {Float32Array} xs
+ * @param {Float32Array} ys
+ * @param {Uint32Array | null} [order] of drawing: of points at one place, `nearest` returns the one drawn last
+ * @returns {Grid}
+ */
+export function makeGrid(xs, ys, order = null) {
   const [left, right] = range(xs);
   const [bottom, top] = range(ys);
   const cell = Math.max(right - left, top - bottom, 1e-9) / (COLUMNS - 1);
@@ -27,7 +32,10 @@ export function makeGrid(xs, ys) {
   for (let i = 0; i < COLUMNS * COLUMNS; i++) starts[i + 1] += starts[i];
   const next = starts.slice();
   const points = new Uint32Array(starts[COLUMNS * COLUMNS]);
-  for (let i = 0; i < xs.length; i++) if (cellOf(i) >= 0) points[next[cellOf(i)]++] = i;
+  for (let k = 0; k < xs.length; k++) {
+    const i = order === null ? k : order[k];
+    if (cellOf(i) >= 0) points[next[cellOf(i)]++] = i;
+  }
   return { xs, ys, left, bottom, cell, starts, points };
 }
 

@@ -96,7 +96,7 @@ export class PointPainter {
       this.#marked.ys[k] = ys[id];
     });
     this.#marked.colours.fill(markColour);
-    splat(picture, { ...this.#marked, only: null }, viewport, this.#marked.colours, disc(radius, 1));
+    splat(picture, { ...this.#marked, only: null, order: null }, viewport, this.#marked.colours, disc(radius, 1));
   }
 }
 
@@ -127,7 +127,7 @@ export function paintOver(context, scene, viewport, overlay) {
   if (scene.showAxes) paintAxes(context, viewport, width, height, colours);
   context.font = `12px ${colours.font}`;
   context.textBaseline = "middle";
-  paintAxisNames(context, overlay);
+  const note = paintAxisNames(context, overlay);
   context.strokeStyle = colours.ink;
   context.lineWidth = 1.5;
   for (const id of rings) {
@@ -135,7 +135,7 @@ export function paintOver(context, scene, viewport, overlay) {
     context.arc(...toScreen(viewport, scene.xs[id], scene.ys[id], width, height), 8, 0, 7);
     context.stroke();
   }
-  paintNames(context, scene, viewport, overlay);
+  paintNames(context, scene, viewport, { ...overlay, covered: [...overlay.covered, note] });
   if (lasso && lasso.length > 1) paintLasso(context, lasso, colours);
   if (cross) paintCross(context, width / 2, height / 2, colours);
 }
@@ -160,11 +160,16 @@ function paintAxes(context, viewport, width, height, colours) {
   context.stroke();
 }
 
-/** @param {Context2D} context @param {Overlay} overlay */
+/**
+ * Write the names of the axes; return the box of the lower one: left, top, right, bottom.
+ * @param {Context2D} context
+ * @param {Overlay} overlay
+ */
 function paintAxisNames(context, { axes: [across, up], height, colours }) {
   context.fillStyle = colours.muted;
   context.textAlign = "left";
-  across.split("\n").reverse().forEach((line, i) => outlined(context, line, 12, height - 16 - LINE * i, colours));
+  const lines = across.split("\n").reverse();
+  lines.forEach((line, i) => outlined(context, line, 12, height - 16 - LINE * i, colours));
   context.save();
   context.translate(16, 12);
   context.rotate(-Math.PI / 2);
@@ -172,6 +177,12 @@ function paintAxisNames(context, { axes: [across, up], height, colours }) {
   outlined(context, up, 0, 0, colours);
   context.restore();
   context.textAlign = "left";
+  return [0, height - 8 - LINE * lines.length, 12 + Math.max(...lines.map((line) => widthOf(context, line))), height];
+}
+
+/** Return a line that says how many points are outside the picture. @param {number} count @param {string} what */
+export function outsideNote(count, what) {
+  return count ? `\n${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"} outside: zoom out` : "";
 }
 
 /** @param {Context2D} context @param {Point[]} lasso @param {Palette} colours */

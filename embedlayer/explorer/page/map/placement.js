@@ -49,10 +49,11 @@ export class Placement {
 
   /** Learn which rows never learned: they are left out of the layout, and shown in an inset. */
   async fold() {
-    const isFolded = new Uint8Array(await this.about.data.load("folded"));
+    const { data } = this.about;
+    const [isFolded, norms] = await Promise.all([data.load("folded"), data.load("norms")]);
     if (this.#isClosed) return;
     const [xs, ys] = this.about.axes.first();
-    this.#folded = new FoldedRows(isFolded, xs, ys);
+    this.#folded = new FoldedRows(new Uint8Array(isFolded), new Float32Array(norms), xs, ys);
     this.about.inset.replaceChildren(this.#folded.element);
     this.#folded.show(!this.about.stage.scene.showAxes);
     this.#folded.draw();

@@ -29,7 +29,8 @@ const MOST_FREQUENT = 300;
  * @property {string} problem
  * @property {Subwords[]} subwords of the typed texts that are no tokens; the panel then shows nothing else
  * @property {boolean} isLoading
- * @property {(id: number) => boolean} isFolded whether a row never learned and is not on the map
+ * @property {(id: number) => boolean} isFolded whether a row is not in the neighbour layout: it never learned, is zero,
+ *   or holds NaN
  *
  * @typedef {object} Host
  * @property {(sum: TokenSum) => void} choose
@@ -159,8 +160,8 @@ export class Side {
     }
     return h("div", { class: "map-card" }, token(texts[id], { of: id, title: "Open the token card (c)" }),
       h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", null, name), h("dd", null, value)])),
-      this.#shown?.isFolded(id) ? h("p", { class: "note" }, "This row never learned, so the neighbour layout leaves it "
-        + "out. ", h("a", { href: "#health" }, "See it in Health")) : null);
+      this.#shown?.isFolded(id) ? h("p", { class: "note" }, `${whyFolded(columns.norms.values[id])}, so the neighbour `
+        + "layout leaves it out. ", h("a", { href: "#health" }, "See it in Health")) : null);
   }
 
   /** @param {Shown} shown @returns {Child} */
@@ -257,6 +258,11 @@ export class Side {
         words.map((id) => token(texts[id], { of: id, onClick: () => this.#chooseOne(id) })), sums.map(sumButton)),
       other ? elsewhere(other) : null);
   }
+}
+
+/** Say why a row is not in the neighbour layout. @param {number} norm */
+function whyFolded(norm) {
+  return Number.isNaN(norm) ? "This row holds NaN or infinity" : norm ? "This row never learned" : "This row is zero";
 }
 
 /** Say where everyday words are. @param {import("../examples.js").OtherExamples} other */

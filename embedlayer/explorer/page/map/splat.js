@@ -3,8 +3,16 @@
 /** @import { Rgb, Viewport } from "../types" */
 /** @typedef {{size: number, alpha: Uint8Array}} Stamp coverage of a point's pixels, 0 to 255 */
 /** @typedef {{pixels: Uint32Array, width: number, height: number}} Picture */
-/** @typedef {{xs: Float32Array, ys: Float32Array, only: Uint8Array | null}} Points in data units; `only`: 1 to draw */
+/**
+ * @typedef {object} Points
+ * @property {Float32Array} xs in data units
+ * @property {Float32Array} ys
+ * @property {Uint8Array | null} only 1 for each point to draw; null draws all
+ * @property {Uint32Array | null} order of drawing, see `drawingOrder`; null for that of the points
+ */
 
+const MANY = 20000; // points from which on blocks of them are shuffled: drawing takes less than half the time then
+const BLOCK = 16; // points whose coordinates are in one line of the processor's cache
 const CELL = 4; // pixels a side of a cell in which density is counted
 
 /**
@@ -28,6 +36,28 @@ export function disc(radius, opacity) {
   return { size, alpha };
 }
 
+/**
+ * Return the points in a random order, always the same one of as many points: late ones do not cover early ones. Of
+ * many points, blocks are in random order.
+ * @param {number} count
+ */
+export function drawingOrder(count) {
+  const block = count > MANY ? BLOCK : 1;
+  const blocks = Uint32Array.from({ length: Math.ceil(count / block) }, (_, i) => i);
+  let seed = 1;
+  for (let i = blocks.length - 1; i > 0; i--) {
+    seed = (Math.imul(seed, 1664525) + 1013904223) >>> 0; // Numerical Recipes' generator: its high bits are random
+    const other = Math.floor((seed / 2 ** 32) * (i + 1));
+    [blocks[i], blocks[other]] = [blocks[other], blocks[i]];
+  }
+  const order = new Uint32Array(count);
+  let place = 0;
+  for (const first of blocks) {
+    for (let i = first * block; i < Math.min(count, (first + 1) * block); i++) order[place++] = i;
+  }
+  return order;
+}
+
 /** Return a colour as a pixel of an ImageData seen as Uint32Array. @param {Rgb} rgb */
 export function pixel([red, green, blue]) {
   return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
@@ -42,7 +72,7 @@ export function pixel([red, green, blue]) {
  * @param {Stamp} stamp
  * @returns {number} how many points were inside the picture
  */
-export function splat({ pixels, width, height }, { xs, ys, only }, viewport, colours, stamp) {
+export function splat({ pixels, width, height }, { xs, ys, only, order }, viewport, colours, stamp) {
   const { size } = stamp;
   const half = (size - 1) / 2;
   const { zoom } = viewport;
@@ -50,7 +80,8 @@ export function splat({ pixels, width, height }, { xs, ys, only }, viewport, col
   const top = height / 2 + viewport.y * zoom - half + 0.5;
   const [right, bottom, count] = [width - size + 1, height - size + 1, xs.length];
   let drawn = 0;
-  for (let i = 0; i < count; i++) {
+  for (let k = 0; k < count; k++) {
+    const i = order === null ? k : order[k];
     const x = left + xs[i] * zoom;
     if (!(x >= 0 && x < right)) continue; // NaN too
     const y = top - ys[i] * zoom;

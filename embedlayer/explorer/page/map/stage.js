@@ -4,7 +4,8 @@ import { contextOf, fit, h, onResize, visibleText } from "../dom.js";
 import { Gestures } from "./gestures.js";
 import { makeGrid, nearest, visitBox } from "./grid.js";
 import { PointPainter } from "./painting.js";
-import { pan, toData, toScreen, zoomAt } from "./viewport.js";
+import { drawingOrder } from "./splat.js";
+import { countOutside, pan, toData, toScreen, zoomAt } from "./viewport.js";
 
 /** @import { Context2D, Point, PointScene, Viewport } from "../types" */
 /** @import { Handlers } from "./gestures.js" */
@@ -14,8 +15,12 @@ const HINT = 1600; // milliseconds
 const MANY = 60000; // points from which on a pixel of the picture is a CSS pixel
 
 /**
- * @typedef {{width: number, height: number, cross: boolean, covered: number[][]}} Frame size in CSS pixels; `cross`:
- *   whether the keyboard chooses in the middle; `covered`: left, top, right and bottom of each control above
+ * @typedef {object} Frame
+ * @property {number} width in CSS pixels
+ * @property {number} height
+ * @property {boolean} cross whether the keyboard chooses in the middle
+ * @property {number[][]} covered left, top, right and bottom of each control above
+ * @property {number} outside points beyond the picture that shows all but outliers; 0 after zooming or moving
  *
  * @typedef {object} Host
  * @property {(width: number, height: number) => Viewport} fitted the viewport of all points
@@ -34,8 +39,8 @@ const MANY = 60000; // points from which on a pixel of the picture is a CSS pixe
 export function emptyScene(size) {
   return {
     xs: new Float32Array(size), ys: new Float32Array(size), viewport: null, home: 1, colours: new Uint32Array(size),
-    only: null, marked: new Int32Array(), markColour: 0, dense: false, scale: new Uint32Array(256),
-    paper: [255, 255, 255], showAxes: true,
+    only: null, order: drawingOrder(size), marked: new Int32Array(), markColour: 0, dense: false,
+    scale: new Uint32Array(256), paper: [255, 255, 255], showAxes: true,
   };
 }
 
@@ -50,6 +55,8 @@ export class Stage {
   #height = 0;
   #isWaiting = false;
   #isHome = false; // all points are shown, also in another size
+  /** @type {{viewport: Viewport | null, xs: Float32Array | null, count: number}} */
+  #outside = { viewport: null, xs: null, count: 0 };
   #hinting = 0;
   #isClosed = false;
 
@@ -97,8 +104,19 @@ export class Stage {
     const scale = Math.min(devicePixelRatio || 1, scene.xs.length > MANY ? 1 : 2);
     this.painter.paint(scene, scene.viewport, width, height, scale);
     const cross = document.activeElement === over && over.matches(":focus-visible");
-    this.host.above(contextOf(over), scene.viewport, { width, height, cross, covered: this.controls.map(boxOf) });
+    this.host.above(contextOf(over), scene.viewport,
+      { width, height, cross, covered: this.controls.map(boxOf), outside: this.#outsideNow() });
     measured("map: frame", start);
+  }
+
+  /** Return the number of points beyond the picture that shows all but outliers; 0 of any other picture. */
+  #outsideNow() {
+    const { xs, ys, viewport } = this.scene;
+    if (!this.#isHome || !viewport) return 0;
+    if (this.#outside.viewport !== viewport || this.#outside.xs !== xs) {
+      this.#outside = { viewport, xs, count: countOutside(xs, ys, viewport, this.#width, this.#height) };
+    }
+    return this.#outside.count;
   }
 
   /** @param {Viewport} viewport */
@@ -154,7 +172,7 @@ export class Stage {
   }
 
   #gridNow() {
-    this.#grid ??= makeGrid(this.scene.xs, this.scene.ys);
+    this.#grid ??= makeGrid(this.scene.xs, this.scene.ys, this.scene.order);
     return this.#grid;
   }
 

@@ -2,6 +2,10 @@
 
 /** @import { Point, Viewport } from "../types" */
 
+const FENCE = 10; // interquartile ranges outside the quartiles from which on a value is an outlier
+const LEAST_SPREAD = 1e-3; // least interquartile range as a share of the larger quartile
+const MOST_OUTLIERS = 0.05; // if a larger share is outside, none is an outlier
+
 /**
  * Return the viewport that contains all but the `spare` outermost share of the points.
  * @param {Float32Array} xs
@@ -19,7 +23,8 @@ export function fitViewport(xs, ys, width, height, spare = 0.004) {
 }
 
 /**
- * Return the lowest and the highest value without the outermost share on each side; NaN and infinity are ignored.
+ * Return the lowest and the highest value without the outermost share on each side, and without outliers; NaN and
+ * infinity are ignored.
  * @param {Float32Array} values
  * @param {number} spare
  * @returns {Point}
@@ -31,7 +36,38 @@ export function spread(values, spare) {
   sample.sort((a, b) => a - b);
   if (!sample.length) return [0, 1];
   const cut = Math.floor(sample.length * spare);
-  return [sample[cut], sample[sample.length - 1 - cut]];
+  const [first, last] = withoutOutliers(sample);
+  return [sample[Math.max(cut, first)], sample[Math.min(sample.length - 1 - cut, last)]];
+}
+
+/**
+ * Return the indices of the lowest and the highest value without outliers, as `usual_range` of the plots does.
+ * @param {number[]} ordered
+ * @returns {Point}
+ */
+function withoutOutliers(ordered) {
+  const most = ordered.length - 1;
+  const [low, high] = [ordered[Math.floor(most / 4)], ordered[Math.ceil((3 * most) / 4)]];
+  const reach = FENCE * Math.max(high - low, LEAST_SPREAD * Math.max(Math.abs(low), Math.abs(high)));
+  const first = ordered.findIndex((value) => value >= low - reach);
+  const above = ordered.findIndex((value) => value > high + reach);
+  const last = above < 0 ? most : above - 1;
+  return low === high || first + most - last > Math.max(1, MOST_OUTLIERS * ordered.length) ? [0, most] : [first, last];
+}
+
+/**
+ * Return the number of points that have a place outside of the picture.
+ * @param {Float32Array} xs
+ * @param {Float32Array} ys
+ * @param {Viewport} viewport
+ * @param {number} width
+ * @param {number} height
+ */
+export function countOutside(xs, ys, { x, y, zoom }, width, height) {
+  const [right, top] = [width / 2 / zoom, height / 2 / zoom];
+  let count = 0;
+  for (let i = 0; i < xs.length; i++) if (Math.abs(xs[i] - x) > right || Math.abs(ys[i] - y) > top) count++;
+  return count;
 }
 
 /**

@@ -8,6 +8,7 @@ import { spread } from "../map/viewport.js";
 /** @import { Child, Closable, Health, Point, RowGroups, RowList, Spectrum } from "../types" */
 /** @import { UnderTrainedToken, View, ViewContext } from "../types" */
 /** @import { Rule } from "../charts/chart.js" */
+/** @typedef {[name: string, value: number | string, note: string]} Tile a measure beside its value by chance */
 /** @typedef {(values: Float32Array, range: Point, colour: string) => Rule[]} Marked the chosen token on a scale */
 
 /** @type {View} */
@@ -24,6 +25,13 @@ const SHOWN_IDS = 60;
 const SHOWN_GROUPS = 12;
 const SHOWN_DUPLICATES = 6;
 const BINS = 60;
+const ENDS = 0.0005; // share of the values beyond each end of a histogram's scale
+
+/** @type {Record<string, string>} names of the tiles of the whole table, by measure */
+const TILES = {
+  dimension_share: "Largest dimension", component_share: "Largest direction", offset_share: "Shared offset",
+  constant: "Constant columns", rank: "Directions", scale: "Scale", loss: "Loss",
+};
 
 /** @param {HTMLElement} element @param {ViewContext} context */
 async function open(element, context) {
@@ -36,11 +44,14 @@ async function open(element, context) {
   const charts = histograms(health, new Float32Array(norms), new Float32Array(scores), marked);
   const shares = spectrumChart(spectrum);
   element.replaceChildren(
-    h("p", { class: `verdict${health.is_sound ? " sound" : ""}`, role: "status" }, health.summary),
-    tiles(health, spectrum, manifest.vocab_size, manifest.embed_dim), health.is_sound ? "" : otherRows(health),
+    h("p", { class: `verdict ${health.state}`, role: "status" }, health.summary),
+    tiles(rowTiles(health, manifest.vocab_size)),
+    tiles([...sharedTiles(health), ...measures(health, spectrum, manifest.embed_dim)], health.at_fault),
+    health.state === "faulty" ? otherRows(health) : "",
     h("div", { class: "grid-2" },
       panel("Norms of the rows", "Euclidean norms. The norm alone does not separate trained from untrained rows: in "
-        + "tied tables untrained rows can have the largest norm.", underTrainedLegend(), charts.norms.element),
+        + "tied tables untrained rows can have the largest norm.", underTrainedLegend(), charts.norms.element,
+      h("p", { class: "note" }, beyondNote(new Float32Array(norms)))),
       panel("Under-training score", "Rows of tokens that did not occur in training got gradients in one common "
         + "direction, so they form a narrow cone. "
         + (health.under_trained.cones.length ? "The score is 1 on the axis of the cone and 0 at its edge."
@@ -50,7 +61,8 @@ async function open(element, context) {
         + `Effective rank: ${spectrum.effective_rank.toFixed(0)} of ${manifest.embed_dim} dimensions (random numbers: `
         + `${spectrum.chance.effective_rank.toFixed(0)}).`, shares.element),
       kindsPanel(health)),
-    underTrainedPanel(health, counts && new Float32Array(counts), context), health.is_sound ? otherRows(health) : "");
+    underTrainedPanel(health, counts && new Float32Array(counts), context),
+    health.state === "faulty" ? "" : otherRows(health));
   return {
     tokenChosen() {
       for (const each of [charts.norms, charts.scores]) each.redraw();
@@ -67,17 +79,30 @@ function panel(title, note, ...children) {
 }
 
 /**
- * @param {Health} health
- * @param {Spectrum} spectrum
- * @param {number} vocabSize
- * @param {number} embedDim
+ * Show measures; those that are faults have another border.
+ * @param {Tile[]} items
+ * @param {string[]} faults measures that are faults
  */
-function tiles(health, spectrum, vocabSize, embedDim) {
+function tiles(items, faults = []) {
+  const list = definitions("tiles", items.map(([name, value, note]) =>
+    [name, typeof value === "number" ? tileNumber(value) : value, h("small", null, note)]));
+  items.forEach(([name], i) =>
+    list.children[i].classList.toggle("is-fault", faults.some((each) => TILES[each] === name)));
+  return list;
+}
+
+/**
+ * Return the numbers of rows with each finding.
+ * @param {Health} health
+ * @param {number} vocabSize
+ * @returns {Tile[]}
+ */
+function rowTiles(health, vocabSize) {
   const under = health.under_trained.rows;
   const share = under / vocabSize;
   const [cone] = health.under_trained.cones;
   const contrast = cone?.contrast ? `; contrast ${cone.contrast.toFixed(1)}, clusters have 1` : "";
-  /** @type {[string, number, string][]} */
+  /** @type {Tile[]} */
   const items = [
     ["Under-trained", under, under ? `${(100 * share).toFixed(share < 0.001 ? 2 : 1)} % of the rows${contrast}`
       : "no narrow cone of rows"],
@@ -89,8 +114,65 @@ function tiles(health, spectrum, vocabSize, embedDim) {
   const undecided = health.under_trained.undecided.reduce((sum, { rows }) => sum + rows, 0);
   if (undecided) items.splice(1, 0, ["Undecided", undecided, "unused rows or clusters, see below"]);
   if (health.never_touched) items.push(["Unchanged", health.never_touched.rows, "as before training"]);
-  items.push(...measures(health, spectrum, embedDim));
-  return definitions("tiles", items.map(([name, value, note]) => [name, tileNumber(value), h("small", null, note)]));
+  if (health.absent) {
+    items.push(["Never occurring", health.absent.rows,
+      `${percent(health.absent.rows / vocabSize)} of the tokens, in the training text`]);
+  }
+  return items;
+}
+
+/**
+ * Return what all rows share, and what the run learned: each with the value from which on it is a fault.
+ * @param {Health} health
+ * @returns {Tile[]}
+ */
+function sharedTiles({ shared, limits, loss }) {
+  const ofVariance = `of the variance; a fault above ${percent(limits.variance)}`;
+  /** @param {number | null} share @param {string} note @returns {[string, string]} */
+  const measured = (share, note) => (shared.is_measured ? [percent(share), note] : ["–", "too few rows"]);
+  /** @type {Tile[]} */
+  const items = [
+    [TILES.dimension_share, ...measured(shared.dimension_share, `dimension ${shared.dimension}, ${ofVariance}`)],
+    [TILES.component_share, ...measured(shared.component_share, `first principal component, ${ofVariance}`)],
+    [TILES.offset_share, ...measured(shared.offset_share,
+      `of the squared length, the mean row; a fault above ${percent(limits.offset)}`)],
+    [TILES.constant, shared.is_measured ? shared.constant.length : "–", "the same number in all rows"],
+    [TILES.rank, shared.is_measured ? shared.rank : "–",
+      `of ${shared.most_rank} with variance, in a sample; not decided below ${percent(limits.rank)}`],
+    [TILES.scale, shared.scale === null ? "–" : short(shared.scale),
+      `root mean square of the numbers; a fault outside ${limits.scale.map(power).join(" to ")}`],
+  ];
+  if (loss) {
+    items.push([TILES.loss, loss.validation_loss.toFixed(2),
+      `nats per token on held-out text; token frequencies alone give ${loss.unigram_entropy.toFixed(2)}`]);
+  }
+  return items;
+}
+
+/** Write a power of ten. @param {number} value */
+function power(value) {
+  return value.toExponential(0).replace("e+", "e");
+}
+
+/** @param {number | null} share */
+function percent(share) {
+  return share === null ? "–" : `${Number((100 * share).toPrecision(share < 0.1 ? 2 : 3))}\u00a0%`;
+}
+
+/** Say which norms the histogram counts at its ends, and which it leaves out. @param {Float32Array} norms */
+function beyondNote(norms) {
+  const finite = norms.filter(Number.isFinite);
+  const [low, high] = spread(finite, ENDS);
+  const beyond = finite.filter((norm) => norm < low || norm > high).length;
+  const broken = norms.length - finite.length;
+  /** @param {number} count */
+  const rows = (count) => (count === 1 ? "1 row" : `${count.toLocaleString("en")} rows`);
+  const largest = finite.reduce((most, norm) => Math.max(most, norm), 0);
+  const parts = [];
+  const most = `the largest norm is ${short(largest)}`;
+  if (beyond) parts.push(`${rows(beyond)} beyond the scale counted in the end bars; ${most}.`);
+  if (broken) parts.push(`${rows(broken)} with NaN or infinity left out.`);
+  return parts.join(" ");
 }
 
 /** @param {RowGroups} list */
@@ -108,25 +190,31 @@ function groupCount(groups) {
  * @param {Health} health
  * @param {Spectrum} spectrum
  * @param {number} embedDim
- * @returns {[string, number, string][]}
+ * @returns {Tile[]}
  */
 function measures({ nearest, spelling }, spectrum, embedDim) {
   const { chance } = spectrum;
-  /** @type {[string, number, string][]} */
+  /** @type {Tile[]} */
   const items = [
     ["Effective rank", spectrum.effective_rank, `of ${embedDim}; by chance ${chance.effective_rank.toFixed(0)}`],
     ["Isotropy", spectrum.isotropy, `by chance ${chance.isotropy.toFixed(3)}`],
-    ["Mean cosine", spectrum.mean_cosine, `of two rows; by chance 0 ± ${short(chance.mean_cosine_deviation)}`],
+    ["Mean cosine", spectrum.mean_cosine, `of two rows; by chance ${aroundZero(short(chance.mean_cosine_deviation))}`],
   ];
   if (nearest.median !== null && nearest.by_chance !== null) {
     items.push(["Nearest cosine", nearest.median, `median; by chance ${nearest.by_chance.toFixed(3)}`]);
   }
   if (spelling) {
     items.push(["Spelling variants", spelling.cosine,
-      `cosine of ${spelling.pairs.toLocaleString("en")} pairs (dog, dogs); by chance 0 ± ${spelling.error.toFixed(3)}`],
+      `cosine of ${spelling.pairs.toLocaleString("en")} pairs (dog, dogs); by chance `
+      + aroundZero(spelling.error.toFixed(3))],
     ["Unlike variants", spelling.unlike, "share of the pairs as unlike as unrelated tokens; by chance 1"]);
   }
   return items;
+}
+
+/** @param {string} deviation */
+function aroundZero(deviation) {
+  return `0\u00a0±\u00a0${deviation}`;
 }
 
 /** @param {number} value */
@@ -157,9 +245,9 @@ function markOf({ token: chosen }, texts) {
 /** @param {Health} health @param {Float32Array} norms @param {Float32Array} scores @param {Marked} marked */
 function histograms({ under_trained: { threshold, cones } }, norms, scores, marked) {
   const isUnder = Uint8Array.from(scores, (score) => Number(score > threshold));
-  const [low] = spread(scores.filter(Number.isFinite), 0.0005);
+  const [low] = spread(scores.filter(Number.isFinite), ENDS);
   return {
-    norms: histogramChart("norm", norms, isUnder, spread(norms.filter(Number.isFinite), 0.0005), marked),
+    norms: histogramChart("norm", norms, isUnder, spread(norms.filter(Number.isFinite), ENDS), marked),
     scores: histogramChart("score", scores, isUnder, [Math.min(low, -0.2), 1], marked,
       cones.length ? { at: threshold, text: "edge of the cone" } : undefined),
   };
@@ -257,7 +345,7 @@ function underTrainedPanel({ under_trained: { tokens, rows, explanation } }, cou
   fill();
   /** @type {[string, boolean][]} */
   const columns = [["token", false], ["ID", true], ["kind", false], ["score", true], ["norm", true]];
-  if (counts) columns.push(["occurrences in the corpus", true]);
+  if (counts) columns.push(["occurrences", true]);
   return panel("Under-trained rows", reasons,
     h("div", { class: "toolbar" }, kinds.length > 2 ? choice : null, note),
     scroller("Under-trained rows", "scroll list-scroll", table(columns, body)));

@@ -10,7 +10,7 @@ import { Columns, namesInOrder } from "../map/columns.js";
 import { Controls } from "../map/controls.js";
 import { kinds, rowsAlone } from "../map/groups.js";
 import { Naming } from "../map/naming.js";
-import { paintOver } from "../map/painting.js";
+import { outsideNote, paintOver } from "../map/painting.js";
 import { Placement } from "../map/placement.js";
 import { bytesOfAll, idsByText, parseExpression, parseQuery, search, variants } from "../map/search.js";
 import { idsOf, isEmpty, selectedTokens, sumParams } from "../map/selection.js";
@@ -271,6 +271,7 @@ class MapView {
   #paintAbove(context, viewport, frame) {
     const isNarrow = frame.width < NARROW;
     const titles = this.scene.showAxes ? this.axes.titles() : [this.axes.layoutNote(isNarrow), ""];
+    titles[0] += outsideNote(frame.outside, "token");
     const first = this.#firstNamed();
     paintOver(context, this.scene, viewport, {
       ...frame, colours: this.colouring.palette, axes: titles, rings: idsOf(this.selected()), first,
