@@ -34,7 +34,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, ShapeError, SizeError
-from embedlayer.io.files import create_folder, read_bytes, replace_file
+from embedlayer.io.files import create_folder, is_stream, read_bytes, replace_file
 from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import pickle_error
 from embedlayer.tables.dense import TableLike, as_rows
@@ -740,7 +740,12 @@ def _write_npy(path: Path, tokens: Sequence[str], chunks: Iterator[Row], width: 
         tokens: Token of each row.
         chunks: The rows in order, several at a time.
         width: Number of columns, D.
+
+    Raises:
+        FileError: `path` is a device or a pipe, which has no file beside it.
     """
+    if is_stream(path):
+        raise FileError(f"{path} is a device or a pipe, and a .npy file has a file of tokens beside it: name a file.")
     with replace_file(_tokens_file(path)) as partial, _writing(path) as file:
         partial.write_text(json.dumps(list(tokens)) + "\n")
         header = {"descr": "<f4", "fortran_order": False, "shape": (len(tokens), width)}
@@ -863,6 +868,13 @@ def _check_utf8(token: str, row: int) -> str:
 def _folder_of(path: Path) -> Path:
     """Return the folder of the Embedding Projector's files; `path` is this folder or a `.tsv` file in it."""
     return path.parent if path.suffix == ".tsv" else path
+
+
+def files_of(path: Path, format: str) -> list[Path]:
+    """Return the files that `write_vectors` writes for `path`; `path` alone for a format that is not its own."""
+    if format == "projector":
+        return [_folder_of(path) / name for name in (TENSORS, METADATA, PROJECTOR_CONFIG)]
+    return [path, _tokens_file(path)] if format == "npy" else [path]
 
 
 def _tokens_file(path: Path) -> Path:

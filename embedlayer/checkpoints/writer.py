@@ -19,7 +19,8 @@ from embedlayer.checkpoints.meta_layout import PARAMS
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.second_copies import find_copies
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError
-from embedlayer.io.files import read_json, replace_folder, write_json
+from embedlayer.io.files import check_new_folder, new_folder, read_json, write_json
+from embedlayer.io.partials import PARTIAL
 from embedlayer.io.safetensors_files import (
     CHUNK_BYTES,
     INDEX,
@@ -95,8 +96,7 @@ def write_tensors(
     source, target = Path(checkpoint_dir), Path(out_dir)
     if not source.is_dir():
         raise FileError(f"There is no folder {source} to take the other tensors from.")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FileError(f"{target} is not empty. Choose a folder that does not exist yet.")
+    check_new_folder(target)
     checkpoint = Checkpoint.open(source)
     if checkpoint.gguf is not None:
         raise CheckpointError(
@@ -152,12 +152,11 @@ def write_tensors(
             warnings.warn(left_out_message(stale), EmbedLayerWarning, stacklevel=3)
     changed = {name: tensor for name, tensor in tensors.items() if not checkpoint.stores(name, tensor)}
     rewritten = {file: header for file, header in checkpoint.headers.items() if header.tensors.keys() & changed.keys()}
-    target.parent.mkdir(parents=True, exist_ok=True)
     copied: list[str] = []
-    with replace_folder(target) as partial:
+    with new_folder(target) as partial:
         for file in sorted(path for path in source.rglob("*") if path.is_file()):
             name = file.relative_to(source).as_posix()
-            if is_left_out(name, left_out):
+            if is_left_out(name, left_out) or any(part.endswith(PARTIAL) for part in Path(name).parts[:-1]):
                 continue
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
             if name in rewritten:

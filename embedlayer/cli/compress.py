@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer.cli.options import SOURCE, TEXT, NewFolder, json_option, tokenizer_option
+from embedlayer.cli.options import NEW_FOLDER, SOURCE, TEXT, json_option, tokenizer_option
 from embedlayer.cli.printing import make_console, print_json, print_line, print_table
 from embedlayer.errors import EmbedLayerWarning
 
@@ -26,7 +26,7 @@ WINDOW = 256
 @click.option(
     "--to", help="Kind of the smaller table: int8, int4, int4-g32 (groups of 32 columns), q8_0, q4_0, or rank=128."
 )
-@click.option("-o", "--output", type=NewFolder(), help="New folder for the result.")
+@click.option("-o", "--output", type=NEW_FOLDER, help="New folder for the result.")
 @click.option("--compare", is_flag=True, help="Show all choices side by side, with --to among them.")
 @click.option("--text", type=TEXT, help="Text to measure the loss on, and to count tokens in.")
 @tokenizer_option
@@ -170,7 +170,7 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> str:
     from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
     from embedlayer.compress.convert import replace_table
     from embedlayer.compress.transformers_models import copy_blocks
-    from embedlayer.io.files import create_folder, replace_folder, write_json
+    from embedlayer.io.files import new_folder, write_json
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.pretrained import Pretrained, hide_weights
     from embedlayer.sources import GENERATION
@@ -180,8 +180,7 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> str:
         layer = replace_table(opened.model, table)
     elif opened.kind == "file of vectors":
         layer = EmbeddingLayer(table, family="vectors")
-    create_folder(output.parent)
-    with replace_folder(output) as partial:
+    with new_folder(output) as partial:
         with warnings.catch_warnings():
             if opened.no_tokenizer:  # open_model has said so
                 warnings.simplefilter("ignore", EmbedLayerWarning)

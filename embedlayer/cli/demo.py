@@ -6,6 +6,7 @@ import click
 
 from embedlayer.cli.options import json_option
 from embedlayer.command_name import command_line
+from embedlayer.errors import FileError
 
 PROBES = (" must", " returns", " called", " string", " method", " argument", " if", " function")
 """Tokens whose neighbours are shown; each occurs more than 50 times in the text."""
@@ -53,11 +54,17 @@ def demo(context: click.Context, output: Path, minutes: float, min_steps: int, s
     """
     from embedlayer.cli.train import train
     from embedlayer.io.files import create_folder, write_text
+    from embedlayer.training.run_directory import RunDirectory
 
     if not as_json:
         duration = f"{minutes:g} minutes, longer on a busy or slow machine: at least {min_steps} steps"
         click.echo(f"Training a small layer on the Python manual ({duration if steps is None else f'{steps} steps'})")
-    text = create_folder(output) / "python-reference.txt"
+    text = output / "python-reference.txt"
+    if RunDirectory(output).contains_run and not text.exists():
+        raise FileError(
+            f"{output} holds a run of embedlayer train, which the demo would replace. Choose another folder."
+        )
+    create_folder(output)
     write_text(text, carried_text())
     result: int = context.invoke(
         train,

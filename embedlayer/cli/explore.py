@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 import embedlayer.explorer
-from embedlayer.cli.options import COLUMNS, SOURCE, tokenizer_option
+from embedlayer.cli.options import COLUMNS, NEW_FILE, SOURCE, tokenizer_option
 
 if TYPE_CHECKING:
     from embedlayer.sources import OpenedModel
@@ -31,7 +31,7 @@ NAMED = 5
 @click.option("--port", default=0, show_default="a free one", help="Port to serve on, on this machine only.")
 @click.option("--view", type=click.Choice(VIEWS), help="View to open first; by default map, without SOURCE learn.")
 @click.option("--no-browser", is_flag=True, help="Print the address and open no browser.")
-@click.option("--export", "export_to", type=click.Path(path_type=Path), help="Write one HTML file and serve nothing.")
+@click.option("--export", "export_to", type=NEW_FILE, help="Write one new HTML file and serve nothing.")
 def explore(
     sources: tuple[Path, ...],
     words: bool,
@@ -70,11 +70,13 @@ def explore(
     if export_to is not None:
         from embedlayer.cli.progress import exporting
         from embedlayer.explorer.export import write_page
+        from embedlayer.io.files import new_file
 
-        with exporting() as show_progress:
-            write_page(export_to, opened, show_progress)
+        with exporting() as show_progress, new_file(export_to) as page:
+            write_page(page, opened, show_progress)
+            size = page.stat().st_size
             show_progress(1.0, "done")
-        click.echo(f"Wrote {export_to} ({export_to.stat().st_size / 1e6:.1f} MB): it opens without a server.")
+        click.echo(f"Wrote {export_to} ({size / 1e6:.1f} MB): it opens without a server.")
         return
 
     first = view or ("" if sources else "learn")

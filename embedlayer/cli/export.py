@@ -54,51 +54,52 @@ def export(
     A gguf file is a copy of the file --into, in which the table, an untied head and the tokens are those of SOURCE. All
     other tensors are copied byte for byte, and rows that did not change keep their bytes.
     """
-    from embedlayer.checkpoints.vector_files import format_of
+    from embedlayer.checkpoints.vector_files import files_of, format_of
+    from embedlayer.io.files import check_new_files, new_files
     from embedlayer.sources import open_model
 
     chosen = format or (output.suffix[1:] if output.suffix in (".parquet", ".onnx", ".gguf") else format_of(output))
     if (chosen == "gguf") != (into is not None):
         raise FileError("A gguf file is a copy of another one: name that file with --into, and the format gguf.")
-    _check_free(output)
-    opened, count = open_model(source, tokenizer_from), None
-    if into is not None:
-        from embedlayer.vocab.gguf_files import new_file, write_into_gguf
+    written = files_of(output, chosen)
+    check_new_files(*written)
+    opened = open_model(source, tokenizer_from)
+    with new_files(*written) as (target, *_):
+        if into is not None:
+            from embedlayer.vocab.gguf_files import write_into_gguf
 
-        tokenizer, target = opened.require_tokenizer(), new_file(source, output)
-        write_into_gguf(opened.table, tokenizer, into, target, head=opened.untied_head)
-    elif chosen == "onnx":
-        from embedlayer.compress.onnx_export import export_onnx, has_onnx_layout
+            write_into_gguf(opened.table, opened.require_tokenizer(), into, target, head=opened.untied_head)
+            count = opened.table.vocab_size
+        elif chosen == "onnx":
+            count = _write_onnx(opened, source, target)
+        elif chosen == "parquet":
+            from embedlayer.analysis.atlas import write_atlas
 
-        if not has_onnx_layout(opened.table):
-            raise SizeError(
-                f"An onnx file holds a table in blocks of 32 columns with one scale, and that of {source} is a "
-                f"{type(opened.table).__name__} of {opened.dtype}. Compress it first, and export NEW: "
-                f"{command_line('compress', source, '--to', 'q4_0', '-o', 'NEW')}"
-            )
-        export_onnx(opened.table, output, logits=opened.head is None or opened.head.tied)
-    elif chosen == "parquet":
-        from embedlayer.analysis.atlas import write_atlas
-
-        count = write_atlas(output, opened.table, opened.require_tokenizer(), num_neighbors=neighbors)
-    else:
-        count = _write_vectors(opened, output, format_of(output, chosen))
-    rows, columns = opened.table.vocab_size if count is None else count, opened.table.embed_dim
-    facts = {"file": str(output), "format": chosen, "rows": rows, "columns": columns}
-    text = f"Wrote {rows:,} rows of {columns} numbers as {chosen} to {output}"
+            count = write_atlas(target, opened.table, opened.require_tokenizer(), num_neighbors=neighbors)
+        else:
+            count = _write_vectors(opened, target, format_of(output, chosen))
+    columns = opened.table.embed_dim
+    facts = {"file": str(output), "format": chosen, "rows": count, "columns": columns}
+    text = f"Wrote {count:,} rows of {columns} numbers as {chosen} to {output}"
     print_json(facts) if as_json else click.echo(text)
 
 
-def _check_free(output: Path) -> None:
-    """Check that the file or folder of an export does not exist, or is an empty folder.
+def _write_onnx(opened: "OpenedModel", source: Path, output: Path) -> int:
+    """Write a compressed table as an ONNX graph; return its number of rows.
 
     Raises:
-        FileError: It exists.
+        SizeError: The table has another layout.
     """
-    names = output.with_name(output.name.removesuffix(".gz").removesuffix(".npy") + ".tokens.json")
-    for path in (output, *([names] if ".npy" in output.suffixes else [])):
-        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-            raise FileError(f"{path} exists. Remove it, or choose another name.")
+    from embedlayer.compress.onnx_export import export_onnx, has_onnx_layout
+
+    if not has_onnx_layout(opened.table):
+        raise SizeError(
+            f"An onnx file holds a table in blocks of 32 columns with one scale, and that of {source} is a "
+            f"{type(opened.table).__name__} of {opened.dtype}. Compress it first, and export NEW: "
+            f"{command_line('compress', source, '--to', 'q4_0', '-o', 'NEW')}"
+        )
+    export_onnx(opened.table, output, logits=opened.head is None or opened.head.tied)
+    return opened.table.vocab_size
 
 
 def _write_vectors(opened: "OpenedModel", output: Path, format: "VectorFormat") -> int:

@@ -1,12 +1,14 @@
 """Options that several commands share, and types of path parameters, which check a path before anything is loaded."""
 
+import os
 import re
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from embedlayer.errors import FileError
+from embedlayer.io.files import check_new_files, check_new_folder, is_stream
 from embedlayer.sources import OWN_FOLDERS, PathKind, path_kind
 
 
@@ -73,16 +75,19 @@ class NamedToken(click.ParamType):  # type: ignore[type-arg]
         return int(value[1:]) if isinstance(value, str) and re.fullmatch("#[0-9]{1,18}", value) else value
 
 
-class NewFolder(click.Path):
-    """Type of a click parameter: a folder that the command creates, which must not exist or must be empty."""
+class NewPath(click.Path):
+    """Type of a click parameter: a file or folder that the command creates, which must be new.
 
-    def __init__(self) -> None:
+    Args:
+        check: Function that raises a `FileError` if something is at the path. Nothing is created.
+    """
+
+    def __init__(self, check: Callable[[str | Path], None]) -> None:
         super().__init__(path_type=Path)
+        self.check = check
 
     def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:  # type: ignore[override]
-        """Return the value of a parameter as a path, after a check that it does not exist or is an empty folder.
-
-        Nothing is created. click calls this method.
+        """Return the value of a parameter as a path, after the check, which the command repeats when it is done.
 
         Args:
             value: What the user passed.
@@ -90,16 +95,22 @@ class NewFolder(click.Path):
             ctx: click's context of the command; not used.
 
         Raises:
-            FileError: The path is a file, or a folder that is not empty.
+            FileError: Something is at the path.
         """
-        path = Path(value)
-        is_filled = False
-        with suppress(OSError):  # a folder that cannot be read: writing to it is an error later
-            is_filled = path.exists() and (not path.is_dir() or any(path.iterdir()))
-        if is_filled:
-            raise FileError(f"{path} is not empty. Choose a folder that does not exist yet.")
-        return path
+        self.check(value)
+        return Path(value)
 
+
+def _check_new_model(path: str | Path) -> None:
+    """Check the path of an edited model: a folder or, of a GGUF file, a file.
+
+    Raises:
+        FileError: A file, a device, or a folder that is not empty is there.
+    """
+    check_new_folder(path) if os.path.isdir(path) or is_stream(path) else check_new_files(path)
+
+
+NEW_FILE, NEW_FOLDER = NewPath(check_new_files), NewPath(check_new_folder)
 
 _FOLDERS = (*OWN_FOLDERS, PathKind.CHECKPOINT, PathKind.FOLDER)
 _TEXT_FILES = (PathKind.TEXT, PathKind.VECTORS, PathKind.DATA_FILE, PathKind.BINARY, PathKind.EMPTY_FILE)
@@ -136,4 +147,6 @@ tokenizer_option = click.option(
     "--tokenizer", "tokenizer_from", type=TOKENIZER, help="Use this tokenizer (a file or folder) instead."
 )
 
-new_folder_option = click.option("-o", "--output", required=True, type=NewFolder(), help="New folder for the result.")
+new_model_option = click.option(
+    "-o", "--output", required=True, type=NewPath(_check_new_model), help="New folder for the result."
+)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from embedlayer.cli.printing import say
 from embedlayer.command_name import command_line
-from embedlayer.errors import TextError, TokenizerError
+from embedlayer.errors import FileError, TextError, TokenizerError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -65,7 +65,7 @@ def prepare_corpus(
     if target.is_symlink():  # an earlier run used a corpus in another folder
         target.unlink()
     elif (target / "0").exists():  # an earlier run trained on a mixture
-        shutil.rmtree(target)
+        _remove_corpus(target)
     if weights is not None:
         return _build_mixture(sources, weights, target, options, quiet)
     ready = _find_corpus(sources)
@@ -152,7 +152,7 @@ def _build_mixture(
             tokenizer = learn_tokenizer(texts, options.kind, options.vocab_size, weights=weights, quiet=quiet)
         say("Turning the texts into token IDs", quiet)
         if target.exists():
-            shutil.rmtree(target)
+            _remove_corpus(target)
         target.mkdir()
         corpora = []
         for number, (source, found) in enumerate(zip(readable, texts, strict=True)):
@@ -223,9 +223,23 @@ def _link_corpus(ready: Path, target: Path, tokenizer_from: Path | None) -> "tup
     if fingerprint(tokenizer) != corpus.tokenizer_fingerprint:
         raise TokenizerError(f"The corpus {ready} was built with another tokenizer. Leave --tokenizer-from out.")
     if target.exists():
-        shutil.rmtree(target)
+        _remove_corpus(target)
     target.symlink_to(ready.resolve(), target_is_directory=True)
     return corpus, tokenizer
+
+
+def _remove_corpus(folder: Path) -> None:
+    """Delete the corpus or the corpora of a mixture that an earlier run left in a folder.
+
+    Raises:
+        FileError: The folder holds other files.
+    """
+    from embedlayer.data.corpus_files import is_corpus
+
+    is_empty = not any(not path.name.startswith(".") for path in folder.iterdir())
+    if not (is_empty or is_corpus(folder) or is_corpus(folder / "0")):
+        raise FileError(f"{folder} holds other files than a corpus. Choose another folder for the run.")
+    shutil.rmtree(folder)
 
 
 def _tokenizer_for(corpus: Path, tokenizer_from: Path | None) -> "Tokenizer":

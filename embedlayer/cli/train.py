@@ -138,6 +138,7 @@ def _train(
     """
     from embedlayer.cli.pipeline import show_summary, start_run, train_to_the_end
     from embedlayer.cli.report import make_report
+    from embedlayer.sources import CONFIG
     from embedlayer.training.loop import TrainingOptions
 
     quiet = options["as_json"] or not parallel.is_first
@@ -163,6 +164,12 @@ def _train(
             raise FileError(
                 f"{directory.path} holds a run already. Continue it with --resume, replace it with --overwrite, "
                 f"or choose another folder."
+            )
+        holds_model = parallel.collectives.any((directory.path / CONFIG).exists())
+        if holds_model and not exists and not options["overwrite"]:
+            raise FileError(
+                f"{directory.path} holds a model, whose {CONFIG} a run would replace. Choose another folder, or "
+                f"replace the model with --overwrite."
             )
         if options["steps"] is None and options["minutes"] is None:
             options["minutes"] = 2.0

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedlayer.cli.options import EDITED, FOLDER, SOURCE, TEXT, TEXTS, TOKEN, TOKENIZER, json_option, new_folder_option
+from embedlayer.cli.options import (
+    EDITED,
+    FOLDER,
+    NEW_FILE,
+    SOURCE,
+    TEXT,
+    TEXTS,
+    TOKEN,
+    TOKENIZER,
+    json_option,
+    new_model_option,
+)
 from embedlayer.cli.printing import print_json
 from embedlayer.command_name import command_line
 from embedlayer.errors import VocabularyError
@@ -60,7 +71,7 @@ def _edit_command(edit: "Callable[..., tuple[Receipt, dict[str, Any]]]") -> clic
 
     @vocab.command()
     @click.argument("directory", type=FOLDER)
-    @new_folder_option
+    @new_model_option
     @click.option("--pad-to-multiple-of", type=int, help="Pad the rows to this multiple.  [default: as before]")
     @json_option
     @wraps(edit)
@@ -245,7 +256,7 @@ def transplant(
 
 @vocab.command()
 @click.argument("directory", type=EDITED)
-@new_folder_option
+@new_model_option
 @json_option
 def undo(directory: Path, output: Path, as_json: bool) -> None:
     """Undo the last edit of the model in DIRECTORY: write the model before that edit to a new folder, bit for bit."""
@@ -266,7 +277,7 @@ def undo(directory: Path, output: Path, as_json: bool) -> None:
 @click.option("--count", default=500, show_default=True, help="Number of tokens to suggest.")
 @click.option("--prune", is_flag=True, help="Suggest tokens to remove: those whose removal costs least.")
 @click.option("--held-out", multiple=True, type=TEXTS, help="Text to measure on.  [default: a tenth of TEXT...]")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File for the list.")
+@click.option("-o", "--output", type=NEW_FILE, help="New file for the list.")
 @json_option
 def suggest(
     directory: Path,
@@ -284,13 +295,14 @@ def suggest(
     file but the list is written.
     """
     from embedlayer.data.tokenizer import load_tokenizer
-    from embedlayer.io.files import write_text
+    from embedlayer.io.files import new_file
     from embedlayer.vocab.suggestion import suggest_removals, suggest_tokens
 
     choose = suggest_removals if prune else suggest_tokens
     suggestion = choose(load_tokenizer(directory), files, count=count, held_out=held_out or None)
     if output is not None:
-        write_text(output, "".join(f"{line}\n" for line in suggestion.lines()))
+        with new_file(output) as list_file:
+            list_file.write_text("".join(f"{line}\n" for line in suggestion.lines()), encoding="utf-8")
     _show_suggestion(suggestion, directory, output, prune=prune, as_json=as_json)
 
 

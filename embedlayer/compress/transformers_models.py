@@ -22,8 +22,8 @@ from embedlayer.checkpoints.patching import REPLACED, patch
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.writer import copy_bytes
 from embedlayer.computed_buffers import recompute_all_buffers
-from embedlayer.errors import CheckpointError, FileError, SizeError, require
-from embedlayer.io.files import create_folder, recover_folder, replace_folder
+from embedlayer.errors import CheckpointError, SizeError, require
+from embedlayer.io.files import check_new_folder, create_folder, new_folder, recover_folder
 from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import encode_header, load_tensors, save_tensors
 from embedlayer.layers.output import OWN_TABLE, OutputHead
@@ -209,8 +209,7 @@ def save_model(model: nn.Module, directory: Path | str, *, tokenizer: Any = None
         FileError: The folder is not empty, or cannot be written.
     """
     table, target, whole = _table_of(model), Path(directory), cast(Any, model)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FileError(f"{target} is not empty. Choose a folder that does not exist yet.")
+    check_new_folder(target)
     look_ups, heads = _users_of(table, model)
     skipped = (*(f"{name}." for name in look_ups), *(f"{name}.weight" for name in heads))
     tensors = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(skipped)}
@@ -218,8 +217,7 @@ def save_model(model: nn.Module, directory: Path | str, *, tokenizer: Any = None
     tensors = {name: tensor for name, tensor in tensors.items() if first[tensor.data_ptr()] == name}
     config = copy.deepcopy(whole.config)
     config.architectures, config.dtype = [type(model).__name__], whole.dtype
-    create_folder(target.parent)
-    with replace_folder(target) as partial_folder:
+    with new_folder(target) as partial_folder:
         table.save_pretrained(partial_folder, tokenizer=tokenizer)
         hide_weights(partial_folder)
         rest = create_folder(partial_folder / BLOCKS)

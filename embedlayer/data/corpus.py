@@ -213,9 +213,9 @@ class TokenCorpus:
         """
         tokenizer, path = as_tokenizer(tokenizer), Path(path)
         found = find_text_files(sources)
-        _check_replaceable(path)
         create_folder(path.parent)
         with replace_folder(path) as folder:
+            _check_replaceable(path)  # after what is there is noted, which is what will be replaced
             with (folder / "ids.bin").open("wb") as file:
                 writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
                 total = 0 if "-" in found else sum(Path(source).stat().st_size for source in found)

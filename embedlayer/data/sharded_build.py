@@ -48,7 +48,15 @@ from embedlayer.data.process_pool import Report, run_jobs, usable_cores
 from embedlayer.data.text_formats import not_text
 from embedlayer.data.tokenizer import as_tokenizer, fingerprint, load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError
-from embedlayer.io.files import JsonObject, create_folder, file_errors, remove_partials, replace_folder, write_json
+from embedlayer.io.files import (
+    JsonObject,
+    create_folder,
+    file_errors,
+    new_file,
+    remove_partials,
+    replace_folder,
+    write_json,
+)
 from embedlayer.io.locks import LOCK, FileLock
 
 _DIGEST_BLOCKS, _BLOCK_BYTES = 64, 1 << 14
@@ -308,7 +316,12 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
     if not (path / PLAN_FILE).exists():  # requested after looking: another host may have written it meanwhile
         if others:
             raise FileError(f"The folder {path} holds other files than this corpus. Choose a new folder for it.")
-        write_json(path / PLAN_FILE, plan)
+        try:
+            with new_file(path / PLAN_FILE) as partial:
+                write_json(partial, plan)
+        except FileError:
+            if not (path / PLAN_FILE).exists():  # else another process has just written it
+                raise
     _check_same(path, read_plan(path), plan)
     if not (path / TOKENIZER).exists():
         save_tokenizer(tokenizer, path / TOKENIZER)

@@ -296,7 +296,7 @@ def answer(source: OpenedModel, params: Mapping[str, str]) -> JsonObject:
         return choices(source)
     model, vocabulary = requested_model(source, params)
     table, special = parts_of(model)[0], source.adds_special_tokens
-    text, appended = params["text"], token_ids(params, "appended", table.vocab_size)
+    text, appended = params.get("text", ""), token_ids(params, "appended", table.vocab_size)
     text, rest = longer_text(vocabulary, text, appended, table.vocab_size, add_special_tokens=special)
     walked = pipeline(model, vocabulary, text, appended=rest, add_special_tokens=special)
     if isinstance(model, DecoderLM):

@@ -1,6 +1,6 @@
 """Routes of the explorer: which data the page can request, and which of it an exported page holds.
 
-The page requests `GET /data/NAME?params`. An exported page holds the same answers in the file.
+The page requests `GET /data/NAME?params`, or `POST` for what acts. An exported page holds the same answers in the file.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,6 +24,7 @@ from embedlayer.explorer import (
     user_columns,
 )
 from embedlayer.explorer.source_facts import page_facts
+from embedlayer.explorer.text_ids import whole_number
 from embedlayer.explorer.tiny_layer import tiny_layer
 from embedlayer.explorer.tokens import Params
 from embedlayer.sources import OpenedModel
@@ -42,19 +43,21 @@ class Route:
         baked: Function from a source to the list of parameters for which an exported page stores the answer. By default
             it is stored once, for no parameters.
         needs: What the source must have, strings in `page_facts(source)["has"]`.
+        acts: Whether the request starts or ends something: it is a POST of the page itself, not a GET.
     """
 
     answer: Callable[[OpenedModel, Params], Answer]
     baked: Callable[[OpenedModel], Iterable[Params]] = lambda source: ({},)
     needs: tuple[str, ...] = ("vectors",)
+    acts: bool = False
 
 
 ROUTES: dict[str, Route] = {
     "tokens": Route(tokens.texts),
     "axes": Route(tokens.axes),
     "coordinates": Route(tokens.coordinates, lambda source: ({"count": str(tokens.BAKED_COMPONENTS)},)),
-    "layout-start": Route(table_map.start, lambda source: ()),
-    "layout-cancel": Route(table_map.cancel, lambda source: ()),
+    "layout-start": Route(table_map.start, lambda source: (), acts=True),
+    "layout-cancel": Route(table_map.cancel, lambda source: (), acts=True),
     "layout-progress": Route(table_map.progress, table_map.baked),
     "layout": Route(table_map.layout, table_map.baked),
     "layout-recall": Route(table_map.layout_recall, table_map.baked),
@@ -93,6 +96,11 @@ PAIRS: dict[str, Callable[[OpenedModel, OpenedModel, Params], Answer]] = {
 """Data about two sources. The parameter `other` is the number of the second, or `before` for before training."""
 
 BAKED_PAIRS = ("compare", "compare-places")
+
+
+def method_of(name: str) -> str:
+    """Return the HTTP method of a request for the data `name`: POST if the request starts or ends something."""
+    return "POST" if name in ROUTES and ROUTES[name].acts else "GET"
 
 
 def others(sources: list[OpenedModel], source: OpenedModel) -> list[str]:
@@ -148,9 +156,9 @@ def _source(sources: list[OpenedModel], number: str) -> OpenedModel:
     Raises:
         SizeError: There is no such source.
     """
-    if not number.isdecimal() or int(number) >= len(sources):
+    if not number.isdecimal() or whole_number(number) >= len(sources):
         raise SizeError(f"There is no source {number!r}; there are {len(sources)} sources, numbered from 0.")
-    return sources[int(number)]
+    return sources[whole_number(number)]
 
 
 def manifest(sources: list[OpenedModel]) -> Answer:

@@ -1,11 +1,15 @@
 """Serve the explorer on the loopback interface.
 
 The server binds to 127.0.0.1 and refuses requests for another host name, so no web page can reach it through a DNS name
-that points here. It answers GET only, with the files of the package and the data of `routes`.
+that points here. It answers GET with the files of the package and the data of `routes`. Requests that start or end a
+computation are POST, and must come from the page itself.
 """
 
+import errno
 import json
 import socket
+import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -18,12 +22,15 @@ from weakref import WeakSet
 
 from embedlayer.errors import EmbedLayerError, FileError
 from embedlayer.explorer.page_files import TYPES, served_files
-from embedlayer.explorer.routes import answer
+from embedlayer.explorer.routes import answer, method_of
 from embedlayer.explorer.source_facts import check_tokenizers
 from embedlayer.explorer.table_map import map_job
 from embedlayer.sources import OpenedModel
 
 HOST = "127.0.0.1"
+SECONDS_WITHOUT_ACCEPT = 0.1
+"""Pause of the server after a connection that the system could not open, as this process has too many files open."""
+
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
@@ -93,9 +100,19 @@ class _Server(ThreadingHTTPServer):
         super().__init__(*arguments)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        connection, client = super().get_request()
+        try:
+            connection, client = super().get_request()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                time.sleep(SECONDS_WITHOUT_ACCEPT)  # the connection still waits: without a pause, this loop would spin
+            raise
         self._connections.add(connection)
         return connection, client
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the traceback of an error in a connection, unless the client has closed the connection."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def server_close(self) -> None:
         for source in self._sources:
@@ -107,16 +124,17 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answer the HTTP GET requests of one connection, with files of the page or data of the sources.
+    """Answer the HTTP requests of one connection, with files of the page or data of the sources.
 
-    Requests for another host name than 127.0.0.1 and localhost are refused.
+    Requests for another host name than 127.0.0.1 and localhost are refused, and so are those with a body.
     """
 
     server_version = "embedlayer"
     sys_version = ""
     protocol_version = "HTTP/1.1"
     timeout = 60
-    wbufsize = 1 << 16  # head and body leave together: apart, the second waits 40 ms for a delayed acknowledgement
+    wbufsize = 1 << 16  # head and body leave together
+    disable_nagle_algorithm = True  # what is longer leaves in parts: the last would wait 40 ms for an acknowledgement
 
     def __init__(self, sources: list[OpenedModel], static: dict[str, bytes], *arguments: Any) -> None:
         self.sources = sources
@@ -124,13 +142,39 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*arguments)
 
     def do_GET(self) -> None:
+        """Answer a request for a file of the page, or for data."""
+        self._answer("GET")
+
+    def do_POST(self) -> None:
+        """Answer a request of the page that starts or ends a computation."""
+        self._answer("POST")
+
+    def _answer(self, method: str) -> None:
+        """Answer a request, or say why it is refused.
+
+        Args:
+            method: The HTTP method of the request.
+        """
         port = self.server.server_address[1]  # type: ignore[index]
-        if self.headers.get("Host") not in {f"{HOST}:{port}", f"localhost:{port}"}:
+        hosts = {f"{HOST}:{port}", f"localhost:{port}"}
+        if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
+            self.close_connection = True  # the body is not read
+            return self._say(HTTPStatus.BAD_REQUEST, "A request has no body.")
+        if self.headers.get("Host") not in hosts:
             return self._say(HTTPStatus.FORBIDDEN, "This server answers requests for 127.0.0.1 and localhost only.")
-        place = urlsplit(self.path)
+        if method == "POST" and self.headers.get("Origin") not in {f"http://{host}" for host in hosts}:
+            return self._say(HTTPStatus.FORBIDDEN, "Only the page of this server may request this.")
+        try:
+            place = urlsplit(self.path)
+            params = dict(parse_qsl(place.query, keep_blank_values=True))
+        except ValueError:  # such as http://[
+            return self._say(HTTPStatus.BAD_REQUEST, "The address of the request is not valid.")
         name = unquote(place.path).removeprefix("/") or "index.html"
-        if name.startswith("data/"):
-            return self._data(name.removeprefix("data/"), dict(parse_qsl(place.query, keep_blank_values=True)))
+        data = name.removeprefix("data/") if name.startswith("data/") else None
+        if method != (allowed := "GET" if data is None else method_of(data)):
+            return self._say(HTTPStatus.METHOD_NOT_ALLOWED, f"{name} is requested with {allowed}.", Allow=allowed)
+        if data is not None:
+            return self._data(data, params)
         if name not in self.static:
             return self._say(HTTPStatus.NOT_FOUND, "There is no such file.")
         return self._send(HTTPStatus.OK, TYPES[PurePosixPath(name).suffix], self.static[name])
@@ -159,26 +203,30 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(HTTPStatus.OK, "application/octet-stream", found)
         return self._send(HTTPStatus.OK, "application/json", to_json(found))
 
-    def _say(self, status: HTTPStatus, sentence: str) -> None:
+    def _say(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
         """Send an error to the page, as the JSON object `{"error": sentence}`."""
-        self._send(status, "application/json", to_json({"error": sentence}))
+        self._send(status, "application/json", to_json({"error": sentence}), **headers)
 
-    def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
-        """Send a response with the common headers. If the browser has closed the connection, nothing is raised.
+    def _send(self, status: HTTPStatus, kind: str, content: bytes, **headers: str) -> None:
+        """Send a response with the common headers.
 
         Args:
             status: HTTP status.
             kind: Media type of the content.
             content: Body of the response.
+            **headers: More headers.
+
+        Raises:
+            ConnectionError: The browser has closed the connection; `_Server.handle_error` prints nothing.
         """
-        try:
-            self.send_response(status)
-            for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
-        except (BrokenPipeError, ConnectionResetError):  # the page was closed or went on to something else
-            self.close_connection = True
+        self.send_response(status)
+        if self.close_connection:
+            headers["Connection"] = "close"
+        headers = {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content)), **headers}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
 
 
 def to_json(value: Any) -> bytes:

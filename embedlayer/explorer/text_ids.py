@@ -13,6 +13,9 @@ from embedlayer.sources import OpenedModel
 WORDS_OF_A_NAME = 6
 UNKNOWN_SHOWN = 5
 NAMES_SHOWN = 12
+LONGEST_NUMBER = 18
+"""Digits of the largest number that is read; tables have fewer rows."""
+
 _WORD = re.compile(r"\w+|[^\w\s]")
 _IDS = re.compile(r"#\d+(?:[\s,]+#\d+)*")
 
@@ -141,11 +144,16 @@ def _typed_ids(text: str, vocab_size: int) -> list[int]:
     Raises:
         TokenIdError: An ID is outside the table.
     """
-    ids = [int(digits) for digits in re.findall(r"\d+", text)]
+    ids = [whole_number(digits) for digits in re.findall(r"\d+", text)]
     outside = next((number for number in ids if number >= vocab_size), None)
     if outside is not None:
         raise TokenIdError(f"#{outside} is no row of this table: its rows are #0 to #{vocab_size - 1}.")
     return ids
+
+
+def whole_number(digits: str) -> int:
+    """Return the number of a string of digits; 10^18 for a longer one, as it is outside of every table."""
+    return int(digits) if len(digits) <= LONGEST_NUMBER else 10**LONGEST_NUMBER
 
 
 def _quoted(words: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from embedlayer.analysis.nearest import nearest_rows, table_cosines
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.data.tokenizer import without_truncation
 from embedlayer.errors import SizeError, TokenIdError
+from embedlayer.explorer.text_ids import whole_number
 from embedlayer.sources import OpenedModel
 
 Params = Mapping[str, str]
@@ -235,7 +236,7 @@ def token_ids(params: Params, name: str, vocab_size: int) -> list[int]:
     parts = [part for part in params.get(name, "").split(",") if part]
     if len(parts) > 100 or not all(part.isdecimal() for part in parts):
         raise SizeError(f"{name} is a list of at most 100 token IDs, 17,4; found {params.get(name)!r}.")
-    ids = [int(part) for part in parts]
+    ids = [whole_number(part) for part in parts]
     for token in ids:
         if token >= vocab_size:
             raise TokenIdError(f"Token {token} is outside this table of {vocab_size} rows (0..{vocab_size - 1}).")
@@ -249,9 +250,9 @@ def _number(params: Params, name: str, default: int, *, most: int) -> int:
         SizeError: The parameter is not a number from 1 to `most`.
     """
     text = params.get(name, str(default))
-    if not text.isdecimal() or not 1 <= int(text) <= most:
+    if not text.isdecimal() or not 1 <= whole_number(text) <= most:
         raise SizeError(f"{name} is a number from 1 to {most}; found {text!r}.")
-    return int(text)
+    return whole_number(text)
 
 
 def to_bytes(values: Tensor) -> bytes:

@@ -1,31 +1,42 @@
 """Write files and folders atomically, and read JSON.
 
-A file is written under a temporary name in the folder of its target, flushed to the disk, and renamed to the target.
-A full disk or a killed process leaves the old file unchanged.
+What is written lies in a hidden folder beside its target, is flushed to the disk, and gets the target's name in one
+step. A full disk or a killed process leaves the target unchanged, and nothing else at its name is ever deleted:
+
+| | target must be new | target may exist |
+|---|---|---|
+| file | `new_file`, `new_files` | `replace_file` |
+| folder | `new_folder` | `replace_folder` |
+
+A link to a target stays, and what it names is written. What is replaced keeps its permissions. A character device or a
+pipe (`/dev/null`, a FIFO) is written to when the content is complete, and not atomically.
 """
 
-import ctypes
-import errno
 import json
 import os
-import re
-import secrets
 import shutil
 import stat
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from embedlayer.errors import CheckpointError, FileError
 from embedlayer.io.json_fields import check_fields, parse_json, printable
+from embedlayer.io.partials import (
+    OLD,
+    exchange,
+    name_new_file,
+    name_new_folder,
+    partial_folder,
+    remove,
+    remove_free_partials,
+    temporary_path,
+    temporary_paths,
+)
 
 JsonObject = dict[str, Any]
-
-PARTIAL, OLD = ".partial", ".old"
-"""Suffixes of hidden temporary names: of what is being written, and of an old folder that is being replaced."""
 
 GGUF = b"GGUF"
 """First bytes of a GGUF file and, in small letters, the end of its name."""
@@ -57,30 +68,157 @@ def replace_file(path: Path | str) -> Iterator[Path]:
     """Context manager: yield a temporary path to write to, and rename that file to `path` when the block ends.
 
     If the block raises an error, the temporary file is removed and `path` is unchanged. The file is flushed to the
-    disk before it is renamed.
+    disk before it is renamed. It has the permissions of the file that it replaces. If `path` is a link, the file that
+    it names is replaced.
 
     Raises:
         FileError: The folder cannot be written, or the disk is full. An old file at `path` is unchanged.
     """
-    path = Path(path)
-    folder = _temporary_path(
-        path
-    )  # of its own: safetensors writes to another temporary file beside the one it is given
-    partial = folder / path.name
     advice = "\nThe old file, if any, is unchanged. Free some space or choose a folder that can be written."
+    with file_errors(f"write {path}", advice):
+        target = _real_path(path)
+        if is_stream(target):
+            with _stream(target) as partial:
+                yield partial
+            return
+        if target.is_dir():
+            raise FileError(f"{path} is a folder, and a file is to be written. Choose another name.")
+        with partial_folder(target) as folder:
+            with _created(folder / _name(path, target), target) as partial:
+                yield partial
+            partial.replace(target)
+            _flush_to_disk(target.parent)
+
+
+@contextmanager
+def new_file(path: Path | str) -> Iterator[Path]:
+    """Context manager: yield a temporary path to write to, and rename that file to `path`, which must be new.
+
+    As `new_files`, for one file.
+    """
+    with new_files(path) as (partial,):
+        yield partial
+
+
+@contextmanager
+def new_files(path: Path | str, *beside: Path | str) -> Iterator[Sequence[Path]]:
+    """Context manager: yield temporary paths to write to, and rename the files to new names when the block ends.
+
+    The check that nothing is at a name and the renaming are one step. If something is there, it stays, and none of the
+    files is. Missing folders above `path` are created.
+
+    Args:
+        path: The file. A device or a pipe is written to.
+        *beside: More files in the same folder, of names that follow from that of `path`.
+
+    Raises:
+        FileError: A file exists, before the block or after it, or cannot be written.
+    """
+    check_new_files(path, *beside)
+    with file_errors(f"write {path}"):
+        targets = [_real_path(each) for each in (path, *beside)]
+        if is_stream(targets[0]):
+            with _stream(targets[0]) as partial:
+                yield [partial]
+            return
+        targets[0].parent.mkdir(parents=True, exist_ok=True)
+        with partial_folder(targets[0]) as folder:
+            with ExitStack() as stack:
+                names = [_name(each, target) for each, target in zip((path, *beside), targets, strict=True)]
+                yield [stack.enter_context(_created(folder / name, None)) for name in names]
+            named: list[Path] = []
+            try:
+                for name, target in zip(names, targets, strict=True):
+                    name_new_file(folder / name, target)
+                    named.append(target)
+            except BaseException as error:
+                for target in named:
+                    target.unlink(missing_ok=True)
+                if isinstance(error, FileExistsError):
+                    raise _appeared(targets[len(named)]) from error
+                raise
+            _flush_to_disk(targets[0].parent)
+
+
+def check_new_files(path: Path | str, *beside: Path | str) -> None:
+    """Check that files do not exist and can have their names, before the work of which they are the result.
+
+    Args:
+        path: The file. It may be a device or a pipe, if there are no more files.
+        *beside: More files in the same folder.
+
+    Raises:
+        FileError: A file exists, or the name of one is too long; or `path` is a device and there are more files.
+    """
+    for each in (path, *beside):
+        with file_errors(f"write {each}"):
+            target = _real_path(each)
+            if is_stream(target):
+                if not beside:
+                    return
+                raise FileError(f"{each} is a device or a pipe, and several files are written. Choose another name.")
+            with suppress(FileNotFoundError, PermissionError):  # without permission it is found when it is made
+                target.lstat()
+                raise FileError(f"{each} exists. Remove it, or choose another name.")
+
+
+@contextmanager
+def _stream(path: Path) -> Iterator[Path]:
+    """Context manager: yield a temporary path, and write the content of that file to a device or a pipe."""
+    with tempfile.TemporaryDirectory() as folder:
+        partial = Path(folder) / path.name
+        partial.touch()
+        yield partial
+        with partial.open("rb") as content, path.open("wb") as stream:
+            shutil.copyfileobj(content, stream)
+
+
+def is_stream(path: Path | str) -> bool:
+    """Return whether a character device or a pipe is at `path`, also through a link.
+
+    Raises:
+        FileError: A block device or a socket is there, to which no file is written.
+    """
     try:
-        with file_errors(f"write {path}", advice):
-            folder.mkdir()
-            os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # the kernel applies the umask
-            mode = partial.stat().st_mode
-            yield partial
-            if partial.stat().st_mode != mode:  # safetensors' own file is private
-                partial.chmod(stat.S_IMODE(mode))
-            _flush_to_disk(partial)
-            partial.replace(path)
-            _flush_to_disk(path.parent)
-    finally:
-        _remove(folder)
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    if stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
+        what = "a block device" if stat.S_ISBLK(mode) else "a socket"
+        raise FileError(f"{path} is {what}, to which no file is written. Choose another name.")
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+
+
+def _real_path(path: Path | str) -> Path:
+    """Return the path that a link at `path` names, or `path`; a link to a device or a pipe is not followed.
+
+    Raises:
+        FileError: `path` is a block device or a socket.
+    """
+    return Path(path) if is_stream(path) else Path(os.path.realpath(path))
+
+
+def _name(path: Path | str, target: Path) -> str:
+    """Return the name of what is written to `path`, which says its format; if a link is written, that of the link."""
+    name = Path(path).name
+    return target.name if name in ("", "..") else name
+
+
+@contextmanager
+def _created(partial: Path, old_file: Path | None) -> Iterator[Path]:
+    """Context manager: create a file and yield its path; at the end set its permissions and flush it to the disk.
+
+    Args:
+        partial: The file.
+        old_file: The file that it will replace, whose permissions it gets, if it exists.
+    """
+    old = None if old_file is None or not old_file.exists() else stat.S_IMODE(old_file.stat().st_mode)
+    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if old is None else old | 0o600))
+    mode = stat.S_IMODE(partial.stat().st_mode) if old is None else old  # the kernel applies the umask
+    yield partial
+    if stat.S_IMODE(partial.stat().st_mode) != mode:  # safetensors' own file is private
+        partial.chmod(mode)
+    _flush_to_disk(partial)
 
 
 @contextmanager
@@ -90,49 +228,167 @@ def replace_folder(path: Path | str) -> Iterator[Path]:
     If the block raises an error, the temporary folder is removed and `path` is unchanged. An existing folder at `path`
     is replaced atomically where the system can exchange two names (Linux and macOS, on most file systems). Elsewhere
     `path` is missing for a moment; if the process is killed in this moment, the next `recover_folder(path)` restores
-    the old folder.
+    the old folder. Folder and files have the permissions of those that they replace.
 
     Raises:
-        FileError: The parent folder cannot be written, or the disk is full.
+        FileError: The parent folder cannot be written, or the disk is full; or the folder at `path` has changed since
+            the block began, and was not replaced.
     """
-    path = Path(path)
-    partial = _temporary_path(path)
-    try:
-        with file_errors(f"write the folder {path}"):
+    with file_errors(f"write the folder {path}"):
+        target = _real_path(recover_folder(path))
+        _require_folder(target)
+        before = _listing(target)
+        with partial_folder(target) as folder:
+            partial = folder / _name(path, target)
             partial.mkdir()
             yield partial
-            for file in (*partial.rglob("*"), partial):
-                _flush_to_disk(file)
-            recover_folder(path)
-            if os.path.lexists(path):
-                _replace_folder(partial, path)
+            _flush_folder(partial)
+            recover_folder(target)
+            if _listing(target) != before:
+                raise _changed(target)
+            if before:
+                _keep_permissions(target, partial)
+                _replace_folder(partial, target, before)
             else:
-                partial.rename(path)
-            _flush_to_disk(path.parent)
-    finally:
-        _remove(partial)
+                _name_folder(partial, target)
+            _flush_to_disk(target.parent)
+            for old in temporary_paths(target, OLD):
+                remove(old)
 
 
-def _replace_folder(new: Path, path: Path) -> None:
-    """Rename the folder `new` to `path`, and delete the folder that was at `path`.
+@contextmanager
+def new_folder(path: Path | str) -> Iterator[Path]:
+    """Context manager: yield a temporary folder to write to, and rename it to `path`, which must be new.
 
-    The two names are exchanged atomically if the system supports it. Otherwise the old folder is renamed first and
-    deleted last, so that `recover_folder` can restore it.
+    The check that nothing or an empty folder is at `path` and the renaming are one step. If something appeared there
+    meanwhile, it stays, and the result is removed. Missing folders above `path` are created.
 
     Raises:
+        FileError: `path` is a file or a folder with content, before the block or after it, or cannot be written.
+    """
+    check_new_folder(path)
+    with file_errors(f"write the folder {path}"):
+        target = _real_path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with partial_folder(target) as folder:
+            partial = folder / _name(path, target)
+            partial.mkdir()
+            yield partial
+            _flush_folder(partial)
+            _name_folder(partial, target)
+            _flush_to_disk(target.parent)
+
+
+def check_new_folder(path: Path | str) -> None:
+    """Check that a folder does not exist or is empty, before the work of which it is the result.
+
+    Raises:
+        FileError: A file or a folder with content is at `path`.
+    """
+    target = _real_path(path)
+    _require_folder(target)
+    with file_errors(f"write the folder {path}"), suppress(FileNotFoundError, PermissionError):  # found when it is made
+        if os.listdir(target):
+            raise FileError(f"{path} is not empty. Choose a folder that does not exist yet.")
+
+
+def _require_folder(path: Path) -> None:
+    """Raise an error if something else than a folder is at `path`.
+
+    Raises:
+        FileError: A file or a device is there.
+    """
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise FileError(f"{path} is a file, not a folder. Choose a folder that does not exist yet.")
+
+
+def _name_folder(partial: Path, target: Path) -> None:
+    """Give a new folder its name.
+
+    Raises:
+        FileError: A file or a folder with content has appeared there.
+    """
+    try:
+        name_new_folder(partial, target)
+    except FileExistsError as error:
+        raise _appeared(target) from error
+
+
+def _appeared(path: Path) -> FileError:
+    """Return the error about a target that was free when the work began."""
+    return FileError(
+        f"{path} appeared while this was computed, probably by another command, and was not changed. Choose another "
+        f"name, or remove it and start again."
+    )
+
+
+def _changed(path: Path) -> FileError:
+    """Return the error about a folder that was to be replaced and is not what it was when the work began."""
+    return FileError(
+        f"{path} has changed while this was computed, probably by another command, and was not replaced. Choose "
+        f"another folder, or start again."
+    )
+
+
+def _listing(folder: Path) -> dict[str, tuple[int, int, int]] | None:
+    """Return inode, size and time of each file and folder in a folder, by relative path; `None` if there is no folder.
+
+    Raises:
+        OSError: A file is there, or the folder cannot be read.
+    """
+    found: dict[str, tuple[int, int, int]] = {}
+    try:
+        for place, folders, files in os.walk(folder, onerror=_raise):
+            for name in (*folders, *files):
+                path = os.path.join(place, name)
+                facts = os.lstat(path)
+                is_folder = stat.S_ISDIR(facts.st_mode)
+                times = (0, 0) if is_folder else (facts.st_size, facts.st_mtime_ns)
+                found[os.path.relpath(path, folder)] = facts.st_ino, *times
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def _raise(error: OSError) -> None:
+    """Raise an error that `os.walk` would ignore."""
+    raise error
+
+
+def _keep_permissions(old: Path, new: Path) -> None:
+    """Give a folder and its files the permissions of the folder that it replaces, and of files of the same names."""
+    for path in (new, *new.rglob("*")):
+        with suppress(FileNotFoundError):
+            before = (old / path.relative_to(new)).lstat().st_mode
+            if stat.S_IFMT(before) == stat.S_IFMT(path.lstat().st_mode) and not stat.S_ISLNK(before):
+                path.chmod(stat.S_IMODE(before))
+
+
+def _replace_folder(new: Path, path: Path, before: dict[str, tuple[int, int, int]]) -> None:
+    """Rename the folder `new` to `path`, and what was at `path` to `new`, where it is deleted in the end.
+
+    The two names are exchanged atomically if the system supports it. Otherwise the old folder is renamed first, so that
+    `recover_folder` can restore it. What is found to have changed since `before` gets its name back.
+
+    Raises:
+        FileError: The folder at `path` has changed; it is not replaced.
         OSError: A folder cannot be renamed.
     """
-    if _exchange(new, path):
-        _remove(new)
+    if exchange(new, path):
+        if _listing(new) != before:
+            exchange(new, path)
+            raise _changed(path)
         return
-    old = new.with_suffix(OLD)
+    old = temporary_path(path, OLD)
     path.rename(old)
     try:
+        if _listing(old) != before:
+            raise _changed(path)
         new.rename(path)
     except BaseException:
         old.rename(path)
         raise
-    _remove(old)
+    remove(old)
 
 
 def recover_folder(path: Path | str) -> Path:
@@ -154,97 +410,38 @@ def recover_folder(path: Path | str) -> Path:
             os.scandir(path).close()
         return path
     except (FileNotFoundError, NotADirectoryError):
-        if os.path.lexists(path):  # a broken link
+        target = Path(os.path.realpath(path))
+        if os.path.lexists(target):  # links that name each other
             return path
     except ValueError:  # a zero byte in the name: opening it raises the error
         return path
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    for old in _temporary_paths(path, OLD):
+    for old in temporary_paths(target, OLD):
         try:
-            old.rename(path)
+            old.rename(target)
         except OSError as error:
-            if not os.path.lexists(path) and os.path.lexists(old):  # no other process has done it meanwhile
+            if not os.path.lexists(target) and os.path.lexists(old):  # no other process has done it meanwhile
                 raise FileError(
                     f"{path} is missing because a process was killed while it replaced it, and {old}, which is the "
-                    f"folder as it was, cannot be renamed: {error.strerror or error}. Rename it to {path.name}."
+                    f"folder as it was, cannot be renamed: {error.strerror or error}. Rename it to {target.name}."
                 ) from error
         break
     return path
 
 
 def remove_partials(path: Path | str) -> None:
-    """Delete the temporary files and folders that `replace_file(path)` or `replace_folder(path)` left when killed.
+    """Delete the temporary folders that killed processes left when they wrote to `path`, as the next write does.
 
-    If `path` itself is missing because its replacement was interrupted, the old folder is restored first. The caller
-    makes sure that no other process is writing to `path`.
+    If `path` itself is missing because its replacement was interrupted, the old folder is restored first.
 
     Raises:
         FileError: The folder at `path` cannot be read or restored.
     """
-    recover_folder(path)
-    for suffix in (PARTIAL, OLD):
-        for left in _temporary_paths(Path(path), suffix):
-            _remove(left)
-
-
-def _temporary_path(path: Path) -> Path:
-    """Return a new hidden path beside `path`, with a random part and the ending `.partial`; nothing is created."""
-    return path.parent / f".{path.name}.{secrets.token_hex(4)}{PARTIAL}"
-
-
-def _temporary_paths(path: Path, suffix: str) -> list[Path]:
-    """List the temporary files and folders of `path` on disk, with paths as from `_temporary_path`, sorted.
-
-    Args:
-        path: The file or folder that the temporary ones were to replace.
-        suffix: Ending of the temporary names: `PARTIAL` or `OLD`.
-
-    Returns:
-        The paths; none if the folder of `path` does not exist or cannot be listed.
-    """
-    names = re.compile(rf"\.{re.escape(path.name)}\.[^.]+{re.escape(suffix)}")
-    try:
-        return sorted(file for file in path.parent.iterdir() if names.fullmatch(file.name))
-    except OSError:  # there is no such folder, or it cannot be listed: reading in it raises the error
-        return []
-
-
-def _remove(path: Path) -> None:
-    """Delete a file, a symbolic link, or a folder with its content; all errors are ignored."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two existing files or folders atomically, so that each has the other's name afterwards.
-
-    Returns:
-        Whether they were exchanged. `False`: nothing changed, as the system or the file system cannot exchange names.
-
-    Raises:
-        OSError: The exchange failed for another reason.
-    """
-    if sys.platform not in ("linux", "darwin"):
-        return False
-    libc = ctypes.CDLL(None, use_errno=True)
-    names = os.fsencode(one), os.fsencode(other)
-    if hasattr(libc, "renameat2"):
-        here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of <linux/fs.h>
-        failed = libc.renameat2(here, names[0], here, names[1], ctypes.c_uint(exchange))
-    elif hasattr(libc, "renamex_np"):
-        failed = libc.renamex_np(*names, ctypes.c_uint(2))  # RENAME_SWAP of <sys/stdio.h>
-    else:
-        return False
-    if not failed:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM):
-        return False
-    raise OSError(code, os.strerror(code), str(other))
+    target = Path(os.path.realpath(recover_folder(path)))
+    remove_free_partials(target)
+    for left in temporary_paths(target, OLD):
+        remove(left)
 
 
 def create_folder(path: Path | str) -> Path:
@@ -333,6 +530,12 @@ def read_fields(path: Path | str, kind: type, *, version: int | None = None) -> 
         )
     check_fields(value, kind, path)
     return value
+
+
+def _flush_folder(path: Path) -> None:
+    """Call `fsync` on a folder and all that is in it."""
+    for file in (*path.rglob("*"), path):
+        _flush_to_disk(file)
 
 
 def _flush_to_disk(path: Path) -> None:

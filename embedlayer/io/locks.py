@@ -7,6 +7,7 @@ The lock is `flock`, which Linux and macOS have on local disks and, between mach
 (Windows, some network file systems), a warning is given and nothing is locked.
 """
 
+import errno
 import os
 import socket
 import threading
@@ -17,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from embedlayer.errors import EmbedLayerWarning, FileError
-from embedlayer.io.files import file_errors
 
 try:
     import fcntl
@@ -172,14 +172,16 @@ def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
     """
     until = time.monotonic() + timeout_seconds
     while True:
-        with file_errors(f"write the lock file {path}"):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            if _try_to_lock(descriptor, what) and _is_still_at(descriptor, path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise FileError(f"Cannot write the lock file {path}: {error.strerror or error}.") from error
+        try:
+            if _try_to_lock(descriptor, what) and is_still_at(descriptor, path):
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
                 return descriptor
-            if time.monotonic() >= until and _is_still_at(descriptor, path):
+            if time.monotonic() >= until and is_still_at(descriptor, path):
                 raise _in_use(what, descriptor)
         except BaseException:
             os.close(descriptor)
@@ -197,24 +199,34 @@ def _try_to_lock(descriptor: int, what: str) -> bool:
         descriptor: Descriptor of the lock file.
         what: What the lock protects, for the warning.
     """
-    reason = "this system has no flock"
-    if fcntl is not None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            reason = f"its file system has no locks ({error.strerror or error})"
-    warnings.warn(
-        f"{what} is not protected from a second process that writes to it: {reason}. Make sure that there is none.",
-        EmbedLayerWarning,
-        stacklevel=5,
-    )
+    try:
+        return flock(descriptor)
+    except OSError as error:
+        warnings.warn(
+            f"{what} is not protected from a second process that writes to it: its file system has no locks "
+            f"({error.strerror or error}). Make sure that there is none.",
+            EmbedLayerWarning,
+            stacklevel=5,
+        )
+        return True
+
+
+def flock(descriptor: int) -> bool:
+    """Lock an open file for this process without waiting; return `False` if another process has locked it.
+
+    Raises:
+        OSError: The system or the file system has no locks.
+    """
+    if fcntl is None:
+        raise OSError(errno.ENOSYS, "this system has no flock")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     return True
 
 
-def _is_still_at(descriptor: int, path: str) -> bool:
+def is_still_at(descriptor: int, path: str | Path) -> bool:
     """Return whether an open file is the file that `path` names now.
 
     It is not if the process that had the lock removed the file after this process opened it.

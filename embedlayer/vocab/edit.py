@@ -15,12 +15,13 @@ from torch.optim import Optimizer
 
 from embedlayer.census.files import left_out_message
 from embedlayer.data.tokenizer import as_tokenizer, table_size
-from embedlayer.errors import EmbedLayerError, EmbedLayerWarning, SizeError, VocabularyError
+from embedlayer.errors import EmbedLayerError, EmbedLayerWarning, FileError, SizeError, VocabularyError
+from embedlayer.io.files import new_files
 from embedlayer.option_docs import show_options, unknown_option
 from embedlayer.sources import PathKind, path_kind
 from embedlayer.vocab.edit_request import EditRequest, TokenMap
-from embedlayer.vocab.folders import RECEIPT, apply_to_folder, new_folder, receipts_in
-from embedlayer.vocab.gguf_files import apply_to_gguf, new_file
+from embedlayer.vocab.folders import RECEIPT, apply_to_folder, edited_copy, receipts_in
+from embedlayer.vocab.gguf_files import apply_to_gguf
 from embedlayer.vocab.live_modules import apply_to_module
 from embedlayer.vocab.receipt import Receipt
 from embedlayer.vocab.row_init import RowInit, SubwordMeanInit
@@ -358,12 +359,14 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
         raise SizeError("A folder contains the state of its optimizer: pass optimizer=... for live modules only.")
     folder = Path(target)
     if path_kind(folder) is PathKind.GGUF:
-        file = new_file(folder, out)
-        gguf_result, stored = apply_to_gguf(folder, file, request)
-        receipt = Receipt.of({"": gguf_result}, stored=stored)
-        receipt.save(file.with_name(f"{file.name}.receipt"))
+        if out is None:
+            raise FileError(f"The edit of {folder} is written to a new file: name it with out=...")
+        with new_files(out, f"{out}.receipt") as (file, receipt_file):
+            gguf_result, stored = apply_to_gguf(folder, file, request)
+            receipt = Receipt.of({"": gguf_result}, stored=stored)
+            receipt.save(receipt_file)
         return receipt
-    with new_folder(folder, out) as partial:
+    with edited_copy(folder, out) as partial:
         result = apply_to_folder(folder, partial, request)
         if result.left_out:
             warnings.warn(left_out_message(result.left_out), EmbedLayerWarning, stacklevel=3)

@@ -10,7 +10,7 @@ from pathlib import Path
 from embedlayer.census.files import files_left_out
 from embedlayer.census.report import CensusReport
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError
-from embedlayer.io.files import recover_folder, replace_folder
+from embedlayer.io.files import new_folder, recover_folder
 from embedlayer.sources import BLOCKS, CONFIG, OWN_FOLDERS, path_kind
 from embedlayer.training.run_directory import RunDirectory
 from embedlayer.vocab.checkpoint_folders import apply_to_checkpoint, checkpoint_census
@@ -91,7 +91,7 @@ def receipts_in(folder: Path | str) -> list[Path]:
 
 
 @contextmanager
-def new_folder(folder: Path, out: Path | str | None) -> Iterator[Path]:
+def edited_copy(folder: Path, out: Path | str | None) -> Iterator[Path]:
     """Yield the path of an empty temporary folder, which becomes `out` when the `with` block ends.
 
     If the block raises an error, nothing is written at `out`.
@@ -108,15 +108,8 @@ def new_folder(folder: Path, out: Path | str | None) -> Iterator[Path]:
     check_folder(folder)
     if out is None:
         raise FileError(f"The edit of the folder {folder} is written to a new one: name it with out=...")
-    out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FileError(f"{out} is not empty. Choose a folder that does not exist.")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"Cannot write into the folder {out.parent}: {error.strerror or error}.") from error
     lock = RunDirectory(folder).lock  # a run in training writes to its folder while it is read
     lock.check_unlocked()
-    with replace_folder(out) as partial:
+    with new_folder(out) as partial:
         yield partial
         lock.check_unlocked()

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.data.gguf_tokenizers import TOKEN_ID, check_kind, tokenizer_metadata, tokenizer_of
-from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, VocabularyError
+from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
 from embedlayer.families import GGUF_HEAD, GGUF_HEAD_BIAS, GGUF_PER_LAYER, GGUF_TABLE
 from embedlayer.families.gguf import GGUF_OTHER_TABLES, has_no_token_rows
 from embedlayer.io.gguf_files import (
@@ -62,24 +62,6 @@ class StoredRows(NamedTuple):
         if not self.is_requantised:
             return f"{self.new_type}, unchanged bit for bit"
         return f"{self.old_type} -> {self.new_type}, numbers changed by up to {self.largest_change:.3g}"
-
-
-def new_file(source: Path, out: Path | str | None) -> Path:
-    """Return the path of the new file, after a check that it is another one than the source and does not exist.
-
-    Raises:
-        FileError: `out` is `None`, exists, or cannot be written.
-    """
-    if out is None:
-        raise FileError(f"The edit of {source} is written to a new file: name it with out=...")
-    path = Path(out)
-    if path.exists():
-        raise FileError(f"{path} exists. Choose a file that does not exist.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"Cannot write into the folder {path.parent}: {error.strerror or error}.") from error
-    return path
 
 
 def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> tuple[ModuleResult, dict[str, StoredRows]]:

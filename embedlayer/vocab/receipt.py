@@ -23,7 +23,7 @@ from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.short_repr import short_repr
 from embedlayer.sources import PathKind, path_kind
 from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit
-from embedlayer.vocab.folders import RECEIPT, apply_to_folder, new_folder, receipts_in
+from embedlayer.vocab.folders import RECEIPT, apply_to_folder, edited_copy, receipts_in
 from embedlayer.vocab.gguf_files import StoredRows
 from embedlayer.vocab.live_modules import ModuleResult, apply_to_module
 from embedlayer.vocab.row_init import count_origins
@@ -276,7 +276,7 @@ class Receipt:
             return
         folder = Path(target)
         _refuse_gguf(folder, self)
-        with new_folder(folder, out) as partial:
+        with edited_copy(folder, out) as partial:
             left_out = sorted({*self.left_out, *apply_to_folder(folder, partial, Undo(self)).left_out})
             if left_out:
                 warnings.warn(

@@ -19,8 +19,9 @@ from embedlayer.data.corpus_files import write_shard_tables
 from embedlayer.data.mixture import TokenMixture, corpora_of
 from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import EmbedLayerWarning, VocabularyError
-from embedlayer.io.files import PARTIAL, JsonObject, write_json
+from embedlayer.io.files import JsonObject, write_json
 from embedlayer.io.locks import LOCK
+from embedlayer.io.partials import PARTIAL
 from embedlayer.io.safetensors_files import read_header
 from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, Pretrained, describe
 from embedlayer.training.loop import Trainer

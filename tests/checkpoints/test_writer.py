@@ -195,8 +195,8 @@ def test_what_stops_the_writing_leaves_nothing(tmp_path, monkeypatch) -> None:
 def test_a_folder_with_something_in_it_is_not_replaced(tmp_path) -> None:
     old = small(tmp_path / "old")
     layer = el.load(old)
-    for target in (old, old / "config.json"):
-        with pytest.raises(el.FileError, match="is not empty"):
+    for target, what in ((old, "is not empty"), (old / "config.json", "is a file, not a folder")):
+        with pytest.raises(el.FileError, match=what):
             layer.write_into(old, target)
     with pytest.raises(el.FileError, match="There is no folder"):
         layer.write_into(tmp_path / "nowhere", tmp_path / "new")

@@ -178,7 +178,7 @@ def test_a_file_of_vectors_becomes_a_layer_with_its_words(tmp_path) -> None:
         (["{run}", "--to", "rank=99", "-o", "{tmp}/out"], 2, "rank 99 exceeds embed_dim 16"),
         (["{run}", "--to", "int4-g5", "-o", "{tmp}/out"], 2, "group_size must be from 1 to embed_dim 16 and even"),
         (["{run}", "--to", "int8", "-o", "{tmp}/full"], 1, "is not empty"),
-        (["{run}", "--to", "int8", "-o", "{tmp}/full/file"], 1, "is not empty"),
+        (["{run}", "--to", "int8", "-o", "{tmp}/full/file"], 1, "is a file, not a folder"),
         (["{run}", "--to", "int8", "-o", "{tmp}/full/file/out"], 1, "Cannot write"),
         (["{run}", "--to", "int8", "-o", "{tmp}/out", "--text", "{tmp}/none.txt"], 1, "none.txt"),
         (["{run}", "--to", "int8", "-o", "{tmp}/out", "--text", "{tmp}/full/file"], 2, "too short to measure on"),

@@ -250,6 +250,9 @@ def test_a_suggested_list_is_what_add_and_remove_take(trained, domain, prune, tm
     option = ["remove", trained, "--tokens"] if prune else ["add", trained, "--terms"]
     assert run("vocab", *option, tmp_path / "list", "-o", tmp_path / "new") == 0
     capsys.readouterr()
+    assert run(*command, "--held-out", text) == 1
+    assert f"{tmp_path / 'list'} exists. Remove it" in capsys.readouterr().err
+    (tmp_path / "list").unlink()
     assert run(*command, "--held-out", text) == 0
     said = capsys.readouterr().out
     assert f"next: embedlayer vocab {option[0]} {trained} {option[2]} {tmp_path / 'list'} -o ..." in said

@@ -246,7 +246,10 @@ def test_what_a_killed_worker_left_is_cleared_away(tmp_path):
     (tmp_path / "t.txt").write_text(PROSE * 50)
     build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=3, workers=1)
     before = contents(tmp_path / "parts")
-    (tmp_path / "parts" / "shard-00001").rename(tmp_path / "parts" / ".shard-00001.x1.partial")
+    partial = tmp_path / "parts" / ".shard-00001.0123abcd.partial"
+    partial.mkdir()
+    (partial / "lock").touch()
+    (tmp_path / "parts" / "shard-00001").rename(partial / "shard-00001")
     build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=3, workers=1)
     assert contents(tmp_path / "parts") == before
 

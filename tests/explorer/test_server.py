@@ -1,11 +1,15 @@
 """Who is answered, and with what."""
 
+import errno
 import http.client
 import json
+import socket
+import struct
 import threading
 import time
-from contextlib import ExitStack, closing
-from urllib.parse import urlsplit
+from contextlib import ExitStack, closing, suppress
+from http.server import ThreadingHTTPServer
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 import torch
@@ -14,6 +18,7 @@ from embedlayer import TokenEmbedding
 from embedlayer.errors import FileError
 from embedlayer.explorer import server as explorer_server
 from embedlayer.explorer.page_files import page_files
+from embedlayer.explorer.routes import PAIRS, ROUTES
 from embedlayer.explorer.server import HOST, address, make_server, to_json
 from embedlayer.sources import OpenedModel
 
@@ -81,9 +86,124 @@ def test_no_path_leads_out_of_the_page(port, path):
     assert b"root:" not in content
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD"])
-def test_only_get_is_answered(port, method):
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "HEAD"])
+def test_only_get_and_post_are_answered(port, method):
     assert get(port, "/data/manifest", method)[0].status == 501
+
+
+def test_every_route_takes_one_method_and_names_it_where_it_is_asked_with_another(port):
+    acting = {"layout-start", "layout-cancel"}
+    assert acting == {name for name, route in ROUTES.items() if route.acts}
+    for name in ("", "style.css", *(f"data/{route}" for route in ("manifest", *ROUTES, *PAIRS))):
+        allowed, other = ("POST", "GET") if name.removeprefix("data/") in acting else ("GET", "POST")
+        answer, content = get(port, f"/{name}", other, Origin=f"http://{HOST}:{port}")
+        assert (answer.status, answer.headers["Allow"]) == (405, allowed), name
+        assert f"is requested with {allowed}" in json.loads(content)["error"]
+
+
+@pytest.mark.parametrize("name", ["layout-start", "layout-cancel"])
+def test_only_the_page_itself_starts_and_ends_a_computation(port, name):
+    own = [f"http://{HOST}:{port}", f"http://localhost:{port}"]
+    for origin in (None, "null", "http://evil.example", f"https://{HOST}:{port}", f"http://{HOST}", own[0] + ".evil"):
+        answer, content = get(port, f"/data/{name}", "POST", **({} if origin is None else {"Origin": origin}))
+        assert answer.status == 403, origin
+        assert b"Only the page" in content
+    assert get(port, f"/data/{name}", "POST", Origin=own[0], Host=f"evil.example:{port}")[0].status == 403
+    for origin in own:
+        assert get(port, f"/data/{name}", "POST", Origin=origin)[0].status in (200, 400)
+
+
+NUMBERS = (
+    "source",
+    "other",
+    "id",
+    "ids",
+    "plus",
+    "minus",
+    "count",
+    "k",
+    "appended",
+    "text",
+    "name",
+    "cell",
+    "position",
+)
+LINES = [
+    b"\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1\r\n\r\n", b"\x00\xff\x16\x03\x01\r\n\r\n",
+    b"GET http://[ HTTP/1.1\r\nHost: %s\r\n\r\n", b"GET //[/data/tokens HTTP/1.1\r\nHost: %s\r\n\r\n",
+    b"GET /%%ff%%00?%%ff=%%fe HTTP/1.1\r\nHost: %s\r\n\r\n", b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 101 + b"\r\n", b"GET / HTTP/1.1\r\nA: " + b"a" * 70_000 + b"\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: %s\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: %s\r\nContent-Length: 4\r\n\r\nGET ",
+    b"GET / HTTP/1.1\r\nHost: %s\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+]  # fmt: skip
+
+
+def test_no_number_is_too_long(port, capfd):
+    digits = "9" * 5000
+    for name in {*ROUTES, *PAIRS} - {"layout-start", "layout-cancel"}:
+        for params in ({}, *({number: digits} for number in NUMBERS), {"text": f"#{digits}", "plus": f"0,{digits}"}):
+            answer, content = get(port, f"/data/{name}?{urlencode(params)}")
+            assert answer.status in (200, 400), (name, params, content)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_what_is_no_request_is_refused_and_the_next_is_answered(port, line, capfd):
+    with socket.create_connection((HOST, port), timeout=60) as connection:
+        connection.sendall(line.replace(b"%s", f"{HOST}:{port}".encode()).replace(b"%%", b"%"))
+        connection.shutdown(socket.SHUT_WR)
+        said = b""
+        with suppress(ConnectionResetError):  # the rest of a line that is too long was not read
+            while block := connection.recv(1 << 16):
+                said += block
+    assert b" 200 OK" not in said
+    assert get(port, "/")[0].status == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_a_connection_that_is_reset_is_forgotten_in_silence(capfd, serving):
+    with serving(OpenedModel("large", TokenEmbedding(200_000, 4))) as place:
+        host = urlsplit(place).netloc
+        port = int(host.split(":")[1])
+        request = f"GET /data/norms HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+        for sent in (b"", b"GET / HT", request, 3 * request):
+            with socket.create_connection((HOST, port), timeout=60) as connection:
+                connection.sendall(sent)
+                if len(sent) > 10:
+                    connection.recv(100)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert get(port, "/")[0].status == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_without_file_descriptors_the_server_waits_between_its_attempts(capfd, monkeypatch, serving):
+    accept, full, pauses = ThreadingHTTPServer.get_request, [errno.EMFILE, errno.ENFILE, errno.EMFILE], []
+
+    def get_request(server):
+        if full:
+            raise OSError(full.pop(), "Too many open files")
+        return accept(server)
+
+    monkeypatch.setattr(ThreadingHTTPServer, "get_request", get_request)
+    monkeypatch.setattr(explorer_server.time, "sleep", pauses.append)
+    with serving() as place:
+        assert get(urlsplit(place).port, "/data/manifest")[0].status == 200
+    assert pauses == [explorer_server.SECONDS_WITHOUT_ACCEPT] * 3
+    assert capfd.readouterr().err == ""
+
+
+def test_no_part_of_an_answer_waits_for_an_acknowledgement(monkeypatch, serving):
+    flags, do_get = [], explorer_server._Handler.do_GET
+
+    def noted(handler):
+        flags.append(handler.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        return do_get(handler)
+
+    monkeypatch.setattr(explorer_server._Handler, "do_GET", noted)
+    with serving() as place:
+        assert get(urlsplit(place).port, "/data/manifest")[0].status == 200
+    assert flags == [1]
 
 
 def test_bad_questions_are_answered_with_sentences(port):

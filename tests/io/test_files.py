@@ -24,9 +24,12 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("replace", ["replace_file", "replace_folder"])
 def test_what_a_killed_process_left_of_a_save_is_cleared_away_and_nothing_else(tmp_path: Path, replace: str) -> None:
-    others = {"a[1]", ".a[1]b.x.partial", ".a1.x.partial"}
+    others = {"a[1]", ".a[1]b.12345678.partial", ".a1.12345678.partial", ".a[1].1234567.partial"}
     for name in others:
-        (tmp_path / name).write_text("stays")
+        (tmp_path / name).mkdir()
+    if replace == "replace_file":
+        (tmp_path / "a[1]").rmdir()
+        (tmp_path / "a[1]").write_text("stays")
     code = f"""
 import os
 from embedlayer.io import files
@@ -34,9 +37,37 @@ with files.{replace}({str(tmp_path / "a[1]")!r}):
     os._exit(9)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
-    assert len(os.listdir(tmp_path)) == 4
-    files.remove_partials(tmp_path / "a[1]")
+    assert len(os.listdir(tmp_path)) == 5
+    with getattr(files, replace)(tmp_path / "a[1]"):  # the next write
+        assert len(os.listdir(tmp_path)) == 5
     assert set(os.listdir(tmp_path)) == others
+
+
+@pytest.mark.parametrize("replace", ["replace_file", "replace_folder", "new_file", "new_folder"])
+def test_a_write_leaves_those_alone_that_are_not_finished(tmp_path: Path, replace: str) -> None:
+    path = tmp_path / "out"
+    with getattr(files, replace)(path) as one:
+        files.remove_partials(path)
+        with pytest.raises(RuntimeError), getattr(files, replace)(path) as other:
+            assert one != other
+            raise RuntimeError
+        assert one.exists()
+        assert not path.exists()
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_of_several_new_files_all_appear_or_none(tmp_path: Path) -> None:
+    with files.new_files(tmp_path / "a", tmp_path / "b") as (one, other):
+        one.write_text("1")
+        other.write_text("2")
+    assert [(tmp_path / name).read_text() for name in "ab"] == ["1", "2"]
+    with (
+        pytest.raises(FileError, match="d appeared while this was computed"),
+        files.new_files(tmp_path / "c", tmp_path / "d"),
+    ):
+        (tmp_path / "d").write_text("mine")
+    assert (tmp_path / "d").read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "d"]
 
 
 def test_new_files_and_folders_have_the_permissions_of_any_other(tmp_path: Path) -> None:
@@ -66,7 +97,7 @@ for _ in range(2):
 
 KILLS = """
 import os, pathlib, sys, tempfile
-from embedlayer.io import files
+from embedlayer.io import files, partials
 
 def watch(stop_at):
     # ends this process at its so-many-th operation on the file system, before it is carried out
@@ -83,8 +114,9 @@ def contents(path):
     return {str(file.relative_to(path)): file.read_text() for file in path.rglob("*") if file.is_file()}
 
 def replace(path):
-    if kind == "file":
-        files.write_text(path, "new" * 10_000)
+    if kind != "folder":
+        with (files.new_file if kind == "new file" else files.replace_file)(path) as partial:
+            partial.write_text("new" * 10_000)
         return
     with files.replace_folder(path) as partial:
         for name in ("new", "both"):
@@ -94,7 +126,7 @@ def replace(path):
 
 kind, exchange = sys.argv[1:]
 if exchange == "no":
-    files._exchange = lambda one, other: False
+    partials._renamed = lambda *_: False
 old = {"old": "old", "both": "old both"}
 new = {"new": "new new", "both": "new both", "inner/deep": "new"}
 seen, ended, stop_at = set(), False, 0
@@ -104,7 +136,7 @@ while not ended:
         path = pathlib.Path(name) / "out.x"
         if kind == "file":
             path.write_text("old")
-        else:
+        elif kind == "folder":
             path.mkdir()
             for name, content in old.items():
                 (path / name).write_text(content)
@@ -118,8 +150,8 @@ while not ended:
         ended = code == 0
         missing = not path.exists()
         files.recover_folder(path)
-        if kind == "file":
-            found = path.read_text()
+        if kind != "folder":
+            found = "old" if kind == "new file" and missing else path.read_text()
             assert found in ("old", "new" * 10_000), found
             found = found[:3]
         else:
@@ -128,14 +160,17 @@ while not ended:
             found = "old" if found == old else "new"
         assert not ended or found == "new"
         files.remove_partials(path)
-        assert os.listdir(path.parent) == ["out.x"]
+        assert os.listdir(path.parent) == ["out.x"] * path.exists()
         seen.add((found, missing))
 print(stop_at, sorted(seen))
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each kill is of a process made by fork")
-@pytest.mark.parametrize(("kind", "exchange"), [("file", "yes"), ("folder", "yes"), ("folder", "no")])
+@pytest.mark.parametrize(
+    ("kind", "exchange"),
+    [("file", "yes"), ("folder", "yes"), ("folder", "no"), ("new file", "yes"), ("new file", "no")],
+)
 def test_a_process_killed_at_any_operation_leaves_the_old_or_the_new_whole(kind: str, exchange: str) -> None:
     code = [sys.executable, "-c", KILLS, kind, exchange]
     result = subprocess.run(code, capture_output=True, text=True, check=True)
@@ -143,19 +178,19 @@ def test_a_process_killed_at_any_operation_leaves_the_old_or_the_new_whole(kind:
     assert int(kills) > 8
     if kind == "folder" and exchange == "no":
         assert "('old', True)" in seen  # it was missing, and is put back
-    elif sys.platform == "linux":
+    elif sys.platform == "linux" and kind != "new file":
         assert "True" not in seen
 
 
 def test_an_old_folder_that_cannot_be_put_back_is_named(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / ".a.1234.old").mkdir()
-    (tmp_path / ".a.b.1234.old").mkdir()  # of another folder
+    (tmp_path / ".a.12345678.old").mkdir()
+    (tmp_path / ".a.b.12345678.old").mkdir()  # of another folder
     monkeypatch.setattr(os, "rename", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
     with pytest.raises(FileError, match=r"cannot be renamed: Permission denied\. Rename it to a"):
         files.recover_folder(tmp_path / "a")
     monkeypatch.undo()
     assert files.recover_folder(tmp_path / "a").is_dir()
-    assert os.listdir(tmp_path / ".a.b.1234.old") == []
+    assert os.listdir(tmp_path / ".a.b.12345678.old") == []
 
 
 def test_what_is_missing_or_no_json_is_named(tmp_path: Path) -> None:

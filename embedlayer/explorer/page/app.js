@@ -257,6 +257,7 @@ class Page {
       exported: data.exported,
       load: (name, params = {}) => data.load(name, { source, ...params }),
       ask: (name, params = {}) => data.ask(name, { source, ...params }),
+      act: (name, params = {}) => data.act(name, { source, ...params }),
     };
   }
 

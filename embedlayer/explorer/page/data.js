@@ -16,14 +16,19 @@ export function keyOf(name, params) {
 
 /** Read from the server. @returns {Data} */
 export function fromServer() {
-  return { load: cached(request), ask: (name, params = {}) => request(keyOf(name, params)), exported: false };
+  return {
+    load: cached((key) => request(key)),
+    ask: (name, params = {}) => request(keyOf(name, params)),
+    act: (name, params = {}) => request(keyOf(name, params), "POST"),
+    exported: false,
+  };
 }
 
-/** @param {string} key */
-async function request(key) {
+/** @param {string} key @param {string} method */
+async function request(key, method = "GET") {
   let response;
   try {
-    response = await fetch(`data/${key}`);
+    response = await fetch(`data/${key}`, { method });
   } catch {
     throw new Error("The server does not answer. Run embedlayer explore again and reload this page.");
   }
@@ -46,7 +51,7 @@ export function fromFile(content, compute) {
     if (computed !== undefined) return computed;
     throw new NotBaked("This file does not contain these numbers. Open the table itself: embedlayer explore DIR.");
   });
-  return { load, ask: load, exported: true };
+  return { load, ask: load, act: load, exported: true };
 }
 
 /** Decompress base64 of gzip. @param {string} base64 @returns {Promise<ArrayBuffer>} */

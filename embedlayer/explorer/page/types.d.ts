@@ -31,6 +31,8 @@ export interface Data {
   load: Load;
   /** As `load`, but always sent: for answers that change. */
   ask: Load;
+  /** As `ask`, for a request that starts or ends something; an exported page has none. */
+  act: Load;
   exported: boolean;
 }
 

@@ -25,7 +25,7 @@ export class LayoutRequest {
 
   /** Cancel the computation. */
   async cancel() {
-    await this.data.ask("layout-cancel");
+    await this.data.act("layout-cancel");
   }
 
   /**
@@ -34,7 +34,8 @@ export class LayoutRequest {
    * @returns {Promise<Layout>}
    */
   async load(onProgress) {
-    let progress = await this.data.ask(this.data.exported ? "layout-progress" : "layout-start");
+    const { data } = this;
+    let progress = await (data.exported ? data.ask("layout-progress") : data.act("layout-start"));
     while (progress.state === "running") {
       onProgress(progress);
       await new Promise((resolve) => setTimeout(resolve, INTERVAL));

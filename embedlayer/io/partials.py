@@ -1,0 +1,226 @@
+"""Temporary folders beside the target of a write, and the operations that give their content the target's name.
+
+What is written lies in a hidden folder beside its target, which is locked while its process lives. The next write to
+the same target removes those that killed processes left.
+"""
+
+import ctypes
+import errno
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from embedlayer.io.locks import flock, is_still_at
+
+PARTIAL, OLD = ".partial", ".old"
+"""Suffixes of hidden names: of what is being written, and of an old folder that is being replaced."""
+
+LONGEST = 100
+"""Bytes of a target's name that a hidden name repeats: both fit into every file system (ext4: 255, eCryptfs: 143)."""
+
+_EXCHANGE, _NO_REPLACE = (2, 2), (1, 4)
+"""Flags of `renameat2` (<linux/fs.h>) and of `renamex_np` (<sys/stdio.h>)."""
+
+_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
+
+
+@contextmanager
+def partial_folder(target: Path) -> Iterator[Path]:
+    """Context manager: yield a new, locked folder beside `target`, and remove it with its content in the end.
+
+    Those that killed processes left for this target are removed first. Where the file system has no locks, they stay.
+
+    Args:
+        target: The file or folder that will be written. No link: the folder is in the same file system.
+
+    Raises:
+        OSError: The folder cannot be created.
+    """
+    remove_free_partials(target)
+    folder, descriptor = _new_folder(target)
+    try:
+        yield folder
+    finally:
+        _remove_partial(folder, target)
+        os.close(descriptor)
+
+
+def _new_folder(target: Path) -> tuple[Path, int]:
+    """Create a folder for what is written to `target`, and return it with the descriptor of its locked file."""
+    while True:
+        folder = target.parent / f".{_stem(target.name)}.{secrets.token_hex(4)}{PARTIAL}"
+        folder.mkdir(0o700)
+        with suppress(FileNotFoundError):  # another process has just removed the folder, as it had no lock
+            descriptor = os.open(lock_path(folder, target), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            with suppress(OSError):  # the file system has no locks
+                if not (flock(descriptor) and is_still_at(descriptor, lock_path(folder, target))):
+                    os.close(descriptor)
+                    continue
+            return folder, descriptor
+
+
+def lock_path(folder: Path, target: Path) -> Path:
+    """Return the lock file in a folder of `partial_folder`, whose name is not that of the target."""
+    return folder / ("lock" if target.name != "lock" else "lock-")
+
+
+def remove_free_partials(target: Path) -> None:
+    """Remove the folders of `partial_folder(target)` whose processes have ended."""
+    for folder in temporary_paths(target, PARTIAL):
+        with suppress(OSError):
+            folder.rmdir()  # empty: its process was killed before it made the lock, or will make another folder
+            continue
+        with suppress(OSError):
+            descriptor = os.open(lock_path(folder, target), os.O_RDWR)
+            try:
+                if flock(descriptor):
+                    _remove_partial(folder, target)
+            finally:
+                os.close(descriptor)
+
+
+def _remove_partial(folder: Path, target: Path) -> None:
+    """Delete a folder of `partial_folder(target)`, its lock file last: without it, no other process could do so."""
+    lock = lock_path(folder, target)
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path != lock:
+                remove(path)
+    remove(lock)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def temporary_path(target: Path, suffix: str) -> Path:
+    """Return a new hidden path beside `target`, with a random part and the ending `suffix`; nothing is created."""
+    return target.parent / f".{_stem(target.name)}.{secrets.token_hex(4)}{suffix}"
+
+
+def temporary_paths(target: Path, suffix: str) -> list[Path]:
+    """List the temporary folders of `target` on disk, with paths as from `temporary_path`, sorted.
+
+    Args:
+        target: The file or folder that the temporary ones were to replace.
+        suffix: Ending of the temporary names: `PARTIAL` or `OLD`.
+
+    Returns:
+        The paths; none if the folder of `target` does not exist or cannot be listed.
+    """
+    names = re.compile(rf"\.{re.escape(_stem(target.name))}\.[0-9a-f]{{8}}{re.escape(suffix)}")
+    try:
+        with os.scandir(target.parent) as entries:
+            found = [entry.name for entry in entries if names.fullmatch(entry.name) and entry.is_dir()]
+    except OSError:  # there is no such folder, or it cannot be listed: writing in it raises the error
+        return []
+    return [target.parent / name for name in sorted(found)]
+
+
+def _stem(name: str) -> str:
+    """Return the name of a target for hidden names; of a long one, the beginning and a digest of the whole."""
+    raw = os.fsencode(name)
+    if len(raw) <= LONGEST:
+        return name
+    return f"{raw[: LONGEST - 9].decode(errors='ignore')}-{hashlib.sha256(raw).hexdigest()[:8]}"
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a symbolic link, or a folder with its content; all errors are ignored."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def name_new_file(partial: Path, path: Path) -> None:
+    """Rename the file `partial` to `path`, in one step with the check that nothing is there.
+
+    Where neither such a rename nor hard links exist, an empty file at `path` takes the name first.
+
+    Raises:
+        FileExistsError: Something is at `path`. Nothing changed.
+        OSError: The file cannot be renamed.
+    """
+    if _renamed(partial, path, _NO_REPLACE):
+        return
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        raise
+    except OSError:  # no hard links, as on FAT
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        partial.replace(path)
+    else:
+        partial.unlink()
+
+
+def name_new_folder(partial: Path, path: Path) -> None:
+    """Rename the folder `partial` to `path`, in one step with the check that nothing or an empty folder is there.
+
+    An empty folder at `path` is replaced, and its permissions are kept.
+
+    Raises:
+        FileExistsError: A file or a folder with content is at `path`. Nothing changed.
+        OSError: The folder cannot be renamed.
+    """
+    mode = None
+    try:
+        with suppress(FileNotFoundError):
+            mode = stat.S_IMODE(path.lstat().st_mode)
+            partial.chmod(mode | 0o700)  # a folder that is not writable cannot be moved
+        partial.rename(path)
+        if mode is not None:
+            path.chmod(mode)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.ENOTDIR, errno.EEXIST):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
+        raise
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange two existing files or folders atomically, so that each has the other's name afterwards.
+
+    Returns:
+        Whether they were exchanged. `False`: nothing changed, as the system or the file system cannot exchange names.
+
+    Raises:
+        OSError: The exchange failed for another reason.
+    """
+    return _renamed(one, other, _EXCHANGE)
+
+
+def _renamed(one: Path, other: Path, flags: tuple[int, int]) -> bool:
+    """Rename with a flag that Python's standard library lacks; return `False` if the system does not know it.
+
+    Args:
+        one: The old name.
+        other: The new name.
+        flags: The flag of Linux, and that of macOS.
+
+    Raises:
+        OSError: The rename failed for another reason.
+    """
+    if sys.platform not in ("linux", "darwin"):
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(one), os.fsencode(other)
+    if hasattr(libc, "renameat2"):
+        here = -100  # AT_FDCWD
+        failed = libc.renameat2(here, names[0], here, names[1], ctypes.c_uint(flags[0]))
+    elif hasattr(libc, "renamex_np"):
+        failed = libc.renamex_np(*names, ctypes.c_uint(flags[1]))
+    else:
+        return False
+    if not failed:
+        return True
+    code = ctypes.get_errno()
+    if code in _UNSUPPORTED:
+        return False
+    raise OSError(code, os.strerror(code), str(other))
