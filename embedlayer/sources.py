@@ -28,6 +28,7 @@ from embedlayer.errors import (
     UnknownTokenError,
 )
 from embedlayer.families import UNKNOWN
+from embedlayer.forks import call_in_forked_processes
 from embedlayer.io.files import read_json, recover_folder
 from embedlayer.short_repr import short_repr
 
@@ -209,6 +210,11 @@ class OpenedModel:
         if self.tokens is not None and len(self.tokens) != rows:
             raise SizeError(f"{self.title} has {rows} rows and {len(self.tokens)} tokens; the numbers must be equal.")
         self._answers: dict[str, Any] = {}
+        self._renew_locks()
+        call_in_forked_processes(self._renew_locks)
+
+    def _renew_locks(self) -> None:
+        """Begin without locked locks, as in a forked process."""
         self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
 

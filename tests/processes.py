@@ -11,7 +11,9 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -137,6 +139,37 @@ def run_program(*arguments: object, cwd: Path | None = None, **environment: str)
     with Program(*arguments, cwd=cwd, **environment) as program:
         out, err = program.communicate()
         return program.wait(), out, err
+
+
+def in_a_fork(function: Callable[[], object], forked: threading.Event | None = None) -> None:
+    """Call a function in a fork of this process, which is killed after two minutes, and assert that it ends well.
+
+    `forked` is set in this process when there is a fork. The function must compute little enough for one thread: GNU
+    OpenMP, which torch's operators use, does not survive a fork.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # since Python 3.12 of every process with threads
+        child = os.fork()
+    if not child:
+        code = 1
+        try:
+            function()
+            code = 0
+        except BaseException:  # noqa: BLE001  shown
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    if forked is not None:
+        forked.set()
+    until = time.monotonic() + SECONDS
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise AssertionError(f"the forked process hangs in {function}")
+        time.sleep(0.002)
+    assert os.waitstatus_to_exitcode(ended[1]) == 0
 
 
 def _preload() -> None:

@@ -12,6 +12,7 @@ TIERS = [
     [
         "command_name",
         "errors",
+        "forks",
         "shapes",
         "tracing",
         "overrides",

@@ -20,9 +20,9 @@ import warnings
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ from embedlayer.data.tokenizer import (
     without_truncation,
 )
 from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
+from embedlayer.forks import BackgroundThread, Job
 from embedlayer.io.files import create_folder, file_errors, recover_folder, replace_folder
 
 Progress = Callable[[int, int], None]
@@ -150,19 +151,19 @@ def _encode_ahead(
     """
     tokenizer = without_truncation(tokenizer)
     size = max(_FEWEST_CHUNKS, _CHUNKS_PER_CORE * usable_cores())
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        begun: list[tuple[list[str], Future[list[Encoding]]]] = []
+    with BackgroundThread("embedlayer-encode") as thread:
+        begun: list[tuple[list[str], Job[list[Encoding]]]] = []
         while batch := list(islice(chunks, size)):
             anchors = [anchor, *(chunk[-ANCHOR_CHARS:] for chunk in batch)]
             anchor = anchors.pop()
             texts = [start + chunk for start, chunk in zip(anchors, batch, strict=True)]
-            future = thread.submit(tokenizer.encode_batch_fast, texts + anchors, add_special_tokens=False)
-            begun.append((batch, future))
+            job = thread.submit(partial(tokenizer.encode_batch_fast, texts + anchors, add_special_tokens=False))
+            begun.append((batch, job))
             if len(begun) > 1:
-                batch, future = begun.pop(0)
-                yield batch, future.result()
-        for batch, future in begun:
-            yield batch, future.result()
+                batch, job = begun.pop(0)
+                yield batch, job.result()
+        for batch, job in begun:
+            yield batch, job.result()
 
 
 @dataclass(eq=False, repr=False)

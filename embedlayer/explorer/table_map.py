@@ -19,6 +19,7 @@ from embedlayer.errors import EmbedLayerError, SizeError
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.layout_cache import layout_path, load_layout, store_layout
 from embedlayer.explorer.tokens import BAKED_ROWS, Params, principal, to_bytes
+from embedlayer.forks import call_in_forked_processes
 from embedlayer.io.files import JsonObject
 from embedlayer.sources import OpenedModel
 
@@ -69,7 +70,7 @@ class _Cancelled(Exception):
 
 
 class MapJob:
-    """Computes the `TableMap` of a source in a thread of its own, once.
+    """Computes the `TableMap` of a source in a thread of its own, once. In a forked process a running one is absent.
 
     Args:
         source: The source of the rows.
@@ -77,12 +78,20 @@ class MapJob:
 
     def __init__(self, source: OpenedModel) -> None:
         self._source = source
+        self._map: TableMap | None = None
+        self._refusal: EmbedLayerError | None = None
+        self._forget_thread()
+        call_in_forked_processes(self._forget_thread)
+
+    def _forget_thread(self) -> None:
+        """Begin without a thread, with the map if there is one, as in a forked process."""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop, self._ended = threading.Event(), threading.Event()
-        self._state, self._stage, self._share, self._error = "absent", "", 0.0, ""
-        self._map: TableMap | None = None
-        self._refusal: EmbedLayerError | None = None
+        self._state, self._share = ("absent", 0.0) if self._map is None else ("ready", 1.0)
+        self._stage = self._error = ""
+        if self._map is not None:
+            self._ended.set()
 
     def start(self) -> None:
         """Start the computation, unless it is running or done."""

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from embedlayer.errors import EmbedLayerWarning, FileError
+from embedlayer.forks import call_in_forked_processes
 
 try:
     import fcntl
@@ -152,8 +153,7 @@ def _close_copies() -> None:
     _locks.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_copies)
+call_in_forked_processes(_close_copies)
 
 
 def _lock_file(path: str, what: str, timeout_seconds: float) -> int:

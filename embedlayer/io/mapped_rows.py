@@ -155,6 +155,12 @@ class MappedRows:
             self.limit.maps.add(self._map)
             memory = _Memory(self._map, before, shape, word)
         self.words = torch.from_numpy(np.asarray(memory))
+        self._start = self.words.data_ptr()
+
+    @property
+    def is_mapped(self) -> bool:
+        """Return whether `words` are still in the file: `share_memory_()` moves a tensor's memory elsewhere."""
+        return self.words.data_ptr() == self._start
 
     def view(self, dtype: torch.dtype, *shape: int) -> Tensor:
         """Return a tensor of this dtype and shape over the mapped memory.

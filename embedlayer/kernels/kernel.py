@@ -12,7 +12,6 @@ threading layers they survive a fork and take concurrent calls.
 
 import logging
 import math
-import os
 import pickle
 import sys
 import threading
@@ -30,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from embedlayer.forks import call_in_forked_processes, lock_held_at_forks
 from embedlayer.tracing import fusible, is_dispatch_mode_active
 
 Argument = Tensor | NDArray[Any] | int | float | bool | tuple[int, ...] | tuple[float, ...]
@@ -114,7 +114,7 @@ class _Wait:
         log.info("Compiling or loading CPU kernels: first calls take some seconds. A machine compiles them once.")
 
 
-_availability, _failure, _wait, _compiling = _Availability(), _Failure(), _Wait(), threading.RLock()
+_availability, _failure, _wait, _compiling = _Availability(), _Failure(), _Wait(), lock_held_at_forks()
 
 
 class Kernel:
@@ -339,6 +339,4 @@ class _Helpers:
 
 
 _helpers = _Helpers()
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_helpers.forget)
+call_in_forked_processes(_helpers.forget)

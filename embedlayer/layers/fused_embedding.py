@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from embedlayer.kernels.kernel import FLOATS, Kernel, kernels_apply, kernels_in_graphs
 from embedlayer.overrides import has_hooks
 from embedlayer.tables.lookup import StoredRows
-from embedlayer.tables.pending_updates import raw_weight
+from embedlayer.tables.pending_updates import applied_rows, raw_weight
 from embedlayer.tables.sparse_gradient import Segments, finished_gradient, segments_of_equal_ids
 from embedlayer.tracing import fusible, plain_operators_only
 
@@ -286,9 +286,9 @@ class _GatherScaleAddDrop(torch.autograd.Function):
         ctx.shape, ctx.addend_shape = weight.shape, None if addend is None else addend.shape
         ctx.scale, ctx.padding_idx, ctx.sparse = scale, padding_idx, sparse
         ctx.dropout = _Dropout.drawn(dropout)
-        rows = raw_weight(weight)
-        out = rows.new_empty((*ids.shape, rows.shape[-1]))
-        _compute(rows, ids, out, scale, addend, ctx.dropout)
+        with applied_rows(weight, ids) as rows:
+            out = rows.new_empty((*ids.shape, rows.shape[-1]))
+            _compute(rows, ids, out, scale, addend, ctx.dropout)
         return out
 
     @staticmethod

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
+from embedlayer.forks import HeldLocks
 from embedlayer.optim.row_state import RowState, check_state
 from embedlayer.tables.lazy_adam import Betas, check_rates, step_rates
-from embedlayer.tables.pending_updates import PendingUpdates
+from embedlayer.tables.pending_updates import PendingUpdates, is_in_shared_memory
 from embedlayer.tables.row_arithmetic import add_squares_, chunk_slices, empty_rows, rows_at_once, square_root
 from embedlayer.tables.sparse_gradient import row_gradient, rows_and_values
 from embedlayer.tables.stochastic_rounding import StochasticRounding
@@ -95,6 +96,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step on every parameter that has a gradient. An error leaves all parameters and states unchanged.
 
+        Threads that look rows of a row-sparse table up meanwhile wait.
+
         Args:
             closure: Function that computes the loss again, as in torch; `None` for none.
 
@@ -117,16 +120,18 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         self._check_gradients()
         groups = self.param_groups
         tables = [(p, group) for group in groups for p in group["params"] if p.grad is not None and is_row_sparse(p)]
-        then_all = [parameter for parameter, group in tables if self._prepare_rows(parameter, group)]
-        for group in self.param_groups:
-            dense = [p for p in group["params"] if p.grad is not None and not is_row_sparse(p)]
-            for by_fsdp in (False, True):  # torch's kernels take no list of both
-                if some := [p for p in dense if hasattr(p, "to_local") is by_fsdp]:
-                    self.step_dense(some, group)
-        for parameter, group in tables:
-            self._step_rows(parameter, group)
-        for parameter in then_all:
-            parameter.pending_updates.apply_all(parameter)
+        with HeldLocks([parameter.pending_updates.lock for parameter, _ in tables]):
+            then_all = [parameter for parameter, group in tables if self._prepare_rows(parameter, group)]
+            for group in self.param_groups:
+                dense = [p for p in group["params"] if p.grad is not None and not is_row_sparse(p)]
+                for by_fsdp in (False, True):  # torch's kernels take no list of both
+                    if some := [p for p in dense if hasattr(p, "to_local") is by_fsdp]:
+                        self.step_dense(some, group)
+            for parameter, group in tables:
+                self._step_rows(parameter, group)
+            for parameter in then_all:
+                pending: PendingUpdates = parameter.pending_updates
+                pending.apply_all(parameter, moments=pending.shared_moments)
         return loss
 
     def apply_pending_updates(self) -> None:
@@ -206,8 +211,10 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             KeyError: An entry is missing.
             ShapeError: The moments have another size than the table.
         """
-        parameter.pending_updates.load_state(parameter, self._row_moments(parameter), tensors, rest)
-        self._continue_rounding(parameter)
+        pending: PendingUpdates = parameter.pending_updates
+        with pending.lock:
+            pending.load_state(parameter, self._row_moments(parameter), tensors, rest)
+            self._continue_rounding(parameter)
 
     def __getstate__(self) -> dict[str, Any]:
         self.apply_pending_updates()
@@ -241,28 +248,36 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             CheckpointError: A resumed mapped table has the state of another rule.
         """
+        if is_row_sparse(parameter):
+            return self._moments_of_table(parameter)
         state: State = self.state[parameter]
-        if state:
-            return state
-        new: State = {"step": torch.zeros((), dtype=torch.float32, device=self._step_device(parameter))}
-        if not is_row_sparse(parameter):
+        if not state:
+            new = {"step": torch.zeros((), dtype=torch.float32, device=self._step_device(parameter))}
             for name in self.dense_state():
                 new[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             state.update(new)
-            return state
-        pending: PendingUpdates = parameter.pending_updates  # type: ignore[attr-defined]
-        if pending.restored:
-            check_state(self.row_state, parameter, pending.restored, tuple(parameter.shape))
-            new |= pending.restored
-            new["step"].fill_(pending.step)
-            pending.restored = {}
-            self._continue_rounding(parameter)
-        else:
-            for name, (width, dtype) in self.row_state.layout(parameter).items():
-                new[name] = pending.storage.new_state(parameter, name, width, dtype or parameter.dtype)
-        state.update(new)  # at once: a full disk leaves no half of a state
-        self._attach(parameter, self._group_of(parameter))
         return state
+
+    def _moments_of_table(self, parameter: Any) -> State:
+        """Return the state of a row-sparse table; see `moments`."""
+        pending: PendingUpdates = parameter.pending_updates
+        with pending.lock:
+            state: State = self.state[parameter]
+            if state:
+                return state
+            new: State = {"step": torch.zeros((), dtype=torch.float32, device=self._step_device(parameter))}
+            if pending.restored:
+                check_state(self.row_state, parameter, pending.restored, tuple(parameter.shape))
+                new |= pending.restored
+                new["step"].fill_(pending.step)
+                pending.restored = {}
+                self._continue_rounding(parameter)
+            else:
+                for name, (width, dtype) in self.row_state.layout(parameter).items():
+                    new[name] = pending.storage.new_state(parameter, name, width, dtype or parameter.dtype)
+            state.update(new)  # at once: a full disk leaves no half of a state
+            self._attach(parameter, self._group_of(parameter))
+            return state
 
     def load_moments(self, parameter: Tensor, tensors: State) -> None:
         """Set the state of a parameter to `tensors`, moved to the devices where a step needs them.
@@ -282,13 +297,14 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             return
         check_state(self.row_state, parameter, tensors, tuple(parameter.shape))
         pending: PendingUpdates = parameter.pending_updates  # type: ignore[attr-defined]
-        pending.apply_all(parameter, moments=True)
-        self.state[parameter] = step | {
-            name: pending.storage.place(parameter, name, tensors[name].to(dtype=dtype or parameter.dtype))
-            for name, (_, dtype) in self.row_state.layout(parameter).items()
-        }
-        pending.detach()
-        self._attach(parameter, self._group_of(parameter))  # now: the table may be saved before the next step
+        with pending.lock:
+            pending.apply_all(parameter, moments=True)
+            self.state[parameter] = step | {
+                name: pending.storage.place(parameter, name, tensors[name].to(dtype=dtype or parameter.dtype))
+                for name, (_, dtype) in self.row_state.layout(parameter).items()
+            }
+            pending.detach()
+            self._attach(parameter, self._group_of(parameter))  # now: the table may be saved before the next step
 
     def _tables(self) -> list[Any]:
         """Return the weights of all row-sparse tables among the parameters of this optimizer."""
@@ -383,7 +399,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         self.moments(parameter)
         self._attach(parameter, group)
         every = self.apply_pending_every
-        then_all = pending.eager_blocks > 0 or (every is not None and (pending.step + 1) % every == 0)
+        then_all = pending.eager_blocks > 0 or is_in_shared_memory(parameter)
+        then_all = then_all or (every is not None and (pending.step + 1) % every == 0)
         pending.prepare_step(rows_and_values(grad)[0], then_all=then_all)
         return then_all
 

@@ -248,7 +248,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
     def stored(self, ids: Ids) -> StoredRows | None:
         """Return checked IDs and the weight, from which a fused kernel can gather the vectors, without `scale`.
 
-        Pending updates of the rows (row-sparse tables) are applied before the return.
+        Pending updates of a row-sparse table are not applied: read its rows in a block of `applied_rows`.
 
         Returns:
             IDs and weight. `None` on an accelerator, where the check of the IDs ends after the look-up and a fused
@@ -263,8 +263,6 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
         ids, _ = self._current_check()(ids)
         if self.row_sparse:
             self._refuse_divided_rows()
-            if pending := pending_updates_of(self.weight):
-                pending.apply_to_ids(self.weight, ids)
         return StoredRows(ids, self.weight, self.padding_idx, self.row_sparse)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:

@@ -28,8 +28,7 @@ class StoredRows(NamedTuple):
 
     Attributes:
         ids: Token IDs that were checked, `(...)`.
-        weight: The weight itself, `(num_rows, D)`, whose looked-up rows have no pending updates. Read those of a
-            row-sparse table by `raw_weight`.
+        weight: The weight itself, `(num_rows, D)`. Read rows of a row-sparse table in a block of `applied_rows`.
         padding_idx: Row that gets no gradient, or `None`.
         sparse: Whether the gradient of the weight is sparse.
     """

@@ -1,9 +1,10 @@
 """Tables whose rows stay in files: larger than memory, read-only or trained in place."""
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import CheckpointError, FileError, SizeError
+from embedlayer.forks import BackgroundThread, Job
 from embedlayer.index_checks import IndexCheck, as_ids
 from embedlayer.initialization import init_normal_rows_, zero_rows_
 from embedlayer.io.files import JsonObject
@@ -119,8 +121,8 @@ class FileRows(RowSource):
         (self.vocab_size, self.embed_dim), self.dtype = info.shape, info.torch_dtype
         self.max_resident_bytes = max_resident_bytes
         self._mapped: MappedRows | None = info.map_rows(limit=ResidentLimit(max_resident_bytes))
-        self._threads: ThreadPoolExecutor | None = None
-        self._prefetched: tuple[Tensor, Future[Tensor]] | None = None
+        self._thread = BackgroundThread("embedlayer-prefetch")
+        self._prefetched: deque[tuple[Tensor, Job[Tensor]]] = deque(maxlen=1)  # one thread of several takes it
         self.pinned = False
         self.handle = next(_handles)
         _by_handle[self.handle] = self
@@ -144,10 +146,11 @@ class FileRows(RowSource):
 
     def look_up(self, ids: Int[Tensor, "*ids"]) -> Float[Tensor, "*ids D"]:
         """Return copies of the rows, those that `prefetch` has read if it was called with the same IDs."""
-        prefetched, self._prefetched = self._prefetched, None
-        if prefetched is not None and torch.equal(prefetched[0], ids):
-            return prefetched[1].result()
-        return self._gather(ids)
+        try:
+            prefetched, job = self._prefetched.pop()
+        except IndexError:
+            return self._gather(ids)
+        return job.result() if torch.equal(prefetched, ids) else self._gather(ids)
 
     def _gather(self, ids: Tensor) -> Tensor:
         """Return copies of rows, in pinned memory if they go to a GPU."""
@@ -164,10 +167,8 @@ class FileRows(RowSource):
     def prefetch(self, ids: Int[Tensor, "*ids"]) -> None:
         """Start to gather the rows in another thread, for the next look-up if it has the same IDs."""
         self.mapped  # noqa: B018 (a closed table raises an error here)
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(1, "embedlayer-prefetch")
         ids = ids.clone()
-        self._prefetched = ids, self._threads.submit(self._gather, ids)
+        self._prefetched.append((ids, self._thread.submit(partial(self._gather, ids))))
 
     def folder(self, verb: str) -> RowFolder:
         """Raise an error: the rows are read-only.
@@ -182,9 +183,9 @@ class FileRows(RowSource):
 
     def close(self) -> None:
         """Unmap the file and end the thread of `prefetch`."""
-        self._mapped = self._prefetched = None
-        if self._threads is not None:
-            self._threads.shutdown()
+        self._mapped = None
+        self._prefetched.clear()
+        self._thread.close()
 
 
 class FolderRows(RowSource):
@@ -210,7 +211,7 @@ class FolderRows(RowSource):
         table.index_check.move_record("cpu")
         assert table.pending_updates is not None
         self.table, self.updates, self.weight = table, table.pending_updates, table.weight
-        self.updates.storage = folder
+        self.updates.storage, self.updates.lock = folder, folder.lock
         if folder.updates is not None:
             numbers, tensors = folder.updates
             moments = {name: folder.restored(name) for name in numbers["moments"]}
@@ -248,7 +249,8 @@ class FolderRows(RowSource):
             return self.table.look_up(ids)
         self._folder.check_open()
         vectors = self.table.look_up(ids)
-        self._folder.limit.keep(ids.numel())
+        with self.updates.lock:
+            self._folder.limit.keep(ids.numel())
         return vectors
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "N D"]:
@@ -499,9 +501,10 @@ class MappedEmbedding(LookupTable, ComputedBuffers, checks_ids=True):
         """Draw all rows of a trained table again, as `create` does. Without effect on a read-only table."""
         if isinstance(self.source, FolderRows):
             folder, weight = self.source.folder("initialise"), self.source.table.weight
-            self.source.table.apply_pending_updates()
-            folder.log_all_rows()
-            _initialize(weight.detach(), folder.fields)
+            with folder.lock:
+                self.source.table.apply_pending_updates()
+                folder.log_all_rows()
+                _initialize(weight.detach(), folder.fields)
 
     def close(self) -> None:
         """Close the files; those of a trained table are written to the disk first, which may take long.

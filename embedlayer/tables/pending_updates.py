@@ -4,14 +4,19 @@ An optimizer such as `RowAdamW` writes only to the rows of a batch. `PendingUpda
 and applies the missing steps of a row just before the row is read. The literature calls such updates lazy or
 just-in-time. The record is an attribute of the parameter (`weight.pending_updates`), because parameters are what an
 optimizer receives.
+
+A read that applies updates is a write, so a lock excludes other threads from the record and the rows meanwhile. A fork
+waits for the lock; see `embedlayer.forks`.
 """
 
 import math
 import operator
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import wraps
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 import numpy as np
@@ -20,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embedlayer.errors import ShapeError, StaleRowsError
+from embedlayer.forks import HeldLocks, call_in_forked_processes, lock_held_at_forks
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import Kernel, kernels_apply
 from embedlayer.tables.lazy_adam import Betas, StepHistory, step_rates
@@ -69,6 +75,31 @@ SMALL_NUMEL = 1 << 17
 _handles = count()
 _by_handle: WeakValueDictionary[int, "PendingUpdates"] = WeakValueDictionary()  # operators take numbers and tensors
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class _RawReads(threading.local):
+    """Handles of the tables whose weights this thread reads without their pending updates."""
+
+    handles: frozenset[int] = frozenset()
+
+
+_raw_reads = _RawReads()
+
+
+def exclusive(
+    method: Callable[Concatenate["PendingUpdates", Arguments], Result],
+) -> Callable[Concatenate["PendingUpdates", Arguments], Result]:
+    """Decorator of a method of `PendingUpdates` that holds its lock."""
+
+    @wraps(method)
+    def run(self: "PendingUpdates", /, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        with self.lock:
+            return method(self, *arguments, **options)
+
+    return run
+
 
 class CachedRows(NamedTuple):
     """Values and moments of U rows that a look-up updated, so that the next optimizer step need not read them.
@@ -95,6 +126,9 @@ class PendingUpdates:
     The optimizer's state of a table consists of first moments, `(V, D)`, unless it has none, and of second moments:
     `(V, D)`, or `(V, 1)` for one a row.
 
+    Of a weight in shared memory no updates stay pending after a step, because other processes read it without this
+    record.
+
     Args:
         padding_idx: Row that gets no gradient, or `None`.
 
@@ -112,8 +146,11 @@ class PendingUpdates:
         applied_step: Step up to which the values of all rows are updated; single rows may be ahead.
         cached: Rows that the last look-up updated, or `None`.
         handle: Number by which custom operators find this object.
+        lock: Lock of the rows, their state and this record, which is neither saved nor copied. It is held while updates
+            are applied and during a step, but not during collective operations or code of the user.
         replaced: Whether the table got another weight after this object was attached to the former one.
-        ignored: Whether reading the weight leaves out pending updates (`without_applying_updates`).
+        incomplete: Whether this process was forked while updates were pending in shared memory. Only the process that
+            made these steps can apply them.
         eager_blocks: Number of open `pending_updates_applied` blocks, in which each step updates all rows.
         version: Version counter of the weight after the last write that this object knows of.
     """
@@ -122,11 +159,12 @@ class PendingUpdates:
         self.padding_idx = padding_idx
         self.storage: RowStorage = RowsInMemory()
         self.replaced = False
-        self.ignored = False
+        self.incomplete = False
         self.eager_blocks = 0
         self.weight_ref: ReferenceType[nn.Parameter] | None = None
         self.history: StepHistory | None = None
         self.forgotten = False
+        self.lock = lock_held_at_forks()
         self.handle = next(_handles)
         _by_handle[self.handle] = self
         self.detach()
@@ -179,6 +217,7 @@ class PendingUpdates:
         if type(weight) is nn.Parameter:  # a DTensor stays one: no row-sparse optimizer takes its gradients
             weight.__class__ = RowSparseParameter
 
+    @exclusive
     def release(self, weight: nn.Parameter) -> None:
         """Apply all pending updates, and make `weight` an ordinary parameter with dense gradients again, in place.
 
@@ -205,6 +244,17 @@ class PendingUpdates:
         """Return whether some rows may have values without the last optimizer steps."""
         return self.applied_step < self.step
 
+    @property
+    def ignored(self) -> bool:
+        """Return whether this thread reads the weight without its pending updates (`without_applying_updates`)."""
+        return self.handle in _raw_reads.handles
+
+    @property
+    def shared_moments(self) -> bool:
+        """Return whether a state tensor of the optimizer is in shared memory."""
+        return any(map(is_in_shared_memory, self.moments))
+
+    @exclusive
     def detach(self) -> None:
         """Forget the optimizer: its moments, the history of its steps, and all pending updates.
 
@@ -225,6 +275,7 @@ class PendingUpdates:
         """Return whether the optimizer has one second moment a row."""
         return self.moments[-1].shape[1] == 1
 
+    @exclusive
     def attach(
         self, weight: Tensor, step: int, moments: tuple[Tensor, ...], betas: Betas, *, rounding_seed: int | None = None
     ) -> None:
@@ -272,6 +323,7 @@ class PendingUpdates:
         self.moments, self.rounding_seed, self.restored = moments, rounding_seed, {}
         self.applied_step, self.version = step, weight._version
 
+    @exclusive
     def apply_to_ids(self, weight: Tensor, ids: Tensor) -> None:
         """Apply the pending updates of the rows that a look-up is about to read, to the weight in place.
 
@@ -284,7 +336,9 @@ class PendingUpdates:
         Raises:
             ShapeError: The table has another size than the optimizer's moments.
             StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
+            FileError: This process was forked from one that trains the files of the table.
         """
+        self.check_process()
         if self.history is None:
             return
         self.check_size(weight, self.moments)
@@ -372,6 +426,7 @@ class PendingUpdates:
                 vectors.index_copy_(0, order, table.index_select(0, rows.repeat_interleave(offsets.diff())))
         return True
 
+    @exclusive
     def look_up(self, weight: Tensor, ids: Tensor, segments: Segments) -> Tensor:
         """Apply the pending updates of the rows of a look-up to the weight in place, and return the rows, `(N, D)`.
 
@@ -383,6 +438,7 @@ class PendingUpdates:
         Raises:
             ShapeError: The table has another size than the optimizer's moments.
             StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
+            FileError: This process was forked from one that trains the files of the table.
         """
         table, width = raw_weight(weight), weight.shape[1]
         vectors = table.new_empty((len(ids), width))
@@ -398,6 +454,7 @@ class PendingUpdates:
             torch.index_select(table, 0, ids, out=vectors)
         return vectors
 
+    @exclusive
     def row_values(self, weight: Tensor, rows: Tensor) -> list[Tensor]:
         """Return the values and moments of rows for an optimizer step, one tensor each.
 
@@ -421,6 +478,7 @@ class PendingUpdates:
         """Return torch's version counters of the weight and of the moments, which change at every write."""
         return [each._version for each in (weight, *self.moments)]
 
+    @exclusive
     def prepare_step(self, rows: Tensor, *, then_all: bool = False) -> None:
         """Prepare the storage for an optimizer's step on rows. The step itself can then not fail for a full disk.
 
@@ -433,6 +491,7 @@ class PendingUpdates:
         for first in range(0, num_rows, ROWS_IN_PASS):
             self.storage.before_write(torch.arange(first, min(first + ROWS_IN_PASS, num_rows)))
 
+    @exclusive
     def begin_step(self, rows: Tensor, lr: float, weight_decay: float) -> list[Tensor]:
         """Record the next optimizer step, and mark `rows`, which have gradients in it, as up to date with it.
 
@@ -453,6 +512,7 @@ class PendingUpdates:
         self.moment_steps.index_fill_(0, rows, now)
         return self._moment_decays(now - moment_steps)
 
+    @exclusive
     def step_in_one_pass(self, weight: Tensor, rows: Tensor, gradients: Tensor, lr: float, weight_decay: float) -> bool:
         """Make an optimizer's step on rows by a kernel, and return `False` without effect if none applies.
 
@@ -493,6 +553,7 @@ class PendingUpdates:
         self.version, self.cached = weight._version, None
         return True
 
+    @exclusive
     def end_step(self, weight: Tensor, rows: Tensor, values: list[Tensor]) -> None:
         """Write the new values and moments of `rows` that the optimizer computed, in place.
 
@@ -518,6 +579,7 @@ class PendingUpdates:
             values = round_rows(values, rows, seed=self.rounding_seed, step=self.step)
         table.index_copy_(0, rows, values.to(table.dtype))
 
+    @exclusive
     def check_for_writes(self, weight: Tensor) -> None:
         """Raise an error if the weight was written in place while updates were pending; accept other writes.
 
@@ -549,6 +611,21 @@ class PendingUpdates:
             f"RowAdamW(apply_pending_every=1)."
         )
 
+    def check_process(self) -> None:
+        """Raise an error in a forked process that cannot know which updates the rows lack.
+
+        Raises:
+            StaleRowsError: At the fork, updates were pending in shared memory.
+            FileError: The rows are in files that the forking process trains.
+        """
+        self.storage.check_process()
+        if self.incomplete:
+            raise StaleRowsError(
+                "This process was forked while rows of a row-sparse table in shared memory had pending updates, which "
+                "only the forking process can apply. Call table.share_memory() after optimizer.zero_grad() and before "
+                "the fork: then each step updates all rows."
+            )
+
     def _moment_decays(self, steps: Tensor) -> list[Tensor]:
         """Return the factors by which each of the moments decays in steps without gradient.
 
@@ -563,6 +640,7 @@ class PendingUpdates:
         steps, betas = steps.double().unsqueeze(1), self.history.betas[:2][-len(self.moments) :]
         return [torch.pow(beta, steps).to(compute_dtype(self.moments[-1])) for beta in betas]
 
+    @exclusive
     def apply_all(self, weight: Tensor, start: int = 0, stop: int | None = None, *, moments: bool = False) -> None:
         """Apply the pending updates of rows `start` to `stop - 1` to the weight in place, in chunks.
 
@@ -577,7 +655,9 @@ class PendingUpdates:
         Raises:
             ShapeError: The table has another size than the optimizer's moments.
             StaleRowsError: The weight was written in place while updates were pending; see `check_for_writes`.
+            FileError: This process was forked from one that trains the files of the table.
         """
+        self.check_process()
         if self.history is None:
             return
         self.check_for_writes(weight)
@@ -611,6 +691,7 @@ class PendingUpdates:
         """Return for entries of `moment_steps` whether the moments must still decay up to the last step."""
         return (moment_steps < self.step) & (moment_steps > 0)  # at 0 they are zero
 
+    @exclusive
     def state(self) -> tuple[dict[str, Tensor], JsonObject]:
         """Return which steps each row has taken, and the history of steps, for a checkpoint.
 
@@ -631,10 +712,11 @@ class PendingUpdates:
         rest = {"start": self.history.start, "betas": list(self.history.betas), "applied_step": self.applied_step}
         return tensors, rest if self.rounding_seed is None else rest | {"rounding_seed": self.rounding_seed}
 
+    @exclusive
     def load_state(
         self, weight: Tensor, moments: tuple[Tensor, ...], tensors: dict[str, Tensor], rest: JsonObject
     ) -> None:
-        """Restore the result of `state()` without applying updates.
+        """Restore the result of `state()` without applying updates, unless the weight is in shared memory.
 
         The weight and the moments must have been saved at the same time.
 
@@ -656,6 +738,8 @@ class PendingUpdates:
             if name in tensors:
                 steps.copy_(tensors[name])
         self.applied_step = rest["applied_step"] if "applied_step" in rest else rest["start"]
+        if is_in_shared_memory(weight):
+            self.apply_all(weight, moments=self.shared_moments)
 
     def check_size(self, weight: Tensor, moments: Sequence[Tensor]) -> None:
         """Check that the optimizer's moments fit the shape of the weight.
@@ -789,11 +873,14 @@ class RowSparseParameter(nn.Parameter):
         """
         kwargs = kwargs or {}
         if not torch.compiler.is_compiling() and func not in READS_NO_ROWS:
-            for weight in weights_among((args, kwargs)):
-                if func is F.embedding and weight is args[1]:
-                    weight.pending_updates.apply_to_ids(weight, args[0])
-                elif not weight.pending_updates.ignored:
-                    weight.pending_updates.apply_all(weight)
+            weights = list(weights_among((args, kwargs)))
+            with HeldLocks([weight.pending_updates.lock for weight in weights if _copies_rows(func, weight)]):
+                for weight in weights:
+                    if func is F.embedding and weight is args[1]:
+                        weight.pending_updates.apply_to_ids(weight, args[0])
+                    elif not weight.pending_updates.ignored:
+                        weight.pending_updates.apply_all(weight)
+                return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]  # Dynamo traces it
 
 
@@ -882,6 +969,20 @@ READS_NO_ROWS = frozenset(
 )
 """Functions that read the shape, dtype, device or gradient of a tensor, but none of its values."""
 
+COPIES_ROWS = frozenset(
+    [
+        F.embedding,
+        *(getattr(Tensor, name) for name in ("clone", "copy_", "index_select", "share_memory_")),
+        *(getattr(torch, name) for name in ("clone", "index_select")),
+    ]
+)
+"""Functions during which no other thread writes rows: they copy rows, and run no code of the user."""
+
+
+def _copies_rows(func: Callable[..., Any], weight: nn.Parameter) -> bool:
+    """Return whether to exclude other threads during `func`. Where a graph is recorded, hooks of the user may run."""
+    return func in COPIES_ROWS and not (torch.is_grad_enabled() and weight.requires_grad)
+
 
 def weights_among(values: Any) -> Iterator[RowSparseParameter]:
     """Yield the weights of row-sparse tables among the arguments of a torch function, also in nested containers.
@@ -909,6 +1010,29 @@ def raw_weight(weight: Tensor) -> Tensor:
     return stored
 
 
+def is_in_shared_memory(tensor: Tensor) -> bool:
+    """Return whether a tensor is in CPU memory that other processes can write, as after `share_memory_()`."""
+    stored = raw_weight(tensor)
+    return stored.device.type == "cpu" and stored.untyped_storage().is_shared()
+
+
+@contextmanager
+def applied_rows(weight: Tensor, ids: Tensor) -> Iterator[Tensor]:
+    """Context manager: yield the memory of a weight to read some rows, which no other thread writes in the block.
+
+    Pending updates of these rows (row-sparse tables) are applied first.
+
+    Args:
+        weight: Weight of any table.
+        ids: Row numbers that were checked.
+    """
+    pending = pending_updates_of(weight)
+    with nullcontext() if pending is None else pending.lock:
+        if pending is not None:
+            pending.apply_to_ids(weight, ids)
+        yield raw_weight(weight)
+
+
 @contextmanager
 def pending_updates_applied(model: nn.Module) -> Iterator[None]:
     """Keep all rows of all row-sparse tables of `model` up to date inside a `with` block, for every reader and writer.
@@ -933,33 +1057,46 @@ def pending_updates_applied(model: nn.Module) -> Iterator[None]:
     """
     found = [(pending, weight) for weight in model.parameters() if (pending := pending_updates_of(weight)) is not None]
     for pending, weight in found:
-        pending.apply_all(weight)
-    for pending, _ in found:
-        pending.eager_blocks += 1
+        with pending.lock:
+            pending.apply_all(weight)
+            pending.eager_blocks += 1
     try:
         yield
     finally:
         for pending, _ in found:
-            pending.eager_blocks -= 1
+            with pending.lock:
+                pending.eager_blocks -= 1
 
 
 @contextmanager
 def without_applying_updates(model: nn.Module) -> Iterator[None]:
     """Let code inside a `with` block read the weights of `model` as stored, without applying their pending updates.
 
-    A checkpoint uses it to save the raw rows beside `PendingUpdates.state()`. Look-ups still apply updates.
+    A checkpoint uses it to save the raw rows beside `PendingUpdates.state()`. Look-ups still apply updates, and so do
+    other threads.
 
     Args:
         model: A module with row-sparse tables at any depth.
     """
-    found = [pending for weight in model.parameters() if (pending := pending_updates_of(weight)) is not None]
-    for pending in found:
-        pending.ignored = True
+    found = [pending.handle for weight in model.parameters() if (pending := pending_updates_of(weight)) is not None]
+    before = _raw_reads.handles
+    _raw_reads.handles = before.union(found)
     try:
         yield
     finally:
-        for pending in found:
-            pending.ignored = False
+        _raw_reads.handles = before
+
+
+def _after_fork() -> None:
+    """Mark the tables in shared memory with pending updates, in a forked process."""
+    for each in _by_handle.valuerefs():
+        if (pending := each()) is None or not pending.has_pending or pending.weight_ref is None:
+            continue
+        if (weight := pending.weight_ref()) is not None:
+            pending.incomplete = is_in_shared_memory(weight)
+
+
+call_in_forked_processes(_after_fork)
 
 
 @torch.library.custom_op("embedlayer::with_updates_applied", mutates_args=())

@@ -23,7 +23,6 @@ import base64
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from math import prod
@@ -35,6 +34,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, FileError, SizeError, StaleRowsError
+from embedlayer.forks import BackgroundThread, lock_held_at_forks
 from embedlayer.io.files import JsonObject, create_folder, file_errors, read_fields, write_json
 from embedlayer.io.json_fields import Count, Range, check_fields
 from embedlayer.io.locks import LOCK, FileLock
@@ -120,11 +120,13 @@ class RowFolder(RowStorage):
         fields: Sizes and options of the table.
         weight: The rows over the mapped memory, `(V, D)`.
         updates: Numbers and tensors of the pending updates at the last checkpoint, after `resume`; else `None`.
+        lock: Lock of the rows and their state. The table's `PendingUpdates`, once there is one, has the same lock.
     """
 
     def __init__(self, path: Path, fields: TableFields, lock: FileLock, *, max_resident_bytes: int | None) -> None:
         self.path, self.fields = path, fields
         self.limit = ResidentLimit(max_resident_bytes)
+        self.lock = lock_held_at_forks()
         self.updates: tuple[JsonObject, dict[str, Tensor]] | None = None
         self._lock, self._process = lock, os.getpid()
         self._log: UndoLog | None = None
@@ -134,7 +136,7 @@ class RowFolder(RowStorage):
         self._kept: set[str] = set()  # files of the arrays of all checkpoints in the log
         self._last_number = 0
         self._saving = False
-        self._threads: ThreadPoolExecutor | None = None
+        self._thread = BackgroundThread("embedlayer-prefetch")
         info = read_header(path / WEIGHT).tensors.get("weight")
         dtype = DTYPES[fields["dtype"]]
         if info is None or info.shape != self.shape(fields["embed_dim"]) or info.torch_dtype != dtype:
@@ -355,12 +357,19 @@ class RowFolder(RowStorage):
         """Append the old contents of those rows to the log that are not in it yet.
 
         Raises:
-            FileError: The disk is full, the folder is closed, or this is a process that was forked after opening it.
+            FileError: The disk is full, the folder is closed, this is a process that was forked after opening it, or
+                the rows are in shared memory in place of their file.
             StaleRowsError: A checkpoint is being saved.
         """
         if not len(rows):
             return
         self.check_open()
+        if not (self._weight.is_mapped and all(mapped.is_mapped for _, mapped, _ in self._arrays.values())):
+            raise FileError(
+                f"Rows or state of {self.path} were moved to shared memory, by share_memory_() or by sending them to "
+                f"another process, so their file would miss all later changes. Call table.close(), continue with "
+                f"MappedEmbedding.resume, and send a copy: table.rows(0, table.vocab_size).clone()."
+            )
         if self._saving:
             raise StaleRowsError(
                 f"Rows of {self.path} are about to change inside `with table.checkpoint():`, and the checkpoint would "
@@ -397,6 +406,25 @@ class RowFolder(RowStorage):
                 block this one too.
             StaleRowsError: Checkpoints are nested.
         """
+        with self.lock:  # not while the caller saves: rows cannot change meanwhile
+            state = self._append_checkpoint(updates)
+            self._saving = True
+        try:
+            yield self._last_number
+        except BaseException:
+            self._saving = False
+            raise
+        with self.lock:
+            self._saving = False
+            self._begin(state)
+
+    def _append_checkpoint(self, updates: Callable[[], tuple[JsonObject, dict[str, Tensor]]]) -> JsonObject:
+        """Append the next checkpoint to the log and return its state; see `checkpoint`.
+
+        Raises:
+            FileError: The disk is full, or the folder is closed.
+            StaleRowsError: Checkpoints are nested.
+        """
         self.check_open()
         if self._saving:
             raise StaleRowsError(f"A checkpoint of {self.path} is being saved already.")
@@ -411,12 +439,7 @@ class RowFolder(RowStorage):
         self._log.append_next(state)
         self._last_number = number
         self._keep_state()
-        self._saving = True
-        try:
-            yield number
-        finally:
-            self._saving = False
-        self._begin(state)
+        return state
 
     def close(self) -> None:
         """Write everything to the disk, and release the folder's lock. The tensors can still be read. May be repeated.
@@ -424,9 +447,12 @@ class RowFolder(RowStorage):
         Raises:
             FileError: The disk reports an error.
         """
-        if self._log is None or os.getpid() != self._process:
+        if os.getpid() != self._process:
             return
-        log, self._log = self._log, None
+        with self.lock:
+            log, self._log = self._log, None
+        if log is None:
+            return
         try:
             for mapped in (self._weight, *(mapped for _, mapped, _ in self._arrays.values())):
                 mapped.flush()
@@ -469,8 +495,9 @@ class RowFolder(RowStorage):
             new_rows: Function that returns the new contents of a slice of rows.
         """
         for chunk in self._chunks(self.weight):
-            self.before_write(torch.arange(chunk.start, chunk.stop))
-            self.weight[chunk] = new_rows(chunk)
+            with self.lock:
+                self.before_write(torch.arange(chunk.start, chunk.stop))
+                self.weight[chunk] = new_rows(chunk)
 
     def _chunks(self, array: Tensor) -> Iterator[slice]:
         """Yield slices of the rows of an array, of at most `CHUNK_BYTES` each, and keep the resident limit."""
@@ -487,17 +514,23 @@ class RowFolder(RowStorage):
         """
         if self._log is None:
             raise FileError(f"The mapped table {self.path} is closed: open it again with MappedEmbedding.resume.")
-        if os.getpid() != self._process:
+        self.check_process()
+
+    def check_process(self) -> None:
+        """Raise an error in a process that was forked after it opened the folder: the rows change without its record.
+
+        Raises:
+            FileError: This is such a process, and the folder was open at the fork.
+        """
+        if self._log is not None and os.getpid() != self._process:
             raise FileError(
                 f"The mapped table {self.path} belongs to process {self._process}, from which this one was forked. "
-                f"Only that process may train it."
+                f"Only that process may train it and read its rows."
             )
 
     def prefetch(self, rows: Tensor) -> None:
         """Read rows in another thread and forget them, so that their pages are in memory afterwards."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(1, "embedlayer-prefetch")
-        self._threads.submit(lambda: [each.index_select(0, rows).size() for each in self._logged])
+        self._thread.submit(lambda: [each.index_select(0, rows).size() for each in self._logged])
 
     def __reduce_ex__(self, protocol: Any) -> str:
         self.refuse_copy()

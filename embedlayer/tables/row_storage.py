@@ -40,6 +40,14 @@ class RowStorage(ABC):
         """
 
     @abstractmethod
+    def check_process(self) -> None:
+        """Check before a read that this process may read the rows.
+
+        Raises:
+            FileError: It was forked from the process that trains them in files.
+        """
+
+    @abstractmethod
     def before_write(self, rows: Tensor) -> None:
         """Prepare for a write to the values or the state of rows, which still have their old contents.
 
@@ -59,6 +67,9 @@ class RowsInMemory(RowStorage):
     def place(self, weight: Tensor, name: str, value: Tensor) -> Tensor:
         """Return `value` on the device of the weight. A tensor that is on it already is not copied."""
         return value.to(weight.device)
+
+    def check_process(self) -> None:
+        """Do nothing: a forked process has the rows and their record as they were at the fork."""
 
     def before_write(self, rows: Tensor) -> None:
         """Do nothing."""

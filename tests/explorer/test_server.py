@@ -178,7 +178,8 @@ def test_a_connection_that_is_reset_is_forgotten_in_silence(capfd, serving):
 
 
 def test_without_file_descriptors_the_server_waits_between_its_attempts(capfd, monkeypatch, serving):
-    accept, full, pauses = ThreadingHTTPServer.get_request, [errno.EMFILE, errno.ENFILE, errno.EMFILE], []
+    accept, full = ThreadingHTTPServer.get_request, [errno.EMFILE, errno.ENFILE, errno.EMFILE]
+    pauses: list[float] = []
 
     def get_request(server):
         if full:

@@ -181,11 +181,11 @@ def test_hidden_states_that_do_not_count_have_no_effect(name, impl, value) -> No
         head, options = module.head, {"impl": impl}
         teacher = torch.randn(VOCAB_SIZE, EMBED_DIM, generator=torch.Generator().manual_seed(0)).double()
         pair = head.uncomputed_logits(hidden, **options), LinearLogits(hidden.detach(), teacher)
-        found = [
+        found: list[Tensor] = [
             head.loss(hidden, ids, **options),
             head.loss(hidden, ids, z_loss=0.1, reduction="sum", **options),
             head.token_log_probs(hidden, ids, **options).cos().sum(),
-            sum(each.cos().sum() for each in head.token_statistics(hidden, ids, **options)[:2]),
+            torch.stack([each.cos().sum() for each in head.token_statistics(hidden, ids, **options)[:2]]).sum(),
             divergence(*pair, ForwardKL(), labels=ids),
             divergence(*pair[::-1], ForwardKL(), labels=ids),
             head.multi_token_loss(depths, ids, documents=documents, **options).loss,

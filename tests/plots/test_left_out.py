@@ -25,7 +25,7 @@ BROKEN = (3, 21)
 
 def said(figure: Figure, what: str = r"\w+") -> int:
     """How many things the texts of a figure say are left out."""
-    written = " ".join(text.get_text() for text in figure.findobj(Text))  # type: ignore[attr-defined]
+    written = " ".join(text.get_text() for text in figure.findobj(Text))
     found = [*re.findall(rf"([\d,]+) {what} left out: ", written), *re.findall(r"\(([\d,]+) not finite\)", written)]
     return sum(int(number.replace(",", "")) for number in found)
 

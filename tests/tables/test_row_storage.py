@@ -26,6 +26,9 @@ class Logged(RowStorage):
         self.stored[name] = self.memory.place(weight, name, value)
         return self.stored[name]
 
+    def check_process(self) -> None:
+        self.memory.check_process()
+
     def before_write(self, rows: Tensor) -> None:
         assert rows.unique().numel() == rows.numel()
         for row in set(rows.tolist()) - set(self.old):

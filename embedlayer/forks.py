@@ -1,0 +1,166 @@
+"""Locks and threads that survive a fork: the one place of the package that registers with `os.register_at_fork`.
+
+A forked process has a copy of the memory, and of the threads only the one that forked. A lock that another thread held
+would stay locked for ever there, what the lock protects could be half written, and a job of another thread would never
+end.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+from threading import Lock, RLock
+from types import MethodType
+from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary, WeakMethod
+
+Result = TypeVar("Result")
+
+_numbers = count()
+_locks: "WeakKeyDictionary[RLock, int]" = WeakKeyDictionary()
+_creating = RLock()  # a garbage collection inside may create a lock
+_callbacks: dict[int, Callable[[], Callable[[], None] | None]] = {}
+_held: "list[RLock]" = []
+
+
+def lock_held_at_forks() -> "RLock":
+    """Return a new re-entrant lock. A fork waits until it is free, and in the forked process it is free.
+
+    So a forked process finds what the lock protects as it was between two blocks. A thread that holds the lock must not
+    wait for another thread that may fork, such as one in a collective operation or in code of a user.
+
+    A thread that holds several such locks acquires the newest first, as `HeldLocks` does: a lock that is needed inside
+    blocks of another one is created earlier, such as when its module is imported.
+    """
+    lock = RLock()
+    with _creating:
+        _locks[lock] = next(_numbers)
+    return lock
+
+
+class HeldLocks:
+    """Context manager: hold several locks of `lock_held_at_forks`. The order of `locks` does not matter.
+
+    Threads that acquire some of the same locks in this way do not block each other for ever.
+    """
+
+    def __init__(self, locks: "Sequence[RLock]") -> None:
+        self._locks = sorted(locks, key=_locks.__getitem__, reverse=True) if len(locks) > 1 else locks
+        self._held: list[RLock] = []
+
+    def __enter__(self) -> None:
+        for lock in self._locks:
+            lock.acquire()
+            self._held.append(lock)
+
+    def __exit__(self, *_: object) -> None:
+        while self._held:
+            self._held.pop().release()
+
+
+def call_in_forked_processes(callback: Callable[[], None]) -> None:
+    """Let every forked process call `callback()` before anything else runs there. All locks above are free then.
+
+    Args:
+        callback: A function, or a method of an object, which is not kept alive.
+    """
+    number = next(_numbers)
+    if isinstance(callback, MethodType):
+        _callbacks[number] = WeakMethod(callback, lambda _: _callbacks.pop(number, None))
+    else:
+        _callbacks[number] = lambda: callback
+
+
+class BackgroundThread:
+    """One thread for jobs beside the program, which the first job starts.
+
+    A forked process starts a thread of its own. A job that was not done at the fork is computed there by `result`.
+
+    Args:
+        name: Name of the thread.
+
+    Example:
+        >>> with BackgroundThread("sums") as thread:
+        ...     thread.submit(lambda: 1 + 1).result()
+        2
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._executor: ThreadPoolExecutor | None = None
+        self._forget()
+        call_in_forked_processes(self._forget)
+
+    def _forget(self) -> None:
+        """Begin without a thread, as in a forked process."""
+        self._executor, self._starting = None, Lock()
+
+    def submit(self, function: Callable[[], Result]) -> "Job[Result]":
+        """Let the thread call `function()` after all earlier jobs, and return the job."""
+        with self._starting:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(1, self.name)
+            return Job(function, self._executor.submit(function))
+
+    def close(self) -> None:
+        """Wait for all jobs and end the thread. A later job starts another one."""
+        with self._starting:
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown()
+
+    def __enter__(self) -> "BackgroundThread":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for all jobs and end the thread."""
+        self.close()
+
+
+class Job(Generic[Result]):
+    """A call of a function in a `BackgroundThread`.
+
+    Args:
+        function: The function.
+        future: Its result, in the process that submitted the job.
+    """
+
+    def __init__(self, function: Callable[[], Result], future: Future[Result]) -> None:
+        self._function, self._future, self._process = function, future, os.getpid()
+
+    def result(self) -> Result:
+        """Return the result of the function, when it has ended, or raise its error.
+
+        A process that was forked after the job was submitted calls the function itself.
+        """
+        if os.getpid() != self._process:  # the future's own lock may be locked there
+            return self._function()
+        return self._future.result()
+
+
+def _before_fork() -> None:
+    """Acquire all locks, the newest first."""
+    _creating.acquire()
+    _held.append(_creating)
+    numbered = [(_locks.get(lock, -1), lock) for each in _locks.keyrefs() if (lock := each()) is not None]
+    for _, lock in sorted(numbered, key=lambda pair: pair[0], reverse=True):
+        lock.acquire()
+        _held.append(lock)
+
+
+def _after_fork() -> None:
+    """Release all locks. The forking thread has acquired them, in the forked process too."""
+    while _held:
+        _held.pop().release()
+
+
+def _after_fork_in_child() -> None:
+    """Release all locks, and call all callbacks."""
+    _after_fork()
+    for each in list(_callbacks.values()):
+        if (callback := each()) is not None:
+            callback()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
