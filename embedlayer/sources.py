@@ -328,7 +328,8 @@ class OpenedModel:
         if self.vocabulary is None:
             found = self.no_tokenizer or f"{self.source or self.title} has no tokenizer."
             raise TokenizerError(f"{found} Name one with --tokenizer.")
-        require_rows(self.vocabulary, self.table.vocab_size, self.source or self.title)
+        if self.tokens is None:  # else the tokens are as many as the rows
+            require_rows(self.vocabulary, self.table.vocab_size, self.source or self.title)
         return self.vocabulary
 
     def encode(self, text: str) -> list[int]:
@@ -338,13 +339,11 @@ class OpenedModel:
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
             UnknownTokenError: The tokens come from a file of vectors, and a word of the text has no row.
         """
-        from embedlayer.data.tokenizer import without_truncation
+        from embedlayer.data.tokenizer import unknown_word, without_truncation
 
         tokenizer = without_truncation(self.require_tokenizer())
         if self.tokens is not None:
-            split = tokenizer.pre_tokenizer
-            words = [text] if split is None else [word for word, _ in split.pre_tokenize_str(text)]
-            unknown = next((word for word in words if tokenizer.token_to_id(word) is None), None)
+            unknown = unknown_word(tokenizer, text)
             if unknown is not None:
                 raise UnknownTokenError(f"{unknown!r} is not among the {len(self.tokens):,} tokens of {self.source}.")
         ids: list[int] = tokenizer.encode(text, add_special_tokens=self.adds_special_tokens).ids

@@ -238,7 +238,8 @@ def word_tokenizer(tokens: Sequence[str]) -> Tokenizer:
     """
     ids: dict[str, int] = {}
     for row, token in enumerate(tokens):
-        ids.setdefault(token.encode(errors="replace").decode(), row)  # tokenizers takes no lone surrogates
+        # tokenizers takes no lone surrogates
+        ids.setdefault(token if token.isascii() else token.encode(errors="replace").decode(), row)
     absent = "<unk>"
     while absent in ids:  # the model requires a name, and would return its row for every unknown word
         absent += "_"
@@ -249,6 +250,20 @@ def word_tokenizer(tokens: Sequence[str]) -> Tokenizer:
         split = pre_tokenizers.Split(Regex(rf"(?<!\S)(?:{either})"), "removed", invert=True)
         built.pre_tokenizer = split if phrases else pre_tokenizers.WhitespaceSplit()
     return built
+
+
+def unknown_word(tokenizer: Tokenizer, text: str) -> str | None:
+    """Return the first word of a text that a tokenizer of whole words has no token for; `None` if it has them all.
+
+    The tokenizer is one of `word_tokenizer`, or another `WordLevel` one without a normalizer and added tokens.
+
+    Example:
+        >>> unknown_word(word_tokenizer(["dog", "cat"]), "cat bird")
+        'bird'
+    """
+    split = tokenizer.pre_tokenizer
+    words = [text] if split is None else [word for word, _ in split.pre_tokenize_str(text)]
+    return next((word for word in words if tokenizer.token_to_id(word) is None), None)
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int | None:
