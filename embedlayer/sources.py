@@ -297,10 +297,9 @@ class OpenedModel:
         tokenizer, rows = self.tokenizer, range(self.table.vocab_size)
         if tokenizer is None:
             return [f"#{row}" for row in rows]
-        from embedlayer.data.tokenizer import token_text
+        from embedlayer.data.tokenizer import row_texts
 
-        known = set(tokenizer.get_vocab(with_added_tokens=True).values())
-        return [token_text(tokenizer, row) if row in known else "" for row in rows]
+        return row_texts(tokenizer, len(rows))
 
     @property
     def special_ids(self) -> list[int]:

@@ -396,15 +396,37 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     subword = tokenizer.id_to_token(token_id) if token_id >= 0 else None
     if subword is None:
         raise TokenIdError(f"The tokenizer has no token {token_id}: its IDs are 0..{table_size(tokenizer) - 1}.")
+    return entry_reader(tokenizer)(subword)
+
+
+def entry_reader(tokenizer: Tokenizer) -> Callable[[str], str]:
+    """Return the function from an entry of the vocabulary to its text as in `token_text`, for many entries at once."""
     steps = component_types(tokenizer.decoder) | component_types(tokenizer.pre_tokenizer)
+    letters = byte_level_alphabet()
+
+    def of_byte_letters(entry: str) -> str:
+        is_written = all(letter in letters for letter in entry)
+        return _decode_readable(bytes(letters[letter] for letter in entry)) if is_written else entry
+
+    def of_marked_spaces(entry: str) -> str:
+        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", entry)
+        return _decode_readable(bytes.fromhex(byte[1])) if byte else entry.replace("▁", " ")
+
     if "ByteLevel" in steps:
-        letters = byte_level_alphabet()
-        if all(letter in letters for letter in subword):
-            return _decode_readable(bytes(letters[letter] for letter in subword))
-    elif steps & {"Metaspace", "ByteFallback", "Replace"}:
-        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", subword)
-        return _decode_readable(bytes.fromhex(byte[1])) if byte else subword.replace("▁", " ")
-    return subword
+        return of_byte_letters
+    return of_marked_spaces if steps & {"Metaspace", "ByteFallback", "Replace"} else str
+
+
+def row_texts(tokenizer: Tokenizer, rows: int) -> list[str]:
+    """Return the text of the token of each row, see `token_text`; `""` for a row without a token.
+
+    Example:
+        >>> row_texts(word_tokenizer(["dog", "cat"]), 3)
+        ['dog', 'cat', '']
+    """
+    read = entry_reader(tokenizer)
+    entries = (tokenizer.id_to_token(row) for row in range(rows))
+    return ["" if entry is None else read(entry) for entry in entries]
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
