@@ -304,6 +304,9 @@ def table_size(tokenizer: Tokenizer) -> int:
         >>> table_size(train_tokenizer((), kind="byte"))
         257
     """
+    entries = tokenizer.get_vocab_size()
+    if entries <= MAX_TOKEN_IDS and all(tokenizer.id_to_token(index) is not None for index in range(entries)):
+        return entries  # as many IDs as entries, so there is no higher one
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     size = max(vocabulary.values(), default=-1) + 1
     if size > MAX_TOKEN_IDS:
