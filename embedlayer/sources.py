@@ -330,10 +330,9 @@ class OpenedModel:
         tokenizer, rows = self.tokenizer, range(self.table.vocab_size)
         if tokenizer is None:
             return [f"#{row}" for row in rows]
-        from embedlayer.data.tokenizer import token_text
+        from embedlayer.data.tokenizer import row_texts
 
-        known = set(tokenizer.get_vocab(with_added_tokens=True).values())
-        return [token_text(tokenizer, row) if row in known else "" for row in rows]
+        return row_texts(tokenizer, len(rows))
 
     @property
     def special_ids(self) -> list[int]:
@@ -357,7 +356,8 @@ class OpenedModel:
         if self.tokenizer is None:
             found = self.no_tokenizer or f"{self.source or self.title} has no tokenizer."
             raise TokenizerError(f"{found} Name one with --tokenizer.")
-        require_rows(self.tokenizer, self.table.vocab_size, self.source or self.title)
+        if self.tokens is None:  # else the tokens are as many as the rows
+            require_rows(self.tokenizer, self.table.vocab_size, self.source or self.title)
         return self.tokenizer
 
     def encode(self, text: str) -> list[int]:
@@ -367,13 +367,11 @@ class OpenedModel:
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
             UnknownTokenError: The tokens come from a file of vectors, and a word of the text has no row.
         """
-        from embedlayer.data.tokenizer import without_truncation
+        from embedlayer.data.tokenizer import unknown_word, without_truncation
 
         tokenizer = without_truncation(self.require_tokenizer())
         if self.tokens is not None:
-            split = tokenizer.pre_tokenizer
-            words = [text] if split is None else [word for word, _ in split.pre_tokenize_str(text)]
-            unknown = next((word for word in words if tokenizer.token_to_id(word) is None), None)
+            unknown = unknown_word(tokenizer, text)
             if unknown is not None:
                 raise UnknownTokenError(f"{unknown!r} is not among the {len(self.tokens):,} tokens of {self.source}.")
         ids: list[int] = tokenizer.encode(text, add_special_tokens=self.adds_special_tokens).ids

@@ -19,7 +19,7 @@ from torch import Tensor
 from embedlayer.analysis.kinds import token_kinds
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer import token_text
+from embedlayer.data.tokenizer import row_texts
 from embedlayer.errors import FileError, SizeError, TextError
 from embedlayer.tables.dense import TableLike
 
@@ -105,9 +105,10 @@ def whole_words(tokenizer: Tokenizer, vocab_size: int) -> dict[str, int]:
     letters at the start of a word. If several tokens give the same word, the lowest ID counts.
     """
     found: dict[str, int] = {}
-    for token, kind in enumerate(token_kinds(tokenizer, vocab_size)):
+    kinds, texts = token_kinds(tokenizer, vocab_size), row_texts(tokenizer, vocab_size)
+    for token, (kind, text) in enumerate(zip(kinds, texts, strict=True)):
         if kind == "word":
-            found.setdefault(token_text(tokenizer, token).strip().lower(), token)
+            found.setdefault(text.strip().lower(), token)
     return found
 
 

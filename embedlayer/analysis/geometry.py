@@ -81,7 +81,9 @@ def principal_components(
     largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
     components = directions * largest.sign()
     coordinates = components.new_full((len(table), num_components), math.nan)
-    coordinates[finite] = torch.cat([(chunk - moments.mean) @ components.T for chunk in _wide(table, finite)])
+    coordinates[finite] = torch.cat(
+        [(chunk - moments.mean) @ components.T for chunk in table.wide_chunks(finite, CHUNK_ROWS)]
+    )
     return PrincipalComponents(
         coordinates=coordinates * (moments.variances[:num_components] > 0),
         components=components,
@@ -112,13 +114,13 @@ def _moments(rows: RowReader, kept: Bool[Tensor, " V"]) -> _Moments:
         kept: Mask of the rows to measure, `(V,)`.
     """
     count, largest, total = int(kept.sum()), 0.0, torch.zeros(rows.embed_dim, dtype=torch.float64)
-    for chunk in _wide(rows, kept):
+    for chunk in rows.wide_chunks(kept, CHUNK_ROWS):
         total = total.to(chunk) + chunk.sum(0)
         largest = max(largest, float(chunk.abs().max())) if len(chunk) else largest
     mean = total / max(1, count)
     width = mean.shape[-1]
     scatter = mean.new_zeros(width, width)
-    for chunk in _wide(rows, kept):
+    for chunk in rows.wide_chunks(kept, CHUNK_ROWS):
         centred = chunk - mean
         scatter += centred.T @ centred
     variances, directions = torch.linalg.eigh(scatter)
@@ -126,12 +128,6 @@ def _moments(rows: RowReader, kept: Bool[Tensor, " V"]) -> _Moments:
     # equal rows differ from their mean by rounding alone, which must not be mistaken for a direction
     rounding = count * width * (1e-15 * largest) ** 2
     return _Moments(mean, variances.where(variances > rounding, 0.0) / max(1, count), directions)
-
-
-def _wide(rows: RowReader, kept: Bool[Tensor, " V"]) -> Iterator[Float[Tensor, "rows D"]]:
-    """Yield the rows whose entry in the mask `kept` is true, in order, as float64 chunks."""
-    for start, chunk in rows.chunks(CHUNK_ROWS):
-        yield chunk[kept[start : start + len(chunk)].to(chunk.device)].double()
 
 
 @torch.no_grad()
@@ -222,7 +218,7 @@ def table_geometry(table: TableLike) -> TableGeometry:
     moments = _moments(rows, kept)
     shares = _shares(moments.variances.sqrt())
     units = torch.zeros_like(moments.mean)
-    for chunk in _wide(rows, kept):
+    for chunk in rows.wide_chunks(kept, CHUNK_ROWS):
         units += F.normalize(chunk, dim=1, eps=0.0).sum(0)
     count = int(kept.sum())
     pairs = max(1, count * (count - 1))
@@ -251,7 +247,7 @@ def _isotropy(rows: RowReader, kept: Bool[Tensor, " V"], moments: _Moments) -> f
     second += moments.mean[:, None] * moments.mean
     directions = torch.linalg.eigh(second).eigenvectors
     logs = torch.full((2, len(directions)), -math.inf, dtype=torch.float64, device=directions.device)
-    for chunk in _wide(rows, kept):
+    for chunk in rows.wide_chunks(kept, CHUNK_ROWS):
         if len(chunk):
             products = chunk @ directions
             both = torch.stack([products.logsumexp(0), (-products).logsumexp(0)])

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.analysis.chance import chance_nearest_cosine
-from embedlayer.analysis.kinds import BYTE_ENTRY, KINDS, token_kinds, token_texts
+from embedlayer.analysis.kinds import BYTE_ENTRY, KINDS, token_kinds
 from embedlayer.analysis.near_duplicates import near_duplicates
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.norm_outliers import NormOutliers, norm_outliers
@@ -31,7 +31,7 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.shared_variance import SharedVariance, shared_variance, without_shared_part
 from embedlayer.analysis.tokenizer_fit import ERRORS, FEWEST_PAIRS, TokenizerFit, tokenizer_fit
 from embedlayer.analysis.under_trained import Cone, UnderTrained, under_trained_scores
-from embedlayer.data.tokenizer import as_tokenizer, token_text
+from embedlayer.data.tokenizer import as_tokenizer, row_texts, token_text
 from embedlayer.errors import ShapeError
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import finite_json
@@ -536,7 +536,7 @@ def table_health(
         nearest=_nearest_cosine(judged, judged_norms),
         spelling=None
         if tokenizer is None
-        else tokenizer_fit(judged, _texts(tokenizer, rows.vocab_size), usable=usual & occurs),
+        else tokenizer_fit(judged, row_texts(tokenizer, rows.vocab_size), usable=usual & occurs),
         loss=_loss_of_run(validation_loss, counts),
         kinds=None if tokenizer is None else tuple(token_kinds(tokenizer, rows.vocab_size)),
         tokenizer=tokenizer,
@@ -586,12 +586,6 @@ def _is_coarse(rows: RowReader, norms: Float[Tensor, " V"]) -> bool:
     ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[:FEWEST_SAMPLED]]
     ordered = rows.take(ids)[:, : blocks * COARSE_BLOCK].reshape(-1, COARSE_BLOCK).sort(dim=1).values
     return int((ordered.diff(dim=1) != 0).sum(1).max()) < COARSE_LEVELS
-
-
-def _texts(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
-    """Return the readable text of each row's token; `""` for a row without one."""
-    texts = token_texts(tokenizer)
-    return [texts.get(row, "") for row in range(vocab_size)]
 
 
 def _nearest_cosine(rows: RowReader, norms: Float[Tensor, " V"]) -> NearestCosine:

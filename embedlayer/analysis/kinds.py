@@ -21,7 +21,7 @@ from itertools import pairwise
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from embedlayer.data.tokenizer import token_text, unknown_id, without_truncation
+from embedlayer.data.tokenizer import entry_reader, unknown_id, without_truncation
 
 KINDS = ("word", "part", "number", "punctuation", "space", "byte", "special", "unreachable", "no token")
 """All kinds, in the order in which reports list them."""
@@ -39,7 +39,9 @@ ENCODED_AT_ONCE = 4096
 def token_texts(tokenizer: Tokenizer) -> dict[int, str]:
     """Return ID -> readable text for every token of the tokenizer, added tokens included, in the order of IDs."""
     ids = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()))
-    return {token: token_text(tokenizer, token) for token in ids}
+    read = entry_reader(tokenizer)
+    entries = ((token, tokenizer.id_to_token(token)) for token in ids)
+    return {token: read(entry) for token, entry in entries if entry is not None}
 
 
 def ids_by_text(texts: Mapping[int, str]) -> dict[str, int]:
@@ -69,6 +71,7 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
     tokenizer = without_truncation(tokenizer)
     unknown = unknown_id(tokenizer)
     added = {*tokenizer.get_added_tokens_decoder(), unknown}
+    read = entry_reader(tokenizer)
     inner = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""  # WordPiece's `##`
     kinds: list[str] = []
     texts: dict[int, str] = {}
@@ -79,7 +82,7 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
         elif token in added:
             kinds.append("special")
         else:
-            text = token_text(tokenizer, token)
+            text = read(entry)
             is_part = bool(inner) and entry.startswith(inner) and entry != inner
             texts[token] = text[len(inner) :] if is_part else text
             kinds.append(_kind(entry, texts[token], is_part=is_part))
@@ -129,9 +132,9 @@ def _kind(entry: str, text: str, *, is_part: bool) -> str:
         return "byte"
     if not text.strip():
         return "space"
-    if not any(character.isalnum() for character in text):
+    if not any(map(str.isalnum, text)):
         return "punctuation"
-    if not any(character.isalpha() for character in text):
+    if not any(map(str.isalpha, text)):
         return "number"
     return "part" if is_part else "word"
 

@@ -84,8 +84,8 @@ def cosines_with(rows: Float[Tensor, "rows D"], queries: Float[Tensor, "Q D"]) -
         products = torch.stack([(rows * unit).sum(1) for unit in units]) if len(units) else rows.new_empty(0, len(rows))
     else:
         products = units @ rows.T
-    cosines: Tensor = products / norms.where(norms > 0, 1.0)
-    return cosines.clamp(-1.0, 1.0)
+    cosines: Tensor = products.div_(norms.where(norms > 0, 1.0))
+    return cosines.clamp_(-1.0, 1.0)
 
 
 def table_cosines(
@@ -170,8 +170,10 @@ def _nearest_of_block(
         if exclude is not None:
             query, which = torch.nonzero((exclude >= start) & (exclude < start + len(chunk)), as_tuple=True)
             cosines[query, exclude[query, which] - start] = -math.inf
-        here = torch.arange(start, start + len(chunk)).expand_as(cosines)
-        best, ids = largest(torch.cat([best, cosines], 1), torch.cat([ids, here], 1), count)
+        nearer = torch.nonzero(cosines.amax(1) > best[:, -1])[:, 0]  # of equal cosines the earlier ID is kept
+        here = torch.arange(start, start + len(chunk)).expand(len(nearer), -1)
+        scores, candidates = torch.cat([best[nearer], cosines[nearer]], 1), torch.cat([ids[nearer], here], 1)
+        best[nearer], ids[nearer] = largest(scores, candidates, count)
     return Nearest(ids.where(best > -math.inf, -1), best)
 
 

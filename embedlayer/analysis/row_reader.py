@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from embedlayer.errors import ShapeError
@@ -74,6 +74,19 @@ class RowReader:
         step = rows_at_once or max(1, NUMBERS_AT_ONCE // max(1, self.embed_dim))
         for place in range(start, stop, step):
             yield place, self.read(place, min(place + step, stop))
+
+    def wide_chunks(
+        self, kept: Bool[Tensor, " V"], rows_at_once: int | None = None
+    ) -> Iterator[Float[Tensor, "rows D"]]:
+        """Yield the rows whose entry in the mask `kept` is true, in order and in float64, a chunk at a time.
+
+        Args:
+            kept: Mask of the rows, `(V,)`.
+            rows_at_once: Rows of which a chunk is taken, as in `chunks`.
+        """
+        for start, chunk in self.chunks(rows_at_once):
+            here = kept[start : start + len(chunk)]
+            yield (chunk if here.all() else chunk[here.to(chunk.device)]).double()
 
     @torch.no_grad()
     def norms(self) -> Float[Tensor, " V"]:

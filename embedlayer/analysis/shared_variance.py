@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
@@ -131,12 +131,13 @@ def shared_variance(rows: RowReader, usable: Bool[Tensor, " V"]) -> SharedVarian
     count, width = int(usable.sum()), rows.embed_dim
     if not count:
         return SharedVariance(0, math.nan, math.nan, 0, math.nan, math.nan, (), 0, 0)
-    mean = (
-        sum((chunk.sum(0) for chunk in _usable_chunks(rows, usable)), torch.zeros(width, dtype=torch.float64)) / count
-    )
+    sums = torch.zeros(width, dtype=torch.float64)
+    for chunk in rows.wide_chunks(usable):
+        sums += chunk.sum(0).cpu()
+    mean = sums / count
     squares = torch.zeros(width, dtype=torch.float64)
-    for chunk in _usable_chunks(rows, usable):
-        squares += (chunk - mean).square().sum(0)
+    for chunk in rows.wide_chunks(usable):
+        squares += (chunk.cpu() - mean).square_().sum(0)
     variance = squares / count
     length, total = mean.square() + variance, float(variance.sum())
     constant = variance <= CONSTANT * length
@@ -186,9 +187,3 @@ def without_shared_part(table: TableLike, shared: SharedVariance) -> TableLike:
     values[usable] /= deviation.where(deviation > 0, 1.0) if shared.has_dominant_dimension else shared.scale
     values[:, list(shared.constant)] = 0.0
     return values.float()
-
-
-def _usable_chunks(rows: RowReader, usable: Bool[Tensor, " V"]) -> Iterator[Float[Tensor, "rows D"]]:
-    """Yield the usable rows in float64 on the CPU, a chunk at a time."""
-    for start, chunk in rows.chunks():
-        yield chunk.cpu()[usable[start : start + len(chunk)]].double()

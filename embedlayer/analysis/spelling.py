@@ -64,7 +64,9 @@ def spelling_key(text: str, markers: Sequence[str] = RAW_MARKERS, suffix: str = 
         markers: Markers of which one is removed at the start.
         suffix: Suffix that is removed; `""` for none.
     """
-    marker = next((each for each in markers if text.startswith(each) and text != each), "")
+    marker = ""
+    if text.startswith(tuple(markers)):
+        marker = next((each for each in markers if text.startswith(each) and text != each), "")
     bare = text[len(marker) :]
     bare = bare.removesuffix(suffix) or bare
     if bare.isascii():

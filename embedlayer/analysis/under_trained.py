@@ -580,10 +580,8 @@ def _cosines(rows: RowReader, axis: Float[Tensor, " D"]) -> Float[Tensor, " V"]:
 def _sum_of_units(rows: RowReader, chosen: Bool[Tensor, " V"]) -> Float[Tensor, " D"]:
     """Return the sum of the chosen rows, each normalised to length 1, in float64."""
     total = torch.zeros(rows.embed_dim, dtype=torch.float64)
-    for start, chunk in rows.chunks():
-        here = chosen[start : start + len(chunk)]
-        if here.any():
-            total += F.normalize(chunk[here.to(chunk.device)].double(), dim=1).sum(0).cpu()
+    for chunk in rows.wide_chunks(chosen):
+        total += F.normalize(chunk, dim=1).sum(0).cpu()
     return total
 
 

@@ -28,7 +28,14 @@ from embedlayer.analysis.evaluate import (
 from embedlayer.analysis.kinds import ids_by_text, token_texts
 from embedlayer.analysis.nearest import cosines_with, largest, table_cosines
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer import as_tokenizer, require_rows, token_text, without_truncation, word_tokenizer
+from embedlayer.data.tokenizer import (
+    as_tokenizer,
+    require_rows,
+    token_text,
+    unknown_word,
+    without_truncation,
+    word_tokenizer,
+)
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenizerError, UnknownTokenError
 from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TableLike
@@ -96,10 +103,10 @@ class TokenVectors:
         self.vocab_size, self.embed_dim = self._rows.vocab_size, self._rows.embed_dim
         self.table = self._rows.table
         self.tokenizer = tokenizer = without_truncation(as_tokenizer(tokenizer))
-        require_rows(tokenizer, self.vocab_size)
-        ids = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()))
-        self._has_token = torch.zeros(self.vocab_size, dtype=torch.bool)
-        self._has_token[ids] = True
+        has_token = [tokenizer.id_to_token(index) is not None for index in range(self.vocab_size)]
+        if sum(has_token) < tokenizer.get_vocab_size():  # an entry has another one's ID, or one outside the table
+            require_rows(tokenizer, self.vocab_size)
+        self._has_token = torch.tensor(has_token, dtype=torch.bool)
 
     @property
     def vector_size(self) -> int:
@@ -497,7 +504,8 @@ class TokenVectors:
         Raises:
             UnknownTokenError: The text is several tokens, no token, or not in the vocabulary; the message says which.
         """
-        encoding = self._encoder.encode(text, add_special_tokens=False)
+        encoder = self.tokenizer if self._has_all_words(text) else self._encoder
+        encoding = encoder.encode(text, add_special_tokens=False)
         if len(encoding.ids) == 1 and not self._is_unknown(encoding.ids[0], encoding.tokens[0]):
             return int(encoding.ids[0])
         literal = self.tokenizer.token_to_id(text)
@@ -542,6 +550,12 @@ class TokenVectors:
         """
         entry = self.tokenizer.id_to_token(token_id)
         return entry != text or entry == getattr(self.tokenizer.model, "unk_token", None)
+
+    def _has_all_words(self, text: str) -> bool:
+        """Return whether a tokenizer of whole words has a token for each word of a text, so that it can encode it."""
+        is_plain = isinstance(self.tokenizer.model, models.WordLevel) and self.tokenizer.normalizer is None
+        added = self.tokenizer.get_added_tokens_decoder()
+        return is_plain and not added and unknown_word(self.tokenizer, text) is None
 
     @cached_property
     def _encoder(self) -> Tokenizer:

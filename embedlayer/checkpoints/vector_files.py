@@ -49,6 +49,7 @@ LONGEST_LINE = 1 << 24
 LONGEST_TOKEN = 1 << 16
 MOST_COLUMNS = 1 << 20
 NUMBERS_AT_ONCE = 1 << 16
+BYTES_AT_ONCE = 1 << 21
 ROWS_SHOWN = 8
 FASTTEXT = (793712314).to_bytes(4, "little")
 """First bytes of a model of fastText."""
@@ -153,6 +154,8 @@ def _check_finite(path: Path, tokens: list[str], rows: Tensor, places: "Places",
     Raises:
         CheckpointError: A row is not finite and `nonfinite` is `"refuse"`.
     """
+    if rows.sum().isfinite():  # a sum with NaN or infinity is not
+        return
     chunks = rows.split(max(1, NUMBERS_AT_ONCE // rows.shape[1]))
     broken = torch.cat([~chunk.isfinite().all(1) for chunk in chunks]).nonzero().flatten().tolist()
     if not broken:
@@ -285,8 +288,8 @@ def _is_text(path: Path) -> bool:
     return sizes is not None and len(fields) > sizes[1] and all(map(_is_number, fields[-sizes[1] :]))
 
 
-Found = tuple[int, bytes, Row]
-"""Line or row number, token, numbers."""
+Found = tuple[Sequence[int], list[bytes], Row]
+"""Line or row numbers, tokens and numbers `(N, D)` of some rows."""
 
 Places = Callable[[int], str]
 """Function from a row number to its line or row in the file, for error messages."""
@@ -301,7 +304,7 @@ def _collected(
 
     Args:
         path: The file, for messages.
-        found: For each row: its line or row number in the file, its token, and its numbers.
+        found: The rows in order, some at a time.
         errors: Handling of tokens that are not UTF-8, as in `read_vectors`.
         place: `"line"` or `"row"`: what the numbers in `found` count.
 
@@ -312,19 +315,22 @@ def _collected(
         CheckpointError: There are no rows, or a token is not UTF-8.
     """
     first: dict[str, None] = {}
-    decoder = _Decoder(path, errors)
+    decoder = _Decoder(path, errors, place)
     numbers, at = bytearray(), array("q")
     twice: list[str] = []
     width = 0
-    for number, raw, row in found:
-        token = decoder.decode(raw, f"{place} {number}")
-        if token in first:
-            twice.append(f"{token!r} at {place} {number}")
-            continue
-        first[token] = None
-        at.append(number)
-        width = len(row)
-        numbers += row.astype("<f4").tobytes()
+    for places, raws, block in found:
+        kept = []
+        for row, (number, raw) in enumerate(zip(places, raws, strict=True)):
+            token = decoder.decode(raw, number)
+            if token in first:
+                twice.append(f"{token!r} at {place} {number}")
+            else:
+                first[token] = None
+                at.append(number)
+                kept.append(row)
+        width = block.shape[1]
+        numbers += (block if len(kept) == len(block) else block[kept]).data
     if not first:
         raise CheckpointError(f"{path} holds no vectors.")
     decoder.warn(stacklevel=4)
@@ -345,20 +351,22 @@ class _Decoder:
     Args:
         path: The file, for messages.
         errors: Handling of tokens that are not UTF-8, as in `read_vectors`.
+        place: `"line"` or `"row"`: what the numbers count that `decode` takes.
     """
 
-    def __init__(self, path: Path, errors: DecodeErrors) -> None:
+    def __init__(self, path: Path, errors: DecodeErrors, place: str) -> None:
         self.path = path
         self.errors = errors
+        self.place = place
         self.count = 0
         self.first = ""
 
-    def decode(self, raw: bytes, place: str) -> str:
+    def decode(self, raw: bytes, number: int) -> str:
         """Return the text of a token.
 
         Args:
             raw: Bytes of the token.
-            place: Its line or row, for messages.
+            number: Its line or row, for messages.
 
         Raises:
             CheckpointError: The token is not UTF-8, and `errors` is `"strict"`.
@@ -366,6 +374,7 @@ class _Decoder:
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
+            place = f"{self.place} {number}"
             if self.errors == "strict":
                 raise CheckpointError(
                     f"{self.path}, {place}: the token {raw[:40]!r} is not UTF-8 ({error.reason}). "
@@ -441,7 +450,7 @@ def _lines(path: Path, file: BufferedIOBase, first: int) -> Iterator[tuple[int, 
 
 
 def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterator[Found]:
-    """Yield (line number, token, numbers) for each row of a text file with one token a line.
+    """Yield the rows of a text file with one token a line, one at a time.
 
     Without a header, the first line determines the number of columns, D.
 
@@ -470,7 +479,7 @@ def _text_rows(path: Path, file: BufferedIOBase, *, has_header: bool) -> Iterato
             )
         if not token:
             raise CheckpointError(f"{path}, line {number}: it has no token, only numbers.")
-        yield number, token, _numbers(path, number, fields)
+        yield (number,), [token], _numbers(path, number, fields)[None]
     if count is not None and found < count:
         raise CheckpointError(f"{path}: the header states {count} rows, and the file ends after {found}.")
 
@@ -521,14 +530,14 @@ def _numbers(path: Path, line: int, fields: Sequence[bytes]) -> Row:
             row = np.fromiter(map(float, fields), np.float64, len(fields)).astype(np.float32)
     except ValueError:
         row = None
-    if row is None or any(b"_" in field for field in fields):  # float() takes 1_0 for 10
+    if row is None or b"_" in b"".join(fields):  # float() takes 1_0 for 10
         wrong = next(field for field in fields if not _is_number(field))
         raise CheckpointError(f"{path}, line {line}: {wrong[:40]!r} is not a number.")
     return row
 
 
 def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[Found]:
-    """Yield (row number from 1, token, numbers) for each row of a file in word2vec's binary format.
+    """Yield the rows of a file in word2vec's binary format, as many at a time as one read completes.
 
     Raises:
         CheckpointError: The header or a row is damaged, or the number of rows differs from the header.
@@ -544,31 +553,36 @@ def _binary_rows(path: Path, file: BufferedIOBase) -> Iterator[Found]:
         raise pickle_error(path)
     count, width = _checked_header(path, header)
     size = 4 * width
-    buffer, at = b"", 0
-
-    def more() -> bool:
-        """Drop the bytes of the buffer that were used and append more from the file; return `False` at its end."""
-        nonlocal buffer, at
-        read = file.read(max(1 << 18, size))
-        buffer, at = buffer[at:] + read, 0
-        return bool(read)
-
-    for number in range(1, count + 1):
-        while (end := buffer.find(b" ", at)) < 0 and len(buffer) - at <= LONGEST_TOKEN:
-            if not more():
-                raise CheckpointError(f"{path}: the header states {count} rows, and the file ends after {number - 1}.")
-        token = buffer[at:end].lstrip(b"\n")  # word2vec's own tool ends each row with one
-        if end < 0 or len(token) > LONGEST_TOKEN:
+    buffer, number = b"", 1
+    while number <= count:
+        tokens: list[bytes] = []
+        starts: list[int] = []
+        token, at, end = b"", 0, -1
+        while number + len(tokens) <= count:
+            end = buffer.find(b" ", at)
+            token = buffer[at:end].lstrip(b"\n")  # word2vec's own tool ends each row with one
+            if end < 0 or len(buffer) - end <= size or not 0 < len(token) <= LONGEST_TOKEN:
+                break
+            tokens.append(token)
+            starts.append(end + 1)
+            at = end + 1 + size
+        if tokens:
+            view = memoryview(buffer)
+            block = np.frombuffer(b"".join([view[start : start + size] for start in starts]), "<f4")
+            yield range(number, number + len(tokens)), tokens, block.reshape(-1, width)
+            number += len(tokens)
+            buffer = buffer[at:]
+        elif max(len(token), 0 if end >= 0 else len(buffer)) > LONGEST_TOKEN:
             raise CheckpointError(f"{path}, row {number}: its token does not end: rows are not {width} numbers wide.")
-        if not token:
+        elif end >= 0 and not token:
             raise CheckpointError(f"{path}, row {number}: it has no token.")
-        at = end + 1
-        while len(buffer) - at < size:
-            if not more():
-                raise CheckpointError(f"{path}, row {number}: the file ends within it.")
-        yield number, token, np.frombuffer(buffer, "<f4", width, at).astype(np.float32)
-        at += size
-    rest = buffer[at:] + file.read(2)
+        elif more := file.read(max(BYTES_AT_ONCE, size)):
+            buffer += more
+        elif end < 0:
+            raise CheckpointError(f"{path}: the header states {count} rows, and the file ends after {number - 1}.")
+        else:
+            raise CheckpointError(f"{path}, row {number}: the file ends within it.")
+    rest = buffer + file.read(2)
     if rest.strip(b"\n"):
         raise CheckpointError(f"{path}: the header states {count} rows of {width} numbers, and the file goes on.")
 
@@ -603,7 +617,9 @@ def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
                 f"belong together."
             )
         wanted = count * width * dtype.itemsize
-        content = file.read()
+        content = bytearray()
+        while len(content) <= wanted and (more := file.read(BYTES_AT_ONCE)):
+            content += more
         if len(content) != wanted:
             raise CheckpointError(
                 f"{path}: its header states {wanted:,} bytes of numbers, and the file "
@@ -611,7 +627,7 @@ def _read_npy(path: Path) -> tuple[list[str], Float[Tensor, "V D"], Places]:
             )
     array = np.frombuffer(content, dtype).reshape((width, count) if by_columns else (count, width))
     with np.errstate(over="ignore"):
-        rows = (array.T if by_columns else array).astype(np.float32)
+        rows = (array.T if by_columns else array).astype(np.float32, copy=False)
     _warn_of_rounding(path, array.T if by_columns else array, rows)
     return tokens or [str(row) for row in range(count)], torch.from_numpy(rows), lambda row: f"row {row}"
 
@@ -680,7 +696,7 @@ def _metadata(path: Path, count: int, errors: DecodeErrors) -> list[str]:
     Raises:
         CheckpointError: The number of labels is not `count`, or a line has another number of columns.
     """
-    decoder = _Decoder(path, errors)
+    decoder = _Decoder(path, errors, "line")
     with _reading(path) as file:
         tokens = []
         columns = number = 0
@@ -694,7 +710,7 @@ def _metadata(path: Path, count: int, errors: DecodeErrors) -> list[str]:
                 continue
             if len(fields) != columns:
                 raise CheckpointError(f"{path}, line {number}: found {len(fields)} columns where there are {columns}.")
-            label = decoder.decode(fields[0], f"line {number}")
+            label = decoder.decode(fields[0], number)
             tokens.append(re.sub(r"\\[\\tnr]", lambda found: _UNESCAPES[found[0]], label))
     if len(tokens) != count:
         raise CheckpointError(

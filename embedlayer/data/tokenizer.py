@@ -239,7 +239,8 @@ def word_tokenizer(tokens: Sequence[str]) -> Tokenizer:
     """
     ids: dict[str, int] = {}
     for row, token in enumerate(tokens):
-        ids.setdefault(token.encode(errors="replace").decode(), row)  # tokenizers takes no lone surrogates
+        # tokenizers takes no lone surrogates
+        ids.setdefault(token if token.isascii() else token.encode(errors="replace").decode(), row)
     absent = "<unk>"
     while absent in ids:  # the model requires a name, and would return its row for every unknown word
         absent += "_"
@@ -250,6 +251,20 @@ def word_tokenizer(tokens: Sequence[str]) -> Tokenizer:
         split = pre_tokenizers.Split(Regex(rf"(?<!\S)(?:{either})"), "removed", invert=True)
         built.pre_tokenizer = split if phrases else pre_tokenizers.WhitespaceSplit()
     return built
+
+
+def unknown_word(tokenizer: Tokenizer, text: str) -> str | None:
+    """Return the first word of a text that a tokenizer of whole words has no token for; `None` if it has them all.
+
+    The tokenizer is one of `word_tokenizer`, or another `WordLevel` one without a normalizer and added tokens.
+
+    Example:
+        >>> unknown_word(word_tokenizer(["dog", "cat"]), "cat bird")
+        'bird'
+    """
+    split = tokenizer.pre_tokenizer
+    words = [text] if split is None else [word for word, _ in split.pre_tokenize_str(text)]
+    return next((word for word in words if tokenizer.token_to_id(word) is None), None)
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int | None:
@@ -290,6 +305,9 @@ def table_size(tokenizer: Tokenizer) -> int:
         >>> table_size(train_tokenizer((), kind="byte"))
         257
     """
+    entries = tokenizer.get_vocab_size()
+    if entries <= MAX_TOKEN_IDS and all(tokenizer.id_to_token(index) is not None for index in range(entries)):
+        return entries  # as many IDs as entries, so there is no higher one
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     size = max(vocabulary.values(), default=-1) + 1
     if size > MAX_TOKEN_IDS:
@@ -385,15 +403,37 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     subword = tokenizer.id_to_token(token_id) if token_id >= 0 else None
     if subword is None:
         raise TokenIdError(f"The tokenizer has no token {token_id}: its IDs are 0..{table_size(tokenizer) - 1}.")
+    return entry_reader(tokenizer)(subword)
+
+
+def entry_reader(tokenizer: Tokenizer) -> Callable[[str], str]:
+    """Return the function from an entry of the vocabulary to its text as in `token_text`, for many entries at once."""
     steps = component_types(tokenizer.decoder) | component_types(tokenizer.pre_tokenizer)
+    letters = byte_level_alphabet()
+
+    def of_byte_letters(entry: str) -> str:
+        is_written = all(letter in letters for letter in entry)
+        return _decode_readable(bytes(letters[letter] for letter in entry)) if is_written else entry
+
+    def of_marked_spaces(entry: str) -> str:
+        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", entry)
+        return _decode_readable(bytes.fromhex(byte[1])) if byte else entry.replace("▁", " ")
+
     if "ByteLevel" in steps:
-        letters = byte_level_alphabet()
-        if all(letter in letters for letter in subword):
-            return _decode_readable(bytes(letters[letter] for letter in subword))
-    elif steps & {"Metaspace", "ByteFallback", "Replace"}:
-        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", subword)
-        return _decode_readable(bytes.fromhex(byte[1])) if byte else subword.replace("▁", " ")
-    return subword
+        return of_byte_letters
+    return of_marked_spaces if steps & {"Metaspace", "ByteFallback", "Replace"} else str
+
+
+def row_texts(tokenizer: Tokenizer, rows: int) -> list[str]:
+    """Return the text of the token of each row, see `token_text`; `""` for a row without a token.
+
+    Example:
+        >>> row_texts(word_tokenizer(["dog", "cat"]), 3)
+        ['dog', 'cat', '']
+    """
+    read = entry_reader(tokenizer)
+    entries = (tokenizer.id_to_token(row) for row in range(rows))
+    return ["" if entry is None else read(entry) for entry in entries]
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:

@@ -50,9 +50,9 @@ class Levels(NamedTuple):
         Args:
             x: Numbers of N groups, `(N, group_size)`.
         """
-        codes = ((x - self.offset) / self.step.where(self.step != 0, 1.0)).round_()
-        unused = self.centre if self.symmetric else 0
-        return codes.clamp_(self.lowest, 2**self.bits - 1).masked_fill_(self.step == 0, unused)
+        divisor = self.step.where(self.step != 0, torch.inf)  # code 0 where all levels are equal
+        codes = (x - self.offset).div_(divisor).round_().clamp_(self.lowest, 2**self.bits - 1)
+        return codes.masked_fill_(self.step == 0, self.centre) if self.symmetric else codes
 
     def error(self, x: Tensor) -> Tensor:
         """Return for each group the sum of squared differences between its numbers and their nearest levels, `(N, 1)`.
@@ -77,25 +77,21 @@ class Levels(NamedTuple):
         step, offset = (part.to(self.header).to(torch.float32) for part in (self.step, self.offset))
         return self._replace(step=step, offset=-self.centre * step if self.symmetric else offset)
 
-    def refitted(self, x: Tensor) -> "Levels":
+    def refitted(self, x: Tensor, mean: Tensor | float, centred: Tensor) -> "Levels":
         """Return the levels with the steps and offsets of least squared error, if each number keeps its present code.
 
         A group stays unchanged if all its codes are equal, or if the best step is zero.
 
         Args:
             x: Numbers of N groups, `(N, group_size)`.
+            mean: Mean of each group, `(N, 1)`; 0 for symmetric levels.
+            centred: `x - mean`.
         """
         codes = self.codes(x)
-        if self.symmetric:
-            codes -= self.centre
-            step = (codes * x).sum(1, keepdim=True) / codes.square().sum(1, keepdim=True)
-            offset = -self.centre * step
-        else:
-            middle, mean = codes.mean(1, keepdim=True), x.mean(1, keepdim=True)
-            codes -= middle
-            step = (codes * (x - mean)).sum(1, keepdim=True) / codes.square().sum(1, keepdim=True)
-            offset = mean - step * middle
-        return self._replace(step=step, offset=offset).where((step != 0) & step.isfinite(), self)
+        middle = self.centre if self.symmetric else codes.mean(1, keepdim=True)
+        codes -= middle
+        step = (codes * centred).sum(1, keepdim=True) / codes.square_().sum(1, keepdim=True)
+        return self._replace(step=step, offset=mean - step * middle).where((step != 0) & step.isfinite(), self)
 
 
 def fit_levels(
@@ -134,17 +130,20 @@ def fit_levels(
     unclipped = shrunk(1.0).rounded()
     if not clip:
         return unclipped
-    best, least = unclipped, unclipped.error(x)
+    mean = 0.0 if symmetric else x.mean(1, keepdim=True)
+    centred = x - mean
+    best, widest = unclipped, unclipped.error(x)
+    least = widest
     for factor in SHRINKS:
         levels = shrunk(factor)
         for _ in range(REFITS):
-            levels = levels.refitted(x)
+            levels = levels.refitted(x, mean, centred)
         error = levels.error(x)
         best, least = levels.where(error < least, best), error.minimum(least)
     for _ in range(REFITS):
-        best = best.refitted(x)
+        best = best.refitted(x, mean, centred)
     best = best.rounded()
-    return best.where(best.error(x) < unclipped.error(x), unclipped)
+    return best.where(best.error(x) < widest, unclipped)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,9 @@ def test_every_kind_of_table_is_searched(name) -> None:
     torch.testing.assert_close(found.cosines, expected.cosines, atol=1e-5, rtol=0)
 
 
-def test_equal_rows_come_by_id() -> None:
+@pytest.mark.parametrize("chunk", [16, 16 * 90, nearest.CHUNK_NUMBERS])
+def test_equal_rows_come_by_id(monkeypatch, chunk) -> None:
+    monkeypatch.setattr(nearest, "CHUNK_NUMBERS", chunk)
     rows = torch.randn(7, 16)[torch.randint(0, 7, (300,))]
     for count in (1, 5, 40):
         found = nearest_rows(rows, rows[:3], count)

@@ -22,6 +22,10 @@ def test_chunks_and_chosen_rows_are_the_rows_of_any_table(table) -> None:
     whole = table.rows(0, 23).detach()
     torch.testing.assert_close(torch.cat([chunk for _, chunk in rows.chunks(rows_at_once=5)]), whole)
     torch.testing.assert_close(rows.take(torch.tensor([22, 0, 7])), whole[[22, 0, 7]].float())
+    for kept in (torch.ones(23, dtype=torch.bool), torch.arange(23) % 7 > 2, torch.arange(23) > 12):
+        chosen = torch.cat(list(rows.wide_chunks(kept, 5)))
+        assert chosen.dtype == torch.float64
+        torch.testing.assert_close(chosen, whole[kept].double())
     assert rows.take(torch.tensor([], dtype=torch.int64)).shape == (0, 6)
     assert not any(chunk.requires_grad for _, chunk in rows.chunks())
     assert (len(rows), rows.embed_dim) == (23, 6)

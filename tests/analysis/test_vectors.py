@@ -13,8 +13,10 @@ from torch import Tensor
 
 from embedlayer.analysis import nearest
 from embedlayer.analysis.vectors import TokenVectors
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.checkpoints.vector_files import write_vectors
-from embedlayer.data.tokenizer import load_tokenizer, token_text, train_tokenizer
+from embedlayer.compress.convert import compress_table
+from embedlayer.data.tokenizer import load_tokenizer, token_text, train_tokenizer, word_tokenizer
 from embedlayer.errors import (
     CheckpointError,
     EmbedLayerWarning,
@@ -489,3 +491,27 @@ def test_a_query_that_is_not_finite_is_named(bad, tmp_path, capsys) -> None:
         warnings.simplefilter("ignore", EmbedLayerWarning)
         assert run("neighbors", tmp_path / "v.npy", "#1") == 2
     assert "Row 1 ('1') holds NaN or infinity, so it has no neighbours: leave it out." in capsys.readouterr().err
+
+
+FILES = ("v.txt", "v.bin", "v.vec", "v.npy", "v.npy.gz", "projector", "float32", "bfloat16", "int8")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_neighbours_in_what_every_source_holds_are_those_of_a_brute_force_search(tmp_path, monkeypatch, name) -> None:
+    monkeypatch.setattr(nearest, "CHUNK_NUMBERS", 40)
+    names = ["cat", *(f"w{row}" for row in range(1, 30)), "café"]
+    rows = torch.randn(31, 8, generator=torch.Generator().manual_seed(0))
+    if "." in name or name == "projector":
+        (tmp_path / "projector").mkdir()
+        write_vectors(tmp_path / name, names, rows, "word2vec" if name == "v.txt" else None)
+    else:
+        dense = TokenEmbedding.from_pretrained(rows)
+        table = compress_table(dense, name) if name == "int8" else dense.to(getattr(torch, name))
+        EmbeddingLayer(table, family="vectors").save_pretrained(tmp_path / name, tokenizer=word_tokenizer(names))
+        rows = table.rows(0, len(rows)).detach()
+    vectors = TokenVectors(open_model(tmp_path / name))
+    for query in (0, 7, 30):
+        found = vectors.most_similar(names[query])
+        expected = brute_force(rows, [query], [], 10, len(rows))
+        assert [text for text, _ in found] == [names[index] for index, _ in expected]
+        assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-6)

@@ -26,7 +26,7 @@ from embedlayer import (
     TokenEmbedding,
     open_model,
 )
-from embedlayer.checkpoints import read_vectors, write_vectors
+from embedlayer.checkpoints import read_vectors, vector_files, write_vectors
 
 FILES = {
     "word2vec": "v.txt",
@@ -81,11 +81,16 @@ def test_any_float32_survives_its_decimals(tmp_path) -> None:
     assert torch.equal(bits(read_vectors(tmp_path / "v.txt")[1]), bits(rows))
 
 
-@pytest.mark.parametrize("binary", [False, True])
+READS = [(False, vector_files.BYTES_AT_ONCE), *((True, size) for size in (1, 70, vector_files.BYTES_AT_ONCE))]
+"""Whether a file is binary, and the bytes that one read takes: less than a row, some rows, all."""
+
+
+@pytest.mark.parametrize(("binary", "at_once"), READS)
 @pytest.mark.parametrize("ending", ["", ".gz"])
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # gensim's, with no_header
 @pytest.mark.filterwarnings("ignore:Exception ignored in.*FileIO:pytest.PytestUnraisableExceptionWarning")
-def test_gensim_reads_what_is_written_and_the_other_way_round(tmp_path, binary, ending) -> None:
+def test_gensim_reads_what_is_written_and_the_other_way_round(tmp_path, monkeypatch, binary, at_once, ending) -> None:
+    monkeypatch.setattr(vector_files, "BYTES_AT_ONCE", at_once)
     gensim = pytest.importorskip("gensim.models", reason="the dev extra is not installed")
     tokens = ["the", "naïve", "日本", "x" * 40, "a_b"]
     rows = torch.randn(5, 7)
@@ -104,8 +109,11 @@ def test_gensim_reads_what_is_written_and_the_other_way_round(tmp_path, binary, 
         assert gensim.KeyedVectors.load_word2vec_format(str(ours), no_header=True).index_to_key == tokens
 
 
-@pytest.mark.parametrize("binary", [False, True])
-def test_twice_the_same_token_and_bad_utf8_are_read_as_gensim_reads_them(tmp_path, binary) -> None:
+@pytest.mark.parametrize(("binary", "at_once"), READS)
+def test_twice_the_same_token_and_bad_utf8_are_read_as_gensim_reads_them(
+    tmp_path, monkeypatch, binary, at_once
+) -> None:
+    monkeypatch.setattr(vector_files, "BYTES_AT_ONCE", at_once)
     gensim = pytest.importorskip("gensim.models", reason="the dev extra is not installed")
     entries = [(b"cat", [1, 2]), (b"caf\xc3", [3, 4]), (b"cat", [5, 6]), (b"dog", [7, 8])]
     if binary:
