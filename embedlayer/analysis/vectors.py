@@ -28,7 +28,8 @@ from embedlayer.analysis.evaluate import (
 from embedlayer.analysis.kinds import ids_by_text, token_texts
 from embedlayer.analysis.nearest import cosines_with, largest, table_cosines
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer import as_tokenizer, require_rows, token_text, without_truncation, word_tokenizer
+from embedlayer.data.tokenizer import as_tokenizer, require_rows, token_text, word_tokenizer
+from embedlayer.data.tokenizer_calls import encode, pure_tokenizer
 from embedlayer.errors import ShapeError, SizeError, TokenizerError, UnknownTokenError
 from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TableLike
@@ -95,7 +96,7 @@ class TokenVectors:
             tokenizer = word_tokenizer(tokenizer)
         self.vocab_size, self.embed_dim = self._rows.vocab_size, self._rows.embed_dim
         self.table = self._rows.table
-        self.tokenizer = tokenizer = without_truncation(as_tokenizer(tokenizer))
+        self.tokenizer = tokenizer = pure_tokenizer(as_tokenizer(tokenizer))
         require_rows(tokenizer, self.vocab_size)
         ids = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()))
         self._has_token = torch.zeros(self.vocab_size, dtype=torch.bool)
@@ -490,7 +491,7 @@ class TokenVectors:
         Raises:
             UnknownTokenError: The text is several tokens, no token, or not in the vocabulary; the message says which.
         """
-        encoding = self._encoder.encode(text, add_special_tokens=False)
+        encoding = encode(self._encoder, text)
         if len(encoding.ids) == 1 and not self._is_unknown(encoding.ids[0], encoding.tokens[0]):
             return int(encoding.ids[0])
         literal = self.tokenizer.token_to_id(text)

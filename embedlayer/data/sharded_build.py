@@ -48,7 +48,15 @@ from embedlayer.data.process_pool import Report, run_jobs, usable_cores
 from embedlayer.data.text_formats import not_text
 from embedlayer.data.tokenizer import as_tokenizer, fingerprint, load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError
-from embedlayer.io.files import JsonObject, create_folder, file_errors, remove_partials, replace_folder, write_json
+from embedlayer.io.files import (
+    JsonObject,
+    create_folder,
+    file_errors,
+    remove_partials,
+    replace_folder,
+    require_file,
+    write_json,
+)
 from embedlayer.io.locks import LOCK, FileLock
 
 _DIGEST_BLOCKS, _BLOCK_BYTES = 64, 1 << 14
@@ -354,6 +362,7 @@ def _size_and_digest(source: str) -> list[Any]:
         FileError: The file cannot be read.
     """
     digest = hashlib.sha256()
+    require_file(source)
     with file_errors(f"read {source}"), open(source, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         count = min(-(-size // _BLOCK_BYTES), _DIGEST_BLOCKS)

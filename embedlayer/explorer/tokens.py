@@ -11,7 +11,7 @@ from torch import Tensor
 from embedlayer.analysis.geometry import PrincipalComponents, principal_components
 from embedlayer.analysis.nearest import nearest_rows, table_cosines
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer import without_truncation
+from embedlayer.data.tokenizer_calls import encode as encode_text
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.sources import OpenedModel
 
@@ -115,7 +115,7 @@ def encode(source: OpenedModel, params: Params) -> Any:
     text = params.get("text", "")
     if not 0 < len(text) <= MOST:
         raise SizeError(f"text has 1 to {MOST} characters; found {len(text)}.")
-    return without_truncation(source.tokenizer).encode(text, add_special_tokens=False).ids
+    return encode_text(source.tokenizer, text).ids
 
 
 def vectors(source: OpenedModel, params: Params) -> bytes:

@@ -14,6 +14,7 @@ import shutil
 import stat
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +27,17 @@ JsonObject = dict[str, Any]
 
 PARTIAL, OLD = ".partial", ".old"
 """Suffixes of hidden temporary names: of what is being written, and of an old folder that is being replaced."""
+
+MOST_BYTES = 1 << 28
+"""Most bytes of a file that is read at once, such as a configuration or a tokenizer: 256 MiB."""
+
+_KINDS_OF_PATH = {
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a named pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
 
 GGUF = b"GGUF"
 """First bytes of a GGUF file and, in small letters, the end of its name."""
@@ -188,9 +200,29 @@ def remove_partials(path: Path | str) -> None:
             _remove(left)
 
 
+_own_partials: deque[Path] = deque(maxlen=256)
+"""The last temporary paths of this process, most of which are renamed or removed."""
+
+
+def remove_own_partials() -> None:
+    """Delete the temporary files and folders that this process has begun, because it ends without finishing them."""
+    for partial in [*_own_partials]:
+        _remove(partial)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Context manager: yield a new folder among the system's temporary files, and remove it when the block ends."""
+    with tempfile.TemporaryDirectory() as folder:
+        _own_partials.append(Path(folder))
+        yield Path(folder)
+
+
 def _temporary_path(path: Path) -> Path:
     """Return a new hidden path beside `path`, with a random part and the ending `.partial`; nothing is created."""
-    return path.parent / f".{path.name}.{secrets.token_hex(4)}{PARTIAL}"
+    partial = path.parent / f".{path.name}.{secrets.token_hex(4)}{PARTIAL}"
+    _own_partials.append(partial)
+    return partial
 
 
 def _temporary_paths(path: Path, suffix: str) -> list[Path]:
@@ -279,12 +311,40 @@ def write_json(path: Path | str, value: JsonObject) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_bytes(path: Path | str) -> bytes:
-    """Return the content of a file.
+def require_file(path: Path | str, *, most: int | None = None) -> None:
+    """Check that a path leads to a regular file, before anything opens it: a pipe would wait, and a device never end.
+
+    Args:
+        path: The path; a symbolic link is followed.
+        most: Largest size in bytes; `None` for no limit.
 
     Raises:
-        FileError: There is no such file, or it cannot be read.
+        FileError: There is nothing at the path, it is a folder, a named pipe, a socket or a device, or the file is
+            larger.
     """
+    with file_errors(f"read {path}"):
+        found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        kind = next((noun for test, noun in _KINDS_OF_PATH.items() if test(found.st_mode)), "of another kind")
+        raise FileError(f"Cannot read {path}: it is {kind}, and a file is expected. Copy its content into a file.")
+    if most is not None and found.st_size > most:
+        raise FileError(
+            f"Cannot read {path}: it has {found.st_size:,} bytes, and at most {most:,} are read at once: it is damaged "
+            f"or another kind of file."
+        )
+
+
+def read_bytes(path: Path | str, *, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a file.
+
+    Args:
+        path: The file.
+        most: Largest size in bytes.
+
+    Raises:
+        FileError: There is no such file, it cannot be read, is no regular file, or is larger than `most`.
+    """
+    require_file(path, most=most)
     with file_errors(f"read {path}"):
         return Path(path).read_bytes()
 
@@ -295,6 +355,7 @@ def is_gguf(path: Path) -> bool:
     Raises:
         FileError: The file cannot be read.
     """
+    require_file(path)
     with file_errors(f"read {path}"), path.open("rb") as file:
         return path.suffix == f".{GGUF.decode().lower()}" or file.read(len(GGUF)) == GGUF
 

@@ -173,7 +173,9 @@ def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
     until = time.monotonic() + timeout_seconds
     while True:
         with file_errors(f"write the lock file {path}"):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = os.open(
+                path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666
+            )  # a link may lead to another file
         try:
             if _try_to_lock(descriptor, what) and _is_still_at(descriptor, path):
                 os.ftruncate(descriptor, 0)

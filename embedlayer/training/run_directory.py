@@ -70,6 +70,9 @@ from embedlayer.training.parallel import ParallelContext
 
 FORMAT_VERSION = 1
 SAMPLES_OF_A_TEXT, IDS_PER_SAMPLE = 256, 4096
+MOST_METRICS = 1 << 32
+"""Most bytes of `metrics.jsonl`: some 20 million lines."""
+
 PATIENCE_SECONDS = 10.0
 """Time that rank 0 waits after a restart for the lock of the process before it, which may still be ending."""
 
@@ -590,7 +593,7 @@ class RunDirectory:
             FileError: The file cannot be read.
             CheckpointError: A line is damaged.
         """
-        content = read_bytes(self.metrics) if self.metrics.exists() else b""
+        content = read_bytes(self.metrics, most=MOST_METRICS) if self.metrics.exists() else b""
         lines = []
         for number, raw in enumerate(content.split(b"\n")[:-1], start=1):
             source = f"{self.metrics}, line {number},"
