@@ -44,7 +44,8 @@ class MemmapSlice(NamedTuple):
         Raises:
             FileError: The file cannot be read, or this process has too many files open.
         """
-        require_file(self.filename)
+        if Path(self.filename).exists():  # else the error below says so
+            require_file(self.filename)
         try:
             return np.memmap(self.filename, self.dtype, "r", self.offset, (self.length,))
         except OSError as error:

@@ -7,7 +7,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Required, Union, get_args, get_origin
 
 from embedlayer.errors import CheckpointError
@@ -16,6 +16,7 @@ MAX_INT64 = 2**63 - 1
 """Largest integer that int64 can represent."""
 
 MAX_PRINTED = 60
+_LISTS = (list, tuple, Sequence, Iterable)
 
 
 class Range(NamedTuple):
@@ -148,7 +149,7 @@ def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
         yield from _faults_of_object(value, kind, path)
     elif not _has_type(value, kind, origin, inner):
         yield f"{path or 'the whole'} is {printable(value)}, where {_name(kind)} is expected"
-    elif origin in (list, tuple, Sequence) and isinstance(value, list | tuple):
+    elif origin in _LISTS and isinstance(value, list | tuple):
         if origin is tuple and inner[-1] is not Ellipsis:
             kinds: Sequence[Any] = inner
         else:
@@ -198,7 +199,7 @@ def _has_type(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> 
         return type(value) is int and -MAX_INT64 <= value <= MAX_INT64
     if kind is float:
         return math.isfinite(value) if type(value) is float else type(value) is int and abs(value) <= MAX_INT64
-    if origin in (list, tuple, Sequence):
+    if origin in _LISTS:
         fixed = origin is tuple and inner[-1] is not Ellipsis
         return isinstance(value, list | tuple) and (not fixed or len(value) == len(inner))
     if origin in (dict, Mapping):
@@ -227,7 +228,7 @@ def _name(kind: Any) -> str:
     }
     if kind in words:
         return words[kind]
-    if origin in (list, Sequence) or (origin is tuple and inner[-1] is Ellipsis):
+    if origin in (list, Sequence, Iterable) or (origin is tuple and inner[-1] is Ellipsis):
         return f"a list of {_name(inner[0])}"
     if origin is tuple:
         return f"a list of {len(inner)} values"
