@@ -281,7 +281,12 @@ def read_checkpoint(path: Path) -> None:
 READERS: dict[str, dict[str, Callable[[Path], None]]] = {
     "peft": {"merge": merge_peft},
     "tokenizer": {"encode": encode_text},
-    "checkpoint": {"load": read_checkpoint, "open_model": read_table},
+    "checkpoint": {
+        "load": read_checkpoint,
+        "open_model": read_table,
+        "plan": out_of("plan", "--checkpoint", "SOURCE"),
+        "compress": out_of("compress", "SOURCE", "--to", "int8", "-o", "OUT"),
+    },
     **{
         f"layer/{name}": {"from_pretrained": read_layer, "open_model": read_table, "page": read_page}
         for name in LAYERS
