@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import some
 from fuzz import LAYERS as SAVED
 from kinds import INJECTIONS, LAYERS, LOOKUP_TABLES, POSITIONS, TABLES, UNTIED_HEADS
 
@@ -48,7 +49,17 @@ def changed(value: Any, way: tuple[Any, ...], number: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("kind", KINDS)
+ALWAYS = [
+    "table, delta",
+    "table, int4, q4_0",
+    "position, axial",
+    "position, rotary, query scaling",
+    "position, relative",
+]
+ALWAYS += [name for name in KINDS if not name.startswith(("table", "position"))]
+
+
+@pytest.mark.parametrize("kind", some(ALWAYS, KINDS))
 def test_a_hostile_number_is_one_error(kind: str) -> None:
     layer = KINDS[kind]()
     if not isinstance(layer, Described):
