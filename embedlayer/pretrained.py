@@ -7,7 +7,6 @@ inner layers first, so every combination of tables, positions and heads can be s
 
 import inspect
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,7 +20,7 @@ from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, EmbedLayerError, FileError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject, create_folder, read_json, recover_folder, write_json
-from embedlayer.io.json_fields import check_arguments, printable
+from embedlayer.io.json_fields import Range, check_arguments, printable
 from embedlayer.io.safetensors_files import load_tensors, require_whole, save_tensors
 from embedlayer.kinds import KINDS, class_of, kind_of
 from embedlayer.overrides import is_current
@@ -38,12 +37,23 @@ FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 CANNOT_BE_BUILT = (EmbedLayerError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
 """Errors that constructors raise for values of the right types that do not fit together."""
 
-LARGEST = {
-    "num_layers": 1 << 12,
-    **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "num_buckets"), 1 << 16),
-    **dict.fromkeys(("embed_dim", "mlp_dim", "max_seq_len", "max_distance"), 1 << 24),
+WHOLE = Range(1 - (1 << 31), (1 << 31) - 1)
+FINITE = Range(-torch.finfo(torch.float32).max, torch.finfo(torch.float32).max)
+RANGES = {
+    "num_layers": Range(1, 1 << 12),
+    **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "num_buckets"), Range(0, 1 << 16)),
+    **dict.fromkeys(("embed_dim", "mlp_dim", "max_seq_len", "max_distance", "width"), Range(0, 1 << 24)),
+    **dict.fromkeys(("pad_to_multiple_of", "rank", "kernel_size", "dilation", "window"), Range(0, 1 << 24)),
+    **dict.fromkeys(("dropout", "expected", "proportion", "norm_eps", "eps"), Range(0, 1)),
+    **dict.fromkeys(("grid", "widths"), Range(0, 1 << 24)),
+    "blocks": Range(0, 1 << 12),
+    "init_std": Range(0, 1 << 20),
+    "vocab_size": Range(0, 1 << 40),
 }
-"""Largest values of arguments that no saved tensor limits. A file with larger ones is damaged."""
+"""Ranges of arguments, which no saved tensor limits. A file with other values is damaged.
+
+Other integers are in `WHOLE`, and other numbers in `FINITE`.
+"""
 
 MOST_COMPUTED = 1 << 32
 """Largest size of a position table that is computed and not saved, in numbers."""
@@ -392,15 +402,27 @@ def check_saved(function: Callable[..., Any], arguments: Mapping[str, Any]) -> N
     source = f"The saved configuration of {function.__name__}"
     check_arguments(function, arguments, source)
     for name, value in arguments.items():
-        if isinstance(value, int | float) and value > LARGEST.get(name, math.inf):
-            raise CheckpointError(
-                f"{source}: {name} {printable(value)} is larger than in any model: the file is damaged."
-            )
+        for number in _numbers(value):
+            bounds = RANGES.get(name, WHOLE if type(number) is int and value is number else FINITE)
+            if not bounds.least <= number <= bounds.most:
+                raise CheckpointError(
+                    f"{source}: {name} {printable(number)} is outside of {bounds.least:g} to {bounds.most:g}, the "
+                    f"values of any model: the file is damaged."
+                )
     rows, width = (arguments.get(name) for name in ("max_seq_len", "embed_dim"))
     if isinstance(rows, int) and isinstance(width, int) and rows * width > MOST_COMPUTED:
         raise CheckpointError(
             f"{source}: positions of {rows:,} x {width:,} are larger than in any model: the file is damaged."
         )
+
+
+def _numbers(value: object) -> Iterator[int | float]:
+    """Yield a number, or the numbers in a list of any depth; of other values nothing."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _numbers(each)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
 
 
 def short(error: Exception) -> str:

@@ -29,7 +29,7 @@ from embedlayer.errors import (
 )
 from embedlayer.families import UNKNOWN
 from embedlayer.forks import call_in_forked_processes
-from embedlayer.io.files import read_json, recover_folder
+from embedlayer.io.files import read_bytes, read_json, recover_folder, require_file
 from embedlayer.short_repr import short_repr
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ def path_kind(path: Path) -> PathKind:
         return _kind_of_folder(path) if path.is_dir() else _kind_of_file(path)
     except (FileNotFoundError, NotADirectoryError):
         return PathKind.MISSING
+    except FileError:
+        raise
     except (OSError, ValueError) as error:
         raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
@@ -122,7 +124,7 @@ def _describes_layer(config: Path) -> bool:
     The result is `False` for a damaged file.
     """
     try:
-        content = json.loads(config.read_bytes())
+        content = json.loads(read_bytes(config))
     except (ValueError, RecursionError):
         return False
     return isinstance(content, dict) and isinstance(content.get("kind"), str)
@@ -130,6 +132,7 @@ def _describes_layer(config: Path) -> bool:
 
 def _kind_of_file(path: Path) -> PathKind:
     """Return the kind of a file, judged by its suffix and its first `FIRST_BYTES` bytes."""
+    require_file(path)
     with path.open("rb") as file:
         start = file.read(FIRST_BYTES)
     if not start:
@@ -367,14 +370,15 @@ class OpenedModel:
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
             UnknownTokenError: The tokens come from a file of vectors, and a word of the text has no row.
         """
-        from embedlayer.data.tokenizer import unknown_word, without_truncation
+        from embedlayer.data.tokenizer import unknown_word
+        from embedlayer.data.tokenizer_calls import encode
 
-        tokenizer = without_truncation(self.require_tokenizer())
+        tokenizer = self.require_tokenizer()
         if self.tokens is not None:
             unknown = unknown_word(tokenizer, text)
             if unknown is not None:
                 raise UnknownTokenError(f"{unknown!r} is not among the {len(self.tokens):,} tokens of {self.source}.")
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=self.adds_special_tokens).ids
+        ids: list[int] = encode(tokenizer, text, add_special_tokens=self.adds_special_tokens).ids
         return ids
 
     @property

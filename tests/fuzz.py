@@ -29,13 +29,17 @@ import embedlayer as el
 from embedlayer.analysis.health import table_health
 from embedlayer.cli.main import cli
 from embedlayer.data.sharded_build import build_in_shards
+from embedlayer.data.tokenizer import fingerprint
+from embedlayer.data.tokenizer_calls import decode, encode
 from embedlayer.errors import EmbedLayerError
 from embedlayer.explorer.source_facts import page_facts
 from embedlayer.explorer.training import metrics
 from embedlayer.io.files import read_json
+from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.kinds import KINDS, class_of
 from embedlayer.pretrained import Pretrained
 from embedlayer.sources import open_model
+from embedlayer.vocab import merge_adapter
 from embedlayer.vocab.receipt import last_receipt
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 60
@@ -256,7 +260,33 @@ def read_table(path: Path) -> None:
     table_health(opened.table, opened.tokenizer)
 
 
+def merge_peft(path: Path) -> None:
+    merge_adapter(el.TokenEmbedding(20, 8), path)
+
+
+def encode_text(path: Path) -> None:
+    tokenizer = el.load_tokenizer(path)
+    for text in (TEXT[:200], "", "é\u3042 <x>"):
+        ids = encode(tokenizer, text, add_special_tokens=True).ids
+        assert len(ids) < 100_000
+        decode(tokenizer, ids)
+    fingerprint(tokenizer)
+
+
+def read_checkpoint(path: Path) -> None:
+    layer = el.load(path)
+    use(layer)
+
+
 READERS: dict[str, dict[str, Callable[[Path], None]]] = {
+    "peft": {"merge": merge_peft},
+    "tokenizer": {"encode": encode_text},
+    "checkpoint": {
+        "load": read_checkpoint,
+        "open_model": read_table,
+        "plan": out_of("plan", "--checkpoint", "SOURCE"),
+        "compress": out_of("compress", "SOURCE", "--to", "int8", "-o", "OUT"),
+    },
     **{
         f"layer/{name}": {"from_pretrained": read_layer, "open_model": read_table, "page": read_page}
         for name in LAYERS
@@ -298,6 +328,7 @@ def build_sources(folder: Path) -> None:
     torch.manual_seed(0)
     for name, make in LAYERS.items():
         make().save_pretrained(folder / "layer" / name)
+    build_foreign(folder)
     torch.manual_seed(0)
     el.DeltaEmbedding(el.TokenEmbedding(20, 8), [3, 4]).save_adapter(folder / "adapter")
     (folder / "text.txt").write_text(TEXT)
@@ -309,28 +340,80 @@ def build_sources(folder: Path) -> None:
     command("vocab", "add", folder / "run", "zebra", "-o", folder / "edited")
 
 
+def build_foreign(folder: Path) -> None:
+    """Write what other libraries write: an adapter of PEFT, a tokenizer with every part, and a checkpoint."""
+    torch.manual_seed(0)
+    name = "base_model.model.model.embed_tokens"
+    factors = {f"{name}.lora_embedding_A": torch.randn(2, 20), f"{name}.lora_embedding_B": torch.randn(8, 2)}
+    config: dict[str, Any] = {"peft_type": "LORA", "r": 9, "lora_alpha": 4, "use_rslora": False}
+    config |= {"alpha_pattern": {r"model\.(embed|x)_tokens": 3}, "rank_pattern": {"embed_tokens": 2}}
+    config |= {"trainable_token_indices": {"embed_tokens": [3, 5]}, "target_modules": "embed_tokens"}
+    (folder / "peft").mkdir()
+    (folder / "peft" / "adapter_config.json").write_text(json.dumps(config))
+    rows = {f"{name}.token_adapter.trainable_tokens_delta": torch.randn(2, 8)}
+    save_tensors(folder / "peft" / "adapter_model.safetensors", factors | rows)
+
+    content = json.loads(el.train_tokenizer(TEXT, vocab_size=280).to_str())
+    replace = {"type": "Replace", "pattern": {"String": "é"}, "content": "e"}
+    lower = [{"type": "Prepend", "prepend": "x"}, {"type": "Lowercase"}, {"type": "NFKC"}]
+    content["normalizer"] = {"type": "Sequence", "normalizers": [replace, *lower]}
+    token, text = {"SpecialToken": {"id": "b", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [token, text],
+        "pair": [token, text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"b": {"id": "b", "ids": [5], "tokens": ["b"]}},
+    }
+    content["truncation"] = {"direction": "Right", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+    content["padding"] = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None}
+    content["padding"] |= {"pad_id": 5, "pad_type_id": 0, "pad_token": "b"}
+    content["model"]["dropout"] = 0.1
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer" / "tokenizer.json").write_text(json.dumps(content))
+
+    sizes = {"vocab_size": 20, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    llama = {"model_type": "llama", "rms_norm_eps": 1e-6, "intermediate_size": 8, "max_position_embeddings": 32}
+    llama |= {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}, **sizes}
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint" / "config.json").write_text(json.dumps(llama | {"tie_word_embeddings": True}))
+    tensors = {"model.embed_tokens.weight": torch.randn(20, 8), "model.norm.weight": torch.ones(8)}
+    save_tensors(folder / "checkpoint" / "model.safetensors", tensors)
+
+
 def files_of(folder: Path, format: str) -> list[Path]:
-    """The files of a format whose damage is tried: not the tokenizers, which are others' format, and not the page."""
+    """The files of a format whose damage is tried: not the tokenizer of a run, and not the page."""
     names = ("tokenizer.json", "report.html", "model.safetensors", "text.txt")
     found = [file for file in (folder / format).rglob("*") if file.is_file()]
     if format == "edited":
         return [file for file in found if file.suffix == ".receipt"]
+    if format in ("peft", "tokenizer", "checkpoint"):
+        return sorted(found)
     return sorted(file for file in found if file.name not in names or (format != "run" and file.name == names[2]))
 
 
 def attempt(
-    reader: Callable[[Path], None], folder: Path, format: str, file: Path, content: bytes, *, refusing: bool = True
+    reader: Callable[[Path], None],
+    folder: Path,
+    format: str,
+    file: Path,
+    content: bytes | Callable[[Path], object],
+    *,
+    refusing: bool = True,
 ) -> str | None:
     """Read a folder with one file's content replaced; what went wrong, unless it worked or was our error.
 
-    Without `refusing` our error is raised.
+    A function as content puts something else than a file at the path. Without `refusing` our error is raised.
     """
     with tempfile.TemporaryDirectory() as name:
         copy = Path(name)
         for part in {format, "run", "text.txt"}:
             source = folder / part
             (shutil.copytree if source.is_dir() else shutil.copyfile)(source, copy / part)
-        (copy / file.relative_to(folder)).write_bytes(content)
+        if isinstance(content, bytes):
+            (copy / file.relative_to(folder)).write_bytes(content)
+        else:
+            (copy / file.relative_to(folder)).unlink()
+            content(copy / file.relative_to(folder))
         threads = torch.get_rng_state()
         try:
             with warnings.catch_warnings():
@@ -345,7 +428,9 @@ def attempt(
             except UnicodeEncodeError:
                 return f"the message cannot be printed: {said!r}"
             return None if len(said) < 3000 else f"a message of {len(said)} characters"
-        except Exception as error:  # noqa: BLE001  every other one is a fault, and told
+        except (KeyboardInterrupt, TimeoutError):
+            raise
+        except BaseException as error:  # noqa: BLE001  every other one is a fault, a panic too, and told
             frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "embedlayer" in frame.filename]
             where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
             return f"{type(error).__name__} at {where}: {str(error)[:160]!r}"

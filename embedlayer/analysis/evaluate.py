@@ -20,7 +20,8 @@ from embedlayer.analysis.kinds import token_kinds
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.data.tokenizer import row_texts
-from embedlayer.errors import FileError, SizeError, TextError
+from embedlayer.errors import SizeError, TextError
+from embedlayer.io.files import MOST_BYTES, file_errors, require_file
 from embedlayer.tables.dense import TableLike
 
 FEWEST_PAIRS = 20
@@ -224,9 +225,9 @@ def _lines(file: Path | str) -> list[tuple[int, str]]:
         TextError: The file is not UTF-8.
     """
     try:
-        text = Path(file).read_text(encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"Cannot read {file}: {error.strerror or error}.") from error
+        require_file(file, most=MOST_BYTES)
+        with file_errors(f"read {file}"):
+            text = Path(file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise TextError(f"{file} is not UTF-8 text ({error}).") from error
     return [(number, line.rstrip()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]

@@ -21,7 +21,8 @@ from itertools import pairwise
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from embedlayer.data.tokenizer import entry_reader, unknown_id, without_truncation
+from embedlayer.data.tokenizer import entry_reader, unknown_id
+from embedlayer.data.tokenizer_calls import encode_batch, pure_tokenizer
 
 KINDS = ("word", "part", "number", "punctuation", "space", "byte", "special", "unreachable", "no token")
 """All kinds, in the order in which reports list them."""
@@ -68,7 +69,7 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
         >>> kinds[ord("a")], kinds[ord("7")], kinds[0xE2], kinds[256], kinds[257]
         ('word', 'number', 'byte', 'special', 'no token')
     """
-    tokenizer = without_truncation(tokenizer)
+    tokenizer = pure_tokenizer(tokenizer)
     unknown = unknown_id(tokenizer)
     added = {*tokenizer.get_added_tokens_decoder(), unknown}
     read = entry_reader(tokenizer)
@@ -114,7 +115,7 @@ def reachable(tokenizer: Tokenizer, tokens: Sequence[int], texts: Sequence[str])
     for context in (*CONTEXTS, *letters, *pairs):
         for start in range(0, len(left), ENCODED_AT_ONCE):
             part = left[start : start + ENCODED_AT_ONCE]
-            encodings = tokenizer.encode_batch_fast([context + text for _, text in part], add_special_tokens=False)
+            encodings = encode_batch(tokenizer, [context + text for _, text in part])
             found |= {token for (token, _), encoding in zip(part, encodings, strict=True) if token in encoding.ids}
         left = [(token, text) for token, text in left if token not in found]
     return found

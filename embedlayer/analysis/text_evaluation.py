@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from embedlayer.checkpoints.loader import POSITION_KEYS
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.data.corpus import encode_chunks, read_text_chunks, split_text
-from embedlayer.data.tokenizer import as_tokenizer, raise_if_path, token_text, unknown_id, without_truncation
+from embedlayer.data.tokenizer import as_tokenizer, raise_if_path, token_text, unknown_id
+from embedlayer.data.tokenizer_calls import encode, pure_tokenizer
 from embedlayer.errors import CheckpointError, SizeError, TextError
 from embedlayer.losses.divergences import divergence
 from embedlayer.losses.statistics import token_statistics_of
@@ -337,7 +338,7 @@ def _encoded(model: CausalModel, text: str | Path) -> _EncodedText:
         TextError: The text is empty, not UTF-8, or a string that is probably a path.
         FileError: The file cannot be read.
     """
-    tokenizer = without_truncation(as_tokenizer(model.tokenizer))
+    tokenizer = pure_tokenizer(as_tokenizer(model.tokenizer))
     if isinstance(text, str):
         raise_if_path(text)
     chunks = split_text([text], tokenizer) if isinstance(text, str) else read_text_chunks(text, tokenizer=tokenizer)
@@ -346,7 +347,7 @@ def _encoded(model: CausalModel, text: str | Path) -> _EncodedText:
     for chunk, ids in encode_chunks(chunks, tokenizer):
         num_bytes += len(chunk.encode())
         if len(ids) and not parts:  # nothing stands before the first token
-            first = tokenizer.encode(chunk, add_special_tokens=False).offsets[0][1]
+            first = encode(tokenizer, chunk).offsets[0][1]
             num_bytes -= len(chunk[:first].encode())
         parts.append(torch.from_numpy(ids))
     if num_bytes == 0 and len(parts) <= 1:

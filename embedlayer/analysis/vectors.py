@@ -28,14 +28,8 @@ from embedlayer.analysis.evaluate import (
 from embedlayer.analysis.kinds import ids_by_text, token_texts
 from embedlayer.analysis.nearest import cosines_with, largest, table_cosines
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer import (
-    as_tokenizer,
-    require_rows,
-    token_text,
-    unknown_word,
-    without_truncation,
-    word_tokenizer,
-)
+from embedlayer.data.tokenizer import as_tokenizer, require_rows, token_text, unknown_word, word_tokenizer
+from embedlayer.data.tokenizer_calls import encode, pure_tokenizer
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenizerError, UnknownTokenError
 from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TableLike
@@ -102,7 +96,7 @@ class TokenVectors:
             tokenizer = word_tokenizer(tokenizer)
         self.vocab_size, self.embed_dim = self._rows.vocab_size, self._rows.embed_dim
         self.table = self._rows.table
-        self.tokenizer = tokenizer = without_truncation(as_tokenizer(tokenizer))
+        self.tokenizer = tokenizer = pure_tokenizer(as_tokenizer(tokenizer))
         has_token = [tokenizer.id_to_token(index) is not None for index in range(self.vocab_size)]
         if sum(has_token) < tokenizer.get_vocab_size():  # an entry has another one's ID, or one outside the table
             require_rows(tokenizer, self.vocab_size)
@@ -504,8 +498,7 @@ class TokenVectors:
         Raises:
             UnknownTokenError: The text is several tokens, no token, or not in the vocabulary; the message says which.
         """
-        encoder = self.tokenizer if self._has_all_words(text) else self._encoder
-        encoding = encoder.encode(text, add_special_tokens=False)
+        encoding = encode(self.tokenizer if self._has_all_words(text) else self._encoder, text)
         if len(encoding.ids) == 1 and not self._is_unknown(encoding.ids[0], encoding.tokens[0]):
             return int(encoding.ids[0])
         literal = self.tokenizer.token_to_id(text)

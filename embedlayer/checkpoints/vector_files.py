@@ -34,7 +34,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, ShapeError, SizeError
-from embedlayer.io.files import create_folder, is_stream, read_bytes, replace_file
+from embedlayer.io.files import create_folder, is_stream, read_bytes, replace_file, require_file
 from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import pickle_error
 from embedlayer.tables.dense import TableLike, as_rows
@@ -245,6 +245,7 @@ def _reading(path: Path) -> Iterator[BufferedIOBase]:
         FileError: The file cannot be opened, or reading it in the block fails.
         CheckpointError: The compressed data are damaged or truncated.
     """
+    require_file(path)
     try:
         with path.open("rb") as file:
             if path.suffix != ".gz":

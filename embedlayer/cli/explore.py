@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 import embedlayer.explorer
+from embedlayer.cli.interrupts import raise_interrupt
 from embedlayer.cli.options import COLUMNS, NEW_FILE, SOURCE, tokenizer_option
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def explore(
         opened.append(open_word_table())
     if columns_from is not None:
         _add_columns(columns_from, opened[0])
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes start with it ignored
+    signal.signal(signal.SIGINT, raise_interrupt)  # a shell's background processes start with it ignored
     if export_to is not None:
         from embedlayer.cli.progress import exporting
         from embedlayer.explorer.export import write_page

@@ -66,6 +66,7 @@ def generate(
     import torch
 
     from embedlayer.cli.pipeline import chosen_device
+    from embedlayer.data.tokenizer_calls import decode
     from embedlayer.models.generation import next_tokens
     from embedlayer.models.sampling import SamplingOptions
     from embedlayer.sources import open_model
@@ -99,11 +100,11 @@ def generate(
         new.append(int(token))
         if as_json:
             continue
-        text = tokenizer.decode([*ids, *new]).rstrip("\ufffd")
+        text = decode(tokenizer, [*ids, *new]).rstrip("\ufffd")
         if text.startswith(shown):
             click.echo(text[len(shown) :], nl=False)
             shown = text
-    whole = tokenizer.decode([*ids, *new])
+    whole = decode(tokenizer, [*ids, *new])
     stopped = bool(new) and new[-1] in stops
     if as_json:
         result = {"text": whole, "ids": ids + new, "new_tokens": len(new), "stopped": stopped}

@@ -146,9 +146,8 @@ def measure(
 def _absent(opened: "OpenedModel", texts: Sequence[Path]) -> list[int]:
     """Return the IDs of the tokens that never occur in some texts; rows without a token are left out."""
     from embedlayer.data.corpus import encode_chunks, find_text_files, read_text_chunks
-    from embedlayer.data.tokenizer import without_truncation
 
-    tokenizer = without_truncation(opened.require_tokenizer())
+    tokenizer = opened.require_tokenizer()
     found: set[int] = set()
     for file in find_text_files(texts):
         for _, ids in encode_chunks(read_text_chunks(file, tokenizer=tokenizer), tokenizer):

@@ -24,6 +24,7 @@ from embedlayer.cli.explore import explore
 from embedlayer.cli.export import export
 from embedlayer.cli.generate import generate
 from embedlayer.cli.inspect import inspect
+from embedlayer.cli.interrupts import INTERRUPTED, ending_on_interrupt
 from embedlayer.cli.neighbors import neighbors
 from embedlayer.cli.plan import plan
 from embedlayer.cli.report import report
@@ -101,7 +102,8 @@ def main(arguments: list[str] | None = None) -> None:
     logging.getLogger("embedlayer").setLevel(logging.INFO)
     warnings.simplefilter("always", EmbedLayerWarning)
     try:
-        result = cli.main(arguments, prog_name="embedlayer", standalone_mode=False)
+        with ending_on_interrupt():
+            result = cli.main(arguments, prog_name="embedlayer", standalone_mode=False)
     except EmbedLayerError as error:
         message = "the warning above says why this is not possible." if str(error) in shown else str(error)
         click.secho(f"{type(error).__name__}: {message}", fg="red", err=True)
@@ -114,7 +116,7 @@ def main(arguments: list[str] | None = None) -> None:
         _exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("Stopped.", err=True)
-        _exit(130)
+        _exit(INTERRUPTED)
     _exit(result if isinstance(result, int) else 0)
 
 

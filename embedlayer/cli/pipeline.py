@@ -520,7 +520,9 @@ def _single_token(tokenizer: "Tokenizer", text: str) -> int:
     Raises:
         SizeError: The text is not exactly one token.
     """
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    from embedlayer.data.tokenizer_calls import encode
+
+    ids = encode(tokenizer, text).ids
     if len(ids) != 1:
         raise SizeError(f"--probe {text!r} is {len(ids)} tokens for this tokenizer; it must be one.")
     return int(ids[0])

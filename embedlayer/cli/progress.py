@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from embedlayer.cli.interrupts import note_interrupt
+
 if TYPE_CHECKING:
     from embedlayer.training.loop import Trainer
 
@@ -28,6 +30,7 @@ def stopping_gently(trainer: "Trainer") -> Iterator[None]:
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
+        note_interrupt()
         trainer.stop()
         signal.signal(number, before[number])
         if trainer.parallel.is_first:

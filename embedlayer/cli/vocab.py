@@ -475,13 +475,13 @@ def _train_new_rows(
         VocabularyError: The text contains none of the new tokens.
     """
     import math
-    import tempfile
     import warnings
     from dataclasses import replace
 
     from embedlayer.cli.progress import display, stopping_gently
     from embedlayer.data.corpus import TokenCorpus
     from embedlayer.errors import EmbedLayerWarning
+    from embedlayer.io.partials import temporary_folder
     from embedlayer.models.causal import PatchedDecoder, longest_sequence
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.sources import open_model
@@ -496,8 +496,8 @@ def _train_new_rows(
     if run is not None and run.contains_run:
         length = run.options().max_length
     training = replace(training, max_length=min(length, longest_sequence(model) or length))
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        corpus = TokenCorpus.build(list(texts), tokenizer, Path(folder) / "old")
+    with temporary_folder() as folder, warnings.catch_warnings():
+        corpus = TokenCorpus.build(list(texts), tokenizer, folder / "old")
         before = Trainer(decoder, *corpus.split(0.1), training).validate()
         losses = {"loss_with_old_tokens": before["validation_bits_per_byte"] * math.log(2)}
         receipt = add_tokens(model, terms, special=special, tokenizer=tokenizer, init=init, train_only_new=True)

@@ -51,11 +51,11 @@ from embedlayer.data.tokenizer import (
     fingerprint,
     save_tokenizer,
     table_size,
-    without_truncation,
 )
+from embedlayer.data.tokenizer_calls import encode, encode_batch, pure_tokenizer
 from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
 from embedlayer.forks import BackgroundThread, Job
-from embedlayer.io.files import create_folder, file_errors, recover_folder, replace_folder
+from embedlayer.io.files import create_folder, file_errors, recover_folder, replace_folder, require_file
 
 Progress = Callable[[int, int], None]
 _Read = Callable[[int], bytes]
@@ -95,8 +95,7 @@ def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
         elif path.is_dir():
             found += _texts_below(path)
         elif path.exists():
-            if path.is_file():  # a pipe can be read only once
-                _check_start(path)
+            _check_start(path)
             found.append(path)
         else:
             raise FileError(f"There is no file or folder {path}. Check the path, or pass - for standard input.")
@@ -118,7 +117,7 @@ def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterato
         TextError: The file is not plain text.
     """
     with opened(source) as (read, _):
-        checker = None if tokenizer is None else without_truncation(as_tokenizer(tokenizer))
+        checker = None if tokenizer is None else pure_tokenizer(as_tokenizer(tokenizer))
         yield from split_text(decoded(source, read), checker)
 
 
@@ -149,7 +148,7 @@ def _encode_ahead(
         anchor: Anchor of the first chunk: the last characters before it.
         tokenizer: The tokenizer.
     """
-    tokenizer = without_truncation(tokenizer)
+    tokenizer = pure_tokenizer(tokenizer)
     size = max(_FEWEST_CHUNKS, _CHUNKS_PER_CORE * usable_cores())
     with BackgroundThread("embedlayer-encode") as thread:
         begun: list[tuple[list[str], Job[list[Encoding]]]] = []
@@ -157,8 +156,7 @@ def _encode_ahead(
             anchors = [anchor, *(chunk[-ANCHOR_CHARS:] for chunk in batch)]
             anchor = anchors.pop()
             texts = [start + chunk for start, chunk in zip(anchors, batch, strict=True)]
-            job = thread.submit(partial(tokenizer.encode_batch_fast, texts + anchors, add_special_tokens=False))
-            begun.append((batch, job))
+            begun.append((batch, thread.submit(partial(encode_batch, tokenizer, texts + anchors))))
             if len(begun) > 1:
                 batch, job = begun.pop(0)
                 yield batch, job.result()
@@ -363,7 +361,7 @@ class CorpusWriter:
     """
 
     def __init__(self, tokenizer: Tokenizer, write: Callable[[IdArray], object]) -> None:
-        self.tokenizer = without_truncation(tokenizer)
+        self.tokenizer = pure_tokenizer(tokenizer)
         self.write = write
         self.vocab_size = table_size(tokenizer)
         self.dtype = np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
@@ -563,13 +561,13 @@ def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
         tokenizer: The tokenizer.
     """
 
-    def encode(part: str) -> list[int]:
+    def ids_of(part: str) -> list[int]:
         """Return the token IDs of a string, without special tokens."""
-        return tokenizer.encode(part, add_special_tokens=False).ids
+        return encode(tokenizer, part).ids
 
     left, right = text[max(0, place - CONTEXT_CHARS) : place], text[place : place + CONTEXT_CHARS]
     anchor = left[-ANCHOR_CHARS:]
-    return encode(left + right) == encode(left) + encode(anchor + right)[len(encode(anchor)) :]
+    return ids_of(left + right) == ids_of(left) + ids_of(anchor + right)[len(ids_of(anchor)) :]
 
 
 # Reading
@@ -677,6 +675,7 @@ def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterat
     if str(source) == "-":
         yield sys.stdin.buffer.read, lambda: 0
         return
+    require_file(source)
     with file_errors(f"read {source}"):
         file = open(source, "rb")  # noqa: SIM115  closed below; errors of the block inside are not ours to explain
         file.seek(begin)

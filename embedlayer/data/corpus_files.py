@@ -28,8 +28,8 @@ import numpy.typing as npt
 from embedlayer.command_name import command_name
 from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice, cannot_map
 from embedlayer.data.tokenizer import MAX_TOKEN_IDS
-from embedlayer.errors import CheckpointError
-from embedlayer.io.files import JsonObject, read_fields, recover_folder, write_json
+from embedlayer.errors import CheckpointError, FileError
+from embedlayer.io.files import JsonObject, read_fields, recover_folder, require_file, write_json
 from embedlayer.io.json_fields import Count, Range
 
 Offsets = npt.NDArray[np.int64]
@@ -241,6 +241,8 @@ def _read_shard(path: Path) -> CorpusShard:
         size = (path / "ids.bin").stat().st_size
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is not a whole corpus: {error.filename} is missing. Build it again.") from error
+    except FileError:
+        raise
     except OSError as error:
         raise cannot_map(path, error) from error
     if num_tokens < (not is_planned) or size != (separators + num_tokens) * dtype.itemsize:
@@ -276,6 +278,8 @@ def read_offsets(path: Path) -> Offsets:
         FileNotFoundError: There is no such file.
         CheckpointError: The file is damaged or holds another kind of array.
     """
+    path.stat()  # raises FileNotFoundError
+    require_file(path)
     content = bytearray(path.read_bytes())
     found = _NPY_HEADER.match(content)
     shape = tuple(int(size) for size in (found[1], found[2]) if size) if found else (-1,)

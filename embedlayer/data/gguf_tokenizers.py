@@ -28,6 +28,7 @@ from embedlayer.data.sentencepiece_files import (
     sentencepiece_normalizer,
     sentencepiece_tokenizer,
 )
+from embedlayer.data.tokenizer_calls import decode, encode
 from embedlayer.errors import TokenizerError
 from embedlayer.families import GGUF_TOKENIZERS, PRE_TOKENIZERS
 from embedlayer.io.gguf_files import read_gguf
@@ -338,9 +339,9 @@ def _check_same_ids(tokenizer: Tokenizer, written: Tokenizer, path: Path) -> Non
     """
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     probed = sorted({*range(0, size, max(1, size // _PROBED)), *range(max(0, size - 64), size)})
-    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in probed]
+    texts = [decode(tokenizer, [token], skip_special_tokens=False) for token in probed]
     for text in [*_PROBE, *(f"a{token} b{token}" for token in texts)]:
-        ours, theirs = (each.encode(text, add_special_tokens=False).ids for each in (tokenizer, written))
+        ours, theirs = (encode(each, text).ids for each in (tokenizer, written))
         if ours != theirs:
             raise TokenizerError(
                 f"The metadata of {path} cannot describe this tokenizer: {text!r} becomes {ours}, and with the rules "

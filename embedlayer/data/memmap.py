@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedlayer.errors import FileError, SizeError
+from embedlayer.io.files import require_file
 
 IdArray = npt.NDArray[np.integer[Any]]
 
@@ -43,6 +44,8 @@ class MemmapSlice(NamedTuple):
         Raises:
             FileError: The file cannot be read, or this process has too many files open.
         """
+        if Path(self.filename).exists():  # else the error below says so
+            require_file(self.filename)
         try:
             return np.memmap(self.filename, self.dtype, "r", self.offset, (self.length,))
         except OSError as error:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from embedlayer.data.tokenizer_calls import encode, normalized
 from embedlayer.data.tokenizer_config import StatedTokenizer, add_stated_tokens, template
 from embedlayer.errors import CheckpointError, TokenizerError, require
 from embedlayer.families.tokenizers import GENERIC_CLASSES, SENTENCEPIECE_CLASSES, SentencePieceRules, TextSteps
@@ -267,7 +268,7 @@ def _apply_settings(tokenizer: Tokenizer, rules: SentencePieceRules, stated: Sta
     """
     adds_space = stated.setting("add_prefix_space", True)
     texts = ["a", *_NFKC_PROBE]
-    changed: list[str] = [tokenizer.normalizer.normalize_str(text) for text in texts]
+    changed: list[str] = [normalized(tokenizer, text) for text in texts]
     if rules.legacy is None:
         if not adds_space and changed[0].startswith(SPACE):
             raise stated.refuse_class(path, reason="is read with add_prefix_space True, not False")
@@ -517,7 +518,7 @@ def _check_same_ids(
         TokenizerError: The IDs of a text differ.
     """
     for text in texts:
-        ours = tokenizer.encode(text, add_special_tokens=False).ids
+        ours = encode(tokenizer, text).ids
         theirs = [ids[token_id] for token_id in processor.encode(steps.normalize_str(text))]
         if ours != theirs:
             raise TokenizerError(

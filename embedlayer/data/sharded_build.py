@@ -55,6 +55,7 @@ from embedlayer.io.files import (
     new_file,
     remove_partials,
     replace_folder,
+    require_file,
     write_json,
 )
 from embedlayer.io.locks import LOCK, FileLock
@@ -367,6 +368,7 @@ def _size_and_digest(source: str) -> list[Any]:
         FileError: The file cannot be read.
     """
     digest = hashlib.sha256()
+    require_file(source)
     with file_errors(f"read {source}"), open(source, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         count = min(-(-size // _BLOCK_BYTES), _DIGEST_BLOCKS)

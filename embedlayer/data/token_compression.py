@@ -8,6 +8,7 @@ from tokenizers import normalizers
 from torch import Tensor
 
 from embedlayer.data.tokenizer import as_tokenizer, table_size
+from embedlayer.data.tokenizer_calls import decode_batch
 
 _WHITE_SPACE = re.compile(r"[ \t\r\n]+")
 _REPLACEMENT = "\ufffd"
@@ -44,7 +45,7 @@ def compressed_tokens(tokenizer: object) -> Int64[Tensor, " V"]:
     """
     backend = as_tokenizer(tokenizer)
     size = table_size(backend)
-    texts = backend.decode_batch([[token_id] for token_id in range(size)], skip_special_tokens=False)
+    texts = decode_batch(backend, [[token_id] for token_id in range(size)], skip_special_tokens=False)
     fold = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()]
     )

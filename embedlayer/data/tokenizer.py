@@ -20,9 +20,16 @@ from embedlayer.data.bpe_files import END_OF_TEXT, bpe_rules, bpe_tokenizer, byt
 from embedlayer.data.llama2c_files import read as read_llama2c
 from embedlayer.data.sentencepiece_files import convert as read_sentencepiece
 from embedlayer.data.sentencepiece_files import reads_vocabulary
+from embedlayer.data.tokenizer_calls import (
+    build_tokenizer,
+    cut_pre_tokens,
+    pre_tokens,
+    pure_tokenizer,
+    tokenizer_errors,
+)
 from embedlayer.data.tokenizer_config import StatedTokenizer, read_stated
 from embedlayer.data.unigram import train_subwords
-from embedlayer.errors import CheckpointError, FileError, SizeError, TextError, TokenIdError, TokenizerError
+from embedlayer.errors import CheckpointError, SizeError, TextError, TokenIdError, TokenizerError
 from embedlayer.families.tokenizers import REFUSED_CLASSES
 from embedlayer.families.unread_tokenizers import MARIAN, TIKTOKEN, UNREAD_TOKENIZERS, UnreadTokenizer
 from embedlayer.io.files import is_gguf, read_bytes, read_json, write_text
@@ -62,7 +69,8 @@ def train_tokenizer(
 
     Args:
         texts: One string or an iterable of strings, not paths; `read_text_chunks(path)` reads a file. The iterable is
-            read once; `"wordpiece"` keeps its strings in memory.
+            read once; `"wordpiece"` keeps its strings in memory. For training, `"bpe"` and `"wordpiece"` cut text
+            without spaces, such as DNA, every 10,000 characters; it is encoded whole.
         kind: See the table. `"unigram"` needs the `spm` extra.
         vocab_size: Largest number of entries, including special tokens. A small text gives fewer. `"byte"` always
             has 256 and the special tokens.
@@ -183,7 +191,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     if is_vocabulary:
         content = _read_json(path)
         if isinstance(content.get("model"), dict):
-            return _build_checked(path, lambda: Tokenizer.from_str(json.dumps(content)))
+            return _build_checked(path, lambda: build_tokenizer(content))
     stated = read_stated(path.parent)
     if stated.kind in REFUSED_CLASSES:
         raise stated.refuse_class(path)
@@ -262,9 +270,7 @@ def unknown_word(tokenizer: Tokenizer, text: str) -> str | None:
         >>> unknown_word(word_tokenizer(["dog", "cat"]), "cat bird")
         'bird'
     """
-    split = tokenizer.pre_tokenizer
-    words = [text] if split is None else [word for word, _ in split.pre_tokenize_str(text)]
-    return next((word for word in words if tokenizer.token_to_id(word) is None), None)
+    return next((word for word in pre_tokens(tokenizer, text) if tokenizer.token_to_id(word) is None), None)
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int | None:
@@ -439,27 +445,13 @@ def row_texts(tokenizer: Tokenizer, rows: int) -> list[str]:
 def fingerprint(tokenizer: Tokenizer) -> str:
     """Return a digest of a tokenizer, 16 hexadecimal digits, which is equal for equal `tokenizer.json` content.
 
-    Truncation and padding are ignored.
+    Truncation, padding and dropout are ignored, as they are where texts are encoded.
 
     Example:
         >>> fingerprint(train_tokenizer((), kind="byte")) == fingerprint(train_tokenizer((), kind="byte"))
         True
     """
-    return hashlib.sha256(without_truncation(tokenizer).to_str().encode()).hexdigest()[:16]
-
-
-def without_truncation(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer that neither truncates nor pads, which some `tokenizer.json` files ask for.
-
-    Returns:
-        The tokenizer itself if it does neither, else a changed copy.
-    """
-    if tokenizer.truncation is None and tokenizer.padding is None:
-        return tokenizer
-    copy = Tokenizer.from_str(tokenizer.to_str())
-    copy.no_truncation()
-    copy.no_padding()
-    return copy
+    return hashlib.sha256(pure_tokenizer(tokenizer).to_str().encode()).hexdigest()[:16]
 
 
 def raise_if_path(text: str) -> None:
@@ -572,7 +564,7 @@ def _train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], min_f
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(cut_pre_tokens(texts, tokenizer.pre_tokenizer), trainer)
     return tokenizer
 
 
@@ -585,7 +577,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, specials: list[str],
         specials: Special tokens, `[UNK]` among them, which get the first IDs.
         min_frequency: Fewest occurrences of a pair that is merged.
     """
-    texts = list(texts)
+    texts = list(cut_pre_tokens(texts, bert_tokenizer({"[UNK]": 0}, lowercase=False).pre_tokenizer))
     # The trainer numbers the letters that continue a word in the order of a randomly seeded hash table, and ties
     # between pairs are broken by these numbers. So learn the letters first, and hand them back sorted.
     alphabet = _wordpiece_vocabulary(texts, 0, specials, min_frequency)
@@ -831,11 +823,12 @@ def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
             changed.
     """
     try:
-        return build()
-    except (TokenizerError, ImportError, FileError):
-        raise
-    except Exception as error:
-        raise TokenizerError(f"{path} is not a valid tokenizer: {error}. It is damaged or incomplete.") from error
+        with tokenizer_errors("be built"):
+            return build()
+    except TokenizerError as error:
+        if str(path) in str(error):
+            raise
+        raise TokenizerError(f"{path} is not a valid tokenizer: {error}") from error
 
 
 # Showing

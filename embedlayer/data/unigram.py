@@ -3,10 +3,9 @@
 import io
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from embedlayer.errors import require
+from embedlayer.io.partials import temporary_folder
 
 _SPACE = "▁"
 _RESERVED = "▅"
@@ -51,8 +50,8 @@ def train_subwords(words: Mapping[str, int], size: int) -> list[tuple[str, float
     if not parts:
         return [(_SPACE, 0.0)]
     model = io.BytesIO()
-    with TemporaryDirectory() as folder:
-        seeds = Path(folder) / "seeds.tsv"
+    with temporary_folder() as folder:
+        seeds = folder / "seeds.tsv"
         seeds.write_text("".join(f"{seed}\t{count}\n" for seed, count in _candidates(parts, size)), "utf-8")
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter([f"{part}\t{count}" for part, count in sorted(parts.items())]),

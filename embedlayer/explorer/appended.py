@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from embedlayer.data.tokenizer import without_truncation
+from embedlayer.data.tokenizer_calls import decode
 from embedlayer.explorer.text_ids import Vocabulary, text_ids
 
 
@@ -47,7 +47,5 @@ def longer_text(
 def _text_after(vocabulary: Vocabulary, start: Sequence[int], ids: Sequence[int]) -> str:
     """Return the text of `ids` where it follows that of `start`."""
     if isinstance(vocabulary, Tokenizer):
-        unlimited = without_truncation(vocabulary)
-        after: str = unlimited.decode([*start, *ids]).removeprefix(unlimited.decode(list(start)))
-        return after
+        return decode(vocabulary, [*start, *ids]).removeprefix(decode(vocabulary, start))
     return "".join(f" #{number}" if vocabulary is None else f" {vocabulary.names[number]}" for number in ids)

@@ -7,6 +7,7 @@ from itertools import islice
 from tokenizers import Tokenizer
 
 from embedlayer.data.mixture import corpora_of
+from embedlayer.data.tokenizer_calls import decode, encode
 from embedlayer.explorer.text_ids import vocabulary_of
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.io.files import recover_folder
@@ -46,7 +47,7 @@ def example_texts(source: OpenedModel) -> list[str]:
     """
     vocabulary = vocabulary_of(source)
     if isinstance(vocabulary, Tokenizer):
-        fixed = [text for text in TEXTS if vocabulary.encode(text, add_special_tokens=False).ids]
+        fixed = [text for text in TEXTS if encode(vocabulary, text).ids]
         own = source.once("sentences of its text", lambda: _own_sentences(source, vocabulary))
         return [*own, *fixed]
     if vocabulary is not None:
@@ -66,7 +67,7 @@ def _own_sentences(source: OpenedModel, tokenizer: Tokenizer) -> list[str]:
     if source.run is None or not recover_folder(source.run.corpus).exists():
         return []
     ids = corpora_of(source.run.open_corpus())[0].ids[:READ_IDS]
-    text = " ".join(tokenizer.decode(ids.tolist()).split())
+    text = " ".join(decode(tokenizer, ids.tolist()).split())
     found = list(dict.fromkeys(_whole_sentences(text, tokenizer)))
     return sorted(found, key=lambda sentence: not _repeats_a_word(sentence))[:OWN]
 
@@ -75,7 +76,7 @@ def _whole_sentences(text: str, tokenizer: Tokenizer) -> Iterator[str]:
     """Yield the short sentences of a text of which each word and punctuation mark is one token, in order."""
     for match in _SENTENCE.finditer(text):
         sentence = match.group()
-        if len(tokenizer.encode(sentence, add_special_tokens=False).ids) == len(_WORD_OR_MARK.findall(sentence)):
+        if len(encode(tokenizer, sentence).ids) == len(_WORD_OR_MARK.findall(sentence)):
             yield sentence
 
 

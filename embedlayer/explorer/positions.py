@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-from embedlayer.data.tokenizer import without_truncation
+from embedlayer.data.tokenizer_calls import encode
 from embedlayer.explorer.pipeline import Model, packed, parts_of, queries_and_keys, shown_tokens
 from embedlayer.io.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
@@ -98,7 +98,7 @@ def example_ids(vocab_size: int, tokenizer: Tokenizer | None) -> list[int]:
     """
     if tokenizer is None:
         return list(range(min(MOST_TOKENS, vocab_size)))
-    return without_truncation(tokenizer).encode(TEXT, add_special_tokens=False).ids[:MOST_TOKENS]
+    return encode(tokenizer, TEXT).ids[:MOST_TOKENS]
 
 
 def described(position: Position, layers: str = "", trained_length: int | None = None) -> JsonObject:

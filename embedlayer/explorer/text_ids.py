@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from embedlayer.data.tokenizer import without_truncation
+from embedlayer.data.tokenizer_calls import encode, pure_tokenizer
 from embedlayer.errors import TextError, TokenIdError, TokenizerError
 from embedlayer.sources import OpenedModel
 
@@ -80,7 +80,7 @@ def vocabulary_of(source: OpenedModel) -> Vocabulary:
     """Return what converts texts to IDs of a source: its tokenizer, else the names of its rows, else `None`."""
     tokens, tokenizer = source.tokens, source.text_tokenizer
     if tokenizer is not None:
-        return source.once("tokenizer without truncation", lambda: without_truncation(tokenizer))
+        return source.once("pure tokenizer", lambda: pure_tokenizer(tokenizer))
     if tokens is None:
         return None
     return source.once("named rows", lambda: NamedRows(tokens))
@@ -115,9 +115,9 @@ def text_ids(vocabulary: Vocabulary, text: str, vocab_size: int, *, add_special_
     """
     if isinstance(vocabulary, Tokenizer):
         try:
-            ids = without_truncation(vocabulary).encode(text, add_special_tokens=add_special_tokens).ids
-        except Exception as error:  # the class of all errors of the tokenizers library
-            raise TextError(f"The tokenizer cannot split {text!r}: {error}. Try another text.") from error
+            ids = encode(vocabulary, text, add_special_tokens=add_special_tokens).ids
+        except TokenizerError as error:
+            raise TextError(f"{error} Try another text.") from error
         if not ids:
             raise TextError(f"{text!r} has no tokens: there is nothing to look up.")
         return TextIds(ids, "")

@@ -11,7 +11,7 @@ from torch import Tensor
 from embedlayer.analysis.geometry import PrincipalComponents, principal_components
 from embedlayer.analysis.nearest import nearest_rows, table_cosines
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer import without_truncation
+from embedlayer.data.tokenizer_calls import encode as encode_text
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.explorer.text_ids import whole_number
 from embedlayer.sources import OpenedModel
@@ -116,7 +116,7 @@ def encode(source: OpenedModel, params: Params) -> Any:
     text = params.get("text", "")
     if not 0 < len(text) <= MOST:
         raise SizeError(f"text has 1 to {MOST} characters; found {len(text)}.")
-    return without_truncation(source.text_tokenizer).encode(text, add_special_tokens=False).ids
+    return encode_text(source.text_tokenizer, text).ids
 
 
 def vectors(source: OpenedModel, params: Params) -> bytes:

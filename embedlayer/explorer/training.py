@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from embedlayer.explorer.tokens import Params
+from embedlayer.io.json_fields import finite_json
 from embedlayer.sources import OpenedModel
 
 LINES = 2000
@@ -23,7 +24,7 @@ def metrics(source: OpenedModel, params: Params) -> Any:
     model = described.get("model", {})
     options = {**described.get("options", {}), "validation_fraction": described.get("validation_fraction")}
     return {
-        "lines": [{key: value for key, value in line.items() if _is_finite(value)} for line in kept],
+        "lines": [{key: value for key, value in finite_json(line).items() if value is not None} for line in kept],
         "uniform_loss": math.log(source.table.vocab_size),
         "options": {key: value for key, value in options.items() if value is not None},
         "made_of": {
@@ -34,10 +35,5 @@ def metrics(source: OpenedModel, params: Params) -> Any:
             "heads": model.get("num_heads", ""),
             "parameters": sum(tensor.numel() for tensor in source.model.parameters()) if source.model else "",
         },
-        "neighbors_before": described.get("notes", {}).get("neighbors_before", []),
+        "neighbors_before": finite_json(described.get("notes", {}).get("neighbors_before", [])),
     }
-
-
-def _is_finite(value: Any) -> bool:
-    """Return `False` for a NaN or infinite float, and `True` for any other value."""
-    return not isinstance(value, float) or math.isfinite(value)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from embedlayer.errors import FileError, SizeError, require
 from embedlayer.explorer.tokens import Params, to_bytes
+from embedlayer.io.files import MOST_BYTES, require_file
 from embedlayer.sources import OpenedModel
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -140,6 +141,7 @@ def _read_text(path: Path) -> tuple[list[str], list[list[Cell]]]:
     """
     if path.suffix not in DELIMITERS:
         raise FileError(f"{path}: columns are read from a {', '.join(DELIMITERS)} or .parquet file.")
+    require_file(path, most=MOST_BYTES)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=DELIMITERS[path.suffix], strict=True)
@@ -181,6 +183,7 @@ def _read_parquet(path: Path) -> tuple[list[str], list[list[Any]]]:
         FileError: The file cannot be read.
         MissingExtraError: pyarrow is missing.
     """
+    require_file(path)
     parquet, arrow = require("pyarrow.parquet", extra="parquet"), require("pyarrow", extra="parquet")
     try:
         table = parquet.read_table(path)

@@ -38,6 +38,17 @@ from embedlayer.io.partials import (
 
 JsonObject = dict[str, Any]
 
+MOST_BYTES = 1 << 28
+"""Most bytes of a file that is read at once, such as a configuration or a tokenizer: 256 MiB."""
+
+_KINDS_OF_PATH = {
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a named pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
+
 GGUF = b"GGUF"
 """First bytes of a GGUF file and, in small letters, the end of its name."""
 
@@ -476,12 +487,40 @@ def write_json(path: Path | str, value: JsonObject) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_bytes(path: Path | str) -> bytes:
-    """Return the content of a file.
+def require_file(path: Path | str, *, most: int | None = None) -> None:
+    """Check that a path leads to a regular file, before anything opens it: a pipe would wait, and a device never end.
+
+    Args:
+        path: The path; a symbolic link is followed.
+        most: Largest size in bytes; `None` for no limit.
 
     Raises:
-        FileError: There is no such file, or it cannot be read.
+        FileError: There is nothing at the path, it is a folder, a named pipe, a socket or a device, or the file is
+            larger.
     """
+    with file_errors(f"read {path}"):
+        found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        kind = next((noun for test, noun in _KINDS_OF_PATH.items() if test(found.st_mode)), "of another kind")
+        raise FileError(f"Cannot read {path}: it is {kind}, and a file is expected. Copy its content into a file.")
+    if most is not None and found.st_size > most:
+        raise FileError(
+            f"Cannot read {path}: it has {found.st_size:,} bytes, and at most {most:,} are read at once: it is damaged "
+            f"or another kind of file."
+        )
+
+
+def read_bytes(path: Path | str, *, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a file.
+
+    Args:
+        path: The file.
+        most: Largest size in bytes.
+
+    Raises:
+        FileError: There is no such file, it cannot be read, is no regular file, or is larger than `most`.
+    """
+    require_file(path, most=most)
     with file_errors(f"read {path}"):
         return Path(path).read_bytes()
 
@@ -492,6 +531,7 @@ def is_gguf(path: Path) -> bool:
     Raises:
         FileError: The file cannot be read.
     """
+    require_file(path)
     with file_errors(f"read {path}"), path.open("rb") as file:
         return path.suffix == f".{GGUF.decode().lower()}" or file.read(len(GGUF)) == GGUF
 

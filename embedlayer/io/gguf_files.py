@@ -20,7 +20,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, FileError, require
-from embedlayer.io.files import GGUF, file_errors, replace_file
+from embedlayer.io.files import GGUF, file_errors, replace_file, require_file
 from embedlayer.io.safetensors_files import CHUNK_BYTES, DTYPES, TensorInfo
 
 FALLBACK_TYPE = "Q8_0"
@@ -207,6 +207,7 @@ def read_gguf(path: Path | str) -> GGUFFile:
         MissingExtraError: The `gguf` extra is not installed.
     """
     path = Path(path)
+    require_file(path)
     gguf = require("gguf", extra="gguf")
     with file_errors(f"read {path}"):
         if path.stat().st_size < 24:

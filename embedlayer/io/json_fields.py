@@ -7,7 +7,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Required, Union, get_args, get_origin
 
 from embedlayer.errors import CheckpointError
@@ -16,6 +16,7 @@ MAX_INT64 = 2**63 - 1
 """Largest integer that int64 can represent."""
 
 MAX_PRINTED = 60
+_LISTS = (list, tuple, Sequence, Iterable)
 
 
 class Range(NamedTuple):
@@ -30,6 +31,17 @@ class Range(NamedTuple):
 
 Count = Annotated[int, Range(0, MAX_INT64)]
 """An integer of at least 0."""
+
+MAX_STEP = 2**31 - 1
+"""Largest number of an optimizer step: rows store theirs as int32."""
+
+Step = Annotated[int, Range(0, MAX_STEP)]
+"""The number of an optimizer step."""
+
+_MEASURED = "NaN and infinity are values too"
+
+Measurement = Annotated[float, _MEASURED]
+"""A number that may be NaN or infinite, such as the loss of a run that diverged. A `float` is finite."""
 
 
 def parse_json(text: str | bytes, source: object) -> Any:
@@ -76,7 +88,8 @@ def finite_json(value: Any) -> Any:
 def check_fields(value: object, kind: type, source: object) -> None:
     """Raise an error unless `value` is a JSON object with the fields of a `TypedDict`.
 
-    Fields that the `TypedDict` does not name are allowed. The error names the first faulty field.
+    A field of type `float` takes finite numbers, and a `Measurement` any. Fields that the `TypedDict` does not name
+    are allowed. The error names the first faulty field.
 
     Args:
         value: Parsed JSON.
@@ -126,7 +139,8 @@ def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
     if origin in (NotRequired, Required):
         yield from _faults(value, inner[0], path)
     elif origin is Annotated:
-        yield from _faults(value, inner[0], path)
+        if not (_MEASURED in inner[1:] and type(value) is float):
+            yield from _faults(value, inner[0], path)
         if isinstance(value, int | float):
             for bound in inner[1:]:
                 if isinstance(bound, Range) and not bound.least <= value <= bound.most:
@@ -135,7 +149,7 @@ def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
         yield from _faults_of_object(value, kind, path)
     elif not _has_type(value, kind, origin, inner):
         yield f"{path or 'the whole'} is {printable(value)}, where {_name(kind)} is expected"
-    elif origin in (list, tuple, Sequence) and isinstance(value, list | tuple):
+    elif origin in _LISTS and isinstance(value, list | tuple):
         if origin is tuple and inner[-1] is not Ellipsis:
             kinds: Sequence[Any] = inner
         else:
@@ -184,8 +198,8 @@ def _has_type(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> 
     if kind is int:
         return type(value) is int and -MAX_INT64 <= value <= MAX_INT64
     if kind is float:
-        return type(value) is float or (type(value) is int and -MAX_INT64 <= value <= MAX_INT64)
-    if origin in (list, tuple, Sequence):
+        return math.isfinite(value) if type(value) is float else type(value) is int and abs(value) <= MAX_INT64
+    if origin in _LISTS:
         fixed = origin is tuple and inner[-1] is not Ellipsis
         return isinstance(value, list | tuple) and (not fixed or len(value) == len(inner))
     if origin in (dict, Mapping):
@@ -205,10 +219,16 @@ def _name(kind: Any) -> str:
         return " or ".join(_name(choice) for choice in inner)
     if origin is Annotated:
         return _name(inner[0])
-    words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", types.NoneType: "null"}
+    words = {
+        int: "a whole number",
+        float: "a finite number",
+        str: "a string",
+        bool: "true or false",
+        types.NoneType: "null",
+    }
     if kind in words:
         return words[kind]
-    if origin in (list, Sequence) or (origin is tuple and inner[-1] is Ellipsis):
+    if origin in (list, Sequence, Iterable) or (origin is tuple and inner[-1] is Ellipsis):
         return f"a list of {_name(inner[0])}"
     if origin is tuple:
         return f"a list of {len(inner)} values"

@@ -66,7 +66,7 @@ class FileLock:
                 file cannot be written.
         """
         if self._release is None:
-            key = os.path.realpath(self.path)
+            key = _key(self.path)
             with _guard:
                 descriptor, users = _locks.get(key) or (_lock_file(key, self.what, timeout_seconds), 0)
                 _locks[key] = descriptor, users + 1
@@ -89,7 +89,7 @@ class FileLock:
         Raises:
             FileError: Another process has the lock.
         """
-        key = os.path.realpath(self.path)
+        key = _key(self.path)
         if fcntl is None or key in _locks:
             return
         try:
@@ -173,7 +173,8 @@ def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
     until = time.monotonic() + timeout_seconds
     while True:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            # not through a link, which may lead to another file: what it holds is replaced
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         except OSError as error:
             raise FileError(f"Cannot write the lock file {path}: {error.strerror or error}.") from error
         try:
@@ -188,6 +189,11 @@ def _lock_file(path: str, what: str, timeout_seconds: float) -> int:
             raise
         os.close(descriptor)
         time.sleep(0.05)
+
+
+def _key(path: Path) -> str:
+    """Return one path for a lock file that is reached by several; the file itself must not be a link."""
+    return os.path.join(os.path.realpath(path.parent), path.name)
 
 
 def _try_to_lock(descriptor: int, what: str) -> bool:

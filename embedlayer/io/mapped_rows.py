@@ -17,7 +17,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError
-from embedlayer.io.files import file_errors
+from embedlayer.io.files import file_errors, require_file
 
 RESIDENT_BYTES = 1 << 27
 """Default of `ResidentLimit`: 128 MiB."""
@@ -132,6 +132,7 @@ class MappedRows:
         self._map: mmap.mmap | None = None
         size = num_rows * row_bytes
         before = start % mmap.ALLOCATIONGRANULARITY
+        require_file(path)
         with file_errors(f"{'write' if writable else 'read'} {path}"):
             descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
             try:

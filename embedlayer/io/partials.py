@@ -13,6 +13,8 @@ import secrets
 import shutil
 import stat
 import sys
+import tempfile
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +29,9 @@ LONGEST = 100
 
 _EXCHANGE, _NO_REPLACE = (2, 2), (1, 4)
 """Flags of `renameat2` (<linux/fs.h>) and of `renamex_np` (<sys/stdio.h>)."""
+
+_own_folders: deque[Path] = deque(maxlen=256)
+"""The last folders of this process, most of which are removed."""
 
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
 
@@ -56,6 +61,7 @@ def _new_folder(target: Path) -> tuple[Path, int]:
     """Create a folder for what is written to `target`, and return it with the descriptor of its locked file."""
     while True:
         folder = target.parent / f".{_stem(target.name)}.{secrets.token_hex(4)}{PARTIAL}"
+        _own_folders.append(folder)
         folder.mkdir(0o700)
         with suppress(FileNotFoundError):  # another process has just removed the folder, as it had no lock
             descriptor = os.open(lock_path(folder, target), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -64,6 +70,20 @@ def _new_folder(target: Path) -> tuple[Path, int]:
                     os.close(descriptor)
                     continue
             return folder, descriptor
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Context manager: yield a new folder among the system's temporary files, and remove it when the block ends."""
+    with tempfile.TemporaryDirectory() as folder:
+        _own_folders.append(Path(folder))
+        yield Path(folder)
+
+
+def remove_own_folders() -> None:
+    """Delete the temporary folders of this process, because it ends without finishing what it writes."""
+    for folder in [*_own_folders]:
+        remove(folder)
 
 
 def lock_path(folder: Path, target: Path) -> Path:

@@ -4,10 +4,11 @@ A folder has `adapter_config.json` and `adapter_model.safetensors`, whose tensor
 model: `base_model.model.<module>.<what>`. `read_adapter` groups the tensors by module and checks the configuration.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Annotated, NotRequired, TypedDict
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from embedlayer.errors import CheckpointError
 from embedlayer.io.files import JsonObject, create_folder, read_json, write_json
+from embedlayer.io.json_fields import Range, check_fields, printable
+from embedlayer.io.name_patterns import NamePattern
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, load_tensors, save_tensors
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -37,6 +40,30 @@ _NEUTRAL = {
     *("token_indices", "trainable_token_indices", "use_rslora"),
 }
 """Keys of a configuration that are read, or do not change what the adapter computes."""
+
+
+_LARGEST = 2**31 - 1
+
+_Alpha = Annotated[float, Range(-_LARGEST, _LARGEST)]
+_Rank = Annotated[int, Range(1, _LARGEST)]
+_TokenIds = list[Annotated[int, Range(0, _LARGEST)]]
+
+
+class AdapterFields(TypedDict):
+    """Type of the fields of `adapter_config.json` that are read.
+
+    `alpha_pattern` and `rank_pattern` have a value for each pattern of module names. `token_indices` are the tokens of
+    a `TRAINABLE_TOKENS` adapter, `trainable_token_indices` those of a LoRA, for all modules or by module.
+    """
+
+    peft_type: str
+    r: NotRequired[_Rank]
+    lora_alpha: NotRequired[_Alpha]
+    alpha_pattern: NotRequired[dict[str, _Alpha] | None]
+    rank_pattern: NotRequired[dict[str, _Rank] | None]
+    use_rslora: NotRequired[bool | None]
+    token_indices: NotRequired[_TokenIds | None]
+    trainable_token_indices: NotRequired[_TokenIds | dict[str, _TokenIds] | None]
 
 
 @dataclass(frozen=True)
@@ -133,11 +160,13 @@ def read_adapter(directory: Path | str) -> Adapter:
 
     Raises:
         FileError: The folder or a file in it is missing or cannot be read.
-        CheckpointError: A file is damaged, or the adapter is of a kind whose changes are not known here, such as DoRA.
+        CheckpointError: A file is damaged, a number is not finite or out of range, a pattern is none that
+            `NamePattern` reads, or the adapter is of a kind whose changes are not known here, such as DoRA.
     """
     directory = Path(directory)
     config = read_json(directory / ADAPTER_CONFIG)
     _check_kind(config, directory)
+    check_fields(config, AdapterFields, directory / ADAPTER_CONFIG)
     tensors, metadata = load_tensors(directory / ADAPTER_WEIGHTS)
     by_module: dict[str, dict[str, Tensor]] = {}
     others: set[str] = set()
@@ -195,12 +224,12 @@ def _check_kind(config: JsonObject, directory: Path) -> None:
     """
     kind, path = config.get("peft_type"), directory / ADAPTER_CONFIG
     if kind not in (TRAINABLE_TOKENS, "LORA"):
-        raise CheckpointError(f"{path} is of peft_type {kind!r}; TRAINABLE_TOKENS and LORA can be read.")
+        raise CheckpointError(f"{path} is of peft_type {printable(kind)}; TRAINABLE_TOKENS and LORA can be read.")
     unknown = {key: value for key, value in config.items() if value and key not in _NEUTRAL and value != "none"}
     if config.get("init_lora_weights", True) not in _STARTS:
         unknown["init_lora_weights"] = config["init_lora_weights"]
     if unknown:
-        shown = ", ".join(f"{key} {value!r}" for key, value in unknown.items())
+        shown = ", ".join(f"{printable(key)[1:-1]} {printable(value)}" for key, value in [*unknown.items()][:8])
         raise CheckpointError(
             f"{path} has {shown}: what this adapter computes is not known here.\n"
             f"Merge it with PEFT, PeftModel.merge_and_unload(), and load the merged model."
@@ -237,9 +266,15 @@ def _module_adapter(module: str, found: Mapping[str, Tensor], config: JsonObject
     Raises:
         CheckpointError: The tensors do not fit together.
     """
+    for name, tensor in found.items():
+        if not tensor.is_floating_point():
+            raise CheckpointError(
+                f"{directory / ADAPTER_WEIGHTS} stores {module}.{name} as {tensor.dtype}, where numbers of a floating-"
+                f"point type are expected: it is damaged."
+            )
     rows = next((found[name] for name in _ROWS if name in found), None)
     weight = next((found[name] for name in _WEIGHTS if name in found), None)
-    token_ids = None if rows is None else torch.tensor(_token_ids(config, module))
+    token_ids = None if rows is None else torch.tensor(_token_ids(config, module, directory), dtype=torch.long)
     if rows is not None and token_ids is not None and token_ids.shape != rows.shape[:1]:
         raise CheckpointError(
             f"{directory} has {len(rows)} rows of {module} and {token_ids.numel()} token IDs: it is damaged."
@@ -251,31 +286,55 @@ def _module_adapter(module: str, found: Mapping[str, Tensor], config: JsonObject
             continue
         if first is None or second is None or len(first) != second.shape[1]:
             raise CheckpointError(f"{directory / ADAPTER_WEIGHTS} has half of the LoRA of {module}: it is damaged.")
-        rank, alpha = len(first), _alpha(config, module)
+        rank, alpha = len(first), _of_module(config, "alpha_pattern", module, directory, config.get("lora_alpha", 8))
+        stated = _of_module(config, "rank_pattern", module, directory, config.get("r", rank))
+        if rank != stated or not rank:
+            raise CheckpointError(
+                f"{directory / ADAPTER_CONFIG} states the rank {stated} for {module}, and {ADAPTER_WEIGHTS} has "
+                f"matrices of rank {rank}: the files do not belong together. Copy the adapter again."
+            )
         factors = (second.T, first.T) if pair == _LOW_RANK[0] else (first, second)
         low_rank = (*factors, alpha / (rank**0.5 if config.get("use_rslora") else rank))
     return ModuleAdapter(weight, low_rank, token_ids, rows)
 
 
-def _token_ids(config: JsonObject, module: str) -> list[int]:
-    """Return the token IDs that a configuration states for a module."""
+def _token_ids(config: JsonObject, module: str, directory: Path) -> list[int]:
+    """Return the token IDs that a configuration states for a module.
+
+    Raises:
+        CheckpointError: A token is stated twice, so that it would have two rows.
+    """
     ids = config.get("token_indices") or config.get("trainable_token_indices") or []
     if isinstance(ids, dict):
         ids = next((ids[key] for key in ids if module == key or module.endswith(f".{key}")), [])
-    return ids if isinstance(ids, list) and all(isinstance(each, int) for each in ids) else []
+    if len({*ids}) < len(ids):
+        twice = next(token_id for place, token_id in enumerate(ids) if token_id in ids[:place])
+        raise CheckpointError(
+            f"{directory / ADAPTER_CONFIG} names token {twice} twice for {module}, with a row each: which of them is "
+            f"meant is not known."
+        )
+    return list(ids)
 
 
-def _alpha(config: JsonObject, module: str) -> float:
-    """Return `lora_alpha` of a module: that of the first pattern that its name or the end of its name matches.
+def _of_module(config: JsonObject, patterns: str, module: str, directory: Path, default: float) -> float:
+    """Return the number of a module: that of the first pattern that its name or the end of its name matches.
+
+    Args:
+        config: The configuration.
+        patterns: Key of the numbers by pattern.
+        module: Name of the module.
+        directory: Folder of the adapter, for messages.
+        default: Number of modules that no pattern matches.
 
     Raises:
-        CheckpointError: It is no number.
+        CheckpointError: A pattern is none that `NamePattern` reads.
     """
-    patterns, alpha = config.get("alpha_pattern") or {}, config.get("lora_alpha", 8)
-    for pattern in patterns if isinstance(patterns, dict) else ():
-        if re.fullmatch(rf"(.*\.)?({pattern})", module):
-            alpha = patterns[pattern]
-            break
-    if not isinstance(alpha, int | float):
-        raise CheckpointError(f"lora_alpha of {module} is {alpha!r}, no number: {ADAPTER_CONFIG} is damaged.")
-    return float(alpha)
+    source = f"{directory / ADAPTER_CONFIG}, {patterns}"
+    numbers: dict[str, float] = config.get(patterns) or {}
+    return next((number for text, number in numbers.items() if _pattern(text, source).matches(module)), default)
+
+
+@lru_cache(maxsize=4096)
+def _pattern(pattern: str, source: str) -> NamePattern:
+    """Return the pattern, parsed once."""
+    return NamePattern(pattern, source)

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.io.files import GGUF, file_errors, is_gguf, read_json, recover_folder, replace_file
+from embedlayer.io.files import GGUF, file_errors, is_gguf, read_json, recover_folder, replace_file, require_file
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -171,6 +171,7 @@ def open_safetensors(path: Path | str, device: str = "cpu", framework: str = "pt
         RuntimeError: `framework` is `"pt"` and the file is larger than memory.
     """
     path = Path(path)
+    require_file(path)
     try:
         with safe_open(path, framework=framework, device=device) as file:
             yield file
@@ -384,9 +385,16 @@ class _LocalFolder(CheckpointFolder):
         self.name = str(folder)
 
     def find(self, file: str) -> Path | None:
-        """Return the path of a file in the folder; `None` if it does not exist."""
+        """Return the path of a file in the folder; `None` if it does not exist, or is a folder.
+
+        Raises:
+            FileError: It is a named pipe, a socket or a device.
+        """
         path = self.folder / file
-        return path if path.is_file() else None
+        if not path.exists() or path.is_dir():
+            return None
+        require_file(path)
+        return path
 
     def list_files(self) -> Sequence[Path]:
         """Return the paths of all files directly in the folder, sorted."""
@@ -523,7 +531,12 @@ def find_folder(path: Path) -> tuple[CheckpointFolder, str | None] | None:
     try:
         if recover_folder(path).is_dir():
             return _LocalFolder(path), None
-        return (_LocalFolder(path.parent), path.name) if path.is_file() else None
+        if not path.exists():
+            return None
+        require_file(path)
+        return _LocalFolder(path.parent), path.name
+    except FileError:
+        raise
     except (OSError, ValueError) as error:
         raise FileError(f"Cannot read {str(path)!r}: {error}.") from error
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.io.files import JsonObject, file_errors, replace_file
+from embedlayer.io.files import JsonObject, file_errors, replace_file, require_file
 from embedlayer.io.json_fields import parse_json
 
 HEAD, ROWS, NEXT = b"HEAD", b"ROWS", b"NEXT"
@@ -92,6 +92,7 @@ class UndoLog:
     def __init__(self, path: Path | str, size: int) -> None:
         self.path, self.size = Path(path), size
         self._incomplete = True  # whether something may follow the complete blocks
+        require_file(path)
         with file_errors(f"write {path}"):
             self._descriptor = os.open(path, os.O_RDWR)
         self.close = weakref.finalize(self, os.close, self._descriptor)
@@ -195,6 +196,7 @@ def read_log(path: Path | str, *, size: int | None = None) -> LogContent:
         CheckpointError: The file is not a log, has another size, or is damaged before its end.
     """
     path = Path(path)
+    require_file(path)
     with file_errors(f"read {path}"), path.open("rb") as file:
         length = os.fstat(file.fileno()).st_size
         if size is not None and length != size:

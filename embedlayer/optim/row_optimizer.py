@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.forks import HeldLocks
-from embedlayer.optim.row_state import RowState, check_state
+from embedlayer.optim.row_state import RowState, check_state, check_step
 from embedlayer.tables.lazy_adam import Betas, check_rates, step_rates
 from embedlayer.tables.pending_updates import PendingUpdates, is_in_shared_memory
 from embedlayer.tables.row_arithmetic import add_squares_, chunk_slices, empty_rows, rows_at_once, square_root
@@ -289,8 +289,9 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             tensors: `step` and the state tensors. A tensor that is on its device already is not copied.
 
         Raises:
-            CheckpointError: The state is that of another rule, or of another table.
+            CheckpointError: The state is that of another rule, or of another table, or `step` is out of range.
         """
+        check_step(tensors.get("step"), tuple(parameter.shape))
         step = {"step": tensors["step"].to(self._step_device(parameter))}
         if not is_row_sparse(parameter):
             self.state[parameter] = {key: t.to(parameter.device) for key, t in tensors.items()} | step
@@ -448,7 +449,8 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         """Return the parameters of this optimizer with their states in a state dict, which is empty before a step.
 
         Raises:
-            CheckpointError: A state is that of another rule or optimizer, or its tensors have another shape.
+            CheckpointError: A state is that of another rule or optimizer, its tensors have another shape, or its step
+                is out of range.
         """
         places = [place for group in state_dict["param_groups"] for place in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -458,6 +460,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             found.append((parameter, state))
             if not state:
                 continue
+            check_step(state.get("step"), place)
             if is_row_sparse(parameter):
                 check_state(self.row_state, parameter, state, place)
                 continue

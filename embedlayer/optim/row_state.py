@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, SizeError
+from embedlayer.io.json_fields import MAX_STEP, printable
 from embedlayer.tables.row_arithmetic import compute_dtype
 
 
@@ -144,6 +145,24 @@ def check_state(rule: RowState, weight: Tensor, tensors: Mapping[str, Tensor], n
                 f"The state of parameter {name} is {tuple(found[key].shape)}, the parameter {tuple(weight.shape)}: it "
                 f"belongs to another table. Resize state and table together."
             )
+
+
+def check_step(step: object, name: object) -> None:
+    """Check the number of steps in the loaded state of a parameter.
+
+    Args:
+        step: The number, or a tensor with it.
+        name: Name or number of the parameter, for the error.
+
+    Raises:
+        CheckpointError: It is not one whole number from 0 to `MAX_STEP`.
+    """
+    value = step.item() if isinstance(step, Tensor) and step.numel() == 1 else step
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_STEP or value % 1:
+        raise CheckpointError(
+            f"The state of parameter {name} has the step {printable(value)}, where a whole number from 0 to "
+            f"{MAX_STEP} is expected: it is damaged. Use an earlier checkpoint, or train without the state."
+        )
 
 
 def _is_of(rule: RowState, weight: Tensor, tensors: Mapping[str, Tensor]) -> bool:

@@ -16,6 +16,7 @@ from embedlayer.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import REFUSED_ROTARY, ROTARY, RotaryPositions, rotary_facts, stated_size
 from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject
+from embedlayer.io.json_fields import printable
 from embedlayer.positions.query_scaling import LogQueryScaling, PowerQueryScaling, QueryScaling
 from embedlayer.positions.rotary_axes import (
     AlternatingAxes,
@@ -357,6 +358,8 @@ def _rope_type(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
     """
     kind = _only_value({"rope_type": parameters.get("rope_type"), "type": parameters.get("type")})
     kind = ("axial" if facts.axes == "axial" else "default") if kind is None else kind
+    if not isinstance(kind, str):
+        raise CheckpointError(f"rope_type must be a string, not {printable(kind)}.")
     kind = dict((("su", "longrope"), *facts.former_rope_types)).get(kind, kind)
     if kind == "dynamic" and "ntk_alpha" in facts.rope_types and parameters.get("alpha"):
         kind = "ntk_alpha"
@@ -807,7 +810,8 @@ def _scaling(
 def _argument(value: object, key: str) -> Any:
     """Check the value of a rotary parameter in a configuration, and return it as an argument of the scaling class.
 
-    A list becomes a tuple. `truncate` must be a bool, every other key a number or a list of numbers.
+    `truncate` must be a bool, `short_factor` and `long_factor` lists of numbers, which become tuples, and every other
+    key a number.
 
     Raises:
         CheckpointError: The value has another type.
@@ -816,7 +820,9 @@ def _argument(value: object, key: str) -> Any:
         if not isinstance(value, bool):
             raise CheckpointError(f"truncate must be true or false, not {value!r}.")
         return value
-    return tuple(as_number(each, key) for each in value) if isinstance(value, list | tuple) else as_number(value, key)
+    if key in ("short_factor", "long_factor") and isinstance(value, list | tuple):
+        return tuple(as_number(each, key) for each in value)
+    return as_number(value, key)
 
 
 def _only_value(values: Mapping[str, Any]) -> Any:

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from embedlayer.errors import ShapeError, StaleRowsError
+from embedlayer.errors import CheckpointError, ShapeError, StaleRowsError
 from embedlayer.forks import HeldLocks, call_in_forked_processes, lock_held_at_forks
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import Kernel, kernels_apply
@@ -729,6 +729,7 @@ class PendingUpdates:
         Raises:
             KeyError: An entry is missing.
             ShapeError: The moments have another size than the table.
+            CheckpointError: A row's step is below 0, or after the last step.
         """
         self.detach()
         self._begin(weight, rest["start"], moments, Betas(*rest["betas"]), rest.get("rounding_seed"))
@@ -736,7 +737,7 @@ class PendingUpdates:
         self.history.load(tensors["history"].cpu().numpy())
         for name, steps in (("value_steps", self.value_steps), ("moment_steps", self.moment_steps)):
             if name in tensors:
-                steps.copy_(tensors[name])
+                steps.copy_(_checked_steps(tensors[name], name, self.step))
         self.applied_step = rest["applied_step"] if "applied_step" in rest else rest["start"]
         if is_in_shared_memory(weight):
             self.apply_all(weight, moments=self.shared_moments)
@@ -840,6 +841,26 @@ class PendingUpdates:
                 decayed = moments.index_select(0, rows[chunk]) * decay[chunk]
                 moments.index_copy_(0, rows[chunk], decayed.to(moments.dtype))
         self.moment_steps.index_fill_(0, rows, self.step)
+
+
+def _checked_steps(steps: Tensor, name: str, last: int) -> Tensor:
+    """Return the steps of rows from a file, after checking that each is from 0 to the last one.
+
+    Args:
+        steps: The steps, `(V,)`.
+        name: Their name, for the error.
+        last: The last step.
+
+    Raises:
+        CheckpointError: They are no integers, or one is out of range.
+    """
+    whole = not (steps.is_floating_point() or steps.is_complex())
+    if not whole or (steps.numel() and not 0 <= int(steps.min()) <= int(steps.max()) <= last):
+        raise CheckpointError(
+            f"The {name} of a row-sparse table's pending updates are {steps.dtype} and not all from 0 to {last}, its "
+            f"last step: they are damaged. Use an earlier checkpoint."
+        )
+    return steps
 
 
 def tolerance_of(weight: Tensor) -> float:

@@ -36,7 +36,7 @@ from torch import Tensor
 from embedlayer.errors import CheckpointError, FileError, SizeError, StaleRowsError
 from embedlayer.forks import BackgroundThread, lock_held_at_forks
 from embedlayer.io.files import JsonObject, create_folder, file_errors, read_fields, write_json
-from embedlayer.io.json_fields import Count, Range, check_fields
+from embedlayer.io.json_fields import Count, Range, Step, check_fields
 from embedlayer.io.locks import LOCK, FileLock
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
 from embedlayer.io.safetensors_files import (
@@ -91,6 +91,18 @@ class StateFields(TypedDict):
     dtype: str
 
 
+class PendingUpdatesFields(TypedDict):
+    """Type of the JSON values that a checkpoint stores for the pending updates of one row-sparse table.
+
+    The tensors of the pending updates are stored separately.
+    """
+
+    start: NotRequired[Step]
+    betas: NotRequired[list[Annotated[float, Range(0, 1)]]]
+    applied_step: NotRequired[Step]
+    rounding_seed: NotRequired[Count]
+
+
 class CheckpointFields(TypedDict):
     """Type of the state that a log has for a checkpoint.
 
@@ -101,7 +113,7 @@ class CheckpointFields(TypedDict):
     generation: Count
     last_number: Count
     arrays: JsonObject
-    updates: NotRequired[JsonObject]
+    updates: NotRequired[PendingUpdatesFields]
     tensors: NotRequired[JsonObject]
 
 

@@ -45,7 +45,7 @@ from embedlayer.io.files import (
     write_json,
     write_text,
 )
-from embedlayer.io.json_fields import Count, Range, check_arguments, check_fields, parse_json
+from embedlayer.io.json_fields import Count, Measurement, Range, Step, check_arguments, check_fields, parse_json
 from embedlayer.io.locks import LOCK, FileLock
 from embedlayer.io.mapped_rows import machine_bytes
 from embedlayer.io.safetensors_files import open_safetensors, read_header
@@ -64,11 +64,15 @@ from embedlayer.pretrained import (
 )
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.mapped import MappedEmbedding
+from embedlayer.tables.row_folder import PendingUpdatesFields
 from embedlayer.training.loop import Trainer, TrainingOptions, trained_files
 from embedlayer.training.parallel import ParallelContext
 
 FORMAT_VERSION = 1
 SAMPLES_OF_A_TEXT, IDS_PER_SAMPLE = 256, 4096
+MOST_METRICS = 1 << 32
+"""Most bytes of `metrics.jsonl`: some 20 million lines."""
+
 PATIENCE_SECONDS = 10.0
 """Time that rank 0 waits after a restart for the lock of the process before it, which may still be ending."""
 
@@ -81,7 +85,7 @@ class NeighborsBefore(TypedDict):
 
     id: Count
     token: str
-    near: list[tuple[str, float]]
+    near: list[tuple[str, Measurement]]
 
 
 class Notes(TypedDict):
@@ -119,35 +123,23 @@ class RunDescription(TypedDict):
 class MetricsLine(TypedDict):
     """Type of a line of `metrics.jsonl`, which `Trainer.run` yields. Losses are in nats per token."""
 
-    step: Count
-    loss: NotRequired[float]
-    lr: NotRequired[float]
-    tokens_per_second: NotRequired[float]
-    rows_touched: NotRequired[float]
-    validation_loss: NotRequired[float]
-    validation_bits_per_byte: NotRequired[float]
-    validation_losses: NotRequired[list[float]]
+    step: Step
+    loss: NotRequired[Measurement]
+    lr: NotRequired[Measurement]
+    tokens_per_second: NotRequired[Measurement]
+    rows_touched: NotRequired[Measurement]
+    validation_loss: NotRequired[Measurement]
+    validation_bits_per_byte: NotRequired[Measurement]
+    validation_losses: NotRequired[list[Measurement]]
 
 
 class BestFacts(TypedDict):
     """Type of the content of `best.json`: number of the step and validation results of the saved weights."""
 
-    step: Count
+    step: Step
     validation_loss: float
     validation_bits_per_byte: float
     validation_losses: NotRequired[list[float]]
-
-
-class PendingUpdatesState(TypedDict):
-    """Type of the JSON values that a checkpoint stores for the pending updates of one row-sparse table.
-
-    The tensors of the pending updates are stored separately.
-    """
-
-    start: NotRequired[Count]
-    betas: NotRequired[list[Annotated[float, Range(0, 1)]]]
-    applied_step: NotRequired[Count]
-    rounding_seed: NotRequired[Count]
 
 
 class TrainerState(TypedDict):
@@ -156,9 +148,9 @@ class TrainerState(TypedDict):
     `Trainer.state` returns them and others.
     """
 
-    step: Count
-    steps: Count | None
-    pending_updates: dict[str, PendingUpdatesState]
+    step: Step
+    steps: Step | None
+    pending_updates: dict[str, PendingUpdatesFields]
     generations: NotRequired[list[Count]]
 
 
@@ -601,7 +593,7 @@ class RunDirectory:
             FileError: The file cannot be read.
             CheckpointError: A line is damaged.
         """
-        content = read_bytes(self.metrics) if self.metrics.exists() else b""
+        content = read_bytes(self.metrics, most=MOST_METRICS) if self.metrics.exists() else b""
         lines = []
         for number, raw in enumerate(content.split(b"\n")[:-1], start=1):
             source = f"{self.metrics}, line {number},"

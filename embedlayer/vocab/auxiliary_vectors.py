@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.data.tokenizer import without_truncation
+from embedlayer.data.tokenizer_calls import encode_batch
 from embedlayer.errors import ShapeError, SizeError, TextError, VocabularyError, require
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.row_init import RowSource, WeightRows
@@ -216,7 +216,7 @@ def train_fasttext(
     sentences = [
         [names[token] for token in encoding.ids if token in names]
         for tokens, names in ((old, words), (new, new_words))
-        for encoding in without_truncation(tokens.tokenizer).encode_batch(lines, add_special_tokens=False)
+        for encoding in encode_batch(tokens.tokenizer, lines)
     ]
     if not any(sentences):
         raise TextError("The text to train auxiliary vectors on has no tokens. Pass a file with text.")

@@ -35,7 +35,7 @@ from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
 from embedlayer.families import PER_LAYER_ROWS, family_of
-from embedlayer.io.files import JsonObject, read_json, write_json
+from embedlayer.io.files import JsonObject, read_bytes, read_json, write_json
 from embedlayer.io.safetensors_files import WeightFiles, find_folder
 from embedlayer.pretrained import TOKENIZER
 from embedlayer.vocab.class_rows import rows_of_class, stored_names
@@ -603,9 +603,7 @@ def _templates_to_remove(folder: Path, lost: Sequence[str], found: dict[str, Jso
         lost: Texts of the added tokens that the new tokenizer lacks.
         found: From file name to the new content of each changed JSON file; changed in place.
     """
-    files = {
-        file: file.read_text(encoding="utf-8", errors="replace") for glob in TEMPLATES for file in folder.glob(glob)
-    }
+    files = {file: read_bytes(file).decode(errors="replace") for glob in TEMPLATES for file in folder.glob(glob)}
     named = {file: names for file, text in files.items() if (names := names_in(text, lost))}
     absent = {name for names in named.values() for name in names}
     config = found.get(TOKENIZER_CONFIG, _read(folder / TOKENIZER_CONFIG))

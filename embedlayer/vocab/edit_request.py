@@ -1,6 +1,5 @@
 """Requests: where each token of the new vocabulary comes from, and how the rows of the new ones are initialised."""
 
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,13 +11,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.data.tokenizer import added_without_rows, fingerprint, missing_rows_message
+from embedlayer.data.tokenizer_calls import build_tokenizer
 from embedlayer.errors import VocabularyError
 from embedlayer.io.files import JsonObject
 from embedlayer.short_repr import short_repr
 from embedlayer.vocab.row_init import MeanInit, NewToken, RowInit, WeightRows
 from embedlayer.vocab.row_map import NEW, RowEdit, RowMap, RowTensor
 from embedlayer.vocab.special_tokens import NewTokenIds, SpecialTokens
-from embedlayer.vocab.tokenizer_edit import parse_tokenizer, tokenizer_data
+from embedlayer.vocab.tokenizer_edit import tokenizer_data
 from embedlayer.vocab.tokenizer_match import spell_new_tokens
 
 POWERS_OF_TWO = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2)
@@ -120,7 +120,7 @@ class TokenMap:
         data = tokenizer_data(self.old_tokenizer)
         data["added_tokens"] = [token for token in data["added_tokens"] if token["id"] < rows]
         sources = tuple(source if source < rows else NEW for source in self.sources)
-        return replace(self, sources=sources, num_tokens=rows, speller=parse_tokenizer(json.dumps(data)))
+        return replace(self, sources=sources, num_tokens=rows, speller=build_tokenizer(data))
 
 
 def _text(tokenizer: Tokenizer | None, token_id: int) -> str:

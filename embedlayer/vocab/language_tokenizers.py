@@ -4,18 +4,18 @@ An edited folder keeps such a class if the class gives the IDs of the edited tok
 """
 
 import importlib.util
-import tempfile
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from embedlayer.data.tokenizer import save_tokenizer
+from embedlayer.data.tokenizer_calls import decode, encode
 from embedlayer.data.tokenizer_config import class_name
 from embedlayer.errors import EmbedLayerWarning
 from embedlayer.families.tokenizers import CLASS_OF_TYPE
 from embedlayer.io.files import JsonObject, write_json
+from embedlayer.io.partials import temporary_folder
 
 _TRANSLATION = ("src_lang", "tgt_lang")
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -60,8 +60,7 @@ def gives_ids(config: JsonObject, model: JsonObject, tokenizer: Tokenizer) -> bo
         return False
     from transformers import AutoTokenizer
 
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with temporary_folder() as folder:
         save_tokenizer(tokenizer, folder / "tokenizer.json")
         write_json(folder / "tokenizer_config.json", config)
         write_json(folder / "config.json", {key: model[key] for key in ("model_type",) if key in model})
@@ -76,9 +75,9 @@ def gives_ids(config: JsonObject, model: JsonObject, tokenizer: Tokenizer) -> bo
         return False
     ids = range(0, len(vocabulary), max(len(vocabulary) // _PROBED, 1))
     added = " ".join(token.content for token in tokenizer.get_added_tokens_decoder().values())
-    texts = [tokenizer.decode([*ids], skip_special_tokens=True), added]
+    texts = [decode(tokenizer, [*ids]), added]
     return all(
-        opened(text, add_special_tokens=special)["input_ids"] == tokenizer.encode(text, add_special_tokens=special).ids
+        opened(text, add_special_tokens=special)["input_ids"] == encode(tokenizer, text, add_special_tokens=special).ids
         for text in texts
         for special in (True, False)
     )

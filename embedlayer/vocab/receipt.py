@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from embedlayer.census.files import shown_files
+from embedlayer.data.tokenizer_calls import build_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, ShapeError, TokenIdError
-from embedlayer.io.files import JsonObject
+from embedlayer.io.files import JsonObject, read_bytes
 from embedlayer.io.json_fields import Count, Range, check_fields, parse_json, printable
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.short_repr import short_repr
@@ -31,7 +32,7 @@ from embedlayer.vocab.row_map import DROPPED, RowEdit, RowMap
 from embedlayer.vocab.row_training import merged_rows
 from embedlayer.vocab.run_folders import RUN
 from embedlayer.vocab.token_selection import shown_names
-from embedlayer.vocab.tokenizer_edit import parse_tokenizer, tokens_with_extra_space
+from embedlayer.vocab.tokenizer_edit import tokens_with_extra_space
 
 KIND, FORMAT_VERSION = "embedlayer/vocabulary-receipt", 1
 MAX_UNPACKED_BYTES = 1 << 30
@@ -163,7 +164,7 @@ class Receipt:
             settings=joined({part: result.settings for part, result in results.items()}),
             tokenizer=tokens.tokenizer,
             old_tokenizer=tokens.old_tokenizer,
-            files={name: file.read_bytes() for name, file in files.items() if file.exists()},
+            files={name: read_bytes(file) for name, file in files.items() if file.exists()},
             created=tuple(name for name, file in files.items() if not file.exists()),
             left_out=tuple(left_out),
             unreachable=tokens.unreachable,
@@ -355,7 +356,9 @@ class Receipt:
             if sources.dtype != torch.int64 or sources.dim() != 1:
                 raise CheckpointError(f"{path} is damaged: its rows are {sources.dtype} of {list(sources.shape)}.")
             texts = {name: _unpacked(tensors[name]).decode() for name in TOKENIZERS if name in tensors}
-            tokenizers = {name: parse_tokenizer(text) for name, text in texts.items()}
+            tokenizers = {
+                name: build_tokenizer(parse_json(text, f"The receipt in {path}")) for name, text in texts.items()
+            }
             return cls(
                 row_map=RowMap(sources, fields["old_size"]),
                 num_tokens=(fields["num_tokens"][0], fields["num_tokens"][1]),

@@ -9,7 +9,8 @@ from jaxtyping import Bool, Int
 from tokenizers import Encoding, Tokenizer
 from torch import Tensor, nn
 
-from embedlayer.data.tokenizer import as_tokenizer, without_truncation
+from embedlayer.data.tokenizer import as_tokenizer
+from embedlayer.data.tokenizer_calls import encode, pure_tokenizer
 from embedlayer.errors import SizeError, VocabularyError
 from embedlayer.models.causal import IGNORED, causal_outputs, check_causal, evaluating
 from embedlayer.training.loop import TrainingOptions
@@ -49,11 +50,11 @@ def find_snippets(
     """
     if per_token < 1 or length < 1:
         raise SizeError(f"per_token and length must be at least 1, not {per_token} and {length}.")
-    tokens, generator = without_truncation(as_tokenizer(tokenizer)), torch.Generator().manual_seed(seed)
+    tokens, generator = pure_tokenizer(as_tokenizer(tokenizer)), torch.Generator().manual_seed(seed)
     places: dict[int, list[tuple[int, int]]] = {token: [] for token in token_ids}
     contents, offsets = list(texts), []
     for number, text in enumerate(contents):
-        encoded = tokens.encode(text, add_special_tokens=False)
+        encoded = encode(tokens, text)
         offsets.append(encoded.offsets)
         for place, token in enumerate(encoded.ids):
             if token in places:
@@ -157,7 +158,7 @@ def distill_rows(
     if options.steps is None:
         raise SizeError("distill_rows takes a number of steps: pass TrainingOptions(steps=...), without minutes.")
     new_ids = set(token_ids)
-    own, theirs = (without_truncation(as_tokenizer(one)) for one in (tokenizer, teacher_tokenizer))
+    own, theirs = (pure_tokenizer(as_tokenizer(one)) for one in (tokenizer, teacher_tokenizer))
     pairs = [_pair(own, theirs, snippet, new_ids, options.max_length) for snippet in snippets]
     pairs = [pair for pair in pairs if len(pair.ids) > 1]
     occurring = tuple(sorted(new_ids.intersection(*[[token for pair in pairs for token in pair.ids]])))
@@ -199,7 +200,7 @@ def _pair(own: Tokenizer, theirs: Tokenizer, text: str, new_ids: set[int], lengt
         new_ids: IDs of the new tokens; the places before the first of them are left out.
         length: Most tokens of the student. The teacher reads the same text.
     """
-    student, teacher = (one.encode(text, add_special_tokens=False) for one in (own, theirs))
+    student, teacher = (encode(one, text) for one in (own, theirs))
     ids = student.ids[:length]
     first = next((place for place, token in enumerate(ids) if token in new_ids), len(ids))
     stop = student.offsets[len(ids) - 1][1] if ids else 0

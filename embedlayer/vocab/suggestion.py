@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from embedlayer.data.corpus import IdArray
 from embedlayer.data.tokenizer import as_tokenizer, table_size, token_text, unknown_id
+from embedlayer.data.tokenizer_calls import encode, encode_batch, normalized
 from embedlayer.errors import SizeError, TextError, VocabularyError
 from embedlayer.short_repr import short_repr
 from embedlayer.vocab.bpe_merges import BPEMerges
@@ -21,7 +22,6 @@ from embedlayer.vocab.tokenizer_edit import (
     AddedMerge,
     Data,
     edit_tokenizer,
-    normalized,
     required_tokens,
     tokenizer_data,
 )
@@ -322,7 +322,7 @@ def _counted(chunks: Iterable[str], tokenizer: Tokenizer) -> IdArray:
     """Encode chunks of text, each by itself, and return how often each token ID occurs, `(V,)`."""
     rest, counts = iter(chunks), np.zeros(table_size(tokenizer), dtype=np.int64)
     while block := list(itertools.islice(rest, _AT_ONCE)):
-        for encoding in tokenizer.encode_batch_fast(block, add_special_tokens=False):
+        for encoding in encode_batch(tokenizer, block):
             counts += np.bincount(np.array(encoding.ids, dtype=np.int64), minlength=len(counts))
     return counts
 
@@ -393,7 +393,7 @@ def _word_counts(old: TokenBytes, chunks: Iterable[str], apart: set[str]) -> Cou
             if end - begin > 1:
                 runs[tuple(numbers[begin:end])] += 1
     spaces = {name: (text[:1].isspace(), text.isspace()) for i, name in entries.items() for text in old.readings(i)[:1]}
-    splits = len({*old.tokenizer.encode("a b", add_special_tokens=False).word_ids}) > 1
+    splits = len({*encode(old.tokenizer, "a b").word_ids}) > 1
     found = Counter[tuple[str, ...]]()
     for run, number in runs.items():
         names = [entries[i] for i in run]
@@ -415,7 +415,7 @@ def _with_words(
     """
     rest = iter(chunks)
     while block := list(itertools.islice(rest, _AT_ONCE)):
-        for chunk, encoding in zip(block, old.tokenizer.encode_batch(block, add_special_tokens=False), strict=True):
+        for chunk, encoding in zip(block, encode_batch(old.tokenizer, block, offsets=True), strict=True):
             words = [-1 if word is None else word for word in encoding.word_ids]
             yield np.array(encoding.ids), np.array(words), chunk, encoding.offsets
 

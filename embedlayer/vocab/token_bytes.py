@@ -16,7 +16,8 @@ from typing import Literal
 from tokenizers import Tokenizer
 
 from embedlayer.data.bpe_files import byte_level_alphabet, component_types
-from embedlayer.data.tokenizer import as_tokenizer, table_size, without_truncation
+from embedlayer.data.tokenizer import as_tokenizer, table_size
+from embedlayer.data.tokenizer_calls import encode, pure_tokenizer, tokens_of_word
 from embedlayer.errors import VocabularyError
 
 Token = str | int
@@ -57,7 +58,7 @@ class TokenBytes:
     """
 
     def __init__(self, tokenizer: object) -> None:
-        self.tokenizer = without_truncation(as_tokenizer(tokenizer))
+        self.tokenizer = pure_tokenizer(as_tokenizer(tokenizer))
         self.convention = _convention(self.tokenizer)
         self.prefix: str = getattr(self.tokenizer.model, "continuing_subword_prefix", None) or ""
         self.suffix: str = getattr(self.tokenizer.model, "end_of_word_suffix", None) or ""
@@ -190,8 +191,9 @@ class TokenBytes:
             spaced = self.by_bytes.get(b" " + token.encode())
             hint = f" There is {' ' + token!r}, with a space in front." if spaced is not None else ""
             number = token.removeprefix("#") if token.removeprefix("#").isdecimal() else "304"
+            encoded = encode(self.tokenizer, token, add_special_tokens=True).tokens
             raise VocabularyError(
-                f"The tokenizer has no token {token!r}: it encodes that as {self.tokenizer.encode(token).tokens}."
+                f"The tokenizer has no token {token!r}: it encodes that as {encoded}."
                 f"{hint} Name a token as it is written in the vocabulary, by its text, or by its ID, such as {number} "
                 f'in Python and "#{number}" in a command.'
             )
@@ -211,10 +213,10 @@ class TokenBytes:
             # the model alone: the steps before it would put a space in front
             space = self.by_bytes.get(b" ")
             mark = "▁" if space is None or self.is_byte(space) else self.entries[space]
-            ids = [token.id for token in self.tokenizer.model.tokenize(text.replace(" ", mark))]
+            ids = [token.id for token in tokens_of_word(self.tokenizer, text.replace(" ", mark))]
             if self.special.isdisjoint(ids):
                 return tuple(ids)
-        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        ids = encode(self.tokenizer, text).ids
         return tuple(token_id for token_id in ids if token_id not in self.special)
 
 

@@ -10,11 +10,11 @@ from tokenizers import Tokenizer
 
 from embedlayer.data.corpus import IdArray, TokenCorpus, encode_chunks, find_text_files, read_text_chunks, split_text
 from embedlayer.data.tokenizer import as_tokenizer, end_of_text_id, fingerprint, raise_if_path, table_size, unknown_id
+from embedlayer.data.tokenizer_calls import encode, encode_batch, normalized
 from embedlayer.errors import TextError, VocabularyError
 from embedlayer.vocab.token_bytes import TokenBytes
 from embedlayer.vocab.tokenizer_edit import (
     Data,
-    normalized,
     required_tokens,
     tokenizer_data,
     with_parts,
@@ -168,7 +168,7 @@ def _counts_of_texts(
     for text, ids in _encoded(texts, tokenizer, counts):
         counts += np.bincount(ids, minlength=len(counts))
         if is_wordpiece and unknown in ids:
-            encoding = tokenizer.encode(text, add_special_tokens=False)
+            encoding = encode(tokenizer, text)
             spans = (span for i, span in zip(encoding.ids, encoding.offsets, strict=True) if i == unknown)
             for word in {text[start:end] for start, end in spans}:
                 tried.update(_tried(normalized(tokenizer, word), data["model"]))
@@ -196,7 +196,7 @@ def _encoded(
     rest, files = _checked(texts), 0
     while block := list(islice(rest, _TEXTS_AT_ONCE)):
         short = [text for text in block if isinstance(text, str) and len(text) <= _LONGEST_UNCUT]
-        encodings = tokenizer.encode_batch_fast(short, add_special_tokens=False)
+        encodings = encode_batch(tokenizer, short)
         yield from ((text, np.array(each.ids, dtype=np.int64)) for text, each in zip(short, encodings, strict=True))
         for text in block:
             if isinstance(text, str) and len(text) > _LONGEST_UNCUT:

@@ -14,7 +14,18 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from embedlayer.data.tokenizer import as_tokenizer, table_size, unknown_id, without_truncation
+from embedlayer.data.tokenizer import as_tokenizer, table_size, unknown_id
+from embedlayer.data.tokenizer_calls import (
+    build_tokenizer,
+    decode_batch,
+    encode,
+    encode_batch,
+    normalized,
+    pre_tokens,
+    pure_tokenizer,
+    tokenizer_errors,
+    tokens_of_word,
+)
 from embedlayer.errors import EmbedLayerWarning, TokenizerError, VocabularyError
 from embedlayer.short_repr import short_repr
 from embedlayer.vocab.bpe_merges import BPEMerges
@@ -297,15 +308,15 @@ def _entry(old: TokenBytes, text: str) -> str | None:
     WordPiece and word tokenizers can find one word; Unigram can find a text that its pre-tokenizer does not split. The
     entry is the text, for Unigram with "▁" for each space. For BPE the result is always `None`.
     """
-    model, steps = old.tokenizer.model, old.tokenizer.pre_tokenizer
+    model = old.tokenizer.model
     kind = type(model).__name__
-    chunks = [text] if steps is None else [chunk for chunk, _ in steps.pre_tokenize_str(text)]
+    chunks = pre_tokens(old.tokenizer, text)
     if kind == "Unigram":
         entry = text.replace(" ", "▁")
         word, whole = entry.removeprefix("▁"), chunks in ([entry], ["▁" + entry])
     elif kind in ("WordPiece", "WordLevel"):
         entry, word = text, text.removeprefix(old.prefix) or text
-        chunks = [word] if steps is None else [chunk for chunk, _ in steps.pre_tokenize_str(word)]
+        chunks = pre_tokens(old.tokenizer, word)
         whole = chunks == [word] and len(word) <= getattr(model, "max_input_chars_per_word", sys.maxsize)
     else:
         return None
@@ -512,7 +523,7 @@ def _built(
     _renumber_template(data.get("post_processor"), new_id_of)
     if data.get("padding"):
         data["padding"]["pad_id"] = new_id_of.get(data["padding"]["pad_id"], data["padding"]["pad_id"])
-    edited = parse_tokenizer(json.dumps(data))
+    edited = build_tokenizer(data)
     if edited.get_vocab(with_added_tokens=True) != ids:
         raise TokenizerError(
             "The tokenizers library numbers the edited vocabulary in another order than was requested."
@@ -585,12 +596,11 @@ def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) ->
         terms: Texts of the new tokens.
     """
     spaces = TokenBytes(old).convention in ("byte-level", "sentencepiece")
-    old, new = without_truncation(old), without_truncation(new)
+    old, new = pure_tokenizer(old), pure_tokenizer(new)
     texts = {f"{left}{term}{right}": term for term in terms for left, right in (_AROUND if spaces else _AROUND[:2])}
 
     def decoded(tokenizer: Tokenizer) -> list[str]:
-        encodings = tokenizer.encode_batch([*texts], add_special_tokens=False)
-        return tokenizer.decode_batch([encoding.ids for encoding in encodings])
+        return decode_batch(tokenizer, [encoding.ids for encoding in encode_batch(tokenizer, texts)])
 
     changed: dict[str, tuple[str, str]] = {}
     for (text, term), before, after in zip(texts.items(), decoded(old), decoded(new), strict=True):
@@ -623,10 +633,10 @@ def tokens_with_extra_space(tokenizer: Tokenizer, ids: Iterable[int]) -> list[in
         >>> tokens_with_extra_space(edit.tokenizer, [edit.tokenizer.token_to_id(" otters")])
         []
     """
-    bare, added = without_truncation(tokenizer), tokenizer.get_added_tokens_decoder()
+    bare, added = pure_tokenizer(tokenizer), tokenizer.get_added_tokens_decoder()
     words = [token for token in ids if token in added and not added[token].special]
-    after = len(bare.encode("a b", add_special_tokens=False).ids) - len(bare.encode("a", add_special_tokens=False).ids)
-    found = bare.encode_batch([f"a{added[token].content} b" for token in words], add_special_tokens=False)
+    after = len(encode(bare, "a b").ids) - len(encode(bare, "a").ids)
+    found = encode_batch(bare, [f"a{added[token].content} b" for token in words])
     return [
         token
         for token, each in zip(words, found, strict=True)
@@ -651,7 +661,7 @@ def _score(entry: str, tokenizer: Tokenizer, scores: Mapping[str, float]) -> flo
         scores: From the name of each old token to its score (a log probability). A subword without a score makes the
             result minus infinity.
     """
-    subwords = [token.value for token in tokenizer.model.tokenize(entry)]
+    subwords = [token.value for token in tokens_of_word(tokenizer, entry)]
     return round(sum(scores.get(subword, -math.inf) for subword in subwords) + _ABOVE_ITS_SUBWORDS, 10)
 
 
@@ -695,7 +705,7 @@ def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], m
         VocabularyError: Another token always matches a part of the new token's text first, other merges come first, or
             the normalizer changes a space around the token that its text must have.
     """
-    bare = without_truncation(tokenizer)
+    bare = pure_tokenizer(tokenizer)
     if merges is not None:
         tokens = TokenBytes(bare)
         for name in [name for name, rules in new.items() if rules is None]:
@@ -707,7 +717,7 @@ def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], m
     for text in [text for text, rules in new.items() if rules is not None]:
         token_id = bare.token_to_id(text)
         around = _RUNNING_TEXTS if text == text.strip() else _RUNNING_TEXTS[:3]  # no two spaces in a row
-        alone, *running = (bare.encode(each.format(text), add_special_tokens=False) for each in ("{}", *around))
+        alone, *running = (encode(bare, each.format(text)) for each in ("{}", *around))
         if alone.ids == [token_id] and any(token_id in each.ids for each in running):
             continue
         tokens_of, where = (alone, "a text, which") if alone.ids != [token_id] else (running[0], "running text, which")
@@ -728,26 +738,12 @@ def _is_in_a_word(tokens: TokenBytes, name: str) -> bool:
         text = tokens.readings(tokens.vocabulary[name])[0].decode()
     except UnicodeDecodeError:
         return True
-    letters, steps = name.removeprefix(tokens.prefix).removesuffix(tokens.suffix), tokens.tokenizer.pre_tokenizer
+    letters = name.removeprefix(tokens.prefix).removesuffix(tokens.suffix)
     texts = [normalized(tokens.tokenizer, around.format(text)) for around in _CONTEXTS]
-    words = texts if steps is None else [word for each in texts for word, _ in steps.pre_tokenize_str(each)]
-    return any(letters in word for word in words)
+    return any(letters in word for each in texts for word in pre_tokens(tokens.tokenizer, each))
 
 
 # Reading and writing
-
-
-def parse_tokenizer(text: str) -> Tokenizer:
-    """Build a tokenizer from the text of a `tokenizer.json`.
-
-    Raises:
-        TokenizerError: The tokenizers library cannot read the text.
-    """
-    try:
-        tokenizer: Tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # the class of all errors of the tokenizers library
-        raise TokenizerError(f"This tokenizer.json cannot be read: {error}.") from error
-    return tokenizer
 
 
 def tokenizer_data(tokenizer: Tokenizer) -> Data:
@@ -756,20 +752,11 @@ def tokenizer_data(tokenizer: Tokenizer) -> Data:
     Raises:
         TokenizerError: The tokenizer has parts written in Python, which cannot be stored in a file.
     """
-    try:
+    with tokenizer_errors("be written as a tokenizer.json, and so not be edited"):
         data: Data = json.loads(tokenizer.to_str())
-    except Exception as error:  # the class of all errors of the tokenizers library
-        raise TokenizerError(
-            f"The tokenizer cannot be written as a tokenizer.json, and so not be edited: {error}."
-        ) from error
     return data
 
 
 def _has_added_ids(old: TokenBytes) -> bool:
     """Return whether at least one added token has an ID that is not in the model's own vocabulary."""
     return not old.added <= {*old.tokenizer.get_vocab(with_added_tokens=False).values()}
-
-
-def normalized(tokenizer: Tokenizer, text: str) -> str:
-    """Return a text as the tokenizer's normalizer changes it; unchanged if the tokenizer has no normalizer."""
-    return text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)

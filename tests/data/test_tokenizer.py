@@ -1,6 +1,7 @@
 """Tokenizers: trained, read from every form that models come with, and shown to people."""
 
 import json
+import random
 import subprocess
 import sys
 import types
@@ -11,8 +12,9 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 
+from embedlayer.data import tokenizer as tokenizer_module
 from embedlayer.data.tokenizer import (
     END_OF_TEXT,
     TokenizerKind,
@@ -25,8 +27,8 @@ from embedlayer.data.tokenizer import (
     table_size,
     token_text,
     train_tokenizer,
-    without_truncation,
 )
+from embedlayer.data.tokenizer_calls import LONGEST_TRAINED, cut_pre_tokens, pure_tokenizer
 from embedlayer.errors import (
     EmbedLayerError,
     FileError,
@@ -270,7 +272,7 @@ def test_limits_do_not_change_the_fingerprint_and_are_taken_off_a_copy():
     limited.enable_truncation(2)
     limited.enable_padding(length=9)
     assert fingerprint(limited) == fingerprint(tokenizer) != fingerprint(train_tokenizer((), "byte", special_tokens=()))
-    assert without_truncation(limited).encode("Hello").ids == list(b"Hello")
+    assert pure_tokenizer(limited).encode("Hello").ids == list(b"Hello")
     assert limited.truncation is not None
 
 
@@ -319,3 +321,34 @@ def test_added_tokens_beside_a_vocabulary_are_read(tmp_path):
     (tmp_path / "added_tokens.json").write_text('{"<call>": "9"}')
     with pytest.raises(TokenizerError, match="not a list of added tokens"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_text_without_spaces_is_cut_in_training_only(kind):
+    letters = random.Random(0)
+    dna = "".join(letters.choices("ACGT", k=25_000))
+    parts = [dna[start : start + LONGEST_TRAINED] for start in range(0, len(dna), LONGEST_TRAINED)]
+    whole, cut = (train_tokenizer(texts, kind, vocab_size=290) for texts in (f"a {dna} b", ["a ", *parts, " b"]))
+    assert whole.to_str() == cut.to_str()
+    if kind == "bpe":
+        assert whole.encode(dna).ids != [i for part in parts for i in whole.encode(part).ids]
+        assert whole.decode(whole.encode(dna).ids) == dna
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_a_tokenizer_of_ordinary_text_is_trained_as_without_the_cut(kind, monkeypatch):
+    letters = random.Random(0)
+    word, spaces = "".join(letters.choices("ACGT", k=LONGEST_TRAINED - 1)), " " * (LONGEST_TRAINED - 1)
+    texts = ["I love dogs, and dogs love me. " * 700, f"x {word} {spaces}y é" + "ü " * 9000]
+    trained = train_tokenizer(texts, kind, vocab_size=300).to_str()
+    monkeypatch.setattr(tokenizer_module, "cut_pre_tokens", lambda texts, _: texts)
+    assert train_tokenizer(texts, kind, vocab_size=300).to_str() == trained
+
+
+@pytest.mark.parametrize("text", ["é" * 30_000 + " x", "a" * 25_000 + " " * 25_000 + "b", "ab" * 12_000 + "cd " * 9000])
+def test_pre_tokens_are_cut_every_10000_characters(text):
+    steps = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    parts = list(cut_pre_tokens([text], steps))
+    assert "".join(parts) == text
+    spans = [stop - start for part in parts for _, (start, stop) in steps.pre_tokenize_str(part)]
+    assert max(spans) == LONGEST_TRAINED

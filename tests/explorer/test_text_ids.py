@@ -32,7 +32,7 @@ def test_a_tokenizer_reads_the_text_and_says_what_it_cannot_read():
     with pytest.raises(TextError, match="no tokens"):
         text_ids(words, " ", 10)
     strict = Tokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]"))
-    with pytest.raises(TextError, match="cannot split 'b'.*Missing"):
+    with pytest.raises(TextError, match="cannot encode 'b'.*Missing"):
         text_ids(strict, "b", 1)
     with pytest.raises(TokenizerError, match="no tokenizer and no names"):
         text_ids(None, "dogs", 10)

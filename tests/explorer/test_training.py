@@ -27,3 +27,11 @@ def test_long_runs_are_thinned_to_end_with_the_last_line(tmp_path, of_run, monke
     lines = training.metrics(OpenedModel("long", of_run.table, run=directory), {})["lines"]
     assert len(lines) == 84
     assert lines[-1] == {"step": 250}  # what JSON cannot hold is left out
+
+
+def test_numbers_that_json_lacks_are_left_out_at_any_depth(tmp_path, of_run):
+    directory = RunDirectory(tmp_path)
+    directory.add_metrics({"step": 1, "loss": math.nan, "validation_losses": [1.0, math.nan, math.inf]})
+    assert directory.read_metrics()[0]["validation_losses"][0] == 1.0  # a diverged run is read
+    lines = training.metrics(OpenedModel("diverged", of_run.table, run=directory), {})["lines"]
+    assert lines == [{"step": 1, "validation_losses": [1.0, None, None]}]

@@ -96,7 +96,7 @@ def test_a_file_of_another_kind_and_no_file_are_refused(tmp_path, named) -> None
     with pytest.raises(FileError, match=r"columns are read from a \.csv, \.tsv or \.parquet file"):
         read(tmp_path, "id,x\n1,2\n", named, "columns.xlsx")
     for name in ("absent.csv", "absent.parquet"):
-        with pytest.raises(FileError, match="cannot be read"):
+        with pytest.raises(FileError, match="Cannot read"):
             read_user_columns(tmp_path / name, named)
 
 

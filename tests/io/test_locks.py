@@ -119,3 +119,12 @@ def test_where_there_are_no_locks_a_warning_says_so(tmp_path: Path, monkeypatch,
 def test_a_lock_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="Cannot write the lock file"):
         FileLock(tmp_path / "none" / "lock", "it").acquire()
+
+
+def test_a_lock_is_not_opened_through_a_link(tmp_path: Path) -> None:
+    """A folder from elsewhere may have a link in the place of the lock, whose target would be overwritten."""
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(FileError, match="Cannot write the lock file"):
+        FileLock(tmp_path / "lock", "The folder x").acquire()
+    assert (tmp_path / "mine").read_text() == "mine"

@@ -3,14 +3,23 @@
 import json
 import os
 import random
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import fuzz
 import pytest
 from commands import run
+from covering import cases
 from processes import run_program
 
 import embedlayer as el
+from embedlayer.analysis.evaluate import evaluate_word_pairs
+from embedlayer.checkpoints.vector_files import read_vectors
+from embedlayer.data.corpus import read_text_chunks
+from embedlayer.explorer.user_columns import read_user_columns
+from embedlayer.io.gguf_files import read_gguf
+from embedlayer.sources import OpenedModel
 
 COUNT = 4  # damages of each file; more by hand with fuzz.py
 QUICK = ("read", "resume", "page", "report", "open", "continue")
@@ -95,6 +104,75 @@ def test_a_wrong_field_is_named_with_its_file(folder: Path, format: str, name: s
     assert refused
     assert all(text.encode() for text in refused)
     assert any(name in text or "saved configuration" in text for text in refused)
+
+
+def _sparse(path: Path) -> None:
+    """A file of a terabyte that takes no space."""
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+KINDS_OF_PATH = {
+    "a named pipe": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "bytes": _sparse,
+}
+
+
+@cases("format, kind", fuzz.READERS, KINDS_OF_PATH)
+def test_what_is_no_file_of_that_size_is_refused_before_it_is_opened(folder: Path, format: str, kind: str) -> None:
+    """Files x readers in turn; a pipe would wait for ever, and a device or a terabyte fill the memory."""
+
+    def too_long(*_: object) -> None:
+        raise TimeoutError
+
+    refused, readers = [], list(fuzz.READERS[format].items())
+    files = [file for file in sorted((folder / format).rglob("*")) if file.is_file() and file.suffix != ".html"]
+    if kind == "bytes":  # of data there may be so many
+        files = [file for file in files if file.suffix in (".json", ".jsonl")]
+    before = signal.signal(signal.SIGALRM, too_long)
+    try:
+        for number, file in enumerate(files):
+            name, reader = readers[number % len(readers)]
+            signal.alarm(60)
+            try:
+                fault = fuzz.attempt(reader, folder, format, file, KINDS_OF_PATH[kind], refusing=False)
+                assert fault is None, (file, name)
+            except el.EmbedLayerError as error:
+                refused.append(str(error))
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert not files or any(kind in text for text in refused), refused
+
+
+READ_ALONE: dict[str, Callable[[Path], object]] = {
+    "vectors.txt": read_vectors,
+    "vectors.bin": read_vectors,
+    "vectors.txt.gz": read_vectors,
+    "model.gguf": read_gguf,
+    "text.txt": lambda path: list(read_text_chunks(path)),
+    "tokenizer.json": el.load_tokenizer,
+    "vocab.txt": el.load_tokenizer,
+    "vocab.json": el.load_tokenizer,
+    "spm.model": el.load_tokenizer,
+    "tokenizer.bin": el.load_tokenizer,
+    "questions.txt": lambda path: evaluate_word_pairs(el.TokenEmbedding(3, 2), {"a": 0}, path),
+    "columns.tsv": lambda path: read_user_columns(path, OpenedModel("three", el.TokenEmbedding(3, 2))),
+    "open.gguf": el.open_model,
+    "open.safetensors": el.open_model,
+    "open.txt": el.open_model,
+}
+
+
+@pytest.mark.parametrize("name", READ_ALONE)
+def test_a_reader_of_one_file_refuses_pipes_and_devices(name: str, tmp_path: Path) -> None:
+    for kind in ("a named pipe", "a device"):
+        path = tmp_path / kind / name
+        path.parent.mkdir()
+        KINDS_OF_PATH[kind](path)
+        with pytest.raises(el.FileError, match=f"{kind}, and a file is expected"):
+            READ_ALONE[name](path)
 
 
 def test_a_last_line_that_was_cut_short_is_passed_over(folder: Path) -> None:

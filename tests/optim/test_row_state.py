@@ -1,6 +1,7 @@
 """The state of each rule: its bytes, its names, and states of other rules."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -69,6 +70,38 @@ def test_a_state_goes_round_and_one_of_another_rule_or_table_is_refused_by_name(
             fresh.load_moments(fresh.param_groups[0]["params"][0], optimizer.moments(table.weight))
     with pytest.raises(el.CheckpointError, match="belongs to another table"):
         trained(name, vocab_size=V - 1, dtype=torch.bfloat16)[1].load_state_dict(state)
+
+
+NO_STEPS = [math.nan, math.inf, -1.0, 2.5, 2.0**31, 1e30]
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_step_that_is_none_is_one_error_and_nothing_changes(name: str, sparse: bool) -> None:
+    table = el.TokenEmbedding(V, D, row_sparse=sparse)
+    optimizer = RULES[name][0](table.parameters())
+    step(table, optimizer, 3)
+    before = copy.deepcopy(optimizer.state_dict())
+    for value in (*map(torch.tensor, NO_STEPS), torch.tensor([1.0, 2.0]), torch.tensor(-1), True, "1", None):
+        state = copy.deepcopy(before)
+        state["state"][0]["step"] = value
+        with pytest.raises(
+            el.CheckpointError, match="state of parameter 0 has the step .*, where a whole number from 0"
+        ):
+            optimizer.load_state_dict(state)
+        with pytest.raises(el.CheckpointError, match="has the step .*, where a whole number from 0"):
+            optimizer.load_moments(table.weight, state["state"][0])
+    assert all(torch.equal(value, before["state"][0][key]) for key, value in optimizer.state_dict()["state"][0].items())
+
+
+@pytest.mark.parametrize("name", ["value_steps", "moment_steps"])
+def test_steps_of_rows_outside_of_the_history_are_refused(name: str) -> None:
+    table, optimizer = trained("adamw")
+    tensors, rest = table.pending_updates.state()
+    tensors = {key: tensor.clone() for key, tensor in tensors.items()}
+    for steps in (torch.full((V,), -1, dtype=torch.int32), torch.full((V,), 2**30, dtype=torch.int32), torch.ones(V)):
+        with pytest.raises(el.CheckpointError, match=f"The {name} of a row-sparse table's pending updates"):
+            optimizer.load_pending_updates(table.weight, tensors | {name: steps}, rest)
 
 
 @pytest.mark.usefixtures("both_paths")

@@ -1,0 +1,81 @@
+"""Kinds of layers x numbers of their configuration x hostile values: one error of ours, or a layer that can exist."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from covering import some
+from fuzz import LAYERS as SAVED
+from kinds import INJECTIONS, LAYERS, LOOKUP_TABLES, POSITIONS, TABLES, UNTIED_HEADS
+
+from embedlayer.errors import CheckpointError
+from embedlayer.pretrained import Described, build, describe
+
+HUGE = (2**50, -(2**50), 2**70, 10**400)
+NO_NUMBERS = (math.nan, math.inf, -math.inf)
+NEVER_NEGATIVE = {"dropout", "norm_eps", "eps", "pad_to_multiple_of", "init_std", "num_layers", "embed_dim", "head_dim"}
+NEVER_NEGATIVE |= {"num_heads", "vocab_size", "max_seq_len", "rank", "group_size", "factor", "num_buckets", "width"}
+SOUND = [("multipliers", 2**50)]
+"""Factors of a hash, of any 63 bits."""
+
+KINDS: dict[str, Callable[[], Any]] = {
+    **{f"layer, {name}": make for name, make in SAVED.items()},
+    **{f"table, {name}": make for name, make in {**TABLES, **LOOKUP_TABLES}.items() if "file" not in name},
+    **{f"position, {name}": make for name, make in POSITIONS.items()},
+    **{f"head, {name}": make for name, make in UNTIED_HEADS.items()},
+    **{f"injection, {name}": make for name, make in INJECTIONS.items()},
+    "GPTEmbedding": LAYERS["GPTEmbedding"],
+    "DecoderLM": LAYERS["DecoderLM"],
+}
+
+
+def numbers(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The ways to all numbers in a description; of a list to its first ones."""
+    if isinstance(value, dict | list | tuple):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value[:2]):
+            yield from numbers(inner, (*way, key))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield way
+
+
+def changed(value: Any, way: tuple[Any, ...], number: Any) -> Any:
+    value = outer = json.loads(json.dumps(value))
+    for key in way[:-1]:
+        outer = outer[key]
+    outer[way[-1]] = number
+    return value
+
+
+ALWAYS = [
+    "table, delta",
+    "table, int4, q4_0",
+    "position, axial",
+    "position, rotary, query scaling",
+    "position, relative",
+]
+ALWAYS += [name for name in KINDS if not name.startswith(("table", "position"))]
+
+
+@pytest.mark.parametrize("kind", some(ALWAYS, KINDS))
+def test_a_hostile_number_is_one_error(kind: str) -> None:
+    layer = KINDS[kind]()
+    if not isinstance(layer, Described):
+        pytest.skip("it is saved by its parts")
+    description, accepted, said = json.loads(json.dumps(describe(layer))), [], []
+    for way in numbers(description):
+        name = next(key for key in reversed(way) if isinstance(key, str))
+        values: list[Any] = [*NO_NUMBERS, *HUGE, True, "1"]
+        values += [-1] if name in NEVER_NEGATIVE else []
+        for value in values:
+            try:
+                with torch.device("meta"):
+                    build(changed(description, way, value))
+            except CheckpointError as error:
+                said.append(str(error))
+            else:
+                accepted += [(name, value)] if (name, value) not in SOUND else []
+    assert not accepted
+    assert all(len(text) < 1000 for text in said)
