@@ -3,6 +3,7 @@
 import ast
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from thread_order import wait_for_any, watch_locks
 
 import embedlayer as el
 from embedlayer import forks
+from embedlayer.cli import interrupts
 from embedlayer.data import corpus
 from embedlayer.errors import FileError
 from embedlayer.explorer import table_map
@@ -140,6 +142,22 @@ def a_lock_file(folder: Path, patch: pytest.MonkeyPatch) -> None:
         in_a_fork(lambda: FileLock(folder / "lock", "It").acquire())
 
 
+def a_command(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    ended: list[bool] = []
+    patch.setattr(interrupts, "SECONDS", 0.01)
+    patch.setattr(interrupts, "_end_at_once", lambda: ended.append(True))
+    with interrupts.ending_on_interrupt():
+        assert signal.getsignal(signal.SIGINT) is interrupts.raise_interrupt
+
+        def use() -> None:
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+        in_a_fork(use)
+        time.sleep(0.1)
+    assert not ended, "the signal of a forked process ended the process from which it was forked"
+
+
 def kernels(folder: Path, patch: pytest.MonkeyPatch) -> None:
     waits = [each for each in forks._locks if each is kernel._compiling]
     assert waits, "a fork waits until no thread compiles kernels, with numba's own lock"
@@ -159,6 +177,7 @@ HOLDERS = {
     "explorer/table_map.py": a_map_that_is_computed,
     "io/locks.py": a_lock_file,
     "kernels/kernel.py": kernels,
+    "cli/interrupts.py": a_command,
 }
 NAMES = {
     *("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier", "Thread", "Timer", "Queue"),

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from embedlayer.forks import call_in_forked_processes
+
 SECONDS = 0.6
 """Time in which Python's own handler may run."""
 
@@ -84,12 +86,13 @@ def _end_at_once() -> None:
     os._exit(INTERRUPTED)
 
 
-def _forget_in_child() -> None:
-    """Let a forked child handle its own signals: its pipe is the parent's."""
+def _forget() -> None:
+    """Handle the signals of a forked process there: the pipe is that of the process from which it was forked."""
+    global _handled
+    _handled = threading.Event()
     with suppress(ValueError):  # not the main thread
         if signal.getsignal(signal.SIGINT) is raise_interrupt:
             signal.set_wakeup_fd(-1)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+call_in_forked_processes(_forget)

@@ -329,14 +329,15 @@ class TokenCorpus:
 
         Raises:
             SizeError: `validation_fraction` is not between 0 and 1.
-            TextError: The corpus is too small: it is a single text chunk.
+            TextError: The corpus is a single text chunk: it is small, or one line without a place to divide it.
         """
         if not 0 < validation_fraction < 1:
             raise SizeError(f"validation_fraction is {validation_fraction}; it must be between 0 and 1, such as 0.1.")
         if len(self.blocks) < 2:
             raise TextError(
                 f"A corpus of {self.num_tokens} tokens ({self.num_bytes} bytes) is too small for a validation "
-                f"part: it is a single text chunk. Pass a text of a few thousand characters."
+                f"part: it is a single text chunk. Pass a text of a few thousand characters, in lines: a text is "
+                f"divided at the ends of lines (fold -w 80 TEXT breaks long ones)."
             )
         wanted = self.num_tokens * (1 - validation_fraction)
         last = int(np.abs(self.blocks[:-1, 0] - wanted).argmin())

@@ -108,10 +108,11 @@ def test_export_replaces_nothing(name, folder, tmp_path, capsys) -> None:
     target = tmp_path / name
     if name == "projector":
         target.mkdir()
-    (target / "tensors.tsv" if name == "projector" else target).write_text("mine")
+    file = target / "tensors.tsv" if name == "projector" else target
+    file.write_text("mine")
     assert run("export", folder / "one.txt", "-o", target) == 1
-    assert f"FileError: {target} exists. Remove it, or choose another name." in capsys.readouterr().err
-    assert (target / "tensors.tsv" if name == "projector" else target).read_text() == "mine"
+    assert f"FileError: {file} exists. Remove it, or choose another name." in capsys.readouterr().err
+    assert file.read_text() == "mine"
     (tmp_path / "u.tokens.json").write_text("[]")
     assert run("export", folder / "one.txt", "-o", tmp_path / "u.npy") == 1
     assert "u.tokens.json exists" in capsys.readouterr().err
