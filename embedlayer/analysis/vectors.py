@@ -506,6 +506,11 @@ class TokenVectors:
             literal = self._id_by_readable_text.get(text)
         if literal is not None:
             return int(literal)
+        if self._is_of_words and text:
+            raise UnknownTokenError(
+                f"{text!r} is not among the {len(self):,} tokens.\n"
+                f"Ask for a token that is, by text or ID (in a command such as '#0')."
+            )
         if len(encoding.ids) > 1:
             respaced = text.lstrip(" ") if text.startswith(" ") else f" {text}"
             raise UnknownTokenError(
@@ -544,11 +549,15 @@ class TokenVectors:
         entry = self.tokenizer.id_to_token(token_id)
         return entry != text or entry == getattr(self.tokenizer.model, "unk_token", None)
 
+    @cached_property
+    def _is_of_words(self) -> bool:
+        """Return whether the tokens are whole words as they are, such as those of a file of vectors."""
+        is_plain = isinstance(self.tokenizer.model, models.WordLevel) and self.tokenizer.normalizer is None
+        return is_plain and not self.tokenizer.get_added_tokens_decoder()
+
     def _has_all_words(self, text: str) -> bool:
         """Return whether a tokenizer of whole words has a token for each word of a text, so that it can encode it."""
-        is_plain = isinstance(self.tokenizer.model, models.WordLevel) and self.tokenizer.normalizer is None
-        added = self.tokenizer.get_added_tokens_decoder()
-        return is_plain and not added and unknown_word(self.tokenizer, text) is None
+        return self._is_of_words and unknown_word(self.tokenizer, text) is None
 
     @cached_property
     def _encoder(self) -> Tokenizer:

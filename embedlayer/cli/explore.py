@@ -71,13 +71,13 @@ def explore(
     if export_to is not None:
         from embedlayer.cli.progress import exporting
         from embedlayer.explorer.export import write_page
-        from embedlayer.io.files import new_file
+        from embedlayer.io.files import is_stream, new_file
 
         with exporting() as show_progress, new_file(export_to) as page:
             write_page(page, opened, show_progress)
             size = page.stat().st_size
             show_progress(1.0, "done")
-        click.echo(f"Wrote {export_to} ({size / 1e6:.1f} MB): it opens without a server.")
+        click.echo(f"Wrote {export_to} ({size / 1e6:.1f} MB): it opens without a server.", err=is_stream(export_to))
         return
 
     first = view or ("" if sources else "learn")

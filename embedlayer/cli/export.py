@@ -55,7 +55,7 @@ def export(
     other tensors are copied byte for byte, and rows that did not change keep their bytes.
     """
     from embedlayer.checkpoints.vector_files import files_of, format_of
-    from embedlayer.io.files import check_new_files, new_files
+    from embedlayer.io.files import check_new_files, is_stream, new_files
     from embedlayer.sources import open_model
 
     chosen = format or (output.suffix[1:] if output.suffix in (".parquet", ".onnx", ".gguf") else format_of(output))
@@ -81,7 +81,7 @@ def export(
     columns = opened.table.embed_dim
     facts = {"file": str(output), "format": chosen, "rows": count, "columns": columns}
     text = f"Wrote {count:,} rows of {columns} numbers as {chosen} to {output}"
-    print_json(facts) if as_json else click.echo(text)
+    print_json(facts) if as_json else click.echo(text, err=is_stream(output))
 
 
 def _write_onnx(opened: "OpenedModel", source: Path, output: Path) -> int:

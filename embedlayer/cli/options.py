@@ -107,7 +107,9 @@ def _check_new_model(path: str | Path) -> None:
     Raises:
         FileError: A file, a device, or a folder that is not empty is there.
     """
-    check_new_folder(path) if os.path.isdir(path) or is_stream(path) else check_new_files(path)
+    if is_stream(path):
+        raise FileError(f"{path} is a device or a pipe. Choose a new folder or, for a GGUF file, a new file.")
+    check_new_folder(path) if os.path.isdir(path) else check_new_files(path)
 
 
 NEW_FILE, NEW_FOLDER = NewPath(check_new_files), NewPath(check_new_folder)

@@ -337,7 +337,7 @@ class TokenCorpus:
             raise TextError(
                 f"A corpus of {self.num_tokens} tokens ({self.num_bytes} bytes) is too small for a validation "
                 f"part: it is a single text chunk. Pass a text of a few thousand characters, in lines: a text is "
-                f"divided at the ends of lines (fold -w 80 TEXT breaks long ones)."
+                f"divided where no token can cross, such as at the end of a line (fold -w 80 TEXT breaks long ones)."
             )
         wanted = self.num_tokens * (1 - validation_fraction)
         last = int(np.abs(self.blocks[:-1, 0] - wanted).argmin())

@@ -310,7 +310,8 @@ def _require_folder(path: Path) -> None:
         FileError: A file or a device is there.
     """
     if os.path.exists(path) and not os.path.isdir(path):
-        raise FileError(f"{path} is a file, not a folder. Choose a folder that does not exist yet.")
+        what = "device or a pipe" if is_stream(path) else "file"
+        raise FileError(f"{path} is a {what}, not a folder. Choose a folder that does not exist yet.")
 
 
 def _name_folder(partial: Path, target: Path) -> None:

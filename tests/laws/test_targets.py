@@ -273,7 +273,7 @@ def test_a_new_file_appears_in_one_step_and_replaces_nothing(
             assert (error, num_bytes > 0) == ("", kind == "pipe")
         else:
             several = "is a device or a pipe, and several files are written. Choose another name."
-            assert f"{target} {'is a file, not a folder. Choose' if end == '.gguf' else several}" in error
+            assert f"{target} {'is a device or a pipe. Choose a new' if end == '.gguf' else several}" in error
     else:
         assert target.read_text() == "mine"
         assert f"{target} {'appeared while' if kind == 'appears' else 'exists. Remove it, or'}" in error
@@ -336,7 +336,7 @@ def test_a_new_folder_appears_in_one_step_and_replaces_nothing(
     if kind in ("existing", "file", "appears", "pipe"):
         said = {"existing": "is not empty. Choose", "appears": "appeared while this was computed"}
         said["file"] = "exists. Remove it" if name.startswith("vocab") else "is a file, not a folder. Choose"
-        said["pipe"] = "is a file, not a folder. Choose"
+        said["pipe"] = "is a device or a pipe"
         assert error.startswith(f"FileError: {target} {said[kind]}")
         assert error.count("\n") == 1
         assert (
