@@ -148,6 +148,13 @@ def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
     elif typing.is_typeddict(kind):
         yield from _faults_of_object(value, kind, path)
     elif not _has_type(value, kind, origin, inner):
+        if origin in (Union, types.UnionType):  # an object or a list of the right kind has a fault inside
+            for one in inner:
+                if get_origin(one) in (*_LISTS, dict, Mapping) and _has_type(
+                    value, one, get_origin(one), get_args(one)
+                ):
+                    yield from _faults(value, one, path)
+                    return
         yield f"{path or 'the whole'} is {printable(value)}, where {_name(kind)} is expected"
     elif origin in _LISTS and isinstance(value, list | tuple):
         if origin is tuple and inner[-1] is not Ellipsis:

@@ -72,6 +72,8 @@ def test_numbers_and_patterns_out_of_range_are_one_error_with_the_key(tmp_path: 
                 read(table, folder)
             assert ADAPTER_CONFIG in str(caught.value), (method, key, value)
             assert key in str(caught.value) or "names token" in str(caught.value), (method, key, value)
+            if key.endswith("_pattern") and "embed_tokens" in value:
+                assert f"{key}['embed_tokens']" in str(caught.value), value
             assert len(str(caught.value)) < 500
         assert torch.equal(table.weight, before)
 
