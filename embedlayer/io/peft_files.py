@@ -272,6 +272,11 @@ def _module_adapter(module: str, found: Mapping[str, Tensor], config: JsonObject
                 f"{directory / ADAPTER_WEIGHTS} stores {module}.{name} as {tensor.dtype}, where numbers of a floating-"
                 f"point type are expected: it is damaged."
             )
+        if not tensor.isfinite().all():
+            raise CheckpointError(
+                f"{directory / ADAPTER_WEIGHTS} has NaN or infinity in {module}.{name}: its training diverged, or it is "
+                f"damaged. Use an earlier checkpoint of the adapter."
+            )
     rows = next((found[name] for name in _ROWS if name in found), None)
     weight = next((found[name] for name in _WEIGHTS if name in found), None)
     token_ids = None if rows is None else torch.tensor(_token_ids(config, module, directory), dtype=torch.long)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,19 @@ def test_a_sound_adapter_changes_the_table(method: str, tmp_path: Path) -> None:
     merge_adapter(table, write(tmp_path, *METHODS[method]))
     assert not torch.equal(table.weight, before)
     assert table.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tensors_that_are_not_finite_are_refused(method: str, tmp_path: Path) -> None:
+    config, tensors = METHODS[method]
+    for name, value in product(tensors, (math.nan, math.inf)):
+        table = TokenEmbedding(20, 8)
+        before = table.weight.detach().clone()
+        bad = tensors[name].clone()
+        bad[0, 0] = value
+        with pytest.raises(CheckpointError, match="has NaN or infinity in"):
+            merge_adapter(table, write(tmp_path, config, tensors | {name: bad}))
+        assert torch.equal(table.weight, before)
 
 
 def test_numbers_and_patterns_out_of_range_are_one_error_with_the_key(tmp_path: Path) -> None:
