@@ -553,6 +553,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
             "stored": {name: rows._asdict() for name, rows in receipt.stored.items()},
             "added": {str(token): [text, receipt.origins.get(token)] for token, text in receipt.added.items()},
             "extra_space": extra,
+            "extra_space_decoded": list(receipt.extra_space_decoded),
             "dropped": {str(token): text for token, text in receipt.dropped.items()},
             "unreachable": list(receipt.unreachable),
             "merged": {str(token): into for token, into in receipt.merged.items()},

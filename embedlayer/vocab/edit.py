@@ -362,8 +362,10 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
         if out is None:
             raise FileError(f"The edit of {folder} is written to a new file: name it with out=...")
         with new_files(out, f"{out}.receipt") as (file, receipt_file):
-            gguf_result, stored = apply_to_gguf(folder, file, request)
-            receipt = Receipt.of({"": gguf_result}, stored=stored)
+            edited = apply_to_gguf(folder, file, request)
+            receipt = Receipt.of(
+                {"": edited.result}, stored=edited.stored, extra_space_decoded=edited.extra_space_decoded
+            )
             receipt.save(receipt_file)
         return receipt
     with edited_copy(folder, out) as partial:

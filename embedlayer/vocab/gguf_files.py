@@ -35,6 +35,8 @@ from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
 from embedlayer.vocab.live_modules import ModuleResult
 from embedlayer.vocab.row_map import DROPPED, RowTensor, apply_row_map
 from embedlayer.vocab.special_tokens import USUAL_NAMES, SpecialTokens
+from embedlayer.vocab.token_selection import shown_names
+from embedlayer.vocab.tokenizer_edit import other_texts
 
 ENDS = {GGUF_TABLE: "table", GGUF_HEAD: "head", GGUF_HEAD_BIAS: "head", GGUF_PER_LAYER: "per_layer"}
 """Tensors with a row for each token -> which initialisation computes new rows."""
@@ -64,7 +66,22 @@ class StoredRows(NamedTuple):
         return f"{self.old_type} -> {self.new_type}, numbers changed by up to {self.largest_change:.3g}"
 
 
-def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> tuple[ModuleResult, dict[str, StoredRows]]:
+class GGUFResult(NamedTuple):
+    """What an edit of a GGUF file did.
+
+    Attributes:
+        result: The result of the edit.
+        stored: From the name of each edited tensor to how its rows are stored.
+        extra_space_decoded: New IDs of the added tokens around which text gets an extra space when it is decoded from
+            the file.
+    """
+
+    result: ModuleResult
+    stored: dict[str, StoredRows]
+    extra_space_decoded: tuple[int, ...]
+
+
+def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> GGUFResult:
     """Write the edited copy of a GGUF file, atomically; `source` does not change.
 
     Args:
@@ -73,7 +90,7 @@ def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> tuple[Module
         edit: The edit.
 
     Returns:
-        The result, and from the name of each edited tensor how its rows are stored.
+        The result, how the rows of each edited tensor are stored, and the tokens with an extra space in decoded text.
 
     Raises:
         CheckpointError: The file is damaged, or has more tensors with a row for each token.
@@ -81,7 +98,8 @@ def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> tuple[Module
         VocabularyError: The metadata names a removed token.
 
     Warns:
-        EmbedLayerWarning: The table is written in another type.
+        EmbedLayerWarning: The table is written in another type, or text around added tokens gets an extra space when
+            it is decoded from the new file.
     """
     file = read_gguf(source)
     values = {key: entry.value for key, entry in file.metadata.items()}
@@ -102,13 +120,13 @@ def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> tuple[Module
         )
         for name, rows in result.tensors.items()
     }
-    _write(file, out, tokens.tokenizer, new, new_ids, row_map.size)
+    extra_space = _write(file, out, tokens.tokenizer, new, new_ids, row_map.size)
     kept = row_map.sources[row_map.sources >= 0]
     stored = {
         name: StoredRows(file.tensors[name].dtype, found.dtype, float(found.changes[kept].max()) if len(kept) else 0.0)
         for name, found in tensors.items()
     }
-    return ModuleResult(resolved, result, {}), stored
+    return GGUFResult(ModuleResult(resolved, result, {}), stored, extra_space)
 
 
 def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out: Path, *, head: Tensor | None) -> int:
@@ -133,7 +151,8 @@ def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out
         VocabularyError: The metadata names a token that the tokenizer lacks.
 
     Warns:
-        EmbedLayerWarning: The table is written in another type.
+        EmbedLayerWarning: The table is written in another type, or text around added tokens gets an extra space when
+            it is decoded from the new file.
     """
     file = read_gguf(original)
     values = {key: entry.value for key, entry in file.metadata.items()}
@@ -355,13 +374,49 @@ def _ids_by_map(values: Mapping[str, Any], ids: Any, tokens: TokenMap | None) ->
 
 def _write(
     file: GGUFFile, out: Path, tokenizer: Tokenizer, tensors: Mapping[str, NewTensor], ids: Mapping[str, int], rows: int
-) -> None:
+) -> tuple[int, ...]:
     """Write a copy of a file with new tensors, and the metadata of a new tokenizer.
+
+    Returns:
+        IDs of the added tokens around which text gets an extra space when it is decoded from the copy.
 
     Raises:
         TokenizerError: The metadata cannot describe the tokenizer.
+
+    Warns:
+        EmbedLayerWarning: There are such tokens.
     """
     values = {key: entry.value for key, entry in file.metadata.items()}
     sizes = {key: rows for key in values if key.endswith(".vocab_size")}
     metadata = {**tokenizer_metadata(tokenizer, {**values, **ids}, rows, file.path), **ids, **sizes}
+    extra_space = _with_extra_space(tokenizer, tokenizer_of({**values, **metadata}, file.path))
     write_gguf(file, out, metadata=metadata, tensors=tensors)
+    return extra_space
+
+
+def _with_extra_space(tokenizer: Tokenizer, written: Tokenizer) -> tuple[int, ...]:
+    """Return, and warn of, added tokens around which only the tokenizer that metadata describe decodes an extra space.
+
+    Where SentencePiece puts a space before each text, an edited tokenizer's decoder removes the one behind an added
+    token. GGUF metadata cannot state that; llama.cpp decodes as the tokenizer that is read back.
+
+    Args:
+        tokenizer: The new tokenizer.
+        written: The tokenizer that was read back from the metadata.
+
+    Returns:
+        The IDs of these tokens.
+    """
+    added = {token.content: row for row, token in tokenizer.get_added_tokens_decoder().items() if not token.special}
+    if changed := other_texts(tokenizer, written, added):
+        texts = next(iter(changed.values()))
+        before, after = min(texts, key=lambda pair: (len(pair[0]) - len(pair[1]), len(pair[0])))
+        warnings.warn(
+            f"Text around {len(changed):,} of the added tokens gets an extra space when it is decoded from the GGUF "
+            f"file{shown_names(':', list(changed))}. For example {before!r} becomes {after!r}. The new tokenizer has a "
+            f"rule that removes the space, and a GGUF file has no place for it; token IDs are equal. A merge (`vocab "
+            f"suggest`, AddedMerge) needs no such rule.",
+            EmbedLayerWarning,
+            stacklevel=4,
+        )
+    return tuple(added[term] for term in changed)

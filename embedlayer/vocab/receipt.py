@@ -72,6 +72,7 @@ class ReceiptFields(TypedDict):
     before: dict[str, str]
     after: dict[str, str]
     stored: NotRequired[dict[str, tuple[str, str, Annotated[float, Range(0)]]]]
+    extra_space_decoded: NotRequired[list[Count]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +102,8 @@ class Receipt:
             ends in a slash. The edited folder and the receipt do not have them, and the undo does not restore them.
         stored: For a GGUF file: from the name of each edited tensor to its stored types before and after the edit, and
             the largest change of a number in a kept row; empty for all else, where kept rows keep every bit.
+        extra_space_decoded: For a GGUF file: new IDs of the added tokens around which text gets an extra space when it
+            is decoded from the file, which has no place for the rule of `tokenizer` that removes it.
     """
 
     __repr__ = short_repr
@@ -122,6 +125,7 @@ class Receipt:
     left_out: tuple[str, ...] = ()
     unreachable: tuple[int, ...] = ()
     stored: dict[str, StoredRows] = field(default_factory=dict)
+    extra_space_decoded: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -132,6 +136,7 @@ class Receipt:
         folder: Path = Path(),
         *,
         stored: Mapping[str, StoredRows] = {},
+        extra_space_decoded: tuple[int, ...] = (),
     ) -> "Receipt":
         """Build the receipt of an edit that was applied.
 
@@ -142,6 +147,7 @@ class Receipt:
             left_out: Paths of the files of a folder that could not be edited and are not in the new one.
             folder: The folder before the edit, from which the old content of these files is read.
             stored: For a GGUF file: how the rows of each edited tensor are stored.
+            extra_space_decoded: For a GGUF file: added tokens around which text decoded from it has an extra space.
         """
         edit = next(iter(results.values())).edit
         tokens = edit.tokens
@@ -169,6 +175,7 @@ class Receipt:
             left_out=tuple(left_out),
             unreachable=tokens.unreachable,
             stored=dict(stored),
+            extra_space_decoded=extra_space_decoded,
         )
 
     @property
@@ -326,6 +333,7 @@ class Receipt:
             "before",
             "after",
             "stored",
+            "extra_space_decoded",
         )
         fields = {"kind": KIND, "format_version": FORMAT_VERSION, "old_size": self.row_map.old_size}
         save_tensors(path, tensors, {"receipt": json.dumps(fields | {name: getattr(self, name) for name in kept})})
@@ -366,6 +374,7 @@ class Receipt:
                 created=tuple(fields["created"]),
                 left_out=tuple(fields.get("left_out", ())),
                 unreachable=tuple(fields.get("unreachable", ())),
+                extra_space_decoded=tuple(fields.get("extra_space_decoded", ())),
                 files={name: _unpacked(packed) for name, packed in _without_prefix("files/", tensors).items()},
                 tokenizer=tokenizers.get("tokenizer"),
                 old_tokenizer=tokenizers.get("old_tokenizer"),

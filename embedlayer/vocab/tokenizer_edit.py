@@ -584,16 +584,19 @@ def _replace(pattern: str, content: str) -> Data:
     return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
 
 
-def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) -> None:
-    """Warn if a text with a new token is no longer decoded exactly, although the old tokenizer did so.
+def other_texts(old: Tokenizer, new: Tokenizer, terms: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
+    """Return the texts with added tokens that one tokenizer decodes exactly and another does not.
 
     Each term is tried alone, between words and, if the tokenizer's tokens include spaces, between letters without
     spaces.
 
     Args:
-        old: The tokenizer before the edit.
-        new: The tokenizer after the edit.
-        terms: Texts of the new tokens.
+        old: The tokenizer that may decode exactly.
+        new: The other one.
+        terms: Texts of the added tokens.
+
+    Returns:
+        From each term with such texts to them, each as `old` and as `new` decodes it.
     """
     spaces = TokenBytes(old).convention in ("byte-level", "sentencepiece")
     old, new = pure_tokenizer(old), pure_tokenizer(new)
@@ -602,12 +605,23 @@ def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) ->
     def decoded(tokenizer: Tokenizer) -> list[str]:
         return decode_batch(tokenizer, [encoding.ids for encoding in encode_batch(tokenizer, texts)])
 
-    changed: dict[str, tuple[str, str]] = {}
+    changed: dict[str, list[tuple[str, str]]] = {}
     for (text, term), before, after in zip(texts.items(), decoded(old), decoded(new), strict=True):
         if before == text != after:
-            changed.setdefault(term, (before, after))
-    if changed:
-        before, after = next(iter(changed.values()))
+            changed.setdefault(term, []).append((before, after))
+    return changed
+
+
+def warn_of_other_texts(old: Tokenizer, new: Tokenizer, terms: Sequence[str]) -> None:
+    """Warn if a text with a new token is no longer decoded exactly, although the old tokenizer did so.
+
+    Args:
+        old: The tokenizer before the edit.
+        new: The tokenizer after the edit.
+        terms: Texts of the new tokens.
+    """
+    if changed := other_texts(old, new, terms):
+        before, after = next(iter(changed.values()))[0]
         warnings.warn(
             f"Text around {len(changed):,} of the new tokens is decoded differently than before"
             f"{shown_names(':', list(changed))}. For example {before!r} becomes {after!r}. Pass an AddedToken with "

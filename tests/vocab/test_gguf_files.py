@@ -96,6 +96,7 @@ def test_a_receipt_says_in_every_form_whether_kept_rows_keep_their_bits(tmp_path
     assert shown["stored"] == {name: rows._asdict() for name, rows in receipt.stored.items()}
     assert receipt.stored[ENDS[0]] == (dtype, after.tensor_type.name, pytest.approx(change))
     assert receipt.stored[ENDS[1]] == ("F16", "F16", 0.0)
+    assert shown["extra_space_decoded"] == []
     assert shown["kept_rows_unchanged"] == (change == 0) == (dtype not in READ)
     assert ("Kept     300, unchanged bit for bit" in printed) == (change == 0)
     assert ("Kept     300, not bit for bit:" in printed) == (changed in printed) == (change > 0)
@@ -187,6 +188,35 @@ def test_another_tokenizer_of_the_same_kind_is_written_and_one_of_another_kind_i
         assert receipt.kept < written.get_vocab_size() == new.get_vocab_size()
         for text in (OTHER, ENGLISH, *LANGUAGES):
             assert written.encode(text, add_special_tokens=False).ids == new.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("through", ["edit", "export"])
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_text_around_added_tokens_is_decoded_as_before_or_one_warning_and_the_receipt_name_them(
+    tmp_path, kind, through
+) -> None:
+    old, new = write_file(tmp_path / "old.gguf", tokenizer=(kind, TOKENIZERS[kind]()), dtype="F16"), tmp_path / "a.gguf"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        receipt = edit_vocabulary(old, add=[" otter", "sea otter", "zebra"], special=["<|x|>"], out=new)
+        if through == "export":
+            table = el.load(new).table
+            caught.clear()
+            write_into_gguf(table, receipt.tokenizer, old, new := tmp_path / "b.gguf", head=None)
+    written, named = load_tokenizer(new), set(receipt.extra_space_decoded)
+    texts = ["an otters nest", "the sea otter dog", "my zebras know", "asea otterb", "the dog<|x|> knows"]
+    found = {text: written.encode(text).ids for text in texts}
+    assert found == {text: receipt.tokenizer.encode(text).ids for text in texts}
+    other = {text for text, ids in found.items() if written.decode(ids) != receipt.tokenizer.decode(ids)}
+    assert other == {text for text, ids in found.items() if named & {*ids}}
+    assert named == {token for token in receipt.added if kind == "llama" and receipt.added[token] != "<|x|>"}
+    messages = [str(one.message) for one in caught]
+    assert len(messages) == (kind == "llama")
+    for message in messages:
+        assert "Text around 3 of the added tokens gets an extra space when it is decoded from the GGUF file" in message
+        assert all(repr(receipt.added[token]) in message for token in named)
+        assert "'a otterb' becomes 'a otter b'" in message
+    assert Receipt.load(f"{tmp_path / 'a.gguf'}.receipt").extra_space_decoded == receipt.extra_space_decoded
 
 
 @pytest.mark.long
