@@ -274,8 +274,8 @@ def _module_adapter(module: str, found: Mapping[str, Tensor], config: JsonObject
             )
         if not tensor.isfinite().all():
             raise CheckpointError(
-                f"{directory / ADAPTER_WEIGHTS} has NaN or infinity in {module}.{name}: its training diverged, or it is "
-                f"damaged. Use an earlier checkpoint of the adapter."
+                f"{directory / ADAPTER_WEIGHTS} has NaN or infinity in {module}.{name}: its training diverged, or it "
+                f"is damaged. Use an earlier checkpoint of the adapter."
             )
     rows = next((found[name] for name in _ROWS if name in found), None)
     weight = next((found[name] for name in _WEIGHTS if name in found), None)
