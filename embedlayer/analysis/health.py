@@ -425,6 +425,11 @@ class TableHealth:
             return f"row {row}"
         return entry if BYTE_ENTRY.fullmatch(entry) else token_text(self.tokenizer, row)
 
+    @property
+    def is_shared_of_learned(self) -> bool:
+        """Return whether `shared` leaves out rows that never learned, besides those that are zero or hold NaN."""
+        return self.shared.rows < self.vocab_size - len(self.zero_rows) - len(self.nonfinite_rows)
+
     def to_json(self, limit: int = 100) -> JsonObject:
         """Return the report as a JSON object: numbers of rows, norms, and cones.
 
@@ -456,7 +461,7 @@ class TableHealth:
             "summary": self.summary(),
             "is_sound": self.is_sound,
             "state": self.state,
-            "shared": self.shared.to_json(),
+            "shared": {**self.shared.to_json(), "learned_only": self.is_shared_of_learned},
             "absent": None if self.absent is None else _listed(self.absent, limit),
             "nearest": {name: finite_json(value) for name, value in asdict(self.nearest).items()},
             "spelling": None if self.spelling is None else self.spelling.to_json(limit),

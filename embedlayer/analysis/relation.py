@@ -6,11 +6,14 @@ the same test with shuffled tokens. Directions that all rows of a table share ar
 
 A mean cosine does not tell a table in which all rows moved a little from one in which a few were overwritten. Rows that
 are equal in both tables are therefore counted, and so are rows that are equal to the row of another token, and rows
-that only one of the tables has. Tables are called the same only if all rows of both were compared and are equal.
+that only one of the tables has. A row without a direction, because it is zero or holds NaN or infinity, has no cosine:
+such rows are named, and are in no mean.
+
+Tables are called the same only if all rows of both were compared and are equal.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
@@ -20,6 +23,7 @@ from torch import Tensor
 from embedlayer.analysis.geometry import align_tables, paired, row_movement, shared_tokens
 from embedlayer.analysis.row_hashes import row_hashes
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.io.files import JsonObject
 from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TableLike
 
@@ -35,8 +39,12 @@ ROTATED = 0.999
 SHIFTED = 0.9
 """Rows are shifted if more than this share of the exchanged ones moved by the same number of places."""
 
+FEWEST_SHIFTED = 5
+"""Of fewer exchanged rows no shift is told."""
+
 FEWEST_TOKENS = 20
 MOST_TOKENS = 20_000
+NAMED_ONLY = 8
 
 Verdict = Literal["same", "changed", "related", "unrelated", "unknown"]
 
@@ -59,11 +67,16 @@ class TableRelation:
         width: Smaller width of the two tables.
         shared: Number of tokens that both tables have, with those that are not compared.
         equal: Number of them whose two rows are equal.
-        exchanged: Number of the others whose second row is equal to the first row of another token.
+        exchanged: Number of the others whose second row is equal to the first row of another token; both rows have a
+            direction.
         shift: Number of places by which nearly all exchanged rows moved, in the order of the tokens; 0 if they moved
-            by different ones.
-        differing_cosine: Mean cosine of the two rows of the tokens compared that are not equal; `None` without any.
+            by different ones, or if there are fewer than `FEWEST_SHIFTED`.
+        differing: Number of tokens whose two rows are not equal, and have a direction both.
+        differing_cosine: Mean cosine of the two rows of these tokens; `None` without any.
         differing_scale: Median ratio of the norms of these rows.
+        no_direction_before: IDs of the rows of the first table that are zero or hold NaN or infinity, of tokens whose
+            two rows are not equal.
+        no_direction_after: The same of the second table.
         only_before: Number of rows of the first table that are not compared: the second has none of their tokens.
         only_after: The same of the second table.
     """
@@ -79,8 +92,11 @@ class TableRelation:
     equal: int = 0
     exchanged: int = 0
     shift: int = 0
+    differing: int = 0
     differing_cosine: float | None = None
     differing_scale: float | None = None
+    no_direction_before: tuple[int, ...] = ()
+    no_direction_after: tuple[int, ...] = ()
     only_before: int = 0
     only_after: int = 0
 
@@ -90,7 +106,9 @@ class TableRelation:
         return self.verdict in ("same", "changed")
 
     def sentence(self, before: str = "A", after: str = "B") -> str:
-        """Return the verdict with its numbers in a sentence or two; rows that only one table has are counted last.
+        """Return the verdict with its numbers in a few sentences.
+
+        The last ones name the rows without a direction, and count those that only one table has.
 
         Args:
             before: Name of the first table.
@@ -100,21 +118,36 @@ class TableRelation:
             >>> table_relation(torch.randn(2000, 32), torch.randn(2000, 32)).sentence()
             'Unrelated: after a rotation that was fitted on half of the 2,000 common tokens, ...'
         """
+        found = [self._related(before, after)]
+        for name, rows in ((before, self.no_direction_before), (after, self.no_direction_after)):
+            if rows:
+                named = ", ".join(map(str, rows[:NAMED_ONLY])) + ", ..." * (len(rows) > NAMED_ONLY)
+                have = "row has" if len(rows) == 1 else "rows have"
+                found.append(f"{len(rows):,} {have} no direction in {name}: {named} (zero or NaN).")
         only = [
             f"{count:,} {'row' if count == 1 else 'rows'} only in {name}"
             for count, name in ((self.only_before, before), (self.only_after, after))
             if count
         ]
-        return self._related() + (f" {', '.join(only)}." if only else "")
+        return " ".join([*found, f"{', '.join(only)}."] if only else found)
 
-    def _related(self) -> str:
+    def to_json(self, limit: int = 100) -> JsonObject:
+        """Return the result as a JSON object; rows without a direction are `{"rows": number, "ids": first IDs}`.
+
+        Args:
+            limit: Largest number of IDs in each list.
+        """
+        lists = {name: getattr(self, name) for name in ("no_direction_before", "no_direction_after")}
+        return asdict(self) | {name: {"rows": len(ids), "ids": list(ids[:limit])} for name, ids in lists.items()}
+
+    def _related(self, before: str, after: str) -> str:
         """Return what is known of the rows that both tables have."""
         if self.is_as_stored and (self.equal or self.exchanged > self.shared / 2):
-            return self._counted()
+            return self._counted(before, after)
         if self.is_as_stored:
             return (
-                f"Moved: as stored, the two rows of a token have a mean cosine of {self.as_stored:.3f}, and of "
-                f"{self.as_stored_shuffled:z.3f} with shuffled tokens."
+                f"Moved: as stored, the two rows of {self.tokens:,} tokens have a mean cosine of {self.as_stored:.3f}, "
+                f"and of {self.as_stored_shuffled:z.3f} with shuffled tokens."
             )
         if self.held_out is None:
             return f"Cannot tell whether they are related: {self.tokens:,} common tokens are too few."
@@ -130,7 +163,7 @@ class TableRelation:
             return f"Rotated: {found}"
         return f"{self.verdict.capitalize()}: {found}"
 
-    def _counted(self) -> str:
+    def _counted(self, before: str, after: str) -> str:
         """Return how many rows are equal, and what is known of the others."""
         differ = self.shared - self.equal
         if not differ:
@@ -144,15 +177,23 @@ class TableRelation:
             f"{differ:,} {'differ' if differ > 1 else 'differs'}",
         ]
         if self.differing_cosine is not None and self.as_stored_shuffled is not None:
+            have = "has" if self.differing == 1 else "have"
+            if self.differing < differ:
+                found[1] += f"; {self.differing:,} {have} a direction in both tables"
             found[1] += (
-                f", with {'a mean' if differ > 1 else 'a'} cosine of {self.differing_cosine:.3f} (shuffled tokens: "
-                f"{self.as_stored_shuffled:z.3f}) and norms × {self.differing_scale:.3g} in the median"
+                f", with {'a mean' if self.differing > 1 else 'a'} cosine of {self.differing_cosine:.3f} (shuffled "
+                f"tokens: {self.as_stored_shuffled:z.3f}) and norms × {self.differing_scale:.3g} in the median"
             )
         if self.exchanged:
-            place = f", {abs(self.shift)} {'later' if self.shift > 0 else 'earlier'} in nearly all cases" * bool(
-                self.shift
+            several = self.exchanged > 1
+            places = f"{abs(self.shift)} {'place' if abs(self.shift) == 1 else 'places'}"
+            side = "later" if self.shift > 0 else "earlier"
+            found[1] += (
+                f"; {self.exchanged:,} {'rows' if several else 'row'} of {after} {'are' if several else 'is'} equal to "
+                f"the row of another token in {before}"
+                + f", in nearly all cases {places} {side} than there"
+                * bool(self.shift)
             )
-            found[1] += f"; {self.exchanged:,} of them equal the row of another token{place}"
         return f"{'Changed in part' if self.equal else 'Rows exchanged'}: {'. '.join(found)}."
 
 
@@ -207,13 +248,16 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
     """
     readers, pairs = paired(before, after, pairs)
     shared = len(pairs)
-    is_equal, is_exchanged, shift = _equal(readers, pairs)
+    norms = torch.stack([table.norms()[ids] for table, ids in zip(readers, pairs.T, strict=True)])
+    has_direction = norms > 0
+    usable = has_direction.all(0)
+    is_equal, is_exchanged, shift = _equal(readers, pairs, usable)
     counted = {"shared": shared, "equal": int(is_equal.sum()), "exchanged": int(is_exchanged.sum()), "shift": shift}
+    is_named = ~is_equal & ~(norms == 0).all(0)
+    no_direction = [tuple(ids[is_named & ~each].tolist()) for ids, each in zip(pairs.T, has_direction, strict=True)]
     left_out = rows_left_out(pairs, (len(readers[0]), len(readers[1])))
     counted |= {"only_before": len(left_out[0]), "only_after": len(left_out[1])}
     all_equal = 0 < shared == counted["equal"] and not any(left_out)
-    norms = torch.stack([table.norms()[ids] for table, ids in zip(readers, pairs.T, strict=True)])
-    usable = (norms > 0).all(0)
     is_same = int(((is_equal | is_exchanged) & usable).sum()) > int(usable.sum()) / 2
     differing = row_movement(before, after, pairs=pairs[usable & ~is_equal]) if _same_width(readers) else None
     pairs = pairs[usable]
@@ -223,7 +267,18 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
     widths = [table.embed_dim for table in readers]
     if len(pairs) < FEWEST_TOKENS:
         few: Verdict = "same" if all_equal else "unknown"
-        return TableRelation(few, len(pairs), None, None, None, None, min(widths), **counted)
+        return TableRelation(
+            few,
+            len(pairs),
+            None,
+            None,
+            None,
+            None,
+            min(widths),
+            **counted,
+            no_direction_before=no_direction[0],
+            no_direction_after=no_direction[1],
+        )
     stored = None
     if _same_width(readers):
         stored = [row_movement(before, after, pairs=each).cosines for each in (pairs, shuffled)]
@@ -245,6 +300,9 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
         float(held_out[1].mean()),
         min(widths),
         **counted,
+        no_direction_before=no_direction[0],
+        no_direction_after=no_direction[1],
+        differing=0 if differing is None else len(differing.pairs),
         differing_cosine=float(differing.cosines.mean()) if differing is not None and has_differing else None,
         differing_scale=differing.scale if differing is not None and has_differing else None,
     )
@@ -256,16 +314,16 @@ def _same_width(readers: Sequence[RowReader]) -> bool:
 
 
 def _equal(
-    readers: Sequence[RowReader], pairs: Int[Tensor, "N 2"]
+    readers: Sequence[RowReader], pairs: Int[Tensor, "N 2"], usable: Bool[Tensor, " N"]
 ) -> tuple[Bool[Tensor, " N"], Bool[Tensor, " N"], int]:
-    """Return which tokens have equal rows, which others have the first row of another token, and the shift of these."""
+    """Return which tokens have equal rows, which usable others the first row of another token, and their shift."""
     equal = torch.zeros(len(pairs), dtype=torch.bool)
     if not _same_width(readers) or not len(pairs):
         return equal, equal, 0
     old, new = (row_hashes(table)[ids] for table, ids in zip(readers, pairs.T, strict=True))
     equal = old == new
-    exchanged = torch.isin(new, old) & ~equal
-    if not exchanged.any():
+    exchanged = torch.isin(new, old) & ~equal & usable
+    if int(exchanged.sum()) < FEWEST_SHIFTED:
         return equal, exchanged, 0
     ordered = old.sort()
     places = ordered.indices[torch.searchsorted(ordered.values, new[exchanged])]

@@ -48,7 +48,8 @@ class SharedVariance:
         offset_share: Share of their squared length that the mean row holds, `N |mean|^2 / sum |row|^2`.
         dimension: Dimension with the largest variance.
         dimension_share: Its share of the variance.
-        component_share: Share of the variance of the first principal component, of at most `SAMPLED` rows.
+        component_share: Share of the variance of the first principal component, of at most `SAMPLED` rows. That of all
+            rows, with those that never learned, is the first `explained_variance_ratio` of `TableGeometry`.
         constant: Columns in which all rows have the same number.
         rank: Number of directions with variance among the sampled rows.
         most_rank: The largest possible `rank`: the dimensions that are not constant, or the sampled rows less 1.

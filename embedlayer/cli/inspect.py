@@ -12,7 +12,9 @@ from embedlayer.cli.printing import LONGEST_TOKEN, make_console, print_facts, pr
 from embedlayer.plots.visible import visible_text
 
 if TYPE_CHECKING:
+    from jaxtyping import Bool
     from rich.console import Console
+    from torch import Tensor
 
     from embedlayer.analysis.chance import ChanceGeometry
     from embedlayer.analysis.evaluate import AnalogyScores, WordPairScores
@@ -223,8 +225,11 @@ def _per_layer(opened: "OpenedModel") -> dict[str, int] | None:
 def _geometry_lines(content: Measurements, found: "TableHealth") -> Iterator[tuple[str, str, str]]:
     """Yield `(name, value, meaning)` for each geometric measurement, for `print_facts`.
 
-    The meaning ends with the value by chance. If there is no geometry, one line says that no row can be measured.
+    The meaning ends with the value by chance, and names the rows where some lines leave out those that never learned.
+    If there is no geometry, one line says that no row can be measured.
     """
+    from embedlayer.analysis.shared_variance import SAMPLED
+
     geometry, chance = content.geometry, content.chance
     if geometry is None or chance is None:
         yield "geometry", "none", "all rows are zero, NaN or infinite"
@@ -233,8 +238,11 @@ def _geometry_lines(content: Measurements, found: "TableHealth") -> Iterator[tup
     low, middle, high = norms.sort().values[[len(norms) * tenths // 10 for tenths in (1, 5, 9)]].tolist()
     half, most = geometry.directions_for(0.5), geometry.directions_for(0.9)
     shares, width = geometry.explained_variance_ratio, geometry.embed_dim
+    of_learned = found.is_shared_of_learned
+    of_all = f" of all {geometry.rows:,} rows" * of_learned
     yield "norms", f"{low:.3g}  {middle:.3g}  {high:.3g}", "10th, 50th and 90th percentile"
-    yield "spectrum", _bars(shares.tolist()), f"variance by principal component; the first has {float(shares[0]):.1%}"
+    components = f"variance{of_all} by principal component; the first has {float(shares[0]):.1%}"
+    yield "spectrum", _bars(shares.tolist()), components
     yield "", f"{half:,}, {most:,} of {width:,}", "components with 50 % and 90 % of the variance"
     rank = f"exp of the entropy of the singular values; random numbers: {chance.effective_rank:.1f}"
     yield "effective rank", f"{geometry.effective_rank:.1f} of {width:,}", rank
@@ -245,14 +253,19 @@ def _geometry_lines(content: Measurements, found: "TableHealth") -> Iterator[tup
     if found.spelling is not None:
         pairs = f"mean cosine of {found.spelling.pairs:,} pairs, such as dog and dogs; unrelated pairs: 0.000"
         yield "spelling", f"{found.spelling.cosine:.3f}", f"{pairs} ± {found.spelling.error:.2g}"
-    mean = f"norm of the mean row over the mean norm; random numbers: {geometry.rows**-0.5:.3f}"
+    mean = f"norm of the mean row{of_all} over the mean norm; random numbers: {geometry.rows**-0.5:.3f}"
     shared = found.shared
     if shared.is_measured:
-        largest = (
-            f"of the variance is in dimension {shared.dimension}, the largest; constant columns: {len(shared.constant)}"
-        )
+        rows = f"the {shared.rows:,} learned rows" if of_learned else "the rows"
+        varies = f"of the variance{f' of {rows}' * of_learned} is"
+        largest = f"{varies} in dimension {shared.dimension}, the largest; constant columns: {len(shared.constant)}"
         yield "one dimension", f"{shared.dimension_share:.1%}", largest
-        yield "shared offset", f"{shared.offset_share:.1%}", "of the squared length of the rows is that of the mean row"
+        if of_learned:
+            sampled = ", in a sample" * (shared.rows > SAMPLED)
+            component = f"{varies} along their first principal component{sampled}"
+            yield "one direction", f"{shared.component_share:.1%}", component
+        offset = f"of the squared length of {rows} is that of the{' mean row' if not of_learned else 'ir mean'}"
+        yield "shared offset", f"{shared.offset_share:.1%}", offset
     yield "mean row", f"{geometry.mean_norm:.3f}", mean
     yield "isotropy", f"{geometry.isotropy:.3g}", f"1: no direction is preferred; random numbers: {chance.isotropy:.3g}"
 
@@ -388,7 +401,7 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
     texts = {row.before: _token(before, row.before) for rows in lists.values() for row in rows}
     if as_json:
         content: dict[str, Any] = {"tokens": len(movement.pairs), "median_cosine_unaligned": median, "aligned": None}
-        content |= {"relation": asdict(relation), "scale": movement.scale}
+        content |= {"relation": relation.to_json(topn), "scale": movement.scale}
         for name, opened, ids in zip(("before", "after"), (before, after), left_out, strict=True):
             sizes = {"vocab_size": opened.table.vocab_size, "embed_dim": opened.table.embed_dim}
             only = {"rows": len(ids), "tokens": [_token(opened, row) for row in ids[:topn]]}
@@ -411,10 +424,13 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
             named = "  ".join(visible_text(_token(opened, row))[:LONGEST_TOKEN] for row in ids[:NAMED_ONLY])
             facts.append((f"only in {name}", f"{len(ids):,} rows", named + "  ..." * (len(ids) > NAMED_ONLY)))
     if plain is not None:
-        facts += [("not aligned", f"{median or 0:.3f}", "median cosine of a row with itself")]
+        usable = int((~plain.cosines.isnan()).sum())
+        meaning = f"median cosine of the two rows of {usable:,} tokens, neither table rotated"
+        facts += [("as stored", "none" if median is None else f"{median:.3f}", meaning)]
     if alignment is not None:
-        left = f"median cosine; {alignment.residual:.1%} of the later table is unexplained, scale {alignment.scale:.3g}"
-        facts += [("aligned", f"{_median(movement) or 0:.3f}", left)]
+        rotated = "median cosine after a rotation and scaling of A to fit B"
+        left = f"{rotated}; {alignment.residual:.1%} of B is unexplained, scale {alignment.scale:.3g}"
+        facts += [("rotated", f"{_median(movement) or 0:.3f}", left)]
     facts.append(
         ("norms", f"x {movement.scale:.3g}", "median ratio of the norms; the lists show ratios relative to it")
     )
@@ -422,10 +438,13 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
     if relation.verdict == "unrelated":
         print_line(console, "\nUnrelated tables have no tokens that moved most.")
         return
+    moved = int(_has_moved(movement).sum())
+    unmoved = int((~movement.cosines.isnan()).sum()) - moved
+    if unmoved and not lists["least"]:
+        which = f"{unmoved:,} {'row' if unmoved == 1 else 'rows'} did not move" if moved else "No row moved"
+        print_line(console, f"\n{which} by more than rounding.")
     for name, rows in lists.items():
         if not rows:
-            if name == "most":
-                print_line(console, "\nNo row moved by more than rounding.")
             continue
         print_line(console, f"\nMoved {MOVED_NAMES[name]}")
         lines = []
@@ -438,21 +457,28 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
 def _moved(movement: "RowMovement", after: "OpenedModel", topn: int) -> "dict[str, list[MovedRow]]":
     """Return the tokens that moved most and least, each list with at most `topn` of them.
 
-    Rows that did not move (`RowMovement.has_moved`) are in no list of those that moved most. If the number of
-    occurrences is known, tokens that never occur are in a list of their own, `"never"`.
+    Rows that did not move (`RowMovement.has_moved`) are in no list of those that moved most, and there is no list of
+    those that moved least if `topn` rows or more did not move. If the number of occurrences is known, tokens that never
+    occur are in a list of their own, `"never"`.
     """
     import torch
 
     occurs = torch.ones(len(movement.pairs), dtype=torch.bool)
     if after.counts is not None:
         occurs = after.counts[movement.pairs[:, 1]] > 0
-    moved = movement.has_moved
+    moved, is_measured = _has_moved(movement), ~movement.cosines.isnan()
+    has_least = bool(moved.any()) and int((occurs & is_measured & ~moved).sum()) < topn
     never = movement.among(~occurs & moved)
     return {
         "most": movement.among(occurs & moved).most(topn),
-        "least": movement.among(occurs).least(topn),
+        "least": movement.among(occurs).least(topn) if has_least else [],
         "never": never.most(topn),
     }
+
+
+def _has_moved(movement: "RowMovement") -> "Bool[Tensor, ' N']":
+    """Return which rows moved, of those that have a direction in both tables."""
+    return movement.has_moved & ~movement.cosines.isnan()
 
 
 def _token(opened: "OpenedModel", row: int) -> str:

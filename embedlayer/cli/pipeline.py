@@ -443,10 +443,15 @@ def _sentences_learned(learned: dict[str, Any], loss: float) -> Iterator[str]:
             f"It learned which tokens are used alike: the {learned['frequent']:,} that occur {FREQUENT} times or more "
             f"in the text have neighbours of similar use."
         )
-    yield (
-        f"It did not learn the other {learned['rare']:,}: these are too rare, {learned['unused']:,} of them are not in "
-        f"the text at all, and their neighbours mean little."
-    )
+    if learned["rare"]:
+        which = (
+            f"{learned['rare']:,} rows were not learned" * learned["is_little"]
+            or f"It did not learn the other {learned['rare']:,}"
+        )
+        yield (
+            f"{which}: these are too rare, {learned['unused']:,} of them are not in the text at all, and their "
+            f"neighbours mean little."
+        )
     if not learned["is_little"]:
         yield (
             f"Context lowers the loss on held-out text from {learned['unigram_entropy']:.2f} nats per token, which "

@@ -1,6 +1,6 @@
 """Data of the Compare view: two tables in the same coordinates, and how far each token moved."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ def summary(source: OpenedModel, other: OpenedModel, params: Params) -> Any:
         "mean_cosine": float(moved.cosines.mean()),
         "residual": found.residual,
         "scale": scale,
-        "relation": {**asdict(found.relation), "sentence": found.relation.sentence(other.title, source.title)},
+        "relation": {**found.relation.to_json(LISTED), "sentence": found.relation.sentence(other.title, source.title)},
         "only": [
             {"title": each.title, "rows": len(rows), "tokens": [each.token_texts[row] for row in rows[:NAMED_ONLY]]}
             for each, rows in ((source, found.only), (other, found.only_other))

@@ -68,15 +68,41 @@ def test_rows_that_are_equal_exchanged_or_overwritten_are_counted() -> None:
     assert found.sentence().startswith(
         "Changed in part: 2,960 of 3,000 common rows are equal. 40 differ, with a mean cosine of "
     )
-    assert found.sentence().endswith("; 30 of them equal the row of another token.")
+    assert found.sentence().endswith("; 30 rows of B are equal to the row of another token in A.")
     spoiled[5] = torch.nan
     assert table_relation(rows, spoiled).shared == 3000
     order = torch.randperm(3000)
     assert table_relation(rows, rows[order]).verdict == "changed"  # though cosines are as those of shuffled tokens
     rolled = table_relation(rows, rows.roll(2, 0))
     assert rolled.shift == 2
-    assert "3,000 of them equal the row of another token, 2 later in nearly all cases." in rolled.sentence()
+    assert rolled.sentence("old", "new").endswith(
+        "; 3,000 rows of new are equal to the row of another token in old, "
+        "in nearly all cases 2 places later than there."
+    )
     assert table_relation(rows, rows @ rotation(24)).sentence().startswith("Rotated: ")
+
+
+def test_rows_without_a_direction_are_named_and_in_no_mean() -> None:
+    rows = torch.randn(2000, 16)
+    rows[3], rows[4] = 0.0, torch.nan  # in both tables: equal
+    spoiled = rows.clone()
+    spoiled[300] = -rows[300]
+    spoiled[400], spoiled[500], spoiled[600] = rows[401], 0.0, torch.nan
+    found = table_relation(rows, spoiled)
+    assert (found.equal, found.differing, found.exchanged, found.shift) == (1996, 2, 1, 0)
+    assert found.differing_cosine == pytest.approx(float(torch.cosine_similarity(rows[400:401], rows[401:402]) - 1) / 2)
+    assert (found.no_direction_before, found.no_direction_after) == ((), (500, 600))
+    shown = found.sentence()
+    assert "4 differ; 2 have a direction in both tables, with a mean cosine of " in shown
+    assert shown.endswith(
+        "; 1 row of B is equal to the row of another token in A. 2 rows have no direction in B: 500, 600 (zero or NaN)."
+    )
+    assert found.to_json(1)["no_direction_after"] == {"rows": 2, "ids": [500]}
+    turned = table_relation(spoiled, rows @ rotation(16))
+    assert turned.sentence().startswith("Related: ")
+    assert (turned.no_direction_before, turned.no_direction_after) == ((500, 600), ())
+    pairs = torch.stack([torch.arange(2000), torch.arange(2000).flip(0)], dim=1)
+    assert table_relation(rows, spoiled.flip(0), pairs=pairs).no_direction_after == (1499, 1399)
 
 
 def test_tables_are_the_same_only_if_all_rows_of_both_are_equal() -> None:

@@ -144,7 +144,9 @@ def test_two_tables_are_compared_by_their_tokens(tmp_path, capsys) -> None:
     assert json.loads(capsys.readouterr().out)["aligned"] is None
     assert run("inspect", tmp_path / "before.vec", tmp_path / "after") == 0
     shown = capsys.readouterr().out
-    assert shown.index("Moved most") < shown.index("cat") < shown.index("Moved least")
+    assert shown.index(f"{count - 1} rows did not move by more than rounding.") < shown.index("Moved most")
+    assert "cat" in shown
+    assert "Moved least" not in shown
     assert "common tokens are too few" in " ".join(shown.split())
 
 
@@ -176,6 +178,49 @@ def test_a_table_with_new_rows_is_compared_with_its_base_and_its_new_rows_are_na
         {"rows": 1, "tokens": ["w59"]},
         {"rows": 1, "tokens": ["otter"]},
     ]
+
+
+def test_zero_and_nan_rows_are_named_and_rows_that_did_not_move_are_not_listed(tmp_path, capsys) -> None:
+    rows = torch.randn(700, 16)
+    spoiled = rows.clone()
+    spoiled[300] *= -1
+    spoiled[500], spoiled[600] = 0.0, torch.nan
+    for name, table in (("A", rows), ("B", spoiled), ("zeros", rows.index_fill(0, torch.tensor([9]), 0.0))):
+        TokenEmbedding.from_pretrained(table).save_pretrained(tmp_path / name)
+    assert run("inspect", tmp_path / "A", tmp_path / "B", "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["relation"]["no_direction_after"] == {"rows": 2, "ids": [500, 600]}
+    assert content["relation"]["differing"] == 1
+    assert [row["before"] for row in content["most"]] == [300]
+    assert content["least"] == []
+    assert run("inspect", tmp_path / "A", tmp_path / "B") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "2 rows have no direction in B: 500, 600 (zero or NaN)." in shown
+    assert "as stored 1.000 median cosine of the two rows of 698 tokens, neither table rotated" in shown
+    for other in ("A", "zeros"):
+        assert run("inspect", tmp_path / "A", tmp_path / other) == 0
+        shown = capsys.readouterr().out
+        assert "No row moved by more than rounding." in shown
+        assert "Moved" not in shown
+    TokenEmbedding.from_pretrained(rows + 0.1 * torch.randn(700, 16)).save_pretrained(tmp_path / "noise")
+    assert run("inspect", tmp_path / "A", tmp_path / "noise") == 0
+    shown = capsys.readouterr().out
+    assert "Moved: as stored, the two rows of 700 tokens have a mean cosine of 0.99" in " ".join(shown.split())
+    assert shown.index("Moved most") < shown.index("Moved least")
+
+
+def test_measures_of_the_learned_rows_alone_say_so(tmp_path, capsys) -> None:
+    rows = torch.cat([torch.randn(400, 32), torch.randn(32) + 0.01 * torch.randn(100, 32)])
+    TokenEmbedding.from_pretrained(rows).save_pretrained(tmp_path)
+    assert run("inspect", tmp_path, "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    shared = content["health"]["shared"]
+    assert (shared["rows"], shared["learned_only"], content["geometry"]["rows"]) == (400, True, 500)
+    assert run("inspect", tmp_path) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{shared['offset_share']:.1%} of the squared length of the 400 learned rows is that of their mean" in shown
+    assert f"{shared['component_share']:.1%} of the variance of the 400 learned rows is along their first" in shown
+    assert "variance of all 500 rows by principal component; the first has " in shown
 
 
 def test_unrelated_tables_are_called_so_and_have_no_lists(tmp_path, capsys) -> None:

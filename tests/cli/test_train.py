@@ -248,6 +248,8 @@ def test_the_demo_takes_its_smallest_number_of_steps_and_says_what_was_not_learn
     assert "  (at least 2 steps: about " in shown
     assert "  Barely trained: the loss on held-out text is 8." in shown
     assert "Sound" not in shown
+    assert " rows were not learned: these are too rare, " in " ".join(shown.split())
+    assert "the other" not in shown
     start = json.loads((tmp_path / "out/demo/metrics.jsonl").read_text().splitlines()[0])
     assert start["loss"] == pytest.approx(math.log(4096), abs=0.3)
     summary = json.loads((tmp_path / "out/demo/run.json").read_text())

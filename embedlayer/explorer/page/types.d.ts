@@ -208,6 +208,8 @@ export interface SharedVariance {
   rank: number;
   most_rank: number;
   is_measured: boolean;
+  /** Whether rows that never learned are left out. */
+  learned_only: boolean;
 }
 
 export interface Health {

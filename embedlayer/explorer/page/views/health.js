@@ -127,7 +127,8 @@ function rowTiles(health, vocabSize) {
  * @returns {Tile[]}
  */
 function sharedTiles({ shared, limits, loss }) {
-  const ofVariance = `of the variance; a fault above ${percent(limits.variance)}`;
+  const learned = shared.learned_only ? ` of the ${shared.rows.toLocaleString("en")} learned rows` : "";
+  const ofVariance = `of the variance${learned}; a fault above ${percent(limits.variance)}`;
   /** @param {number | null} share @param {string} note @returns {[string, string]} */
   const measured = (share, note) => (shared.is_measured ? [percent(share), note] : ["–", "too few rows"]);
   /** @type {Tile[]} */
@@ -135,7 +136,7 @@ function sharedTiles({ shared, limits, loss }) {
     [TILES.dimension_share, ...measured(shared.dimension_share, `dimension ${shared.dimension}, ${ofVariance}`)],
     [TILES.component_share, ...measured(shared.component_share, `first principal component, ${ofVariance}`)],
     [TILES.offset_share, ...measured(shared.offset_share,
-      `of the squared length, the mean row; a fault above ${percent(limits.offset)}`)],
+      `of the squared length${learned}, the mean row; a fault above ${percent(limits.offset)}`)],
     [TILES.constant, shared.is_measured ? shared.constant.length : "–", "the same number in all rows"],
     [TILES.rank, shared.is_measured ? shared.rank : "–",
       `of ${shared.most_rank} with variance, in a sample; not decided below ${percent(limits.rank)}`],
