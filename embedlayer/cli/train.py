@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from embedlayer.cli.options import TEXTS_OR_CORPUS, json_option
 from embedlayer.cli.pipeline import LayerOptions, layer_options
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 
 
 Options = TypeVar("Options")
+
+OF_A_RESUMED_RUN = {
+    *("files", "output", "resume", "weights", "device", "save_seconds", "timeout_seconds", "vocab_parallel_size"),
+    "as_json",
+}
+"""Parameters of the command that a run which continues may have; the others are those with which it began."""
 
 PRECISIONS = click.Choice(["auto", "float32", "bfloat16"])
 
@@ -58,7 +65,9 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]  # generic since clic
     type=_Weights(),
     help="Train on a mixture: share of each FILE in the windows, such as 3,1.  [default: all FILES are one text]",
 )
-@click.option("--resume", is_flag=True, help="Continue the run in the folder from its last checkpoint.")
+@click.option(
+    "--resume", is_flag=True, help="Continue the run in the folder from its last checkpoint, with its own options."
+)
 @click.option("--overwrite", is_flag=True, help="Replace the run in the folder.")
 @layer_options
 @click.option("--length", default=128, help="Tokens per window.")
@@ -132,8 +141,8 @@ def _train(
 
     Raises:
         FileError: The folder contains a run, and neither `--resume` nor `--overwrite` was passed.
-        SizeError: No text was passed to a new run, files were passed together with `--resume`, weights do not fit the
-            files or the run, or torchrun started the processes of a run with mapped tables.
+        SizeError: No text was passed to a new run; files or options of a new run were passed together with `--resume`;
+            weights do not fit the files or the run; or torchrun started the processes of a run with mapped tables.
         PeerError: A rank has other files or options than rank 0.
     """
     from embedlayer.cli.pipeline import show_summary, start_run, train_to_the_end
@@ -149,11 +158,16 @@ def _train(
     ):
         if files and options["resume"]:
             raise SizeError("--resume uses the corpus in the folder: leave the files out.")
+        if options["resume"]:
+            _require_no_options_of_a_new_run()
         if options["weights"] is not None:
             _require_same_weights(directory, options["weights"])
         trainer, tokenizer, _ = directory.resume(device, parallel)
         if not quiet:
-            click.echo(f"Continuing at step {trainer.step}")
+            complete = trainer.step == trainer.steps
+            click.echo(
+                f"The run is complete at step {trainer.step}" if complete else f"Continuing at step {trainer.step}"
+            )
     else:
         if not files:
             raise SizeError("There is no text to train on: name a file, a folder, or - for standard input.")
@@ -214,6 +228,19 @@ def _train(
 def _named(options: dict[str, Any], kind: type[Options]) -> Options:
     """Return a dataclass of type `kind`, built from those options that are its fields; other options are ignored."""
     return kind(**{field.name: options[field.name] for field in fields(kind) if field.name in options})  # type: ignore[arg-type]
+
+
+def _require_no_options_of_a_new_run() -> None:
+    """Raise an error if the command line has options that a run which continues has chosen already.
+
+    Raises:
+        SizeError: It has such options.
+    """
+    context = click.get_current_context()
+    given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    names = {each.name: each.opts[0] for each in context.command.params}
+    if fixed := [names[name] for name in given if name not in OF_A_RESUMED_RUN]:
+        raise SizeError(f"--resume continues with the options of the run: leave {', '.join(fixed)} out.")
 
 
 def _require_weights(files: tuple[Path, ...], weights: tuple[float, ...]) -> None:

@@ -201,6 +201,11 @@ def test_a_mixture_of_a_text_and_a_corpus_is_one_run_with_a_loss_for_each(text, 
     assert trainer.sampler.counts == (768, 256)
     assert open_model(folder).counts.sum() == len(directory.open_corpus())
 
+    capsys.readouterr()
+    assert run("train", "--resume", "-o", folder, "--dim", 8, "--steps", 300, "--tokenizer", "word") == 2
+    assert "continues with the options of the run: leave --dim, --steps, --tokenizer out." in capsys.readouterr().err
+    assert run("train", "--resume", "-o", folder, "--device", "cpu", "--save-seconds", 5) == 0
+    assert "The run is complete at step" in capsys.readouterr().out
     assert run("train", "--resume", "-o", folder, "--weights", "1,1") == 2
     assert "which trains on the weights 3,1" in capsys.readouterr().err
     assert run("train", "--resume", "-o", folder, "--weights", "3,1") == 0
