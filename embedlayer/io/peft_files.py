@@ -62,6 +62,7 @@ class AdapterFields(TypedDict):
     alpha_pattern: NotRequired[dict[str, _Alpha] | None]
     rank_pattern: NotRequired[dict[str, _Rank] | None]
     use_rslora: NotRequired[bool | None]
+    target_modules: NotRequired[list[str] | str | None]
     token_indices: NotRequired[_TokenIds | None]
     trainable_token_indices: NotRequired[_TokenIds | dict[str, _TokenIds] | None]
 
@@ -291,6 +292,12 @@ def _module_adapter(module: str, found: Mapping[str, Tensor], config: JsonObject
             continue
         if first is None or second is None or len(first) != second.shape[1]:
             raise CheckpointError(f"{directory / ADAPTER_WEIGHTS} has half of the LoRA of {module}: it is damaged.")
+        targets = config.get("target_modules")
+        if isinstance(targets, list) and not any(f".{module}".endswith(f".{name}") for name in targets):
+            raise CheckpointError(
+                f"{directory / ADAPTER_WEIGHTS} has a LoRA of {module}, which target_modules of {ADAPTER_CONFIG} does "
+                f"not name, so that PEFT leaves it out: the files do not belong together. Copy the adapter again."
+            )
         rank, alpha = len(first), _of_module(config, "alpha_pattern", module, directory, config.get("lora_alpha", 8))
         stated = _of_module(config, "rank_pattern", module, directory, config.get("r", rank))
         if rank != stated or not rank:

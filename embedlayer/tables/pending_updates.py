@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from embedlayer.errors import CheckpointError, ShapeError, StaleRowsError
+from embedlayer.errors import CheckpointError, ShapeError, SizeError, StaleRowsError
 from embedlayer.forks import HeldLocks, call_in_forked_processes, lock_held_at_forks
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import Kernel, kernels_apply
@@ -895,6 +895,11 @@ class RowSparseParameter(nn.Parameter):
         kwargs = kwargs or {}
         if not torch.compiler.is_compiling() and func not in READS_NO_ROWS:
             weights = list(weights_among((args, kwargs)))
+            if func is Tensor.share_memory_ and any(has_sparse_gradient(weight) for weight in weights):
+                raise SizeError(
+                    "Torch cannot share the sparse gradient of a row-sparse table: call optimizer.zero_grad() before "
+                    "share_memory()."
+                )
             with HeldLocks([weight.pending_updates.lock for weight in weights if _copies_rows(func, weight)]):
                 for weight in weights:
                     if func is F.embedding and weight is args[1]:
@@ -1023,6 +1028,11 @@ def pending_updates_of(weight: Tensor | None) -> PendingUpdates | None:
     """Return the `PendingUpdates` attached to the weight of a row-sparse table; `None` for any other tensor."""
     found: PendingUpdates | None = getattr(weight, "pending_updates", None)
     return found
+
+
+def has_sparse_gradient(weight: Tensor) -> bool:
+    """Return whether a weight has a gradient of some rows alone."""
+    return weight.grad is not None and weight.grad.is_sparse
 
 
 def raw_weight(weight: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ NAME = "base_model.model.model.embed_tokens"
 ROWS = {f"{NAME}.token_adapter.trainable_tokens_delta": torch.ones(2, 8)}
 FACTORS = {f"{NAME}.lora_embedding_A": torch.ones(2, 20), f"{NAME}.lora_embedding_B": torch.ones(8, 2)}
 HEAD = {f"{NAME}.lora_A.weight": torch.ones(2, 8), f"{NAME}.lora_B.weight": torch.ones(20, 2)}
-LORA = {"peft_type": "LORA", "r": 2, "lora_alpha": 4}
+LORA = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "embed_tokens"]}
 METHODS: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor]]] = {
     "trainable tokens": (
         {"peft_type": "TRAINABLE_TOKENS", "token_indices": [3, 5]},
@@ -43,6 +43,7 @@ HOSTILE: list[tuple[str, str, Any]] = [
     *(("tokens beside LoRA", "trainable_token_indices", value) for value in NO_TOKENS),
     *(("tokens beside LoRA", "trainable_token_indices", {"embed_tokens": value}) for value in NO_TOKENS),
     *((name, "use_dora", True) for name in LORAS),
+    *((name, "target_modules", value) for name in LORAS for value in (["lm_head"], ["tokens"], [], 5)),
     *((name, "rank_pattern", {"(a+)+{9}": 2}) for name in LORAS),
     *((name, "alpha_pattern", {"(a(?=x))+": 2}) for name in LORAS),
 ]

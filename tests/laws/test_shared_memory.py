@@ -12,7 +12,7 @@ from processes import in_a_fork
 from torch import Tensor, nn
 
 import embedlayer as el
-from embedlayer.errors import FileError, StaleRowsError
+from embedlayer.errors import FileError, SizeError, StaleRowsError
 from embedlayer.optim import RowwiseSecondMoment
 from embedlayer.tables.mapped import MappedEmbedding
 from embedlayer.tables.pending_updates import raw_weight
@@ -82,6 +82,16 @@ def test_forked_readers_find_the_dense_rows_and_write_nothing(share) -> None:
 
     in_a_fork(read)
     assert torch.equal(raw_weight(table.weight), before)
+
+
+def test_a_table_with_a_sparse_gradient_is_not_half_shared() -> None:
+    table, optimizer = build(row_sparse=True)
+    table(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(SizeError, match=r"call optimizer.zero_grad\(\) before share_memory"):
+        table.share_memory()
+    assert not raw_weight(table.weight).is_shared()
+    optimizer.zero_grad()
+    assert table.share_memory().weight.is_shared()
 
 
 @pytest.mark.parametrize("shares_state", [False, True])
@@ -189,7 +199,9 @@ def test_a_mapped_table_that_was_moved_to_shared_memory_is_not_trained_there(sha
     rows = table.rows(0, 50).clone()
     with table.checkpoint():
         pass
+    optimizer.zero_grad()
     share[1](table, optimizer)
+    table([1, 2]).sum().backward()
     with pytest.raises(FileError, match=r"were moved to shared memory.*Call table.close\(\), continue with"):
         optimizer.step()
     table.close()
