@@ -45,8 +45,8 @@ def export(
 
     SOURCE is a run, a saved layer, a checkpoint (a folder, a file, or owner/name on the hub), or a file of vectors.
     Spaces in tokens become "▁" in formats that end a token at a space. Rows without a token are left out. The rows of
-    a source without a tokenizer are written as npy. A parquet
-    file is for embedding-atlas: it contains a map and neighbours instead of the rows.
+    a source without a tokenizer are written as npy. A parquet file is for embedding-atlas: it contains a map and
+    neighbours instead of the rows.
 
     An onnx file computes look-ups and, if the head is tied, logits. It needs a table that embedlayer compress wrote
     with --to q4_0 or q8_0.

@@ -156,18 +156,16 @@ def _train(
     if options["resume"] or parallel.collectives.any(
         parallel.is_first and was_started_by(parallel.launch_id, directory)
     ):
-        if files and options["resume"]:
-            raise SizeError("--resume uses the corpus in the folder: leave the files out.")
         if options["resume"]:
+            if files:
+                raise SizeError("--resume uses the corpus in the folder: leave the files out.")
             _require_no_options_of_a_new_run()
         if options["weights"] is not None:
             _require_same_weights(directory, options["weights"])
         trainer, tokenizer, _ = directory.resume(device, parallel)
         if not quiet:
-            complete = trainer.step == trainer.steps
-            click.echo(
-                f"The run is complete at step {trainer.step}" if complete else f"Continuing at step {trainer.step}"
-            )
+            what = "The run is complete" if trainer.step == trainer.steps else "Continuing"
+            click.echo(f"{what} at step {trainer.step}")
     else:
         if not files:
             raise SizeError("There is no text to train on: name a file, a folder, or - for standard input.")

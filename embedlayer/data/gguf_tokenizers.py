@@ -28,7 +28,7 @@ from embedlayer.data.sentencepiece_files import (
     sentencepiece_normalizer,
     sentencepiece_tokenizer,
 )
-from embedlayer.data.tokenizer_calls import decode, encode
+from embedlayer.data.tokenizer_calls import decode_batch, encode_batch
 from embedlayer.errors import TokenizerError
 from embedlayer.families import GGUF_TOKENIZERS, PRE_TOKENIZERS
 from embedlayer.io.gguf_files import read_gguf
@@ -339,9 +339,10 @@ def _check_same_ids(tokenizer: Tokenizer, written: Tokenizer, path: Path) -> Non
     """
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     probed = sorted({*range(0, size, max(1, size // _PROBED)), *range(max(0, size - 64), size)})
-    texts = [decode(tokenizer, [token], skip_special_tokens=False) for token in probed]
-    for text in [*_PROBE, *(f"a{token} b{token}" for token in texts)]:
-        ours, theirs = (encode(each, text).ids for each in (tokenizer, written))
+    tokens = decode_batch(tokenizer, [[token] for token in probed], skip_special_tokens=False)
+    texts = [*_PROBE, *(f"a{token} b{token}" for token in tokens)]
+    found = [[each.ids for each in encode_batch(one, texts)] for one in (tokenizer, written)]
+    for text, ours, theirs in zip(texts, *found, strict=True):
         if ours != theirs:
             raise TokenizerError(
                 f"The metadata of {path} cannot describe this tokenizer: {text!r} becomes {ours}, and with the rules "
