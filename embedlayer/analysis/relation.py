@@ -14,7 +14,7 @@ Tables are called the same only if all rows of both were compared and are equal.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -252,11 +252,19 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
     has_direction = norms > 0
     usable = has_direction.all(0)
     is_equal, is_exchanged, shift = _equal(readers, pairs, usable)
-    counted = {"shared": shared, "equal": int(is_equal.sum()), "exchanged": int(is_exchanged.sum()), "shift": shift}
     is_named = ~is_equal & ~(norms == 0).all(0)
     no_direction = [tuple(ids[is_named & ~each].tolist()) for ids, each in zip(pairs.T, has_direction, strict=True)]
     left_out = rows_left_out(pairs, (len(readers[0]), len(readers[1])))
-    counted |= {"only_before": len(left_out[0]), "only_after": len(left_out[1])}
+    counted: dict[str, Any] = {
+        "shared": shared,
+        "equal": int(is_equal.sum()),
+        "exchanged": int(is_exchanged.sum()),
+        "shift": shift,
+        "no_direction_before": no_direction[0],
+        "no_direction_after": no_direction[1],
+        "only_before": len(left_out[0]),
+        "only_after": len(left_out[1]),
+    }
     all_equal = 0 < shared == counted["equal"] and not any(left_out)
     is_same = int(((is_equal | is_exchanged) & usable).sum()) > int(usable.sum()) / 2
     differing = row_movement(before, after, pairs=pairs[usable & ~is_equal]) if _same_width(readers) else None
@@ -267,18 +275,7 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
     widths = [table.embed_dim for table in readers]
     if len(pairs) < FEWEST_TOKENS:
         few: Verdict = "same" if all_equal else "unknown"
-        return TableRelation(
-            few,
-            len(pairs),
-            None,
-            None,
-            None,
-            None,
-            min(widths),
-            **counted,
-            no_direction_before=no_direction[0],
-            no_direction_after=no_direction[1],
-        )
+        return TableRelation(few, len(pairs), None, None, None, None, min(widths), **counted)
     stored = None
     if _same_width(readers):
         stored = [row_movement(before, after, pairs=each).cosines for each in (pairs, shuffled)]
@@ -300,8 +297,6 @@ def table_relation(before: TableLike, after: TableLike, *, pairs: Int[Tensor, "N
         float(held_out[1].mean()),
         min(widths),
         **counted,
-        no_direction_before=no_direction[0],
-        no_direction_after=no_direction[1],
         differing=0 if differing is None else len(differing.pairs),
         differing_cosine=float(differing.cosines.mean()) if differing is not None and has_differing else None,
         differing_scale=differing.scale if differing is not None and has_differing else None,

@@ -143,10 +143,9 @@ def _colours(values: Float[Tensor, " N"] | None, rows: Any) -> dict[str, Any]:
     every = numbers(values)
     low, high = usual_range(every)
     colours = point_colours()
-    if (every < low).any() or (every > high).any():
-        colours.colorbar_extend = {(True, False): "min", (False, True): "max"}.get(
-            (bool((every < low).any()), bool((every > high).any())), "both"
-        )
+    is_below, is_above = bool((every < low).any()), bool((every > high).any())
+    if is_below or is_above:
+        colours.colorbar_extend = "both" if is_below and is_above else "min" if is_below else "max"
     return {"c": every[rows], "cmap": colours, "vmin": low, "vmax": high, "plotnonfinite": True}
 
 
