@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.analysis.geometry import PrincipalComponents, principal_components
@@ -13,7 +14,7 @@ from embedlayer.analysis.nearest import nearest_rows, table_cosines
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.data.tokenizer_calls import encode as encode_text
 from embedlayer.errors import SizeError, TokenIdError
-from embedlayer.explorer.text_ids import whole_number
+from embedlayer.explorer.text_ids import vocabulary_of, whole_number
 from embedlayer.sources import OpenedModel
 
 Params = Mapping[str, str]
@@ -112,11 +113,12 @@ def encode(source: OpenedModel, params: Params) -> Any:
     Raises:
         SizeError: There is no text, or it is longer than `MOST` characters.
     """
-    assert source.text_tokenizer is not None
+    tokenizer = vocabulary_of(source)
+    assert isinstance(tokenizer, Tokenizer)
     text = params.get("text", "")
     if not 0 < len(text) <= MOST:
         raise SizeError(f"text has 1 to {MOST} characters; found {len(text)}.")
-    return encode_text(source.text_tokenizer, text).ids
+    return encode_text(tokenizer, text).ids
 
 
 def vectors(source: OpenedModel, params: Params) -> bytes:
