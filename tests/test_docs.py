@@ -108,7 +108,7 @@ def test_every_module_has_its_test_file() -> None:
     }
     together |= {"families/token_ids.py": "census/test_configurations.py"}
     together |= {
-        "families/unread_tokenizers.py": "data/test_unread_tokenizers.py",
+        "families/unread_tokenizers.py": "tokenization/test_unread_tokenizers.py",
         "families/meta_params.py": "checkpoints/test_meta_layout.py",
     }
     together |= {"families/default_ids.py": "census/test_class_defaults.py"}
@@ -134,7 +134,8 @@ def test_every_module_has_its_test_file() -> None:
         "io/peft_files.py": "vocab/test_adapters.py",
         "tables/gguf_rows.py": "checkpoints/test_gguf.py",
         "tables/packed_rows.py": "tables/test_quantized.py",
-        "data/bert_tokenizers.py": "data/test_gguf_tokenizers.py",
+        "tokenization/words.py": "analysis/test_vectors.py",
+        "tokenization/bert_tokenizers.py": "tokenization/test_gguf_tokenizers.py",
         "families/final_norms.py": "checkpoints/test_final_norm.py",
         "families/gguf.py": "checkpoints/test_gguf.py",
         "families/tokenizers.py": "laws/test_stated_tokenizers.py",

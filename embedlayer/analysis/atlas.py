@@ -21,10 +21,10 @@ from embedlayer.analysis.geometry import principal_components
 from embedlayer.analysis.health import table_health
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer import require_rows
 from embedlayer.errors import CheckpointError, SizeError, TokenizerError, require
 from embedlayer.io.files import replace_file
 from embedlayer.tables.dense import TableLike
+from embedlayer.tokenization.ids import require_rows
 
 
 def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num_neighbors: int = 15) -> int:

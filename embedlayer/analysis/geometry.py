@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer import word_tokenizer
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.dense import TableLike
+from embedlayer.tokenization.words import word_tokenizer
 from embedlayer.vocab.tokenizer_match import common_tokens
 
 CHUNK_ROWS = 8192

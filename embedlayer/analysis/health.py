@@ -31,7 +31,6 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.shared_variance import SharedVariance, shared_variance, without_shared_part
 from embedlayer.analysis.tokenizer_fit import ERRORS, FEWEST_PAIRS, TokenizerFit, tokenizer_fit
 from embedlayer.analysis.under_trained import Cone, UnderTrained, under_trained_scores
-from embedlayer.data.tokenizer import as_tokenizer, row_texts, token_text
 from embedlayer.errors import ShapeError
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import finite_json
@@ -39,6 +38,8 @@ from embedlayer.short_repr import short_repr
 from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TableLike
 from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.tokenization.bytes import row_texts, token_text
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer
 
 NAMED = 3
 """Tokens that a sentence of the summary names."""

@@ -21,8 +21,9 @@ from itertools import pairwise
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from embedlayer.data.tokenizer import entry_reader, unknown_id
-from embedlayer.data.tokenizer_calls import encode_batch, pure_tokenizer
+from embedlayer.tokenization.bytes import entry_reader
+from embedlayer.tokenization.ids import unknown_id
+from embedlayer.tokenization.tokenizer_calls import encode_batch, pure_tokenizer
 
 KINDS = ("word", "part", "number", "punctuation", "space", "byte", "special", "unreachable", "no token")
 """All kinds, in the order in which reports list them."""
@@ -64,7 +65,7 @@ def token_kinds(tokenizer: Tokenizer, vocab_size: int) -> list[str]:
     without its own unknown token, such as that of a file of vectors, refuses most texts, and has no unreachable entry.
 
     Example:
-        >>> from embedlayer.data.tokenizer import train_tokenizer
+        >>> from embedlayer.tokenization.train import train_tokenizer
         >>> kinds = token_kinds(train_tokenizer((), "byte"), 258)
         >>> kinds[ord("a")], kinds[ord("7")], kinds[0xE2], kinds[256], kinds[257]
         ('word', 'number', 'byte', 'special', 'no token')

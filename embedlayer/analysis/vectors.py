@@ -28,11 +28,13 @@ from embedlayer.analysis.evaluate import (
 from embedlayer.analysis.kinds import ids_by_text, token_texts
 from embedlayer.analysis.nearest import cosines_with, largest, table_cosines
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer import as_tokenizer, require_rows, token_text, unknown_word, word_tokenizer
-from embedlayer.data.tokenizer_calls import encode, pure_tokenizer
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenizerError, UnknownTokenError
 from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TableLike
+from embedlayer.tokenization.bytes import token_text
+from embedlayer.tokenization.ids import require_rows
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, pure_tokenizer
+from embedlayer.tokenization.words import unknown_word, word_tokenizer
 
 Token: TypeAlias = str | int | bytes | np.integer[Any]
 """A token by its text, its ID, or its bytes."""
@@ -75,7 +77,7 @@ class TokenVectors:
         TokenizerError: The tokenizer has IDs outside the table, or is of another kind.
 
     Example:
-        >>> from embedlayer.data.tokenizer import table_size, train_tokenizer
+        >>> from embedlayer.tokenization import table_size, train_tokenizer
         >>> tokenizer = train_tokenizer("cat dog fish", kind="word")
         >>> TokenVectors(torch.eye(table_size(tokenizer)), tokenizer).similarity("cat", "dog")
         0.0

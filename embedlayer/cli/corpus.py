@@ -52,7 +52,7 @@ def build(
     from embedlayer.data.corpus import TokenCorpus, find_text_files
     from embedlayer.data.corpus_files import missing_shards
     from embedlayer.data.sharded_build import build_in_shards, build_shard
-    from embedlayer.data.tokenizer import load_tokenizer
+    from embedlayer.tokenization.read import load_tokenizer
 
     begun = output / "tokenizer.json"
     if tokenizer_from is not None and vocab_size is not None:

@@ -483,7 +483,7 @@ def _has_moved(movement: "RowMovement") -> "Bool[Tensor, ' N']":
 
 def _token(opened: "OpenedModel", row: int) -> str:
     """Return the text of the token of a row; `"row 7"` for row 7 if it has no token."""
-    from embedlayer.data.tokenizer import token_text
+    from embedlayer.tokenization.bytes import token_text
 
     if opened.tokenizer is None or opened.tokenizer.id_to_token(row) is None:
         return f"row {row}"

@@ -5,7 +5,4 @@ from .mixture import MixedSampler as MixedSampler
 from .mixture import TokenMixture as TokenMixture
 from .sharded_build import build_in_shards as build_in_shards
 from .sharded_build import build_shard as build_shard
-from .token_compression import compressed_tokens as compressed_tokens
-from .tokenizer import save_tokenizer as save_tokenizer
-from .tokenizer import table_size as table_size
 from .windows import WindowSampler as WindowSampler

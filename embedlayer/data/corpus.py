@@ -45,17 +45,12 @@ from embedlayer.data.memmap import ConcatenatedArray
 from embedlayer.data.memmap import IdArray as IdArray
 from embedlayer.data.process_pool import usable_cores
 from embedlayer.data.text_formats import DATASET, TextFormat, format_of_text, is_other, not_text, refuse_json_lines
-from embedlayer.data.tokenizer import (
-    as_tokenizer,
-    end_of_text_id,
-    fingerprint,
-    save_tokenizer,
-    table_size,
-)
-from embedlayer.data.tokenizer_calls import encode, encode_batch, pure_tokenizer
 from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
 from embedlayer.forks import BackgroundThread, Job
 from embedlayer.io.files import create_folder, file_errors, recover_folder, replace_folder, require_file
+from embedlayer.tokenization.ids import end_of_text_id, table_size
+from embedlayer.tokenization.read import save_tokenizer
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, encode_batch, fingerprint, pure_tokenizer
 
 Progress = Callable[[int, int], None]
 _Read = Callable[[int], bytes]
@@ -235,7 +230,7 @@ class TokenCorpus:
             TextError: The text is empty, or has lone surrogates, which UTF-8 cannot encode.
 
         Example:
-            >>> from embedlayer.data.tokenizer import train_tokenizer
+            >>> from embedlayer.tokenization.train import train_tokenizer
             >>> corpus = TokenCorpus.from_text("Hello", train_tokenizer((), kind="byte"))
             >>> corpus.ids
             array([ 72, 101, 108, 108, 111], dtype=uint16)

@@ -46,7 +46,6 @@ from embedlayer.data.corpus_files import (
 )
 from embedlayer.data.process_pool import Report, run_jobs, usable_cores
 from embedlayer.data.text_formats import not_text
-from embedlayer.data.tokenizer import as_tokenizer, fingerprint, load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError
 from embedlayer.io.files import (
     JsonObject,
@@ -59,6 +58,8 @@ from embedlayer.io.files import (
     write_json,
 )
 from embedlayer.io.locks import LOCK, FileLock
+from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer, fingerprint
 
 _DIGEST_BLOCKS, _BLOCK_BYTES = 64, 1 << 14
 _MAX_CHAR_BYTES = 4
@@ -106,7 +107,7 @@ def build_in_shards(
         SizeError: `shards` or `workers` is below 1.
 
     Example:
-        >>> from embedlayer.data.tokenizer import train_tokenizer
+        >>> from embedlayer.tokenization.train import train_tokenizer
         >>> _ = Path("dogs.txt").write_text("I love dogs. " * 100)
         >>> tokenizer = train_tokenizer((), kind="byte")
         >>> build_in_shards(["dogs.txt"], tokenizer, "dogs", shards=3, workers=1)

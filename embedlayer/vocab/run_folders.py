@@ -17,13 +17,13 @@ from embedlayer.command_name import command_line
 from embedlayer.data.corpus import CorpusWriter, IdArray, TokenCorpus
 from embedlayer.data.corpus_files import write_shard_tables
 from embedlayer.data.mixture import TokenMixture, corpora_of
-from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import EmbedLayerWarning, VocabularyError
 from embedlayer.io.files import JsonObject, write_json
 from embedlayer.io.locks import LOCK
 from embedlayer.io.partials import PARTIAL
 from embedlayer.io.safetensors_files import read_header
 from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, Pretrained, describe
+from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory
 from embedlayer.vocab.edit_request import VocabularyEdit, missing_rows

@@ -14,11 +14,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from embedlayer.data.tokenizer import as_tokenizer, load_tokenizer
-from embedlayer.data.tokenizer_config import class_name, read_stated
 from embedlayer.errors import EmbedLayerWarning, FileError, TokenizerError, VocabularyError
 from embedlayer.families.tokenizers import BPE_CLASSES, GENERIC_CLASSES, WORDPIECE_CLASSES
 from embedlayer.io.files import JsonObject, read_json
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer
+from embedlayer.tokenization.tokenizer_config import class_name, read_stated
 
 USUAL_NAMES: dict[str, tuple[str, ...]] = {
     "unk_token": ("<unk>", "[UNK]"),

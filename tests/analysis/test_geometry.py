@@ -14,7 +14,6 @@ from embedlayer.analysis.geometry import (
     shared_tokens,
     table_geometry,
 )
-from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
@@ -24,6 +23,8 @@ from embedlayer.positions.rotary_scaling import YarnScaling
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 
 
 @pytest.mark.parametrize(("count", "width", "kept"), [(200, 7, 3), (5, 12, 2), (50, 50, 50), (3, 1, 1)])

@@ -4,7 +4,9 @@ import pytest
 
 import embedlayer as el
 from embedlayer.analysis.kinds import KINDS, token_kinds
-from embedlayer.data.tokenizer import load_tokenizer, table_size, train_tokenizer
+from embedlayer.tokenization.ids import table_size
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 
 
 def test_the_kinds_of_a_byte_level_vocabulary() -> None:

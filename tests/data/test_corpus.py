@@ -15,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from embedlayer.data.bpe_files import END_OF_TEXT
 from embedlayer.data.corpus import _CUTS, TokenCorpus, encode_chunks, find_text_files, read_text_chunks, split_text
-from embedlayer.data.tokenizer import fingerprint, load_tokenizer, train_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
+from embedlayer.tokenization.bpe_files import END_OF_TEXT
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.tokenizer_calls import fingerprint
+from embedlayer.tokenization.train import train_tokenizer
 
 BYTES = train_tokenizer((), "byte")
 SENTENCES = "Dogs love dogs, as they say.  But do cats?\n\n\tNaïve question: «yes»!\r\n" * 60

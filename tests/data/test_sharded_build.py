@@ -21,8 +21,9 @@ from tokenizers import Tokenizer
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.memmap import ConcatenatedArray
 from embedlayer.data.sharded_build import build_in_shards, build_shard, first_cut
-from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
+from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 
 PROSE = "Dogs love dogs, as they say.  But do cats?\n\n\tNaïve question: «yes»! 犬は犬が好き。\r\n"
 
@@ -194,7 +195,7 @@ BUILD = """
 import os, sys
 from pathlib import Path
 from embedlayer.data.sharded_build import build_in_shards
-from embedlayer.data.tokenizer import load_tokenizer
+from embedlayer.tokenization.read import load_tokenizer
 
 def blow(done, total):
     if list(Path(path).glob("shard-*")):

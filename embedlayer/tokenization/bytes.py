@@ -9,16 +9,16 @@
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Literal
 
 from tokenizers import Tokenizer
 
-from embedlayer.data.bpe_files import byte_level_alphabet, component_types
-from embedlayer.data.tokenizer import as_tokenizer, table_size
-from embedlayer.data.tokenizer_calls import encode, pure_tokenizer, tokens_of_word
-from embedlayer.errors import VocabularyError
+from embedlayer.errors import TokenIdError, VocabularyError
+from embedlayer.tokenization.bpe_files import byte_level_alphabet, component_types
+from embedlayer.tokenization.ids import table_size
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, pure_tokenizer, tokens_of_word
 
 Token = str | int
 """A token, by its text or its ID."""
@@ -233,6 +233,65 @@ def spell(tokenizer: object, tokens: Sequence[str]) -> list[tuple[int, ...]]:
     """
     vocabulary = TokenBytes(tokenizer)
     return [vocabulary.encode(token.encode()) for token in tokens]
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """Return the text of one token as a person would write it.
+
+    Byte-level letters and `▁` become the characters that they encode. Bytes of an incomplete character become
+    `<0xE2>`. Special tokens and WordPiece's `##` are unchanged.
+
+    Raises:
+        TokenIdError: The tokenizer has no such ID.
+
+    Example:
+        >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=270)
+        >>> token_text(tokenizer, tokenizer.encode("I love").ids[-1])
+        ' love'
+    """
+    subword = tokenizer.id_to_token(token_id) if token_id >= 0 else None
+    if subword is None:
+        raise TokenIdError(f"The tokenizer has no token {token_id}: its IDs are 0..{table_size(tokenizer) - 1}.")
+    return entry_reader(tokenizer)(subword)
+
+
+def entry_reader(tokenizer: Tokenizer) -> Callable[[str], str]:
+    """Return the function from an entry of the vocabulary to its text as in `token_text`, for many entries at once."""
+    steps = component_types(tokenizer.decoder) | component_types(tokenizer.pre_tokenizer)
+    letters = byte_level_alphabet()
+
+    def of_byte_letters(entry: str) -> str:
+        is_written = all(letter in letters for letter in entry)
+        return _decode_readable(bytes(letters[letter] for letter in entry)) if is_written else entry
+
+    def of_marked_spaces(entry: str) -> str:
+        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", entry)
+        return _decode_readable(bytes.fromhex(byte[1])) if byte else entry.replace("▁", " ")
+
+    if "ByteLevel" in steps:
+        return of_byte_letters
+    return of_marked_spaces if steps & {"Metaspace", "ByteFallback", "Replace"} else str
+
+
+def row_texts(tokenizer: Tokenizer, rows: int) -> list[str]:
+    """Return the text of the token of each row, see `token_text`; `""` for a row without a token.
+
+    Example:
+        >>> row_texts(word_tokenizer(["dog", "cat"]), 3)
+        ['dog', 'cat', '']
+    """
+    read = entry_reader(tokenizer)
+    entries = (tokenizer.id_to_token(row) for row in range(rows))
+    return ["" if entry is None else read(entry) for entry in entries]
+
+
+def _decode_readable(raw: bytes) -> str:
+    """Decode UTF-8; a byte that is not part of a whole character is shown as `<0xE2>`."""
+    return re.sub(
+        "[\udc80-\udcff]",
+        lambda lone: f"<0x{ord(lone[0]) - 0xDC00:02X}>",
+        raw.decode("utf-8", errors="surrogateescape"),
+    )
 
 
 def _convention(tokenizer: Tokenizer) -> str:

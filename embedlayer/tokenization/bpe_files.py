@@ -8,9 +8,9 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from embedlayer.data.tokenizer_config import ADVICE, ROLES, StatedTokenizer, add_stated_tokens, template
 from embedlayer.errors import TokenizerError
 from embedlayer.families.tokenizers import BPE_CLASSES, SPLITS_DIGITS, BpeRules
+from embedlayer.tokenization.tokenizer_config import ADVICE, ROLES, StatedTokenizer, add_stated_tokens, template
 
 END_OF_TEXT = "<|endoftext|>"
 """GPT-2's end-of-text token."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from embedlayer.data.tokenizer_config import StatedTokenizer, add_stated_tokens
 from embedlayer.errors import TokenizerError
 from embedlayer.families.tokenizers import GENERIC_CLASSES, WORDPIECE_CLASSES, WordPieceRules
+from embedlayer.tokenization.tokenizer_config import StatedTokenizer, add_stated_tokens
 
 
 def bert_tokenizer(

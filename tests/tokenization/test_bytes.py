@@ -2,9 +2,10 @@
 
 import pytest
 
-from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
-from embedlayer.errors import VocabularyError
-from embedlayer.vocab.token_bytes import TokenBytes, spell
+from embedlayer.errors import TokenIdError, VocabularyError
+from embedlayer.tokenization.bytes import TokenBytes, spell, token_text
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 
 TEXT = "I love small dogs, I love cats. Dogs love naps; naïve cats don't. " * 10
 
@@ -80,3 +81,30 @@ def test_bytes_that_are_no_text_are_written_one_by_one() -> None:
     pieces = TokenBytes(train_tokenizer((), kind="byte"))
     assert pieces.encode(b"\xe2\x80") == (0xE2, 0x80)
     assert TokenBytes(train_tokenizer(TEXT, "word")).encode(b"\xe2\x80") == ()
+
+
+@pytest.mark.parametrize(
+    ("file", "token", "shown"),
+    [
+        ("gpt2-encoder.json", "Ġthe", " the"),
+        ("gpt2-encoder.json", "Ċ", "\n"),
+        ("gpt2-encoder.json", "æĹ", "<0xE6><0x97>"),
+        ("gpt2-encoder.json", "Ã©", "é"),
+        ("gpt2-encoder.json", "<|endoftext|>", "<|endoftext|>"),
+        ("phi-3-mini.tokenizer.json", "▁the", " the"),
+        ("phi-3-mini.tokenizer.json", "<0x0A>", "\n"),
+        ("phi-3-mini.tokenizer.json", "<0xE2>", "<0xE2>"),
+        ("phi-3-mini.tokenizer.json", "<|assistant|>", "<|assistant|>"),
+        ("t5-small.tokenizer.json", "▁the", " the"),
+        ("bert-base-cased-vocab.txt", "##ing", "##ing"),
+    ],
+)
+def test_pieces_are_readable(shared_data, file, token, shown):
+    tokenizer = load_tokenizer(shared_data / "tokenizers" / file)
+    assert token_text(tokenizer, tokenizer.get_vocab()[token]) == shown
+
+
+@pytest.mark.parametrize("token_id", [-1, 257])
+def test_the_text_of_an_id_that_does_not_exist_is_refused(token_id):
+    with pytest.raises(TokenIdError, match=rf"no token {token_id}: its IDs are 0\.\.256"):
+        token_text(train_tokenizer((), "byte"), token_id)

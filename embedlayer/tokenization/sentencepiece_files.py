@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from embedlayer.data.tokenizer_calls import encode, normalized
-from embedlayer.data.tokenizer_config import StatedTokenizer, add_stated_tokens, template
 from embedlayer.errors import CheckpointError, TokenizerError, require
 from embedlayer.families.tokenizers import GENERIC_CLASSES, SENTENCEPIECE_CLASSES, SentencePieceRules, TextSteps
 from embedlayer.io.files import read_bytes, read_json
+from embedlayer.tokenization.tokenizer_calls import encode, normalized
+from embedlayer.tokenization.tokenizer_config import StatedTokenizer, add_stated_tokens, template
 
 SPACE = "▁"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -43,7 +43,7 @@ _PROBE = (
 )
 
 
-def convert(path: Path, stated: StatedTokenizer) -> Tokenizer:
+def read_sentencepiece(path: Path, stated: StatedTokenizer) -> Tokenizer:
     """Read a SentencePiece `.model` file and return a tokenizer that gives the same subwords.
 
     The IDs are those of the class that the files beside the model state, or else the model's own. The subwords of some

@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from embedlayer.data.bert_tokenizers import bert_tokenizer, is_lowercased
-from embedlayer.data.bpe_files import component_types
-from embedlayer.data.sentencepiece_files import (
+from embedlayer.errors import TokenizerError
+from embedlayer.families import GGUF_TOKENIZERS, PRE_TOKENIZERS
+from embedlayer.io.gguf_files import read_gguf
+from embedlayer.tokenization.bert_tokenizers import bert_tokenizer, is_lowercased
+from embedlayer.tokenization.bpe_files import component_types
+from embedlayer.tokenization.sentencepiece_files import (
     BYTE,
     CONTROL,
     NORMAL,
@@ -28,10 +31,7 @@ from embedlayer.data.sentencepiece_files import (
     sentencepiece_normalizer,
     sentencepiece_tokenizer,
 )
-from embedlayer.data.tokenizer_calls import decode_batch, encode_batch
-from embedlayer.errors import TokenizerError
-from embedlayer.families import GGUF_TOKENIZERS, PRE_TOKENIZERS
-from embedlayer.io.gguf_files import read_gguf
+from embedlayer.tokenization.tokenizer_calls import decode_batch, encode_batch
 
 PREFIX, JSON = "tokenizer.ggml.", "tokenizer.huggingface.json"
 TOKEN_ID = "_token_id"
@@ -55,7 +55,7 @@ _PROBE = (
 Values = Mapping[str, Any]
 
 
-def read(path: Path) -> Tokenizer:
+def read_gguf_tokenizer(path: Path) -> Tokenizer:
     """Read the tokenizer of a GGUF file.
 
     Raises:

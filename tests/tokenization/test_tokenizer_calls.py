@@ -2,6 +2,7 @@
 
 import json
 import re
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from tokenizers import Tokenizer, models
 
 import embedlayer
 from embedlayer import TokenCorpus, load_tokenizer, train_tokenizer
-from embedlayer.data import tokenizer_calls as calls
 from embedlayer.data.corpus import encode_chunks, read_text_chunks, split_text
-from embedlayer.data.tokenizer import fingerprint, save_tokenizer
 from embedlayer.errors import TokenizerError
+from embedlayer.tokenization import tokenizer_calls as calls
+from embedlayer.tokenization.read import save_tokenizer
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer, fingerprint, pure_tokenizer
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 40
@@ -173,8 +175,10 @@ def test_only_these_functions_call_a_tokenizer_on_text() -> None:
     foreign = re.compile(rf"\w\.({names})\(|\.encode\([^()]*add_special_tokens=(True|False|special)")
     package = Path(embedlayer.__file__).parent
     found = {file.relative_to(package).as_posix() for file in package.rglob("*.py") if foreign.search(file.read_text())}
-    own_rules = {"data/tokenizer.py", "data/sentencepiece_files.py", "data/token_compression.py"}  # of no file
-    assert found - own_rules == {"data/tokenizer_calls.py"}
+    own_rules = {
+        f"tokenization/{name}.py" for name in ("train", "sentencepiece_files", "token_compression")
+    }  # of no file
+    assert found - own_rules == {"tokenization/tokenizer_calls.py"}
 
 
 def test_a_text_read_from_a_file_is_encoded_whole(pure, tmp_path: Path) -> None:
@@ -182,3 +186,20 @@ def test_a_text_read_from_a_file_is_encoded_whole(pure, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     chunks = read_text_chunks(tmp_path / "text.txt", tokenizer=impure)
     assert [i for _, part in encode_chunks(chunks, impure) for i in part] == pure.encode(TEXT).ids
+
+
+def test_a_fast_tokenizer_of_transformers_is_unwrapped():
+    tokenizer = train_tokenizer((), "byte")
+    assert as_tokenizer(tokenizer) is tokenizer
+    assert as_tokenizer(types.SimpleNamespace(backend_tokenizer=tokenizer)) is tokenizer
+    assert as_tokenizer(types.SimpleNamespace(_tokenizer=tokenizer)) is tokenizer
+
+
+def test_limits_do_not_change_the_fingerprint_and_are_taken_off_a_copy():
+    tokenizer = train_tokenizer((), "byte")
+    limited = Tokenizer.from_str(tokenizer.to_str())
+    limited.enable_truncation(2)
+    limited.enable_padding(length=9)
+    assert fingerprint(limited) == fingerprint(tokenizer) != fingerprint(train_tokenizer((), "byte", special_tokens=()))
+    assert pure_tokenizer(limited).encode("Hello").ids == list(b"Hello")
+    assert limited.truncation is not None

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from embedlayer.data.tokenizer_config import read_stated
 from embedlayer.errors import TokenizerError
+from embedlayer.tokenization.tokenizer_config import read_stated
 
 
 def test_a_folder_without_files_states_nothing(tmp_path) -> None:

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from embedlayer.data.tokenizer import load_tokenizer
 from embedlayer.errors import MissingExtraError, TokenizerError
+from embedlayer.tokenization.read import load_tokenizer
 
 TEXT = (
     "In the beginning there was a small dog. The small dog loved other small dogs, and they loved it back!\n"

@@ -8,8 +8,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 
 import embedlayer as el
-from embedlayer.data import compressed_tokens
-from embedlayer.data.tokenizer import TokenizerKind, table_size, train_tokenizer
+from embedlayer.tokenization import compressed_tokens
+from embedlayer.tokenization.ids import table_size
+from embedlayer.tokenization.train import TokenizerKind, train_tokenizer
 
 TEXT = """The THE the  café Café cafe CAFÉ naïve ﬁsh fish ½ １２ Ⅷ straße STRASSE İstanbul
 \tAn otter, an Otter;\r\n\r\n the river's 17 otters 多 Ⓐ a A å Å 中文"""

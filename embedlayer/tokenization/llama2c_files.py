@@ -10,15 +10,15 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, processors
 
-from embedlayer.data.sentencepiece_files import bpe_of_scores
 from embedlayer.errors import TokenizerError
 from embedlayer.io.files import read_bytes
+from embedlayer.tokenization.sentencepiece_files import bpe_of_scores
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 
-def read(path: Path) -> Tokenizer:
+def read_llama2c(path: Path) -> Tokenizer:
     """Read llama2.c's `tokenizer.bin` and return a tokenizer that gives the same IDs.
 
     Like llama2.c, it starts a text with `<s>` and puts a space before the text. Characters without a token become

@@ -15,7 +15,8 @@ from covering import cases
 from safetensors.torch import save_file
 
 import embedlayer as el
-from embedlayer.data.tokenizer import save_tokenizer, train_tokenizer
+from embedlayer.tokenization.read import save_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 
 RANKS = "".join(f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256))
 

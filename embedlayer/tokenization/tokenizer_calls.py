@@ -5,6 +5,7 @@ on other texts or on chance. Here they are ignored; files that are written from 
 have rules that multiply text: `require_bounded` refuses them.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,21 @@ _PROBE_CHARS = 2 * _LONGEST_STRING
 _STRINGS = ("content", "prepend", "prefix", "suffix", "continuing_subword_prefix", "end_of_word_suffix")
 
 
+def as_tokenizer(tokenizer: object) -> Tokenizer:
+    """Return a `tokenizers.Tokenizer`: the argument itself, or the one in a fast tokenizer of transformers.
+
+    Raises:
+        TokenizerError: The argument is neither of the two.
+    """
+    for candidate in (tokenizer, getattr(tokenizer, "backend_tokenizer", None), getattr(tokenizer, "_tokenizer", None)):
+        if isinstance(candidate, Tokenizer):
+            return candidate
+    raise TokenizerError(
+        f"A {type(tokenizer).__name__} is not a tokenizer that embedlayer knows. Pass a tokenizers.Tokenizer (see "
+        f"load_tokenizer and train_tokenizer) or a fast tokenizer of transformers."
+    )
+
+
 def pure_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     """Return a tokenizer that neither truncates nor pads nor leaves out merges at random (`dropout` of BPE).
 
@@ -45,6 +61,18 @@ def pure_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     if isinstance(model := copy.model, models.BPE):
         model.dropout = None
     return copy
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """Return a digest of a tokenizer, 16 hexadecimal digits, which is equal for equal `tokenizer.json` content.
+
+    Truncation, padding and dropout are ignored, as they are where texts are encoded.
+
+    Example:
+        >>> fingerprint(train_tokenizer((), kind="byte")) == fingerprint(train_tokenizer((), kind="byte"))
+        True
+    """
+    return hashlib.sha256(pure_tokenizer(tokenizer).to_str().encode()).hexdigest()[:16]
 
 
 @contextmanager

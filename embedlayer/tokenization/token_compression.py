@@ -7,8 +7,8 @@ from jaxtyping import Int64
 from tokenizers import normalizers
 from torch import Tensor
 
-from embedlayer.data.tokenizer import as_tokenizer, table_size
-from embedlayer.data.tokenizer_calls import decode_batch
+from embedlayer.tokenization.ids import table_size
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer, decode_batch
 
 _WHITE_SPACE = re.compile(r"[ \t\r\n]+")
 _REPLACEMENT = "\ufffd"
@@ -32,7 +32,7 @@ def compressed_tokens(tokenizer: object) -> Int64[Tensor, " V"]:
         TokenizerError: The argument is not a tokenizer.
 
     Example:
-        >>> from embedlayer.data.tokenizer import train_tokenizer
+        >>> from embedlayer.tokenization.train import train_tokenizer
         >>> tokenizer = train_tokenizer("Dogs dogs cafe Café", kind="word", special_tokens=())
         >>> [tokenizer.id_to_token(token_id) for token_id in range(5)]
         ['<unk>', 'Café', 'Dogs', 'cafe', 'dogs']

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from embedlayer.data.bpe_files import byte_level_alphabet
-from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
 from embedlayer.errors import TokenizerError
+from embedlayer.tokenization.bpe_files import byte_level_alphabet
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 
 
 def test_each_byte_has_a_letter_of_its_own() -> None:
