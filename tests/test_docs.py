@@ -134,6 +134,10 @@ def test_every_module_has_its_test_file() -> None:
         "io/peft_files.py": "vocab/test_adapters.py",
         "tables/gguf_rows.py": "checkpoints/test_gguf.py",
         "tables/packed_rows.py": "tables/test_quantized.py",
+        **{
+            f"checkpoints/vector_formats/{name}.py": "checkpoints/test_vector_files.py"
+            for name in ("streams", "word2vec", "npy", "projector")
+        },
         "tokenization/words.py": "analysis/test_vectors.py",
         "tokenization/bert_tokenizers.py": "tokenization/test_gguf_tokenizers.py",
         "families/final_norms.py": "checkpoints/test_final_norm.py",
