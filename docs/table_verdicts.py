@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer import load_tokenizer, open_model
-from embedlayer.analysis.health import TableHealth, table_health
+from embedlayer.analysis.health import table_health
+from embedlayer.analysis.health_report import TableHealth
 from embedlayer.tables.quantized import QuantizedEmbedding
 from embedlayer.tokenization.words import word_tokenizer
 

@@ -4,7 +4,7 @@
 |---|---|
 | `id` | the token's ID |
 | `token` | its readable text |
-| `kind` | one of `analysis.kinds.KINDS` |
+| `kind` | one of `analysis.token_classes.KINDS` |
 | `norm` | the Euclidean norm of its row |
 | `under_trained` | its score, see `under_trained_scores` |
 | `x`, `y` | its coordinates along the first two principal components |

@@ -16,9 +16,9 @@ from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.analysis.kinds import token_kinds
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.analysis.token_classes import token_kinds
 from embedlayer.errors import SizeError, TextError
 from embedlayer.io.files import MOST_BYTES, file_errors, require_file
 from embedlayer.tables.dense import TableLike

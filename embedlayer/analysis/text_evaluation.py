@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from embedlayer.checkpoints.loader import POSITION_KEYS
 from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.data.corpus import encode_chunks, read_text_chunks, split_text
+from embedlayer.data.text_chunks import encode_chunks, read_text_chunks, split_text
 from embedlayer.errors import CheckpointError, SizeError, TextError
 from embedlayer.losses.divergences import divergence
 from embedlayer.losses.statistics import token_statistics_of

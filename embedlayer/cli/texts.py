@@ -92,7 +92,8 @@ def _build_corpus(
         FileError: A text or the tokenizer cannot be read.
         TextError: The texts are empty, or not UTF-8.
     """
-    from embedlayer.data.corpus import TokenCorpus, find_text_files
+    from embedlayer.data.corpus import TokenCorpus
+    from embedlayer.data.text_files import find_text_files
     from embedlayer.tokenization.read import load_tokenizer
 
     with _kept_standard_input(find_text_files(sources), target.parent) as texts:
@@ -130,9 +131,10 @@ def _build_mixture(
         TextError: A source has no text, or is not UTF-8.
         TokenizerError: A corpus was built with another tokenizer.
     """
-    from embedlayer.data.corpus import TokenCorpus, find_text_files
+    from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.corpus_files import is_corpus
     from embedlayer.data.mixture import TokenMixture
+    from embedlayer.data.text_files import find_text_files
     from embedlayer.tokenization.read import load_tokenizer
 
     with _kept_standard_input(sources, target.parent) as readable:
@@ -185,7 +187,7 @@ def learn_tokenizer(
         FileError: A text cannot be read.
         TextError: The texts are empty, or not UTF-8.
     """
-    from embedlayer.data.corpus import read_text_chunks
+    from embedlayer.data.text_chunks import read_text_chunks
     from embedlayer.tokenization.train import train_tokenizer
 
     say(f"Training a {kind} tokenizer of {vocab_size:,} tokens", quiet)
@@ -303,7 +305,7 @@ def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[
     import io
     import tempfile
 
-    from embedlayer.data.corpus import decoded
+    from embedlayer.data.text_files import decoded
 
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".standard-input.") as kept:
         start = sys.stdin.buffer.read(FIRST_BYTES)

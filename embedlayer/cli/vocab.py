@@ -328,7 +328,7 @@ def _lacks_rows(directory: Path) -> bool:
 
 def _lines(file: Path | None) -> list[str]:
     """Return the lines of a text file, without line ends and without blank lines; an empty list if `file` is `None`."""
-    from embedlayer.data.corpus import read_text_chunks
+    from embedlayer.data.text_chunks import read_text_chunks
 
     text = "" if file is None else "".join(read_text_chunks(file))
     return [line for line in text.splitlines() if line.strip()]
@@ -399,7 +399,8 @@ def _row_init(
     import torch
 
     from embedlayer.checkpoints.vector_files import read_vectors
-    from embedlayer.data.corpus import find_text_files, read_text_chunks
+    from embedlayer.data.text_chunks import read_text_chunks
+    from embedlayer.data.text_files import find_text_files
     from embedlayer.sources import open_model
     from embedlayer.tokenization.read import load_tokenizer
     from embedlayer.vocab import auxiliary_init, row_init

@@ -14,9 +14,10 @@ from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from embedlayer.data.corpus import TokenCorpus, read_text_chunks
+from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice
 from embedlayer.data.permutation import Indices, RandomPermutation
+from embedlayer.data.text_chunks import read_text_chunks
 from embedlayer.errors import ShapeError, SizeError, TextError, TokenizerError
 from embedlayer.tokenization.ids import table_size
 from embedlayer.tokenization.read import load_tokenizer

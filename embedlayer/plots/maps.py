@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.analysis.geometry import principal_components
-from embedlayer.analysis.kinds import token_texts
 from embedlayer.analysis.layout import NeighborLayout
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.analysis.token_classes import token_texts
 from embedlayer.errors import ShapeError
 from embedlayer.plots.heatmaps import with_hole
 from embedlayer.plots.labels import hubs, write_labels

@@ -8,7 +8,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.analysis.nearest import cosines_with
-from embedlayer.analysis.vectors import Token, TokenVectors
+from embedlayer.analysis.token_names import Token
+from embedlayer.analysis.vectors import TokenVectors
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.heatmaps import draw_matrix, limit_of, picture_of, with_hole
 from embedlayer.plots.left_out import caption, left_out

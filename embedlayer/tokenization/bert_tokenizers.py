@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from embedlayer.errors import TokenizerError
 from embedlayer.families.tokenizers import GENERIC_CLASSES, WORDPIECE_CLASSES, WordPieceRules
-from embedlayer.tokenization.tokenizer_config import StatedTokenizer, add_stated_tokens
+from embedlayer.tokenization.tokenizer_config import TokenizerConfig, add_configured_tokens
 
 
 def bert_tokenizer(
@@ -37,7 +37,7 @@ def bert_tokenizer(
     return tokenizer
 
 
-def wordpiece_tokenizer(vocabulary: dict[str, int], stated: StatedTokenizer, file: Path) -> Tokenizer:
+def wordpiece_tokenizer(vocabulary: dict[str, int], config: TokenizerConfig, file: Path) -> Tokenizer:
     """Return the tokenizer of a `vocab.txt`: BERT's, by the settings that the files beside it state.
 
     Without `do_lower_case`, text is lower-cased if a file names a class of BERT's kind, which does so by default; if no
@@ -45,37 +45,37 @@ def wordpiece_tokenizer(vocabulary: dict[str, int], stated: StatedTokenizer, fil
 
     Args:
         vocabulary: ID of each entry.
-        stated: What the files beside the vocabulary state.
+        config: What the files beside the vocabulary state.
         file: File of the vocabulary, for messages.
 
     Raises:
         TokenizerError: The class is not of BERT's kind, or the vocabulary lacks a token.
     """
-    is_known = stated.kind is None or stated.kind in (*WORDPIECE_CLASSES, *GENERIC_CLASSES)
+    is_known = config.kind is None or config.kind in (*WORDPIECE_CLASSES, *GENERIC_CLASSES)
     if not is_known:
-        raise stated.refuse_class(file)
-    rules = WORDPIECE_CLASSES.get(stated.kind or "", WordPieceRules())
-    unknown = stated.role("unk_token", rules.roles) or "[UNK]"
+        raise config.refuse_class(file)
+    rules = WORDPIECE_CLASSES.get(config.kind or "", WordPieceRules())
+    unknown = config.role("unk_token", rules.roles) or "[UNK]"
     if unknown not in vocabulary:
         raise TokenizerError(
             f"{file} is not a BERT vocabulary: it has no {unknown}. Pass a vocab.txt with one subword a line."
         )
-    if not stated.setting("do_basic_tokenize", True):
+    if not config.setting("do_basic_tokenize", True):
         raise TokenizerError(
-            f"{stated.folder / 'tokenizer_config.json'} sets do_basic_tokenize to false, which embedlayer does not "
+            f"{config.folder / 'tokenizer_config.json'} sets do_basic_tokenize to false, which embedlayer does not "
             f"read. Put the tokenizer.json of the model into the folder."
         )
-    strips = stated.settings.get("strip_accents")
+    strips = config.settings.get("strip_accents")
     tokenizer = bert_tokenizer(
         vocabulary,
-        lowercase=stated.setting("do_lower_case", stated.names_class or is_lowercased(vocabulary)),
+        lowercase=config.setting("do_lower_case", config.names_class or is_lowercased(vocabulary)),
         unknown=unknown,
-        strip_accents=None if strips is None else stated.setting("strip_accents", False),
-        splits_chinese=stated.setting("tokenize_chinese_chars", True),
+        strip_accents=None if strips is None else config.setting("strip_accents", False),
+        splits_chinese=config.setting("tokenize_chinese_chars", True),
     )
-    add_stated_tokens(tokenizer, stated, rules.roles, file=file, lstrip=rules.lstrip)
+    add_configured_tokens(tokenizer, config, rules.roles, file=file, lstrip=rules.lstrip)
     ids = tokenizer.get_vocab(with_added_tokens=True)
-    start, end = (stated.role(role, rules.roles) for role in ("cls_token", "sep_token"))
+    start, end = (config.role(role, rules.roles) for role in ("cls_token", "sep_token"))
     if start in ids and end in ids:
         pairs = (str(end), ids[str(end)]), (str(start), ids[str(start)])
         tokenizer.post_processor = (

@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from embedlayer.errors import TokenizerError
 from embedlayer.families.tokenizers import BPE_CLASSES, SPLITS_DIGITS, BpeRules
-from embedlayer.tokenization.tokenizer_config import ADVICE, ROLES, StatedTokenizer, add_stated_tokens, template
+from embedlayer.tokenization.tokenizer_config import ADVICE, ROLES, TokenizerConfig, add_configured_tokens, template
 
 END_OF_TEXT = "<|endoftext|>"
 """GPT-2's end-of-text token."""
@@ -29,7 +29,7 @@ _NORMALIZERS: Mapping[str, Callable[[], normalizers.Normalizer]] = {
 }
 
 
-def bpe_rules(vocabulary: Mapping[str, int], file: Path, stated: StatedTokenizer) -> BpeRules:
+def bpe_rules(vocabulary: Mapping[str, int], file: Path, config: TokenizerConfig) -> BpeRules:
     """Return the rules by which a pair of `vocab.json` and `merges.txt` is read.
 
     They are those of the class that the files beside it state, or of the model type. With nothing beside it, the rules
@@ -38,21 +38,21 @@ def bpe_rules(vocabulary: Mapping[str, int], file: Path, stated: StatedTokenizer
     Args:
         vocabulary: ID of each entry.
         file: File of the vocabulary.
-        stated: What the files beside it state.
+        config: What the files beside it state.
 
     Raises:
         TokenizerError: The rules are not known.
     """
     known = ", ".join(BPE_CLASSES)
-    if stated.kind is not None and stated.kind in BPE_CLASSES:
-        if stated.kind == "GPT2" and stated.model_type in SPLITS_DIGITS:
+    if config.kind is not None and config.kind in BPE_CLASSES:
+        if config.kind == "GPT2" and config.model_type in SPLITS_DIGITS:
             raise TokenizerError(
-                f"{file} names the class GPT2Tokenizer, and the original tokenizer of model type {stated.model_type} "
+                f"{file} names the class GPT2Tokenizer, and the original tokenizer of model type {config.model_type} "
                 f"splits text by other rules, which only its tokenizer.json has. Copy that file into the folder."
             )
-        return BPE_CLASSES[stated.kind]
-    if stated.kind is not None or stated.model_type is not None:
-        raise stated.refuse_class(file, known)
+        return BPE_CLASSES[config.kind]
+    if config.kind is not None or config.model_type is not None:
+        raise config.refuse_class(file, known)
     letters = byte_level_alphabet().keys()
     foreign = next((entry for entry in vocabulary if entry.endswith("</w>") or not letters >= set(entry)), None)
     if foreign is not None:
@@ -65,7 +65,7 @@ def bpe_rules(vocabulary: Mapping[str, int], file: Path, stated: StatedTokenizer
 
 
 def bpe_tokenizer(
-    vocabulary: dict[str, int], merges: list[tuple[str, str]], rules: BpeRules, stated: StatedTokenizer, file: Path
+    vocabulary: dict[str, int], merges: list[tuple[str, str]], rules: BpeRules, config: TokenizerConfig, file: Path
 ) -> Tokenizer:
     """Build a BPE tokenizer.
 
@@ -73,24 +73,24 @@ def bpe_tokenizer(
         vocabulary: ID of each entry.
         merges: Merges, the most frequent first.
         rules: Rules of its class.
-        stated: What the files beside it state.
+        config: What the files beside it state.
         file: File of the vocabulary, for messages.
 
     Raises:
         TokenizerError: A setting or an added token contradicts the vocabulary.
     """
-    unknown = stated.role("unk_token", rules.roles) if rules.unknown else None
+    unknown = config.role("unk_token", rules.roles) if rules.unknown else None
     optional = {"end_of_word_suffix": rules.end_of_word or None, "unk_token": unknown}
     optional = {name: value for name, value in optional.items() if value is not None}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, **optional))
     if rules.normalizer:
         tokenizer.normalizer = _NORMALIZERS[rules.normalizer]()
-    tokenizer.pre_tokenizer = _splitter(rules, adds_space=stated.setting("add_prefix_space", rules.adds_space))
+    tokenizer.pre_tokenizer = _splitter(rules, adds_space=config.setting("add_prefix_space", rules.adds_space))
     tokenizer.decoder = _decoder(rules)
     if rules is _ALONE:
         tokenizer.add_special_tokens([token for token in _KNOWN_SPECIALS if token in vocabulary])
-    add_stated_tokens(tokenizer, stated, rules.roles, file=file, lstrip=rules.lstrip)
-    tokenizer.post_processor = _around(tokenizer, rules, stated, file)
+    add_configured_tokens(tokenizer, config, rules.roles, file=file, lstrip=rules.lstrip)
+    tokenizer.post_processor = _around(tokenizer, rules, config, file)
     return tokenizer
 
 
@@ -105,12 +105,7 @@ def _decoder(rules: BpeRules) -> decoders.Decoder:
 
 
 def _splitter(rules: BpeRules, *, adds_space: bool) -> pre_tokenizers.PreTokenizer:
-    """Return what splits a text before the merges.
-
-    Args:
-        rules: Rules of the class.
-        adds_space: Whether a space is put before a text.
-    """
+    """Return what splits a text before the merges, and puts a space before the text if `adds_space`."""
     if not rules.is_byte_level:
         return pre_tokenizers.BertPreTokenizer()
     if rules.patterns == _ALONE.patterns:
@@ -122,33 +117,27 @@ def _splitter(rules: BpeRules, *, adds_space: bool) -> pre_tokenizers.PreTokeniz
 
 
 def _around(
-    tokenizer: Tokenizer, rules: BpeRules, stated: StatedTokenizer, file: Path
+    tokenizer: Tokenizer, rules: BpeRules, config: TokenizerConfig, file: Path
 ) -> processors.PostProcessor | None:
     """Return the processor that puts special tokens around a text.
-
-    Args:
-        tokenizer: The tokenizer, which has its special tokens.
-        rules: Rules of the class.
-        stated: What the files beside the vocabulary state.
-        file: File of the vocabulary, for messages.
 
     Raises:
         TokenizerError: The tokenizer lacks a token, or the files ask for Whisper's token of a language or task.
     """
     for name in ("language", "task"):
-        if stated.kind == "Whisper" and stated.settings.get(name) is not None:
+        if config.kind == "Whisper" and config.settings.get(name) is not None:
             raise TokenizerError(
-                f"{stated.folder / 'tokenizer_config.json'} sets {name} to {stated.settings[name]!r}, which embedlayer "
-                f"does not read. {ADVICE.format(folder=str(stated.folder))}."
+                f"{config.folder / 'tokenizer_config.json'} sets {name} to {config.settings[name]!r}, which embedlayer "
+                f"does not read. {ADVICE.format(folder=str(config.folder))}."
             )
     starts, ends = rules.starts, rules.ends
     if not starts and not ends:
-        starts = ("bos_token",) if stated.setting("add_bos_token", False) else ()
-        ends = ("eos_token",) if stated.setting("add_eos_token", False) else ()
+        starts = ("bos_token",) if config.setting("add_bos_token", False) else ()
+        ends = ("eos_token",) if config.setting("add_eos_token", False) else ()
 
     def texts(names: Iterable[str]) -> list[str]:
         """Return the tokens of roles; a name that is no role is a token itself."""
-        found = [stated.role(name, rules.roles) if name in ROLES else name for name in names]
+        found = [config.role(name, rules.roles) if name in ROLES else name for name in names]
         return [token for token in found if token is not None]
 
     steps: list[processors.PostProcessor] = [processors.ByteLevel(trim_offsets=False)] if rules.is_byte_level else []

@@ -26,7 +26,9 @@ Token = str | int
 WordPosition = Literal["start", "inside", "end"]
 """Where in a word a token occurs."""
 
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+BYTE_ENTRY = re.compile(r"<0x([0-9A-F]{2})>")
+"""A vocabulary entry for one byte."""
+
 _IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
 
 
@@ -83,12 +85,10 @@ class TokenBytes:
             return (entry.encode(),)
         entry = entry.removesuffix(self.suffix) or entry
         if self.convention == "byte-level":
-            try:
-                return (bytes(map(byte_level_alphabet().__getitem__, entry)),)
-            except KeyError:  # a name that no text is encoded with
-                return (entry.encode(),)
+            raw = _byte_level_bytes(entry)
+            return (entry.encode() if raw is None else raw,)  # None: a name that no text is encoded with
         if self.convention == "sentencepiece":
-            byte = _BYTE.fullmatch(entry)
+            byte = BYTE_ENTRY.fullmatch(entry)
             return (bytes.fromhex(byte[1]) if byte else entry.replace("▁", " ").encode(),)
         if self._continues_word(entry):
             return (entry.removeprefix(self.prefix).encode(),)
@@ -155,7 +155,7 @@ class TokenBytes:
 
     def is_byte(self, token_id: int) -> bool:
         """Return whether a token ID is that of a SentencePiece token for a single byte, such as `<0x0A>`."""
-        return self.convention == "sentencepiece" and _BYTE.fullmatch(self.entries[token_id]) is not None
+        return self.convention == "sentencepiece" and BYTE_ENTRY.fullmatch(self.entries[token_id]) is not None
 
     @property
     def single_bytes(self) -> frozenset[int]:
@@ -258,15 +258,14 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
 def entry_reader(tokenizer: Tokenizer) -> Callable[[str], str]:
     """Return the function from an entry of the vocabulary to its text as in `token_text`, for many entries at once."""
     steps = component_types(tokenizer.decoder) | component_types(tokenizer.pre_tokenizer)
-    letters = byte_level_alphabet()
 
     def of_byte_letters(entry: str) -> str:
-        is_written = all(letter in letters for letter in entry)
-        return _decode_readable(bytes(letters[letter] for letter in entry)) if is_written else entry
+        raw = _byte_level_bytes(entry)
+        return entry if raw is None else decode_readable(raw)
 
     def of_marked_spaces(entry: str) -> str:
-        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", entry)
-        return _decode_readable(bytes.fromhex(byte[1])) if byte else entry.replace("▁", " ")
+        byte = BYTE_ENTRY.fullmatch(entry)
+        return decode_readable(bytes.fromhex(byte[1])) if byte else entry.replace("▁", " ")
 
     if "ByteLevel" in steps:
         return of_byte_letters
@@ -285,13 +284,19 @@ def row_texts(tokenizer: Tokenizer, rows: int) -> list[str]:
     return ["" if entry is None else read(entry) for entry in entries]
 
 
-def _decode_readable(raw: bytes) -> str:
+def decode_readable(raw: bytes) -> str:
     """Decode UTF-8; a byte that is not part of a whole character is shown as `<0xE2>`."""
     return re.sub(
         "[\udc80-\udcff]",
         lambda lone: f"<0x{ord(lone[0]) - 0xDC00:02X}>",
         raw.decode("utf-8", errors="surrogateescape"),
     )
+
+
+def _byte_level_bytes(entry: str) -> bytes | None:
+    """Return the bytes of an entry of byte-level BPE; `None` if it has other letters, as added tokens do."""
+    letters = byte_level_alphabet()
+    return bytes(letters[letter] for letter in entry) if letters.keys() >= {*entry} else None
 
 
 def _convention(tokenizer: Tokenizer) -> str:

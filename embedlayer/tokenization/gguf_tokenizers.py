@@ -7,7 +7,6 @@ Reference: src/llama-vocab.cpp and convert_hf_to_gguf.py in the repository of ll
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from embedlayer.families import GGUF_TOKENIZERS, PRE_TOKENIZERS
 from embedlayer.io.gguf_files import read_gguf
 from embedlayer.tokenization.bert_tokenizers import bert_tokenizer, is_lowercased
 from embedlayer.tokenization.bpe_files import component_types
+from embedlayer.tokenization.bytes import BYTE_ENTRY
 from embedlayer.tokenization.sentencepiece_files import (
     BYTE,
     CONTROL,
@@ -41,7 +41,6 @@ _SCORE = -1000.0
 """Score of tokens that are never merged, as llama.cpp's converter writes it."""
 
 _FORMS = {"byte-level": "byte-level BPE", "sentencepiece": "SentencePiece BPE", "unigram": "Unigram"}
-_BYTE_ENTRY = re.compile("<0x[0-9A-F]{2}>")
 _PROBED = 512
 """Tokens whose texts are encoded to compare two tokenizers."""
 
@@ -265,7 +264,7 @@ def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path)
     merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model.get("merges", [])]
     scores = dict(model["vocab"]) if form == "unigram" else {}
     if form == "sentencepiece":
-        single = [name for row, name in sorted(names.items()) if row not in added and not _BYTE_ENTRY.fullmatch(name)]
+        single = [name for row, name in sorted(names.items()) if row not in added and not BYTE_ENTRY.fullmatch(name)]
         scores = _merge_scores(merges, single, {name: old_scores[token] for name, token in old_ids.items()})
     unknown = model.get("unk_token") if form == "sentencepiece" else None
     tokens: list[tuple[str, int, float]] = []
@@ -281,7 +280,7 @@ def tokenizer_metadata(tokenizer: Tokenizer, old: Values, rows: int, path: Path)
             number = USER_DEFINED if not added[row].special else UNKNOWN if is_unknown else CONTROL
         elif number in (CONTROL, USER_DEFINED):
             number = NORMAL
-        if model.get("byte_fallback") and _BYTE_ENTRY.fullmatch(name):
+        if model.get("byte_fallback") and BYTE_ENTRY.fullmatch(name):
             number = BYTE
         text = name
         if form == "wordpiece" and number in (NORMAL, UNUSED):

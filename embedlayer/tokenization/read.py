@@ -3,21 +3,20 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
-from embedlayer.errors import CheckpointError, TokenizerError
+from embedlayer.errors import TokenizerError
 from embedlayer.families.tokenizers import REFUSED_CLASSES
 from embedlayer.families.unread_tokenizers import MARIAN, TIKTOKEN, UNREAD_TOKENIZERS, UnreadTokenizer
-from embedlayer.io.files import is_gguf, read_bytes, read_json, write_text
+from embedlayer.io.files import is_gguf, read_bytes, write_text
 from embedlayer.tokenization.bert_tokenizers import wordpiece_tokenizer
 from embedlayer.tokenization.bpe_files import bpe_rules, bpe_tokenizer
 from embedlayer.tokenization.ids import table_size
 from embedlayer.tokenization.llama2c_files import read_llama2c
 from embedlayer.tokenization.sentencepiece_files import read_sentencepiece, reads_vocabulary
 from embedlayer.tokenization.tokenizer_calls import build_tokenizer, tokenizer_errors
-from embedlayer.tokenization.tokenizer_config import StatedTokenizer, read_stated
+from embedlayer.tokenization.tokenizer_config import TokenizerConfig, read_json_file, read_tokenizer_config
 
 _LONGEST_LINE = 4096
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
@@ -57,9 +56,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if path.is_dir():
         found = tokenizer_file(path)
         if found is None or unread_tokenizer(found) is not None:
-            stated = read_stated(path)
-            if stated.kind in REFUSED_CLASSES:
-                raise stated.refuse_class(path)
+            config = read_tokenizer_config(path)
+            if config.kind in REFUSED_CLASSES:
+                raise config.refuse_class(path)
         if found is None:
             raise TokenizerError(
                 f"{path} has no tokenizer: none of tokenizer.json, vocab.json with merges.txt, encoder.json with "
@@ -94,21 +93,21 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     pair = _bpe_pair(path)
     is_vocabulary = path.suffix == ".json"
     if is_vocabulary:
-        content = _read_json(path)
+        content = read_json_file(path)
         if isinstance(content.get("model"), dict):
             return _build_checked(path, lambda: build_tokenizer(content))
-    stated = read_stated(path.parent)
-    if stated.kind in REFUSED_CLASSES:
-        raise stated.refuse_class(path)
-    if path.suffix == ".model" or (is_vocabulary and reads_vocabulary(stated)):
+    config = read_tokenizer_config(path.parent)
+    if config.kind in REFUSED_CLASSES:
+        raise config.refuse_class(path)
+    if path.suffix == ".model" or (is_vocabulary and reads_vocabulary(config)):
         model = path if path.suffix == ".model" else _find_beside(path, "SentencePiece model", "*.model")
-        return _build_checked(model, lambda: read_sentencepiece(model, stated))
+        return _build_checked(model, lambda: read_sentencepiece(model, config))
     if pair is None and is_vocabulary:
         pair = path, _find_beside(path, "merges", "*.bpe", "*merges.txt")
     if pair is not None:
-        return _load_bpe(*pair, stated)
+        return _load_bpe(*pair, config)
     if path.suffix == ".txt":
-        return _load_vocab_txt(path, stated)
+        return _load_vocab_txt(path, config)
     raise TokenizerError(
         f"{path} has no known tokenizer format. Pass a tokenizer.json, encoder.json with vocab.bpe, vocab.json with "
         f"merges.txt, a BERT vocab.txt, a SentencePiece .model, llama2.c's tokenizer.bin, or a GGUF file."
@@ -188,11 +187,6 @@ def _bpe_pair(path: Path) -> tuple[Path, Path] | None:
 def _find_beside(path: Path, what: str, *patterns: str) -> Path:
     """Return the path of the only file of some patterns in the folder of the vocabulary file `path`.
 
-    Args:
-        path: The vocabulary.
-        what: What the file is, for the message.
-        patterns: Patterns of its name.
-
     Raises:
         TokenizerError: The folder has no such file, or several.
     """
@@ -205,19 +199,19 @@ def _find_beside(path: Path, what: str, *patterns: str) -> Path:
     return found[0]
 
 
-def _load_bpe(vocabulary: Path, merges: Path, stated: StatedTokenizer) -> Tokenizer:
+def _load_bpe(vocabulary: Path, merges: Path, config: TokenizerConfig) -> Tokenizer:
     """Read a BPE tokenizer from its two files, by the rules that the files beside them state.
 
     Args:
         vocabulary: JSON file with the ID of each subword.
         merges: Text file with one merge, two subwords, in each line.
-        stated: What the files beside them state.
+        config: What the files beside them state.
 
     Raises:
         FileError: A file cannot be read.
         TokenizerError: A file is damaged, a merge has a subword that the vocabulary lacks, or the rules are not known.
     """
-    vocab = _read_json(vocabulary)
+    vocab = read_json_file(vocabulary)
     if not all(type(token_id) is int for token_id in vocab.values()):
         raise TokenizerError(f"{vocabulary} is not a vocabulary: it should map each token to its ID.")
     lines = [line for line in _read_text(merges).split("\n") if line and not line.startswith("#version")]
@@ -229,16 +223,12 @@ def _load_bpe(vocabulary: Path, merges: Path, stated: StatedTokenizer) -> Tokeni
                 f"{merges} merges {pair}, which are not in {vocabulary}. Use two files of the same model."
             )
 
-    rules = bpe_rules(vocab, vocabulary, stated)
-    return _build_checked(merges, lambda: bpe_tokenizer(vocab, pairs, rules, stated, vocabulary))
+    rules = bpe_rules(vocab, vocabulary, config)
+    return _build_checked(merges, lambda: bpe_tokenizer(vocab, pairs, rules, config, vocabulary))
 
 
-def _load_vocab_txt(path: Path, stated: StatedTokenizer) -> Tokenizer:
+def _load_vocab_txt(path: Path, config: TokenizerConfig) -> Tokenizer:
     """Read a WordPiece tokenizer from BERT's `vocab.txt`, which has one subword a line.
-
-    Args:
-        path: The file.
-        stated: What the files beside it state.
 
     Raises:
         FileError: The file cannot be read.
@@ -246,7 +236,7 @@ def _load_vocab_txt(path: Path, stated: StatedTokenizer) -> Tokenizer:
     """
     entries = _read_text(path).removesuffix("\n").split("\n")
     vocabulary = {entry.removesuffix("\r"): token_id for token_id, entry in enumerate(entries)}
-    return _build_checked(path, lambda: wordpiece_tokenizer(vocabulary, stated, path))
+    return _build_checked(path, lambda: wordpiece_tokenizer(vocabulary, config, path))
 
 
 def _read_text(path: Path) -> str:
@@ -260,19 +250,6 @@ def _read_text(path: Path) -> str:
         return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{path} is not UTF-8 text ({error}): it is damaged or another kind of file.") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file and return the object in it as a dictionary.
-
-    Raises:
-        FileError: The file cannot be read.
-        TokenizerError: The file is not a JSON object.
-    """
-    try:
-        return read_json(path)
-    except CheckpointError as error:
-        raise TokenizerError(str(error)) from error
 
 
 def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from embedlayer.errors import CheckpointError, TokenizerError, require
+from embedlayer.errors import TokenizerError, require
 from embedlayer.families.tokenizers import GENERIC_CLASSES, SENTENCEPIECE_CLASSES, SentencePieceRules, TextSteps
-from embedlayer.io.files import read_bytes, read_json
+from embedlayer.io.files import read_bytes
 from embedlayer.tokenization.tokenizer_calls import encode, normalized
-from embedlayer.tokenization.tokenizer_config import StatedTokenizer, add_stated_tokens, template
+from embedlayer.tokenization.tokenizer_config import TokenizerConfig, add_configured_tokens, read_json_file, template
 
 SPACE = "▁"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -43,7 +43,7 @@ _PROBE = (
 )
 
 
-def read_sentencepiece(path: Path, stated: StatedTokenizer) -> Tokenizer:
+def read_sentencepiece(path: Path, config: TokenizerConfig) -> Tokenizer:
     """Read a SentencePiece `.model` file and return a tokenizer that gives the same subwords.
 
     The IDs are those of the class that the files beside the model state, or else the model's own. The subwords of some
@@ -51,7 +51,7 @@ def read_sentencepiece(path: Path, stated: StatedTokenizer) -> Tokenizer:
 
     Args:
         path: The file.
-        stated: What the files beside it state.
+        config: What the files beside it state.
 
     Raises:
         FileError: The file cannot be read.
@@ -65,7 +65,7 @@ def read_sentencepiece(path: Path, stated: StatedTokenizer) -> Tokenizer:
         processor = sentencepiece.SentencePieceProcessor(model_proto=raw)
         kinds = [dict(_fields(entry)).get(3, 1) for number, entry in _fields(raw) if number == 1]
         symbols = [processor.id_to_piece(i) for i, kind in enumerate(kinds) if kind == USER_DEFINED]
-        rules = _rules(path, stated)
+        rules = _rules(path, config)
         if rules.steps is not None and rules.steps.splits_commas:
             kinds = _without_commas(processor, kinds)
         vocabulary = _vocabulary(processor, kinds, rules, path)
@@ -74,11 +74,11 @@ def read_sentencepiece(path: Path, stated: StatedTokenizer) -> Tokenizer:
         raise TokenizerError(f"{path} is not a whole SentencePiece model ({error}): it is damaged.") from error
     texts = [*_PROBE, *(f"a {symbol} b{symbol}c" for symbol in symbols[:4])]
     _check_same_ids(path, tokenizer, processor, vocabulary.ids, texts, normalizers.Sequence(_steps(rules.steps)))
-    _apply_settings(tokenizer, rules, stated, path)
+    _apply_settings(tokenizer, rules, config, path)
     lstrip = ("mask_token",) if rules.lstrip else ()
-    _add_roles(tokenizer, rules, stated, path)
-    add_stated_tokens(tokenizer, stated, {}, file=path, lstrip=lstrip, normalizes=False)
-    _add_ends(tokenizer, processor, rules, stated, path)
+    _add_roles(tokenizer, rules, config, path)
+    add_configured_tokens(tokenizer, config, {}, file=path, lstrip=lstrip, normalizes=False)
+    _add_ends(tokenizer, processor, rules, config, path)
     return tokenizer
 
 
@@ -99,21 +99,17 @@ class _Vocabulary:
     ids: list[int]
 
 
-def _rules(path: Path, stated: StatedTokenizer) -> SentencePieceRules:
+def _rules(path: Path, config: TokenizerConfig) -> SentencePieceRules:
     """Return which IDs and which tokens around a text the class of a SentencePiece model has.
-
-    Args:
-        path: The file.
-        stated: What the files beside it state.
 
     Raises:
         TokenizerError: The class changes texts or IDs in ways that are not known, or none is stated and the name of the
             file belongs to classes with IDs of their own.
     """
     known = ", ".join(SENTENCEPIECE_CLASSES)
-    if stated.kind is not None and stated.kind not in (*SENTENCEPIECE_CLASSES, *GENERIC_CLASSES):
-        raise stated.refuse_class(path)
-    rules = SENTENCEPIECE_CLASSES.get(stated.kind or "")
+    if config.kind is not None and config.kind not in (*SENTENCEPIECE_CLASSES, *GENERIC_CLASSES):
+        raise config.refuse_class(path)
+    rules = SENTENCEPIECE_CLASSES.get(config.kind or "")
     if rules is None:
         if path.name.endswith(_SHIFTED_NAME):
             raise TokenizerError(
@@ -122,26 +118,26 @@ def _rules(path: Path, stated: StatedTokenizer) -> SentencePieceRules:
                 f"the model beside it, or use its tokenizer.json."
             )
         return SentencePieceRules()
-    if stated.kind == "Pegasus" and stated.settings.get("offset") == 0:
+    if config.kind == "Pegasus" and config.settings.get("offset") == 0:
         return SentencePieceRules(ends=rules.ends, between=rules.between)
     for name, value in rules.fixed.items():
-        if stated.settings.get(name) not in (None, value):
-            raise stated.refuse_class(path, reason=f"is read with {name} {value!r}, not {stated.settings[name]!r}")
+        if config.settings.get(name) not in (None, value):
+            raise config.refuse_class(path, reason=f"is read with {name} {value!r}, not {config.settings[name]!r}")
     if rules.last[-1:] == ("<extra_id_0>",):
-        extra = stated.settings.get("extra_ids", len(rules.last))
+        extra = config.settings.get("extra_ids", len(rules.last))
         return replace(rules, last=tuple(f"<extra_id_{number}>" for number in range(int(extra) - 1, -1, -1)))
     if rules.steps is not None:
-        keeps = stated.setting("keep_accents", rules.steps.keeps_accents)
-        lowers = stated.setting("do_lower_case", rules.steps.lower_case)
+        keeps = config.setting("keep_accents", rules.steps.keeps_accents)
+        lowers = config.setting("do_lower_case", rules.steps.lower_case)
         return replace(rules, steps=replace(rules.steps, keeps_accents=keeps, lower_case=lowers))
-    if stated.kind == "Nllb" and stated.setting("legacy_behaviour", False):
+    if config.kind == "Nllb" and config.setting("legacy_behaviour", False):
         return replace(rules, starts=(), ends=("</s>", ""))
     return rules
 
 
-def reads_vocabulary(stated: StatedTokenizer) -> bool:
+def reads_vocabulary(config: TokenizerConfig) -> bool:
     """Return whether the class of a folder has the IDs of its SentencePiece model in a `vocab.json` beside it."""
-    return SENTENCEPIECE_CLASSES.get(stated.kind or "", SentencePieceRules()).reads_vocabulary
+    return SENTENCEPIECE_CLASSES.get(config.kind or "", SentencePieceRules()).reads_vocabulary
 
 
 def _steps(steps: TextSteps | None) -> list[normalizers.Normalizer]:
@@ -175,12 +171,6 @@ def _without_commas(processor: Any, kinds: Sequence[int]) -> list[int]:
 
 def _vocabulary(processor: Any, kinds: Sequence[int], rules: SentencePieceRules, path: Path) -> _Vocabulary:
     """Give the subwords of a SentencePiece model the IDs of a tokenizer class.
-
-    Args:
-        processor: The loaded model, a `SentencePieceProcessor`.
-        kinds: Kind of each subword.
-        rules: Rules of the class.
-        path: The file, for messages.
 
     Raises:
         TokenizerError: The class has no ID for a subword that the model gives.
@@ -216,21 +206,12 @@ def _vocabulary_of_file(
 ) -> _Vocabulary:
     """Give the subwords of a SentencePiece model the IDs of the `vocab.json` beside it.
 
-    Args:
-        own: Subword and score of each of the model's own IDs.
-        kinds: Kind of each subword.
-        rules: Rules of the class.
-        path: The model.
-
     Raises:
         FileError: The file cannot be read.
         TokenizerError: The file does not give each subword an ID, or its IDs are not 0, 1, 2, and so on.
     """
     file = path.with_name("vocab.json")
-    try:
-        entries: dict[str, int] = read_json(file)
-    except CheckpointError as error:
-        raise TokenizerError(str(error)) from error
+    entries: dict[str, int] = read_json_file(file)
     by_id = {token_id: text for text, token_id in entries.items()}
     missing = [text for (text, _), kind in zip(own, kinds, strict=True) if kind == NORMAL and text not in entries]
     if by_id.keys() != set(range(len(entries))) or rules.unknown not in entries or missing:
@@ -254,87 +235,70 @@ def _vocabulary_of_file(
     )
 
 
-def _apply_settings(tokenizer: Tokenizer, rules: SentencePieceRules, stated: StatedTokenizer, path: Path) -> None:
+def _apply_settings(tokenizer: Tokenizer, rules: SentencePieceRules, config: TokenizerConfig, path: Path) -> None:
     """Let a tokenizer put a space before a text as the settings `legacy` and `add_prefix_space` say.
 
     Args:
         tokenizer: The tokenizer, which puts it where SentencePiece does.
         rules: Rules of the class.
-        stated: What the files beside the model state.
+        config: What the files beside the model state.
         path: The model, for messages.
 
     Raises:
         TokenizerError: The class does not read the settings, or the model changes texts otherwise too.
     """
-    adds_space = stated.setting("add_prefix_space", True)
+    adds_space = config.setting("add_prefix_space", True)
     texts = ["a", *_NFKC_PROBE]
     changed: list[str] = [normalized(tokenizer, text) for text in texts]
     if rules.legacy is None:
         if not adds_space and changed[0].startswith(SPACE):
-            raise stated.refuse_class(path, reason="is read with add_prefix_space True, not False")
+            raise config.refuse_class(path, reason="is read with add_prefix_space True, not False")
         return
-    if adds_space and stated.setting("legacy", rules.legacy):
+    if adds_space and config.setting("legacy", rules.legacy):
         return
     if [text.removeprefix(SPACE) for text in changed] != texts:
-        raise stated.refuse_class(path, reason="is read with legacy True alone where the model changes letters")
+        raise config.refuse_class(path, reason="is read with legacy True alone where the model changes letters")
     scheme: Literal["first", "never"] = "first" if adds_space else "never"
     tokenizer.normalizer = None
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
     tokenizer.decoder = _decoder(adds_space=adds_space)
 
 
-def _add_roles(tokenizer: Tokenizer, rules: SentencePieceRules, stated: StatedTokenizer, path: Path) -> None:
+def _add_roles(tokenizer: Tokenizer, rules: SentencePieceRules, config: TokenizerConfig, path: Path) -> None:
     """Add the special tokens that a class puts behind the model's subwords.
-
-    Args:
-        tokenizer: The tokenizer of the model.
-        rules: Rules of the class.
-        stated: What the files beside the model state.
-        path: The model, for messages.
 
     Raises:
         TokenizerError: A file names a special token without an ID, and releases of transformers give it different ones.
     """
-    listed = {token.content for token in stated.added.values()}
+    listed = {token.content for token in config.added.values()}
     known = tokenizer.get_vocab(with_added_tokens=True).keys() | listed
-    fixed = [stated.role(role, {}) for role in stated.roles] if rules.first else []
-    for text in (*fixed, *(token.content for token in stated.specials)):
+    fixed = [config.role(role, {}) for role in config.roles] if rules.first else []
+    for text in (*fixed, *(token.content for token in config.specials)):
         if text is not None and text not in known:
             raise TokenizerError(
-                f"{stated.folder} has the special token {text!r}, which {path.name} lacks, without an ID. Write its ID "
+                f"{config.folder} has the special token {text!r}, which {path.name} lacks, without an ID. Write its ID "
                 f"into an added_tokens.json there, or use the tokenizer.json of the model."
             )
-    roles = [stated.role(role, rules.roles) for role in rules.roles]
+    roles = [config.role(role, rules.roles) for role in rules.roles]
     tokens = [text for text in roles if text is not None and text not in listed]
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in tokens])
 
 
 def _decoder(*, adds_space: bool) -> decoders.Decoder:
-    """Return the decoder of a SentencePiece model.
-
-    Args:
-        adds_space: Whether a space before the text is removed.
-    """
+    """Return the decoder of a SentencePiece model; `adds_space`: it removes a space before the text."""
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     return decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if adds_space else []))
 
 
 def _add_ends(
-    tokenizer: Tokenizer, processor: Any, rules: SentencePieceRules, stated: StatedTokenizer, path: Path
+    tokenizer: Tokenizer, processor: Any, rules: SentencePieceRules, config: TokenizerConfig, path: Path
 ) -> None:
     """Let a tokenizer put the tokens of its class around a text.
-
-    Args:
-        tokenizer: The tokenizer, which has all its tokens.
-        processor: The loaded model, a `SentencePieceProcessor`.
-        rules: Rules of the class.
-        stated: What the files beside the model state.
-        path: The file, for messages.
 
     Raises:
         TokenizerError: The tokenizer lacks a token, or `src_lang` is no language of the class.
     """
-    language = stated.settings.get("src_lang") or rules.language
+    language = config.settings.get("src_lang") or rules.language
     names = {"": language if language in rules.languages else rules.language_form.format(language)}
     starts, ends = rules.starts, rules.ends
     if not language:
@@ -344,8 +308,8 @@ def _add_ends(
     for role, token_id, adds in (("bos", processor.bos_id(), True), ("eos", processor.eos_id(), False)):
         if role in (*starts, *ends):
             own = {f"{role}_token": processor.id_to_piece(token_id)} if token_id >= 0 else {}
-            text = stated.role(f"{role}_token", own)
-            if text is not None and stated.setting(f"add_{role}_token", adds):
+            text = config.role(f"{role}_token", own)
+            if text is not None and config.setting(f"add_{role}_token", adds):
                 names[role] = text
             else:
                 starts, ends = (tuple(each for each in side if each != role) for side in (starts, ends))
@@ -457,9 +421,6 @@ def _mapped(charsmap: bytes) -> list[normalizers.Normalizer]:
     `Precompiled` of the `tokenizers` library looks characters up one by one in long grapheme clusters, so it does not
     compose a letter with its marks there. If the map is one of NFKC, the text is in NFKC before; the characters that
     NFKC alone changes are kept from it.
-
-    Args:
-        charsmap: Compiled character map of the model.
     """
     mapped = normalizers.Precompiled(charsmap)
     if any(mapped.normalize_str(text).lower() != unicodedata.normalize("NFKC", text).lower() for text in _NFKC_PROBE):

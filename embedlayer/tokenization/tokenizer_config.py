@@ -38,7 +38,7 @@ ADVICE = (
 
 
 @dataclass(frozen=True)
-class StatedTokenizer:
+class TokenizerConfig:
     """What the files of a folder state about its tokenizer.
 
     Attributes:
@@ -111,7 +111,7 @@ class StatedTokenizer:
         return TokenizerError(f"{file} belongs to {self.kind}Tokenizer{model}, which {reason}. {advice}.")
 
 
-def read_stated(folder: Path) -> StatedTokenizer:
+def read_tokenizer_config(folder: Path) -> TokenizerConfig:
     """Read what the files of a folder state about its tokenizer. Missing files state nothing.
 
     Raises:
@@ -125,9 +125,9 @@ def read_stated(folder: Path) -> StatedTokenizer:
     if kind is None or kind in GENERIC_CLASSES:
         kind = CLASS_OF_TYPE.get(model_type, kind) if model_type is not None else kind
         named = named if kind in GENERIC_CLASSES else None
-    stated = _read(folder / "special_tokens_map.json")
+    special_map = _read(folder / "special_tokens_map.json")
     decoder = settings.get("added_tokens_decoder")
-    texts = {**settings, **({} if isinstance(decoder, dict) else stated)}
+    texts = {**settings, **({} if isinstance(decoder, dict) else special_map)}
     roles = {role: _token(texts[role], folder) for role in ROLES if role in texts}
     listed = [token for name in _LISTS if isinstance(texts.get(name), list) for token in texts[name]]
     specials = [
@@ -138,7 +138,7 @@ def read_stated(folder: Path) -> StatedTokenizer:
     names = {str(token if isinstance(token, str) else token.content) for token in (*roles.values(), *specials) if token}
     added = _added(folder, decoder, names)
     by_text = {token.content: token for token in added.values()}
-    return StatedTokenizer(
+    return TokenizerConfig(
         folder,
         kind,
         named is not None,
@@ -150,9 +150,9 @@ def read_stated(folder: Path) -> StatedTokenizer:
     )
 
 
-def add_stated_tokens(
+def add_configured_tokens(
     tokenizer: Tokenizer,
-    stated: StatedTokenizer,
+    config: TokenizerConfig,
     defaults: Mapping[str, str],
     *,
     file: Path,
@@ -166,7 +166,7 @@ def add_stated_tokens(
 
     Args:
         tokenizer: The tokenizer of the vocabulary.
-        stated: What the files state.
+        config: What the files state.
         defaults: Special tokens of the class by role.
         file: The vocabulary, for messages.
         lstrip: Roles whose token takes the spaces before it, unless a file sets the token with other rules.
@@ -175,27 +175,27 @@ def add_stated_tokens(
     Raises:
         TokenizerError: A token's ID differs from the one that a file states.
     """
-    for token_id, token in sorted(stated.added.items()):
+    for token_id, token in sorted(config.added.items()):
         token = token if normalizes else _on_raw_text(token)
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
         found = tokenizer.token_to_id(token.content)
         if found != token_id:
             raise TokenizerError(
-                f"{stated.folder} gives {token.content!r} the ID {token_id}, but after the tokens of {file.name} its "
+                f"{config.folder} gives {token.content!r} the ID {token_id}, but after the tokens of {file.name} its "
                 f"ID is {found}. Use the tokenizer.json of the model."
             )
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    present = {token.content for token in stated.added.values()}
+    present = {token.content for token in config.added.values()}
     for role in ROLES:
-        named = stated.roles[role] if role in stated.roles else defaults.get(role)
+        named = config.roles[role] if role in config.roles else defaults.get(role)
         if isinstance(named, str):
-            if role not in stated.roles and named not in vocabulary:
+            if role not in config.roles and named not in vocabulary:
                 continue
             named = AddedToken(named, special=True, lstrip=role in lstrip)
         if named is not None and named.content not in present:
             tokenizer.add_special_tokens([named if normalizes else _on_raw_text(named)])
             present.add(named.content)
-    tokenizer.add_special_tokens([token for token in stated.specials if token.content not in present])
+    tokenizer.add_special_tokens([token for token in config.specials if token.content not in present])
 
 
 def _on_raw_text(token: AddedToken) -> AddedToken:
@@ -240,19 +240,22 @@ def class_name(name: str) -> str:
     return name.removesuffix("Fast").removesuffix("Tokenizer")
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """Read a JSON file that may be missing, and return the object in it.
+def read_json_file(file: Path) -> dict[str, Any]:
+    """Read a JSON file of a tokenizer, and return the object in it.
 
     Raises:
         FileError: The file cannot be read.
         TokenizerError: The file is not a JSON object.
     """
-    if not file.is_file():
-        return {}
     try:
         return read_json(file)
     except CheckpointError as error:
         raise TokenizerError(str(error)) from error
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Read a JSON file as `read_json_file` does; a missing file is an empty object."""
+    return read_json_file(file) if file.is_file() else {}
 
 
 def _token(value: object, folder: Path) -> AddedToken | str | None:

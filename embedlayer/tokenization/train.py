@@ -111,7 +111,7 @@ def raise_if_path(text: str) -> None:
     if exists or _PATH.fullmatch(text):
         raise TextError(
             f"{text!r} is a str, which is read as text, but {'names a file' if exists else 'looks like a path'}. Pass "
-            f"pathlib.Path({text!r}) where a path is accepted, or its content: embedlayer.data.corpus."
+            f"pathlib.Path({text!r}) where a path is accepted, or its content: embedlayer.data."
             f"read_text_chunks({text!r}). If it is the text, add a line break."
         )
 
@@ -130,13 +130,13 @@ def _checked_texts(texts: object) -> Iterator[str]:
     if isinstance(texts, Path | bytes) or not isinstance(texts, Iterable):
         raise TextError(
             f"A tokenizer is trained on a str or an iterable of str, not {type(texts).__name__}. For a file, "
-            f"pass embedlayer.data.corpus.read_text_chunks(path)."
+            f"pass embedlayer.data.read_text_chunks(path)."
         )
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise TextError(
                 f"Text {place} is {type(text).__name__}, not str. Decode bytes; for a file, pass "
-                f"embedlayer.data.corpus.read_text_chunks(path)."
+                f"embedlayer.data.read_text_chunks(path)."
             )
         if place == 0:
             raise_if_path(text)
@@ -171,11 +171,7 @@ def _byte_level(model: models.BPE, *, use_regex: bool = True) -> Tokenizer:
 
 
 def _byte_tokenizer(specials: list[str]) -> Tokenizer:
-    """Return a tokenizer with one token per byte, of which the ID is the value of the byte.
-
-    Args:
-        specials: Special tokens, which get the IDs from 256 on.
-    """
+    """Return a tokenizer with one token per byte, whose ID is the byte; special tokens have the IDs from 256 on."""
     letters = sorted(byte_level_alphabet(), key=byte_level_alphabet().__getitem__)
     bytes_alone = models.BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[])
     tokenizer = _byte_level(bytes_alone, use_regex=False)

@@ -35,7 +35,7 @@ from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
 from embedlayer.families import PER_LAYER_ROWS, family_of
 from embedlayer.io.files import JsonObject, read_bytes, read_json, write_json
-from embedlayer.io.safetensors_files import WeightFiles, find_folder
+from embedlayer.io.weight_files import WeightFiles, find_folder
 from embedlayer.pretrained import TOKENIZER
 from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
 from embedlayer.vocab.class_rows import rows_of_class, stored_names

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from embedlayer.data.corpus import IdArray
+from embedlayer.data.memmap import IdArray
 from embedlayer.errors import SizeError, TextError, VocabularyError
 from embedlayer.short_repr import short_repr
 from embedlayer.tokenization.bytes import TokenBytes, token_text

@@ -5,15 +5,9 @@ import pytest
 import torch
 
 from embedlayer.analysis import geometry
-from embedlayer.analysis.geometry import (
-    align_tables,
-    norms_by_frequency,
-    position_values,
-    principal_components,
-    row_movement,
-    shared_tokens,
-    table_geometry,
-)
+from embedlayer.analysis.geometry import norms_by_frequency, principal_components, table_geometry
+from embedlayer.analysis.movement import align_tables, row_movement, shared_tokens
+from embedlayer.analysis.position_pictures import position_values
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding

@@ -5,7 +5,7 @@ import torch
 from covering import cases
 from tokenizer_kinds import BUILDERS, tokenizer_of
 
-from embedlayer.analysis.geometry import align_tables, row_movement, shared_tokens
+from embedlayer.analysis.movement import align_tables, row_movement, shared_tokens
 from embedlayer.analysis.relation import MARGIN, common_rows, rows_left_out, table_relation
 from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TokenEmbedding

@@ -2,8 +2,8 @@
 
 import pytest
 
-from embedlayer.analysis.kinds import token_texts
 from embedlayer.analysis.spelling import spelling_variants
+from embedlayer.analysis.token_classes import token_texts
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
 

@@ -173,7 +173,7 @@ def test_documents_without_text_are_named_once_and_left_out(tmp_path):
 
 
 def test_an_endless_word_is_told_by_whoever_meets_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("embedlayer.data.corpus._ENDLESS_CHARS", 2048)
+    monkeypatch.setattr("embedlayer.data.text_chunks._ENDLESS_CHARS", 2048)
     (tmp_path / "t.txt").write_text("a" * 9000)
     with pytest.warns(EmbedLayerWarning, match="No safe position"):
         corpus = build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=2, workers=1)

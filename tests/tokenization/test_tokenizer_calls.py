@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 
 import embedlayer
 from embedlayer import TokenCorpus, load_tokenizer, train_tokenizer
-from embedlayer.data.corpus import encode_chunks, read_text_chunks, split_text
+from embedlayer.data.text_chunks import encode_chunks, read_text_chunks, split_text
 from embedlayer.errors import TokenizerError
 from embedlayer.tokenization import tokenizer_calls as calls
 from embedlayer.tokenization.read import save_tokenizer

@@ -13,7 +13,6 @@
 | `"part"` | letters inside a word |
 """
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -21,14 +20,12 @@ from itertools import pairwise
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from embedlayer.tokenization.bytes import entry_reader
+from embedlayer.tokenization.bytes import BYTE_ENTRY, entry_reader
 from embedlayer.tokenization.ids import unknown_id
 from embedlayer.tokenization.tokenizer_calls import encode_batch, pure_tokenizer
 
 KINDS = ("word", "part", "number", "punctuation", "space", "byte", "special", "unreachable", "no token")
 """All kinds, in the order in which reports list them."""
-
-BYTE_ENTRY = re.compile(r"<0x[0-9A-F]{2}>")
 
 CONTEXTS = ("", "«", "\n", "a ", "7")
 """Texts placed before an entry to test whether the tokenizer produces it; letters of the vocabulary are added."""
@@ -146,10 +143,6 @@ def _mark_parts_of_words(kinds: list[str], texts: dict[int, str]) -> None:
 
     This happens only if the tokenizer writes the space before a word into its tokens, that is, if some word begins with
     one. Otherwise nothing changes.
-
-    Args:
-        kinds: Kind of each row, by ID.
-        texts: ID -> readable text.
     """
     words = [token for token, kind in enumerate(kinds) if kind == "word"]
     begin = {token for token in words if texts[token][0].isspace()}

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from embedlayer import CheckpointError
-from embedlayer.io.config_values import as_number, as_whole_number
+from embedlayer.io.json_fields import as_number, as_whole_number
 
 
 def test_numbers_are_returned() -> None:

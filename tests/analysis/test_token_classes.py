@@ -3,7 +3,7 @@
 import pytest
 
 import embedlayer as el
-from embedlayer.analysis.kinds import KINDS, token_kinds
+from embedlayer.analysis.token_classes import KINDS, token_kinds
 from embedlayer.tokenization.ids import table_size
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
