@@ -7,8 +7,8 @@ from typing import Any
 from embedlayer.errors import CheckpointError
 from embedlayer.families import REFUSED, family_of, nearest_model_types, stated_size
 from embedlayer.families.records import Family, HeadSpec, LearnedPositions, PositionChoice, PositionSpec
-from embedlayer.io.config_values import as_whole_number
 from embedlayer.io.files import JsonObject, read_json
+from embedlayer.io.json_fields import as_whole_number
 
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Names of data types in a configuration, and in a plan."""

@@ -10,8 +10,8 @@ import torch
 from embedlayer.families import CONFIG_KEYS, MULTIMODAL, Family, family_of, stated_size
 from embedlayer.families.default_ids import DEFAULT_IDS
 from embedlayer.families.records import Factor, HeadSpec
-from embedlayer.io.config_values import as_number
 from embedlayer.io.files import JsonObject
+from embedlayer.io.json_fields import as_number
 
 
 class LogitFactors(NamedTuple):

@@ -63,8 +63,8 @@ from embedlayer.families.records import (
     SinusoidalPositions,
     Step,
 )
-from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.gguf_files import dequantise
+from embedlayer.io.json_fields import as_number, as_whole_number
 from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.layers.decoder_input import DecoderInput
 from embedlayer.layers.input_parts import (
@@ -86,7 +86,7 @@ from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
 from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding, rotary_scheme
-from embedlayer.positions.rotary_config import layer_types, read_blocks
+from embedlayer.positions.rotary_blocks import layer_types, read_blocks
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import FLOATS, assign, is_description
 from embedlayer.tables.dense import TokenEmbedding

@@ -17,7 +17,7 @@ from embedlayer.checkpoints.meta_layout import has_meta_layout, meta_config, req
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS, META_LLAMA, META_TENSORS
-from embedlayer.io.config_values import as_number, as_whole_number
+from embedlayer.io.json_fields import as_number, as_whole_number
 from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.models.decoder import DecoderLM
 
