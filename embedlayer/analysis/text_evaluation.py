@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.loader import POSITION_KEYS
 from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.reading.configuration import POSITION_KEYS
 from embedlayer.data.corpus import encode_chunks, read_text_chunks, split_text
 from embedlayer.data.tokenizer import as_tokenizer, raise_if_path, token_text, unknown_id
 from embedlayer.data.tokenizer_calls import encode, pure_tokenizer
