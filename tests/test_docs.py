@@ -121,7 +121,7 @@ def test_every_module_has_its_test_file() -> None:
         "checkpoints/layer_report.py": "checkpoints/test_reading.py",
         **{
             f"checkpoints/reading/{name}.py": "checkpoints/test_reading.py"
-            for name in ("head", "layer", "other_tables", "table", "tensors")
+            for name in ("head", "layer", "table", "tensors")
         },
         "layers/peft.py": "laws/test_peft.py",
         "layers/logit_source.py": "layers/test_deferred_logits.py",

@@ -43,14 +43,18 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *("qwen3", "qwen3_moe", "qwen3_omni_moe_talker_code_predictor", "seed_oss", "solar_open", "starcoder2"),
             *("step3p5", "t5_gemma_module", "t5gemma", "ultrabert", "unlimited_ocr_text", "vaultgemma"),
             *("voxtral_realtime_text", "voxtral_realtime_encoder", "molmo2_text", "zaya", "hy_v4"),
+            # audio, time series, and the second stack of a model
+            *("deepseek_ocr2_encoder", "lasr_encoder", "mimi", "mimi_encoder", "mimi_decoder", "timesfm2_5"),
+            *("pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer_decoder"),
+            *("muse_glimmer_assistant", "dia_decoder", "idefics", "nemotron3_diarization_audio"),
         ),
     ),
     (
         _PAIRS,
         (
-            *("blt_local_decoder", "blt_global_transformer", "blt_patcher"),
+            *("blt_local_encoder", "blt_local_decoder", "blt_global_transformer", "blt_patcher", "cohere"),
             *("openai_privacy_filter", "deepseek_v2", "axk2", "deepseek_v32", "glm_moe_dsa", "ernie4_5"),
-            *("ernie4_5_moe", "helium", "dots3_note_text"),
+            *("ernie4_5_moe", "helium", "dots3_note_text", "pe_audio_encoder"),
         ),
     ),
     (RotaryPositions(interleaved=True, reads_layout=True), ("axk1", "deepseek_v3", "glm4_moe_lite", "youtu")),
@@ -107,34 +111,22 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     # a part of the channels
     (RotaryPositions(default_share=0.25), ("gpt_neox", "stablelm", "neomme")),
     (RotaryPositions(default_share=1.0), ("gpt_neox_japanese",)),
-    (RotaryPositions(default_share=0.5), ("phi", "persimmon", "glm4_moe", "nemotron")),
-    (RotaryPositions(interleaved=True, default_share=0.5), ("glm", "glm4")),
-    (RotaryPositions(fixed_base=True, interleaved=True, rope_types=("default",)), ("gptj", "codegen")),
-    (RotaryPositions(former_rope_types=(("yarn", "longrope"),)), ("phi3", "phi4_multimodal")),
-    (_PAIRS, ("cohere",)),
-    (RotaryPositions(by_layer_type="full_attention"), ("gemma3_text", "gemma3n_text", "olmo3")),
-    (RotaryPositions(by_layer_type="full_attention"), ("t5gemma2_text", "t5gemma2_decoder")),
-    # its longrope keeps the short factors at every length in transformers, with two factors on cosines
-    (RotaryPositions(rope_types=("default",)), ("phimoe",)),
-    # audio, time series, and the second stack of a model
-    (
-        _TYPES,
-        (
-            *("deepseek_ocr2_encoder", "lasr_encoder", "mimi", "mimi_encoder", "mimi_decoder"),
-            *("pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer_decoder"),
-            "timesfm2_5",
-            *("muse_glimmer_assistant", "dia_decoder", "idefics"),
-            *("nemotron3_diarization_audio",),
-        ),
-    ),
     (
         RotaryPositions(default_share=0.5),
         (
-            *("dots3_note_audio_encoder", "glmasr_encoder", "nemotron3_5_transcribe_asr_audio"),
-            *("nemotron3_5_transcribe_word_timestamp",),
+            *("phi", "persimmon", "glm4_moe", "nemotron", "dots3_note_audio_encoder", "glmasr_encoder"),
+            *("nemotron3_5_transcribe_asr_audio", "nemotron3_5_transcribe_word_timestamp"),
         ),
     ),
-    (_PAIRS, ("blt_local_encoder", "pe_audio_encoder")),
+    (RotaryPositions(interleaved=True, default_share=0.5), ("glm", "glm4")),
+    (RotaryPositions(fixed_base=True, interleaved=True, rope_types=("default",)), ("gptj", "codegen")),
+    (RotaryPositions(former_rope_types=(("yarn", "longrope"),)), ("phi3", "phi4_multimodal")),
+    (
+        RotaryPositions(by_layer_type="full_attention"),
+        ("gemma3_text", "gemma3n_text", "olmo3", "t5gemma2_text", "t5gemma2_decoder"),
+    ),
+    # its longrope keeps the short factors at every length in transformers, with two factors on cosines
+    (RotaryPositions(rope_types=("default",)), ("phimoe",)),
     (
         RotaryPositions(
             interleaved=True,
@@ -158,9 +150,11 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (replace(_MROPE, axes=SectionAxes("chunked", (8, 12, 12)), default_share=0.5), ("glm4v_moe_text",)),
     (
         RotaryPositions(axes=SectionAxes("interleaved", (24, 20, 20))),
-        ("qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text"),
+        (
+            *("qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text"),
+            *("cosmos3_edge_text", "cohere_compass_text"),
+        ),
     ),
-    (RotaryPositions(axes=SectionAxes("interleaved", (24, 20, 20))), ("cosmos3_edge_text", "cohere_compass_text")),
     (RotaryPositions(axes=SectionAxes("interleaved", (12, 10, 10)), interleaved=True), ("hy_v4_vl_text",)),
     (
         RotaryPositions(axes=SectionAxes("interleaved", (11, 11, 10)), rotated_types=_FULL, default_share=0.25),

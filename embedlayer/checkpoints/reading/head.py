@@ -73,11 +73,7 @@ def read_head(model: CheckpointModel, table: TokenTable, width: int) -> OutputHe
 
 
 def _has_transform(model: CheckpointModel, spec: HeadSpec, dense: LinearSpec | None, *, is_needed: bool) -> bool:
-    """Return whether a checkpoint has the projection `dense` of a head, or may have the head without it.
-
-    Raises:
-        CheckpointError: The projection is missing, and the configuration names a model with an LM head.
-    """
+    """Return whether a checkpoint has the projection `dense` of a head, or may have the head without it."""
     if dense is not None:
         classes = _model_classes(model)  # a classifier may have a layer of the same name (ModernBERT)
         return not classes or _have_head(classes) or model.tensors.has(spec.bias)
@@ -95,11 +91,7 @@ def _has_bias(model: CheckpointModel, spec: HeadSpec) -> bool:
 
 
 def _read_bias(model: CheckpointModel, key: str, names: Names, vocab_size: int) -> None:
-    """Read the bias of the head, which is stored as `(V,)` or `(1, V)`.
-
-    Raises:
-        CheckpointError: The bias is missing or has another shape.
-    """
+    """Read the bias of the head, which is stored as `(V,)` or `(1, V)`."""
     tensors = model.tensors
     stored_names = tensors.checkpoint.find(*names)
     is_matrix = bool(stored_names) and len(tensors.checkpoint.info(stored_names[0]).shape) == 2
@@ -120,11 +112,7 @@ def _have_head(classes: list[str]) -> bool:
 
 
 def _refuse_missing_head(model: CheckpointModel, names: Names) -> None:
-    """Raise an error if the configuration names a model with an LM head, whose tensors `names` the checkpoint lacks.
-
-    Raises:
-        CheckpointError: One of the model classes has an LM head.
-    """
+    """Raise an error if the configuration names a model with an LM head, whose tensors `names` the checkpoint lacks."""
     classes, tensors = _model_classes(model), model.tensors
     if _have_head(classes):
         raise CheckpointError(
@@ -141,9 +129,6 @@ def _check_shape(
 
     The width of a head behind a projection is checked when the projection is read. Rows that were computed from several
     tensors, or cut to those that count, are not checked.
-
-    Raises:
-        CheckpointError: The number of rows or the width is another.
     """
     tensors, config = model.tensors, model.config
     if key not in tensors.names:
@@ -174,10 +159,6 @@ def _untied_rows(model: CheckpointModel, spec: HeadSpec, key: str) -> Tensor | N
     table count as tied: the result is `None`, and the table's names list them as a copy. Other rows are read as an
     untied head, with a sentence in the notes unless the family always ties. A head whose rows are not one stored tensor
     has no names: it cannot be written back.
-
-    Raises:
-        CheckpointError: A tensor is quantised, or has no floating point dtype and no dtype was requested; or the number
-            of rows in the configuration is not in its range.
     """
     tensors, tied = model.tensors, is_tied(spec, model.config.content)
     tied_to = _tied_to(model)
@@ -218,11 +199,7 @@ def _with_columns(model: CheckpointModel, key: str, rows: Tensor, name: str) -> 
 
 
 def _counted_rows(model: CheckpointModel, spec: CountedRows, key: str, rows: Tensor, table_rows: int) -> Tensor:
-    """Return the rows of a head that count, without stored rows beyond the number in the configuration.
-
-    Raises:
-        CheckpointError: The number is not in its range.
-    """
+    """Return the rows of a head that count, without stored rows beyond the number in the configuration."""
     if model.config.get(spec.key) is None:
         return rows
     count = model.config.whole(spec.key, most=MOST_POSITIONS)

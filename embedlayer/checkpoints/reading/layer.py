@@ -22,14 +22,16 @@ from embedlayer.checkpoints.reading.inputs import (
     token_dropout,
 )
 from embedlayer.checkpoints.reading.model import CheckpointModel, checkpoint_model
-from embedlayer.checkpoints.reading.other_tables import (
+from embedlayer.checkpoints.reading.positions import first_position_id, read_positions
+from embedlayer.checkpoints.reading.table import (
+    find_table,
+    new_table,
     note_other_inputs,
     other_tables,
+    read_rows,
     refuse_other_input,
     unread_copies,
 )
-from embedlayer.checkpoints.reading.positions import first_position_id, read_positions
-from embedlayer.checkpoints.reading.table import find_table, new_table, read_rows
 from embedlayer.checkpoints.reading.tensors import LoadedTensor
 from embedlayer.computed_buffers import recompute_all_buffers
 from embedlayer.errors import CheckpointError, SizeError

@@ -1,5 +1,6 @@
-"""Read the token table of a checkpoint: find it, check its sizes, and build the module for its rows."""
+"""Read the token table of a checkpoint, and tell which of its other tables are not read."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -8,10 +9,10 @@ from torch import Tensor
 from embedlayer.checkpoints.reading.configuration import factor_value, is_tied
 from embedlayer.checkpoints.reading.model import CheckpointModel
 from embedlayer.checkpoints.reading.tensors import CheckpointTensors, is_in_block
-from embedlayer.checkpoints.refusals import table_advice, table_names
+from embedlayer.checkpoints.refusals import NAMED, table_advice, table_names
 from embedlayer.errors import CheckpointError
 from embedlayer.families import UNKNOWN
-from embedlayer.families.records import FoldedRows, Names
+from embedlayer.families.records import FoldedRows, Names, OtherTable
 from embedlayer.io.gguf_files import dequantise
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.gguf_rows import GGUFEmbedding
@@ -108,11 +109,7 @@ def find_table(model: CheckpointModel) -> list[str]:
 
 
 def _candidates(model: CheckpointModel) -> list[str]:
-    """Return the names of the matrices that may be the token table, the preferred one first.
-
-    Raises:
-        CheckpointError: There is none.
-    """
+    """Return the names of the matrices that may be the token table, the preferred one first."""
     family, config, tensors = model.family, model.config, model.tensors
     checkpoint, vocab_size = tensors.checkpoint, model.config.get("vocab_size")
     candidates = tensors.matrices(family.table)
@@ -138,9 +135,6 @@ def _only_table(model: CheckpointModel, candidates: list[str]) -> list[str]:
 
     Candidates with fewer rows than the configuration's `vocab_size` are no token tables, nor are those of a numbered
     block if there are others.
-
-    Raises:
-        CheckpointError: Several tensors that the record calls by the same name have different rows.
     """
     family, tensors, checkpoint = model.family, model.tensors, model.tensors.checkpoint
     needed = model.config.get("vocab_size") or 0
@@ -168,9 +162,6 @@ def _fold(tensors: CheckpointTensors, spec: FoldedRows, rows: Tensor) -> Tensor:
 
     Without a tensor `mapping`, the rows keep their order; without a tensor `weights`, they are not multiplied. With
     either, the table cannot be written back to the checkpoint, so it has no names.
-
-    Raises:
-        CheckpointError: `mapping` or `weights` does not fit the rows.
     """
     checkpoint, device = tensors.checkpoint, tensors.device
     mapping, weights = (checkpoint.find(name) for name in (spec.mapping, spec.weights))
@@ -204,9 +195,6 @@ def _check_sizes(
 
     A size that is not stated is not checked, nor is a `vocab_size` of `None`, for rows that `_fold` computed. `key` is
     the configuration key of the number of rows.
-
-    Raises:
-        CheckpointError: The configuration states another number of rows or another width.
     """
     config, extra, source = model.config, model.family.extra_rows, model.tensors.checkpoint.name
     rows = config.get(key)
@@ -254,3 +242,64 @@ def padding_row(model: CheckpointModel, rows: Tensor) -> int | None:
     assert gguf is not None
     info = model.tensors.checkpoint.info(model.tensors.names["table.weight"][0])
     return None if dequantise(gguf.stored_rows(info.name)[pad : pad + 1], info.dtype).any() else pad
+
+
+def other_tables(model: CheckpointModel) -> Iterator[str]:
+    """Yield a sentence about each table of the checkpoint that the record lists as not read."""
+    spec, tables = model.family.per_layer, list(model.family.other_tables)
+    if spec is not None and "per_layer.table.weight" not in model.tensors.names:
+        tables.append(OtherTable(spec.table, "each block reads its own columns of these rows"))
+    for table in tables:
+        for name in sorted(model.tensors.checkpoint.find(table.name), key=is_in_block):
+            yield f"{name}, {model.tensors.sizes(name)}, is not read: {table.use}."
+
+
+def unread_copies(model: CheckpointModel) -> Iterator[str]:
+    """Yield the names of tensors that are called like the token table and have its shape, and were not read."""
+    tensors = model.tensors
+    table = tensors.names.get("table.weight")
+    if not table or model.family is UNKNOWN:
+        return
+    read_names = {name for names in tensors.names.values() for name in names}
+    shape = tensors.checkpoint.info(table[0]).shape
+    for name in tensors.matrices(model.family.table):
+        if name not in read_names and tensors.checkpoint.info(name).shape == shape:
+            yield name
+
+
+def refuse_other_input(model: CheckpointModel) -> None:
+    """Raise an error if the checkpoint has a table whose rows are a part of the input of the first block.
+
+    Raises:
+        CheckpointError: It has one.
+    """
+    tensors = model.tensors
+    for table in model.family.other_tables:
+        for name in tensors.checkpoint.find(table.name) if table.is_input else ():
+            raise CheckpointError(
+                f"{tensors.checkpoint.name}: {name}, {tensors.sizes(name)}, is not read, and {table.use}: the input of "
+                f"the first block is not computed from {tensors.names['table.weight'][0]} alone."
+            )
+
+
+def note_other_inputs(model: CheckpointModel) -> None:
+    """Add a sentence to the notes if the checkpoint has further tables of its input, or may have some.
+
+    In an unknown family these are all tables that are found by their names, unless `vocab_size` decides.
+    """
+    tensors, checkpoint = model.tensors, model.tensors.checkpoint
+    table_copies = tensors.names["table.weight"]
+    first = table_copies[0]
+    if model.family is UNKNOWN:
+        is_stated = model.config.get("vocab_size") == checkpoint.info(first).shape[0]
+        others = [] if is_stated else [name for name in table_names(checkpoint) if not is_in_block(name)]
+    else:
+        inputs = [table.name for table in model.family.other_tables if table.is_input]
+        others = checkpoint.find(*inputs)
+    others = [name for name in others if name not in table_copies and not tensors.is_same(name, first)]
+    if others:
+        listed = ", ".join(f"{name} ({tensors.sizes(name)})" for name in others[:NAMED])
+        tensors.notes.append(
+            f"{first} ({tensors.sizes(first)}) was read, and the checkpoint also has {listed}"
+            f"{', ...' if len(others) > NAMED else ''}: load(..., table_only={others[0]!r}) reads another one."
+        )
