@@ -94,7 +94,8 @@ def _write_text(path: Path) -> None:
 
 def _trained(text: Path, kind: str, vocab_size: int, folder: Path) -> Path:
     """Train a tokenizer on the start of the text, and return its file."""
-    from embedlayer.data.tokenizer import save_tokenizer, train_tokenizer
+    from embedlayer.tokenization.read import save_tokenizer
+    from embedlayer.tokenization.train import train_tokenizer
 
     with text.open(encoding="utf-8", newline="") as file:
         tokenizer = train_tokenizer(file.read(TRAINED_ON), kind, vocab_size=vocab_size)  # type: ignore[arg-type]

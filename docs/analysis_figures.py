@@ -14,7 +14,7 @@ from torch import Tensor
 
 import embedlayer as el
 from embedlayer.analysis.evaluate import ranks
-from embedlayer.analysis.kinds import token_kinds
+from embedlayer.analysis.token_classes import token_kinds
 from embedlayer.io.safetensors_files import load_tensors
 from embedlayer.sources import open_model
 

@@ -21,10 +21,10 @@ from tokenizers import Tokenizer
 
 import embedlayer as el
 from embedlayer.cli.main import main as embedlayer
-from embedlayer.data.tokenizer import save_tokenizer
 from embedlayer.families import GGUF_TENSORS
 from embedlayer.io.files import write_json
 from embedlayer.io.safetensors_files import save_tensors
+from embedlayer.tokenization.read import save_tokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from tables import write_between_markers

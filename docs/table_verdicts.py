@@ -17,9 +17,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer import load_tokenizer, open_model
-from embedlayer.analysis.health import TableHealth, table_health
-from embedlayer.data.tokenizer import word_tokenizer
+from embedlayer.analysis.health import table_health
+from embedlayer.analysis.health_report import TableHealth
 from embedlayer.tables.quantized import QuantizedEmbedding
+from embedlayer.tokenization.words import word_tokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from tables import write_between_markers

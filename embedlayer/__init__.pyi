@@ -15,6 +15,7 @@ from . import positions as positions
 from . import scratch as scratch
 from . import sources as sources
 from . import tables as tables
+from . import tokenization as tokenization
 from . import training as training
 from . import vocab as vocab
 from .checkpoints.embedding_layer import EmbeddingLayer as EmbeddingLayer
@@ -22,8 +23,6 @@ from .checkpoints.embedding_layer import load as load
 from .checkpoints.patching import patch as patch
 from .checkpoints.patching import unpatch as unpatch
 from .data.corpus import TokenCorpus as TokenCorpus
-from .data.tokenizer import load_tokenizer as load_tokenizer
-from .data.tokenizer import train_tokenizer as train_tokenizer
 from .data.windows import TokenWindows as TokenWindows
 from .data.windows import create_dataloader as create_dataloader
 from .data.windows import create_dataloader_v1 as create_dataloader_v1
@@ -72,6 +71,8 @@ from .tables.factorized import FactorizedEmbedding as FactorizedEmbedding
 from .tables.lookup import LookupTable as LookupTable
 from .tables.quantized import QuantizedEmbedding as QuantizedEmbedding
 from .tables.table import TokenTable as TokenTable
+from .tokenization.read import load_tokenizer as load_tokenizer
+from .tokenization.train import train_tokenizer as train_tokenizer
 from .training.loop import Trainer as Trainer
 from .training.loop import TrainingOptions as TrainingOptions
 from .training.run_directory import RunDirectory as RunDirectory

@@ -307,7 +307,8 @@ def _outside(kind: Kind, value: int, size: int, *, first: int, row: int, column:
     place = f"{kind} {value} at row {row}, column {column}"
     if kind == "token id":
         hint = (
-            "Check that tokenizer and table belong together; embedlayer.data.table_size(tokenizer) rows are needed."
+            "Check that tokenizer and table belong together; embedlayer.tokenization.table_size(tokenizer) rows are "
+            "needed."
             if value >= 0
             else "IDs count from 0. A target without a loss has the value of ignore_index, which is -100 by default."
         )

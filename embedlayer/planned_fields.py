@@ -17,8 +17,8 @@ from embedlayer.families.records import (
     StreamPositions,
     TrigramSpec,
 )
-from embedlayer.io.config_values import as_whole_number
 from embedlayer.io.files import JsonObject, read_json
+from embedlayer.io.json_fields import as_whole_number
 
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Names of data types in a configuration, and in a plan."""

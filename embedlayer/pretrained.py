@@ -141,7 +141,8 @@ class Pretrained(Described, nn.Module):
         require_loadable(self, description, state)
         directory = create_folder(directory)
         if tokenizer is not None:
-            from embedlayer.data.tokenizer import as_tokenizer, save_tokenizer
+            from embedlayer.tokenization.read import save_tokenizer
+            from embedlayer.tokenization.tokenizer_calls import as_tokenizer
 
             save_tokenizer(as_tokenizer(tokenizer), directory / TOKENIZER)
         save_tensors(directory / WEIGHTS, state)

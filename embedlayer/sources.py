@@ -159,7 +159,7 @@ class _TokenizerOrNames:
         if opened is None:  # the default of the field
             return None
         if opened._tokenizer is None and opened.tokens is not None:
-            from embedlayer.data.tokenizer import word_tokenizer
+            from embedlayer.tokenization.words import word_tokenizer
 
             opened._tokenizer = word_tokenizer(opened.tokens)
         return opened._tokenizer
@@ -333,7 +333,7 @@ class OpenedModel:
         tokenizer, rows = self.tokenizer, range(self.table.vocab_size)
         if tokenizer is None:
             return [f"#{row}" for row in rows]
-        from embedlayer.data.tokenizer import row_texts
+        from embedlayer.tokenization.bytes import row_texts
 
         return row_texts(tokenizer, len(rows))
 
@@ -354,7 +354,7 @@ class OpenedModel:
         Raises:
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
         """
-        from embedlayer.data.tokenizer import require_rows
+        from embedlayer.tokenization.ids import require_rows
 
         if self.tokenizer is None:
             found = self.no_tokenizer or f"{self.source or self.title} has no tokenizer."
@@ -370,8 +370,8 @@ class OpenedModel:
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
             UnknownTokenError: The tokens come from a file of vectors, and a word of the text has no row.
         """
-        from embedlayer.data.tokenizer import unknown_word
-        from embedlayer.data.tokenizer_calls import encode
+        from embedlayer.tokenization.tokenizer_calls import encode
+        from embedlayer.tokenization.words import unknown_word
 
         tokenizer = self.require_tokenizer()
         if self.tokens is not None:
@@ -384,7 +384,7 @@ class OpenedModel:
     @property
     def has_tokenizer_file(self) -> bool:
         """Return whether the folder of the source has a file of a tokenizer, which may be one that is not read."""
-        from embedlayer.data.tokenizer import tokenizer_file
+        from embedlayer.tokenization.read import tokenizer_file
 
         path = Path(self.source)
         kind = path_kind(path)
@@ -418,7 +418,7 @@ class OpenedModel:
         Raises:
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
         """
-        from embedlayer.data.tokenizer import end_of_text_id
+        from embedlayer.tokenization.ids import end_of_text_id
 
         tokenizer, end = self.require_tokenizer(), end_of_text_id(self.require_tokenizer())
         if not self.adds_special_tokens:
@@ -558,7 +558,8 @@ def open_model(source: Path | str, tokenizer: Path | str | None = None, *, devic
             stacklevel=2,
         )
     if tokenizer is not None:
-        from embedlayer.data.tokenizer import load_tokenizer, require_rows
+        from embedlayer.tokenization.ids import require_rows
+        from embedlayer.tokenization.read import load_tokenizer
 
         opened.tokenizer, opened.tokens = load_tokenizer(tokenizer), None
         require_rows(opened.tokenizer, opened.table.vocab_size, tokenizer)
@@ -584,12 +585,13 @@ def _open_saved(path: Path, device: str) -> OpenedModel:
         TokenizerError: The tokenizer has IDs outside the table.
     """
     from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-    from embedlayer.data.tokenizer import load_tokenizer, require_rows
     from embedlayer.layers.input import TransformerEmbedding
     from embedlayer.layers.ngram import NgramEmbedding
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.pretrained import Pretrained
     from embedlayer.tables.table import TokenTable
+    from embedlayer.tokenization.ids import require_rows
+    from embedlayer.tokenization.read import load_tokenizer
     from embedlayer.training.run_directory import RunDirectory
 
     if not (path / CONFIG).exists():
@@ -629,8 +631,8 @@ def _open_checkpoint(path: Path, device: str) -> OpenedModel:
         CheckpointError: The embedding layer cannot be read either.
         FileError: A file is missing or cannot be read.
     """
-    from embedlayer.data.tokenizer import missing_rows_message
     from embedlayer.models.llama import load_llama
+    from embedlayer.tokenization.ids import missing_rows_message
 
     try:
         model = load_llama(path, device=device)
@@ -701,7 +703,7 @@ def _tokenizer_beside(path: Path) -> "tuple[Tokenizer | None, str]":
 
     The result is `(tokenizer, "")` or `(None, reason)`.
     """
-    from embedlayer.data.tokenizer import load_tokenizer
+    from embedlayer.tokenization.read import load_tokenizer
 
     try:
         return load_tokenizer(path if path_kind(path) is PathKind.GGUF else _folder(path)), ""

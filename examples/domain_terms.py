@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import embedlayer as el
-from embedlayer.vocab.token_bytes import spell
+from embedlayer.tokenization.bytes import spell
 
 
 def domain_terms(text: str, tokenizer: object, count: int, *, subwords: int = 3) -> list[str]:

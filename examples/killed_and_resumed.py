@@ -20,9 +20,9 @@ from torch import nn
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
-from embedlayer.data import compressed_tokens
 from embedlayer.layers import NgramEmbedding, NgramHash
 from embedlayer.tables import MappedEmbedding
+from embedlayer.tokenization import compressed_tokens
 
 STEPS, SAVE_EVERY, KILLED_AT, LENGTH = 30, 8, 21, 64
 

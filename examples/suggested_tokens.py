@@ -21,9 +21,9 @@ from tokenizers import Tokenizer
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
-from embedlayer.data.corpus import split_text
+from embedlayer.data.text_chunks import split_text
+from embedlayer.tokenization.bytes import spell
 from embedlayer.vocab import AddedMerge, edit_tokenizer, suggest_removals, suggest_tokens
-from embedlayer.vocab.token_bytes import spell
 
 
 def parts(text: str, tokenizer: Tokenizer) -> tuple[str, list[str]]:

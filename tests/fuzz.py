@@ -29,8 +29,6 @@ import embedlayer as el
 from embedlayer.analysis.health import table_health
 from embedlayer.cli.main import cli
 from embedlayer.data.sharded_build import build_in_shards
-from embedlayer.data.tokenizer import fingerprint
-from embedlayer.data.tokenizer_calls import decode, encode
 from embedlayer.errors import EmbedLayerError
 from embedlayer.explorer.source_facts import page_facts
 from embedlayer.explorer.training import metrics
@@ -39,6 +37,7 @@ from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.kinds import KINDS, class_of
 from embedlayer.pretrained import Pretrained
 from embedlayer.sources import open_model
+from embedlayer.tokenization.tokenizer_calls import decode, encode, fingerprint
 from embedlayer.vocab import merge_adapter
 from embedlayer.vocab.receipt import last_receipt
 

@@ -11,10 +11,10 @@ import torch
 from tokenizer_kinds import ENGLISH, sentencepiece_bpe
 from tokenizers import Tokenizer, normalizers
 
-from embedlayer.data.tokenizer import train_tokenizer
 from embedlayer.families import GGUF_TENSORS
 from embedlayer.io.gguf_files import quantise, row_bytes
 from embedlayer.models.decoder import DecoderLM
+from embedlayer.tokenization.train import train_tokenizer
 
 TYPES: type[gguf.GGMLQuantizationType] = gguf.GGMLQuantizationType
 WIDTH = 256

@@ -108,12 +108,11 @@ def test_every_module_has_its_test_file() -> None:
     }
     together |= {"families/token_ids.py": "census/test_configurations.py"}
     together |= {
-        "families/unread_tokenizers.py": "data/test_unread_tokenizers.py",
+        "families/unread_tokenizers.py": "tokenization/test_unread_tokenizers.py",
         "families/meta_params.py": "checkpoints/test_meta_layout.py",
     }
     together |= {"families/default_ids.py": "census/test_class_defaults.py"}
     together |= {  # shown by what must be true of all kinds
-        "io/json_fields.py": "laws/test_damage.py",
         "checkpoints/reading/configuration.py": "laws/test_model_paths.py",
         "checkpoints/reading/model.py": "checkpoints/test_stacks_and_steps.py",
         "checkpoints/reading/positions.py": "test_families.py",
@@ -134,6 +133,7 @@ def test_every_module_has_its_test_file() -> None:
         },
         "losses/compiled_blocks.py": "kernels/test_softmax.py",
         "losses/divergence_kinds.py": "losses/test_divergences.py",
+        "positions/rotary_blocks.py": "positions/test_rotary_config.py",
         "kernels/rotary.py": "positions/test_rotation.py",
         "losses/uncomputed_logits.py": "losses/test_statistics.py",
         "vocab/special_tokens.py": "laws/test_transformers_folder.py",
@@ -142,7 +142,19 @@ def test_every_module_has_its_test_file() -> None:
         "io/peft_files.py": "vocab/test_adapters.py",
         "tables/gguf_rows.py": "checkpoints/test_gguf.py",
         "tables/packed_rows.py": "tables/test_quantized.py",
-        "data/bert_tokenizers.py": "data/test_gguf_tokenizers.py",
+        **{
+            f"checkpoints/vector_formats/{name}.py": "checkpoints/test_vector_files.py"
+            for name in ("streams", "word2vec", "npy", "projector")
+        },
+        "data/text_chunks.py": "data/test_corpus.py",
+        "data/text_files.py": "data/test_text_formats.py",
+        "io/weight_files.py": "io/test_safetensors_files.py",
+        "analysis/movement.py": "analysis/test_geometry.py",
+        "analysis/position_pictures.py": "analysis/test_geometry.py",
+        "analysis/health_report.py": "analysis/test_health.py",
+        "analysis/token_names.py": "analysis/test_vectors.py",
+        "tokenization/words.py": "analysis/test_vectors.py",
+        "tokenization/bert_tokenizers.py": "tokenization/test_gguf_tokenizers.py",
         "families/final_norms.py": "checkpoints/test_final_norm.py",
         "families/gguf.py": "checkpoints/test_gguf.py",
         "families/tokenizers.py": "laws/test_stated_tokenizers.py",

@@ -19,7 +19,7 @@ from thread_order import wait_for_any, watch_locks
 import embedlayer as el
 from embedlayer import forks
 from embedlayer.cli import interrupts
-from embedlayer.data import corpus
+from embedlayer.data import text_chunks
 from embedlayer.errors import FileError
 from embedlayer.explorer import table_map
 from embedlayer.forks import BackgroundThread, HeldLocks, call_in_forked_processes, lock_held_at_forks
@@ -87,14 +87,14 @@ def a_row_sparse_table(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def a_text_that_is_encoded(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(corpus, "_FEWEST_CHUNKS", 1)
-    patch.setattr(corpus, "_CHUNKS_PER_CORE", 1)
-    patch.setattr(corpus, "usable_cores", lambda: 1)
+    patch.setattr(text_chunks, "_FEWEST_CHUNKS", 1)
+    patch.setattr(text_chunks, "_CHUNKS_PER_CORE", 1)
+    patch.setattr(text_chunks, "usable_cores", lambda: 1)
     patch.setenv("TOKENIZERS_PARALLELISM", "false")
     chunks = [f"chunk {number} of a text\n" for number in range(9)]
     tokenizer = el.train_tokenizer("\n".join(chunks), vocab_size=300)
-    wanted = [ids.tolist() for _, ids in corpus.encode_chunks(chunks, tokenizer)]
-    encoded = corpus.encode_chunks(chunks, tokenizer)
+    wanted = [ids.tolist() for _, ids in text_chunks.encode_chunks(chunks, tokenizer)]
+    encoded = text_chunks.encode_chunks(chunks, tokenizer)
     first = next(encoded)[1].tolist()
 
     def use() -> None:
@@ -172,7 +172,7 @@ HOLDERS = {
     "tables/mapped.py": a_read_only_table,
     "tables/row_folder.py": a_trained_table,
     "tables/pending_updates.py": a_row_sparse_table,
-    "data/corpus.py": a_text_that_is_encoded,
+    "data/text_chunks.py": a_text_that_is_encoded,
     "sources.py": an_opened_model,
     "explorer/table_map.py": a_map_that_is_computed,
     "io/locks.py": a_lock_file,

@@ -10,8 +10,8 @@ import pytest
 from tokenizer_kinds import ENGLISH, LANGUAGES, clip_bpe
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from embedlayer.data.tokenizer import train_tokenizer
 from embedlayer.families.tokenizers import BPE_CLASSES
+from embedlayer.tokenization.train import train_tokenizer
 
 TEXTS = (
     *LANGUAGES,

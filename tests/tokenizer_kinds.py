@@ -8,7 +8,7 @@ from functools import cache
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from embedlayer.data.tokenizer import train_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 
 ENGLISH = (
     "In the beginning there was a small dog. The small dog loved other small dogs, and they loved it back!\n"

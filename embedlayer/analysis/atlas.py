@@ -4,7 +4,7 @@
 |---|---|
 | `id` | the token's ID |
 | `token` | its readable text |
-| `kind` | one of `analysis.kinds.KINDS` |
+| `kind` | one of `analysis.token_classes.KINDS` |
 | `norm` | the Euclidean norm of its row |
 | `under_trained` | its score, see `under_trained_scores` |
 | `x`, `y` | its coordinates along the first two principal components |
@@ -21,10 +21,10 @@ from embedlayer.analysis.geometry import principal_components
 from embedlayer.analysis.health import table_health
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer import require_rows
 from embedlayer.errors import CheckpointError, SizeError, TokenizerError, require
 from embedlayer.io.files import replace_file
 from embedlayer.tables.dense import TableLike
+from embedlayer.tokenization.ids import require_rows
 
 
 def write_atlas(path: Path | str, table: TableLike, tokenizer: Tokenizer, *, num_neighbors: int = 15) -> int:

@@ -16,13 +16,13 @@ from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.analysis.kinds import token_kinds
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer import row_texts
+from embedlayer.analysis.token_classes import token_kinds
 from embedlayer.errors import SizeError, TextError
 from embedlayer.io.files import MOST_BYTES, file_errors, require_file
 from embedlayer.tables.dense import TableLike
+from embedlayer.tokenization.bytes import row_texts
 
 FEWEST_PAIRS = 20
 """Least number of pairs for a correlation; with fewer, the 95 % interval of zero correlation exceeds +-0.45."""

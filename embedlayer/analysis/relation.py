@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from embedlayer.analysis.geometry import align_tables, paired, row_movement, shared_tokens
+from embedlayer.analysis.movement import align_tables, paired, row_movement, shared_tokens
 from embedlayer.analysis.row_hashes import row_hashes
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.io.files import JsonObject

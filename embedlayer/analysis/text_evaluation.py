@@ -16,9 +16,7 @@ from torch import Tensor, nn
 
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.reading.configuration import POSITION_KEYS
-from embedlayer.data.corpus import encode_chunks, read_text_chunks, split_text
-from embedlayer.data.tokenizer import as_tokenizer, raise_if_path, token_text, unknown_id
-from embedlayer.data.tokenizer_calls import encode, pure_tokenizer
+from embedlayer.data.text_chunks import encode_chunks, read_text_chunks, split_text
 from embedlayer.errors import CheckpointError, SizeError, TextError
 from embedlayer.losses.divergences import divergence
 from embedlayer.losses.statistics import token_statistics_of
@@ -27,6 +25,10 @@ from embedlayer.models.causal import IGNORED, causal_logits, check_causal, evalu
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.short_repr import short_repr
 from embedlayer.sources import OpenedModel, PathKind, path_kind
+from embedlayer.tokenization.bytes import token_text
+from embedlayer.tokenization.ids import unknown_id
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, pure_tokenizer
+from embedlayer.tokenization.train import raise_if_path
 
 WINDOW, UNKNOWN_WINDOW = 1024, 256
 """Longest default window, in tokens: of a model that states its longest sequence, and of one that does not."""

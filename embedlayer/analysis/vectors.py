@@ -4,8 +4,6 @@
 factorised or quantised table is searched without being written out.
 """
 
-import json
-import operator
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float, Float32
-from tokenizers import Tokenizer, models
 from torch import Tensor
 
 from embedlayer.analysis.evaluate import (
@@ -25,17 +22,17 @@ from embedlayer.analysis.evaluate import (
     evaluate_word_pairs,
     whole_words,
 )
-from embedlayer.analysis.kinds import ids_by_text, token_texts
 from embedlayer.analysis.nearest import cosines_with, largest, table_cosines
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer import as_tokenizer, require_rows, token_text, unknown_word, word_tokenizer
-from embedlayer.data.tokenizer_calls import encode, pure_tokenizer
+from embedlayer.analysis.token_classes import token_texts
+from embedlayer.analysis.token_names import Token, TokenNames
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenizerError, UnknownTokenError
 from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TableLike
-
-Token: TypeAlias = str | int | bytes | np.integer[Any]
-"""A token by its text, its ID, or its bytes."""
+from embedlayer.tokenization.bytes import token_text
+from embedlayer.tokenization.ids import require_rows
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer, pure_tokenizer
+from embedlayer.tokenization.words import word_tokenizer
 
 Vector: TypeAlias = Tensor | npt.NDArray[Any]
 """A vector `(D,)`."""
@@ -47,9 +44,6 @@ Neighbors: TypeAlias = list[tuple[str, float]] | Float[np.ndarray, " V"]
 """`(readable text, cosine)`, nearest first; with `topn=None`, the cosine of every row."""
 
 Key = TypeVar("Key", str, int, bytes)
-
-LISTED = 8
-"""Most tokens that an error lists."""
 
 
 class TokenVectors:
@@ -75,7 +69,7 @@ class TokenVectors:
         TokenizerError: The tokenizer has IDs outside the table, or is of another kind.
 
     Example:
-        >>> from embedlayer.data.tokenizer import table_size, train_tokenizer
+        >>> from embedlayer.tokenization import table_size, train_tokenizer
         >>> tokenizer = train_tokenizer("cat dog fish", kind="word")
         >>> TokenVectors(torch.eye(table_size(tokenizer)), tokenizer).similarity("cat", "dog")
         0.0
@@ -101,6 +95,7 @@ class TokenVectors:
         if sum(has_token) < tokenizer.get_vocab_size():  # an entry has another one's ID, or one outside the table
             require_rows(tokenizer, self.vocab_size)
         self._has_token = torch.tensor(has_token, dtype=torch.bool)
+        self._names = TokenNames(tokenizer, self.vocab_size, sum(has_token))
 
     @property
     def vector_size(self) -> int:
@@ -151,16 +146,7 @@ class TokenVectors:
         Raises:
             UnknownTokenError: The ID is outside the table; or the text is several tokens, none, or unknown.
         """
-        if isinstance(token, str):
-            return self._id_of_text(token)
-        if isinstance(token, bytes):
-            return self._id_of_bytes(token)
-        index = operator.index(token)
-        if not 0 <= index < self.vocab_size:
-            raise UnknownTokenError(
-                f"Token id {index} is outside this table of {self.vocab_size} rows (0..{self.vocab_size - 1})."
-            )
-        return index
+        return self._names.id_of(token)
 
     def has_index_for(self, key: Token) -> bool:
         """Return whether `key` names a token; see `id_of`."""
@@ -492,102 +478,10 @@ class TokenVectors:
             "cpu", torch.float64
         )
 
-    def _id_of_text(self, text: str) -> int:
-        """Return the ID of the token with a text, by the rules of `id_of`.
-
-        Raises:
-            UnknownTokenError: The text is several tokens, no token, or not in the vocabulary; the message says which.
-        """
-        encoding = encode(self.tokenizer if self._has_all_words(text) else self._encoder, text)
-        if len(encoding.ids) == 1 and not self._is_unknown(encoding.ids[0], encoding.tokens[0]):
-            return int(encoding.ids[0])
-        literal = self.tokenizer.token_to_id(text)
-        if literal is None:
-            literal = self._id_by_readable_text.get(text)
-        if literal is not None:
-            return int(literal)
-        if self._is_of_words and text:
-            raise UnknownTokenError(
-                f"{text!r} is not among the {len(self):,} tokens.\n"
-                f"Ask for a token that is, by text or ID (in a command such as '#0')."
-            )
-        if len(encoding.ids) > 1:
-            respaced = text.lstrip(" ") if text.startswith(" ") else f" {text}"
-            raise UnknownTokenError(
-                f"{text!r} is {len(encoding.ids)} tokens to this tokenizer: {_listing(encoding.tokens)}.\n"
-                f"Ask for one of them, by text or ID ({_listing(encoding.ids)}; in a command "
-                f'"#{encoding.ids[0]}"); spaces count, so {respaced!r} may be one token.'
-            )
-        raise UnknownTokenError(
-            f"{text!r} is not in this tokenizer's vocabulary of {len(self)} tokens: it is read as "
-            f"{encoding.tokens[0]!r}.\nAsk for a token that is, by text or ID (in a command such as '#0')."
-            if encoding.ids
-            else f"{text!r} has no tokens to this tokenizer. Ask for a token by text or ID."
-        )
-
-    def _id_of_bytes(self, raw: bytes) -> int:
-        """Return the ID of the token with these bytes.
-
-        The bytes are decoded as UTF-8, with `<0xE2>` for each byte that is not valid UTF-8. The text is looked up as in
-        `id_of`.
-
-        Raises:
-            UnknownTokenError: There is no single token with this text.
-        """
-        text = raw.decode("utf-8", errors="surrogateescape")
-        lone = {code: f"<0x{code - 0xDC00:02X}>" for code in range(0xDC80, 0xDD00)}
-        return self._id_of_text(text.translate(lone))
-
-    def _is_unknown(self, token_id: int, text: str) -> bool:
-        """Return whether a token of an encoded text replaces a word that is not in the vocabulary.
-
-        Args:
-            token_id: ID of the token in the encoding.
-            text: Text of the token in the encoding. A Unigram tokenizer writes the unknown word itself there, so the
-                text then differs from the vocabulary's entry for this ID.
-        """
-        entry = self.tokenizer.id_to_token(token_id)
-        return entry != text or entry == getattr(self.tokenizer.model, "unk_token", None)
-
-    @cached_property
-    def _is_of_words(self) -> bool:
-        """Return whether the tokens are whole words as they are, such as those of a file of vectors."""
-        is_plain = isinstance(self.tokenizer.model, models.WordLevel) and self.tokenizer.normalizer is None
-        return is_plain and not self.tokenizer.get_added_tokens_decoder()
-
-    def _has_all_words(self, text: str) -> bool:
-        """Return whether a tokenizer of whole words has a token for each word of a text, so that it can encode it."""
-        return self._is_of_words and unknown_word(self.tokenizer, text) is None
-
-    @cached_property
-    def _encoder(self) -> Tokenizer:
-        """Return the tokenizer that encodes the texts passed to `id_of`.
-
-        It is `self.tokenizer`, or a copy with an unknown token added. The copy is needed where encoding an unknown word
-        would fail: for WordLevel, WordPiece and Unigram models that have no unknown token.
-        """
-        if isinstance(self.tokenizer.model, models.BPE):  # leaves out what it does not know
-            return self.tokenizer
-        content = json.loads(self.tokenizer.to_str())
-        model, unknown = content["model"], self.vocab_size
-        if model["type"] in ("WordLevel", "WordPiece") and model["unk_token"] not in model["vocab"]:
-            model["vocab"][model["unk_token"]] = unknown
-        elif model["type"] == "Unigram" and model["unk_id"] is None:
-            model["unk_id"] = len(model["vocab"])
-            model["vocab"].append(["<unknown>", 0.0])
-        else:
-            return self.tokenizer
-        return Tokenizer.from_str(json.dumps(content))
-
     @cached_property
     def _words(self) -> dict[str, int]:
         """Return the words that are a single token each, as word -> row ID; see `evaluate.whole_words`."""
         return whole_words(self.tokenizer, self.vocab_size)
-
-    @cached_property
-    def _id_by_readable_text(self) -> dict[str, int]:
-        """Return text -> ID for each readable text that exactly one token has."""
-        return ids_by_text(token_texts(self.tokenizer))
 
 
 def _as_list(queries: Query | Sequence[Query] | None) -> list[Query]:
@@ -609,9 +503,3 @@ def _unit(vector: Float[Tensor, "D"]) -> Float[Tensor, "D"]:
     """Return the vector scaled to length 1; a zero vector is returned unchanged."""
     norm = torch.linalg.vector_norm(vector)
     return vector / norm if norm > 0 else vector
-
-
-def _listing(values: Sequence[object]) -> str:
-    """Return the first `LISTED` values as text for an error message, with `...` if there are more."""
-    shown = ", ".join(repr(value) for value in values[:LISTED])
-    return f"{shown}, ..." if len(values) > LISTED else shown

@@ -25,7 +25,6 @@ from embedlayer.checkpoints.reading.model import checkpoint_model
 from embedlayer.checkpoints.reading.tensors import LoadedTensor
 from embedlayer.checkpoints.refusals import table_advice
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
-from embedlayer.data.tokenizer import load_tokenizer, missing_rows_message, table_size
 from embedlayer.documents import AttentionMask, check_mask
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, SizeError, TokenizerError
 from embedlayer.families.records import Numbering, Step
@@ -44,6 +43,8 @@ from embedlayer.pretrained import FLOATS, Pretrained, build, describe, is_descri
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
+from embedlayer.tokenization.ids import missing_rows_message, table_size
+from embedlayer.tokenization.read import load_tokenizer
 
 
 class EmbeddingLayer(Pretrained):

@@ -15,8 +15,8 @@ from embedlayer.families.meta_params import (
     QUERY_PARAMS,
     YARN_PARAMS,
 )
-from embedlayer.io.config_values import as_whole_number
 from embedlayer.io.files import JsonObject, read_json
+from embedlayer.io.json_fields import as_whole_number
 
 PARAMS = "params.json"
 QUERY = "blocks.{}.attention.query.weight"

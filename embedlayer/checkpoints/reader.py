@@ -18,12 +18,10 @@ from embedlayer.families import GGUF_HEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FAC
 from embedlayer.io.files import JsonObject, is_gguf, read_bytes, read_json
 from embedlayer.io.gguf_files import GGUFFile, read_gguf
 from embedlayer.io.json_fields import parse_json
-from embedlayer.io.safetensors_files import (
-    DTYPES,
+from embedlayer.io.safetensors_files import DTYPES, Header, byte_chunks
+from embedlayer.io.weight_files import (
     CheckpointFolder,
-    Header,
     WeightFiles,
-    byte_chunks,
     choose_weight_files,
     find_folder,
     is_plain_name,

@@ -117,7 +117,7 @@ def measure_use(opened: "OpenedModel", text: Path) -> dict[str, Any]:
     import torch
 
     from embedlayer.compress.report import loss_on_text
-    from embedlayer.data.corpus import read_text_chunks
+    from embedlayer.data.text_chunks import read_text_chunks
     from embedlayer.errors import CheckpointError, EmbedLayerWarning, MissingExtraError, TextError
     from embedlayer.vocab.token_usage import used_tokens
 

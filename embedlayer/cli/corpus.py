@@ -49,10 +49,11 @@ def build(
     """
     from embedlayer.cli.progress import reading
     from embedlayer.cli.texts import learn_tokenizer
-    from embedlayer.data.corpus import TokenCorpus, find_text_files
+    from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.corpus_files import missing_shards
     from embedlayer.data.sharded_build import build_in_shards, build_shard
-    from embedlayer.data.tokenizer import load_tokenizer
+    from embedlayer.data.text_files import find_text_files
+    from embedlayer.tokenization.read import load_tokenizer
 
     begun = output / "tokenizer.json"
     if tokenizer_from is not None and vocab_size is not None:

@@ -66,10 +66,10 @@ def generate(
     import torch
 
     from embedlayer.cli.pipeline import chosen_device
-    from embedlayer.data.tokenizer_calls import decode
     from embedlayer.models.generation import next_tokens
     from embedlayer.models.sampling import SamplingOptions
     from embedlayer.sources import open_model
+    from embedlayer.tokenization.tokenizer_calls import decode
 
     if greedy and (temperature, top_k, top_p, min_p, seed) != (None,) * 5:
         raise click.UsageError(

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from embedlayer.analysis.chance import ChanceGeometry
     from embedlayer.analysis.evaluate import AnalogyScores, WordPairScores
-    from embedlayer.analysis.geometry import FrequencyBand, MovedRow, RowMovement, TableGeometry
-    from embedlayer.analysis.health import TableHealth
+    from embedlayer.analysis.geometry import FrequencyBand, TableGeometry
+    from embedlayer.analysis.health_report import TableHealth
+    from embedlayer.analysis.movement import MovedRow, RowMovement
     from embedlayer.sources import OpenedModel
 
 EXAMPLES = 60
@@ -147,7 +148,8 @@ def measure(
 
 def _absent(opened: "OpenedModel", texts: Sequence[Path]) -> list[int]:
     """Return the IDs of the tokens that never occur in some texts; rows without a token are left out."""
-    from embedlayer.data.corpus import encode_chunks, find_text_files, read_text_chunks
+    from embedlayer.data.text_chunks import encode_chunks, read_text_chunks
+    from embedlayer.data.text_files import find_text_files
 
     tokenizer = opened.require_tokenizer()
     found: set[int] = set()
@@ -384,7 +386,7 @@ def compare(before: "OpenedModel", after: "OpenedModel", *, topn: int, aligned: 
     Raises:
         TokenizerError: The tokenizers have no token in common.
     """
-    from embedlayer.analysis.geometry import align_tables, row_movement
+    from embedlayer.analysis.movement import align_tables, row_movement
     from embedlayer.analysis.relation import common_rows, rows_left_out, table_relation
     from embedlayer.errors import TokenizerError
 
@@ -483,7 +485,7 @@ def _has_moved(movement: "RowMovement") -> "Bool[Tensor, ' N']":
 
 def _token(opened: "OpenedModel", row: int) -> str:
     """Return the text of the token of a row; `"row 7"` for row 7 if it has no token."""
-    from embedlayer.data.tokenizer import token_text
+    from embedlayer.tokenization.bytes import token_text
 
     if opened.tokenizer is None or opened.tokenizer.id_to_token(row) is None:
         return f"row {row}"

@@ -156,8 +156,8 @@ def start_run(
     """
     import torch
 
-    from embedlayer.data.tokenizer import table_size
     from embedlayer.io.files import create_folder
+    from embedlayer.tokenization.ids import table_size
     from embedlayer.training.loop import Trainer
     from embedlayer.training.run_directory import saved_buffers
 
@@ -196,13 +196,13 @@ def build_model(
         max_length: Longest sequence that the position scheme must cover, in tokens.
         tables: Folder for the files of additional tables; `None` to keep their rows in memory.
     """
-    from embedlayer.data.tokenizer import table_size
     from embedlayer.layers.input import as_position
     from embedlayer.layers.output import OutputHead
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.tables.dense import TokenEmbedding
     from embedlayer.tables.factorized import FactorizedEmbedding
     from embedlayer.tables.table import TokenTable
+    from embedlayer.tokenization.ids import table_size
 
     table: TokenTable
     vocab_size = table_size(tokenizer)
@@ -240,8 +240,6 @@ def build_injections(
     Raises:
         SizeError: A size does not fit the decoder.
     """
-    from embedlayer.data.token_compression import compressed_tokens
-    from embedlayer.data.tokenizer import table_size
     from embedlayer.layers.gated_embedding import GatedEmbedding
     from embedlayer.layers.ngram import NgramEmbedding, NgramHash
     from embedlayer.layers.per_layer_embedding import PerLayerEmbedding
@@ -249,6 +247,8 @@ def build_injections(
     from embedlayer.tables.dense import TokenEmbedding
     from embedlayer.tables.lookup import check_positive
     from embedlayer.tables.mapped import MappedEmbedding
+    from embedlayer.tokenization.ids import table_size
+    from embedlayer.tokenization.token_compression import compressed_tokens
 
     vocab_size, kv_heads, numbers = table_size(tokenizer), layer.kv_heads or layer.heads, count()
 
@@ -488,7 +488,7 @@ def frequent_words(counts: Any, tokenizer: "Tokenizer") -> list[int]:
     """
     import numpy as np
 
-    from embedlayer.data.tokenizer import token_text
+    from embedlayer.tokenization.bytes import token_text
 
     words = [int(token) for token in np.argsort(-counts, kind="stable") if counts[token] >= 5]
     texts = {token: token_text(tokenizer, token) for token in words[:1000]}
@@ -510,7 +510,7 @@ def _neighbors_of(tokens: Sequence[int], model: "DecoderLM", tokenizer: "Tokeniz
         A dictionary for each token: `id`, `token` (its text) and `near`, a list of `(text, cosine)`, nearest first.
     """
     from embedlayer.analysis.vectors import TokenVectors
-    from embedlayer.data.tokenizer import token_text
+    from embedlayer.tokenization.bytes import token_text
 
     vectors = TokenVectors(model.table, tokenizer)
     near = [vectors.most_similar(token, topn=min(NEIGHBORS, len(vectors) - 1)) for token in tokens]
@@ -525,7 +525,7 @@ def _single_token(tokenizer: "Tokenizer", text: str) -> int:
     Raises:
         SizeError: The text is not exactly one token.
     """
-    from embedlayer.data.tokenizer_calls import encode
+    from embedlayer.tokenization.tokenizer_calls import encode
 
     ids = encode(tokenizer, text).ids
     if len(ids) != 1:

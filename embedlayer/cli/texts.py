@@ -92,8 +92,9 @@ def _build_corpus(
         FileError: A text or the tokenizer cannot be read.
         TextError: The texts are empty, or not UTF-8.
     """
-    from embedlayer.data.corpus import TokenCorpus, find_text_files
-    from embedlayer.data.tokenizer import load_tokenizer
+    from embedlayer.data.corpus import TokenCorpus
+    from embedlayer.data.text_files import find_text_files
+    from embedlayer.tokenization.read import load_tokenizer
 
     with _kept_standard_input(find_text_files(sources), target.parent) as texts:
         if options.path is not None:
@@ -130,10 +131,11 @@ def _build_mixture(
         TextError: A source has no text, or is not UTF-8.
         TokenizerError: A corpus was built with another tokenizer.
     """
-    from embedlayer.data.corpus import TokenCorpus, find_text_files
+    from embedlayer.data.corpus import TokenCorpus
     from embedlayer.data.corpus_files import is_corpus
     from embedlayer.data.mixture import TokenMixture
-    from embedlayer.data.tokenizer import load_tokenizer
+    from embedlayer.data.text_files import find_text_files
+    from embedlayer.tokenization.read import load_tokenizer
 
     with _kept_standard_input(sources, target.parent) as readable:
         texts = [[] if is_corpus(Path(source)) else find_text_files([source]) for source in readable]
@@ -185,8 +187,8 @@ def learn_tokenizer(
         FileError: A text cannot be read.
         TextError: The texts are empty, or not UTF-8.
     """
-    from embedlayer.data.corpus import read_text_chunks
-    from embedlayer.data.tokenizer import train_tokenizer
+    from embedlayer.data.text_chunks import read_text_chunks
+    from embedlayer.tokenization.train import train_tokenizer
 
     say(f"Training a {kind} tokenizer of {vocab_size:,} tokens", quiet)
     chunks = (
@@ -216,7 +218,7 @@ def _link_corpus(ready: Path, target: Path, tokenizer_from: Path | None) -> "tup
         TokenizerError: The requested tokenizer is not the one that the corpus was built with.
     """
     from embedlayer.data.corpus import TokenCorpus
-    from embedlayer.data.tokenizer import fingerprint
+    from embedlayer.tokenization.tokenizer_calls import fingerprint
 
     corpus = TokenCorpus.open(ready)
     tokenizer = _tokenizer_for(ready, tokenizer_from)
@@ -249,7 +251,7 @@ def _tokenizer_for(corpus: Path, tokenizer_from: Path | None) -> "Tokenizer":
         TokenizerError: None was requested, and the folder has none.
     """
     from embedlayer.data.corpus_files import TOKENIZER
-    from embedlayer.data.tokenizer import load_tokenizer
+    from embedlayer.tokenization.read import load_tokenizer
 
     if tokenizer_from is None and not (corpus / TOKENIZER).exists():
         raise TokenizerError(
@@ -303,7 +305,7 @@ def _kept_standard_input(texts: Sequence[str | Path], folder: Path) -> Iterator[
     import io
     import tempfile
 
-    from embedlayer.data.corpus import decoded
+    from embedlayer.data.text_files import decoded
 
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".standard-input.") as kept:
         start = sys.stdin.buffer.read(FIRST_BYTES)

@@ -247,7 +247,7 @@ def transplant(
 
     Tokens that both tokenizers have keep their rows. The rows of new tokens are initialised as --init says.
     """
-    from embedlayer.data.tokenizer import load_tokenizer
+    from embedlayer.tokenization.read import load_tokenizer
     from embedlayer.vocab import edit
 
     init = _row_init(start, directory, lambda _: load_tokenizer(tokenizer), ())
@@ -294,8 +294,8 @@ def suggest(
     before and after are measured on it. For BPE the tokens are the next merges of its training, continued on TEXT. No
     file but the list is written.
     """
-    from embedlayer.data.tokenizer import load_tokenizer
     from embedlayer.io.files import new_file
+    from embedlayer.tokenization.read import load_tokenizer
     from embedlayer.vocab.suggestion import suggest_removals, suggest_tokens
 
     choose = suggest_removals if prune else suggest_tokens
@@ -313,9 +313,9 @@ def _lacks_rows(directory: Path) -> bool:
     """Return whether the tokenizer in a model's folder or file was extended and its table was not."""
     import warnings
 
-    from embedlayer.data.tokenizer import added_without_rows
     from embedlayer.errors import EmbedLayerWarning, TokenizerError
     from embedlayer.sources import open_model
+    from embedlayer.tokenization.ids import added_without_rows
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmbedLayerWarning)  # about these tokens
@@ -328,7 +328,7 @@ def _lacks_rows(directory: Path) -> bool:
 
 def _lines(file: Path | None) -> list[str]:
     """Return the lines of a text file, without line ends and without blank lines; an empty list if `file` is `None`."""
-    from embedlayer.data.corpus import read_text_chunks
+    from embedlayer.data.text_chunks import read_text_chunks
 
     text = "" if file is None else "".join(read_text_chunks(file))
     return [line for line in text.splitlines() if line.strip()]
@@ -347,11 +347,11 @@ def _without_known(directory: Path, terms: "Sequence[str | AddedMerge]", *, spac
     """
     import warnings
 
-    from embedlayer.data.tokenizer import load_tokenizer
     from embedlayer.errors import EmbedLayerWarning
     from embedlayer.sources import PathKind, path_kind
+    from embedlayer.tokenization.bytes import TokenBytes
+    from embedlayer.tokenization.read import load_tokenizer
     from embedlayer.vocab.folders import check_folder
-    from embedlayer.vocab.token_bytes import TokenBytes
     from embedlayer.vocab.tokenizer_edit import AddedMerge
 
     if path_kind(directory) is not PathKind.GGUF:
@@ -399,9 +399,10 @@ def _row_init(
     import torch
 
     from embedlayer.checkpoints.vector_files import read_vectors
-    from embedlayer.data.corpus import find_text_files, read_text_chunks
-    from embedlayer.data.tokenizer import load_tokenizer
+    from embedlayer.data.text_chunks import read_text_chunks
+    from embedlayer.data.text_files import find_text_files
     from embedlayer.sources import open_model
+    from embedlayer.tokenization.read import load_tokenizer
     from embedlayer.vocab import auxiliary_init, row_init
     from embedlayer.vocab.auxiliary_vectors import AuxiliaryVectors, train_fasttext
 

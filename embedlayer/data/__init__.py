@@ -1,4 +1,4 @@
-"""Text to token IDs to batches: tokenizers, memory-mapped corpora, and windows of token IDs."""
+"""Token IDs to batches: memory-mapped corpora, and windows of token IDs."""
 
 import lazy_loader
 

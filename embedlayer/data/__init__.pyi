@@ -1,11 +1,8 @@
-from .corpus import encode_chunks as encode_chunks
-from .corpus import find_text_files as find_text_files
-from .corpus import read_text_chunks as read_text_chunks
 from .mixture import MixedSampler as MixedSampler
 from .mixture import TokenMixture as TokenMixture
 from .sharded_build import build_in_shards as build_in_shards
 from .sharded_build import build_shard as build_shard
-from .token_compression import compressed_tokens as compressed_tokens
-from .tokenizer import save_tokenizer as save_tokenizer
-from .tokenizer import table_size as table_size
+from .text_chunks import encode_chunks as encode_chunks
+from .text_chunks import read_text_chunks as read_text_chunks
+from .text_files import find_text_files as find_text_files
 from .windows import WindowSampler as WindowSampler

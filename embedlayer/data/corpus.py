@@ -1,167 +1,33 @@
-"""Encode text files of any size into one memory-mapped array of token IDs.
+"""Text files of any size as one memory-mapped array of token IDs."""
 
-How a long text is split. A text is encoded in chunks, and the IDs of the chunks must equal the IDs of the whole text.
-Which cuts are safe depends on the tokenizer: GPT-2 joins a space to the next word, LLaMA and T5 put a space before
-every text, other tokenizers join line breaks to the full stop before them. So each cut is tried with the tokenizer
-itself. A cut between `left` and `right` is safe if, for 128 characters on either side,
-
-    encode(left + right) == encode(left) + encode(anchor + right)[len(encode(anchor)):]
-
-where the anchor is the last 16 characters of `left`. A tokenizer may change the start of a text; this change then
-affects the anchor, whose IDs are discarded. Limit: the IDs may change if a tokenizer depends on text further away.
-Where no cut is safe within a million characters (one endless word), the text is cut anyway, with a warning.
-"""
-
-import codecs
-import gzip
-import re
-import sys
 import warnings
-import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
-from embedlayer.command_name import command_line
 from embedlayer.data.corpus_files import (
     INDEX_FILE,
-    PLAN_FILE,
     TOKENIZER,
     concatenate_shards,
-    is_corpus,
     read_shards,
     write_shard_tables,
 )
-from embedlayer.data.memmap import ConcatenatedArray
-from embedlayer.data.memmap import IdArray as IdArray
-from embedlayer.data.process_pool import usable_cores
-from embedlayer.data.text_formats import DATASET, TextFormat, format_of_text, is_other, not_text, refuse_json_lines
-from embedlayer.data.tokenizer import (
-    as_tokenizer,
-    end_of_text_id,
-    fingerprint,
-    save_tokenizer,
-    table_size,
-)
-from embedlayer.data.tokenizer_calls import encode, encode_batch, pure_tokenizer
+from embedlayer.data.memmap import ConcatenatedArray, IdArray
+from embedlayer.data.text_chunks import encode_chunks, split_text
+from embedlayer.data.text_files import READ_BYTES, decoded, find_text_files, opened
 from embedlayer.errors import EmbedLayerWarning, FileError, SizeError, TextError, TokenIdError
-from embedlayer.forks import BackgroundThread, Job
-from embedlayer.io.files import create_folder, file_errors, recover_folder, replace_folder, require_file
+from embedlayer.io.files import create_folder, recover_folder, replace_folder
+from embedlayer.tokenization.ids import end_of_text_id, table_size
+from embedlayer.tokenization.read import save_tokenizer
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer, fingerprint, pure_tokenizer
 
 Progress = Callable[[int, int], None]
-_Read = Callable[[int], bytes]
-
-_READ_BYTES = 1 << 16
-_FEWEST_CHARS, _MOST_CHARS = 512, 1 << 14
-_ENDLESS_CHARS = 1 << 20
-CONTEXT_CHARS, ANCHOR_CHARS = 128, 16
-_FEWEST_CHUNKS, _CHUNKS_PER_CORE = 32, 4
-_TRIES = 8
-_CUTS = (  # best first
-    re.compile(r"(?<=[^\W_])(?= [^\W_])"),  # a single space between two words
-    re.compile(r"(?<=\S)(?=\s)"),  # any white space
-    re.compile(r"(?<=\w)(?=[^\w\s])|(?<=[^\w\s])(?=\w)"),  # a word beside a mark
-)
-CUT = re.compile("|".join(pattern.pattern for pattern in _CUTS))
-
-
-def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
-    """Return the text files that `paths` name: files themselves, and all text files in folders and their subfolders.
-
-    `"-"`, for standard input, is returned as it is. The files of a folder are sorted. Hidden files in folders are left
-    out, and so are corpora and binary files: those with a zero byte in their first 64 KiB (decompressed, for a `.gz`).
-    Files of the formats in `embedlayer.data.text_formats` are left out with a warning. They are refused if they are
-    passed by name, or have more bytes than the text files of the folder.
-
-    Raises:
-        FileError: A path does not exist or cannot be read.
-        TextError: A file is not plain text, a folder holds no text file or mostly files of other formats, or `paths` is
-            empty.
-    """
-    found: list[str | Path] = []
-    for given in paths:
-        path = Path(given)
-        if str(given) == "-":
-            found.append("-")
-        elif path.is_dir():
-            found += _texts_below(path)
-        elif path.exists():
-            _check_start(path)
-            found.append(path)
-        else:
-            raise FileError(f"There is no file or folder {path}. Check the path, or pass - for standard input.")
-    if not found:
-        raise TextError("No text was passed. Name files or folders, or - for standard input.")
-    return found
-
-
-def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterator[str]:
-    """Yield a text in chunks of some thousand characters; their concatenation is the text.
-
-    Args:
-        source: A UTF-8 file, gzipped if it ends in `.gz`, or `"-"` for standard input. Line ends are kept; a
-            byte-order mark at the start is left out.
-        tokenizer: The chunks are cut such that their IDs are the IDs of the whole text. `None`: cut between words.
-
-    Raises:
-        FileError: The file cannot be read.
-        TextError: The file is not plain text.
-    """
-    with opened(source) as (read, _):
-        checker = None if tokenizer is None else pure_tokenizer(as_tokenizer(tokenizer))
-        yield from split_text(decoded(source, read), checker)
-
-
-def encode_chunks(chunks: Iterable[str], tokenizer: object, *, before: str = "") -> Iterator[tuple[str, IdArray]]:
-    """Encode a text chunk by chunk, and yield each chunk with its token IDs, `(N,)` int64.
-
-    The concatenated IDs are those of the whole text. No special tokens are added at the start or the end of the text.
-
-    Args:
-        chunks: Chunks from `read_text_chunks` for this tokenizer.
-        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
-        before: The last characters before the first chunk, if the chunks do not start at the start of the text.
-    """
-    for batch, encodings in _encode_ahead(iter(chunks), before[-ANCHOR_CHARS:], as_tokenizer(tokenizer)):
-        for chunk, whole, start in zip(batch, encodings, encodings[len(batch) :], strict=False):
-            yield chunk, np.array(whole.ids[len(start) :], dtype=np.int64)
-
-
-def _encode_ahead(
-    chunks: Iterator[str], anchor: str, tokenizer: Tokenizer
-) -> Iterator[tuple[list[str], list[Encoding]]]:
-    """Yield batches of chunks with the encodings of each chunk behind its anchor, followed by those of the anchors.
-
-    A thread encodes a batch while the caller uses the one before and the next one is cut.
-
-    Args:
-        chunks: Chunks of a text.
-        anchor: Anchor of the first chunk: the last characters before it.
-        tokenizer: The tokenizer.
-    """
-    tokenizer = pure_tokenizer(tokenizer)
-    size = max(_FEWEST_CHUNKS, _CHUNKS_PER_CORE * usable_cores())
-    with BackgroundThread("embedlayer-encode") as thread:
-        begun: list[tuple[list[str], Job[list[Encoding]]]] = []
-        while batch := list(islice(chunks, size)):
-            anchors = [anchor, *(chunk[-ANCHOR_CHARS:] for chunk in batch)]
-            anchor = anchors.pop()
-            texts = [start + chunk for start, chunk in zip(anchors, batch, strict=True)]
-            begun.append((batch, thread.submit(partial(encode_batch, tokenizer, texts + anchors))))
-            if len(begun) > 1:
-                batch, job = begun.pop(0)
-                yield batch, job.result()
-        for batch, job in begun:
-            yield batch, job.result()
 
 
 @dataclass(eq=False, repr=False)
@@ -235,7 +101,7 @@ class TokenCorpus:
             TextError: The text is empty, or has lone surrogates, which UTF-8 cannot encode.
 
         Example:
-            >>> from embedlayer.data.tokenizer import train_tokenizer
+            >>> from embedlayer.tokenization.train import train_tokenizer
             >>> corpus = TokenCorpus.from_text("Hello", train_tokenizer((), kind="byte"))
             >>> corpus.ids
             array([ 72, 101, 108, 108, 111], dtype=uint16)
@@ -249,7 +115,7 @@ class TokenCorpus:
             ) from error
         kept: list[IdArray] = []
         writer = CorpusWriter(as_tokenizer(tokenizer), kept.append)
-        slices = (text[at : at + _READ_BYTES] for at in range(0, len(text), _READ_BYTES))
+        slices = (text[at : at + READ_BYTES] for at in range(0, len(text), READ_BYTES))
         require_text(writer.add_document(slices), ["the text"])
         digest = fingerprint(writer.tokenizer)
         return cls(np.concatenate(kept), *writer.tables(), vocab_size=writer.vocab_size, tokenizer_fingerprint=digest)
@@ -484,259 +350,7 @@ def warn_left_out(source: str | Path) -> None:
 # Cutting
 
 
-def split_text(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[str]:
-    """Split a text into chunks, such that the IDs of the chunks, concatenated, are the IDs of the whole text.
-
-    The first chunks have up to 512 characters, later ones up to 16384, so that a short text has several chunks too.
-    Where no cut is safe within a million characters, the text is cut anyway, with a warning.
-
-    Args:
-        texts: The text, in strings of any length.
-        tokenizer: Tokenizer with which each cut is checked. `None`: cuts are not checked, and IDs may change.
-    """
-    rest, done, wanted = "", 0, _FEWEST_CHARS
-    for text in texts:
-        rest += text
-        while len(rest) >= wanted + CONTEXT_CHARS:
-            cut = _find_cut(rest, wanted, tokenizer)
-            if cut is None and wanted < _ENDLESS_CHARS:
-                wanted *= 2
-                continue
-            if cut is None:
-                cut = wanted
-                warnings.warn(
-                    f"No safe position for a cut was found in {wanted} characters from character {done} on. Cut at "
-                    f"{done + cut}: the IDs next to it may differ from those of the uncut text.",
-                    EmbedLayerWarning,
-                    stacklevel=2,
-                )
-            yield rest[:cut]
-            rest, done = rest[cut:], done + cut
-            wanted = min(max(done // 64, _FEWEST_CHARS), _MOST_CHARS)
-    if rest:
-        yield rest
-
-
-def _find_cut(text: str, end: int, tokenizer: Tokenizer | None) -> int | None:
-    """Return an index between `end / 2` and `end` at which a text can be cut safely; `None` if none is found.
-
-    Cuts between two words are tried first, then those at white space and at punctuation; of each kind, the last ones.
-
-    Args:
-        text: The text, with at least 128 characters after `end`.
-        end: Largest index.
-        tokenizer: Tokenizer with which a cut is checked; `None`: the first one tried is returned.
-    """
-    for pattern in _CUTS:
-        for place in _last_places(pattern, text, end):
-            if tokenizer is None or is_safe_cut(text, place, tokenizer):
-                return place
-    return None
-
-
-def _last_places(pattern: re.Pattern[str], text: str, end: int) -> list[int]:
-    """Return where an empty pattern matches last between `end / 2` and `end`: at most `_TRIES` places, the last first.
-
-    Args:
-        pattern: One of `_CUTS`.
-        text: The text.
-        end: Largest index.
-    """
-    width = _FEWEST_CHARS
-    while True:
-        start = max(end // 2, end - width)
-        places = [match.start() for match in pattern.finditer(text, start, end + 1)]
-        if len(places) >= _TRIES or start == end // 2:
-            return places[: -_TRIES - 1 : -1]
-        width *= _TRIES
-
-
-def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
-    """Return whether the IDs of a text stay the same if it is cut in two at `place`.
-
-    Only the 128 characters on either side of the cut are encoded and compared.
-
-    Args:
-        text: The text.
-        place: Index of the first character after the cut.
-        tokenizer: The tokenizer.
-    """
-
-    def ids_of(part: str) -> list[int]:
-        """Return the token IDs of a string, without special tokens."""
-        return encode(tokenizer, part).ids
-
-    left, right = text[max(0, place - CONTEXT_CHARS) : place], text[place : place + CONTEXT_CHARS]
-    anchor = left[-ANCHOR_CHARS:]
-    return ids_of(left + right) == ids_of(left) + ids_of(anchor + right)[len(ids_of(anchor)) :]
-
-
 # Reading
-
-
-def _texts_below(folder: Path) -> list[Path]:
-    """Return the text files in a folder and its subfolders, sorted; see `find_text_files` for what is left out.
-
-    Raises:
-        TextError: There is no text file, the folder is a corpus or a data set, or its files of the formats in
-            `embedlayer.data.text_formats` are larger than its text files.
-
-    Warns:
-        EmbedLayerWarning: Files of these formats are left out.
-    """
-    if is_corpus(folder):
-        raise TextError(
-            f"The folder {folder} is a corpus of token IDs, and not text. Train on it, without other files: "
-            f"{command_line('train', folder, '-o', 'RUN')}; in Python, open it with TokenCorpus.open."
-        )
-    if DATASET.matches(folder, b""):
-        raise TextError(is_other(folder, DATASET))
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    corpora = {file.parent for file in files if file.name in (PLAN_FILE, INDEX_FILE) and is_corpus(file.parent)}
-    visible = [
-        file
-        for file in files
-        if not any(part.startswith(".") for part in file.relative_to(folder).parts) and corpora.isdisjoint(file.parents)
-    ]
-    texts: list[Path] = []
-    others: dict[Path, TextFormat] = {}
-    for file in visible:
-        start = _start_of(file)
-        found = format_of_text(file, start)
-        if found is not None:
-            others[file] = found
-        elif b"\0" not in start:
-            texts.append(file)
-    if others and _sizes(others) >= _sizes(texts):
-        first, found = next(iter(others.items()))
-        raise TextError(
-            f"The folder {folder} holds {len(others)} files that are not plain text, with more bytes than its "
-            f"{len(texts)} files of text. Convert them, or name the files of text alone. {is_other(first, found)}"
-        )
-    if others:
-        first, found = next(iter(others.items()))
-        warnings.warn(
-            f"{len(others)} files in {folder} are left out, which are not plain text: {first} is {found.name}"
-            f"{', ...' if len(others) > 1 else ''}. Passed by its name, a file is refused with a command that converts "
-            f"it.",
-            EmbedLayerWarning,
-            stacklevel=3,
-        )
-    if not texts:
-        raise TextError(f"The folder {folder} has no text files ({len(visible)} files are binary). Name files.")
-    return texts
-
-
-def _start_of(file: Path) -> bytes:
-    """Return the first 64 KiB of a file, decompressed if its name ends in `.gz`.
-
-    They are empty for a file that cannot be read: reading its text raises the error later.
-    """
-    try:
-        with opened(file) as (read, _):
-            return checked(file, read)
-    except FileError:
-        return b""
-
-
-def _check_start(file: Path) -> None:
-    """Read the first 64 KiB of a file, decompressed if its name ends in `.gz`, and check that they are plain text.
-
-    A file that cannot be read is left to what reads all of its text.
-
-    Raises:
-        TextError: They are not plain text.
-    """
-    with suppress(FileError), opened(file) as (read, _):
-        next(decoded(file, read), "")
-
-
-def _sizes(files: Iterable[Path]) -> int:
-    """Return the number of bytes of files."""
-    return sum(file.stat().st_size for file in files)
-
-
-@contextmanager
-def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterator[tuple[_Read, Callable[[], int]]]:
-    """Context manager: open a source of text and yield two functions, `read` and `position`.
-
-    `read(size)` returns at most `size` bytes of the text, decompressed if the name ends in `.gz`; empty bytes mean the
-    end. `position()` returns how many bytes of the file were read, compressed ones for a `.gz`; 0 for standard input.
-    It is counted from `begin` if `end` applies, else from the start of the file.
-
-    Args:
-        source: A file, or `"-"` for standard input.
-        begin: Offset of the first byte to read. It must be 0 for a `.gz`, and is ignored for standard input.
-        end: Offset of the byte before which reading stops; `None` for the end of the file. It is ignored for a `.gz`
-            and for standard input, which are read to their end.
-
-    Raises:
-        FileError: The file cannot be opened.
-    """
-    if str(source) == "-":
-        yield sys.stdin.buffer.read, lambda: 0
-        return
-    require_file(source)
-    with file_errors(f"read {source}"):
-        file = open(source, "rb")  # noqa: SIM115  closed below; errors of the block inside are not ours to explain
-        file.seek(begin)
-    with file:
-        if str(source).endswith(".gz"):
-            with gzip.GzipFile(fileobj=file) as unzipped:
-                yield unzipped.read, file.tell
-        elif end is None:
-            yield file.read, file.tell
-        else:
-            yield lambda size: file.read(min(size, end - file.tell())), lambda: file.tell() - begin
-
-
-def checked(source: str | Path, read: _Read, size: int = _READ_BYTES) -> bytes:
-    """Return `read(size)`, and turn an error in it into a `FileError`.
-
-    Args:
-        source: Path of the text, for the error message.
-        read: Function of `opened` that returns at most `size` bytes; empty bytes mean the end of the text.
-        size: Largest number of bytes to read.
-
-    Raises:
-        FileError: The source cannot be read or decompressed.
-    """
-    try:
-        return read(size)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise FileError(f"Cannot read {source}: {error}. The file is damaged or not gzipped.") from error
-    except OSError as error:
-        raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
-
-
-def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str]:
-    """Read UTF-8 text block by block and yield it as strings. Line ends are kept; a byte-order mark is left out.
-
-    Args:
-        source: Path, for error messages.
-        read: Function of `opened` that returns at most as many bytes as its argument says.
-        offset: Offset of the first byte in the file. At 0 the text may start with a byte-order mark.
-
-    Raises:
-        FileError: The source cannot be read or decompressed.
-        TextError: The source is not plain text; see `embedlayer.data.text_formats`.
-    """
-    rest, block, begins = b"", checked(source, read), not offset
-    if begins and block.startswith(codecs.BOM_UTF8):
-        offset, block = len(codecs.BOM_UTF8), block[len(codecs.BOM_UTF8) :] or checked(source, read)
-    start = block
-    if begins:
-        refuse_json_lines(source, start)
-    while block or rest:
-        raw = rest + block
-        try:
-            text, used = codecs.utf_8_decode(raw, "strict", not block)
-        except UnicodeDecodeError as error:
-            raise TextError(not_text(source, start, offset + error.start, raw[error.start])) from error
-        if "\0" in text:
-            raise TextError(not_text(source, start, offset + raw.index(b"\0"), 0))
-        yield text
-        offset, rest, block = offset + used, raw[used:], checked(source, read)
 
 
 def _check_replaceable(path: Path) -> None:

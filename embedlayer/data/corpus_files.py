@@ -27,10 +27,10 @@ import numpy.typing as npt
 
 from embedlayer.command_name import command_name
 from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice, cannot_map
-from embedlayer.data.tokenizer import MAX_TOKEN_IDS
 from embedlayer.errors import CheckpointError, FileError
 from embedlayer.io.files import JsonObject, read_fields, recover_folder, require_file, write_json
 from embedlayer.io.json_fields import Count, Range
+from embedlayer.tokenization.ids import MAX_TOKEN_IDS
 
 Offsets = npt.NDArray[np.int64]
 

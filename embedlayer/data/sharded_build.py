@@ -1,8 +1,8 @@
 """Build a corpus in shards, by several processes or hosts, with the token IDs of an unsharded build.
 
 The bytes of all sources, in order, are split evenly between the shards. A boundary inside a file moves forward to the
-first position where a cut changes no ID (see `embedlayer.data.corpus`). Both neighbours find this position from the
-bytes around it alone. So no shard waits for another, and the result does not depend on the process, the time, or the
+first position where a cut changes no ID (see `data.text_chunks`). Both neighbours find this position from the bytes
+around it alone. So no shard waits for another, and the result does not depend on the process, the time, or the
 number of interruptions.
 """
 
@@ -16,22 +16,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from embedlayer.data.corpus import (
-    ANCHOR_CHARS,
-    CONTEXT_CHARS,
-    CUT,
-    CorpusWriter,
-    Progress,
-    TokenCorpus,
-    checked,
-    decoded,
-    find_text_files,
-    ignore_progress,
-    is_safe_cut,
-    opened,
-    require_text,
-    warn_left_out,
-)
+from embedlayer.data.corpus import CorpusWriter, Progress, TokenCorpus, ignore_progress, require_text, warn_left_out
 from embedlayer.data.corpus_files import (
     PLAN_FILE,
     PLAN_VERSION,
@@ -45,8 +30,9 @@ from embedlayer.data.corpus_files import (
     write_shard_tables,
 )
 from embedlayer.data.process_pool import Report, run_jobs, usable_cores
+from embedlayer.data.text_chunks import ANCHOR_CHARS, CONTEXT_CHARS, CUT, is_safe_cut
+from embedlayer.data.text_files import checked, decoded, find_text_files, opened
 from embedlayer.data.text_formats import not_text
-from embedlayer.data.tokenizer import as_tokenizer, fingerprint, load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, FileError, SizeError, TextError
 from embedlayer.io.files import (
     JsonObject,
@@ -59,6 +45,8 @@ from embedlayer.io.files import (
     write_json,
 )
 from embedlayer.io.locks import LOCK, FileLock
+from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer, fingerprint
 
 _DIGEST_BLOCKS, _BLOCK_BYTES = 64, 1 << 14
 _MAX_CHAR_BYTES = 4
@@ -106,7 +94,7 @@ def build_in_shards(
         SizeError: `shards` or `workers` is below 1.
 
     Example:
-        >>> from embedlayer.data.tokenizer import train_tokenizer
+        >>> from embedlayer.tokenization.train import train_tokenizer
         >>> _ = Path("dogs.txt").write_text("I love dogs. " * 100)
         >>> tokenizer = train_tokenizer((), kind="byte")
         >>> build_in_shards(["dogs.txt"], tokenizer, "dogs", shards=3, workers=1)
@@ -251,13 +239,6 @@ def _remove_partials_of(path: Path, number: int) -> None:
 def _write_shard(folder: Path, plan: JsonObject, number: int, tokenizer: Tokenizer, report: Report) -> None:
     """Encode the byte ranges of the sources that belong to one shard, and write the files of the shard.
 
-    Args:
-        folder: Existing empty folder for the files.
-        plan: Plan of the corpus.
-        number: Number of the shard.
-        tokenizer: Tokenizer of the plan.
-        report: Called with the number of source bytes read so far.
-
     Raises:
         FileError: A source cannot be read, or was changed since the plan was written.
         TextError: A source is not UTF-8.
@@ -332,11 +313,6 @@ def _planned(sources: Sequence[str | Path], tokenizer: object, path: Path, shard
 def _check_same(path: Path, started: JsonObject, requested: JsonObject) -> None:
     """Raise an error if the plan of a build in a folder differs from the plan for the arguments of this call.
 
-    Args:
-        path: The folder, for the error message.
-        started: The plan in the folder.
-        requested: The plan for the arguments of this call.
-
     Raises:
         FileError: The plans differ; the message names the first difference.
     """
@@ -381,11 +357,6 @@ def _size_and_digest(source: str) -> list[Any]:
 def _check_unchanged(source: str, planned: list[Any], found: list[Any]) -> None:
     """Raise an error if the size or the digest of a source differs from those in the plan.
 
-    Args:
-        source: Path of the source, for the error message.
-        planned: `[size, digest]` in the plan.
-        found: `[size, digest]` of the file now.
-
     Raises:
         FileError: The size or the digest differs.
     """
@@ -408,11 +379,6 @@ def _source_ranges(plan: JsonObject, part: int, tokenizer: Tokenizer) -> Iterato
 
     A range starts and ends where cutting the text changes no ID. A gzipped source is not split: it belongs to the shard
     in which its first byte is.
-
-    Args:
-        plan: Plan of the corpus.
-        part: Number of the shard.
-        tokenizer: Tokenizer of the plan.
 
     Raises:
         FileError: A source cannot be read, or was changed since the plan was written.

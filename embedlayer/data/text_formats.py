@@ -241,10 +241,6 @@ def _first_object(path: Path, start: bytes) -> dict[str, object] | None:
 
     `None`: the lines are not all JSON objects, or there are too few; see `refuse_json_lines`. The last line of `start`
     may be cut off, and need not be JSON if it is not the first one.
-
-    Args:
-        path: Path of the file.
-        start: Its first bytes.
     """
     start = start.removeprefix(codecs.BOM_UTF8)
     if not start.lstrip().startswith(b"{"):

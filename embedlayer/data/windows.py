@@ -14,11 +14,14 @@ from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from embedlayer.data.corpus import TokenCorpus, read_text_chunks
+from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.memmap import ConcatenatedArray, IdArray, MemmapSlice
 from embedlayer.data.permutation import Indices, RandomPermutation
-from embedlayer.data.tokenizer import load_tokenizer, raise_if_path, table_size
+from embedlayer.data.text_chunks import read_text_chunks
 from embedlayer.errors import ShapeError, SizeError, TextError, TokenizerError
+from embedlayer.tokenization.ids import table_size
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.train import raise_if_path
 
 Batch = tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]]
 Window = tuple[Int64[Tensor, " T"], Int64[Tensor, " T"]]
@@ -122,7 +125,7 @@ def create_dataloader(
         SizeError: A size is not an integer or is below 1, or the IDs have several dimensions.
 
     Example:
-        >>> from embedlayer.data.tokenizer import train_tokenizer
+        >>> from embedlayer.tokenization.train import train_tokenizer
         >>> loader = create_dataloader(
         ...     "I love dogs.", train_tokenizer((), kind="byte"), batch_size=2, max_length=4, stride=4, shuffle=False
         ... )
@@ -179,7 +182,7 @@ def create_dataloader_v1(
         TextError, SizeError: As for `create_dataloader`.
 
     Example:
-        >>> from embedlayer.data.tokenizer import train_tokenizer
+        >>> from embedlayer.tokenization.train import train_tokenizer
         >>> loader = create_dataloader_v1(
         ...     "I love dogs.", batch_size=2, max_length=4, stride=4, tokenizer=train_tokenizer((), kind="byte")
         ... )

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from embedlayer.data.tokenizer_calls import decode
 from embedlayer.explorer.text_ids import Vocabulary, text_ids
+from embedlayer.tokenization.tokenizer_calls import decode
 
 
 def longer_text(

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.analysis.geometry import (
-    CHUNK_ROWS,
+from embedlayer.analysis.geometry import CHUNK_ROWS
+from embedlayer.analysis.movement import (
     MovedRow,
     RowMovement,
     TableAlignment,

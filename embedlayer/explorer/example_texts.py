@@ -7,11 +7,11 @@ from itertools import islice
 from tokenizers import Tokenizer
 
 from embedlayer.data.mixture import corpora_of
-from embedlayer.data.tokenizer_calls import decode, encode
 from embedlayer.explorer.text_ids import vocabulary_of
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.io.files import recover_folder
 from embedlayer.sources import OpenedModel
+from embedlayer.tokenization.tokenizer_calls import decode, encode
 
 TEXTS = (
     "I love dogs and dogs love me.",

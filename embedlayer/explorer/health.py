@@ -5,7 +5,8 @@ from typing import Any
 
 from embedlayer.analysis.chance import chance_geometry
 from embedlayer.analysis.geometry import table_geometry
-from embedlayer.analysis.health import TableHealth, model_health
+from embedlayer.analysis.health import model_health
+from embedlayer.analysis.health_report import TableHealth
 from embedlayer.analysis.shared_variance import LEAST_RANK, LEAST_SCALE, MOST_OFFSET, MOST_SCALE, MOST_VARIANCE
 from embedlayer.explorer.tokens import Params
 from embedlayer.sources import OpenedModel

@@ -18,7 +18,6 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-from embedlayer.data.tokenizer import token_text
 from embedlayer.explorer.appended import longer_text
 from embedlayer.explorer.example_texts import example_texts
 from embedlayer.explorer.text_ids import Vocabulary, text_ids, vocabulary_of
@@ -42,6 +41,7 @@ from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.sources import OpenedModel
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
+from embedlayer.tokenization.bytes import token_text
 
 MOST_TOKENS = 64
 MOST_HEADS = 8

@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-from embedlayer.data.tokenizer_calls import encode
 from embedlayer.explorer.pipeline import Model, packed, parts_of, queries_and_keys, shown_tokens
 from embedlayer.io.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
@@ -23,6 +22,7 @@ from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import describe
 from embedlayer.sources import OpenedModel
+from embedlayer.tokenization.tokenizer_calls import encode
 
 MOST_NUMBERS = 1_200_000
 MOST_TOKENS = 12

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from embedlayer.data.tokenizer import require_rows
 from embedlayer.io.files import JsonObject
 from embedlayer.positions.position import Position
 from embedlayer.sources import OpenedModel
+from embedlayer.tokenization.ids import require_rows
 
 
 def check_tokenizers(sources: Sequence[OpenedModel]) -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from embedlayer.data.tokenizer_calls import encode, pure_tokenizer
 from embedlayer.errors import TextError, TokenIdError, TokenizerError
 from embedlayer.sources import OpenedModel
+from embedlayer.tokenization.tokenizer_calls import encode, pure_tokenizer
 
 WORDS_OF_A_NAME = 6
 UNKNOWN_SHOWN = 5

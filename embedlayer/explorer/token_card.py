@@ -14,9 +14,9 @@ from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.analysis.geometry import row_movement
-from embedlayer.analysis.kinds import CONTEXTS
+from embedlayer.analysis.movement import row_movement
 from embedlayer.analysis.spelling import spelling_variants
+from embedlayer.analysis.token_classes import CONTEXTS
 from embedlayer.errors import SizeError, TextError, TokenizerError
 from embedlayer.explorer.example_texts import example_texts
 from embedlayer.explorer.health import table_report
@@ -47,7 +47,7 @@ def card(source: OpenedModel, params: Params) -> Any:
     - `equal_rows`: number `rows` of rows that are equal to this one, and the first `ids`; `None` if there are none;
     - `near_rows`: the same for rows that are nearly equal;
     - `variants`: `[[ID, cosine], ...]` of its spelling variants, largest cosine first; `None` if there are none;
-    - `kind`: one of `analysis.kinds.KINDS`; `None` without a tokenizer;
+    - `kind`: one of `analysis.token_classes.KINDS`; `None` without a tokenizer;
     - of a run with its corpus, `count` of occurrences and `count_rank`: 1 plus the number of tokens that occur more
       often;
     - of a run, `norm_before` training, and `cosine_before`: cosine of the rows before and after training.

@@ -12,10 +12,10 @@ from torch import Tensor
 from embedlayer.analysis.geometry import PrincipalComponents, principal_components
 from embedlayer.analysis.nearest import nearest_rows, table_cosines
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer_calls import encode as encode_text
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.explorer.text_ids import vocabulary_of, whole_number
 from embedlayer.sources import OpenedModel
+from embedlayer.tokenization.tokenizer_calls import encode as encode_text
 
 Params = Mapping[str, str]
 """Parameters of a request, by name."""

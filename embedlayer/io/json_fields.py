@@ -1,10 +1,11 @@
-"""Parse JSON and check its fields by type and range, against a `TypedDict` or the signature of a function.
+"""Parse JSON and check its values: fields against a `TypedDict` or a function's signature, a configuration's numbers.
 
 An error names the file, the field, its value and the expected type.
 """
 
 import json
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -127,6 +128,52 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, object], 
             raise CheckpointError(f"{source}: {fault}.")
 
 
+def as_number(value: object, key: str, *, above: float = -math.inf) -> float:
+    """Check that the value of a configuration key is a finite number greater than `above`, and return it as a `float`.
+
+    Args:
+        value: The value as it was parsed from `config.json`.
+        key: Name of the key, for the error message.
+        above: Bound that the number must exceed.
+
+    Raises:
+        CheckpointError: The value is a boolean, not a number, not finite, or at most `above`.
+
+    Example:
+        >>> as_number(1, "rms_norm_eps", above=0.0)
+        1.0
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= sys.float_info.max:
+        kind = "a positive number" if above == 0 else "a number"
+        raise CheckpointError(f"The configuration's {key} must be {kind}, not {value!r}.")
+    return float(value)
+
+
+def as_whole_number(value: object, key: str, *, most: int = 2**31 - 1) -> int:
+    """Check that the value of a configuration key is a whole number from 1 to `most`, and return it as an `int`.
+
+    A float without a fraction, such as `4.0`, is accepted.
+
+    Args:
+        value: The value as it was parsed from `config.json`.
+        key: Name of the key, for the error message.
+        most: Largest number that is accepted.
+
+    Raises:
+        CheckpointError: The value is not a whole number, or is outside 1 to `most`.
+
+    Example:
+        >>> as_whole_number(12, "num_attention_heads")
+        12
+    """
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if type(number) is not int or number < 1:
+        raise CheckpointError(f"The configuration's {key} must be a whole number of at least 1, not {value!r}.")
+    if number > most:
+        raise CheckpointError(f"The configuration's {key} {number:,} is larger than in any model: the file is damaged.")
+    return number
+
+
 def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
     """Check a parsed JSON value against a type, and yield an error message for each difference.
 
@@ -188,14 +235,7 @@ def _faults_of_object(value: object, kind: Any, path: str) -> Iterator[str]:
 
 
 def _has_type(value: object, kind: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
-    """Return whether a value has a type; the elements of a list and the fields of an object are not checked.
-
-    Args:
-        value: A parsed JSON value.
-        kind: The type, such as `list[int]`.
-        origin: `get_origin(kind)`, such as `list`.
-        inner: `get_args(kind)`, such as `(int,)`.
-    """
+    """Return whether a value has a type; the elements of a list and the fields of an object are not checked."""
     if kind is Any or isinstance(kind, typing.TypeVar):
         return True
     if origin is Literal:

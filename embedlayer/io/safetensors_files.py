@@ -1,4 +1,4 @@
-"""Read and write safetensors files: one file, or several shards with an index.
+"""Read and write safetensors files: headers, tensors, and their rows.
 
 The `safetensors` library parses and checks every header. Tensors are memory-mapped, so that tensors which are never
 read cost nothing. Pickles are refused, with a command that converts them.
@@ -9,11 +9,10 @@ import math
 import os
 import re
 import shlex
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from embedlayer.errors import CheckpointError, FileError
-from embedlayer.io.files import GGUF, file_errors, is_gguf, read_json, recover_folder, replace_file, require_file
+from embedlayer.io.files import GGUF, file_errors, replace_file, require_file
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -52,7 +51,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 _MAX_DIMENSIONS = 16
 _FIRST_BYTES = 4096
-_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PICKLE_STARTS = (b"PK", b"\x80")  # a zip file by torch.save, or a bare pickle
 _GENSIM_CLASS = re.compile(rb"gensim\.models\.(\w+)\W+(\w+)")
 
@@ -352,290 +351,6 @@ def rows_per_chunk(rows: Tensor, dtype: torch.dtype | None = None) -> int:
     return max(CHUNK_BYTES // max(rows[:1].numel() * (dtype or rows.dtype).itemsize, 1), 1)
 
 
-class CheckpointFolder(ABC):
-    """Abstract base class: a folder with the files of a checkpoint, on this machine or on the hub.
-
-    Attributes:
-        name: Path of the folder or name of the repository, for error messages.
-    """
-
-    name: str
-
-    @abstractmethod
-    def find(self, file: str) -> Path | None:
-        """Return the local path of a file in the folder; `None` if there is no such file.
-
-        A folder on the hub downloads the file first, unless it is in the cache.
-        """
-
-    @abstractmethod
-    def list_files(self) -> Sequence[Path] | None:
-        """Return the local paths of all files directly in the folder; `None` for a folder on the hub."""
-
-    @abstractmethod
-    def subfolder(self, folder: str) -> "CheckpointFolder":
-        """Return the folder with the name `folder` inside this one. It is not checked whether it exists."""
-
-
-class _LocalFolder(CheckpointFolder):
-    """A checkpoint folder on this machine."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.name = str(folder)
-
-    def find(self, file: str) -> Path | None:
-        """Return the path of a file in the folder; `None` if it does not exist, or is a folder.
-
-        Raises:
-            FileError: It is a named pipe, a socket or a device.
-        """
-        path = self.folder / file
-        if not path.exists() or path.is_dir():
-            return None
-        require_file(path)
-        return path
-
-    def list_files(self) -> Sequence[Path]:
-        """Return the paths of all files directly in the folder, sorted."""
-        return sorted(path for path in self.folder.iterdir() if path.is_file())
-
-    def subfolder(self, folder: str) -> "_LocalFolder":
-        """Return the folder with the name `folder` inside this one, which need not exist."""
-        return _LocalFolder(self.folder / folder)
-
-
-class WeightFiles:
-    """The tensors of a checkpoint in one or several safetensors files, read one by one on request.
-
-    Args:
-        folder: Folder with the files.
-        files: Name of the only file, or a mapping from the name of each tensor to the name of its file.
-
-    Attributes:
-        name: Path or name of the checkpoint, for error messages.
-        bytes_read: Bytes of headers and tensors that were read so far.
-    """
-
-    def __init__(self, folder: CheckpointFolder, files: str | Mapping[str, str]) -> None:
-        self._folder = folder
-        self._files = files
-        self._headers: dict[str, Header] = {}
-        self.bytes_read = 0
-        self.name = f"{folder.name}/{files}" if isinstance(files, str) and files != WEIGHTS else folder.name
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all tensors.
-
-        Raises:
-            FileError, CheckpointError: The only file cannot be read or is damaged.
-        """
-        return tuple(self._header(self._files).tensors if isinstance(self._files, str) else self._files)
-
-    @property
-    def headers(self) -> dict[str, Header]:
-        """Headers of all files, by file name. Headers that were not read before are read now.
-
-        Raises:
-            FileError, CheckpointError: A file is missing, cannot be read or is damaged.
-        """
-        files = [self._files] if isinstance(self._files, str) else dict.fromkeys(self._files.values())
-        return {file: self._header(file) for file in files}
-
-    def find(self, *suffixes: str) -> list[str]:
-        """Return the names of the tensors that equal one of `suffixes` or end in a dot and the suffix.
-
-        The names for the first suffix come first; among the names for one suffix, the shortest.
-        """
-        return [
-            name
-            for suffix in suffixes
-            for name in sorted(self.names, key=lambda name: (len(name), name))
-            if f".{name}".endswith(f".{suffix}")
-        ]
-
-    def info(self, name: str) -> TensorInfo:
-        """Return the data type, shape and byte range of a tensor; only the header of its file is read.
-
-        Raises:
-            CheckpointError: There is no such tensor, its file is missing or damaged, or has a tensor that the index
-                locates in another file.
-        """
-        file = self._files if isinstance(self._files, str) else self._files.get(name)
-        tensor = None if file is None else self._header(file).tensors.get(name)
-        if tensor is None:
-            wrong = " The index and its shards do not belong together: copy them again." if file != self._files else ""
-            raise CheckpointError(f"{self.name} has no tensor {name!r}{f' in {file}' if file else ''}.{wrong}")
-        return tensor
-
-    def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """Read one tensor and return it.
-
-        On the CPU and in the data type of the file, the result is memory-mapped, not copied: writing to it does not
-        change the file. If the file is larger than memory, the tensor is copied.
-
-        Args:
-            name: Name of the tensor.
-            dtype: Data type of the result; by default that of the file.
-            device: Device of the result.
-
-        Raises:
-            CheckpointError: There is no such tensor, its file is missing or damaged, or its data type is not in
-                `DTYPES`.
-        """
-        info = self.info(name)
-        stored = info.torch_dtype
-        self.bytes_read += info.nbytes
-        try:
-            with open_safetensors(info.file) as file:
-                tensor: Tensor = file.get_tensor(name)
-        except RuntimeError:  # torch cannot map a file larger than memory copy-on-write
-            tensor = info.read_rows(slice(None)).view(info.shape)
-        if tensor.data_ptr() % stored.itemsize:  # old files have headers of any length
-            tensor = tensor.clone()
-        return tensor.to(device=device, dtype=dtype or stored)
-
-    def _header(self, file: str) -> Header:
-        """Return the header of a file of this checkpoint; it is read at the first call and kept.
-
-        Raises:
-            CheckpointError: The file is missing or damaged.
-        """
-        if file not in self._headers:
-            path = self._folder.find(file)
-            if path is None:
-                raise CheckpointError(f"{self.name} lacks its shard {file}: copy or download it again.")
-            header = read_header(path)
-            index = {} if isinstance(self._files, str) else self._files
-            twice = [name for name in header.tensors if index.get(name, file) != file]
-            if twice:
-                raise CheckpointError(
-                    f"{path} has a tensor {twice[0]!r}, and the index of {self.name} locates it in {index[twice[0]]}: "
-                    f"which one counts is not known. Copy the checkpoint again, or remove it from one of them."
-                )
-            self._headers[file] = header
-            self.bytes_read += self._headers[file].size
-        return self._headers[file]
-
-
-def find_folder(path: Path) -> tuple[CheckpointFolder, str | None] | None:
-    """Find the checkpoint folder that a local path names.
-
-    Returns:
-        For a folder, this folder and `None`; for a file, its folder and its name; `None` if nothing exists at `path`.
-
-    Raises:
-        FileError: The path cannot be read, or is not a valid file name.
-    """
-    try:
-        if recover_folder(path).is_dir():
-            return _LocalFolder(path), None
-        if not path.exists():
-            return None
-        require_file(path)
-        return _LocalFolder(path.parent), path.name
-    except FileError:
-        raise
-    except (OSError, ValueError) as error:
-        raise FileError(f"Cannot read {str(path)!r}: {error}.") from error
-
-
-def no_such_path(path: Path | str) -> FileError:
-    """Create, but do not raise, the error for a path at which no folder or file exists."""
-    return FileError(f"There is no folder or file {str(path)!r}.")
-
-
-def choose_weight_files(folder: CheckpointFolder, file: str | None = None) -> str | Mapping[str, str]:
-    """Choose the safetensors files, or the only GGUF file, from which the tensors of a folder are read.
-
-    Args:
-        folder: Folder of the checkpoint.
-        file: Name of an existing safetensors file or index in the folder. By default, the first that exists of
-            `model.safetensors`, `model.safetensors.index.json`, the only safetensors file, and the only GGUF file.
-
-    Returns:
-        The second argument of `WeightFiles`: the name of the only file, or the file name of each tensor by its name.
-
-    Raises:
-        FileError: There is no safetensors file.
-        CheckpointError: The weights are pickles or an adapter of PEFT; the index is damaged or names files
-            outside its folder; or there are several files and no index.
-    """
-    if file is not None:
-        path = folder.find(file)
-        assert path is not None
-        if file == ADAPTER_WEIGHTS:
-            raise _adapter_error(path)
-        if file.endswith(".index.json"):
-            return _read_weight_map(path)
-        if path.suffix in _PICKLE_SUFFIXES:
-            raise pickle_error(path)
-        return file
-    if folder.find(WEIGHTS) is not None:  # before an index, as in transformers
-        return WEIGHTS
-    index = folder.find(INDEX)
-    if index is not None:
-        return _read_weight_map(index)
-    files = folder.list_files()
-    if files is None:
-        raise FileError(
-            f"{folder.name!r} has no {WEIGHTS} on the hub or, offline, in its cache; "
-            f"there is no folder or file of that name here either."
-        )
-    found = [path for path in files if path.suffix == ".safetensors"]
-    if len(found) == 1:
-        if found[0].name == ADAPTER_WEIGHTS:
-            raise _adapter_error(found[0])
-        return found[0].name
-    if found:
-        raise CheckpointError(
-            f"{folder.name} holds {len(found)} safetensors files and no {INDEX}: name the file with the table, "
-            f"or add the index."
-        )
-    pickles = [path for path in files if path.suffix in _PICKLE_SUFFIXES]
-    if pickles:
-        raise pickle_error(pickles[0])
-    others = [path for path in files if is_gguf(path)]
-    if len(others) == 1:
-        return others[0].name
-    if others:
-        raise CheckpointError(f"{folder.name} holds {len(others)} GGUF files: name one of them.")
-    raise FileError(f"{folder.name} holds no safetensors file.")
-
-
-def is_plain_name(name: str) -> bool:
-    """Return whether a string is a safe name of a file directly in a folder.
-
-    It is not if it is empty, `.` or `..`, or contains a slash, a backslash or a zero byte.
-
-    Example:
-        >>> [is_plain_name(name) for name in ("one.safetensors", "../one.safetensors", "")]
-        [True, False, False]
-    """
-    return PurePosixPath(name).name == name and name not in ("", ".", "..") and not {"\0", "\\"} & set(name)
-
-
-def _read_weight_map(index: Path) -> dict[str, str]:
-    """Read an index of shards (`model.safetensors.index.json`) and return the file name of each tensor by its name.
-
-    Raises:
-        FileError: The index cannot be read.
-        CheckpointError: The index is damaged, names a file outside its folder, or a file that is not safetensors.
-    """
-    shards = read_json(index).get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
-        raise CheckpointError(
-            f"{index} has no weight_map from tensors to files: it is damaged or another kind of file."
-        )
-    for file in set(shards.values()):
-        if not is_plain_name(file):
-            raise CheckpointError(f"{index} names the shard {file!r}, which is not a file beside it: refused.")
-        if not file.endswith(".safetensors"):
-            raise CheckpointError(f"{index} names the shard {file!r}, which is no safetensors file.")
-    return shards
-
-
 def pickle_error(path: Path) -> CheckpointError:
     """Create, but do not raise, the error for a pickle; the file is not unpickled.
 
@@ -658,13 +373,4 @@ def pickle_error(path: Path) -> CheckpointError:
         f'python -c "import sys, torch, safetensors.torch as s; t = torch.load(sys.argv[1], weights_only=True); '
         f"s.save_file({{k: v.contiguous().clone() for k, v in t.items()}}, sys.argv[2], {{'format': 'pt'}})\" "
         f"{path.name} {WEIGHTS}"
-    )
-
-
-def _adapter_error(path: Path) -> CheckpointError:
-    """Create, but do not raise, the error for the weights of a PEFT adapter, which are changes of a model."""
-    return CheckpointError(
-        f"{path} is an adapter of PEFT: it has changes of a model, and no table.\n"
-        f"Open the model that it was trained on, and write the changes into its table: "
-        f"embedlayer.vocab.merge_adapter(layer.table, {str(path.parent)!r})."
     )

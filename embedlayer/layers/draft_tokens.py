@@ -15,7 +15,8 @@ from torch import Tensor
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
 from embedlayer.io.files import replace_file
-from embedlayer.io.safetensors_files import WeightFiles, choose_weight_files, find_folder, no_such_path, save_tensors
+from embedlayer.io.safetensors_files import save_tensors
+from embedlayer.io.weight_files import WeightFiles, choose_weight_files, find_folder, no_such_path
 
 D2T, T2D = "d2t", "t2d"
 """EAGLE-3's names of the two tensors that describe a draft vocabulary."""

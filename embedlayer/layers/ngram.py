@@ -10,8 +10,6 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from embedlayer.computed_buffers import ComputedBuffers
-from embedlayer.data.token_compression import compressed_tokens
-from embedlayer.data.tokenizer import MAX_TOKEN_IDS
 from embedlayer.documents import AttentionMask
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.index_checks import IndexCheck
@@ -21,6 +19,8 @@ from embedlayer.pretrained import Pretrained, describe
 from embedlayer.shapes import IdsLike
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.lookup import LookupTable
+from embedlayer.tokenization.ids import MAX_TOKEN_IDS
+from embedlayer.tokenization.token_compression import compressed_tokens
 
 LARGEST_INT64 = (1 << 63) - 1
 _MASK64 = (1 << 64) - 1

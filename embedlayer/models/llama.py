@@ -18,7 +18,7 @@ from embedlayer.checkpoints.reading.layer import build_with_tensors, read_layer_
 from embedlayer.checkpoints.reading.model import CheckpointModel, checkpoint_model
 from embedlayer.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS, META_LLAMA, META_TENSORS
-from embedlayer.io.config_values import as_number, as_whole_number
+from embedlayer.io.json_fields import as_number, as_whole_number
 from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.models.decoder import DecoderLM
 

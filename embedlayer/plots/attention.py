@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.analysis.geometry import position_values
+from embedlayer.analysis.position_pictures import position_values
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.labels import SIDES, write_labels
 from embedlayer.plots.left_out import caption, left_out

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.analysis.geometry import PositionPicture, position_values
+from embedlayer.analysis.position_pictures import PositionPicture, position_values
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.errors import ShapeError, SizeError, require
 from embedlayer.layers.input import GPTEmbedding, TransformerEmbedding
@@ -41,8 +41,8 @@ def position_heatmap(
     then has arrows.
 
     Args:
-        positions: A scheme, drawn by its effect (`analysis.geometry.position_values`: added vectors, cosines of angles,
-            or biases), or a matrix with one row per position and one column per dimension, pair or head.
+        positions: A scheme, drawn by its effect (`analysis.position_values`: added vectors, cosines of angles, or
+            biases), or a matrix with one row per position and one column per dimension, pair or head.
         length: Number of positions of a scheme to show, T.
         title: Title of the figure.
         value_label: Label of the colour bar.

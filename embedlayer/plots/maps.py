@@ -11,10 +11,9 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from embedlayer.analysis.geometry import principal_components
-from embedlayer.analysis.kinds import token_texts
 from embedlayer.analysis.layout import NeighborLayout
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer import as_tokenizer, require_rows
+from embedlayer.analysis.token_classes import token_texts
 from embedlayer.errors import ShapeError
 from embedlayer.plots.heatmaps import with_hole
 from embedlayer.plots.labels import hubs, write_labels
@@ -23,6 +22,8 @@ from embedlayer.plots.style import BLUE, INK, Figure, colorbar, new_figure, numb
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
 from embedlayer.tables.lookup import LookupTable
+from embedlayer.tokenization.ids import require_rows
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer
 
 NAMED_ROWS = 2048
 """Largest number of whole words among which hubs are searched."""

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from embedlayer.analysis.geometry import variance_shares
 from embedlayer.analysis.row_reader import RowReader
-from embedlayer.data.tokenizer import table_size, token_text
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.left_out import caption, left_out, usual_range
 from embedlayer.plots.style import BLUE, LINES, MUTED, ORANGE, PAPER, Figure, backing, new_figure, numbers
@@ -20,6 +19,8 @@ from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import ROWS_AT_ONCE
+from embedlayer.tokenization.bytes import token_text
+from embedlayer.tokenization.ids import table_size
 
 ROUNDING = 1e-6
 """Tolerance for rounding in sums of shares."""

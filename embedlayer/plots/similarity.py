@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from embedlayer.analysis.nearest import cosines_with
-from embedlayer.analysis.vectors import Token, TokenVectors
-from embedlayer.data.tokenizer import token_text
+from embedlayer.analysis.token_names import Token
+from embedlayer.analysis.vectors import TokenVectors
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.heatmaps import draw_matrix, limit_of, picture_of, with_hole
 from embedlayer.plots.left_out import caption, left_out
@@ -17,6 +17,7 @@ from embedlayer.plots.style import BLUE, INK, MUTED, PAPER, Axes, Figure, colorb
 from embedlayer.plots.visible import visible_text
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.tables.dense import TableLike
+from embedlayer.tokenization.bytes import token_text
 
 MOST_ROWS = 2048
 """Largest number of rows in a matrix of all pairs; a figure has no pixels for more."""

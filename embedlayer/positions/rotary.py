@@ -22,7 +22,8 @@ from embedlayer.positions.query_scaling import (
     wide_dtype,
 )
 from embedlayer.positions.rotary_axes import RotaryAxes
-from embedlayer.positions.rotary_config import read_blocks, read_rotary
+from embedlayer.positions.rotary_blocks import read_blocks
+from embedlayer.positions.rotary_config import read_rotary
 from embedlayer.positions.rotary_scaling import Length, RotaryScaling, rotary_frequencies
 from embedlayer.positions.rotation import channel_tables, rotate_channels, rotate_pairs
 from embedlayer.shapes import Positions

@@ -1,10 +1,13 @@
-"""Read rotary positions strictly from transformers' configurations.
+"""Read the rotary positions of one type of layers strictly from transformers' configurations.
 
 transformers stores them in `rope_parameters`: one dictionary, or one for each layer type, with `None` for layers
 without positions. Older files have `rope_scaling`, `rope_theta`, `partial_rotary_factor` or `rotary_pct`. For two kinds
 of layers they have `rope_local_base_freq` (Gemma 3) or `local_rope_theta` and `global_rope_theta` (ModernBERT).
 transformers warns about unknown keys and fills in missing ones; here both are errors. Facts that no configuration
 states are in `embedlayer.families`.
+
+In the functions, `config` is a configuration with the common names of keys, `facts` are the settings of its family, and
+`parameters` the rotary parameters of one type of layers.
 """
 
 import warnings
@@ -14,11 +17,10 @@ from typing import Any, NamedTuple
 
 from embedlayer.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import REFUSED_ROTARY, ROTARY, RotaryPositions, rotary_facts, stated_size
-from embedlayer.families.records import GridAxes, PowerQueries, SectionAxes
-from embedlayer.io.config_values import as_number, as_whole_number
+from embedlayer.families.records import GridAxes, SectionAxes
 from embedlayer.io.files import JsonObject
-from embedlayer.io.json_fields import printable
-from embedlayer.positions.query_scaling import LogQueryScaling, PowerQueryScaling, QueryScaling
+from embedlayer.io.json_fields import as_number, as_whole_number, printable
+from embedlayer.positions.query_scaling import LogQueryScaling
 from embedlayer.positions.rotary_axes import (
     AlternatingAxes,
     AxialAxes,
@@ -41,88 +43,6 @@ from embedlayer.positions.rotary_scaling import (
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 ORIGINAL_LENGTH = "original_max_position_embeddings"
-MOST_LAYERS = 1 << 16
-NO_POSITIONS = "none"
-"""Key of blocks whose attention has no positions, and of blocks without attention."""
-
-SAME_FOR_ALL = "rotary"
-"""Key of the blocks of a model in which all rotated blocks have the same rotary positions."""
-
-
-class RotaryBlocks(NamedTuple):
-    """Positions of each block of a model whose attention is rotated.
-
-    Attributes:
-        keys: For each block in order, the key of its scheme: a layer type such as `"sliding_attention"`, or
-            `SAME_FOR_ALL`; `NO_POSITIONS` for a block without positions.
-        arguments: Key -> arguments of `RotaryEmbedding`, or of `QueryScaledPosition` if `query_scaling` is the only
-            one; in the order of the first block. `NO_POSITIONS` has no entry.
-    """
-
-    keys: tuple[str, ...]
-    arguments: dict[str, dict[str, Any]]
-
-
-def read_blocks(
-    config: JsonObject,
-    *,
-    interleaved: bool | None = None,
-    rotated: bool | Sequence[bool] | None = None,
-    default_base: float | None = None,
-) -> RotaryBlocks:
-    """Return the positions of every block that a configuration describes.
-
-    Args:
-        config: A configuration of transformers as a dictionary.
-        interleaved: As in `read_rotary`.
-        rotated: Whether blocks are rotated: one value for all blocks, or one for each. `None` for what the family and
-            the configuration say.
-        default_base: As in `read_rotary`.
-
-    Raises:
-        CheckpointError: The configuration is not understood; see `read_rotary` and `rotated_layers`. For an unknown
-            `model_type`, both `interleaved` and `rotated` must be given.
-    """
-    facts = _facts(config, stated=interleaved is not None and rotated is not None)
-    config = _common(config, facts)
-    types = layer_types(config)
-    if rotated is None:
-        flags = rotated_layers(config)
-    else:
-        flags = [rotated] * len(types) if isinstance(rotated, bool) else _list_of(len(types), rotated, "rotated")
-    kinds = types if has_layer_types(config) else [None] * len(types)
-    bases, scaled = config.get("layer_rope_theta") or [None] * len(types), config.get("rope_scaling_layers")
-    unrotated = _unrotated_queries(config, facts)
-    keys: list[str] = []
-    arguments: dict[str, dict[str, Any]] = {}
-    by_settings: dict[tuple[Any, ...], dict[str, Any] | None] = {}
-    for layer, (kind, flag, base) in enumerate(zip(kinds, flags, bases, strict=True)):
-        found, key = None, kind or SAME_FOR_ALL
-        settings = (kind, base, scaled is None or layer in scaled)
-        if flag and settings not in by_settings:
-            by_settings[settings] = _read(
-                config,
-                facts,
-                kind,
-                interleaved=interleaved,
-                default_base=default_base,
-                base=base,
-                scaled=settings[-1],
-            )
-        if flag:
-            found = by_settings[settings]
-        if found is None and unrotated is not None and types[layer] in (None, FULL, SLIDING, "chunked_attention"):
-            found, key = {"query_scaling": unrotated}, "query_scaling"
-        if found is None:
-            keys.append(NO_POSITIONS)
-            continue
-        number = 1
-        while arguments.get(key, found) != found:
-            number += 1
-            key = f"{kind or SAME_FOR_ALL}_{number}"
-        arguments[key] = found
-        keys.append(key)
-    return RotaryBlocks(tuple(keys), arguments)
 
 
 class RopeType(NamedTuple):
@@ -197,18 +117,18 @@ def read_rotary(
     Raises:
         CheckpointError: A key is unknown, missing, of the wrong type, or contradicts another.
     """
-    facts = _facts(config, stated=interleaved is not None)
-    config = _common(config, facts)
+    facts = family_facts(config, is_stated=interleaved is not None)
+    config = common_keys(config, facts)
     base = None
     if config.get("layer_rope_theta"):
         bases = set(config["layer_rope_theta"]) - {0}
         if len(bases) != 1:
             raise CheckpointError(f"layer_rope_theta has several bases: {sorted(bases)}. Use rotary_positions(config).")
         base = bases.pop()
-    return _read(config, facts, layer_type, interleaved=interleaved, default_base=default_base, base=base)
+    return read_layer_type(config, facts, layer_type, interleaved=interleaved, default_base=default_base, base=base)
 
 
-def _read(
+def read_layer_type(
     config: JsonObject,
     facts: RotaryPositions,
     layer_type: str | None,
@@ -221,11 +141,11 @@ def _read(
     """Return the arguments of `RotaryEmbedding` for the layers of a type; `None` for layers without positions.
 
     Args:
-        config: The configuration with the common names of keys, from `_common`.
+        config: The configuration, from `common_keys`.
         facts: Settings of its family.
-        layer_type: As in `read_rotary`.
-        interleaved: As in `read_rotary`.
-        default_base: As in `read_rotary`.
+        layer_type: As in `read_rotary`, like the next two.
+        interleaved: As there.
+        default_base: As there.
         base: Base of these layers that the configuration states by layer; `None` to read the other keys.
         scaled: Whether these layers have the scaling that the configuration describes.
 
@@ -286,12 +206,12 @@ def _whole_head(config: JsonObject, width: int) -> int:
     return max(as_whole_number(config.get("head_dim") or width, "head_dim"), width)
 
 
-def _facts(config: JsonObject, *, stated: bool) -> RotaryPositions:
+def family_facts(config: JsonObject, *, is_stated: bool) -> RotaryPositions:
     """Return the settings of the family of a configuration.
 
     Args:
         config: The configuration.
-        stated: Whether the caller stated what the settings of an unknown family would say.
+        is_stated: Whether the caller stated what the settings of an unknown family would say.
 
     Raises:
         CheckpointError: The `model_type` is missing or unknown and the caller stated nothing, or the rotary positions
@@ -305,7 +225,7 @@ def _facts(config: JsonObject, *, stated: bool) -> RotaryPositions:
     if facts is None and inner and not config.keys() & ROTARY_KEYS:
         choices = " or ".join(f"config[{key!r}]" for key in inner)
         raise CheckpointError(f"This configuration holds several models: pass {choices}.")
-    if facts is None and not stated:
+    if facts is None and not is_stated:
         about = "has no model_type" if name is None else f"has the unknown model_type {name!r}"
         close = " or ".join(get_close_matches(str(name), ROTARY, n=2, cutoff=0.6))
         raise CheckpointError(
@@ -324,12 +244,8 @@ def _inner_models(config: JsonObject) -> list[str]:
     return list(dict.fromkeys((*(key for key in language if key in config), *others)))
 
 
-def _common(config: JsonObject, facts: RotaryPositions) -> JsonObject:
+def common_keys(config: JsonObject, facts: RotaryPositions) -> JsonObject:
     """Return a configuration with the common names of keys, and with the defaults of its family.
-
-    Args:
-        config: The configuration.
-        facts: Settings of its family.
 
     Raises:
         CheckpointError: Two names of the same key have different values, or a key is missing that must be stated.
@@ -353,10 +269,6 @@ def _common(config: JsonObject, facts: RotaryPositions) -> JsonObject:
 def _rope_type(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
     """Return the rope type of rotary parameters, a key of `ROPE_TYPES`.
 
-    Args:
-        parameters: Rotary parameters of a layer type.
-        facts: Settings of the family.
-
     Raises:
         CheckpointError: The type is unknown.
     """
@@ -379,31 +291,22 @@ def _rope_type(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
 def _layout(config: JsonObject, facts: RotaryPositions) -> bool:
     """Return whether pairs are interleaved, by the family and by `rope_interleave` of the configuration.
 
-    Args:
-        config: The configuration.
-        facts: Settings of its family.
-
     Raises:
         CheckpointError: `rope_interleave` contradicts a family whose code does not read it.
     """
-    stated = config.get("rope_interleave")
-    if stated is None or bool(stated) == facts.interleaved or facts.reads_layout:
-        return facts.interleaved if stated is None else bool(stated)
+    layout = config.get("rope_interleave")
+    if layout is None or bool(layout) == facts.interleaved or facts.reads_layout:
+        return facts.interleaved if layout is None else bool(layout)
     raise CheckpointError(
-        f"rope_interleave is {stated}, but the code of {config.get('model_type')} does not read it and has the other "
+        f"rope_interleave is {layout}, but the code of {config.get('model_type')} does not read it and has the other "
         f"layout: remove it, or pass interleaved=."
     )
 
 
 def _axes(spec: SectionAxes | GridAxes | None, parameters: Mapping[str, Any], pairs: int) -> RotaryAxes | None:
-    """Return how pairs are divided over several position axes; `None` for a single axis.
+    """Return how rotated `pairs` of channels are divided over several position axes; `None` for a single axis.
 
     With interleaved sections axis 0 has all pairs that the other sections leave, as in transformers.
-
-    Args:
-        spec: Axes of the family.
-        parameters: Rotary parameters of the layers.
-        pairs: Number of rotated pairs of channels.
 
     Raises:
         CheckpointError: The sections are no list of whole numbers, or contradict the family.
@@ -412,8 +315,8 @@ def _axes(spec: SectionAxes | GridAxes | None, parameters: Mapping[str, Any], pa
         return None
     if isinstance(spec, GridAxes):
         return AxialAxes(spec.num_axes, **dict.fromkeys(spec.options, True))
-    stated = _only_value({name: parameters.get(name) for name in (SECTIONS, *spec.names)})
-    sections = spec.sections if stated is None else stated
+    sections = _only_value({name: parameters.get(name) for name in (SECTIONS, *spec.names)})
+    sections = spec.sections if sections is None else sections
     if sections is None:
         return None
     if not isinstance(sections, list | tuple):
@@ -430,9 +333,6 @@ def _axes(spec: SectionAxes | GridAxes | None, parameters: Mapping[str, Any], pa
 def _query_scaling(parameters: Mapping[str, Any]) -> LogQueryScaling | None:
     """Return the factor on rotated queries by position (Ministral 3); `None` for no factor.
 
-    Args:
-        parameters: Rotary parameters of the layers.
-
     Raises:
         CheckpointError: The factor's length is missing.
     """
@@ -441,27 +341,6 @@ def _query_scaling(parameters: Mapping[str, Any]) -> LogQueryScaling | None:
         return None
     return LogQueryScaling(
         as_number(beta, QUERY_BETA), as_whole_number(parameters.get(ORIGINAL_LENGTH), ORIGINAL_LENGTH)
-    )
-
-
-def _unrotated_queries(config: JsonObject, facts: RotaryPositions) -> QueryScaling | None:
-    """Return the factor on queries by position in blocks without a rotation; `None` for no factor.
-
-    Args:
-        config: The configuration.
-        facts: Settings of its family.
-
-    Raises:
-        CheckpointError: A number of the factor is missing.
-    """
-    if isinstance(facts.query_scaling, PowerQueries):
-        return PowerQueryScaling(facts.query_scaling.exponent, facts.query_scaling.length)
-    if facts.query_scaling != "unrotated" or not config.get("attn_temperature_tuning", True):
-        return None
-    return LogQueryScaling(
-        as_number(config.get("attn_scale"), "attn_scale"),
-        as_whole_number(config.get("floor_scale"), "floor_scale"),
-        offset=1,
     )
 
 
@@ -476,13 +355,13 @@ def head_width(config: JsonObject, layer_type: str | None = None) -> int:
     overrides = config.get("per_layer_config") or {}
     types = config.get("layer_types") or ()
     alike = [layer for layer, kind in enumerate(types) if kind == layer_type]
-    stated: list[object] = []
+    widths: list[object] = []
     for key in ("qk_rope_head_dim", "head_dim"):
         own = {f"layer {layer}": overrides.get(str(layer), overrides.get(layer, {})).get(key) for layer in alike}
         if key == "head_dim" and layer_type == FULL:
             own["global_head_dim"] = config.get("global_head_dim")
-        stated += [_only_value(own), config.get(key) or None]
-    width = next((value for value in stated if value is not None), None)
+        widths += [_only_value(own), config.get(key) or None]
+    width = next((value for value in widths if value is not None), None)
     if width is not None:
         return as_whole_number(width, "head_dim")
     hidden, heads = stated_size(config, "hidden_size"), stated_size(config, "num_attention_heads")
@@ -491,86 +370,11 @@ def head_width(config: JsonObject, layer_type: str | None = None) -> int:
     return as_whole_number(hidden, "hidden_size") // as_whole_number(heads, "num_attention_heads")
 
 
-def layer_types(config: JsonObject) -> list[str | None]:
-    """Return the attention type of each layer; `None` for each layer if the configuration has no types.
-
-    Raises:
-        CheckpointError: The number of layers is missing, or differs from the list of types.
-    """
-    types, count = config.get("layer_types"), stated_size(config, "num_hidden_layers")
-    if count is None and isinstance(types, list | tuple):
-        count = len(types)
-    count = as_whole_number(count, "num_hidden_layers", most=MOST_LAYERS)
-    if types is not None:
-        return _list_of(count, types, "layer_types")
-    cycle, attention = config.get("block_types"), config.get("attn_layer_indices")
-    if isinstance(cycle, list | tuple) and cycle:
-        return [str(cycle[layer % len(cycle)]) for layer in range(count)]
-    if isinstance(attention, list | tuple):
-        return ["attention" if layer in attention else "linear_attention" for layer in range(count)]
-    every = config.get("sliding_window_pattern")
-    if isinstance(every, int) and "rope_local_base_freq" in config:  # Gemma 3: layers 5, 11, ... have full attention
-        return [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(count)]
-    every = config.get("full_attention_interval")
-    if isinstance(every, int):  # Qwen3-Next: layers 3, 7, ... have attention
-        return [FULL if (layer + 1) % every == 0 else "linear_attention" for layer in range(count)]
-    every = config.get("global_attn_every_n_layers")
-    if isinstance(every, int) and "local_rope_theta" in config:  # ModernBERT: layers 0, 3, ... have full attention
-        return [FULL if layer % every == 0 else SLIDING for layer in range(count)]
-    return [None] * count
-
-
-def rotated_layers(config: JsonObject) -> list[bool]:
-    """Return for each layer whether it rotates queries and keys; the others have no positions (NoPE).
-
-    The configuration states it in `no_rope_layers` (1 means, in spite of the name, that a layer is rotated), in
-    `no_rope_layer_interval`, or by a `None` in `rope_parameters`. The code of Cohere 2 and EXAONE 4 leaves out the
-    layers of full attention.
-
-    Raises:
-        CheckpointError: The family has layers without positions, and its configuration does not state which.
-    """
-    facts = rotary_facts(config.get("model_type")) or RotaryPositions()
-    config = _common(config, facts)
-    types = layer_types(config)
-    count = len(types)
-    listed, every = config.get("no_rope_layers"), config.get("no_rope_layer_interval")
-    unless = facts.only_if is not None and config.get(facts.only_if[0]) != facts.only_if[1]
-    flags = [facts.without_positions != "all" and not unless] * count
-    if listed:
-        flags = [bool(flag) for flag in _list_of(count, listed, "no_rope_layers")]
-    elif every:
-        flags = [(layer + 1) % as_whole_number(every, "no_rope_layer_interval") != 0 for layer in range(count)]
-    elif facts.without_positions == "listed":
-        raise CheckpointError(
-            f"{config['model_type']} has layers without positions, but neither no_rope_layers nor "
-            f"no_rope_layer_interval is present."
-        )
-    if config.get("layer_rope_theta"):
-        flags = [base != 0 for base in _list_of(count, config["layer_rope_theta"], "layer_rope_theta")]
-    crossed = config.get("cross_attention_layers") or ()
-    flags = [flag and layer not in crossed for layer, flag in enumerate(flags)]
-    if facts.without_positions == "full_attention" and config.get("sliding_window") is not None:
-        rotated_types: Sequence[str] | None = (SLIDING,)
-    else:
-        rotated_types = facts.rotated_types
-    if rotated_types is not None:
-        if None in types:
-            raise CheckpointError(
-                f"{config['model_type']} rotates only layers of type {' or '.join(rotated_types)}: layer_types is "
-                f"missing."
-            )
-        flags = [flag and kind in rotated_types for flag, kind in zip(flags, types, strict=True)]
-    parameters = config.get("rope_parameters") or {}
-    absent = {key for key, value in parameters.items() if value is None} if _is_nested(parameters) else set()
-    return [flag and kind not in absent for flag, kind in zip(flags, types, strict=True)]
-
-
 def has_layer_types(config: JsonObject) -> bool:
     """Return whether a configuration has different rotary positions for different types of layers."""
     facts = rotary_facts(config.get("model_type")) or RotaryPositions()
     return (
-        _is_nested(config.get("rope_parameters"))
+        is_nested(config.get("rope_parameters"))
         or "rope_local_base_freq" in config
         or "local_rope_theta" in config
         or (facts.by_layer_type == "full_attention" and bool(config.get("rope_scaling")))
@@ -579,10 +383,6 @@ def has_layer_types(config: JsonObject) -> bool:
 
 def _check_keys(config: JsonObject, facts: RotaryPositions) -> None:
     """Check that a configuration has no unknown rotary key, no ALiBi, and no nested configuration of a text model.
-
-    Args:
-        config: The configuration.
-        facts: Settings of its family.
 
     Raises:
         CheckpointError: The configuration has one of these; the message says which.
@@ -595,7 +395,7 @@ def _check_keys(config: JsonObject, facts: RotaryPositions) -> None:
         raise CheckpointError("This configuration says alibi: its positions are an AlibiBias, not rotary.")
 
 
-def _is_nested(parameters: object) -> bool:
+def is_nested(parameters: object) -> bool:
     """Return whether `rope_parameters` of a configuration hold one dictionary, or `None`, for each type of layer.
 
     If not, they are themselves the parameters of all layers.
@@ -611,20 +411,15 @@ def _parameters(config: JsonObject, facts: RotaryPositions, layer_type: str | No
     They are in `rope_parameters` of the configuration, or in the older `rope_scaling`; an empty dictionary if both are
     missing.
 
-    Args:
-        config: The configuration.
-        facts: Settings of its family.
-        layer_type: Type of the layers, or `None`.
-
     Raises:
         CheckpointError: The layer type is unknown, or is `None` where types have different parameters.
     """
-    stated = {key: config.get(key) for key in ("rope_parameters", "rope_scaling")}
-    parameters = _only_value({key: None if value == {} else value for key, value in stated.items()})
+    values = {key: config.get(key) for key in ("rope_parameters", "rope_scaling")}
+    parameters = _only_value({key: None if value == {} else value for key, value in values.items()})
     parameters = {} if parameters is None else parameters
     if not isinstance(parameters, Mapping):
         raise CheckpointError(f"rope_parameters must be a dictionary, not {parameters!r}.")
-    if _is_nested(parameters):
+    if is_nested(parameters):
         labels = dict(facts.by_layer_type) if isinstance(facts.by_layer_type, tuple) else {}
         layer_type = labels.get(str(layer_type), labels.get("", layer_type))
         if layer_type not in parameters:
@@ -655,27 +450,20 @@ def _base(
 ) -> float:
     """Return the base of the rotary frequencies of one type of layers.
 
-    Args:
-        config: The configuration.
-        facts: Settings of its family.
-        parameters: Rotary parameters of these layers, from `_parameters`.
-        layer_type: Type of the layers, or `None`.
-        default_base: Base if the configuration states none; `None` makes that an error.
-
     Raises:
         CheckpointError: The configuration states no base, or two different bases.
     """
-    stated: dict[str, Any] = {"rope_theta of the parameters": parameters.get("rope_theta")}
-    if not _is_nested(config.get("rope_parameters")):
-        stated |= {key: config.get(key) for key in _base_keys(config, layer_type)}
+    bases: dict[str, Any] = {"rope_theta of the parameters": parameters.get("rope_theta")}
+    if not is_nested(config.get("rope_parameters")):
+        bases |= {key: config.get(key) for key in _base_keys(config, layer_type)}
         default_base = facts.base if facts.fixed_base else default_base
     if has_layer_types(config):
         default_base = None
-    base = _only_value(stated)
+    base = _only_value(bases)
     base = default_base if base is None else base
     if base is None:
         raise CheckpointError(
-            f"The configuration names no base: {' or '.join(stated)} is missing. transformers would take its family's "
+            f"The configuration names no base: {' or '.join(bases)} is missing. transformers would take its family's "
             f"number (10000 for most): write it into the configuration, or pass default_base."
         )
     return as_number(base, "rope_theta")
@@ -703,17 +491,10 @@ def _base_keys(config: JsonObject, layer_type: str | None) -> tuple[str, ...]:
 def _rotated_share(
     config: JsonObject, facts: RotaryPositions, parameters: Mapping[str, Any], width: int, kind: str
 ) -> float:
-    """Return the share of a head's channels that is rotated, from 0 to 1.
+    """Return the share of a head's `width` channels that is rotated, from 0 to 1.
 
     If the configuration states the width of a rotated part (`qk_rope_head_dim`), all channels of that part are rotated.
     A share that the family's code does not read changes nothing there with the `rope_type` `"default"`.
-
-    Args:
-        config: The configuration.
-        facts: Settings of its family.
-        parameters: Rotary parameters of the layers, from `_parameters`.
-        width: Number of channels of a head.
-        kind: The `rope_type`, a key of `ROPE_TYPES`.
 
     Raises:
         CheckpointError: The configuration states two different shares, or none although the family's default is not 1;
@@ -766,13 +547,6 @@ def _scaling(
     kind: str, config: JsonObject, facts: RotaryPositions, parameters: Mapping[str, Any], share: float
 ) -> RotaryScaling | None:
     """Build the scaling of the frequencies of a `rope_type`; `None` for the default type.
-
-    Args:
-        kind: The `rope_type`, a key of `ROPE_TYPES`.
-        config: The configuration.
-        facts: Settings of its family.
-        parameters: Rotary parameters of the layers, from `_parameters`.
-        share: Share of a head's channels that is rotated.
 
     Raises:
         CheckpointError: A required value is missing or has another type, or two keys state different lengths.
@@ -833,33 +607,14 @@ def _argument(value: object, key: str) -> Any:
 def _only_value(values: Mapping[str, Any]) -> Any:
     """Return the value of several configuration keys that mean the same; `None` if all of them are missing.
 
-    Args:
-        values: Key -> value; `None` for a missing key.
-
     Raises:
         CheckpointError: Two keys have different values.
     """
-    found = {name: value for name, value in values.items() if value is not None}
-    first = next(iter(found.values()), None)
-    if any(value != first for value in found.values()):
-        raise CheckpointError(f"The configuration contradicts itself: {found}.")
+    present = {name: value for name, value in values.items() if value is not None}
+    first = next(iter(present.values()), None)
+    if any(value != first for value in present.values()):
+        raise CheckpointError(f"The configuration contradicts itself: {present}.")
     return first
-
-
-def _list_of(count: int, values: object, name: str) -> list[Any]:
-    """Check that a value of the configuration is a list with one entry for each layer, and return it as a list.
-
-    Args:
-        count: Number of layers.
-        values: The value.
-        name: Its key, for the error.
-
-    Raises:
-        CheckpointError: `values` is not a list, or its length is not `count`.
-    """
-    if not isinstance(values, list | tuple) or len(values) != count:
-        raise CheckpointError(f"{name} must have one entry for each of {count} layers, not {values!r}.")
-    return list(values)
 
 
 def _hint(name: object, known: Iterable[str]) -> str:

@@ -21,14 +21,8 @@ from embedlayer.index_checks import IndexCheck, as_ids
 from embedlayer.initialization import init_normal_rows_, zero_rows_
 from embedlayer.io.files import JsonObject
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit, default_resident_bytes
-from embedlayer.io.safetensors_files import (
-    DTYPE_NAMES,
-    TensorInfo,
-    WeightFiles,
-    choose_weight_files,
-    find_folder,
-    no_such_path,
-)
+from embedlayer.io.safetensors_files import DTYPE_NAMES, TensorInfo
+from embedlayer.io.weight_files import WeightFiles, choose_weight_files, find_folder, no_such_path
 from embedlayer.kernels.kernel import Kernel, kernels_apply
 from embedlayer.pretrained import check_saved
 from embedlayer.shapes import Ids, IdsLike, Vectors

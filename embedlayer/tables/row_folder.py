@@ -39,15 +39,9 @@ from embedlayer.io.files import JsonObject, create_folder, file_errors, read_fie
 from embedlayer.io.json_fields import Count, Range, Step, check_fields
 from embedlayer.io.locks import LOCK, FileLock
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
-from embedlayer.io.safetensors_files import (
-    CHUNK_BYTES,
-    DTYPE_NAMES,
-    DTYPES,
-    create_tensor_file,
-    is_plain_name,
-    read_header,
-)
+from embedlayer.io.safetensors_files import CHUNK_BYTES, DTYPE_NAMES, DTYPES, create_tensor_file, read_header
 from embedlayer.io.undo_log import LogContent, UndoLog, check_rows, read_log, roll_back
+from embedlayer.io.weight_files import is_plain_name
 from embedlayer.tables.row_storage import RowStorage
 
 FORMAT_VERSION = 1

@@ -32,7 +32,6 @@ from torch import nn
 
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.mixture import TokenMixture, corpora_of
-from embedlayer.data.tokenizer import fingerprint, load_tokenizer, require_rows, save_tokenizer, table_size
 from embedlayer.errors import CheckpointError, FileError, SizeError, TokenizerError
 from embedlayer.io.files import (
     JsonObject,
@@ -65,6 +64,9 @@ from embedlayer.pretrained import (
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.mapped import MappedEmbedding
 from embedlayer.tables.row_folder import PendingUpdatesFields
+from embedlayer.tokenization.ids import require_rows, table_size
+from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
+from embedlayer.tokenization.tokenizer_calls import fingerprint
 from embedlayer.training.loop import Trainer, TrainingOptions, trained_files
 from embedlayer.training.parallel import ParallelContext
 

@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.data.tokenizer_calls import encode_batch
 from embedlayer.errors import ShapeError, SizeError, TextError, VocabularyError, require
 from embedlayer.tables.table import TokenTable
+from embedlayer.tokenization.bytes import TokenBytes
+from embedlayer.tokenization.tokenizer_calls import encode_batch
 from embedlayer.vocab.row_init import RowSource, WeightRows
-from embedlayer.vocab.token_bytes import TokenBytes
 from embedlayer.vocab.tokenizer_match import match_tokenizers
 
 

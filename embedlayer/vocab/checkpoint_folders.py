@@ -32,13 +32,13 @@ from embedlayer.checkpoints.reader import CONFIG, Checkpoint
 from embedlayer.checkpoints.reading.model import checkpoint_family, is_unknown_family, tensor_rules
 from embedlayer.checkpoints.second_copies import find_copies
 from embedlayer.checkpoints.writer import write_tensors
-from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
 from embedlayer.families import PER_LAYER_ROWS
 from embedlayer.families.tokenizers import OWN_RULES
 from embedlayer.io.files import JsonObject, read_bytes, read_json, write_json
-from embedlayer.io.safetensors_files import WeightFiles, find_folder
+from embedlayer.io.weight_files import WeightFiles, find_folder
 from embedlayer.pretrained import TOKENIZER
+from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
 from embedlayer.vocab.class_rows import rows_of_class, stored_names
 from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit, missing_rows
 from embedlayer.vocab.language_tokenizers import gives_ids, language_class, warn_of_lost_settings

@@ -14,11 +14,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from embedlayer.census.files import left_out_message
-from embedlayer.data.tokenizer import as_tokenizer, table_size
 from embedlayer.errors import EmbedLayerError, EmbedLayerWarning, FileError, SizeError, VocabularyError
 from embedlayer.io.files import new_files
 from embedlayer.option_docs import show_options, unknown_option
 from embedlayer.sources import PathKind, path_kind
+from embedlayer.tokenization.bytes import Token
+from embedlayer.tokenization.ids import table_size
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer
 from embedlayer.vocab.edit_request import EditRequest, TokenMap
 from embedlayer.vocab.folders import RECEIPT, apply_to_folder, edited_copy, receipts_in
 from embedlayer.vocab.gguf_files import apply_to_gguf
@@ -28,7 +30,6 @@ from embedlayer.vocab.row_init import RowInit, SubwordMeanInit
 from embedlayer.vocab.row_map import NEW
 from embedlayer.vocab.row_training import train_only_rows
 from embedlayer.vocab.special_tokens import tokenizer_with_roles
-from embedlayer.vocab.token_bytes import Token
 from embedlayer.vocab.token_selection import NumberedTokens, require_ids, select_tokens
 from embedlayer.vocab.token_usage import Corpus, used_tokens
 from embedlayer.vocab.tokenizer_edit import AddedTokens, edit_tokenizer

@@ -14,7 +14,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.data.gguf_tokenizers import TOKEN_ID, check_kind, tokenizer_metadata, tokenizer_of
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
 from embedlayer.families import GGUF_HEAD, GGUF_HEAD_BIAS, GGUF_PER_LAYER, GGUF_TABLE
 from embedlayer.families.gguf import GGUF_OTHER_TABLES, has_no_token_rows
@@ -31,6 +30,7 @@ from embedlayer.io.gguf_files import (
 )
 from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
+from embedlayer.tokenization.gguf_tokenizers import TOKEN_ID, check_kind, tokenizer_metadata, tokenizer_of
 from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
 from embedlayer.vocab.live_modules import ModuleResult
 from embedlayer.vocab.row_map import DROPPED, RowTensor, apply_row_map

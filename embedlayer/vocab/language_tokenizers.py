@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 from tokenizers import Tokenizer
 
-from embedlayer.data.tokenizer import save_tokenizer
-from embedlayer.data.tokenizer_calls import decode, encode
-from embedlayer.data.tokenizer_config import class_name
 from embedlayer.errors import EmbedLayerWarning
 from embedlayer.families.tokenizers import CLASS_OF_TYPE
 from embedlayer.io.files import JsonObject, write_json
 from embedlayer.io.partials import temporary_folder
+from embedlayer.tokenization.read import save_tokenizer
+from embedlayer.tokenization.tokenizer_calls import decode, encode
+from embedlayer.tokenization.tokenizer_config import class_name
 
 _TRANSLATION = ("src_lang", "tgt_lang")
 SETTINGS: dict[str, tuple[str, ...]] = {

@@ -26,7 +26,6 @@ from embedlayer.census.files import FileRule
 from embedlayer.census.tensors import tensors_in
 from embedlayer.checkpoints.patching import REPLACED
 from embedlayer.collectives import SINGLE_PROCESS
-from embedlayer.data.tokenizer import fingerprint
 from embedlayer.distributed.dtensors import (
     check_replaceable,
     is_dtensor,
@@ -38,6 +37,7 @@ from embedlayer.families.records import End
 from embedlayer.held_parameters import held_parameters
 from embedlayer.io.files import JsonObject
 from embedlayer.tables.sparse_gradient import row_gradient, rows_and_values
+from embedlayer.tokenization.tokenizer_calls import fingerprint
 from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit
 from embedlayer.vocab.module_parts import (
     VocabularyModules,

@@ -14,11 +14,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from embedlayer.data.tokenizer import as_tokenizer, load_tokenizer
-from embedlayer.data.tokenizer_config import class_name, read_stated
 from embedlayer.errors import EmbedLayerWarning, FileError, TokenizerError, VocabularyError
 from embedlayer.families.tokenizers import BPE_CLASSES, GENERIC_CLASSES, WORDPIECE_CLASSES
 from embedlayer.io.files import JsonObject, read_json
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer
+from embedlayer.tokenization.tokenizer_config import class_name, read_tokenizer_config
 
 USUAL_NAMES: dict[str, tuple[str, ...]] = {
     "unk_token": ("<unk>", "[UNK]"),
@@ -128,7 +129,7 @@ def roles_of_class(folder: Path) -> dict[str, str] | None:
     Returns:
         From role to text. `None` if its class has no record, and transformers is not installed or does not open it.
     """
-    stated = read_stated(folder)
+    stated = read_tokenizer_config(folder)
     kind = class_name(str(stated.settings.get("tokenizer_class") or stated.kind or ""))
     rules = BPE_CLASSES.get(kind) or WORDPIECE_CLASSES.get(kind)
     is_generic = kind in GENERIC_CLASSES or (not kind and stated.model_type is None)

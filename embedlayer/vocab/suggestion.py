@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from embedlayer.data.corpus import IdArray
-from embedlayer.data.tokenizer import as_tokenizer, table_size, token_text, unknown_id
-from embedlayer.data.tokenizer_calls import encode, encode_batch, normalized
+from embedlayer.data.memmap import IdArray
 from embedlayer.errors import SizeError, TextError, VocabularyError
 from embedlayer.short_repr import short_repr
+from embedlayer.tokenization.bytes import TokenBytes, token_text
+from embedlayer.tokenization.ids import table_size, unknown_id
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, encode_batch, normalized
 from embedlayer.vocab.bpe_merges import BPEMerges
 from embedlayer.vocab.continued_bpe import cheapest_leaves, continue_merges, cut_words
-from embedlayer.vocab.token_bytes import TokenBytes
 from embedlayer.vocab.token_usage import text_chunks
 from embedlayer.vocab.tokenizer_edit import (
     AddedMerge,

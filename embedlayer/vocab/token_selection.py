@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 import numpy as np
 
 from embedlayer.errors import VocabularyError
-from embedlayer.vocab.token_bytes import Token, TokenBytes
+from embedlayer.tokenization.bytes import Token, TokenBytes
 
 SHOWN = 5
 

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from embedlayer.data.corpus import IdArray, TokenCorpus, encode_chunks, find_text_files, read_text_chunks, split_text
-from embedlayer.data.tokenizer import as_tokenizer, end_of_text_id, fingerprint, raise_if_path, table_size, unknown_id
-from embedlayer.data.tokenizer_calls import encode, encode_batch, normalized
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.memmap import IdArray
+from embedlayer.data.text_chunks import encode_chunks, read_text_chunks, split_text
+from embedlayer.data.text_files import find_text_files
 from embedlayer.errors import TextError, VocabularyError
-from embedlayer.vocab.token_bytes import TokenBytes
+from embedlayer.tokenization.bytes import TokenBytes
+from embedlayer.tokenization.ids import end_of_text_id, table_size, unknown_id
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, encode_batch, fingerprint, normalized
+from embedlayer.tokenization.train import raise_if_path
 from embedlayer.vocab.tokenizer_edit import (
     Data,
     required_tokens,

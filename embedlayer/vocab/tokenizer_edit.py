@@ -14,8 +14,12 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from embedlayer.data.tokenizer import as_tokenizer, table_size, unknown_id
-from embedlayer.data.tokenizer_calls import (
+from embedlayer.errors import EmbedLayerWarning, TokenizerError, VocabularyError
+from embedlayer.short_repr import short_repr
+from embedlayer.tokenization.bytes import Token, TokenBytes
+from embedlayer.tokenization.ids import table_size, unknown_id
+from embedlayer.tokenization.tokenizer_calls import (
+    as_tokenizer,
     build_tokenizer,
     decode_batch,
     encode,
@@ -26,10 +30,7 @@ from embedlayer.data.tokenizer_calls import (
     tokenizer_errors,
     tokens_of_word,
 )
-from embedlayer.errors import EmbedLayerWarning, TokenizerError, VocabularyError
-from embedlayer.short_repr import short_repr
 from embedlayer.vocab.bpe_merges import BPEMerges
-from embedlayer.vocab.token_bytes import Token, TokenBytes
 from embedlayer.vocab.token_selection import select_tokens, shown_names
 
 Data = dict[str, Any]

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
+from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.vocab.row_init import NewToken
 from embedlayer.vocab.special_tokens import EQUIVALENT, USUAL_NAMES
-from embedlayer.vocab.token_bytes import TokenBytes
 
 _NAMES_BY_ROLE = tuple(
     names[:1] + USUAL_NAMES.get(EQUIVALENT.get(role, ""), ()) + names[1:]

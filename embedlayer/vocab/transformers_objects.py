@@ -6,8 +6,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from embedlayer.data.tokenizer import as_tokenizer
 from embedlayer.errors import EmbedLayerWarning, TokenizerError, require
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer
 from embedlayer.vocab.special_tokens import LISTS_OF_NAMES, added_texts, names_in, special_tokens_of, token_text
 
 _SETTINGS = ("model_max_length", "padding_side", "truncation_side", "model_input_names", "clean_up_tokenization_spaces")

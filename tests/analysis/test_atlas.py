@@ -9,10 +9,10 @@ from tokenizers.models import WordLevel
 
 from embedlayer.analysis.atlas import write_atlas
 from embedlayer.analysis.geometry import principal_components
-from embedlayer.data.tokenizer import train_tokenizer
 from embedlayer.errors import CheckpointError, MissingExtraError, SizeError, TokenizerError
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.tokenization.train import train_tokenizer
 
 
 @pytest.mark.parametrize("make", [TokenEmbedding, lambda v, d: FactorizedEmbedding(v, d, rank=4)])

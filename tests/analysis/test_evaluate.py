@@ -18,9 +18,9 @@ from embedlayer.analysis.evaluate import (
 )
 from embedlayer.analysis.vectors import TokenVectors
 from embedlayer.compress.convert import compress_table
-from embedlayer.data.tokenizer import train_tokenizer
 from embedlayer.errors import FileError, SizeError, TextError
 from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tokenization.train import train_tokenizer
 
 WORDS = [f"{first}{second}o" for first in "bdfgklmnprst" for second in "aeiu"]
 

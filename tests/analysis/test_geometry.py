@@ -5,16 +5,9 @@ import pytest
 import torch
 
 from embedlayer.analysis import geometry
-from embedlayer.analysis.geometry import (
-    align_tables,
-    norms_by_frequency,
-    position_values,
-    principal_components,
-    row_movement,
-    shared_tokens,
-    table_geometry,
-)
-from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
+from embedlayer.analysis.geometry import norms_by_frequency, principal_components, table_geometry
+from embedlayer.analysis.movement import align_tables, row_movement, shared_tokens
+from embedlayer.analysis.position_pictures import position_values
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
@@ -24,6 +17,8 @@ from embedlayer.positions.rotary_scaling import YarnScaling
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 
 
 @pytest.mark.parametrize(("count", "width", "kept"), [(200, 7, 3), (5, 12, 2), (50, 50, 50), (3, 1, 1)])

@@ -8,12 +8,13 @@ from real_tables import stories
 
 from embedlayer.analysis import row_reader as rows_module
 from embedlayer.analysis.health import table_health
-from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
 from embedlayer.errors import ShapeError
 from embedlayer.layers.output import OutputHead
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 
 
 @pytest.mark.parametrize("numbers_at_once", [7, 1 << 21])

@@ -5,12 +5,12 @@ import torch
 from covering import cases
 from tokenizer_kinds import BUILDERS, tokenizer_of
 
-from embedlayer.analysis.geometry import align_tables, row_movement, shared_tokens
+from embedlayer.analysis.movement import align_tables, row_movement, shared_tokens
 from embedlayer.analysis.relation import MARGIN, common_rows, rows_left_out, table_relation
-from embedlayer.data.tokenizer import load_tokenizer, token_text
 from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TokenEmbedding
-from embedlayer.vocab.token_bytes import TokenBytes
+from embedlayer.tokenization.bytes import TokenBytes, token_text
+from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from embedlayer.analysis.kinds import token_texts
 from embedlayer.analysis.spelling import spelling_variants
-from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
+from embedlayer.analysis.token_classes import token_texts
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 
 WORDS = "class Class CLASS the class of the Class, klasse; CLASS class-room 7 77 " * 40
 

@@ -8,7 +8,7 @@ from real_tables import area_under_curve, minilm, stories
 from torch import Tensor
 
 from embedlayer.analysis import row_reader as rows_module
-from embedlayer.analysis.kinds import token_kinds
+from embedlayer.analysis.token_classes import token_kinds
 from embedlayer.analysis.under_trained import FEWEST, under_trained_scores
 from embedlayer.errors import ShapeError
 from embedlayer.tables.dense import TokenEmbedding

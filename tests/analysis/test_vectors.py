@@ -16,7 +16,6 @@ from embedlayer.analysis.vectors import TokenVectors
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.checkpoints.vector_files import write_vectors
 from embedlayer.compress.convert import compress_table
-from embedlayer.data.tokenizer import load_tokenizer, token_text, train_tokenizer, word_tokenizer
 from embedlayer.errors import (
     CheckpointError,
     EmbedLayerWarning,
@@ -29,6 +28,10 @@ from embedlayer.errors import (
 from embedlayer.sources import open_model
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.tokenization.bytes import token_text
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
+from embedlayer.tokenization.words import word_tokenizer
 
 TEXT = (
     "the cat sat on the mat and the dog sat on the log, then the cats and the dogs ran to the first of the logs. " * 5

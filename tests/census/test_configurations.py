@@ -10,7 +10,7 @@ from tiny_models import build, quiet
 
 import embedlayer as el
 from embedlayer.census import configurations
-from embedlayer.data.tokenizer import train_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 from embedlayer.vocab.receipt import last_receipt
 from embedlayer.vocab.special_tokens import NewTokenIds
 

@@ -16,9 +16,9 @@ from tokenizers.models import WordLevel
 import embedlayer as el
 from embedlayer.census.report import CensusReport
 from embedlayer.command_name import command_line
-from embedlayer.data.tokenizer import save_tokenizer
 from embedlayer.io.files import read_json, write_json
 from embedlayer.io.safetensors_files import save_tensors
+from embedlayer.tokenization.read import save_tokenizer
 from embedlayer.vocab.folders import folder_census
 
 V, D = 280, 8

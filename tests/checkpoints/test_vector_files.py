@@ -26,7 +26,8 @@ from embedlayer import (
     TokenEmbedding,
     open_model,
 )
-from embedlayer.checkpoints import read_vectors, vector_files, write_vectors
+from embedlayer.checkpoints import read_vectors, write_vectors
+from embedlayer.checkpoints.vector_formats import streams
 
 FILES = {
     "word2vec": "v.txt",
@@ -81,7 +82,7 @@ def test_any_float32_survives_its_decimals(tmp_path) -> None:
     assert torch.equal(bits(read_vectors(tmp_path / "v.txt")[1]), bits(rows))
 
 
-READS = [(False, vector_files.BYTES_AT_ONCE), *((True, size) for size in (1, 70, vector_files.BYTES_AT_ONCE))]
+READS = [(False, streams.BYTES_AT_ONCE), *((True, size) for size in (1, 70, streams.BYTES_AT_ONCE))]
 """Whether a file is binary, and the bytes that one read takes: less than a row, some rows, all."""
 
 
@@ -90,7 +91,7 @@ READS = [(False, vector_files.BYTES_AT_ONCE), *((True, size) for size in (1, 70,
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # gensim's, with no_header
 @pytest.mark.filterwarnings("ignore:Exception ignored in.*FileIO:pytest.PytestUnraisableExceptionWarning")
 def test_gensim_reads_what_is_written_and_the_other_way_round(tmp_path, monkeypatch, binary, at_once, ending) -> None:
-    monkeypatch.setattr(vector_files, "BYTES_AT_ONCE", at_once)
+    monkeypatch.setattr(streams, "BYTES_AT_ONCE", at_once)
     gensim = pytest.importorskip("gensim.models", reason="the dev extra is not installed")
     tokens = ["the", "naïve", "日本", "x" * 40, "a_b"]
     rows = torch.randn(5, 7)
@@ -113,7 +114,7 @@ def test_gensim_reads_what_is_written_and_the_other_way_round(tmp_path, monkeypa
 def test_twice_the_same_token_and_bad_utf8_are_read_as_gensim_reads_them(
     tmp_path, monkeypatch, binary, at_once
 ) -> None:
-    monkeypatch.setattr(vector_files, "BYTES_AT_ONCE", at_once)
+    monkeypatch.setattr(streams, "BYTES_AT_ONCE", at_once)
     gensim = pytest.importorskip("gensim.models", reason="the dev extra is not installed")
     entries = [(b"cat", [1, 2]), (b"caf\xc3", [3, 4]), (b"cat", [5, 6]), (b"dog", [7, 8])]
     if binary:

@@ -21,7 +21,7 @@ from embedlayer import (
 )
 from embedlayer.cli.pipeline import LayerOptions, start_run
 from embedlayer.data import build_in_shards
-from embedlayer.data.tokenizer import save_tokenizer
+from embedlayer.tokenization.read import save_tokenizer
 from embedlayer.vocab import edit_vocabulary
 
 TEXT = "Dogs love dogs, and cats love naps in the sun. Who would not? " * 400

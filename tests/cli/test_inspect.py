@@ -17,8 +17,8 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.checkpoints import write_vectors
-from embedlayer.data.tokenizer import save_tokenizer
 from embedlayer.layers import PerLayerInputs
+from embedlayer.tokenization.read import save_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import hashlib, random, sys, threading
 from pathlib import Path
 import click
 from embedlayer.cli.main import cli, main
-from embedlayer.data.tokenizer import train_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 from embedlayer.io.files import replace_file, replace_folder
 from embedlayer.io.partials import temporary_folder
 

@@ -115,7 +115,7 @@ def test_what_happened_is_shown(trained, tmp_path, capsys) -> None:
 
 def test_a_token_is_named_by_its_id_in_every_command(trained, tmp_path, capsys) -> None:
     opened = el.open_model(trained)
-    text = el.data.tokenizer.token_text(opened.tokenizer, 304)
+    text = el.tokenization.bytes.token_text(opened.tokenizer, 304)
     entry = opened.tokenizer.id_to_token(304)
     assert run("vocab", "remove", trained, "#304", "-o", tmp_path / "new", "--json") == 0
     assert json.loads(capsys.readouterr().out)["dropped"]["304"] == entry

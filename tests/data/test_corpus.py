@@ -15,10 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from embedlayer.data.bpe_files import END_OF_TEXT
-from embedlayer.data.corpus import _CUTS, TokenCorpus, encode_chunks, find_text_files, read_text_chunks, split_text
-from embedlayer.data.tokenizer import fingerprint, load_tokenizer, train_tokenizer
+from embedlayer.data.corpus import TokenCorpus
+from embedlayer.data.text_chunks import _CUTS, encode_chunks, read_text_chunks, split_text
+from embedlayer.data.text_files import find_text_files
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
+from embedlayer.tokenization.bpe_files import END_OF_TEXT
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.tokenizer_calls import fingerprint
+from embedlayer.tokenization.train import train_tokenizer
 
 BYTES = train_tokenizer((), "byte")
 SENTENCES = "Dogs love dogs, as they say.  But do cats?\n\n\tNaïve question: «yes»!\r\n" * 60
@@ -150,7 +154,7 @@ def test_a_chunk_ends_at_the_last_place_of_the_best_kind_in_its_second_half(text
 
 
 def test_an_endless_word_is_cut_with_a_warning(monkeypatch):
-    monkeypatch.setattr("embedlayer.data.corpus._ENDLESS_CHARS", 2048)
+    monkeypatch.setattr("embedlayer.data.text_chunks._ENDLESS_CHARS", 2048)
     with pytest.warns(EmbedLayerWarning, match="No safe position for a cut"):
         pieces = read_pieces_of(b"a" * 9000)
     assert "".join(pieces) == "a" * 9000

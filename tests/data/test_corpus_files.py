@@ -9,8 +9,8 @@ import pytest
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.corpus_files import concatenate_shards, read_shards
 from embedlayer.data.sharded_build import build_in_shards
-from embedlayer.data.tokenizer import train_tokenizer
 from embedlayer.errors import CheckpointError, FileError
+from embedlayer.tokenization.train import train_tokenizer
 
 BYTES = train_tokenizer((), "byte")
 

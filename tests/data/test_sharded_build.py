@@ -21,8 +21,9 @@ from tokenizers import Tokenizer
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.memmap import ConcatenatedArray
 from embedlayer.data.sharded_build import build_in_shards, build_shard, first_cut
-from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
+from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 
 PROSE = "Dogs love dogs, as they say.  But do cats?\n\n\tNaïve question: «yes»! 犬は犬が好き。\r\n"
 
@@ -172,7 +173,7 @@ def test_documents_without_text_are_named_once_and_left_out(tmp_path):
 
 
 def test_an_endless_word_is_told_by_whoever_meets_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("embedlayer.data.corpus._ENDLESS_CHARS", 2048)
+    monkeypatch.setattr("embedlayer.data.text_chunks._ENDLESS_CHARS", 2048)
     (tmp_path / "t.txt").write_text("a" * 9000)
     with pytest.warns(EmbedLayerWarning, match="No safe position"):
         corpus = build_in_shards([tmp_path / "t.txt"], tokenizer_of("byte"), tmp_path / "parts", shards=2, workers=1)
@@ -194,7 +195,7 @@ BUILD = """
 import os, sys
 from pathlib import Path
 from embedlayer.data.sharded_build import build_in_shards
-from embedlayer.data.tokenizer import load_tokenizer
+from embedlayer.tokenization.read import load_tokenizer
 
 def blow(done, total):
     if list(Path(path).glob("shard-*")):

@@ -135,7 +135,7 @@ def make(name: str, folder: Path) -> Path:
 @pytest.fixture
 def folder(tmp_path):
     torch.manual_seed(0)
-    el.data.save_tokenizer(BYTES, tmp_path / "tokenizer.json")
+    el.tokenization.save_tokenizer(BYTES, tmp_path / "tokenizer.json")
     model = el.DecoderLM(el.TokenEmbedding(257, 8), "rotary", num_layers=1, num_heads=2)
     model.save_pretrained(tmp_path / "model", tokenizer=BYTES)
     return tmp_path
@@ -200,7 +200,7 @@ def test_each_entry_refuses_each_kind_by_its_name_and_writes_nothing(entry, name
 @pytest.mark.parametrize("name", some(set(KINDS) - SEEN - {"photo"}, [name for name in KINDS if name != "photo"]))
 def test_the_command_of_the_error_makes_plain_text(name, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    el.data.save_tokenizer(BYTES, tmp_path / "tokenizer.json")
+    el.tokenization.save_tokenizer(BYTES, tmp_path / "tokenizer.json")
     source = make(name, tmp_path)
     for number in range(3):
         try:

@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader
 
 from embedlayer.data.corpus import TokenCorpus
 from embedlayer.data.sharded_build import build_in_shards
-from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
 from embedlayer.data.windows import TokenWindows, WindowSampler, create_dataloader
 from embedlayer.errors import ShapeError, SizeError, TextError, TokenizerError
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 
 BYTES = train_tokenizer((), "byte")
 TEXT = "In the beginning there was a small dog, and the small dog loved other dogs. " * 20

@@ -18,9 +18,9 @@ from embedlayer import (
     TrainingOptions,
     train_tokenizer,
 )
-from embedlayer.data.tokenizer import table_size
 from embedlayer.explorer.server import address, make_server
 from embedlayer.sources import OpenedModel, open_model
+from embedlayer.tokenization.ids import table_size
 
 VIEWPORT = {"width": 1280, "height": 800}
 FORGET = """

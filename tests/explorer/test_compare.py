@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from embedlayer import TokenEmbedding
-from embedlayer.analysis.geometry import row_movement
+from embedlayer.analysis.movement import row_movement
 from embedlayer.errors import SizeError
 from embedlayer.explorer import compare
 from embedlayer.sources import OpenedModel

@@ -10,9 +10,9 @@ from embedlayer import (
     TrainingOptions,
     train_tokenizer,
 )
-from embedlayer.data.tokenizer import table_size
 from embedlayer.explorer.example_texts import TEXTS, example_texts
 from embedlayer.sources import OpenedModel, open_model
+from embedlayer.tokenization.ids import table_size
 
 OWN = "A man likes dogs and other dogs."
 TEXT = "The first words. Rarely does a zyzzyva xylograph occur. A man (that is, a person) walks: he walks. Short. " + (

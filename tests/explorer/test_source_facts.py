@@ -5,11 +5,11 @@ import torch
 
 from embedlayer import DecoderLM, EmbeddingLayer, TokenEmbedding, train_tokenizer
 from embedlayer.checkpoints import write_vectors
-from embedlayer.data.tokenizer import token_text
 from embedlayer.errors import FileError, SizeError, TokenizerError
 from embedlayer.explorer.source_facts import check_tokenizers, page_facts
 from embedlayer.pretrained import build
 from embedlayer.sources import OpenedModel, open_model
+from embedlayer.tokenization.bytes import token_text
 
 
 def test_a_run_is_opened_with_all_that_it_has(run, of_run):

@@ -9,7 +9,6 @@ from covering import some
 from page_waiting import until
 
 from embedlayer import TokenEmbedding
-from embedlayer.data.tokenizer import load_tokenizer, token_text, train_tokenizer
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.explorer import token_card
 from embedlayer.explorer.export import write_page
@@ -17,6 +16,9 @@ from embedlayer.explorer.health import table_report
 from embedlayer.explorer.pipeline import pipeline
 from embedlayer.explorer.token_card import card, cards, places
 from embedlayer.sources import OpenedModel
+from embedlayer.tokenization.bytes import token_text
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 
 
 def test_numbers_are_those_of_plain_torch(run, of_run):

@@ -7,7 +7,7 @@ from covering import some
 from tokenizer_kinds import BUILDERS, ENGLISH, LANGUAGES, WRITE_ANY_TEXT, tokenizer_of
 
 import embedlayer as el
-from embedlayer.data.tokenizer import load_tokenizer
+from embedlayer.tokenization.read import load_tokenizer
 
 TERMS = ["吾輩", "猫", " zyzzyva", "x|y\\"]
 TEXTS = [

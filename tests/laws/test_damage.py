@@ -16,7 +16,7 @@ from processes import run_program
 import embedlayer as el
 from embedlayer.analysis.evaluate import evaluate_word_pairs
 from embedlayer.checkpoints.vector_files import read_vectors
-from embedlayer.data.corpus import read_text_chunks
+from embedlayer.data.text_chunks import read_text_chunks
 from embedlayer.explorer.user_columns import read_user_columns
 from embedlayer.io.gguf_files import read_gguf
 from embedlayer.sources import OpenedModel

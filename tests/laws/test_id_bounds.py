@@ -8,7 +8,8 @@ import pytest
 from tokenizer_kinds import BUILDERS, ENGLISH, tokenizer_of
 
 import embedlayer as el
-from embedlayer.data.tokenizer import MAX_TOKEN_IDS, table_size, train_tokenizer
+from embedlayer.tokenization.ids import MAX_TOKEN_IDS, table_size
+from embedlayer.tokenization.train import train_tokenizer
 
 TOO_LARGE = (MAX_TOKEN_IDS, 2**31, 2**32 - 1)
 

@@ -18,9 +18,9 @@ from tokenizer_folders import (
 )
 from tokenizers import AddedToken
 
-from embedlayer.data.tokenizer import load_tokenizer
 from embedlayer.errors import TokenizerError
 from embedlayer.families.tokenizers import BPE_CLASSES
+from embedlayer.tokenization.read import load_tokenizer
 
 
 def ids_of_transformers(name: str, folder: Path) -> Callable[[str], list[int]]:

@@ -13,7 +13,6 @@ from covering import cases
 from tokenizer_folders import TEXTS, write_class
 from tokenizers import normalizers
 
-from embedlayer.data.tokenizer import load_tokenizer
 from embedlayer.errors import TokenizerError
 from embedlayer.families.tokenizers import (
     BPE_CLASSES,
@@ -23,6 +22,7 @@ from embedlayer.families.tokenizers import (
     SENTENCEPIECE_CLASSES,
     WORDPIECE_CLASSES,
 )
+from embedlayer.tokenization.read import load_tokenizer
 
 READ = {**BPE_CLASSES, **WORDPIECE_CLASSES, **SENTENCEPIECE_CLASSES}
 OF_OLDER_RELEASES = {"MT5": "T5", "RetriBert": "Bert", "Realm": "Bert", "ChatGLM": "GPT2"}

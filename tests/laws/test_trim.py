@@ -7,7 +7,8 @@ import pytest
 from tokenizer_kinds import BUILDERS, ENGLISH, LANGUAGES, WRITE_ANY_TEXT, tokenizer_of
 
 import embedlayer as el
-from embedlayer.data.tokenizer import fingerprint, table_size
+from embedlayer.tokenization.ids import table_size
+from embedlayer.tokenization.tokenizer_calls import fingerprint
 from embedlayer.vocab.token_usage import with_required_tokens
 
 SOME = ENGLISH[:160]

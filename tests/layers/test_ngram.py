@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from transformers import Qwen4ExpTextConfig
 
 import embedlayer as el
-from embedlayer.data import compressed_tokens
-from embedlayer.data.tokenizer import train_tokenizer
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.layers import NgramEmbedding, NgramHash
+from embedlayer.tokenization import compressed_tokens
+from embedlayer.tokenization.train import train_tokenizer
 
 V = 60
 MAP = torch.arange(V) // 2

@@ -7,7 +7,7 @@ from pictures import drawn, image
 
 import embedlayer as el
 from embedlayer import plots
-from embedlayer.analysis.geometry import position_values
+from embedlayer.analysis.position_pictures import position_values
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.heatmaps import limit_of
 

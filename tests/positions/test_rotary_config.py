@@ -22,7 +22,8 @@ from embedlayer.positions import (
     YarnScaling,
     rotary_positions,
 )
-from embedlayer.positions.rotary_config import layer_types, read_blocks, read_rotary, rotated_layers
+from embedlayer.positions.rotary_blocks import layer_types, read_blocks, rotated_layers
+from embedlayer.positions.rotary_config import read_rotary
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 6, "max_position_embeddings": 128}
 SMALL = {"model_type": "llama", **SIZES}

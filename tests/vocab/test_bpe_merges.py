@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from embedlayer.data.tokenizer import train_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 from embedlayer.vocab.bpe_merges import BPEMerges
 
 TEXT = "low lower lowest, new newer newest, wide wider widest; slow slower slowest. " * 5

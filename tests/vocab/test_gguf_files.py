@@ -14,10 +14,11 @@ from gguf_models import QUANTISED, READ, TOKENIZERS, TYPES, WIDTH, blocks, write
 from tokenizer_kinds import ENGLISH, LANGUAGES
 
 import embedlayer as el
-from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, TokenizerError, VocabularyError
 from embedlayer.families.gguf import GGUF_OTHER_TABLES, has_no_token_rows
 from embedlayer.io.gguf_files import quantise
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 from embedlayer.vocab import add_tokens, edit_vocabulary, remove_tokens, write_into_gguf
 from embedlayer.vocab.receipt import Receipt
 

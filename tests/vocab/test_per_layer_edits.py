@@ -13,9 +13,10 @@ from tokenizer_kinds import ENGLISH
 from torch import nn
 
 import embedlayer as el
-from embedlayer.data.tokenizer import load_tokenizer, train_tokenizer
 from embedlayer.io.files import read_json, write_json
 from embedlayer.io.gguf_files import read_gguf
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
 from embedlayer.vocab import VectorsInit, edit_vocabulary, write_into_gguf
 
 ROWS = {"gemma3n_text": 100, "gemma4_text": VOCAB}

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from tokenizer_kinds import tokenizer_of
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from embedlayer.data.tokenizer import TokenizerKind, load_tokenizer, table_size, train_tokenizer
 from embedlayer.errors import TokenizerError, VocabularyError
+from embedlayer.tokenization.ids import table_size
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.train import TokenizerKind, train_tokenizer
 from embedlayer.vocab.token_usage import used_tokens, with_required_tokens
 from embedlayer.vocab.tokenizer_edit import TokenizerEdit, edit_tokenizer
 

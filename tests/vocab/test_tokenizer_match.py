@@ -6,8 +6,10 @@ import pytest
 from tokenizer_kinds import BUILDERS, tokenizer_of
 from tokenizers import Tokenizer
 
-from embedlayer.data.tokenizer import TokenizerKind, load_tokenizer, table_size, train_tokenizer
-from embedlayer.vocab.token_bytes import TokenBytes
+from embedlayer.tokenization.bytes import TokenBytes
+from embedlayer.tokenization.ids import table_size
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.train import TokenizerKind, train_tokenizer
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 from embedlayer.vocab.tokenizer_match import match_tokenizers, spell_new_tokens
 

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 
 import embedlayer as el
 from embedlayer.command_name import command_line
-from embedlayer.data.tokenizer import save_tokenizer
 from embedlayer.io.files import read_json, write_json
 from embedlayer.io.safetensors_files import save_tensors
+from embedlayer.tokenization.read import save_tokenizer
 
 TEXT = "the small dog loved other small dogs. they barked. " * 20
 D = 8

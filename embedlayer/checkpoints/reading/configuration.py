@@ -12,8 +12,8 @@ from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import CONFIG_KEYS, MULTIMODAL, Family, family_of, stated_size
 from embedlayer.families.default_ids import DEFAULT_IDS
 from embedlayer.families.records import Factor, HeadSpec, Names, Presence
-from embedlayer.io.config_values import as_number, as_whole_number
 from embedlayer.io.files import JsonObject
+from embedlayer.io.json_fields import as_number, as_whole_number
 
 MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
 """Largest sizes and lengths in a configuration that no tensor of the file bounds; larger ones mean a damaged file."""

@@ -25,7 +25,7 @@ from embedlayer.families.records import (
     StreamPositions,
     TrigramSpec,
 )
-from embedlayer.io.config_values import as_whole_number
+from embedlayer.io.json_fields import as_whole_number
 from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.layers.decoder_input import DecoderInput
 from embedlayer.layers.input_parts import (
@@ -39,7 +39,7 @@ from embedlayer.layers.input_parts import (
     TypeTables,
 )
 from embedlayer.layers.per_layer import PerLayerInputs
-from embedlayer.positions.rotary_config import layer_types
+from embedlayer.positions.rotary_blocks import layer_types
 from embedlayer.pretrained import FLOATS
 from embedlayer.tables.dense import TokenEmbedding
 

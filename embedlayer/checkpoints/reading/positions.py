@@ -19,14 +19,14 @@ from embedlayer.families.records import (
     SinusoidalPositions,
     StreamPositions,
 )
-from embedlayer.io.config_values import as_number
+from embedlayer.io.json_fields import as_number
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.axial import AxialPositionalEmbedding
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import Position
 from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding, rotary_scheme
-from embedlayer.positions.rotary_config import read_blocks
+from embedlayer.positions.rotary_blocks import read_blocks
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 
 LENGTH_KEYS = (

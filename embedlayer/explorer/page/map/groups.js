@@ -4,7 +4,7 @@ import { bytesOf } from "./search.js";
 
 /** @import { Groups } from "../types" */
 
-/** Names of `analysis/kinds.py`, which also knows which tokens are spaces or unreachable. */
+/** Names of `analysis/token_classes.py`, which also knows which tokens are spaces or unreachable. */
 export const KINDS = ["word", "part", "number", "punctuation", "byte", "special", "no token"];
 /** Numbers of `KINDS`. */
 export const KIND = { start: 0, inside: 1, number: 2, punctuation: 3, byte: 4, special: 5, none: 6 };

@@ -1,0 +1,500 @@
+"""What a check of a table found, in sentences: its faults, notes and verdict."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from embedlayer.analysis.norm_outliers import NormOutliers
+from embedlayer.analysis.shared_variance import SharedVariance
+from embedlayer.analysis.token_classes import KINDS
+from embedlayer.analysis.tokenizer_fit import ERRORS, FEWEST_PAIRS, TokenizerFit
+from embedlayer.analysis.under_trained import Cone, UnderTrained
+from embedlayer.io.files import JsonObject
+from embedlayer.io.json_fields import finite_json
+from embedlayer.short_repr import short_repr
+from embedlayer.tokenization.bytes import BYTE_ENTRY, token_text
+
+NAMED = 3
+"""Tokens that a sentence of the summary names."""
+
+NOT_WRITTEN = ("special", "unreachable", "no token")
+"""Kinds of rows that no text looks up; equal or zero rows of these kinds are usual."""
+
+FEWEST_SAMPLED = 64
+AS_BY_CHANCE = 0.02
+"""Rows are as by chance if their cosines with the nearest and with other rows differ from chance by at most this."""
+
+LEAST_GAIN = 0.2
+"""A run learned little if context lowers the loss by a smaller share: in the demo neighbours make sense from 0.2 on."""
+
+MOST_UNLIKE = 0.5
+"""A table is barely trained if a larger share of the spelling variants is as unlike as unrelated tokens."""
+
+MOST_UNLEARNED = 0.1
+"""Words that never learned are a fault of a table if they are a larger share of its words."""
+
+MOST_ABSENT = 0.25
+"""Words that never occur in the training text are a fault of a run if they are a larger share of its words."""
+
+State = Literal["sound", "faulty", "undecided"]
+
+
+@dataclass(frozen=True)
+class LossOfRun:
+    """How much the run that trained a table learned beyond the frequencies of the tokens.
+
+    Attributes:
+        validation_loss: Loss on held-out text of the run's weights, in nats per token.
+        unigram_entropy: Entropy `-sum_i p_i ln p_i` of the frequencies `p_i` of the tokens in the corpus, in nats: the
+            least loss of a prediction that ignores the context.
+    """
+
+    validation_loss: float
+    unigram_entropy: float
+
+    @property
+    def gain(self) -> float:
+        """Return the share of `unigram_entropy` by which context lowers the loss; 0 for a corpus of one token."""
+        entropy = self.unigram_entropy
+        return (entropy - self.validation_loss) / entropy if entropy > 0 else 0.0
+
+    @property
+    def is_little(self) -> bool:
+        """Return whether the run learned little: `gain` is below `LEAST_GAIN`."""
+        return not self.gain >= LEAST_GAIN
+
+
+@dataclass(frozen=True)
+class UnderTrainedRow:
+    """One under-trained row.
+
+    Attributes:
+        id: Row ID.
+        text: Readable text of its token, see `TableHealth.text_of`.
+        kind: One of `analysis.token_classes.KINDS`; `None` without a tokenizer.
+        score: Under-training score, see `UnderTrained.scores`.
+        norm: Euclidean norm of the row.
+    """
+
+    id: int
+    text: str
+    kind: str | None
+    score: float
+    norm: float
+
+
+@dataclass(frozen=True)
+class KindCount:
+    """The number of rows of one kind (see `token_kinds`), and how many of them are under-trained."""
+
+    kind: str
+    rows: int
+    under_trained: int
+
+
+@dataclass(frozen=True)
+class NearestCosine:
+    """How similar rows are to their nearest row, in a random sample of at most `SAMPLED` rows.
+
+    Attributes:
+        rows: Number of rows in the sample.
+        median: Median cosine of a row with its nearest other row; NaN without two usable rows.
+        by_chance: The same of random directions, as many and of the same width.
+        mean_pair: Mean cosine of two different rows of the sample.
+    """
+
+    rows: int
+    median: float
+    by_chance: float
+    mean_pair: float
+
+    @property
+    def is_random(self) -> bool:
+        """Return whether the rows cannot be told from random numbers."""
+        differences = abs(self.median - self.by_chance), abs(self.mean_pair)
+        return self.rows >= FEWEST_SAMPLED and max(differences) <= AS_BY_CHANCE and self.by_chance < 1 - AS_BY_CHANCE
+
+
+@dataclass(frozen=True)
+class TableHealth:
+    """The result of `table_health`.
+
+    Attributes:
+        vocab_size: Number of rows, V.
+        embed_dim: Width of a row, D.
+        norms: Euclidean norm of each row `(V,)`; NaN if a row holds NaN or infinity.
+        zero_rows: IDs of rows that are all zero: padding, or rows that were added and never trained.
+        nonfinite_rows: IDs of rows with NaN or infinity.
+        duplicates: Groups of IDs whose rows are equal, ordered by their first ID; zero rows are not listed here.
+        near_duplicates: Groups of IDs whose rows differ by 1 % or less, and not all by 0.
+        at_mean: IDs of equal or nearly equal rows at the mean of all other rows: a resize added them there.
+        norm_outliers: Rows that are longer or shorter than all others by a gap, see `norm_outliers`; equal and
+            under-trained rows are left out.
+        never_touched: IDs of rows that equal the earlier table up to one factor per row (weight decay scales rows
+            without gradients); `None` if no earlier table was passed.
+        under_trained: Under-training scores, threshold and cones.
+        nearest: How similar rows are to their nearest row, beside chance.
+        spelling: How similar the rows of spelling variants are; `None` without a tokenizer or with few pairs.
+        loss: What the run that trained the table learned; `None` if the table is not known to come from a run.
+        kinds: The kind of each row, see `token_kinds`; `None` without a tokenizer.
+        tokenizer: The tokenizer, or `None`.
+        shared: What all rows share: offset, dominant dimension or direction, constant columns, scale.
+        absent: IDs of tokens that never occur in the training text; `None` if their numbers are not known.
+        is_coarse: Whether the numbers look like those of 4 bits, which round similar rows to equal ones.
+        is_factorized: Whether the table is stored as two factors, so that its rows span few directions by design.
+    """
+
+    __repr__ = short_repr
+
+    vocab_size: int
+    embed_dim: int
+    norms: Float[Tensor, " V"]
+    zero_rows: tuple[int, ...]
+    nonfinite_rows: tuple[int, ...]
+    duplicates: tuple[tuple[int, ...], ...]
+    near_duplicates: tuple[tuple[int, ...], ...]
+    at_mean: tuple[int, ...]
+    norm_outliers: tuple[NormOutliers, ...]
+    never_touched: tuple[int, ...] | None
+    under_trained: UnderTrained
+    nearest: NearestCosine
+    spelling: TokenizerFit | None
+    loss: LossOfRun | None
+    kinds: tuple[str, ...] | None
+    tokenizer: Tokenizer | None = field(repr=False)
+    shared: SharedVariance
+    absent: tuple[int, ...] | None
+    is_coarse: bool
+    is_factorized: bool
+
+    @property
+    def by_kind(self) -> tuple[KindCount, ...]:
+        """Return for each kind of token its number of rows and of `never_learned`; empty without a tokenizer."""
+        kinds = self.kinds or ()
+        rows, flagged = Counter(kinds), Counter(kinds[row] for row in self.never_learned if kinds)
+        return tuple(KindCount(kind, rows[kind], flagged[kind]) for kind in KINDS if kind in rows)
+
+    def summary(self) -> str:
+        """Return the result in sentences: "Sound.", the faults, worst first, or why neither can be said; then notes.
+
+        Example:
+            >>> rows = torch.cat([torch.randn(400, 32), torch.randn(32) + 0.1 * torch.randn(100, 32)])
+            >>> table_health(rows).summary()
+            'Not decided, because no tokenizer says which rows should be similar. 100 rows never learned.'
+        """
+        return " ".join([*(self.reasons() or ["Sound."]), *self._notes()])
+
+    def reasons(self) -> list[str]:
+        """Return why the table is not sound, in sentences: its faults, worst first, or why neither can be said."""
+        faults, doubt = list(self._faults()), self._doubt()
+        return faults or ([f"Not decided, because {doubt}."] if doubt else [])
+
+    @property
+    def state(self) -> State:
+        """Return `"faulty"` with a fault, `"undecided"` if nothing shows that the table was trained, else `"sound"`."""
+        if next(self._faults(), None) is not None:
+            return "faulty"
+        return "undecided" if self._doubt() else "sound"
+
+    @property
+    def is_sound(self) -> bool:
+        """Return whether the table was trained and has no fault; a few rows that never learned are none."""
+        return self.state == "sound"
+
+    def _doubt(self) -> str:
+        """Return why a table without faults cannot be called sound, as a clause; `""` if it can."""
+        shared = self.shared
+        if shared.has_few_directions and not self.is_factorized:
+            return f"the rows span only {shared.rank} of {shared.most_rank} directions, as a low-rank copy does"
+        if self.loss is not None:
+            return ""
+        if self.kinds is None:
+            return "no tokenizer says which rows should be similar"
+        if self.spelling is None:
+            return f"the vocabulary has fewer than {FEWEST_PAIRS} pairs of spelling variants, which should be similar"
+        return ""
+
+    def _faults(self) -> Iterator[str]:
+        """Yield one sentence for each fault, worst first."""
+        if self.nonfinite_rows:
+            yield self._sentence(self.nonfinite_rows, "{holds} NaN or infinity")
+        yield from self.table_faults()
+        if zero := self._written(self.zero_rows):
+            yield self._sentence(zero, "{is} zero")
+        equal = self.written_equal
+        if at_fault := self._without_rounded(equal):
+            yield self._sentence(at_fault, "{equals} another row")
+        if self.at_mean:
+            yield self._sentence(
+                self.at_mean, "{is} equal to the mean of the others within 1 %, as a resize adds them untrained"
+            )
+        for group in self.norm_outliers:
+            if any(self._written(group.ids)):
+                yield self._sentence(group.ids, _norms_sentence(group))
+        learned = ~self.under_trained.flagged
+        near = {row for group in self.near_duplicates for row in group if learned[row]} - {*self.at_mean, *equal}
+        if near_rows := self._written(sorted(near)):
+            yield self._sentence(near_rows, "{is} nearly equal to another row, within 1 %")
+        if self._are_many_unlearned:
+            unlearned, words = self._words(self.never_learned), self._words(range(self.vocab_size))
+            yield f"{_rows(len(self.never_learned))} never learned, among them {unlearned:,} of the {words:,} words."
+
+    @property
+    def _are_many_unlearned(self) -> bool:
+        """Return whether many of the words never learned; a table whose tokenizer does not fit cannot tell."""
+        return self._fits_tokenizer and self._words(self.never_learned) > MOST_UNLEARNED * self._words(
+            range(self.vocab_size)
+        )
+
+    @property
+    def _fits_tokenizer(self) -> bool:
+        """Return whether there is a tokenizer, and no sign that the rows are not those of its tokens."""
+        fit = self.spelling
+        is_odd = fit is not None and (fit.shift != 0 or fit.is_mixed or not self._shows_training(fit))
+        return bool(self.kinds) and not is_odd
+
+    def _without_rounded(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return equal rows without those that rounding to 4 bits explains: rows that never learned."""
+        if not self.is_coarse:
+            return ids
+        flagged = self.under_trained.flagged
+        return tuple(row for row in ids if not flagged[row])
+
+    def table_faults(self) -> Iterator[str]:
+        """Yield one sentence for each fault of the table as a whole, which the numbers of one row cannot show."""
+        yield from self.shared.faults()
+        fit = self.spelling
+        if fit is not None and fit.shift:
+            there = f"ID {'+' if fit.shift > 0 else '-'} {abs(fit.shift)}"
+            yield (
+                f"The tokenizer does not fit the rows: spelling variants such as {_pair(fit.example)} have a "
+                f"mean cosine of {fit.cosine:.2f} in the rows at their IDs, and of {fit.shifted_cosine:.2f} at {there}."
+            )
+        elif fit is not None and fit.is_mixed:
+            yield (
+                f"Part of the rows do not fit the tokenizer: {100 * fit.unlike:.0f} % of the pairs of spelling "
+                f"variants, such as {_pair(fit.unlike_example)}, are as unlike as unrelated tokens, and the other "
+                f"pairs have a mean cosine of {fit.alike_cosine:.2f}. About {100 * fit.misplaced:.0f} % of the rows "
+                f"were exchanged or never trained."
+            )
+        elif fit is not None and not self.nearest.is_random and not self._shows_training(fit):
+            unlike = f"; {100 * fit.unlike:.0f} % of them are as unlike as unrelated tokens" if fit.unlike else ""
+            yield (
+                f"Barely trained: neighbours mean little yet. Spelling variants such as {_pair(fit.example)} have a "
+                f"mean cosine of {fit.cosine:.2f} (unrelated tokens: 0.00 ± {fit.error:.2g}){unlike}. The tokenizer of "
+                f"another table looks the same."
+            )
+        if self.loss is not None and self.loss.is_little:
+            entropy = self.loss.unigram_entropy
+            yield (
+                f"Barely trained: the loss on held-out text is {self.loss.validation_loss:.2f} nats per token, and the "
+                f"token frequencies alone give {entropy:.2f}. Above {(1 - LEAST_GAIN) * entropy:.2f}, neighbours mean "
+                f"little."
+            )
+        if self.absent is not None and self.kinds is not None:
+            absent, words = self._words(self.absent), self._words(range(self.vocab_size))
+            if absent > MOST_ABSENT * words and words >= FEWEST_SAMPLED:
+                yield f"{absent:,} of {words:,} words never occur in the training text, so their rows mean nothing."
+        if self.nearest.is_random and not (fit is not None and fit.is_mixed):
+            yield (
+                f"The rows look untrained: a row has a cosine of {self.nearest.median:.3f} with its nearest row "
+                f"(random directions: {self.nearest.by_chance:.3f})."
+            )
+
+    def _shows_training(self, fit: TokenizerFit) -> bool:
+        """Return whether the table was trained: spelling variants are similar, or else the loss of its run is known.
+
+        The loss tells more: rare tokens, most of the pairs, have neighbours at random in a short run.
+        """
+        return self.loss is not None or (fit.cosine > ERRORS * fit.error and fit.unlike <= MOST_UNLIKE)
+
+    @property
+    def written_equal(self) -> tuple[int, ...]:
+        """Return the IDs of equal rows, of the groups in which a text can look up a row; rows at the mean left out."""
+        mean = set(self.at_mean)
+        groups = [group for group in self.duplicates if self._written(group) and not mean.issuperset(group)]
+        return tuple(row for group in groups for row in group)
+
+    @property
+    def never_learned(self) -> tuple[int, ...]:
+        """Return the IDs of the under-trained rows without equal rows of `written_equal` and rows at the mean.
+
+        Equal rows form the narrowest cone there is, whether or not they were trained before they were overwritten.
+        """
+        return tuple(sorted({*row_ids(self.under_trained.flagged)} - {*self.at_mean, *self.written_equal}))
+
+    def _notes(self) -> Iterator[str]:
+        """Yield one sentence for each finding that is no fault."""
+        flagged = self.never_learned
+        if flagged and not self._are_many_unlearned:
+            words = self._words(flagged)
+            some = f", {f'{words:,}' if words else 'none'} of them {'a word' if words == 1 else 'words'}"
+            yield f"{_rows(len(flagged))} never learned{some if self._fits_tokenizer else ''}."
+        if rounded := len(self.written_equal) - len(self._without_rounded(self.written_equal)):
+            yield f"{_rows(rounded)} that never learned {_verb('equals', rounded)} another one by rounding to 4 bits."
+        if doubtful := sum(cone.rows for cone in self.under_trained.undecided):
+            groups = len(self.under_trained.undecided)
+            named = "one narrow group" if groups == 1 else f"{groups} narrow groups"
+            yield f"{_rows(doubtful)} in {named} cannot be told from clusters of trained tokens."
+        if self.never_touched:
+            yield f"{_rows(len(self.never_touched))} {_verb('is', len(self.never_touched))} as before training."
+
+    def _sentence(self, ids: Collection[int], what: str) -> str:
+        """Return "3 rows hold NaN (2 words: dog, cat, ...).": how many rows, what is wrong, and which."""
+        count = len(ids)
+        for verb in ("holds", "is", "equals"):
+            what = what.replace(f"{{{verb}}}", _verb(verb, count))
+        if self.kinds is None:
+            first, rest = "", sorted(ids)
+        else:
+            kinds = self.kinds
+            rest = sorted(ids, key=lambda row: (kinds[row] != "word", row))
+            words = self._words(ids)
+            first = {0: "no word: ", 1: "1 word: "}.get(words, f"{words:,} words: ")
+        named = [f"row {row}" if self.tokenizer is None else repr(self.text_of(row)) for row in rest[:NAMED]]
+        return f"{_rows(count)} {what} ({first}{', '.join(named)}{', ...' * (count > NAMED)})."
+
+    def _words(self, ids: Collection[int]) -> int:
+        """Return how many rows of a list are words."""
+        return 0 if self.kinds is None else sum(self.kinds[row] == "word" for row in ids)
+
+    def _written(self, ids: Collection[int]) -> list[int]:
+        """Return the IDs of rows that a text can look up; without a tokenizer one row may be a padding row."""
+        if self.kinds is None:
+            return list(ids) if len(ids) > 1 else []
+        return [row for row in ids if self.kinds[row] not in NOT_WRITTEN]
+
+    def findings(self, limit: int | None = None, *, kind: str | None = None) -> list[UnderTrainedRow]:
+        """Return the under-trained rows (`never_learned`), highest score first.
+
+        Rows whose scores are equal to three decimals, as they are printed, are ordered by ID.
+
+        Args:
+            limit: Return at most so many rows; `None` for all.
+            kind: Return only rows of this kind; `None` for all kinds.
+        """
+        scores = self.under_trained.scores
+        ids = torch.tensor(self.never_learned, dtype=torch.int64)
+        ids = ids[scores[ids].round(decimals=3).argsort(descending=True, stable=True)]
+        kinds = self.kinds or [None] * self.vocab_size
+        chosen = [row for row in ids.tolist() if kind in (None, kinds[row])]
+        return [
+            UnderTrainedRow(row, self.text_of(row), kinds[row], float(scores[row]), float(self.norms[row]))
+            for row in chosen[:limit]
+        ]
+
+    def text_of(self, row: int) -> str:
+        """Return the readable text of a row's token, `<0x41>` for a byte token, or `row 512` without a token."""
+        entry = None if self.tokenizer is None else self.tokenizer.id_to_token(row)
+        if self.tokenizer is None or entry is None:
+            return f"row {row}"
+        return entry if BYTE_ENTRY.fullmatch(entry) else token_text(self.tokenizer, row)
+
+    @property
+    def is_shared_of_learned(self) -> bool:
+        """Return whether `shared` leaves out rows that never learned, besides those that are zero or hold NaN."""
+        return self.shared.rows < self.vocab_size - len(self.zero_rows) - len(self.nonfinite_rows)
+
+    def to_json(self, limit: int = 100) -> JsonObject:
+        """Return the report as a JSON object: numbers of rows, norms, and cones.
+
+        Args:
+            limit: Largest number of IDs, groups or under-trained rows in each list; the numbers count all rows.
+        """
+        norms = self.norms[self.norms.isfinite()].double()
+        return {
+            "vocab_size": self.vocab_size,
+            "embed_dim": self.embed_dim,
+            "norms": _spread(norms),
+            "zero_rows": _listed(self.zero_rows, limit),
+            "nonfinite_rows": _listed(self.nonfinite_rows, limit),
+            "duplicates": {
+                "groups": len(self.duplicates),
+                "rows": sum(map(len, self.duplicates)),
+                "ids": [list(group[:limit]) for group in self.duplicates[:limit]],
+            },
+            "near_duplicates": {
+                "groups": len(self.near_duplicates),
+                "rows": sum(map(len, self.near_duplicates)),
+                "ids": [list(group[:limit]) for group in self.near_duplicates[:limit]],
+            },
+            "at_mean": _listed(self.at_mean, limit),
+            "norm_outliers": [
+                {**asdict(group), "ids": list(group.ids[:limit]), "rows": len(group.ids)}
+                for group in self.norm_outliers
+            ],
+            "summary": self.summary(),
+            "is_sound": self.is_sound,
+            "state": self.state,
+            "shared": {**self.shared.to_json(), "learned_only": self.is_shared_of_learned},
+            "absent": None if self.absent is None else _listed(self.absent, limit),
+            "nearest": {name: finite_json(value) for name, value in asdict(self.nearest).items()},
+            "spelling": None if self.spelling is None else self.spelling.to_json(limit),
+            "loss": None if self.loss is None else {**asdict(self.loss), "gain": self.loss.gain},
+            "never_touched": None if self.never_touched is None else _listed(self.never_touched, limit),
+            "under_trained": {
+                "rows": len(self.never_learned),
+                "threshold": self.under_trained.threshold,
+                "explanation": self.under_trained.explain(),
+                "cones": [_cone_json(cone) for cone in self.under_trained.cones],
+                "undecided": [_cone_json(cone) for cone in self.under_trained.undecided],
+                "by_kind": [asdict(count) for count in self.by_kind],
+                "tokens": [asdict(found) for found in self.findings(limit)],
+            },
+        }
+
+
+def _cone_json(cone: Cone) -> JsonObject:
+    """Return a cone as a JSON object without its axis."""
+    return {name: finite_json(value) for name, value in vars(cone).items() if name != "axis"}
+
+
+def _pair(texts: tuple[str, str]) -> str:
+    """Return "'dog' and 'dogs'"."""
+    return " and ".join(map(repr, texts))
+
+
+def _norms_sentence(group: NormOutliers) -> str:
+    """Return what is wrong with the norms of a group of rows, to be completed by `TableHealth._sentence`."""
+    what, most = ("longer", "at most") if group.are_long else ("shorter", "at least")
+    return (
+        f"{{is}} {what} than all others by a gap: norms of {group.low:.3g} to {group.high:.3g}, the others {most} "
+        f"{group.nearest:.3g}, {group.median:.3g} in the median"
+    )
+
+
+def _rows(count: int) -> str:
+    """Return "1 row" or "1,547 rows"."""
+    return f"{count:,} {'row' if count == 1 else 'rows'}"
+
+
+def _verb(singular: str, count: int) -> str:
+    """Return a verb for `count` rows."""
+    return singular if count == 1 else {"is": "are", "holds": "hold", "equals": "equal"}[singular]
+
+
+def row_ids(mask: Tensor) -> tuple[int, ...]:
+    """Return the IDs of the rows whose entry in the mask is true, in ascending order."""
+    return tuple(torch.nonzero(mask)[:, 0].tolist())
+
+
+def _listed(ids: tuple[int, ...], limit: int) -> JsonObject:
+    """Return the JSON object `{"rows": number of IDs, "ids": the first IDs}` with at most `limit` IDs."""
+    return {"rows": len(ids), "ids": list(ids[:limit])}
+
+
+def _spread(values: Float[Tensor, " N"]) -> dict[str, float] | None:
+    """Return the distribution of the values as a dictionary, or `None` without values.
+
+    Its keys are `min`, `p10`, `median`, `p90` and `max` (percentiles), and `mean`.
+    """
+    if not len(values):
+        return None
+    places = values.quantile(torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0]).to(values), interpolation="nearest").tolist()
+    return {**dict(zip(("min", "p10", "median", "p90", "max"), places, strict=True)), "mean": float(values.mean())}

@@ -1,0 +1,182 @@
+"""Split a text into chunks whose token IDs are those of the whole text, and encode them.
+
+Which cuts are safe depends on the tokenizer: GPT-2 joins a space to the next word, LLaMA and T5 put a space before
+every text, other tokenizers join line breaks to the full stop before them. So each cut is tried with the tokenizer
+itself. A cut between `left` and `right` is safe if, for 128 characters on either side,
+
+    encode(left + right) == encode(left) + encode(anchor + right)[len(encode(anchor)):]
+
+where the anchor is the last 16 characters of `left`. A tokenizer may change the start of a text; this change then
+affects the anchor, whose IDs are discarded. Limit: the IDs may change if a tokenizer depends on text further away.
+Where no cut is safe within a million characters (one endless word), the text is cut anyway, with a warning.
+"""
+
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from embedlayer.data.memmap import IdArray
+from embedlayer.data.process_pool import usable_cores
+from embedlayer.data.text_files import decoded, opened
+from embedlayer.errors import EmbedLayerWarning
+from embedlayer.forks import BackgroundThread, Job
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, encode_batch, pure_tokenizer
+
+_FEWEST_CHARS, _MOST_CHARS = 512, 1 << 14
+_ENDLESS_CHARS = 1 << 20
+CONTEXT_CHARS, ANCHOR_CHARS = 128, 16
+_FEWEST_CHUNKS, _CHUNKS_PER_CORE = 32, 4
+_TRIES = 8
+_CUTS = (  # best first
+    re.compile(r"(?<=[^\W_])(?= [^\W_])"),  # a single space between two words
+    re.compile(r"(?<=\S)(?=\s)"),  # any white space
+    re.compile(r"(?<=\w)(?=[^\w\s])|(?<=[^\w\s])(?=\w)"),  # a word beside a mark
+)
+CUT = re.compile("|".join(pattern.pattern for pattern in _CUTS))
+
+
+def read_text_chunks(source: str | Path, *, tokenizer: object = None) -> Iterator[str]:
+    """Yield a text in chunks of some thousand characters; their concatenation is the text.
+
+    Args:
+        source: A UTF-8 file, gzipped if it ends in `.gz`, or `"-"` for standard input. Line ends are kept; a
+            byte-order mark at the start is left out.
+        tokenizer: The chunks are cut such that their IDs are the IDs of the whole text. `None`: cut between words.
+
+    Raises:
+        FileError: The file cannot be read.
+        TextError: The file is not plain text.
+    """
+    with opened(source) as (read, _):
+        checker = None if tokenizer is None else pure_tokenizer(as_tokenizer(tokenizer))
+        yield from split_text(decoded(source, read), checker)
+
+
+def encode_chunks(chunks: Iterable[str], tokenizer: object, *, before: str = "") -> Iterator[tuple[str, IdArray]]:
+    """Encode a text chunk by chunk, and yield each chunk with its token IDs, `(N,)` int64.
+
+    The concatenated IDs are those of the whole text. No special tokens are added at the start or the end of the text.
+
+    Args:
+        chunks: Chunks from `read_text_chunks` for this tokenizer.
+        tokenizer: A `tokenizers.Tokenizer`, or a fast tokenizer of transformers.
+        before: The last characters before the first chunk, if the chunks do not start at the start of the text.
+    """
+    for batch, encodings in _encode_ahead(iter(chunks), before[-ANCHOR_CHARS:], as_tokenizer(tokenizer)):
+        for chunk, whole, start in zip(batch, encodings, encodings[len(batch) :], strict=False):
+            yield chunk, np.array(whole.ids[len(start) :], dtype=np.int64)
+
+
+def _encode_ahead(
+    chunks: Iterator[str], anchor: str, tokenizer: Tokenizer
+) -> Iterator[tuple[list[str], list[Encoding]]]:
+    """Yield batches of chunks with the encodings of each chunk behind its anchor, followed by those of the anchors.
+
+    A thread encodes a batch while the caller uses the one before and the next one is cut.
+
+    Args:
+        chunks: Chunks of a text.
+        anchor: Anchor of the first chunk: the last characters before it.
+        tokenizer: The tokenizer.
+    """
+    tokenizer = pure_tokenizer(tokenizer)
+    size = max(_FEWEST_CHUNKS, _CHUNKS_PER_CORE * usable_cores())
+    with BackgroundThread("embedlayer-encode") as thread:
+        begun: list[tuple[list[str], Job[list[Encoding]]]] = []
+        while batch := list(islice(chunks, size)):
+            anchors = [anchor, *(chunk[-ANCHOR_CHARS:] for chunk in batch)]
+            anchor = anchors.pop()
+            texts = [start + chunk for start, chunk in zip(anchors, batch, strict=True)]
+            begun.append((batch, thread.submit(partial(encode_batch, tokenizer, texts + anchors))))
+            if len(begun) > 1:
+                batch, job = begun.pop(0)
+                yield batch, job.result()
+        for batch, job in begun:
+            yield batch, job.result()
+
+
+def split_text(texts: Iterable[str], tokenizer: Tokenizer | None) -> Iterator[str]:
+    """Split a text into chunks, such that the IDs of the chunks, concatenated, are the IDs of the whole text.
+
+    The first chunks have up to 512 characters, later ones up to 16384, so that a short text has several chunks too.
+    Where no cut is safe within a million characters, the text is cut anyway, with a warning.
+
+    Args:
+        texts: The text, in strings of any length.
+        tokenizer: Tokenizer with which each cut is checked. `None`: cuts are not checked, and IDs may change.
+    """
+    rest, done, wanted = "", 0, _FEWEST_CHARS
+    for text in texts:
+        rest += text
+        while len(rest) >= wanted + CONTEXT_CHARS:
+            cut = _find_cut(rest, wanted, tokenizer)
+            if cut is None and wanted < _ENDLESS_CHARS:
+                wanted *= 2
+                continue
+            if cut is None:
+                cut = wanted
+                warnings.warn(
+                    f"No safe position for a cut was found in {wanted} characters from character {done} on. Cut at "
+                    f"{done + cut}: the IDs next to it may differ from those of the uncut text.",
+                    EmbedLayerWarning,
+                    stacklevel=2,
+                )
+            yield rest[:cut]
+            rest, done = rest[cut:], done + cut
+            wanted = min(max(done // 64, _FEWEST_CHARS), _MOST_CHARS)
+    if rest:
+        yield rest
+
+
+def _find_cut(text: str, end: int, tokenizer: Tokenizer | None) -> int | None:
+    """Return an index between `end / 2` and `end` at which a text can be cut safely; `None` if none is found.
+
+    Cuts between two words are tried first, then those at white space and at punctuation; of each kind, the last ones.
+
+    Args:
+        text: The text, with at least 128 characters after `end`.
+        end: Largest index.
+        tokenizer: Tokenizer with which a cut is checked; `None`: the first one tried is returned.
+    """
+    for pattern in _CUTS:
+        for place in _last_places(pattern, text, end):
+            if tokenizer is None or is_safe_cut(text, place, tokenizer):
+                return place
+    return None
+
+
+def _last_places(pattern: re.Pattern[str], text: str, end: int) -> list[int]:
+    """Return the last places where an empty pattern matches from `end / 2` to `end`, the last first: up to `_TRIES`."""
+    width = _FEWEST_CHARS
+    while True:
+        start = max(end // 2, end - width)
+        places = [match.start() for match in pattern.finditer(text, start, end + 1)]
+        if len(places) >= _TRIES or start == end // 2:
+            return places[: -_TRIES - 1 : -1]
+        width *= _TRIES
+
+
+def is_safe_cut(text: str, place: int, tokenizer: Tokenizer) -> bool:
+    """Return whether the IDs of a text stay the same if it is cut in two at `place`.
+
+    Only the 128 characters on either side of the cut are encoded and compared.
+
+    Args:
+        text: The text.
+        place: Index of the first character after the cut.
+        tokenizer: The tokenizer.
+    """
+
+    def ids_of(part: str) -> list[int]:
+        """Return the token IDs of a string, without special tokens."""
+        return encode(tokenizer, part).ids
+
+    left, right = text[max(0, place - CONTEXT_CHARS) : place], text[place : place + CONTEXT_CHARS]
+    anchor = left[-ANCHOR_CHARS:]
+    return ids_of(left + right) == ids_of(left) + ids_of(anchor + right)[len(ids_of(anchor)) :]

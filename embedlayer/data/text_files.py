@@ -1,0 +1,218 @@
+"""Find text files in folders, and read their text: UTF-8, plain or gzipped, block by block."""
+
+import codecs
+import gzip
+import sys
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from embedlayer.command_name import command_line
+from embedlayer.data.corpus_files import (
+    INDEX_FILE,
+    PLAN_FILE,
+    is_corpus,
+)
+from embedlayer.data.text_formats import DATASET, TextFormat, format_of_text, is_other, not_text, refuse_json_lines
+from embedlayer.errors import EmbedLayerWarning, FileError, TextError
+from embedlayer.io.files import file_errors, require_file
+
+_Read = Callable[[int], bytes]
+READ_BYTES = 1 << 16
+
+
+def find_text_files(paths: Sequence[str | Path]) -> list[str | Path]:
+    """Return the text files that `paths` name: files themselves, and all text files in folders and their subfolders.
+
+    `"-"`, for standard input, is returned as it is. The files of a folder are sorted. Hidden files in folders are left
+    out, and so are corpora and binary files: those with a zero byte in their first 64 KiB (decompressed, for a `.gz`).
+    Files of the formats in `embedlayer.data.text_formats` are left out with a warning. They are refused if they are
+    passed by name, or have more bytes than the text files of the folder.
+
+    Raises:
+        FileError: A path does not exist or cannot be read.
+        TextError: A file is not plain text, a folder holds no text file or mostly files of other formats, or `paths` is
+            empty.
+    """
+    found: list[str | Path] = []
+    for given in paths:
+        path = Path(given)
+        if str(given) == "-":
+            found.append("-")
+        elif path.is_dir():
+            found += _texts_below(path)
+        elif path.exists():
+            _check_start(path)
+            found.append(path)
+        else:
+            raise FileError(f"There is no file or folder {path}. Check the path, or pass - for standard input.")
+    if not found:
+        raise TextError("No text was passed. Name files or folders, or - for standard input.")
+    return found
+
+
+def _texts_below(folder: Path) -> list[Path]:
+    """Return the text files in a folder and its subfolders, sorted; see `find_text_files` for what is left out.
+
+    Raises:
+        TextError: There is no text file, the folder is a corpus or a data set, or its files of the formats in
+            `embedlayer.data.text_formats` are larger than its text files.
+
+    Warns:
+        EmbedLayerWarning: Files of these formats are left out.
+    """
+    if is_corpus(folder):
+        raise TextError(
+            f"The folder {folder} is a corpus of token IDs, and not text. Train on it, without other files: "
+            f"{command_line('train', folder, '-o', 'RUN')}; in Python, open it with TokenCorpus.open."
+        )
+    if DATASET.matches(folder, b""):
+        raise TextError(is_other(folder, DATASET))
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    corpora = {file.parent for file in files if file.name in (PLAN_FILE, INDEX_FILE) and is_corpus(file.parent)}
+    visible = [
+        file
+        for file in files
+        if not any(part.startswith(".") for part in file.relative_to(folder).parts) and corpora.isdisjoint(file.parents)
+    ]
+    texts: list[Path] = []
+    others: dict[Path, TextFormat] = {}
+    for file in visible:
+        start = _start_of(file)
+        found = format_of_text(file, start)
+        if found is not None:
+            others[file] = found
+        elif b"\0" not in start:
+            texts.append(file)
+    if others and _sizes(others) >= _sizes(texts):
+        first, found = next(iter(others.items()))
+        raise TextError(
+            f"The folder {folder} holds {len(others)} files that are not plain text, with more bytes than its "
+            f"{len(texts)} files of text. Convert them, or name the files of text alone. {is_other(first, found)}"
+        )
+    if others:
+        first, found = next(iter(others.items()))
+        warnings.warn(
+            f"{len(others)} files in {folder} are left out, which are not plain text: {first} is {found.name}"
+            f"{', ...' if len(others) > 1 else ''}. Passed by its name, a file is refused with a command that converts "
+            f"it.",
+            EmbedLayerWarning,
+            stacklevel=3,
+        )
+    if not texts:
+        raise TextError(f"The folder {folder} has no text files ({len(visible)} files are binary). Name files.")
+    return texts
+
+
+def _start_of(file: Path) -> bytes:
+    """Return the first 64 KiB of a file, decompressed if its name ends in `.gz`.
+
+    They are empty for a file that cannot be read: reading its text raises the error later.
+    """
+    try:
+        with opened(file) as (read, _):
+            return checked(file, read)
+    except FileError:
+        return b""
+
+
+def _check_start(file: Path) -> None:
+    """Read the first 64 KiB of a file, decompressed if its name ends in `.gz`, and check that they are plain text.
+
+    A file that cannot be read is left to what reads all of its text.
+
+    Raises:
+        TextError: They are not plain text.
+    """
+    with suppress(FileError), opened(file) as (read, _):
+        next(decoded(file, read), "")
+
+
+def _sizes(files: Iterable[Path]) -> int:
+    """Return the number of bytes of files."""
+    return sum(file.stat().st_size for file in files)
+
+
+@contextmanager
+def opened(source: str | Path, begin: int = 0, end: int | None = None) -> Iterator[tuple[_Read, Callable[[], int]]]:
+    """Context manager: open a source of text and yield two functions, `read` and `position`.
+
+    `read(size)` returns at most `size` bytes of the text, decompressed if the name ends in `.gz`; empty bytes mean the
+    end. `position()` returns how many bytes of the file were read, compressed ones for a `.gz`; 0 for standard input.
+    It is counted from `begin` if `end` applies, else from the start of the file.
+
+    Args:
+        source: A file, or `"-"` for standard input.
+        begin: Offset of the first byte to read. It must be 0 for a `.gz`, and is ignored for standard input.
+        end: Offset of the byte before which reading stops; `None` for the end of the file. It is ignored for a `.gz`
+            and for standard input, which are read to their end.
+
+    Raises:
+        FileError: The file cannot be opened.
+    """
+    if str(source) == "-":
+        yield sys.stdin.buffer.read, lambda: 0
+        return
+    require_file(source)
+    with file_errors(f"read {source}"):
+        file = open(source, "rb")  # noqa: SIM115  closed below; errors of the block inside are not ours to explain
+        file.seek(begin)
+    with file:
+        if str(source).endswith(".gz"):
+            with gzip.GzipFile(fileobj=file) as unzipped:
+                yield unzipped.read, file.tell
+        elif end is None:
+            yield file.read, file.tell
+        else:
+            yield lambda size: file.read(min(size, end - file.tell())), lambda: file.tell() - begin
+
+
+def checked(source: str | Path, read: _Read, size: int = READ_BYTES) -> bytes:
+    """Return `read(size)`, and turn an error in it into a `FileError`.
+
+    Args:
+        source: Path of the text, for the error message.
+        read: Function of `opened` that returns at most `size` bytes; empty bytes mean the end of the text.
+        size: Largest number of bytes to read.
+
+    Raises:
+        FileError: The source cannot be read or decompressed.
+    """
+    try:
+        return read(size)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise FileError(f"Cannot read {source}: {error}. The file is damaged or not gzipped.") from error
+    except OSError as error:
+        raise FileError(f"Cannot read {source}: {error.strerror or error}.") from error
+
+
+def decoded(source: str | Path, read: _Read, *, offset: int = 0) -> Iterator[str]:
+    """Read UTF-8 text block by block and yield it as strings. Line ends are kept; a byte-order mark is left out.
+
+    Args:
+        source: Path, for error messages.
+        read: Function of `opened` that returns at most as many bytes as its argument says.
+        offset: Offset of the first byte in the file. At 0 the text may start with a byte-order mark.
+
+    Raises:
+        FileError: The source cannot be read or decompressed.
+        TextError: The source is not plain text; see `embedlayer.data.text_formats`.
+    """
+    rest, block, begins = b"", checked(source, read), not offset
+    if begins and block.startswith(codecs.BOM_UTF8):
+        offset, block = len(codecs.BOM_UTF8), block[len(codecs.BOM_UTF8) :] or checked(source, read)
+    start = block
+    if begins:
+        refuse_json_lines(source, start)
+    while block or rest:
+        raw = rest + block
+        try:
+            text, used = codecs.utf_8_decode(raw, "strict", not block)
+        except UnicodeDecodeError as error:
+            raise TextError(not_text(source, start, offset + error.start, raw[error.start])) from error
+        if "\0" in text:
+            raise TextError(not_text(source, start, offset + raw.index(b"\0"), 0))
+        yield text
+        offset, rest, block = offset + used, raw[used:], checked(source, read)

@@ -1,0 +1,171 @@
+"""Build BPE tokenizers from `vocab.json` and `merges.txt`, by the rules of the tokenizer class that a folder states."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from embedlayer.errors import TokenizerError
+from embedlayer.families.tokenizers import BPE_CLASSES, SPLITS_DIGITS, BpeRules
+from embedlayer.tokenization.tokenizer_config import ADVICE, ROLES, TokenizerConfig, add_configured_tokens, template
+
+END_OF_TEXT = "<|endoftext|>"
+"""GPT-2's end-of-text token."""
+
+_KNOWN_SPECIALS = (END_OF_TEXT, "<s>", "<pad>", "</s>", "<unk>", "<mask>")
+_ALONE = BpeRules()
+"""Rules of a pair of files with nothing beside it: GPT-2's."""
+
+_NORMALIZERS: Mapping[str, Callable[[], normalizers.Normalizer]] = {
+    "nfc": normalizers.NFC,
+    "clip": lambda: normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    ),
+    "lower case": lambda: normalizers.BertNormalizer(lowercase=True),
+    "words": lambda: normalizers.BertNormalizer(lowercase=False, strip_accents=False),
+}
+
+
+def bpe_rules(vocabulary: Mapping[str, int], file: Path, config: TokenizerConfig) -> BpeRules:
+    """Return the rules by which a pair of `vocab.json` and `merges.txt` is read.
+
+    They are those of the class that the files beside it state, or of the model type. With nothing beside it, the rules
+    are GPT-2's, if the entries show it.
+
+    Args:
+        vocabulary: ID of each entry.
+        file: File of the vocabulary.
+        config: What the files beside it state.
+
+    Raises:
+        TokenizerError: The rules are not known.
+    """
+    known = ", ".join(BPE_CLASSES)
+    if config.kind is not None and config.kind in BPE_CLASSES:
+        if config.kind == "GPT2" and config.model_type in SPLITS_DIGITS:
+            raise TokenizerError(
+                f"{file} names the class GPT2Tokenizer, and the original tokenizer of model type {config.model_type} "
+                f"splits text by other rules, which only its tokenizer.json has. Copy that file into the folder."
+            )
+        return BPE_CLASSES[config.kind]
+    if config.kind is not None or config.model_type is not None:
+        raise config.refuse_class(file, known)
+    letters = byte_level_alphabet().keys()
+    foreign = next((entry for entry in vocabulary if entry.endswith("</w>") or not letters >= set(entry)), None)
+    if foreign is not None:
+        raise TokenizerError(
+            f"{file} has the entry {foreign!r}, so it is not a vocabulary of GPT-2's kind, and no file beside it "
+            f"states its tokenizer class. Put the tokenizer_config.json or config.json of the model beside it. "
+            f"Known: {known}."
+        )
+    return _ALONE
+
+
+def bpe_tokenizer(
+    vocabulary: dict[str, int], merges: list[tuple[str, str]], rules: BpeRules, config: TokenizerConfig, file: Path
+) -> Tokenizer:
+    """Build a BPE tokenizer.
+
+    Args:
+        vocabulary: ID of each entry.
+        merges: Merges, the most frequent first.
+        rules: Rules of its class.
+        config: What the files beside it state.
+        file: File of the vocabulary, for messages.
+
+    Raises:
+        TokenizerError: A setting or an added token contradicts the vocabulary.
+    """
+    unknown = config.role("unk_token", rules.roles) if rules.unknown else None
+    optional = {"end_of_word_suffix": rules.end_of_word or None, "unk_token": unknown}
+    optional = {name: value for name, value in optional.items() if value is not None}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, **optional))
+    if rules.normalizer:
+        tokenizer.normalizer = _NORMALIZERS[rules.normalizer]()
+    tokenizer.pre_tokenizer = _splitter(rules, adds_space=config.setting("add_prefix_space", rules.adds_space))
+    tokenizer.decoder = _decoder(rules)
+    if rules is _ALONE:
+        tokenizer.add_special_tokens([token for token in _KNOWN_SPECIALS if token in vocabulary])
+    add_configured_tokens(tokenizer, config, rules.roles, file=file, lstrip=rules.lstrip)
+    tokenizer.post_processor = _around(tokenizer, rules, config, file)
+    return tokenizer
+
+
+def _decoder(rules: BpeRules) -> decoders.Decoder:
+    """Return what turns subwords into text, by the rules of a class."""
+    if not rules.is_byte_level:
+        return decoders.BPEDecoder(suffix=rules.end_of_word)
+    if not rules.end_of_word:
+        return decoders.ByteLevel()
+    last = decoders.Replace(Regex(rf"{re.escape(rules.end_of_word)}\z"), "")
+    return decoders.Sequence([decoders.ByteLevel(), last, decoders.Replace(rules.end_of_word, " ")])
+
+
+def _splitter(rules: BpeRules, *, adds_space: bool) -> pre_tokenizers.PreTokenizer:
+    """Return what splits a text before the merges, and puts a space before the text if `adds_space`."""
+    if not rules.is_byte_level:
+        return pre_tokenizers.BertPreTokenizer()
+    if rules.patterns == _ALONE.patterns:
+        return pre_tokenizers.ByteLevel(add_prefix_space=adds_space)
+    behavior = "removed" if rules.drops_rest else "isolated"
+    steps = [pre_tokenizers.Split(Regex(pattern), behavior, invert=rules.drops_rest) for pattern in rules.patterns]
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=adds_space, use_regex=rules.drops_rest)
+    return pre_tokenizers.Sequence([*steps, in_bytes])
+
+
+def _around(
+    tokenizer: Tokenizer, rules: BpeRules, config: TokenizerConfig, file: Path
+) -> processors.PostProcessor | None:
+    """Return the processor that puts special tokens around a text.
+
+    Raises:
+        TokenizerError: The tokenizer lacks a token, or the files ask for Whisper's token of a language or task.
+    """
+    for name in ("language", "task"):
+        if config.kind == "Whisper" and config.settings.get(name) is not None:
+            raise TokenizerError(
+                f"{config.folder / 'tokenizer_config.json'} sets {name} to {config.settings[name]!r}, which embedlayer "
+                f"does not read. {ADVICE.format(folder=str(config.folder))}."
+            )
+    starts, ends = rules.starts, rules.ends
+    if not starts and not ends:
+        starts = ("bos_token",) if config.setting("add_bos_token", False) else ()
+        ends = ("eos_token",) if config.setting("add_eos_token", False) else ()
+
+    def texts(names: Iterable[str]) -> list[str]:
+        """Return the tokens of roles; a name that is no role is a token itself."""
+        found = [config.role(name, rules.roles) if name in ROLES else name for name in names]
+        return [token for token in found if token is not None]
+
+    steps: list[processors.PostProcessor] = [processors.ByteLevel(trim_offsets=False)] if rules.is_byte_level else []
+    if starts or ends:
+        between = None if rules.between is None else texts(rules.between)
+        steps.append(template(tokenizer, texts(starts), texts(ends), between, file))
+    return steps[0] if len(steps) == 1 else processors.Sequence(steps) if steps else None
+
+
+@cache
+def byte_level_alphabet() -> dict[str, int]:
+    """Return the alphabet in which byte-level BPE writes bytes, as in GPT-2.
+
+    Returns:
+        The byte of each of the 256 letters. A printable byte is its own letter; the other bytes have the letters from
+        U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+def component_types(component: Any) -> set[str]:
+    """Return the class names of a component of a tokenizer and of the components nested in it.
+
+    Args:
+        component: A decoder or pre-tokenizer, or `None`, which gives an empty set.
+    """
+    if component is None:
+        return set()
+    return set(re.findall(r'"type":\s*"(\w+)"', component.__getstate__().decode()))

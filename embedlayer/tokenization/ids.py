@@ -1,0 +1,135 @@
+"""The IDs of a tokenizer: how many rows they need of a table, and which ones end a text or replace unknown text."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, models
+
+from embedlayer.command_name import command_line
+from embedlayer.errors import TokenizerError
+from embedlayer.tokenization.bpe_files import END_OF_TEXT
+
+MAX_TOKEN_IDS = 1 << 24
+"""Largest table size. A file with a higher ID is damaged, and its table would fill the memory."""
+
+_ENDS_OF_TEXT = (END_OF_TEXT, "</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|eot_id|>")
+
+
+def table_size(tokenizer: Tokenizer) -> int:
+    """Return the number of rows that a table needs for this tokenizer: its highest ID plus 1. IDs may have gaps.
+
+    Raises:
+        TokenizerError: The highest ID is `MAX_TOKEN_IDS` or more.
+
+    Example:
+        >>> table_size(train_tokenizer((), kind="byte"))
+        257
+    """
+    entries = tokenizer.get_vocab_size()
+    if entries <= MAX_TOKEN_IDS and all(tokenizer.id_to_token(index) is not None for index in range(entries)):
+        return entries  # as many IDs as entries, so there is no higher one
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    size = max(vocabulary.values(), default=-1) + 1
+    if size > MAX_TOKEN_IDS:
+        name = next(entry for entry, token_id in vocabulary.items() if token_id == size - 1)
+        raise TokenizerError(
+            f"{name!r} has the ID {size - 1:,}, and the tokenizer {len(vocabulary):,} entries: a table would need "
+            f"{size:,} rows. IDs are below {MAX_TOKEN_IDS:,}; correct this one, the file is damaged."
+        )
+    return size
+
+
+def missing_rows_message(tokenizer: Tokenizer, rows: int, where: object = None) -> str | None:
+    """Return an error message if the IDs of a tokenizer exceed the rows of a table, else `None`. Nothing is raised.
+
+    Args:
+        tokenizer: The tokenizer; it may have fewer IDs than the table has rows.
+        rows: Number of rows of the table.
+        where: Path or name of the tokenizer for the message, or `None`. The advice names the path of a folder.
+
+    Example:
+        >>> print(missing_rows_message(train_tokenizer((), kind="byte"), 200, "run"))
+        The tokenizer of run gives IDs up to 256 and the table has 200 rows: 57 tokens have none. They do not belong \
+together: use the tokenizer that the model was trained with, or give the table 57 more rows without it: \
+embedlayer.vocab.add_tokens(model, 57).
+    """
+    size = table_size(tokenizer)
+    if size <= rows:
+        return None
+    what = (
+        f"The tokenizer{'' if where is None else f' of {where}'} gives IDs up to {size - 1} and the table has {rows} "
+        f"rows: {size - rows} tokens have none."
+    )
+    if added_without_rows(tokenizer, rows):
+        is_folder = isinstance(where, Path) and where.is_dir()
+        line = command_line("vocab", "add", where, "-o", "...")
+        line = line if is_folder else "embedlayer vocab add DIR -o OUT for a folder"
+        return (
+            f"{what} They were added to the tokenizer alone. Give them rows: {line}, or "
+            f"embedlayer.vocab.add_tokens(model, [], tokenizer=tokenizer)."
+        )
+    return (
+        f"{what} They do not belong together: use the tokenizer that the model was trained with, or give the table "
+        f"{size - rows} more rows without it: embedlayer.vocab.add_tokens(model, {size - rows})."
+    )
+
+
+def added_without_rows(tokenizer: Tokenizer, rows: int) -> list[int]:
+    """Return the IDs of `rows` and more, if all of them are added tokens of the tokenizer; else an empty list.
+
+    So is a tokenizer that was extended while the table was not. A tokenizer of another model has other tokens there.
+
+    Example:
+        >>> tokenizer = train_tokenizer((), kind="byte")
+        >>> added_without_rows(tokenizer, 256), added_without_rows(tokenizer, 255)
+        ([256], [])
+    """
+    missing = sorted(token_id for token_id in tokenizer.get_vocab(with_added_tokens=True).values() if token_id >= rows)
+    return missing if {*missing} <= tokenizer.get_added_tokens_decoder().keys() else []
+
+
+def require_rows(tokenizer: Tokenizer, rows: int, where: object = None) -> None:
+    """Raise an error if the IDs of a tokenizer exceed the rows of a table.
+
+    Args:
+        tokenizer: The tokenizer; it may have fewer IDs than the table has rows.
+        rows: Number of rows of the table.
+        where: Path or name of the tokenizer for the message, or `None`.
+
+    Raises:
+        TokenizerError: The tokenizer has an ID of `rows` or more.
+
+    Example:
+        >>> require_rows(train_tokenizer((), kind="byte"), 257, "run")
+    """
+    if mismatch := missing_rows_message(tokenizer, rows, where):
+        raise TokenizerError(mismatch)
+
+
+def end_of_text_id(tokenizer: Tokenizer) -> int | None:
+    """Return the ID of the end-of-text token, which separates documents; `None` if the tokenizer has none.
+
+    It is the first existing token of `<|endoftext|>`, `</s>`, `[SEP]`, `<eos>`, `<|end_of_text|>`, `<|eot_id|>`.
+
+    Example:
+        >>> end_of_text_id(train_tokenizer((), kind="byte"))
+        256
+    """
+    ids = (tokenizer.token_to_id(token) for token in _ENDS_OF_TEXT)
+    return next((token_id for token_id in ids if token_id is not None), None)
+
+
+def unknown_id(tokenizer: Tokenizer) -> int | None:
+    """Return the ID of the unknown token, which replaces text that the model cannot encode, or `None` if there is none.
+
+    Example:
+        >>> unknown_id(train_tokenizer("One word and another word.", "word"))
+        1
+    """
+    model: Any = tokenizer.model
+    if isinstance(model, models.Unigram):  # it has the ID alone, and no attribute for it
+        found: int | None = json.loads(tokenizer.to_str())["model"]["unk_id"]
+        return found
+    name = getattr(model, "unk_token", None)
+    return None if name is None else tokenizer.token_to_id(name)

@@ -1,0 +1,274 @@
+"""Read tokenizers from the files of models, as plain `tokenizers.Tokenizer` objects, and save them."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from embedlayer.errors import TokenizerError
+from embedlayer.families.tokenizers import REFUSED_CLASSES
+from embedlayer.families.unread_tokenizers import MARIAN, TIKTOKEN, UNREAD_TOKENIZERS, UnreadTokenizer
+from embedlayer.io.files import is_gguf, read_bytes, write_text
+from embedlayer.tokenization.bert_tokenizers import wordpiece_tokenizer
+from embedlayer.tokenization.bpe_files import bpe_rules, bpe_tokenizer
+from embedlayer.tokenization.ids import table_size
+from embedlayer.tokenization.llama2c_files import read_llama2c
+from embedlayer.tokenization.sentencepiece_files import read_sentencepiece, reads_vocabulary
+from embedlayer.tokenization.tokenizer_calls import build_tokenizer, tokenizer_errors
+from embedlayer.tokenization.tokenizer_config import TokenizerConfig, read_json_file, read_tokenizer_config
+
+_LONGEST_LINE = 4096
+_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
+_LLAMA2C = ("tokenizer.bin", "tok[0-9]*.bin")
+_FILES = (("tokenizer.json",), ("vocab.json", "encoder.json"), ("*.model",), ("vocab.txt",), _LLAMA2C, ("*.gguf",))
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Read a tokenizer from the files of a model.
+
+    - `tokenizer.json`, or another file with the same content.
+    - `vocab.json` and `merges.txt`, or GPT-2's `encoder.json` and `vocab.bpe`; pass either one. Both may have a common
+      prefix (`gpt2-encoder.json` and `gpt2-vocab.bpe`). The rules are those of the tokenizer class that the
+      `tokenizer_config.json` beside them names, or that the model type of `config.json` has. With nothing beside them
+      they are GPT-2's, if all entries are written in its alphabet of bytes.
+    - BERT's `vocab.txt`, with `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of the
+      `tokenizer_config.json` beside it. Without `do_lower_case`, text is lower-cased if a file names BERT's class, or
+      if no entry except the bracketed ones has an upper-case letter.
+    - SentencePiece's `.model`, BPE or Unigram, with the `spm` extra. The files beside it state the class, which decides
+      the IDs: those of XLM-RoBERTa are shifted by one, those of M2M-100 are in a `vocab.json`. The subwords of sample
+      texts are compared with SentencePiece; a model with others is refused. Unlike in SentencePiece, `</s>` in a text
+      is the control symbol.
+    - llama2.c's `tokenizer.bin` (`tok512.bin`).
+    - A GGUF file of llama.cpp, with the `gguf` extra.
+    - A folder with one of these, searched for in this order.
+
+    Beside these vocabularies, settings and special tokens of `tokenizer_config.json` and `special_tokens_map.json` are
+    read too, and its added tokens or those of `added_tokens.json`.
+
+    Raises:
+        FileError: There is no such file, or it cannot be read.
+        TokenizerError: The file is damaged, incomplete or of an unknown format, the rules of its class are not
+            known, or the folder has several tokenizers.
+        MissingExtraError: A `.model` needs `pip install 'embedlayer[spm]'`, and a `.gguf` `'embedlayer[gguf]'`.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = tokenizer_file(path)
+        if found is None or unread_tokenizer(found) is not None:
+            config = read_tokenizer_config(path)
+            if config.kind in REFUSED_CLASSES:
+                raise config.refuse_class(path)
+        if found is None:
+            raise TokenizerError(
+                f"{path} has no tokenizer: none of tokenizer.json, vocab.json with merges.txt, encoder.json with "
+                f"vocab.bpe, a SentencePiece .model, vocab.txt, llama2.c's tokenizer.bin, or a GGUF file."
+            )
+        path = found
+    tokenizer = _read_tokenizer(path)
+    try:
+        table_size(tokenizer)
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from error
+    return tokenizer
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    """Read a tokenizer from one file. Its name and content show which format of `load_tokenizer` it has.
+
+    Raises:
+        FileError: The file cannot be read.
+        TokenizerError: The format is unknown, or the file is damaged.
+        MissingExtraError: The file needs the `spm` extra.
+    """
+    unread = unread_tokenizer(path)
+    if unread is not None:
+        raise unread_error(path, unread)
+    if is_gguf(path):
+        from embedlayer.tokenization.gguf_tokenizers import read_gguf_tokenizer  # imports torch
+
+        return read_gguf_tokenizer(path)
+    if path.suffix == ".bin":
+        return _build_checked(path, lambda: read_llama2c(path))
+    pair = _bpe_pair(path)
+    is_vocabulary = path.suffix == ".json"
+    if is_vocabulary:
+        content = read_json_file(path)
+        if isinstance(content.get("model"), dict):
+            return _build_checked(path, lambda: build_tokenizer(content))
+    config = read_tokenizer_config(path.parent)
+    if config.kind in REFUSED_CLASSES:
+        raise config.refuse_class(path)
+    if path.suffix == ".model" or (is_vocabulary and reads_vocabulary(config)):
+        model = path if path.suffix == ".model" else _find_beside(path, "SentencePiece model", "*.model")
+        return _build_checked(model, lambda: read_sentencepiece(model, config))
+    if pair is None and is_vocabulary:
+        pair = path, _find_beside(path, "merges", "*.bpe", "*merges.txt")
+    if pair is not None:
+        return _load_bpe(*pair, config)
+    if path.suffix == ".txt":
+        return _load_vocab_txt(path, config)
+    raise TokenizerError(
+        f"{path} has no known tokenizer format. Pass a tokenizer.json, encoder.json with vocab.bpe, vocab.json with "
+        f"merges.txt, a BERT vocab.txt, a SentencePiece .model, llama2.c's tokenizer.bin, or a GGUF file."
+    )
+
+
+def save_tokenizer(tokenizer: Tokenizer, path: str | Path) -> None:
+    """Write a tokenizer to the file `path` in the format of `tokenizer.json`, atomically.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
+    write_text(path, tokenizer.to_str(pretty=True))
+
+
+def tokenizer_file(folder: Path) -> Path | None:
+    """Return the path of the tokenizer file in a folder; formats are tried in the order of `load_tokenizer`.
+
+    A plain name such as `vocab.json` is found before a name with a prefix such as `gpt2-vocab.json`. Hidden files are
+    ignored. If there is no such file, the result is one of a kind that is not read, or `None`.
+
+    Raises:
+        TokenizerError: The folder has several tokenizer files of the first format that is found.
+    """
+    for names in _FILES:
+        if names is not _FILES[0] and (folder / MARIAN.pattern).exists():
+            return folder / MARIAN.pattern  # beside a vocab.json
+        for pattern in (*names, *(f"*{name.lstrip('*')}" for name in names)):
+            found = _visible(folder, pattern)
+            if len(found) > 1:
+                listed = ", ".join(file.name for file in found)
+                raise TokenizerError(f"{folder} has several tokenizers ({listed}). Pass the path of one file.")
+            if found:
+                return found[0]
+    return next((file for kind in UNREAD_TOKENIZERS for file in _visible(folder, kind.pattern)), None)
+
+
+def _visible(folder: Path, pattern: str) -> list[Path]:
+    """Return the paths of the files in a folder whose names fit a glob pattern, sorted, without hidden files."""
+    return sorted(file for file in folder.glob(pattern) if not file.name.startswith("."))
+
+
+def unread_tokenizer(path: Path) -> UnreadTokenizer | None:
+    """Return which kind of tokenizer file that is not read a file is, by its name or first line; `None` for others.
+
+    Raises:
+        FileError: The file cannot be read.
+    """
+    if path.suffix == ".model" and _TIKTOKEN_LINE.match(read_bytes(path)[:_LONGEST_LINE]):
+        return TIKTOKEN
+    return next((kind for kind in UNREAD_TOKENIZERS if path.match(kind.pattern)), None)
+
+
+def unread_error(path: Path, kind: UnreadTokenizer) -> TokenizerError:
+    """Return, without raising it, the error for a tokenizer file of a kind that is not read."""
+    if kind.copied_to:
+        remedy = f"Copy it to {path.with_name(kind.copied_to.replace('*', path.stem))}."
+    else:
+        remedy = f"Put the model's tokenizer.json into {path.parent}; many models publish one."
+    return TokenizerError(f"{path} is {kind.what}, which is not read. {remedy}")
+
+
+def _bpe_pair(path: Path) -> tuple[Path, Path] | None:
+    """Return the paths of the two files of a BPE tokenizer, `(vocabulary, merges)`, from the path of either.
+
+    The names are `encoder.json` and `vocab.bpe`, or `vocab.json` and `merges.txt`, with any common prefix; it is not
+    checked whether the files exist. `None` if `path` has none of these names.
+    """
+    for vocabulary, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
+        for ending in (vocabulary, merges):
+            if path.name.endswith(ending):
+                prefix = path.name.removesuffix(ending)
+                return path.with_name(prefix + vocabulary), path.with_name(prefix + merges)
+    return None
+
+
+def _find_beside(path: Path, what: str, *patterns: str) -> Path:
+    """Return the path of the only file of some patterns in the folder of the vocabulary file `path`.
+
+    Raises:
+        TokenizerError: The folder has no such file, or several.
+    """
+    found = [file for pattern in patterns for file in sorted(path.parent.glob(pattern))]
+    if len(found) != 1:
+        raise TokenizerError(
+            f"{path} is a vocabulary without its {what}: {len(found)} files of its folder are named "
+            f"{' or '.join(patterns)}. Copy the files of the model into one folder, with their names."
+        )
+    return found[0]
+
+
+def _load_bpe(vocabulary: Path, merges: Path, config: TokenizerConfig) -> Tokenizer:
+    """Read a BPE tokenizer from its two files, by the rules that the files beside them state.
+
+    Args:
+        vocabulary: JSON file with the ID of each subword.
+        merges: Text file with one merge, two subwords, in each line.
+        config: What the files beside them state.
+
+    Raises:
+        FileError: A file cannot be read.
+        TokenizerError: A file is damaged, a merge has a subword that the vocabulary lacks, or the rules are not known.
+    """
+    vocab = read_json_file(vocabulary)
+    if not all(type(token_id) is int for token_id in vocab.values()):
+        raise TokenizerError(f"{vocabulary} is not a vocabulary: it should map each token to its ID.")
+    lines = [line for line in _read_text(merges).split("\n") if line and not line.startswith("#version")]
+    pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
+
+    for pair in pairs:
+        if not all(subword in vocab for subword in (*pair, "".join(pair))):
+            raise TokenizerError(
+                f"{merges} merges {pair}, which are not in {vocabulary}. Use two files of the same model."
+            )
+
+    rules = bpe_rules(vocab, vocabulary, config)
+    return _build_checked(merges, lambda: bpe_tokenizer(vocab, pairs, rules, config, vocabulary))
+
+
+def _load_vocab_txt(path: Path, config: TokenizerConfig) -> Tokenizer:
+    """Read a WordPiece tokenizer from BERT's `vocab.txt`, which has one subword a line.
+
+    Raises:
+        FileError: The file cannot be read.
+        TokenizerError: The file has no `[UNK]`, or is damaged, or the files beside it state other rules than BERT's.
+    """
+    entries = _read_text(path).removesuffix("\n").split("\n")
+    vocabulary = {entry.removesuffix("\r"): token_id for token_id, entry in enumerate(entries)}
+    return _build_checked(path, lambda: wordpiece_tokenizer(vocabulary, config, path))
+
+
+def _read_text(path: Path) -> str:
+    """Return the content of a UTF-8 text file.
+
+    Raises:
+        FileError: The file cannot be read.
+        TokenizerError: The file is not UTF-8.
+    """
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path} is not UTF-8 text ({error}): it is damaged or another kind of file.") from error
+
+
+def _build_checked(path: Path, build: Callable[[], Tokenizer]) -> Tokenizer:
+    """Return `build()`, a tokenizer; replace nearly every exception by a `TokenizerError` that names the file.
+
+    Args:
+        path: File from which the tokenizer is built, for the error message.
+        build: Function without arguments that returns the tokenizer.
+
+    Raises:
+        TokenizerError: `build` raised this error, which is not changed; or any exception that is not named below, of
+            the `tokenizers` library for example, which is replaced: the file is damaged or incomplete.
+        FileError, ImportError: `build` raised this error (a `MissingExtraError` is an `ImportError`); it is not
+            changed.
+    """
+    try:
+        with tokenizer_errors("be built"):
+            return build()
+    except TokenizerError as error:
+        if str(path) in str(error):
+            raise
+        raise TokenizerError(f"{path} is not a valid tokenizer: {error}") from error

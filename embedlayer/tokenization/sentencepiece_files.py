@@ -1,0 +1,529 @@
+"""Convert SentencePiece's `.model` files to `tokenizers.Tokenizer` objects.
+
+SentencePiece itself reads the subwords. Its Python API does not return the kind of the model and the normaliser, so
+these fields are read from the file, a protocol buffer. SentencePiece's own `sentencepiece_model_pb2` cannot be used:
+after its import, transformers cannot import its copy of that module.
+"""
+
+import struct
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from embedlayer.errors import TokenizerError, require
+from embedlayer.families.tokenizers import GENERIC_CLASSES, SENTENCEPIECE_CLASSES, SentencePieceRules, TextSteps
+from embedlayer.io.files import read_bytes
+from embedlayer.tokenization.tokenizer_calls import encode, normalized
+from embedlayer.tokenization.tokenizer_config import TokenizerConfig, add_configured_tokens, read_json_file, template
+
+SPACE = "▁"
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""Kinds of subwords, which GGUF files have too."""
+
+_UNIGRAM, _BPE = 1, 2
+_SHIFTED_NAME = "sentencepiece.bpe.model"
+"""Name of the model in folders of classes with IDs of their own: XLM-RoBERTa, mBART, NLLB, CamemBERT."""
+
+_NEVER = 100.0
+"""What is subtracted from the score of a subword that is not to be used, as transformers does it."""
+
+_NFKC_PROBE = ("ﬁ", "①", "ｶ", "Ａ", "e\u0301", "½")
+_PROBE = (
+    "The quick brown fox, aged 12, can't jump over 3.14 lazy dogs!",
+    "  Two spaces  in  front and between,\nlines\tand tabs.  ",
+    "Ünïcödé ﬁne print: naïve café, 日本語のテキスト, Привет мир, ½ ™ 🙂👩‍💻",
+    "def f(x):\n    return x**2  # code",
+    "Tie\u0302\u0301ng Vie\u0323\u0302t, \u1112\u1161\u11ab, ﾊﾟｿｺﾝ ｶﾞ",
+    "\u09a4\u09c7\u09be, \u0b95\u0bc6\u0bbe, α\u0313\u0301, ～, a▁b ▁c",
+    "",
+)
+
+
+def read_sentencepiece(path: Path, config: TokenizerConfig) -> Tokenizer:
+    """Read a SentencePiece `.model` file and return a tokenizer that gives the same subwords.
+
+    The IDs are those of the class that the files beside the model state, or else the model's own. The subwords of some
+    sample texts are compared with those by SentencePiece.
+
+    Args:
+        path: The file.
+        config: What the files beside it state.
+
+    Raises:
+        FileError: The file cannot be read.
+        TokenizerError: The file is not a SentencePiece model, its class is not read, or the tokenizer would give other
+            subwords.
+        MissingExtraError: The `spm` extra is not installed.
+    """
+    sentencepiece = require("sentencepiece", extra="spm")
+    raw = read_bytes(path)
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=raw)
+        kinds = [dict(_fields(entry)).get(3, 1) for number, entry in _fields(raw) if number == 1]
+        symbols = [processor.id_to_piece(i) for i, kind in enumerate(kinds) if kind == USER_DEFINED]
+        rules = _rules(path, config)
+        if rules.steps is not None and rules.steps.splits_commas:
+            kinds = _without_commas(processor, kinds)
+        vocabulary = _vocabulary(processor, kinds, rules, path)
+        tokenizer = _tokenizer(processor, raw, vocabulary, rules)
+    except (RuntimeError, IndexError, struct.error) as error:
+        raise TokenizerError(f"{path} is not a whole SentencePiece model ({error}): it is damaged.") from error
+    texts = [*_PROBE, *(f"a {symbol} b{symbol}c" for symbol in symbols[:4])]
+    _check_same_ids(path, tokenizer, processor, vocabulary.ids, texts, normalizers.Sequence(_steps(rules.steps)))
+    _apply_settings(tokenizer, rules, config, path)
+    lstrip = ("mask_token",) if rules.lstrip else ()
+    _add_roles(tokenizer, rules, config, path)
+    add_configured_tokens(tokenizer, config, {}, file=path, lstrip=lstrip, normalizes=False)
+    _add_ends(tokenizer, processor, rules, config, path)
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """The vocabulary of a SentencePiece model with the IDs of a tokenizer class.
+
+    Attributes:
+        subwords: Subword and score of each ID.
+        kinds: Kind of each subword.
+        unknown: ID of unknown text.
+        ids: ID of each of the model's own IDs.
+    """
+
+    subwords: list[tuple[str, float]]
+    kinds: list[int]
+    unknown: int
+    ids: list[int]
+
+
+def _rules(path: Path, config: TokenizerConfig) -> SentencePieceRules:
+    """Return which IDs and which tokens around a text the class of a SentencePiece model has.
+
+    Raises:
+        TokenizerError: The class changes texts or IDs in ways that are not known, or none is stated and the name of the
+            file belongs to classes with IDs of their own.
+    """
+    known = ", ".join(SENTENCEPIECE_CLASSES)
+    if config.kind is not None and config.kind not in (*SENTENCEPIECE_CLASSES, *GENERIC_CLASSES):
+        raise config.refuse_class(path)
+    rules = SENTENCEPIECE_CLASSES.get(config.kind or "")
+    if rules is None:
+        if path.name.endswith(_SHIFTED_NAME):
+            raise TokenizerError(
+                f"{path} has a name of tokenizer classes whose IDs are not those of the SentencePiece model, and no "
+                f"file beside it states which one of {known} it is. Put the tokenizer_config.json or config.json of "
+                f"the model beside it, or use its tokenizer.json."
+            )
+        return SentencePieceRules()
+    if config.kind == "Pegasus" and config.settings.get("offset") == 0:
+        return SentencePieceRules(ends=rules.ends, between=rules.between)
+    for name, value in rules.fixed.items():
+        if config.settings.get(name) not in (None, value):
+            raise config.refuse_class(path, reason=f"is read with {name} {value!r}, not {config.settings[name]!r}")
+    if rules.last[-1:] == ("<extra_id_0>",):
+        extra = config.settings.get("extra_ids", len(rules.last))
+        return replace(rules, last=tuple(f"<extra_id_{number}>" for number in range(int(extra) - 1, -1, -1)))
+    if rules.steps is not None:
+        keeps = config.setting("keep_accents", rules.steps.keeps_accents)
+        lowers = config.setting("do_lower_case", rules.steps.lower_case)
+        return replace(rules, steps=replace(rules.steps, keeps_accents=keeps, lower_case=lowers))
+    if config.kind == "Nllb" and config.setting("legacy_behaviour", False):
+        return replace(rules, starts=(), ends=("</s>", ""))
+    return rules
+
+
+def reads_vocabulary(config: TokenizerConfig) -> bool:
+    """Return whether the class of a folder has the IDs of its SentencePiece model in a `vocab.json` beside it."""
+    return SENTENCEPIECE_CLASSES.get(config.kind or "", SentencePieceRules()).reads_vocabulary
+
+
+def _steps(steps: TextSteps | None) -> list[normalizers.Normalizer]:
+    """Return what a class changes in a text before SentencePiece reads it."""
+    if steps is None:
+        return []
+    found: list[normalizers.Normalizer] = []
+    if steps.quotes:
+        found += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not steps.keeps_accents:
+        found += [normalizers.NFKD(), normalizers.StripAccents()]
+    return [*found, normalizers.Lowercase()] if steps.lower_case else found
+
+
+def _without_commas(processor: Any, kinds: Sequence[int]) -> list[int]:
+    """Let a model split each comma from the digit before it, as ALBERT and XLNet do, and return the kinds of subwords.
+
+    Args:
+        processor: The loaded model, a `SentencePieceProcessor`; it is changed.
+        kinds: Kind of each subword.
+    """
+    texts = [processor.id_to_piece(i) for i in range(len(kinds))]
+    kinds = [
+        UNUSED if text.endswith(",") and text[-2:-1].isdigit() else kind
+        for text, kind in zip(texts, kinds, strict=True)
+    ]
+    if UNUSED in kinds:
+        processor.set_vocabulary([text for text, kind in zip(texts, kinds, strict=True) if kind != UNUSED])
+    return kinds
+
+
+def _vocabulary(processor: Any, kinds: Sequence[int], rules: SentencePieceRules, path: Path) -> _Vocabulary:
+    """Give the subwords of a SentencePiece model the IDs of a tokenizer class.
+
+    Raises:
+        TokenizerError: The class has no ID for a subword that the model gives.
+    """
+    own = [
+        (processor.id_to_piece(i), processor.get_score(i) - (_NEVER if kind == UNUSED else 0))
+        for i, kind in enumerate(kinds)
+    ]
+    if rules.reads_vocabulary:
+        return _vocabulary_of_file(own, kinds, rules, path)
+    if any(kind not in (CONTROL, UNKNOWN) for kind in kinds[: rules.skipped]):
+        raise TokenizerError(
+            f"{path} is not a model of the tokenizer class that its folder states: one of its first {rules.skipped} "
+            f"subwords, which have no ID there, is not special. Use the tokenizer.json of the model."
+        )
+    texts = [*rules.first, *(text for text, _ in own[rules.skipped :]), *rules.last]
+    shift = len(rules.first) - rules.skipped
+    unknown = texts.index(rules.unknown) if rules.unknown else processor.unk_id() + shift
+    return _Vocabulary(
+        [*((text, 0.0) for text in rules.first), *own[rules.skipped :], *((text, 0.0) for text in rules.last)],
+        [
+            *(UNKNOWN if text == rules.unknown else CONTROL for text in rules.first),
+            *kinds[rules.skipped :],
+            *[CONTROL] * len(rules.last),
+        ],
+        unknown,
+        [unknown if i == processor.unk_id() else i + shift for i in range(len(own))],
+    )
+
+
+def _vocabulary_of_file(
+    own: Sequence[tuple[str, float]], kinds: Sequence[int], rules: SentencePieceRules, path: Path
+) -> _Vocabulary:
+    """Give the subwords of a SentencePiece model the IDs of the `vocab.json` beside it.
+
+    Raises:
+        FileError: The file cannot be read.
+        TokenizerError: The file does not give each subword an ID, or its IDs are not 0, 1, 2, and so on.
+    """
+    file = path.with_name("vocab.json")
+    entries: dict[str, int] = read_json_file(file)
+    by_id = {token_id: text for text, token_id in entries.items()}
+    missing = [text for (text, _), kind in zip(own, kinds, strict=True) if kind == NORMAL and text not in entries]
+    if by_id.keys() != set(range(len(entries))) or rules.unknown not in entries or missing:
+        lacks = f"it lacks {missing[0]!r}" if missing else f"its IDs have gaps, or it lacks {rules.unknown}"
+        raise TokenizerError(
+            f"{file} does not give each subword of {path.name} an ID: {lacks}. Use the two files of one model."
+        )
+    scores, kind_of = dict(own), dict(zip((text for text, _ in own), kinds, strict=True))
+    least = min(scores.values(), default=0.0) - _NEVER
+    texts = [by_id[token_id] for token_id in range(len(by_id))]
+    special = {**dict.fromkeys(rules.first, CONTROL), rules.unknown: UNKNOWN}
+    unknown: int = entries[rules.unknown]
+    return _Vocabulary(
+        [*((text, scores.get(text, least)) for text in texts), *((text, 0.0) for text in rules.last)],
+        [*(special.get(text, kind_of.get(text, UNUSED)) for text in texts), *[CONTROL] * len(rules.last)],
+        unknown,
+        [
+            unknown if kind == UNKNOWN else entries.get(text, unknown)
+            for (text, _), kind in zip(own, kinds, strict=True)
+        ],
+    )
+
+
+def _apply_settings(tokenizer: Tokenizer, rules: SentencePieceRules, config: TokenizerConfig, path: Path) -> None:
+    """Let a tokenizer put a space before a text as the settings `legacy` and `add_prefix_space` say.
+
+    Args:
+        tokenizer: The tokenizer, which puts it where SentencePiece does.
+        rules: Rules of the class.
+        config: What the files beside the model state.
+        path: The model, for messages.
+
+    Raises:
+        TokenizerError: The class does not read the settings, or the model changes texts otherwise too.
+    """
+    adds_space = config.setting("add_prefix_space", True)
+    texts = ["a", *_NFKC_PROBE]
+    changed: list[str] = [normalized(tokenizer, text) for text in texts]
+    if rules.legacy is None:
+        if not adds_space and changed[0].startswith(SPACE):
+            raise config.refuse_class(path, reason="is read with add_prefix_space True, not False")
+        return
+    if adds_space and config.setting("legacy", rules.legacy):
+        return
+    if [text.removeprefix(SPACE) for text in changed] != texts:
+        raise config.refuse_class(path, reason="is read with legacy True alone where the model changes letters")
+    scheme: Literal["first", "never"] = "first" if adds_space else "never"
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme, split=False)
+    tokenizer.decoder = _decoder(adds_space=adds_space)
+
+
+def _add_roles(tokenizer: Tokenizer, rules: SentencePieceRules, config: TokenizerConfig, path: Path) -> None:
+    """Add the special tokens that a class puts behind the model's subwords.
+
+    Raises:
+        TokenizerError: A file names a special token without an ID, and releases of transformers give it different ones.
+    """
+    listed = {token.content for token in config.added.values()}
+    known = tokenizer.get_vocab(with_added_tokens=True).keys() | listed
+    fixed = [config.role(role, {}) for role in config.roles] if rules.first else []
+    for text in (*fixed, *(token.content for token in config.specials)):
+        if text is not None and text not in known:
+            raise TokenizerError(
+                f"{config.folder} has the special token {text!r}, which {path.name} lacks, without an ID. Write its ID "
+                f"into an added_tokens.json there, or use the tokenizer.json of the model."
+            )
+    roles = [config.role(role, rules.roles) for role in rules.roles]
+    tokens = [text for text in roles if text is not None and text not in listed]
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in tokens])
+
+
+def _decoder(*, adds_space: bool) -> decoders.Decoder:
+    """Return the decoder of a SentencePiece model; `adds_space`: it removes a space before the text."""
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if adds_space else []))
+
+
+def _add_ends(
+    tokenizer: Tokenizer, processor: Any, rules: SentencePieceRules, config: TokenizerConfig, path: Path
+) -> None:
+    """Let a tokenizer put the tokens of its class around a text.
+
+    Raises:
+        TokenizerError: The tokenizer lacks a token, or `src_lang` is no language of the class.
+    """
+    language = config.settings.get("src_lang") or rules.language
+    names = {"": language if language in rules.languages else rules.language_form.format(language)}
+    starts, ends = rules.starts, rules.ends
+    if not language:
+        starts, ends = (tuple(each for each in side if each) for side in (starts, ends))
+    elif rules.languages and names[""] not in rules.languages:
+        raise TokenizerError(f"{path} has no language {language!r}, which src_lang of its tokenizer_config.json names.")
+    for role, token_id, adds in (("bos", processor.bos_id(), True), ("eos", processor.eos_id(), False)):
+        if role in (*starts, *ends):
+            own = {f"{role}_token": processor.id_to_piece(token_id)} if token_id >= 0 else {}
+            text = config.role(f"{role}_token", own)
+            if text is not None and config.setting(f"add_{role}_token", adds):
+                names[role] = text
+            else:
+                starts, ends = (tuple(each for each in side if each != role) for side in (starts, ends))
+    if starts or ends:
+        around = [[names.get(each, each) for each in side] for side in (starts, ends)]
+        tokenizer.post_processor = template(tokenizer, around[0], around[1], rules.between, path)
+
+
+def _tokenizer(processor: Any, raw: bytes, vocabulary: _Vocabulary, rules: SentencePieceRules) -> Tokenizer:
+    """Build the tokenizer for a SentencePiece model.
+
+    Args:
+        processor: The loaded model, a `SentencePieceProcessor`.
+        raw: Bytes of the model's file, for the fields that `processor` does not return.
+        vocabulary: Its vocabulary, with the IDs of a class.
+        rules: Rules of the class.
+
+    Raises:
+        TokenizerError: The model is neither BPE nor Unigram.
+    """
+    fields = dict(_fields(raw))
+    trainer, normalizer = dict(_fields(fields.get(2, b""))), dict(_fields(fields.get(3, b"")))
+    kind = trainer.get(3, _UNIGRAM)
+    if kind not in (_UNIGRAM, _BPE):
+        raise TokenizerError("It holds a word or character model; only BPE and Unigram models can be converted.")
+    adds_space = bool(normalizer.get(3, 1))
+    return sentencepiece_tokenizer(
+        vocabulary.subwords,
+        vocabulary.kinds,
+        vocabulary.unknown,
+        is_unigram=kind == _UNIGRAM,
+        normalizer=normalizers.Sequence(
+            [
+                *_steps(rules.steps),
+                sentencepiece_normalizer(
+                    normalizer.get(2, b""),
+                    adds_space=adds_space,
+                    trims=bool(normalizer.get(4, 1)),
+                    space=SPACE if normalizer.get(5, 1) else " ",
+                ),
+            ]
+        ),
+        adds_space=adds_space,
+        normalizes_symbols=not adds_space,
+        lstrip=rules.lstrip,
+    )
+
+
+def sentencepiece_tokenizer(
+    subwords: Sequence[tuple[str, float]],
+    kinds: Sequence[int],
+    unknown: int,
+    *,
+    is_unigram: bool,
+    normalizer: normalizers.Normalizer,
+    adds_space: bool,
+    normalizes_symbols: bool,
+    lstrip: Sequence[str] = (),
+) -> Tokenizer:
+    """Build a tokenizer from the content of a SentencePiece model.
+
+    Args:
+        subwords: Subword and score of each ID.
+        kinds: Kind of each subword: `NORMAL`, `UNKNOWN`, `CONTROL`, `USER_DEFINED`, `UNUSED` or `BYTE`.
+        unknown: ID of unknown text.
+        is_unigram: Whether the model is Unigram, not BPE.
+        normalizer: What changes a text before it is split.
+        adds_space: Whether the normaliser puts a space before the text, which decoding removes.
+        normalizes_symbols: Whether user-defined symbols are found in the normalised text.
+        lstrip: Special tokens that take the spaces before them.
+    """
+    byte_fallback = BYTE in kinds
+    if is_unigram:
+        tokenizer = Tokenizer(models.Unigram(list(subwords), unknown, byte_fallback))
+    else:
+        merged = [i for i, kind in enumerate(kinds) if kind not in (BYTE, CONTROL)]
+        tokenizer = Tokenizer(bpe_of_scores(subwords, merged, subwords[unknown][0], byte_fallback=byte_fallback))
+    tokenizer.normalizer = normalizer
+    tokenizer.decoder = _decoder(adds_space=adds_space)
+    controls = [subword for (subword, _), kind in zip(subwords, kinds, strict=True) if kind in (CONTROL, UNKNOWN)]
+    symbols = [subword for (subword, _), kind in zip(subwords, kinds, strict=True) if kind == USER_DEFINED]
+    tokenizer.add_special_tokens(
+        [AddedToken(text, normalized=False, special=True, lstrip=text in lstrip) for text in controls]
+    )
+    tokenizer.add_tokens([AddedToken(text, normalized=normalizes_symbols, special=False) for text in symbols])
+    return tokenizer
+
+
+def sentencepiece_normalizer(charsmap: bytes, *, adds_space: bool, trims: bool, space: str) -> normalizers.Normalizer:
+    """Return the normaliser that changes a text as SentencePiece does before it splits the text.
+
+    Args:
+        charsmap: Compiled character map of the model, such as NFKC; may be empty.
+        adds_space: Whether a space is put before the text.
+        trims: Whether spaces at both ends are removed, and runs of spaces become one.
+        space: Character that replaces each space: `▁`, or a space to keep them.
+    """
+    steps = _mapped(charsmap) if charsmap else []
+    if trims:
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if adds_space:
+        steps.append(normalizers.Prepend(space))
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", space)])
+
+
+def _mapped(charsmap: bytes) -> list[normalizers.Normalizer]:
+    """Return normalisers that apply a compiled character map as SentencePiece does.
+
+    `Precompiled` of the `tokenizers` library looks characters up one by one in long grapheme clusters, so it does not
+    compose a letter with its marks there. If the map is one of NFKC, the text is in NFKC before; the characters that
+    NFKC alone changes are kept from it.
+    """
+    mapped = normalizers.Precompiled(charsmap)
+    if any(mapped.normalize_str(text).lower() != unicodedata.normalize("NFKC", text).lower() for text in _NFKC_PROBE):
+        return [mapped]
+    hidden = {"\u0344": "\ufdd0"}
+    if mapped.normalize_str("\uff5e") == "\uff5e":
+        hidden["\uff5e"] = "\ufdd1"
+    hide = [normalizers.Replace(text, code) for text, code in hidden.items()]
+    show = [normalizers.Replace(code, text) for text, code in hidden.items()]
+    return [*hide, normalizers.NFKC(), *show, mapped]
+
+
+def bpe_of_scores(
+    entries: Sequence[tuple[str, float]], merged: Iterable[int], unknown: str, *, byte_fallback: bool
+) -> models.BPE:
+    """Return a BPE model that merges like SentencePiece, which has scores of subwords instead of a list of merges.
+
+    SentencePiece merges the two neighbours whose merged subword has the best score. A list of all merges of two
+    entries into one, in the order of the merged subwords' scores, is equivalent.
+
+    Args:
+        entries: Subword and score of each ID.
+        merged: IDs of the subwords that a merge may give.
+        unknown: Subword for unknown characters.
+        byte_fallback: Whether unknown characters are encoded as bytes.
+    """
+    ids = {subword: token_id for token_id, (subword, _) in enumerate(entries)}
+    merges = []
+    for token_id in sorted(merged, key=lambda token_id: (-entries[token_id][1], token_id)):
+        subword = entries[token_id][0]
+        splits = ((subword[:cut], subword[cut:]) for cut in range(1, len(subword)))
+        known = [(left, right) for left, right in splits if left in ids and right in ids]
+        merges += sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+    return models.BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
+
+
+def _check_same_ids(
+    path: Path,
+    tokenizer: Tokenizer,
+    processor: Any,
+    ids: Sequence[int],
+    texts: Sequence[str],
+    steps: normalizers.Normalizer,
+) -> None:
+    """Raise an error unless a converted tokenizer gives sample texts the same IDs as SentencePiece.
+
+    Args:
+        path: File of the model, for the error message.
+        tokenizer: The converted tokenizer.
+        processor: The loaded model, a `SentencePieceProcessor`.
+        ids: ID of the tokenizer for each ID of the model.
+        texts: Sample texts.
+        steps: What the class of the tokenizer changes in a text before SentencePiece reads it.
+
+    Raises:
+        TokenizerError: The IDs of a text differ.
+    """
+    for text in texts:
+        ours = encode(tokenizer, text).ids
+        theirs = [ids[token_id] for token_id in processor.encode(steps.normalize_str(text))]
+        if ours != theirs:
+            raise TokenizerError(
+                f"{path} uses rules of SentencePiece that the tokenizers library does not have: {text!r} becomes "
+                f"{ours} where SentencePiece gives {theirs}. Use the model's tokenizer.json if it has one."
+            )
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Parse a protocol buffer message, and yield the number and the value of each of its fields.
+
+    A value is an integer, or bytes for strings, nested messages and fixed-size numbers.
+
+    Raises:
+        struct.error, IndexError: The message is damaged.
+    """
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        number, wire = tag >> 3, tag & 7
+        if wire == 0:
+            value, at = _varint(message, at)
+            yield number, value
+            continue
+        if wire not in (1, 2, 5):
+            raise struct.error(f"unknown wire type {wire}")
+        size, at = _varint(message, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
+        yield number, message[at : at + size]
+        at += size
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """Decode the variable-length integer of a protocol buffer that starts at offset `at`.
+
+    Returns:
+        The integer, and the offset after it.
+
+    Raises:
+        IndexError: The message ends inside the integer.
+    """
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at

@@ -1,0 +1,343 @@
+"""Calls of a tokenizer on text: equal texts give equal IDs, and what fails in the tokenizers library is our error.
+
+A `tokenizer.json` may ask for truncation, padding and BPE dropout, which make the IDs of a text depend on its length,
+on other texts or on chance. Here they are ignored; files that are written from the tokenizer keep them. A file may also
+have rules that multiply text: `require_bounded` refuses them.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tokenizers import Encoding, Tokenizer, models, normalizers
+from tokenizers.pre_tokenizers import PreTokenizer
+
+from embedlayer.errors import EmbedLayerError, TokenizerError
+
+MOST_GROWTH = 100
+"""Most characters that the rules of a file make of one, and most copies of a text or special tokens in a template."""
+
+LONGEST_TRAINED = 10_000
+"""Most characters of a pre-token on which a tokenizer is trained."""
+
+_SPACE = re.compile(r"\s")
+
+_LONGEST_STRING = 1000
+"""Most characters of a string of a rule, such as the content of `Replace` or the prefix of WordPiece."""
+
+_PROBE_CHARS = 2 * _LONGEST_STRING
+_STRINGS = ("content", "prepend", "prefix", "suffix", "continuing_subword_prefix", "end_of_word_suffix")
+
+
+def as_tokenizer(tokenizer: object) -> Tokenizer:
+    """Return a `tokenizers.Tokenizer`: the argument itself, or the one in a fast tokenizer of transformers.
+
+    Raises:
+        TokenizerError: The argument is neither of the two.
+    """
+    for candidate in (tokenizer, getattr(tokenizer, "backend_tokenizer", None), getattr(tokenizer, "_tokenizer", None)):
+        if isinstance(candidate, Tokenizer):
+            return candidate
+    raise TokenizerError(
+        f"A {type(tokenizer).__name__} is not a tokenizer that embedlayer knows. Pass a tokenizers.Tokenizer (see "
+        f"load_tokenizer and train_tokenizer) or a fast tokenizer of transformers."
+    )
+
+
+def pure_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer that neither truncates nor pads nor leaves out merges at random (`dropout` of BPE).
+
+    Returns:
+        The tokenizer itself if it does none of these, else a changed copy.
+    """
+    if tokenizer.truncation is None and tokenizer.padding is None and not getattr(tokenizer.model, "dropout", None):
+        return tokenizer
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    if isinstance(model := copy.model, models.BPE):
+        model.dropout = None
+    return copy
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """Return a digest of a tokenizer, 16 hexadecimal digits, which is equal for equal `tokenizer.json` content.
+
+    Truncation, padding and dropout are ignored, as they are where texts are encoded.
+
+    Example:
+        >>> fingerprint(train_tokenizer((), kind="byte")) == fingerprint(train_tokenizer((), kind="byte"))
+        True
+    """
+    return hashlib.sha256(pure_tokenizer(tokenizer).to_str().encode()).hexdigest()[:16]
+
+
+@contextmanager
+def tokenizer_errors(action: str) -> Iterator[None]:
+    """Context manager: turn what the tokenizers library raises in the block into a `TokenizerError`.
+
+    It raises plain `Exception`, and `PanicException`, a `BaseException`, for faults that it does not expect.
+
+    Args:
+        action: What the block does, after "cannot" in the message, such as `"encode 'a b'"`.
+
+    Raises:
+        TokenizerError: "The tokenizer cannot ACTION: REASON."
+    """
+    try:
+        yield
+    except (EmbedLayerError, MemoryError):
+        raise
+    except BaseException as error:
+        if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
+            raise
+        raise TokenizerError(
+            f"The tokenizer cannot {action}: {_printed(str(error))}. Its file is damaged or incomplete, or was written "
+            f"for another release of the tokenizers library."
+        ) from error
+
+
+def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:
+    """Encode a text whole, as `pure_tokenizer` does.
+
+    Raises:
+        TokenizerError: The tokenizers library cannot encode it.
+    """
+    pure = pure_tokenizer(tokenizer)
+    with tokenizer_errors(f"encode {_printed(text)!r}"):
+        return pure.encode(text, add_special_tokens=add_special_tokens)
+
+
+def encode_batch(tokenizer: Tokenizer, texts: Iterable[str], *, offsets: bool = False) -> list[Encoding]:
+    """Encode texts whole and without special tokens, on all cores, as `pure_tokenizer` does.
+
+    Args:
+        tokenizer: The tokenizer.
+        texts: The texts.
+        offsets: Whether the encodings have offsets and words.
+
+    Raises:
+        TokenizerError: The tokenizers library cannot encode one of them.
+    """
+    pure, texts = pure_tokenizer(tokenizer), list(texts)
+    with tokenizer_errors(f"encode {len(texts)} texts, the first of which is {_printed((texts or [''])[0])!r}"):
+        call = pure.encode_batch if offsets else pure.encode_batch_fast
+        return call(texts, add_special_tokens=False)
+
+
+def decode(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    """Return the text of token IDs.
+
+    Raises:
+        TokenizerError: The tokenizers library cannot decode them.
+    """
+    return decode_batch(tokenizer, [ids], skip_special_tokens=skip_special_tokens)[0]
+
+
+def decode_batch(tokenizer: Tokenizer, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+    """Return the text of each sequence of token IDs.
+
+    Raises:
+        TokenizerError: The tokenizers library cannot decode one of them.
+    """
+    with tokenizer_errors(f"decode {_printed(str(list(ids[0]) if ids else []))}"):
+        texts: list[str] = tokenizer.decode_batch([list(each) for each in ids], skip_special_tokens=skip_special_tokens)
+        return texts
+
+
+def normalized(tokenizer: Tokenizer, text: str) -> str:
+    """Return a text as the tokenizer's normalizer changes it; unchanged if the tokenizer has no normalizer.
+
+    Raises:
+        TokenizerError: The tokenizers library cannot normalise it.
+    """
+    if tokenizer.normalizer is None:
+        return text
+    with tokenizer_errors(f"normalise {_printed(text)!r}"):
+        changed: str = tokenizer.normalizer.normalize_str(text)
+        return changed
+
+
+def pre_tokens(tokenizer: Tokenizer, text: str) -> list[str]:
+    """Return the pre-tokens of a normalised text; the text alone if the tokenizer has no pre-tokenizer.
+
+    Raises:
+        TokenizerError: The tokenizers library cannot split it.
+    """
+    if tokenizer.pre_tokenizer is None:
+        return [text]
+    with tokenizer_errors(f"split {_printed(text)!r}"):
+        return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+
+
+def cut_pre_tokens(texts: Iterable[str], steps: PreTokenizer) -> Iterator[str]:
+    """Yield texts to train a tokenizer on, cut inside of pre-tokens that have more than `LONGEST_TRAINED` characters.
+
+    Trainers of subwords take the square of the length of a pre-token, which in DNA or a minified file is the whole
+    text. Each of its parts becomes a pre-token. Other texts are not changed.
+
+    Args:
+        texts: The texts.
+        steps: The pre-tokenizer; not to be read from a tokenizer that is being trained, which is locked.
+
+    Raises:
+        TokenizerError: The tokenizers library cannot split a text.
+    """
+    for text in texts:
+        done = 0
+        if _has_long_run(text):
+            with tokenizer_errors(f"split {_printed(text)!r}"):
+                spans = [span for _, span in steps.pre_tokenize_str(text)]
+            for start, stop in spans:
+                for place in range(start + LONGEST_TRAINED, stop, LONGEST_TRAINED):
+                    yield text[done:place]
+                    done = place
+        yield text[done:]
+
+
+def _has_long_run(text: str) -> bool:
+    """Return whether a text may have more than `LONGEST_TRAINED` characters in a row with no space, or all of them.
+
+    Such a run covers one of the blocks of half that length.
+    """
+    half = LONGEST_TRAINED // 2
+    blocks = (text[start : start + half] for start in range(0, len(text) - half + 1, half))
+    return len(text) > LONGEST_TRAINED and any(block.isspace() or not _SPACE.search(block) for block in blocks)
+
+
+def tokens_of_word(tokenizer: Tokenizer, word: str) -> list[Any]:
+    """Return the tokens (`id`, `value`) of a pre-token, by the model of the tokenizer alone.
+
+    Raises:
+        TokenizerError: The tokenizers library cannot split it.
+    """
+    pure = pure_tokenizer(tokenizer)
+    with tokenizer_errors(f"split {_printed(word)!r}"):
+        return list(pure.model.tokenize(word))
+
+
+def build_tokenizer(content: Mapping[str, Any]) -> Tokenizer:
+    """Build a tokenizer from the content of a `tokenizer.json`.
+
+    Raises:
+        TokenizerError: The tokenizers library cannot read it, or its rules multiply text; see `require_bounded`.
+    """
+    require_bounded(content)
+    with tokenizer_errors("be built"):
+        return Tokenizer.from_str(json.dumps(content))
+
+
+def require_bounded(content: Mapping[str, Any]) -> None:
+    """Check that the rules of a `tokenizer.json` make a text at most `MOST_GROWTH` times as long.
+
+    Refused are a `Replace` whose content, changed by the rules after it, is longer than that for each character of its
+    pattern; a template that repeats the text or adds special tokens more often; and strings of rules above 1,000
+    characters.
+
+    Args:
+        content: The parsed file.
+
+    Raises:
+        TokenizerError: The rules make a text longer; the message names the rule.
+    """
+    for part in ("normalizer", "pre_tokenizer", "model", "decoder"):
+        for rule in _rules(content.get(part)):
+            for name in _STRINGS:
+                if isinstance(text := rule.get(name), str) and len(text) > _LONGEST_STRING:
+                    raise TokenizerError(
+                        f"the {name} of {rule.get('type')} in its {part} has {len(text):,} characters, and at most "
+                        f"{_LONGEST_STRING:,} are read"
+                    )
+    normalizer = list(_rules(content.get("normalizer")))
+    for place, rule in enumerate(normalizer):
+        if rule.get("type") in ("Replace", "Prepend"):
+            _check_growth(rule, normalizer[place + 1 :])
+    decoder = list(_rules(content.get("decoder")))
+    for place, rule in enumerate(decoder):
+        if rule.get("type") == "Replace":
+            _check_growth(rule, [each for each in decoder[place + 1 :] if each.get("type") == "Replace"])
+    _check_templates(content.get("post_processor"))
+
+
+def _rules(part: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the rules of a part of a `tokenizer.json`, those inside of sequences one by one."""
+    if not isinstance(part, Mapping):
+        return
+    inner = next((part[name] for name in _SEQUENCES if part.get("type") == "Sequence" and name in part), None)
+    if not isinstance(inner, list):
+        yield part
+        return
+    for each in inner:
+        yield from _rules(each)
+
+
+_SEQUENCES = ("normalizers", "pretokenizers", "decoders", "processors")
+
+
+def _check_growth(rule: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -> None:
+    """Raise an error if the text that a rule writes gets longer than `MOST_GROWTH` by the rules after it.
+
+    The text is repeated up to some thousand characters, because a later pattern may reach over several copies of it.
+
+    Raises:
+        TokenizerError: It gets longer.
+    """
+    content, pattern = rule.get("content", rule.get("prepend")), rule.get("pattern")
+    if not isinstance(content, str) or not content:
+        return
+    written = pattern.get("String") if isinstance(pattern, Mapping) else None
+    read = max(len(written), 1) if isinstance(written, str) else 1
+    copies = -(-_PROBE_CHARS // len(content))
+    text = content * copies
+    for each in (None, *later):
+        if each is not None:
+            if each.get("type") == "Prepend":
+                continue
+            with tokenizer_errors(f"apply its rule {each.get('type')}"):
+                text = _built(each).normalize_str(text)
+        if len(text) > MOST_GROWTH * copies * read:
+            raise TokenizerError(
+                f"its rule {rule.get('type')} and those after it make more than {MOST_GROWTH} characters of one "
+                f"({_printed(str(written or pattern))!r} becomes {_printed(text)!r})"
+            )
+
+
+def _built(rule: Mapping[str, Any]) -> normalizers.Normalizer:
+    """Build one normalizer from its description."""
+    empty = json.loads(Tokenizer(models.BPE()).to_str())
+    built: normalizers.Normalizer = Tokenizer.from_str(json.dumps(empty | {"normalizer": rule})).normalizer
+    return built
+
+
+def _check_templates(part: Any) -> None:
+    """Raise an error if the templates of a post-processor repeat a text or add tokens more than `MOST_GROWTH` times.
+
+    Raises:
+        TokenizerError: They do.
+    """
+    growth = 1
+    for rule in _rules(part):
+        if rule.get("type") != "TemplateProcessing":
+            continue
+        tokens = rule.get("special_tokens")
+        added = {name: len(each.get("ids", ())) for name, each in tokens.items()} if isinstance(tokens, Mapping) else {}
+        most = 1
+        for template in (rule.get("single"), rule.get("pair")):
+            pieces = template if isinstance(template, list) else []
+            copies = sum("Sequence" in piece for piece in pieces if isinstance(piece, Mapping))
+            names = [piece["SpecialToken"].get("id") for piece in pieces if "SpecialToken" in piece]
+            most = max(most, copies, sum(added.get(name, 1) for name in names))
+        growth *= most
+        if growth > MOST_GROWTH:
+            raise TokenizerError(
+                f"its template repeats a text, or adds special tokens, {growth:,} times, and at most {MOST_GROWTH} are "
+                f"read"
+            )
+
+
+def _printed(text: str) -> str:
+    """Return a text for a message, cut to 60 characters."""
+    return text if len(text) <= 60 else f"{text[:57]}..."

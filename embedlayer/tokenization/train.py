@@ -1,0 +1,287 @@
+"""Train tokenizers on text. Every tokenizer is a plain `tokenizers.Tokenizer`."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from embedlayer.errors import SizeError, TextError, TokenizerError
+from embedlayer.tokenization.bert_tokenizers import bert_tokenizer
+from embedlayer.tokenization.bpe_files import END_OF_TEXT, byte_level_alphabet
+from embedlayer.tokenization.tokenizer_calls import cut_pre_tokens
+from embedlayer.tokenization.unigram import train_subwords
+
+TokenizerKind = Literal["bpe", "wordpiece", "unigram", "word", "byte"]
+
+_LONGEST_PATH = 4096
+_PATH = re.compile(r"(?:~|\.{1,2})?/\S*\w\S*|[A-Za-z]:\\\S+|\S+\.(?:txt|md|jsonl?|csv|tsv|gz|zip|parquet)")
+_WORDS = r"\w+(?:['’]\w+)*|[^\w\s]"
+
+
+def train_tokenizer(
+    texts: Iterable[str] | str,
+    kind: TokenizerKind = "bpe",
+    *,
+    vocab_size: int = 4096,
+    special_tokens: Sequence[str] = (END_OF_TEXT,),
+    min_frequency: int | None = None,
+) -> Tokenizer:
+    """Train a tokenizer. Equal texts give equal `tokenizer.json` files, byte for byte.
+
+    | kind | a token is | decoding returns |
+    |---|---|---|
+    | `"bpe"` | bytes merged by frequency, as in GPT-2 | every text exactly |
+    | `"wordpiece"` | a word or, marked `##`, the rest of one, as in (cased) BERT | words, spaces guessed |
+    | `"unigram"` | a subword of the most likely split (SentencePiece) | the text, runs of white space as one space |
+    | `"word"` | a whole word or a punctuation mark | words, spaces guessed |
+    | `"byte"` | one byte: its ID is its value | every text exactly |
+
+    Args:
+        texts: One string or an iterable of strings, not paths; `read_text_chunks(path)` reads a file. The iterable is
+            read once; `"wordpiece"` keeps its strings in memory. For training, `"bpe"` and `"wordpiece"` cut text
+            without spaces, such as DNA, every 10,000 characters; it is encoded whole.
+        kind: See the table. `"unigram"` needs the `spm` extra.
+        vocab_size: Largest number of entries, including special tokens. A small text gives fewer. `"byte"` always
+            has 256 and the special tokens.
+        special_tokens: Tokens that are never split. An unknown token is added for the kinds that need one: `"[UNK]"`
+            for `"wordpiece"`, `"<unk>"` for `"unigram"` and `"word"`.
+        min_frequency: Fewest occurrences of a merged pair, or of a whole word; by default 2, and 1 for `"word"`.
+            `"unigram"` and `"byte"` have no such limit.
+
+    Raises:
+        SizeError: `vocab_size` is too small for the special tokens and the smallest alphabet.
+        TextError: The texts are empty, are not strings, or are a path.
+        TokenizerError: `kind` is unknown, or `min_frequency` is passed for a kind without one.
+        MissingExtraError: `"unigram"` needs `pip install 'embedlayer[spm]'`.
+
+    Example:
+        >>> tokenizer = train_tokenizer("I love dogs", kind="word")
+        >>> tokenizer.encode("dogs love").tokens
+        ['dogs', 'love']
+        >>> train_tokenizer((), kind="byte").encode("Hi").ids
+        [72, 105]
+    """
+    if kind not in get_args(TokenizerKind):
+        raise TokenizerError(
+            f"There is no tokenizer kind {kind!r}. Choose one of {', '.join(get_args(TokenizerKind))}."
+        )
+    if min_frequency is not None and kind in ("unigram", "byte"):
+        raise TokenizerError(f"A {kind} tokenizer has no min_frequency ({min_frequency} was passed). Leave it out.")
+    specials = list(dict.fromkeys(special_tokens))
+    texts = _checked_texts(texts)
+    if kind == "byte":
+        next(texts, None)  # nothing is learned, and a path is refused all the same
+        return _byte_tokenizer(specials)
+
+    train = {"bpe": _train_bpe, "wordpiece": _train_wordpiece, "unigram": _train_unigram, "word": _train_word}[kind]
+    unknown = {"bpe": None, "wordpiece": "[UNK]", "unigram": "<unk>", "word": "<unk>"}[kind]
+    if unknown is not None and unknown not in specials:
+        specials.append(unknown)
+    smallest = len(specials) + (256 if kind == "bpe" else 1)
+    if vocab_size < smallest:
+        raise SizeError(
+            f"vocab_size {vocab_size} is too small for a {kind} tokenizer with {len(specials)} special tokens: "
+            f"it needs {smallest} or more."
+        )
+    texts = _require_words(texts)
+    if min_frequency is None:
+        min_frequency = 1 if kind == "word" else 2
+    return train(texts, vocab_size, specials, min_frequency)
+
+
+def raise_if_path(text: str) -> None:
+    """Raise an error if a string that should be a text is probably a path.
+
+    It is if a file of that name exists, or if it looks like a path, such as `corpus.txt`. A text with a line break is
+    never refused.
+
+    Raises:
+        TextError: The string is probably a path.
+
+    Example:
+        >>> raise_if_path("I love dogs. and/or cats")
+    """
+    if len(text) > _LONGEST_PATH or not text.isprintable():
+        return
+    exists = os.path.isfile(text) or ("/" in text and text.strip("/.~") != "" and os.path.exists(text))
+    if exists or _PATH.fullmatch(text):
+        raise TextError(
+            f"{text!r} is a str, which is read as text, but {'names a file' if exists else 'looks like a path'}. Pass "
+            f"pathlib.Path({text!r}) where a path is accepted, or its content: embedlayer.data."
+            f"read_text_chunks({text!r}). If it is the text, add a line break."
+        )
+
+
+def _checked_texts(texts: object) -> Iterator[str]:
+    """Yield the strings of `texts`, the training text of `train_tokenizer`, and check each of them.
+
+    Args:
+        texts: A string, or an iterable of strings; anything else is an error.
+
+    Raises:
+        TextError: `texts` or an element has another type, or the first string is probably a path.
+    """
+    if isinstance(texts, str):
+        texts = [texts]
+    if isinstance(texts, Path | bytes) or not isinstance(texts, Iterable):
+        raise TextError(
+            f"A tokenizer is trained on a str or an iterable of str, not {type(texts).__name__}. For a file, "
+            f"pass embedlayer.data.read_text_chunks(path)."
+        )
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TextError(
+                f"Text {place} is {type(text).__name__}, not str. Decode bytes; for a file, pass "
+                f"embedlayer.data.read_text_chunks(path)."
+            )
+        if place == 0:
+            raise_if_path(text)
+        yield text
+
+
+def _require_words(texts: Iterable[str]) -> Iterator[str]:
+    """Yield `texts` unchanged; raise an error after the last one if all of them are empty or white space.
+
+    Raises:
+        TextError: No text has a word.
+    """
+    found = False
+    for text in texts:
+        found = found or not (text == "" or text.isspace())
+        yield text
+    if not found:
+        raise TextError("There is no text to train a tokenizer on: all of it is empty. Pass at least a few words.")
+
+
+def _byte_level(model: models.BPE, *, use_regex: bool = True) -> Tokenizer:
+    """Return a tokenizer around a BPE model of which the entries are written in `byte_level_alphabet`.
+
+    Args:
+        model: The model.
+        use_regex: Whether text is split into words as in GPT-2 before the model is applied.
+    """
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _byte_tokenizer(specials: list[str]) -> Tokenizer:
+    """Return a tokenizer with one token per byte, whose ID is the byte; special tokens have the IDs from 256 on."""
+    letters = sorted(byte_level_alphabet(), key=byte_level_alphabet().__getitem__)
+    bytes_alone = models.BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[])
+    tokenizer = _byte_level(bytes_alone, use_regex=False)
+    tokenizer.add_special_tokens(specials)
+    return tokenizer
+
+
+def _train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], min_frequency: int) -> Tokenizer:
+    """Train a byte-level BPE tokenizer as in GPT-2.
+
+    Args:
+        texts: The training text.
+        vocab_size: Largest number of entries, including special tokens and the 256 bytes.
+        specials: Special tokens, which get the first IDs.
+        min_frequency: Fewest occurrences of a pair that is merged.
+    """
+    tokenizer = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        special_tokens=specials,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(cut_pre_tokens(texts, tokenizer.pre_tokenizer), trainer)
+    return tokenizer
+
+
+def _train_wordpiece(texts: Iterable[str], vocab_size: int, specials: list[str], min_frequency: int) -> Tokenizer:
+    """Train a WordPiece tokenizer as in cased BERT.
+
+    Args:
+        texts: The training text, which is kept in memory.
+        vocab_size: Largest number of entries, including special tokens.
+        specials: Special tokens, `[UNK]` among them, which get the first IDs.
+        min_frequency: Fewest occurrences of a pair that is merged.
+    """
+    texts = list(cut_pre_tokens(texts, bert_tokenizer({"[UNK]": 0}, lowercase=False).pre_tokenizer))
+    # The trainer numbers the letters that continue a word in the order of a randomly seeded hash table, and ties
+    # between pairs are broken by these numbers. So learn the letters first, and hand them back sorted.
+    alphabet = _wordpiece_vocabulary(texts, 0, specials, min_frequency)
+    continuing = sorted(letter for letter in alphabet if letter.startswith("##") and letter not in specials)
+    vocabulary = _wordpiece_vocabulary(texts, vocab_size, specials + continuing, min_frequency)
+    tokenizer = bert_tokenizer(vocabulary, lowercase=False)
+    tokenizer.add_special_tokens(specials)
+    return tokenizer
+
+
+def _wordpiece_vocabulary(texts: list[str], vocab_size: int, first: list[str], min_frequency: int) -> dict[str, int]:
+    """Run the WordPiece trainer of the `tokenizers` library once, and return the ID of each entry of the vocabulary.
+
+    Args:
+        texts: The training text.
+        vocab_size: Largest number of entries; single characters are kept beyond it.
+        first: Entries that get the first IDs, in this order.
+        min_frequency: Fewest occurrences of a pair that is merged.
+    """
+    tokenizer = bert_tokenizer({"[UNK]": 0}, lowercase=False)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=first, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.get_vocab()
+
+
+def _train_unigram(texts: Iterable[str], vocab_size: int, specials: list[str], _: int) -> Tokenizer:
+    """Train a Unigram tokenizer as in SentencePiece; text is NFKC-normalised.
+
+    Args:
+        texts: The training text.
+        vocab_size: Largest number of entries, including special tokens.
+        specials: Special tokens, `<unk>` among them, which get the first IDs.
+        _: `min_frequency` of the other kinds; not used.
+    """
+    normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(normalizer.normalize_str(text).split())
+    subwords = train_subwords(words, vocab_size - len(specials))
+    entries = [(special, 0.0) for special in specials]
+    entries += [(subword, score) for subword, score in subwords if subword not in specials]
+    tokenizer = Tokenizer(models.Unigram(entries, unk_id=specials.index("<unk>"), byte_fallback=False))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(specials)
+    return tokenizer
+
+
+def _train_word(texts: Iterable[str], vocab_size: int, specials: list[str], min_frequency: int) -> Tokenizer:
+    """Train a tokenizer of which the tokens are whole words and punctuation marks.
+
+    Args:
+        texts: The training text.
+        vocab_size: Largest number of entries, including special tokens.
+        specials: Special tokens, `<unk>` among them, which get the first IDs.
+        min_frequency: Fewest occurrences of a word in the vocabulary.
+    """
+    tokenizer = Tokenizer(models.WordLevel(vocab={"<unk>": 0}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True)
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.WordPiece(prefix="##", cleanup=False),
+            decoders.Fuse(),
+            decoders.Replace(Regex(r" (?=[.,;:!?)\]}…%])"), ""),
+            decoders.Replace(Regex(r"(?<=[(\[{]) "), ""),
+        ]
+    )
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=specials, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer

@@ -1,0 +1,110 @@
+"""What the entries of tokenizers stand for."""
+
+import pytest
+
+from embedlayer.errors import TokenIdError, VocabularyError
+from embedlayer.tokenization.bytes import TokenBytes, spell, token_text
+from embedlayer.tokenization.read import load_tokenizer
+from embedlayer.tokenization.train import train_tokenizer
+
+TEXT = "I love small dogs, I love cats. Dogs love naps; naïve cats don't. " * 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "entry", "meaning"),
+    [
+        ("bpe", "Ġlove", b" love"),
+        ("bpe", "Ã", b"\xc3"),
+        ("byte", "Ċ", b"\n"),
+        ("wordpiece", "love", b" love"),
+        ("wordpiece", "##s", b"s"),
+        ("wordpiece", ",", b","),
+        ("unigram", "▁love", b" love"),
+        ("word", "love", b" love"),
+        ("word", ".", b"."),
+        ("word", "<|endoftext|>", b"<|endoftext|>"),
+    ],
+)
+def test_entries_of_every_convention_stand_for_bytes(kind, entry, meaning) -> None:
+    pieces = TokenBytes(train_tokenizer(TEXT, kind, vocab_size=320))
+    token_id = pieces.vocabulary[entry]
+    assert pieces.readings(token_id)[0] == meaning
+    assert pieces.find(entry) == pieces.find(token_id) == token_id
+
+
+def test_sentencepiece_bytes_stand_for_themselves_and_go_behind_ordinary_entries(shared_data) -> None:
+    pieces = TokenBytes(load_tokenizer(shared_data / "tokenizers/phi-3-mini.tokenizer.json"))
+    line_feed, letter = pieces.vocabulary["<0x0A>"], pieces.vocabulary["A"]
+    assert pieces.readings(line_feed) == (b"\n",)
+    assert pieces.readings(pieces.vocabulary["<0x41>"]) == (b"A",)
+    assert pieces.by_bytes[b"\n"] == line_feed
+    assert pieces.by_bytes[b"A"] == letter
+    assert pieces.find("<|user|>") == 32010
+
+
+def test_a_token_is_found_by_its_text_or_the_error_says_how_it_is_read() -> None:
+    pieces = TokenBytes(train_tokenizer(TEXT, vocab_size=320))
+    assert pieces.find(" love") == pieces.vocabulary["Ġlove"]
+    with pytest.raises(
+        VocabularyError, match=r"no token 'love': it encodes that as \[.*There is ' love', with a space"
+    ):
+        pieces.find("love")
+    with pytest.raises(VocabularyError, match=r"no token 4000: its IDs are 0\.\.\d+"):
+        pieces.find(4000)
+    with pytest.raises(VocabularyError, match="no token -1"):
+        pieces.find(-1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizers/gpt2-encoder.json",
+        "tokenizers/phi-3-mini.tokenizer.json",
+        "tokenizers/t5-small.tokenizer.json",
+        "tokenizers/bert-base-cased-vocab.txt",
+        "models/tok512.bin",
+    ],
+)
+def test_a_text_is_written_as_a_real_tokenizer_writes_it_inside_a_sentence(shared_data, name) -> None:
+    tokenizer = load_tokenizer(shared_data / name)
+    special = TokenBytes(tokenizer).special
+    before = tokenizer.encode("See", add_special_tokens=False).ids
+    tokens = [" photosynthesis", " Timothy", " naïveté"]
+    for token, ids in zip(tokens, spell(tokenizer, tokens), strict=True):
+        inside = tokenizer.encode("See" + token, add_special_tokens=False).ids
+        assert [*before, *ids] == [i for i in inside if i not in special]
+    [ids] = spell(tokenizer, ["tions"])
+    assert "".join(tokenizer.id_to_token(i) or "" for i in ids) in ("tions", "t##ions")
+
+
+def test_bytes_that_are_no_text_are_written_one_by_one() -> None:
+    pieces = TokenBytes(train_tokenizer((), kind="byte"))
+    assert pieces.encode(b"\xe2\x80") == (0xE2, 0x80)
+    assert TokenBytes(train_tokenizer(TEXT, "word")).encode(b"\xe2\x80") == ()
+
+
+@pytest.mark.parametrize(
+    ("file", "token", "shown"),
+    [
+        ("gpt2-encoder.json", "Ġthe", " the"),
+        ("gpt2-encoder.json", "Ċ", "\n"),
+        ("gpt2-encoder.json", "æĹ", "<0xE6><0x97>"),
+        ("gpt2-encoder.json", "Ã©", "é"),
+        ("gpt2-encoder.json", "<|endoftext|>", "<|endoftext|>"),
+        ("phi-3-mini.tokenizer.json", "▁the", " the"),
+        ("phi-3-mini.tokenizer.json", "<0x0A>", "\n"),
+        ("phi-3-mini.tokenizer.json", "<0xE2>", "<0xE2>"),
+        ("phi-3-mini.tokenizer.json", "<|assistant|>", "<|assistant|>"),
+        ("t5-small.tokenizer.json", "▁the", " the"),
+        ("bert-base-cased-vocab.txt", "##ing", "##ing"),
+    ],
+)
+def test_pieces_are_readable(shared_data, file, token, shown):
+    tokenizer = load_tokenizer(shared_data / "tokenizers" / file)
+    assert token_text(tokenizer, tokenizer.get_vocab()[token]) == shown
+
+
+@pytest.mark.parametrize("token_id", [-1, 257])
+def test_the_text_of_an_id_that_does_not_exist_is_refused(token_id):
+    with pytest.raises(TokenIdError, match=rf"no token {token_id}: its IDs are 0\.\.256"):
+        token_text(train_tokenizer((), "byte"), token_id)

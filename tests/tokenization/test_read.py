@@ -1,0 +1,103 @@
+"""Tokenizers are read from the files of models, or refused with a reason."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from embedlayer.errors import EmbedLayerError, FileError, TokenizerError
+from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
+from embedlayer.tokenization.tokenizer_calls import fingerprint
+from embedlayer.tokenization.train import TokenizerKind, train_tokenizer
+
+TEXT = "I love dogs, I love cats, and cats love naps; don't ask. " * 5
+
+
+@pytest.mark.long
+def test_gpt2_is_read_from_its_two_files_however_they_are_named(shared_data, tmp_path):
+    original = shared_data / "tokenizers"
+    tokenizer = load_tokenizer(original / "gpt2-encoder.json")
+    assert tokenizer.encode("Hello world<|endoftext|>").ids == [15496, 995, 50256]
+    assert tokenizer.decode(tokenizer.encode(" ünï\n\n x").ids) == " ünï\n\n x"
+    for vocabulary, merges in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
+        folder = tmp_path / vocabulary
+        folder.mkdir()
+        (folder / vocabulary).symlink_to(original / "gpt2-encoder.json")
+        (folder / merges).symlink_to(original / "gpt2-vocab.bpe")
+        for path in (folder, folder / merges):
+            assert fingerprint(load_tokenizer(path)) == fingerprint(tokenizer)
+
+
+def test_bert_vocabulary_is_cased_if_it_holds_capitals_or_its_config_says_so(shared_data, tmp_path):
+    cased = load_tokenizer(shared_data / "tokenizers" / "bert-base-cased-vocab.txt")
+    assert cased.encode("Hello dogs").tokens == ["[CLS]", "Hello", "dogs", "[SEP]"]
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nhello\ndog\n##s\n")
+    assert load_tokenizer(tmp_path).encode("Hello dogs").tokens[1:-1] == ["hello", "dog", "##s"]
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert load_tokenizer(tmp_path).encode("Hello dogs").tokens[1:-1] == ["[UNK]", "dog", "##s"]
+
+
+@pytest.mark.parametrize("kind", get_args(TokenizerKind))
+def test_a_saved_tokenizer_is_read_back_the_same(tmp_path, kind):
+    tokenizer = train_tokenizer(TEXT, kind, vocab_size=300)
+    save_tokenizer(tokenizer, tmp_path / "tokenizer.json")
+    again = load_tokenizer(tmp_path)
+    assert again.to_str() == tokenizer.to_str()
+    assert fingerprint(again) == fingerprint(tokenizer)
+
+
+def broken_files(folder: Path) -> list[tuple[Path, type[EmbedLayerError], str]]:
+    contents = {
+        "a/tokenizer.json": b"{",
+        "b/tokenizer.json": b"[]",
+        "c/tokenizer.json": b'{"model": {"type": "BPE"}, "added_tokens": 3}',
+        "d/vocab.json": b'{"a": 0}',
+        "e/vocab.json": b'{"a": 0, "b": 1}',
+        "e/merges.txt": b"#version: 0.2\na b\n",
+        "f/vocab.txt": b"hello\nworld\n",
+        "g/m.model": b"not a model",
+        "h/vocab.txt": b"\xff\xfe",
+        "i/tokenizer.dat": b"",
+        "j/readme.md": b"",
+        "k/a-vocab.txt": b"[UNK]",
+        "k/b-vocab.txt": b"[UNK]",
+        "l/words.json": b'{"a": 0}',
+    }
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    return [
+        (folder / "a", TokenizerError, "not JSON"),
+        (folder / "b", TokenizerError, "JSON list"),
+        (folder / "c", TokenizerError, "is not a valid tokenizer"),
+        (folder / "d", FileError, "merges.txt: No such file"),
+        (folder / "e", TokenizerError, "Use two files of the same model"),
+        (folder / "f", TokenizerError, r"no \[UNK\]"),
+        (folder / "g", TokenizerError, "not a whole SentencePiece model"),
+        (folder / "h", TokenizerError, "not UTF-8"),
+        (folder / "i" / "tokenizer.dat", TokenizerError, "no known tokenizer form"),
+        (folder / "j", TokenizerError, "has no tokenizer"),
+        (folder / "k", TokenizerError, "several tokenizers"),
+        (folder / "l" / "words.json", TokenizerError, "without its merges"),
+        (folder / "none.json", FileError, "No such file"),
+    ]
+
+
+def test_broken_and_missing_files_are_refused_with_a_reason(tmp_path):
+    for path, error, words in broken_files(tmp_path):
+        with pytest.raises(error, match=words):
+            load_tokenizer(path)
+
+
+def test_added_tokens_beside_a_vocabulary_are_read(tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "dog", "##s"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    (tmp_path / "added_tokens.json").write_text('{"<call>": 8, "<end>": 7}')
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("dogs<call> dog<end>", add_special_tokens=False).ids == [5, 6, 8, 5, 7]
+    (tmp_path / "added_tokens.json").write_text('{"<call>": 9}')
+    with pytest.raises(TokenizerError, match="gives '<call>' the ID 9, but after the tokens of vocab.txt its ID is 7"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "added_tokens.json").write_text('{"<call>": "9"}')
+    with pytest.raises(TokenizerError, match="not a list of added tokens"):
+        load_tokenizer(tmp_path)

@@ -1,0 +1,205 @@
+"""Encoding depends on the text alone, rules that multiply text are refused, and a tokenizer fails with our errors."""
+
+import json
+import re
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models
+
+import embedlayer
+from embedlayer import TokenCorpus, load_tokenizer, train_tokenizer
+from embedlayer.data.text_chunks import encode_chunks, read_text_chunks, split_text
+from embedlayer.errors import TokenizerError
+from embedlayer.tokenization import tokenizer_calls as calls
+from embedlayer.tokenization.read import save_tokenizer
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer, fingerprint, pure_tokenizer
+from embedlayer.vocab.tokenizer_edit import edit_tokenizer
+
+TEXT = "the cat sat on the mat and the dog sat on the cat . " * 40
+PADDING = {"strategy": {"Fixed": 600}, "direction": "Right", "pad_to_multiple_of": None}
+IMPURE: dict[str, dict[str, Any]] = {
+    "dropout": {"model": {"dropout": 0.5}},
+    "truncation": {"truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}},
+    "padding": {"padding": PADDING | {"pad_id": 5, "pad_type_id": 0, "pad_token": "a"}},
+}
+
+
+def changed(tokenizer: Tokenizer, parts: dict[str, Any]) -> str:
+    content = json.loads(tokenizer.to_str())
+    for name, value in parts.items():
+        content[name] = content[name] | value if name == "model" else value
+    return json.dumps(content)
+
+
+@pytest.fixture(scope="module")
+def pure() -> Tokenizer:
+    return train_tokenizer(TEXT, vocab_size=290)
+
+
+@pytest.mark.parametrize("option", IMPURE)
+def test_options_that_make_encoding_impure_are_ignored_and_kept_in_files(option: str, pure, tmp_path: Path) -> None:
+    impure = Tokenizer.from_str(changed(pure, IMPURE[option]))
+    ids = pure.encode(TEXT).ids
+    assert any(impure.encode(TEXT).ids != ids for _ in range(3))
+    assert calls.encode(impure, TEXT).ids == ids
+    assert [each.ids for each in calls.encode_batch(impure, [TEXT, "a"])] == [ids, pure.encode("a").ids]
+    assert [token.id for token in calls.tokens_of_word(impure, "Ġthe")] == pure.encode(" the").ids
+    assert [i for _, part in encode_chunks(split_text([TEXT], impure), impure) for i in part] == ids
+    assert fingerprint(impure) == fingerprint(pure)
+
+    (tmp_path / "text.txt").write_text(TEXT)
+    corpora = [TokenCorpus.build([tmp_path / "text.txt"], impure, tmp_path / name) for name in ("one", "two")]
+    assert corpora[0].ids[:].tolist() == corpora[1].ids[:].tolist() == ids
+
+    def options(content: dict[str, Any]) -> list[Any]:
+        return [content["truncation"], content["padding"], content["model"]["dropout"]]
+
+    stated = options(json.loads(impure.to_str()))
+    save_tokenizer(impure, tmp_path / "saved.json")
+    edited = edit_tokenizer(impure, add=["zebra"]).tokenizer
+    for written in (tmp_path / "saved.json", tmp_path / "one" / "tokenizer.json"):
+        assert options(json.loads(written.read_text())) == stated, written.name
+    assert options(json.loads(edited.to_str())) == stated
+
+
+WORDS = Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>"))
+BROKEN = {
+    "no unknown token": WORDS.to_str(),
+    "a width of 0": changed(WORDS, {"pre_tokenizer": {"type": "FixedLength", "length": 0}}),
+    "a decoder that reads too far": changed(
+        WORDS, {"decoder": {"type": "Strip", "content": "a", "start": 5, "stop": 5}}
+    ),
+    "an endless search": changed(
+        WORDS, {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": "x"}}
+    ),
+}
+LONG = "a" * 40 + "b"
+CALLS: dict[str, Callable[[Tokenizer], object]] = {
+    "encode": lambda tokenizer: calls.encode(tokenizer, LONG),
+    "encode_batch": lambda tokenizer: calls.encode_batch(tokenizer, [LONG, LONG]),
+    "normalized": lambda tokenizer: calls.normalized(tokenizer, LONG),
+    "pre_tokens": lambda tokenizer: calls.pre_tokens(tokenizer, LONG),
+    "tokens_of_word": lambda tokenizer: calls.tokens_of_word(tokenizer, LONG),
+    "decode": lambda tokenizer: calls.decode(tokenizer, [0, 0]),
+    "encode_chunks": lambda tokenizer: list(encode_chunks([LONG], tokenizer)),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_what_a_tokenizer_raises_is_an_error_of_ours(fault: str) -> None:
+    tokenizer, said = calls.build_tokenizer(json.loads(BROKEN[fault])), []
+    for call in CALLS.values():
+        try:
+            call(tokenizer)
+        except TokenizerError as error:
+            said.append(str(error))
+    assert said
+    assert all(text.startswith("The tokenizer cannot ") for text in said)
+
+
+def test_a_file_that_makes_the_library_panic_is_refused(tmp_path: Path) -> None:
+    damaged = changed(WORDS, {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}})
+    (tmp_path / "tokenizer.json").write_text(damaged)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json is not a valid tokenizer: .*precompiled_charsmap"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(TokenizerError, match="cannot be built: .*precompiled_charsmap"):
+        calls.build_tokenizer(json.loads(damaged))
+
+
+def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+A = {"Sequence": {"id": "A", "type_id": 0}}
+B = {"Sequence": {"id": "B", "type_id": 0}}
+CLS = {"SpecialToken": {"id": "a", "type_id": 0}}
+PAIR = [A, B]
+
+
+def template(single: list[Any], ids: list[int]) -> dict[str, Any]:
+    tokens = {"a": {"id": "a", "ids": ids, "tokens": ["a"] * len(ids)}}
+    return {"type": "TemplateProcessing", "single": single, "pair": PAIR, "special_tokens": tokens}
+
+
+DOUBLE = replace({"String": "a"}, "aa")
+GROWING: dict[str, dict[str, Any]] = {
+    "a long content": {"normalizer": replace({"String": "a"}, "a" * 10**6)},
+    "a content": {"normalizer": replace({"String": "a"}, "a" * 150)},
+    "a pattern of any character": {"normalizer": replace({"Regex": "."}, "a" * 150)},
+    "an empty pattern": {"normalizer": replace({"String": ""}, "a" * 150)},
+    "40 doublings": {"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 40}},
+    "doublings of another letter": {
+        "normalizer": {"type": "Sequence", "normalizers": [replace({"Regex": r"\d"}, "a"), *[DOUBLE] * 40]}
+    },
+    "growth over copies": {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [replace({"String": "b"}, "a"), *[replace({"String": "a" * 50}, "a" * 999)] * 4],
+        }
+    },
+    "a long prefix": {"normalizer": {"type": "Prepend", "prepend": "a" * 10**6}},
+    "a prefix of parts": {"model": {"continuing_subword_prefix": "a" * 10**6}},
+    "a decoder": {"decoder": {"type": "Sequence", "decoders": [DOUBLE] * 40}},
+    "a text 200 times": {"post_processor": template([A] * 200, [0])},
+    "a token of 10,000 IDs": {"post_processor": template([CLS, A], [0] * 10_000)},
+    "a sequence of templates": {
+        "post_processor": {"type": "Sequence", "processors": [template([A, A], [0]) for _ in range(20)]}
+    },
+}
+
+
+@pytest.mark.parametrize("rule", GROWING)
+def test_rules_that_multiply_text_are_refused_by_size(rule: str, pure, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(changed(pure, GROWING[rule]))
+    why = r"(?s)tokenizer\.json is not a valid tokenizer: .*(characters|times)"
+    with pytest.raises(TokenizerError, match=why) as caught:
+        load_tokenizer(tmp_path)
+    assert len(str(caught.value)) < 600
+
+
+def test_rules_of_ordinary_tokenizers_are_read(pure, tmp_path: Path) -> None:
+    steps = [replace({"String": " "}, "▁"), replace({"String": "\n"}, "<|newline|>"), {"type": "NFKC"}]
+    steps += [replace({"String": letter}, "..") for letter in "…‥⋯"] + [{"type": "Prepend", "prepend": "▁"}]
+    parts = {"normalizer": {"type": "Sequence", "normalizers": steps}, "post_processor": template([CLS, A, CLS], [0])}
+    (tmp_path / "tokenizer.json").write_text(changed(pure, parts))
+    assert load_tokenizer(tmp_path).encode("a").ids[1:-1]
+
+
+def test_only_these_functions_call_a_tokenizer_on_text() -> None:
+    """So that no text is encoded with dropout, truncated, or a raw error."""
+    names = "encode_batch|encode_batch_fast|decode_batch|normalize_str|pre_tokenize_str|tokenize"
+    foreign = re.compile(rf"\w\.({names})\(|\.encode\([^()]*add_special_tokens=(True|False|special)")
+    package = Path(embedlayer.__file__).parent
+    found = {file.relative_to(package).as_posix() for file in package.rglob("*.py") if foreign.search(file.read_text())}
+    own_rules = {
+        f"tokenization/{name}.py" for name in ("train", "sentencepiece_files", "token_compression")
+    }  # of no file
+    assert found - own_rules == {"tokenization/tokenizer_calls.py"}
+
+
+def test_a_text_read_from_a_file_is_encoded_whole(pure, tmp_path: Path) -> None:
+    impure = Tokenizer.from_str(changed(pure, IMPURE["dropout"] | IMPURE["truncation"]))
+    (tmp_path / "text.txt").write_text(TEXT)
+    chunks = read_text_chunks(tmp_path / "text.txt", tokenizer=impure)
+    assert [i for _, part in encode_chunks(chunks, impure) for i in part] == pure.encode(TEXT).ids
+
+
+def test_a_fast_tokenizer_of_transformers_is_unwrapped():
+    tokenizer = train_tokenizer((), "byte")
+    assert as_tokenizer(tokenizer) is tokenizer
+    assert as_tokenizer(types.SimpleNamespace(backend_tokenizer=tokenizer)) is tokenizer
+    assert as_tokenizer(types.SimpleNamespace(_tokenizer=tokenizer)) is tokenizer
+
+
+def test_limits_do_not_change_the_fingerprint_and_are_taken_off_a_copy():
+    tokenizer = train_tokenizer((), "byte")
+    limited = Tokenizer.from_str(tokenizer.to_str())
+    limited.enable_truncation(2)
+    limited.enable_padding(length=9)
+    assert fingerprint(limited) == fingerprint(tokenizer) != fingerprint(train_tokenizer((), "byte", special_tokens=()))
+    assert pure_tokenizer(limited).encode("Hello").ids == list(b"Hello")
+    assert limited.truncation is not None

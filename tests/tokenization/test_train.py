@@ -1,0 +1,174 @@
+"""Tokenizers that are trained: equal for equal texts, exact or natural when decoded, and refused with a reason."""
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
+
+from embedlayer.errors import SizeError, TextError, TokenizerError
+from embedlayer.tokenization import train
+from embedlayer.tokenization.bpe_files import END_OF_TEXT
+from embedlayer.tokenization.bytes import token_text
+from embedlayer.tokenization.ids import end_of_text_id, table_size
+from embedlayer.tokenization.tokenizer_calls import LONGEST_TRAINED, as_tokenizer, cut_pre_tokens
+from embedlayer.tokenization.train import TokenizerKind, train_tokenizer
+
+KINDS = get_args(TokenizerKind)
+TEXT = (
+    "In the beginning there was a small dog. The small dog loved other small dogs, and they loved it back!\n"
+    "Don't ask why (nobody knows): dogs love, lovingly, and naïve beginners begin again; 12 dogs in 2024.\n"
+) * 5
+HASH = """
+import hashlib, sys
+from embedlayer.tokenization.train import train_tokenizer
+text = sys.stdin.read()
+for kind in sys.argv[1:]:
+    print(hashlib.sha256(train_tokenizer(text, kind, vocab_size=400).to_str().encode()).hexdigest())
+"""
+
+
+def in_another_process(code: str, *arguments: str, given: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        input=given,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    return done.stdout
+
+
+def test_same_texts_give_the_same_tokenizer_json_in_every_process():
+    import hashlib
+
+    here = [hashlib.sha256(train_tokenizer(TEXT, kind, vocab_size=400).to_str().encode()).hexdigest() for kind in KINDS]
+    assert in_another_process(HASH, *KINDS, given=TEXT).split() == here
+
+
+def test_importing_the_tokenizers_does_not_import_torch():
+    modules = "embedlayer.tokenization.read, embedlayer.tokenization.bytes, embedlayer.data.corpus"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
+    assert in_another_process(code).strip() == "False"
+
+
+BYTE_EXACT = {kind: train_tokenizer(TEXT, kind, vocab_size=400) for kind in ("bpe", "byte")}
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"])), kind=st.sampled_from(["bpe", "byte"]))
+@settings(max_examples=60, deadline=None)
+def test_byte_based_kinds_give_back_every_text_exactly(text, kind):
+    tokenizer = BYTE_EXACT[kind]
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_a_byte_token_is_numbered_by_its_value():
+    tokenizer = train_tokenizer((), "byte")
+    assert tokenizer.encode("Hé\n").ids == list("Hé\n".encode())
+    assert tokenizer.token_to_id(END_OF_TEXT) == 256
+
+
+@pytest.mark.parametrize("kind", ["unigram", "word", "wordpiece"])
+def test_decoding_reads_naturally(kind):
+    tokenizer = train_tokenizer(TEXT, kind, vocab_size=400)
+    sentence = "The small dog loved it, and they begin again!"
+    assert tokenizer.decode(tokenizer.encode(sentence, add_special_tokens=False).ids) == sentence
+
+
+def test_words_are_whole_and_unknown_ones_are_told_apart():
+    tokenizer = train_tokenizer("I love dogs. I don't (really)!", "word")
+    assert tokenizer.encode("I love dogs").tokens == ["I", "love", "dogs"]
+    assert tokenizer.encode("I don't love cats!").tokens == ["I", "don't", "love", "<unk>", "!"]
+    assert tokenizer.decode(tokenizer.encode("I love (really) dogs.").ids) == "I love (really) dogs."
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_are_kept_whole(kind):
+    tokenizer = train_tokenizer(TEXT, kind, vocab_size=400, special_tokens=["<|a|>", END_OF_TEXT])
+    assert tokenizer.token_to_id("<|a|>") in tokenizer.encode("dogs<|a|>dogs").ids
+    assert end_of_text_id(tokenizer) == tokenizer.token_to_id(END_OF_TEXT)
+    assert token_text(tokenizer, tokenizer.get_vocab()["<|a|>"]) == "<|a|>"
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "word"])
+def test_a_vocabulary_has_at_most_the_size_asked_for_and_no_gaps(kind):
+    tokenizer = train_tokenizer(TEXT.splitlines(), kind, vocab_size=290)
+    assert tokenizer.get_vocab_size() <= 290
+    assert table_size(tokenizer) == tokenizer.get_vocab_size()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: train_tokenizer(""), TextError, "no text to train"),
+        (lambda: train_tokenizer([" \n", ""], "unigram"), TextError, "no text to train"),
+        (lambda: train_tokenizer([], "word"), TextError, "no text to train"),
+        (lambda: train_tokenizer(TEXT, vocab_size=256), SizeError, "256 is too small .* needs 257"),
+        (lambda: train_tokenizer(TEXT, "unigram", min_frequency=2), TokenizerError, "no min_frequency"),
+        (lambda: as_tokenizer("gpt2"), TokenizerError, "A str is not a tokenizer"),
+    ],
+)
+def test_what_cannot_be_trained_says_why(call: Callable[[], object], error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_an_unknown_kind_is_named_with_the_known_ones():
+    with pytest.raises(TokenizerError, match=r"'bpee'\. Choose one of bpe, wordpiece, unigram, word, byte"):
+        train_tokenizer(TEXT, "bpee")
+
+
+@pytest.mark.parametrize("kind", get_args(TokenizerKind))
+def test_a_path_where_text_belongs_is_refused(kind, tmp_path, unchecked) -> None:
+    (tmp_path / "no suffix").write_text("dogs love")
+    for path in (str(tmp_path / "no suffix"), "/not/there/at/all", "./here", "~/texts", "data/notes.txt", "notes.md"):
+        for texts in (path, [path, "more"]):
+            with pytest.raises(TextError, match=r"names a file|looks like a path"):
+                train_tokenizer(texts, kind)
+    for wrong in (tmp_path / "no suffix", [tmp_path / "no suffix"], b"bytes", [b"bytes"], 7):
+        with pytest.raises(TextError, match="read_text_chunks"):
+            train_tokenizer(wrong, kind)
+
+
+@pytest.mark.parametrize("text", ["and/or cats", "a/b", "1/2", "/", "I love dogs.", "see notes.txt", "/usr/bin\n"])
+def test_text_that_holds_a_slash_is_text(text) -> None:
+    assert train_tokenizer([text, "more text"], "bpe").encode(text).ids
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_text_without_spaces_is_cut_in_training_only(kind):
+    letters = random.Random(0)
+    dna = "".join(letters.choices("ACGT", k=25_000))
+    parts = [dna[start : start + LONGEST_TRAINED] for start in range(0, len(dna), LONGEST_TRAINED)]
+    whole, cut = (train_tokenizer(texts, kind, vocab_size=290) for texts in (f"a {dna} b", ["a ", *parts, " b"]))
+    assert whole.to_str() == cut.to_str()
+    if kind == "bpe":
+        assert whole.encode(dna).ids != [i for part in parts for i in whole.encode(part).ids]
+        assert whole.decode(whole.encode(dna).ids) == dna
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_a_tokenizer_of_ordinary_text_is_trained_as_without_the_cut(kind, monkeypatch):
+    letters = random.Random(0)
+    word, spaces = "".join(letters.choices("ACGT", k=LONGEST_TRAINED - 1)), " " * (LONGEST_TRAINED - 1)
+    texts = ["I love dogs, and dogs love me. " * 700, f"x {word} {spaces}y é" + "ü " * 9000]
+    trained = train_tokenizer(texts, kind, vocab_size=300).to_str()
+    monkeypatch.setattr(train, "cut_pre_tokens", lambda texts, _: texts)
+    assert train_tokenizer(texts, kind, vocab_size=300).to_str() == trained
+
+
+@pytest.mark.parametrize("text", ["é" * 30_000 + " x", "a" * 25_000 + " " * 25_000 + "b", "ab" * 12_000 + "cd " * 9000])
+def test_pre_tokens_are_cut_every_10000_characters(text):
+    steps = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    parts = list(cut_pre_tokens([text], steps))
+    assert "".join(parts) == text
+    spans = [stop - start for part in parts for _, (start, stop) in steps.pre_tokenize_str(part)]
+    assert max(spans) == LONGEST_TRAINED
