@@ -6,7 +6,17 @@ from typing import Any
 
 from embedlayer.errors import CheckpointError
 from embedlayer.families import REFUSED, family_of, nearest_model_types, stated_size
-from embedlayer.families.records import Family, HeadSpec, LearnedPositions, PositionChoice, PositionSpec
+from embedlayer.families.records import (
+    BiasedPositions,
+    Family,
+    FoldedRows,
+    HeadSpec,
+    LearnedPositions,
+    PositionChoice,
+    PositionSpec,
+    StreamPositions,
+    TrigramSpec,
+)
 from embedlayer.io.files import JsonObject, read_json
 from embedlayer.io.json_fields import as_whole_number
 
@@ -37,7 +47,7 @@ def fields_of_config(source: str | JsonObject) -> JsonObject:
         >>> fields["vocab_size"], fields["embed_dim"], fields["tied"]
         (151936, 1024, False)
     """
-    from embedlayer.checkpoints.configuration import text_config, with_defaults
+    from embedlayer.checkpoints.reading.configuration import is_tied, text_config, with_defaults
 
     config = source if isinstance(source, dict) else read_json(Path(source))
     text = text_config(config)
@@ -49,7 +59,7 @@ def fields_of_config(source: str | JsonObject) -> JsonObject:
     if width is None:
         raise CheckpointError(f"The configuration has none of {', '.join(family.width)}. {INSTEAD}")
     narrow = family.projection is not None and hidden is not None and hidden != width
-    tied = family.head is None or _is_tied(family.head, values)
+    tied = family.head is None or is_tied(family.head, values)
     dtype = values.get("dtype", values.get("torch_dtype"))
     fields: JsonObject = {
         "vocab_size": rows,
@@ -86,8 +96,8 @@ def _family(config: JsonObject, text: JsonObject) -> Family:
     head, decoder = family.head or HeadSpec(), family.decoder_input
     sizes = {text.get(key) for key in ("vocab_size", "vocab_size" if decoder is None else decoder.vocab_size)}
     two_tables = len(sizes - {None}) > 1 or text.get("share_encoder_decoder_embeddings") is False
-    other_head = head.columns or head.hidden > 1 or head.rows
-    if other_head or two_tables or family.trigrams or family.folds_rows or family.sub_configs:
+    other_table = isinstance(family.rows, FoldedRows) or isinstance(family.projection, TrigramSpec)
+    if head.rows is not None or other_table or two_tables or family.sub_configs:
         raise CheckpointError(f"The table or head of a {family.name or model_type} is none that a plan has. {INSTEAD}")
     return family
 
@@ -101,23 +111,16 @@ def _whole(config: Mapping[str, Any], key: str) -> int:
     return as_whole_number(config.get(key), key)
 
 
-def _is_tied(spec: HeadSpec, config: Mapping[str, Any]) -> bool:
-    """Return whether the head is tied, as `HeadSpec.tied` says."""
-    if spec.tied in ("always", "never"):
-        return spec.tied == "always"
-    return bool(config.get("tie_word_embeddings", spec.tied))
-
-
 def _position_rows(family: Family, config: Mapping[str, Any]) -> list[int]:
     """Return the number of rows of each table of learned positions."""
     left_out = {step for step, key, default in family.optional if not config.get(key, default)}
-    if family.positions_if is not None and config.get(family.positions_if[0]) != family.positions_if[1]:
-        return []
     specs: list[PositionSpec | None] = [family.position]
     if family.decoder_input is not None:  # a decoder alone has the positions of a decoder
         specs = [*specs, family.decoder_input.position][config.get("is_encoder_decoder") is False :]
     found = []
     for spec in specs:
+        if isinstance(spec, BiasedPositions | StreamPositions):
+            spec = spec.added
         if isinstance(spec, PositionChoice):
             spec = dict(spec.choices).get(str(config.get(spec.key, spec.choices[0][0])))
         if isinstance(spec, LearnedPositions) and "position" not in left_out:

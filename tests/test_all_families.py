@@ -13,7 +13,7 @@ from covering import some
 from model_families import PAGE, page_rows
 from tiny_models import KINDS, SAMPLE, model_types
 
-from embedlayer.checkpoints import loader
+from embedlayer.checkpoints.reading import model as model_reading
 from embedlayer.errors import release
 from embedlayer.families import MULTIMODAL, TRANSFORMERS_VERSION, family_of
 
@@ -103,7 +103,7 @@ def test_a_record_without_its_defaults_is_reported_wrong(monkeypatch, unchecked)
     def without_defaults(name):
         return replace(family_of(name), defaults=())  # type: ignore[type-var]
 
-    monkeypatch.setattr(loader, "family_of", without_defaults)
+    monkeypatch.setattr(model_reading, "family_of", without_defaults)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         rows = examine_varied("albert", "masked")

@@ -113,7 +113,15 @@ def test_every_module_has_its_test_file() -> None:
     }
     together |= {"families/default_ids.py": "census/test_class_defaults.py"}
     together |= {  # shown by what must be true of all kinds
-        "checkpoints/configuration.py": "laws/test_model_paths.py",
+        "checkpoints/reading/configuration.py": "laws/test_model_paths.py",
+        "checkpoints/reading/model.py": "checkpoints/test_stacks_and_steps.py",
+        "checkpoints/reading/positions.py": "test_families.py",
+        "checkpoints/reading/inputs.py": "checkpoints/test_stacks_and_steps.py",
+        "checkpoints/layer_report.py": "checkpoints/test_reading.py",
+        **{
+            f"checkpoints/reading/{name}.py": "checkpoints/test_reading.py"
+            for name in ("head", "layer", "table", "tensors")
+        },
         "layers/peft.py": "laws/test_peft.py",
         "layers/logit_source.py": "layers/test_deferred_logits.py",
         "tracing.py": "laws/test_transforms.py",

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.loader import POSITION_KEYS
 from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.reading.configuration import POSITION_KEYS
 from embedlayer.data.text_chunks import encode_chunks, read_text_chunks, split_text
 from embedlayer.errors import CheckpointError, SizeError, TextError
 from embedlayer.losses.divergences import divergence

@@ -1,9 +1,8 @@
 """The embedding layer of a checkpoint: input embedding, positions and LM head, with their names in the file."""
 
-import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +11,18 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.loader import LoadedTensor, Loader, LoadRecord, finds_table
+from embedlayer.checkpoints.layer_report import LayerReport
 from embedlayer.checkpoints.meta_layout import has_meta_layout, meta_config
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.reading.layer import (
+    LoadRecord,
+    build_with_tensors,
+    finds_table,
+    load_record,
+    read_layer_arguments,
+)
+from embedlayer.checkpoints.reading.model import checkpoint_model
+from embedlayer.checkpoints.reading.tensors import LoadedTensor
 from embedlayer.checkpoints.refusals import table_advice
 from embedlayer.checkpoints.writer import WriteReceipt, write_tensors
 from embedlayer.documents import AttentionMask, check_mask
@@ -37,94 +45,6 @@ from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.ids import missing_rows_message, table_size
 from embedlayer.tokenization.read import load_tokenizer
-
-TOKENIZERS = (
-    ("tokenizer.json",),
-    ("vocab.json", "merges.txt"),
-    ("tokenizer.model",),
-    ("spiece.model",),
-    ("sentencepiece.bpe.model",),
-    ("vocab.txt",),
-)
-"""Files that `load_tokenizer` reads, preferred ones first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerReport(LoadRecord):
-    """Description of a layer and of the tensors that were read to load it; `print` shows it as text.
-
-    The attributes of `LoadRecord` come first.
-
-    Attributes:
-        family: Name of the model family, or `"unknown"`.
-        vocab_size: Number of rows of the table, V.
-        embed_dim: Width of a row.
-        width: Width of the vectors that the first block receives, D.
-        dtype: Dtype of the rows.
-        device: Device of the rows.
-        scale: Factor on looked-up rows, as the family defines it; `None` for none.
-        embed_scale: `scale` rounded to the dtype of the rows, for families that round the factor (Gemma), else `None`.
-        padding_idx: Padding row of the table, or `None`; see `LookupTable`.
-        recipe: Steps of the input embedding after look-up and scale.
-        positions: Position schemes by kind of layer; the key `""` has that of the first block.
-        head: `"tied"`, `"untied"`, or `None` without a head.
-        logit_scale: Factor on the logits, or `None` without a head.
-        softcap: Cap on the logits, or `None`.
-        tokenizer: Number of rows that the tokenizer's IDs need; the error message if the tokenizer cannot be read;
-            `None` if there is no tokenizer.
-        per_layer: Rows, blocks and width of the per-layer table; `None` for a layer without one.
-        parameters: Number of trainable parameters of the layer, head included.
-    """
-
-    family: str
-    vocab_size: int
-    embed_dim: int
-    width: int
-    dtype: str
-    device: str
-    scale: float | None
-    embed_scale: float | None
-    padding_idx: int | None
-    recipe: tuple[str, ...]
-    positions: dict[str, str]
-    head: str | None
-    logit_scale: float | None
-    softcap: float | None
-    tokenizer: int | str | None
-    per_layer: tuple[int, int, int] | None
-    parameters: int
-
-    def to_json(self) -> JsonObject:
-        """Return all fields, with those of `LoadRecord`, as a dictionary of JSON values."""
-        content: JsonObject = json.loads(json.dumps(asdict(self)))
-        return content
-
-    def __str__(self) -> str:
-        scale = "none" if self.scale is None else f"{self.scale:.6g}"
-        if self.embed_scale is not None:
-            scale += f", rounded to {self.embed_scale:.6g}"
-        options = [f"logit scale {self.logit_scale:g}"] if self.logit_scale not in (None, 1.0) else []
-        options += [f"softcap {self.softcap:g}"] if self.softcap is not None else []
-        lines = {
-            "family": self.family,
-            "table": f"{self.vocab_size:,} x {self.embed_dim:,} {self.dtype} on {self.device}",
-            "scale": scale,
-            "padding": "none" if self.padding_idx is None else f"row {self.padding_idx}",
-            "input": " -> ".join(("look-up", *self.recipe)) + f" -> width {self.width:,}",
-            "positions": "; ".join(f"{kind}: {scheme}" if kind else scheme for kind, scheme in self.positions.items()),
-            "head": ", ".join([self.head or "none", *options]),
-            "tokenizer": "none" if self.tokenizer is None else str(self.tokenizer),
-            "parameters": f"{self.parameters:,}",
-            "read": f"{self.bytes_read:,} bytes, {len(self.tensors)} tensors",
-        }
-        if self.per_layer is not None:
-            rows, blocks, width = self.per_layer
-            lines["per layer"] = f"{rows:,} rows, a vector of width {width:,} for each of {blocks:,} blocks"
-        text = [self.source, *(f"  {name:<11}{value}" for name, value in lines.items())]
-        text += [f"    {t.key} = {t.name} {t.dtype} {list(t.shape)}" for t in self.tensors]
-        text += [f"  {count:,} rows of the {of} contain NaN or infinity" for of, count in self.nonfinite_rows.items()]
-        text += [f"  other table: {sentence}" for sentence in self.other_tables]
-        return "\n".join([*text, *(f"  note: {note}" for note in self.notes)])
 
 
 class EmbeddingLayer(Pretrained):
@@ -390,7 +310,7 @@ class EmbeddingLayer(Pretrained):
             EmbedLayerWarning: The tokenizer has IDs without a row in the table.
         """
         if self._tokenizer is None and self._checkpoint is not None:
-            path = tokenizer_file(self._checkpoint)
+            path = self._checkpoint.tokenizer_file()
             if path is not None:
                 self._tokenizer = load_tokenizer(path)
                 mismatch = missing_rows_message(self._tokenizer, self.table.vocab_size, path.parent)
@@ -738,14 +658,16 @@ def _read_layer(
     try:
         if "model_type" not in checkpoint.config and not table_only and has_meta_layout(checkpoint):
             checkpoint.config = meta_config(checkpoint)
-        loader = Loader(checkpoint, dtype, device, table_only=table_only, per_layer=per_layer, final_norm=final_norm)
-        layer = loader.build(lambda: EmbeddingLayer(**loader.read_arguments()))
+        model = checkpoint_model(checkpoint, dtype, device, table_only=table_only)
+        layer = build_with_tensors(
+            model, lambda: EmbeddingLayer(**read_layer_arguments(model, per_layer=per_layer, final_norm=final_norm))
+        )
     except CheckpointError as error:
         if isinstance(table_only, str):
             raise
         advice = table_advice(checkpoint, is_found=not table_only and finds_table(checkpoint))
         raise CheckpointError(f"{error} {advice}".rstrip()) from error
-    layer.load_record = loader.load_record()
+    layer.load_record = load_record(model)
     return layer
 
 
@@ -795,14 +717,3 @@ def _with_table_only(layer: EmbeddingLayer) -> EmbeddingLayer:
     note = "Only the table was kept: positions, norms and head were left out."
     alone.load_record = replace(layer.load_record, notes=(note,), table_only=True)
     return alone
-
-
-def tokenizer_file(checkpoint: Checkpoint) -> Path | None:
-    """Return the path of the tokenizer file that this library prefers among those of a checkpoint, or `None`."""
-    if checkpoint.gguf is not None:
-        return checkpoint.gguf.path if checkpoint.gguf.get("tokenizer.ggml.model") is not None else None
-    for names in TOKENIZERS:
-        found = [checkpoint.file(name) for name in names]
-        if all(found):
-            return found[0]
-    return None

@@ -13,10 +13,11 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from embedlayer.checkpoints.configuration import logit_factors, text_config, with_defaults, with_whole_model
+from embedlayer.checkpoints.reading.configuration import logit_factors, text_config, with_defaults, with_whole_model
 from embedlayer.distributed.dtensors import has_fsdp_modules
 from embedlayer.errors import CheckpointError, check_release
 from embedlayer.families import SCALE_ATTRIBUTES, family_of
+from embedlayer.families.records import CountedRows
 from embedlayer.layers.logit_source import LogitsReport
 from embedlayer.layers.output import TRAINED_BEFORE, ModelLogitOptions, OutputHead
 from embedlayer.layers.peft import ChildReference
@@ -325,7 +326,8 @@ def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
     config = with_defaults(family, config)
     for key in family.sub_configs:  # the decoder's is the last one
         config = {**config, **(config.get(key) or {})}
-    rows = old.out_features if spec.rows is None else config.get(spec.rows) or old.out_features
+    count = config.get(spec.rows.key) if isinstance(spec.rows, CountedRows) else None
+    rows = count or old.out_features
     if spec.columns or rows < old.out_features:
         reason = f"The logits of model type {model_type!r} are not those of its head's rows"
         return ModelLogitOptions(unknown=reason, is_partial=bool(spec.columns))

@@ -29,6 +29,13 @@ from embedlayer.io.weight_files import (
 )
 
 CONFIG = "config.json"
+TOKENIZERS = (
+    ("tokenizer.json",),
+    ("vocab.json", "merges.txt"),
+    *(("tokenizer.model",), ("spiece.model",), ("sentencepiece.bpe.model",), ("vocab.txt",)),
+)
+"""Files that `load_tokenizer` reads, preferred ones first."""
+
 SECONDS_TO_CONNECT = 5.0
 LONGEST_HUB_NAME = 96
 ENDINGS = (
@@ -221,6 +228,16 @@ class Checkpoint(WeightFiles):
         From the hub, the file is downloaded first. A GGUF file has all it needs in itself: the result is `None`.
         """
         return None if self.gguf is not None else self._folder.find(name)
+
+    def tokenizer_file(self) -> Path | None:
+        """Return the path of the tokenizer file that this library prefers among those of the checkpoint, or `None`."""
+        if self.gguf is not None:
+            return self.gguf.path if self.gguf.get("tokenizer.ggml.model") is not None else None
+        for names in TOKENIZERS:
+            paths = [self.file(name) for name in names]
+            if all(paths):
+                return paths[0]
+        return None
 
     def read(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Tensor:
         """Read one tensor and return it, as `WeightFiles.read` does; a quantised tensor of a GGUF file is dequantised.

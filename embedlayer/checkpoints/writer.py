@@ -14,9 +14,9 @@ from typing import BinaryIO
 from torch import Tensor
 
 from embedlayer.census.files import files_left_out, is_left_out, left_out_message
-from embedlayer.checkpoints.loader import checkpoint_family, tensor_rules
 from embedlayer.checkpoints.meta_layout import PARAMS
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.reading.model import checkpoint_family, tensor_rules
 from embedlayer.checkpoints.second_copies import find_copies
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError
 from embedlayer.io.files import check_new_folder, new_folder, read_json, write_json

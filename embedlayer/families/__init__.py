@@ -1,7 +1,7 @@
 """One record per model family: tensor names, scale, norms, projections, head, positions, and configuration keys.
 
-This package is data: `embedlayer.checkpoints.loader` and `embedlayer.positions.rotary_config` build modules from it. No
-other module of `embedlayer` names a `model_type`. `records` defines the fields; `causal`, `masked` and
+This package is data: `embedlayer.checkpoints.reading` and `embedlayer.positions.rotary_config` build modules from it.
+No other module of `embedlayer` names a `model_type`. `records` defines the fields; `causal`, `masked` and
 `encoder_decoder` have the records. `multimodal` says how multimodal models use a language model's head, and `rotary`
 has the rotary settings of each model type. `token_ids` says which entries of configurations name token IDs.
 """
@@ -34,7 +34,9 @@ from embedlayer.families.records import (
     OWN_MODEL_TYPE,
     SCALE_ATTRIBUTES,
     STATIC_EMBEDDING,
+    CountedRows,
     Family,
+    FoldedRows,
     HeadSpec,
     Names,
     RotaryPositions,
@@ -96,8 +98,8 @@ FAMILIES: tuple[Family, ...] = (
     *CAUSAL_FAMILIES,
     *MASKED_FAMILIES,
     *ENCODER_DECODER_FAMILIES,
-    Family("model2vec", ("model2vec",), ("embeddings",), head=None, folds_rows=True),
-    Family("static_embedding", ("StaticEmbedding",), ("embedding.weight", "embeddings"), head=None, folds_rows=True),
+    Family("model2vec", ("model2vec",), ("embeddings",), FoldedRows(), head=None),
+    Family("static_embedding", ("StaticEmbedding",), ("embedding.weight", "embeddings"), FoldedRows(), head=None),
 )
 """The known families. The last two, model2vec and StaticEmbedding, are tables without a model."""
 
@@ -116,7 +118,7 @@ VOCAB_SIZE_KEYS: Names = tuple(
         for key in (
             "vocab_size",
             *(own for own, common in family.aliases if common == "vocab_size"),
-            *((family.head.rows,) if family.head is not None and family.head.rows is not None else ()),
+            *((family.head.rows.key,) if family.head is not None and isinstance(family.head.rows, CountedRows) else ()),
             *((family.decoder_input.vocab_size,) if family.decoder_input is not None else ()),
             *((family.per_layer.rows,) if family.per_layer is not None else ()),
         )

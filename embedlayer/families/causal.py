@@ -12,6 +12,8 @@ from embedlayer.families.records import (
     SQRT_DIM_ROUNDED,
     STATE_POSITIONS,
     AlibiPositions,
+    CountedRows,
+    ExtraRows,
     Factor,
     Family,
     HeadSpec,
@@ -20,6 +22,7 @@ from embedlayer.families.records import (
     NormSpec,
     OtherTable,
     PerLayerSpec,
+    PositionChoice,
     ShiftSpec,
     SinusoidalPositions,
 )
@@ -95,6 +98,55 @@ def _gemma(name: str, *model_types: str, softcap: float | None = None, **changes
     return _llama(name, *model_types, **{"scale": SQRT_DIM_ROUNDED, "head": head, "defaults": default, **changes})
 
 
+def _gpt2(name: str, *model_types: str, **changes: Any) -> Family:
+    """Return a family like GPT-2: learned positions, segments that are rows of the table, and a tied head.
+
+    Arguments are those of `_llama`.
+    """
+    gpt2 = Family(
+        name,
+        model_types or (name,),
+        table=("wte.weight",),
+        position=LearnedPositions(("wpe.weight",)),
+        recipe=("position", "types"),
+        types="table",
+        head=HeadSpec(tied=True),
+    )
+    return replace(gpt2, **changes)
+
+
+def _granite(name: str, *model_types: str, **changes: Any) -> Family:
+    """Return a family like Granite, which multiplies its rows and divides its logits by numbers of the configuration.
+
+    Arguments are those of `_llama`.
+    """
+    head = HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0))
+    return _llama(name, *model_types, **{"scale": Factor("embedding_multiplier", default=1.0), "head": head, **changes})
+
+
+def _inkling(name: str, model_type: str, head: HeadSpec, **changes: Any) -> Family:
+    """Return a family like Inkling, which normalises its rows and has positions that depend on hidden states.
+
+    Args:
+        name: Name of the family in reports.
+        model_type: `model_type` in its configurations.
+        head: Factor or cap on its logits.
+        **changes: Further fields of `Family` that are set.
+    """
+    rows = CountedRows("unpadded_vocab_size")
+    return _llama(
+        name,
+        model_type,
+        table=("embed_tokens.weight", "embed.weight"),
+        position=None,
+        recipe=("norm",),
+        norm=NormSpec("embed_norm", "rms_norm_eps", 1e-6, kind="rms"),
+        head=replace(head, weight=("lm_head.weight", "llm.unembed.weight"), rows=rows, tied="never"),
+        notes=(STATE_POSITIONS,),
+        **changes,
+    )
+
+
 _KOSMOS_2 = Family(
     "kosmos-2",
     ("kosmos_2_text_model",),
@@ -125,7 +177,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         head=HeadSpec(("output.weight",)),
         decoder=META_TENSORS,
     ),
-    _llama("qwen2", tokenizer_rules=True),
+    _llama("qwen2"),
     _llama(
         "",
         *("apertus", "arcee", "aria_text", "axk1", "axk2", "bamba", "bitnet", "cosmos3_edge_text", "cwm"),
@@ -149,40 +201,31 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     _llama("", *("lfm2", "lfm2_moe"), aliases=(("tie_embedding", "tie_word_embeddings"),), head=HeadSpec(tied=True)),
     _llama("", *("bailing_hybrid", "sarvam_moe"), table=("embed_tokens.weight", "word_embeddings.weight")),
     _llama("exaone", table=("embed_tokens.weight", "wte.weight"), aliases=(("num_layers", "num_hidden_layers"),)),
-    _llama("apertus1p5", "apertus1p5_text", head=HeadSpec(rows="output_vocab_size")),
+    _llama("apertus1p5", "apertus1p5_text", head=HeadSpec(rows=CountedRows("output_vocab_size"))),
     _llama(
         "deepseek_v4",
         table=("embed_tokens.weight", "embed.weight"),
         head=HeadSpec(("lm_head.weight", "head.weight")),
         other_tables=(OtherTable("gate.tid2eid", "it states the experts of each token in blocks that hash"),),
     ),
-    Family("dbrx", ("dbrx",), table=("wte.weight",), position="rotary"),
-    Family(
+    _llama("dbrx", table=("wte.weight",)),
+    _llama(
         "falcon",
-        ("falcon",),
-        ("word_embeddings.weight",),
-        position="rotary",
+        table=("word_embeddings.weight",),
+        position=PositionChoice("alibi", ((True, AlibiPositions(is_divided=True)),), otherwise="rotary"),
         head=HeadSpec(tied=True),
     ),
-    Family(
-        "gpt_neox",
-        ("gpt_neox",),
-        ("embed_in.weight",),
-        position="rotary",
-        head=HeadSpec(("embed_out.weight", "lm_head.weight")),
+    _llama("gpt_neox", table=("embed_in.weight",), head=HeadSpec(("embed_out.weight", "lm_head.weight"))),
+    _llama("gpt_neox_japanese", table=("embed_in.weight",), head=HeadSpec(("embed_out.weight",), tied=True)),
+    _llama(
+        "zamba2",
+        position=PositionChoice("use_mem_rope", ((True, "rotary"),), otherwise=None),
+        head=HeadSpec(tied=True),
     ),
-    Family(
-        "gpt_neox_japanese",
-        ("gpt_neox_japanese",),
-        ("embed_in.weight",),
-        position="rotary",
-        head=HeadSpec(("embed_out.weight",), tied=True),
-    ),
-    _llama("zamba2", positions_if=("use_mem_rope", True), head=HeadSpec(tied=True)),
-    _llama("mllama", "mllama_text_model", extra_rows=8, head=HeadSpec(tied="never")),
+    _llama("mllama", "mllama_text_model", rows=ExtraRows(8), head=HeadSpec(tied="never")),
     _llama(
         "moshi",
-        extra_rows=1,
+        rows=ExtraRows(1),
         head=HeadSpec(tied="never"),
         other_tables=(
             OtherTable(
@@ -205,13 +248,11 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     _llama("phi", head=HeadSpec(bias=("lm_head.bias",))),
     _llama("phimoe", head=HeadSpec(bias=("lm_head.bias",), has_bias=("lm_head_bias", False))),
     _llama("ernie4_5_moe", head=HeadSpec(bias=("lm_head.bias",), has_bias=("use_bias", False), tied=True)),
-    Family(
+    _gpt2(
         "gptj",
-        ("gptj", "codegen"),
-        ("wte.weight",),
+        *("gptj", "codegen"),
         position="rotary",
         recipe=("types",),
-        types="table",
         head=HeadSpec(bias=("lm_head.bias",)),
     ),
     _llama(
@@ -254,22 +295,11 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         "cohere_compass_text",
         head=HeadSpec(logit_scale=Factor("logit_scale", default=1.0), tied=True),
     ),
-    _llama(
-        "granite",
-        *("granite", "granitemoe", "granitemoeshared", "granitemoe_swa", "granite4_vision_text"),
-        scale=Factor("embedding_multiplier", default=1.0),
-        head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0)),
-    ),
-    _llama(
-        "granite_swa",
-        scale=Factor("embedding_multiplier", default=1.0),
-        head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0), tied=True),
-    ),
-    _llama(
+    _granite("granite", *("granite", "granitemoe", "granitemoeshared", "granitemoe_swa", "granite4_vision_text")),
+    _granite("granite_swa", head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0), tied=True)),
+    _granite(
         "granitemoehybrid",
-        scale=Factor("embedding_multiplier", default=1.0),
-        positions_if=("position_embedding_type", "rope"),
-        head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=1.0)),
+        position=PositionChoice("position_embedding_type", (("rope", "rotary"),), otherwise=None),
     ),
     _llama(
         "granite_docling",
@@ -277,16 +307,8 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         scale=Factor("embedding_multiplier", default=12.0),
         head=HeadSpec(logit_scale=Factor(per="logits_scaling", default=0.25), tied=True),
     ),
-    _llama(
-        "hyperclovax",
-        scale=Factor("embedding_multiplier", default=1.0),
-        head=HeadSpec(logit_scale=Factor("logits_scaling", default=1.0)),
-    ),
-    _llama(
-        "falcon_h1",
-        scale=Factor("embedding_multiplier", default=1.0),
-        head=HeadSpec(logit_scale=Factor("lm_head_multiplier")),
-    ),
+    _granite("hyperclovax", head=HeadSpec(logit_scale=Factor("logits_scaling", default=1.0))),
+    _granite("falcon_h1", head=HeadSpec(logit_scale=Factor("lm_head_multiplier"))),
     _llama(
         "minicpm3",
         scale=Factor("scale_emb"),
@@ -311,36 +333,16 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
     ),
     _muse("muse_glimmer", "muse_glimmer_text", 0.19611613513818404),
     _muse("muse_spark", "muse_spark_text", 0.1767766952966369),
-    _llama(
+    _inkling(
         "inkling",
         "inkling_text",
-        table=("embed_tokens.weight", "embed.weight"),
-        position=None,
-        recipe=("norm",),
-        norm=NormSpec("embed_norm", "rms_norm_eps", 1e-6, kind="rms"),
-        head=HeadSpec(
-            ("lm_head.weight", "llm.unembed.weight"),
-            rows="unpadded_vocab_size",
-            logit_scale=Factor(per="logits_mup_width_multiplier", default=1 / 24),
-            tied="never",
-        ),
-        notes=(STATE_POSITIONS,),
+        HeadSpec(logit_scale=Factor(per="logits_mup_width_multiplier", default=1 / 24)),
     ),
-    _llama(
+    _inkling(
         "inkling2",
         "inkling2_text",
-        table=("embed_tokens.weight", "embed.weight"),
-        position=None,
-        recipe=("norm",),
-        norm=NormSpec("embed_norm", "rms_norm_eps", 1e-6, kind="rms"),
-        head=HeadSpec(
-            ("lm_head.weight", "llm.unembed.weight"),
-            rows="unpadded_vocab_size",
-            softcap="final_logit_softcapping",
-            tied="never",
-        ),
+        HeadSpec(softcap="final_logit_softcapping"),
         defaults=(("final_logit_softcapping", 30.0),),
-        notes=(STATE_POSITIONS,),
     ),
     _llama(
         "hrm_text",
@@ -379,33 +381,9 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         defaults=(("output_logit_soft_cap", 30.0),),
     ),
     # Positions added to the input.
-    Family(
-        "gpt2",
-        ("gpt2", "gpt-sw3"),
-        table=("wte.weight",),
-        position=LearnedPositions(("wpe.weight",)),
-        recipe=("position", "types"),
-        types="table",
-        head=HeadSpec(tied=True),
-    ),
-    Family(
-        "",
-        ("gpt_bigcode", "gpt_neo"),
-        table=("wte.weight",),
-        position=LearnedPositions(("wpe.weight",)),
-        recipe=("position", "types"),
-        types="table",
-        head=HeadSpec(tied=True),
-    ),
-    Family(
-        "openai-gpt",
-        ("openai-gpt",),
-        table=("tokens_embed.weight",),
-        position=LearnedPositions(("positions_embed.weight",)),
-        recipe=("position", "types"),
-        types="table",
-        head=HeadSpec(tied=True),
-    ),
+    _gpt2("gpt2", *("gpt2", "gpt-sw3")),
+    _gpt2("", *("gpt_bigcode", "gpt_neo")),
+    _gpt2("openai-gpt", table=("tokens_embed.weight",), position=LearnedPositions(("positions_embed.weight",))),
     Family(
         "opt",
         ("opt",),
@@ -415,7 +393,7 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         numbering="mask",
         recipe=("project", "position"),
         projection=LinearSpec("project_in", bias=False),
-        head=HeadSpec(dense=LinearSpec("project_out", bias=False), dense_optional=True, tied=True),
+        head=HeadSpec(dense=LinearSpec("project_out", bias=False, optional=True), tied=True),
     ),
     Family(
         "biogpt",
@@ -435,14 +413,11 @@ CAUSAL_FAMILIES: tuple[Family, ...] = (
         norm=NormSpec("git.embeddings.LayerNorm"),
         head=HeadSpec(("output.weight",), bias=("output.bias",)),
     ),
-    Family(
+    _gpt2(
         "ctrl",
-        ("ctrl",),
         table=("w.weight",),
         scale=SQRT_DIM,
         position=SinusoidalPositions(after_padding=False),
-        recipe=("position", "types"),
-        types="table",
         head=HeadSpec(bias=("lm_head.bias",), tied=True),
     ),
     Family(

@@ -15,6 +15,7 @@ from embedlayer.families.records import (
     OtherTable,
     RelativePositions,
     SinusoidalPositions,
+    StreamPositions,
 )
 
 _TABLE = ("encoder.embed_tokens.weight", "shared.weight", "decoder.embed_tokens.weight")
@@ -118,6 +119,19 @@ def _t5(name: str, *model_types: str, **changes: Any) -> Family:
     return replace(t5, **changes)
 
 
+_M2M_100 = Family(
+    "",
+    ("m2m_100", "nllb-moe"),
+    table=_TABLE,
+    scale=SQRT_DIM_IF_SCALE_EMBEDDING,
+    position=SinusoidalPositions(),
+    numbering="ids",
+    recipe=("position",),
+    head=HeadSpec(tied=True),
+    decoder_input=DecoderSpec(),
+    defaults=_SCALED,
+)
+
 ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
     _t5("t5"),
     _t5("", *("longt5", "switch_transformers")),
@@ -135,8 +149,7 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         scale=SQRT_DIM_ROUNDED,
         position="rotary",
         head=HeadSpec(("lm_head.out_proj.weight",), softcap="final_logit_softcapping", tied=True),
-        decoder_input=DecoderSpec(position="rotary", layers=("num_hidden_layers",)),
-        sub_configs=("encoder", "decoder"),
+        decoder_input=DecoderSpec(position="rotary", layers=("num_hidden_layers",), sub_configs=("encoder", "decoder")),
         defaults=(("final_logit_softcapping", 30.0),),
     ),
     _bart("", *("bart", "mbart", "mvp")),
@@ -191,18 +204,7 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         recipe=("position",),
         head=HeadSpec(("proj_out.weight",), tied=True),
     ),
-    Family(
-        "",
-        ("m2m_100", "nllb-moe"),
-        table=_TABLE,
-        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
-        position=SinusoidalPositions(),
-        numbering="ids",
-        recipe=("position",),
-        head=HeadSpec(tied=True),
-        decoder_input=DecoderSpec(),
-        defaults=_SCALED,
-    ),
+    _M2M_100,
     Family(
         "prophetnet",
         ("prophetnet",),
@@ -210,11 +212,13 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         position=LearnedPositions(("encoder.position_embeddings.weight",), offset="padding"),
         recipe=("position", "norm"),
         norm=NormSpec("encoder.embeddings_layer_norm", None, 1e-5),
-        streams=("decoder.ngram_embeddings.weight",),
         head=HeadSpec(tied=True),
         decoder_input=DecoderSpec(
             table=("decoder.word_embeddings.weight", "word_embeddings.weight"),
-            position=LearnedPositions(("decoder.position_embeddings.weight",), offset="padding"),
+            position=StreamPositions(
+                LearnedPositions(("decoder.position_embeddings.weight",), offset="padding"),
+                streams=("decoder.ngram_embeddings.weight",),
+            ),
             norm=NormSpec("decoder.embeddings_layer_norm", None, 1e-5),
             recipe=("position", "streams", "norm"),
         ),
@@ -236,16 +240,10 @@ ENCODER_DECODER_FAMILIES: tuple[Family, ...] = (
         decoder_input=DecoderSpec(vocab_size="tgt_vocab_size", position=_fixed("decoder", after_padding=True)),
         defaults=_SCALED,
     ),
-    Family(
-        "",
-        ("seamless_m4t", "seamless_m4t_v2"),
+    replace(
+        _M2M_100,
+        model_types=("seamless_m4t", "seamless_m4t_v2"),
         table=("text_encoder.embed_tokens.weight", "shared.weight", "text_decoder.embed_tokens.weight"),
-        scale=SQRT_DIM_IF_SCALE_EMBEDDING,
-        position=SinusoidalPositions(),
-        numbering="ids",
-        recipe=("position",),
-        head=HeadSpec(tied=True),
         decoder_input=DecoderSpec(("text_decoder.embed_tokens.weight",)),
-        defaults=_SCALED,
     ),
 )

@@ -6,9 +6,12 @@ from typing import Any
 
 from embedlayer.families.records import (
     STATE_POSITIONS,
+    AddedColumns,
     AxialPositions,
+    BiasedPositions,
     Factor,
     Family,
+    FeatureSpec,
     HeadSpec,
     LearnedPositions,
     LinearSpec,
@@ -17,6 +20,8 @@ from embedlayer.families.records import (
     OtherTable,
     PositionChoice,
     RelativePositions,
+    TrigramSpec,
+    WideRows,
 )
 
 
@@ -86,6 +91,19 @@ def _roberta(name: str, model_types: Names, **changes: Any) -> Family:
     return _bert(name, model_types, **{"position": _FROM_PADDING, "numbering": "ids", "head": _ROBERTA_HEAD, **changes})
 
 
+def _rotary_bert(name: str, **changes: Any) -> Family:
+    """Return a family like BERT with rotary positions and RoBERTa's head.
+
+    Args:
+        name: Name of the family, and the `model_type` in its configurations.
+        **changes: Fields of `Family` in which the family differs from that.
+    """
+    head = replace(_ROBERTA_HEAD, norm=NormSpec(("lm_head.layer_norm", "lm_head.norm")))
+    norm = NormSpec(("embeddings.LayerNorm", "emb_ln"))
+    own = {"position": "rotary", "recipe": ("types", "norm"), "norm": norm, "head": head}
+    return _bert(name, (name,), **{**own, **changes})
+
+
 _EPS = (("layer_norm_eps", 1e-5),)
 _GELU_NEW = (("hidden_act", "gelu_new"),)
 
@@ -115,10 +133,9 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         ("mobilebert",),
         width=("embedding_size",),
         recipe=("project", "position", "types", "norm"),
-        projection=LinearSpec("embeddings.embedding_transformation"),
-        trigrams="trigram_input",
+        projection=TrigramSpec(LinearSpec("embeddings.embedding_transformation"), "trigram_input"),
         norm=NormSpec("embeddings.LayerNorm", None, 1e-5, affine_key=("normalization_type", "no_norm")),
-        head=replace(_BERT_HEAD, columns=("predictions.dense.weight",)),
+        head=replace(_BERT_HEAD, rows=AddedColumns(("predictions.dense.weight",))),
         defaults=(("hidden_act", "relu"), ("normalization_type", "no_norm")),
     ),
     _bert(
@@ -159,34 +176,13 @@ MASKED_FAMILIES: tuple[Family, ...] = (
             tied=True,
         ),
     ),
-    _bert(
+    _rotary_bert(
         "nomic_bert",
-        ("nomic_bert",),
-        position="rotary",
-        recipe=("types", "norm"),
-        norm=NormSpec(("embeddings.LayerNorm", "emb_ln")),
         head=_masked_head("predictions", "predictions.transform.dense", "predictions.transform.layer_norm"),
         defaults=(("hidden_act", "silu"),),
     ),
-    _bert(
-        "gte",
-        ("gte",),
-        position="rotary",
-        recipe=("types", "norm"),
-        optional=(("types", "type_vocab_size", 1),),
-        norm=NormSpec(("embeddings.LayerNorm", "emb_ln")),
-        head=replace(_ROBERTA_HEAD, norm=NormSpec(("lm_head.layer_norm", "lm_head.norm"))),
-    ),
-    _bert(
-        "jina_embeddings_v3",
-        ("jina_embeddings_v3",),
-        position="rotary",
-        recipe=("types", "norm"),
-        optional=(("types", "type_vocab_size", 1),),
-        norm=NormSpec(("embeddings.LayerNorm", "emb_ln")),
-        head=replace(_ROBERTA_HEAD, norm=NormSpec(("lm_head.layer_norm", "lm_head.norm"))),
-        defaults=_EPS,
-    ),
+    _rotary_bert("gte", optional=(("types", "type_vocab_size", 1),)),
+    _rotary_bert("jina_embeddings_v3", optional=(("types", "type_vocab_size", 1),), defaults=_EPS),
     _bert(
         "esmc",
         ("esmc",),
@@ -258,8 +254,10 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         "roc_bert",
         ("roc_bert",),
         recipe=("project", "types", "position", "norm"),
-        projection=LinearSpec("embeddings.map_inputs_layer"),
-        features=(("embeddings.shape_embed.weight",), ("embeddings.pronunciation_embed.weight",)),
+        projection=FeatureSpec(
+            LinearSpec("embeddings.map_inputs_layer"),
+            (("embeddings.shape_embed.weight",), ("embeddings.pronunciation_embed.weight",)),
+        ),
         head=_BERT_HEAD,
         not_computed=(("concat_input", (True,)),),
     ),
@@ -283,7 +281,9 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         recipe=("position",),
         types=(),
         norm=None,
-        head=HeadSpec(("lm_head.decoder.weight",), bias=("lm_head.decoder.bias",), has_bias="stored", hidden=2),
+        head=HeadSpec(
+            ("lm_head.decoder.weight",), bias=("lm_head.decoder.bias",), has_bias="stored", rows=WideRows(hidden=2)
+        ),
         other_tables=(OtherTable("lm_head.bias", "a bias of the head that the family's code does not add", "head"),),
     ),
     _bert(
@@ -352,7 +352,7 @@ MASKED_FAMILIES: tuple[Family, ...] = (
         ("mpnet",),
         recipe=("position", "norm"),
         types=(),
-        attention_position=RelativePositions(("encoder.relative_attention_bias.weight",)),
+        position=BiasedPositions(_FROM_PADDING, RelativePositions(("encoder.relative_attention_bias.weight",))),
         not_computed=(("pad_token_id", (1,)),),
     ),
     _roberta(

@@ -147,7 +147,12 @@ class AlibiPositions:
     """Linear attention biases (ALiBi) of a family, which are computed from the number of heads.
 
     `max_bias` of `AlibiBias` is 8; MPT's configuration may state another value as `attn_config.alibi_bias_max`.
+
+    Attributes:
+        is_divided: Whether the biases are divided by the square root of a head's width (Falcon).
     """
+
+    is_divided: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,37 @@ class RelativePositions:
 
 
 @dataclass(frozen=True)
+class SectionAxes:
+    """Several position axes, each of which rotates a section of the pairs of channels (Qwen2-VL).
+
+    Attributes:
+        layout: How the pairs are divided: a key of `AXES` in `embedlayer.positions.rotary_config`.
+        sections: Pairs of each axis if a configuration states no `mrope_section`; `None` for a single axis then.
+        names: Other names of `mrope_section` in the configurations of this family.
+    """
+
+    layout: Literal["chunked", "interleaved", "alternating", "channels"]
+    sections: tuple[int, ...] | None = None
+    names: Names = ()
+
+
+@dataclass(frozen=True)
+class GridAxes:
+    """Axes of a vision tower, with an equal number of pairs each: `AxialAxes` in which some options are set."""
+
+    num_axes: int = 2
+    options: Names = ()
+
+
+@dataclass(frozen=True)
+class PowerQueries:
+    """Factor on queries of layers without rotation, a power of the position: `PowerQueryScaling` (Beam)."""
+
+    exponent: float
+    length: int
+
+
+@dataclass(frozen=True)
 class RotaryPositions:
     """Rotary settings of a family that transformers has in its code and not in `config.json`.
 
@@ -177,8 +213,8 @@ class RotaryPositions:
             unless its caller passes a default.
         interleaved: Whether the channels (2i, 2i + 1) form a rotated pair, not (i, i + half).
         reads_layout: Whether the family's code reads `rope_interleave`; elsewhere another layout there is an error.
-        reversed: Whether the family's code rotates by the negative angle.
-        trailing: Whether the last channels of a head are rotated, not the first.
+        rotation: `"reversed"`: the family's code rotates by the negative angle. `"trailing"`: it rotates the last
+            channels of a head, not the first. `None` for neither.
         default_share: Share of a head's channels that transformers rotates if a configuration states no share. The
             reader refuses a configuration without a share. `None`: the default is all channels, and the reader uses it.
         reads_share: Whether the family's code reads a share although its default is all channels. Code of a family with
@@ -187,59 +223,44 @@ class RotaryPositions:
             transformers' `ROPE_INIT_FUNCTIONS`. `"ntk_alpha"` is `"dynamic"` with a fixed `alpha` (HunYuan).
         former_rope_types: Pairs (old name, present name) of a `rope_type`; the reader understands both.
         other_parameters: Keys of `rope_parameters` that the family's code has beside those of its rope type.
-        scales_full_attention_only: Whether `rope_scaling` applies only to layers of full attention, not to layers of
-            sliding attention.
+        by_layer_type: Which parameters a layer type has. `"full_attention"`: `rope_scaling` applies only to layers of
+            full attention, not to layers of sliding attention. Pairs: (layer type, its key in `rope_parameters`) where
+            they differ; the type `""` stands for all others.
         without_positions: Which layers have no positions. `"listed"`: the configuration states them in `no_rope_layers`
             or `no_rope_layer_interval`. `"full_attention"`: all layers of full attention, in a model that also has
             sliding attention. `"all"`: all layers. `None`: none, beside those that `rotated_types` leaves out.
         only_if: Configuration key and the value that it must have for any layer to be rotated; `None` for no such key.
         rotated_types: Layer types that are rotated; layers of other types have no positions. `None` for all types.
-        labels: Pairs (layer type, its key in `rope_parameters`) where they differ; the type `""` stands for all others.
-        aliases: Pairs (key in the configurations of this family, common key of the same meaning).
-        ignored_keys: Keys about positions that the family's code does not read, and sizes of other parts of the model.
+        aliases: Pairs (key in the configurations of this family, common key of the same meaning); `None` for a key
+            about positions that the family's code does not read, or a size of another part of the model.
         defaults: Pairs (configuration key, transformers' default) of keys that a configuration may leave out.
         stated: Groups of keys of which a configuration must have one, because transformers has a default of its own.
             A null does not count, unless the key is `sliding_window`.
-        axes: How pairs of channels are divided over several position axes: a key of `AXES` in
-            `embedlayer.positions.rotary_config`, or `"axial"` for `AxialAxes` (vision towers); `None` for positions on
-            a single axis.
-        num_axes: Number of axes of `AxialAxes`.
-        axial: Names of the options of `AxialAxes` that are set.
-        sections: Sections of the axes if a configuration states no `mrope_section`; `None` for a single axis then.
-        section_names: Other names of `mrope_section` in the configurations of this family.
-        unrotated_queries: Factor on queries by position in layers without rotation. `"attn_scale"`: Llama 4's, from the
-            keys `attn_scale` and `floor_scale`. A pair: exponent and length of a power (Beam). `None` for no factor.
-        or_alibi: Whether `alibi: true` in a configuration replaces the rotation by linear biases (ALiBi), divided by
-            the square root of a head's width (Falcon).
+        axes: How pairs of channels are divided over several position axes; `None` for positions on a single axis.
+        query_scaling: Factor on queries by position. `"rotated"`: Ministral 3's, from the rotary parameter
+            `llama_4_scaling_beta`. `"unrotated"`: Llama 4's in layers without rotation, from the keys `attn_scale` and
+            `floor_scale`. `None` for no factor.
     """
 
     base: float = 10000.0
     fixed_base: bool = False
     interleaved: bool = False
     reads_layout: bool = False
-    reversed: bool = False
-    trailing: bool = False
+    rotation: Literal["reversed", "trailing"] | None = None
     default_share: float | None = None
     reads_share: bool = False
     rope_types: Names = ()
     former_rope_types: tuple[tuple[str, str], ...] = ()
     other_parameters: Names = ()
-    scales_full_attention_only: bool = False
+    by_layer_type: Literal["full_attention"] | tuple[tuple[str, str], ...] = ()
     without_positions: Literal["listed", "full_attention", "all"] | None = None
     only_if: tuple[str, str | bool] | None = None
     rotated_types: Names | None = None
-    labels: tuple[tuple[str, str], ...] = ()
-    aliases: tuple[tuple[str, str], ...] = ()
-    ignored_keys: Names = ()
+    aliases: tuple[tuple[str, str | None], ...] = ()
     defaults: tuple[tuple[str, int | float], ...] = ()
     stated: tuple[Names, ...] = ()
-    axes: Literal["chunked", "interleaved", "alternating", "channels", "axial"] | None = None
-    num_axes: int = 2
-    axial: Names = ()
-    sections: tuple[int, ...] | None = None
-    section_names: Names = ()
-    unrotated_queries: Literal["attn_scale"] | tuple[float, int] | None = None
-    or_alibi: bool = False
+    axes: SectionAxes | GridAxes | None = None
+    query_scaling: Literal["rotated", "unrotated"] | PowerQueries | None = None
 
 
 @dataclass(frozen=True)
@@ -256,21 +277,48 @@ class AxialPositions:
 
 
 @dataclass(frozen=True)
+class BiasedPositions:
+    """Positions that are added to the input, and a bias that all blocks apply in attention (MPNet).
+
+    The loaded layer has the bias as `position_of("attention")`.
+    """
+
+    added: LearnedPositions
+    bias: RelativePositions
+
+
+@dataclass(frozen=True)
+class StreamPositions:
+    """Positions of a decoder whose step `"streams"` appends the vectors of the streams that predict later tokens.
+
+    The step adds the vector of the following position to a row of the table of streams (ProphetNet).
+    """
+
+    added: LearnedPositions
+    streams: Names
+
+
+@dataclass(frozen=True)
 class PositionChoice:
-    """Position scheme of a family that a configuration key selects (ESM).
+    """Position scheme of a family that a configuration key selects (ESM, Falcon, Zamba 2).
 
     Attributes:
-        key: The configuration key; a configuration without it has the first value.
-        choices: Pairs (value, scheme). The loader refuses other values.
+        key: The configuration key.
+        choices: Pairs (value, scheme).
+        otherwise: Scheme of a configuration without the key or with another value; `None` for no positions.
+            `"refused"`: a configuration without the key has the first value, and other values are refused.
     """
 
     key: str
-    choices: tuple[tuple[str, LearnedPositions | Literal["rotary"]], ...]
+    choices: tuple[tuple[str | bool, LearnedPositions | AlibiPositions | Literal["rotary"]], ...]
+    otherwise: Literal["rotary", "refused"] | None = "refused"
 
 
 PositionSpec = (
     LearnedPositions
     | AxialPositions
+    | BiasedPositions
+    | StreamPositions
     | PositionChoice
     | SinusoidalPositions
     | AlibiPositions
@@ -327,10 +375,46 @@ class LinearSpec:
         name: End of the module's name in the checkpoint: `"project_in"` finds `model.decoder.project_in`. Of several
             names, the first one that the checkpoint has is used.
         bias: Whether the projection has a bias vector: yes or no, or a configuration key that says it and its default.
+        optional: Whether a checkpoint may have the head without this projection before it (OPT).
     """
 
     name: str | Names
     bias: Presence = True
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class TrigramSpec:
+    """Projection that reads the vectors of the next token, the token and the token before (MobileBERT).
+
+    The configuration key switches the neighbours on; without the key, they are on.
+    """
+
+    linear: LinearSpec
+    key: str
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """Projection of each vector with row 0 of further tables appended (RoCBert); a missing table is left out."""
+
+    linear: LinearSpec
+    tables: tuple[Names, ...]
+
+
+@dataclass(frozen=True)
+class ExtraRows:
+    """Number of rows of the token table beyond `vocab_size`, to which the head has no rows (Moshi, mllama)."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class FoldedRows:
+    """Names of the tensors of a token table `rows[mapping] * weights`; a checkpoint may lack them (model2vec)."""
+
+    mapping: str = "mapping"
+    weights: str = "weights"
 
 
 @dataclass(frozen=True)
@@ -383,6 +467,33 @@ class PerLayerSpec:
 
 
 @dataclass(frozen=True)
+class AddedColumns:
+    """Tensor names of columns, stored as `(columns, V)`, that follow those of the token table (MobileBERT).
+
+    Such a head is loaded as an untied one.
+    """
+
+    names: Names
+
+
+@dataclass(frozen=True)
+class CountedRows:
+    """Configuration key of the number of rows of a head; without a value, all stored rows count.
+
+    Stored rows beyond it have no logits (Inkling), or there are none (Apertus 1.5).
+    """
+
+    key: str
+
+
+@dataclass(frozen=True)
+class WideRows:
+    """Number of hidden vectors of width D that a head reads one after another for each token (Reformer)."""
+
+    hidden: int
+
+
+@dataclass(frozen=True)
 class HeadSpec:
     """Describe the LM head of a family: the names of its tensors, and the steps that it computes.
 
@@ -394,16 +505,11 @@ class HeadSpec:
         bias: Tensor names of the bias, one number per token, `(V,)` or `(1, V)`; empty for a head without a bias.
         has_bias: Whether the head has that bias: yes, or a configuration key that says it and its default. `"stored"`
             if the checkpoint decides, because transformers takes zeros for a bias that is not stored (BART).
-        columns: Tensor names of further columns of the rows, stored as `(columns, V)`: the rows of the head are those
-            of the token table, followed by these columns (MobileBERT). Such a head is loaded as an untied one.
-        dense: Projection before the product with `weight`. A checkpoint without its tensors has no head, unless
-            `dense_optional` is true.
-        dense_optional: Whether a checkpoint without the tensors of `dense` has a head without that step (OPT).
+        rows: How the rows differ from one row of width D for each row of the table; `None` if they do not.
+        dense: Projection before the product with `weight`. A checkpoint without its tensors has no head, unless the
+            projection is optional.
         activation: Name of the activation, or the configuration key that states the name, such as `"hidden_act"`.
         norm: LayerNorm before the product with `weight`.
-        hidden: Number of hidden vectors of width D that the head reads one after another for each token (Reformer: 2).
-        rows: Configuration key of the number of rows that count; stored rows beyond it have no logits (Inkling), or
-            there are none (Apertus 1.5). `None`: all rows count.
         logit_scale: Factor on the logits; `None` for the factor 1.
         scales_hidden: Whether the model applies that factor to the hidden states, before it calls the head.
         softcap: Configuration key of the cap c of `softcap(x) = c * tanh(x / c)`; `None` for no cap.
@@ -415,17 +521,19 @@ class HeadSpec:
     weight: Names = ("lm_head.weight",)
     bias: Names = ()
     has_bias: Presence | Literal["stored"] = True
-    columns: Names = ()
+    rows: AddedColumns | CountedRows | WideRows | None = None
     dense: LinearSpec | None = None
-    dense_optional: bool = False
     activation: str | None = None
     norm: NormSpec | None = None
-    hidden: int = 1
-    rows: str | None = None
     logit_scale: Factor | None = None
     scales_hidden: bool = False
     softcap: str | None = None
     tied: bool | Literal["always", "never"] = False
+
+    @property
+    def columns(self) -> Names:
+        """Return the tensor names of columns that are added to the rows; empty for a head without them."""
+        return self.rows.names if isinstance(self.rows, AddedColumns) else ()
 
 
 @dataclass(frozen=True)
@@ -445,6 +553,8 @@ class DecoderSpec:
         is_scaled: Whether the decoder applies the family's scale to its rows (not in Blenderbot Small).
         layers: Configuration keys of the number of blocks, the preferred one first; without them, both stacks have as
             many blocks.
+        sub_configs: Configuration keys of the configurations of encoder and decoder, if the two have their own
+            (T5Gemma); empty for other models.
     """
 
     table: Names = ("decoder.embed_tokens.weight",)
@@ -454,6 +564,7 @@ class DecoderSpec:
     recipe: tuple[Step, ...] | None = None
     is_scaled: bool = True
     layers: Names = ("num_decoder_layers", "decoder_layers")
+    sub_configs: Names = ()
 
 
 @dataclass(frozen=True)
@@ -467,15 +578,12 @@ class Family:
         model_types: Values of `model_type` in its configurations.
         table: Names of the token table in a checkpoint, the preferred one first. A checkpoint with several of them
             stores the same rows several times.
-        extra_rows: Number of rows of the table beyond `vocab_size`, to which the head has no rows (Moshi, mllama).
+        rows: How the rows of the table differ from one stored row for each of `vocab_size` tokens; `None` if they do
+            not.
         width: Configuration keys that may state the width of the table; the first one that is present is used.
         aliases: Pairs (key in the configurations of this family, common key of the same meaning) (T5, Meta's LLaMA).
         scale: Factor on looked-up rows; `None` for no factor.
         position: Position scheme; `None` for no positions.
-        positions_if: Pair (configuration key, value): the checkpoint has positions only if the key has this value;
-            `None` for a family in which no key decides.
-        attention_position: Scheme that all blocks apply in attention, in a family that also adds positions to the input
-            (MPNet); `None` for other families. The loaded layer has it as `position_of("attention")`.
         numbering: How default positions are counted; see `Numbering`.
         recipe: Steps of the input embedding after look-up and scale, in order.
         optional: Triples (step, configuration key, default): the step is left out if the configuration's value, or
@@ -485,15 +593,8 @@ class Family:
             A table that the checkpoint lacks is left out.
         norm: Norm of the step `"norm"`, or the vectors that are added and multiplied in its place (Zaya).
         projection: Projection of the step `"project"`; a checkpoint without its tensors has no such step.
-        trigrams: Configuration key that says whether the projection reads the vectors of the next token, the token
-            and the token before, one after another; `None` for a family that never does (MobileBERT).
-        streams: Tensor names of the table of the step `"streams"`.
-        features: Tensor names of tables whose row 0 is appended to each vector before the projection (RoCBert). A table
-            that the checkpoint lacks is left out.
         head: LM head, or `None` for a family without one.
         decoder_input: Input embedding of the decoder of an encoder-decoder model; `None` for other models.
-        sub_configs: Configuration keys of the configurations of encoder and decoder, if the two have their own
-            (T5Gemma); empty for other models.
         not_computed: Pairs (configuration key, values): the family computes something else for other values of the
             key, which is refused. The first of the values is the default.
         decoder: Name of each tensor in `DecoderLM` -> its name in the checkpoint, for `load_llama`; `{}` stands for the
@@ -503,43 +604,41 @@ class Family:
         per_layer: Per-layer inputs; `None` for a family without them.
         notes: Sentences about what transformers computes for this family and the layer does not; shown when a
             checkpoint is loaded.
-        tokenizer_rules: Whether transformers opens every folder of this family with the family's own tokenizer class,
-            which splits text by its own rules and ignores those of `tokenizer.json`.
-        folds_rows: Whether a checkpoint may store the tensors `mapping` and `weights`; the token table is then
-            `rows[mapping] * weights` (model2vec).
     """
 
     name: str
     model_types: Names
     table: Names
-    extra_rows: int = 0
+    rows: ExtraRows | FoldedRows | None = None
     width: Names = CONFIG_KEYS["hidden_size"]
     aliases: tuple[tuple[str, str], ...] = ()
     scale: Factor | None = None
     position: PositionSpec | None = None
-    positions_if: tuple[str, object] | None = None
-    attention_position: PositionSpec | None = None
     numbering: Numbering = "all"
     recipe: tuple[Step, ...] = ()
     optional: tuple[tuple[Step, str, bool | int], ...] = ()
     types: Names | Literal["table"] = ()
     more_types: tuple[tuple[Names, float], ...] = ()
     norm: NormSpec | ShiftSpec | None = None
-    projection: LinearSpec | None = None
-    trigrams: str | None = None
-    features: tuple[Names, ...] = ()
-    streams: Names = ()
+    projection: LinearSpec | TrigramSpec | FeatureSpec | None = None
     head: HeadSpec | None = HeadSpec()
     decoder_input: DecoderSpec | None = None
-    sub_configs: Names = ()
     not_computed: tuple[tuple[str, tuple[object, ...]], ...] = ()
     decoder: Mapping[str, str] | None = None
     defaults: tuple[tuple[str, int | float | str], ...] = ()
     other_tables: tuple[OtherTable, ...] = ()
     per_layer: PerLayerSpec | None = None
     notes: Names = ()
-    tokenizer_rules: bool = False
-    folds_rows: bool = False
+
+    @property
+    def extra_rows(self) -> int:
+        """Return the number of rows of the table beyond `vocab_size`, to which the head has no rows."""
+        return self.rows.count if isinstance(self.rows, ExtraRows) else 0
+
+    @property
+    def sub_configs(self) -> Names:
+        """Return the configuration keys of the configurations of encoder and decoder, if the two have their own."""
+        return () if self.decoder_input is None else self.decoder_input.sub_configs
 
 
 @dataclass(frozen=True)

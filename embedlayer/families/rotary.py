@@ -7,14 +7,13 @@ refuses it by name. A configuration of any other type is refused, unless the cal
 from collections.abc import Mapping
 from dataclasses import replace
 
-from embedlayer.families.records import META_LLAMA, Names, RotaryPositions
+from embedlayer.families.records import META_LLAMA, GridAxes, Names, PowerQueries, RotaryPositions, SectionAxes
 
 _SLIDING, _FULL = ("sliding_attention",), ("full_attention",)
 _TYPES = RotaryPositions()
 _PAIRS = RotaryPositions(interleaved=True)
-_CHUNKED = RotaryPositions(axes="chunked", former_rope_types=(("mrope", "default"),))
-_INTERLEAVED = RotaryPositions(axes="interleaved")
-_AXIAL = RotaryPositions(axes="axial", fixed_base=True, aliases=(("depth", "num_hidden_layers"),))
+_MROPE = RotaryPositions(former_rope_types=(("mrope", "default"),))
+_AXIAL = RotaryPositions(axes=GridAxes(), fixed_base=True, aliases=(("depth", "num_hidden_layers"),))
 _AXIAL_HEADS = replace(_AXIAL, aliases=(*_AXIAL.aliases, ("num_heads", "num_attention_heads")))
 _HYBRID = RotaryPositions(
     rotated_types=("attention", "full_attention", "sliding_attention"),
@@ -31,7 +30,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         _TYPES,
         (
             *("apertus", "apertus1p5_text", "arcee", "aria_text", "bitnet", "chameleon", "csm", "cwm", "dbrx"),
-            *("csm_depth_decoder_model", "sarvam_moe"),
+            *("csm_depth_decoder_model", "falcon", "sarvam_moe"),
             *("deepseek_ocr2_text", "dia_encoder", "diffllama", "diffusion_gemma_text", "doge", "dots1"),
             *("embedding_gemma2_text", "emu3_text_model", "esmc", "eurobert", "evolla", "falcon_h1", "flex_olmo"),
             *("gemma", "gemma2", "gemma4_text", "gemma4_unified_text", "gpt_oss", "gradium_phonon_tts", "granite"),
@@ -42,33 +41,20 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
             *("mistral", "mixtral", "mllama_text_model", "modernbert", "modernbert-decoder", "moshi"),
             *("nomic_bert", "olmo", "olmo2", "olmoe", "pocket_tts", "qwen2", "qwen2_moe"),
             *("qwen3", "qwen3_moe", "qwen3_omni_moe_talker_code_predictor", "seed_oss", "solar_open", "starcoder2"),
-            *(
-                "step3p5",
-                "t5_gemma_module",
-                "t5gemma",
-                "ultrabert",
-                "unlimited_ocr_text",
-                "vaultgemma",
-                "voxtral_realtime_text",
-            ),
-            *("voxtral_realtime_encoder", "molmo2_text", "zaya", "hy_v4"),
+            *("step3p5", "t5_gemma_module", "t5gemma", "ultrabert", "unlimited_ocr_text", "vaultgemma"),
+            *("voxtral_realtime_text", "voxtral_realtime_encoder", "molmo2_text", "zaya", "hy_v4"),
+            # audio, time series, and the second stack of a model
+            *("deepseek_ocr2_encoder", "lasr_encoder", "mimi", "mimi_encoder", "mimi_decoder", "timesfm2_5"),
+            *("pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer_decoder"),
+            *("muse_glimmer_assistant", "dia_decoder", "idefics", "nemotron3_diarization_audio"),
         ),
     ),
     (
         _PAIRS,
         (
-            *("blt_local_decoder", "blt_global_transformer", "blt_patcher"),
-            *(
-                "openai_privacy_filter",
-                "deepseek_v2",
-                "axk2",
-                "deepseek_v32",
-                "glm_moe_dsa",
-                "ernie4_5",
-                "ernie4_5_moe",
-                "helium",
-                "dots3_note_text",
-            ),
+            *("blt_local_encoder", "blt_local_decoder", "blt_global_transformer", "blt_patcher", "cohere"),
+            *("openai_privacy_filter", "deepseek_v2", "axk2", "deepseek_v32", "glm_moe_dsa", "ernie4_5"),
+            *("ernie4_5_moe", "helium", "dots3_note_text", "pe_audio_encoder"),
         ),
     ),
     (RotaryPositions(interleaved=True, reads_layout=True), ("axk1", "deepseek_v3", "glm4_moe_lite", "youtu")),
@@ -79,7 +65,7 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (RotaryPositions(interleaved=True, aliases=(("num_layers", "num_hidden_layers"),)), ("longcat_flash",)),
     (RotaryPositions(aliases=(("num_layers", "num_hidden_layers"),)), ("exaone",)),
     (RotaryPositions(interleaved=True, rotated_types=_FULL), ("bailing_hybrid",)),
-    (RotaryPositions(ignored_keys=("rotary_dim",)), ("minimax_m3_vl_text",)),
+    (RotaryPositions(aliases=(("rotary_dim", None),)), ("minimax_m3_vl_text",)),
     (RotaryPositions(aliases=(("kv_channels", "head_dim"),)), ("jetmoe",)),
     (
         RotaryPositions(
@@ -94,17 +80,17 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         ("esm",),
     ),
     (RotaryPositions(fixed_base=True, interleaved=True), ("roformer",)),
-    (RotaryPositions(reversed=True), ("nanochat",)),
+    (RotaryPositions(rotation="reversed"), ("nanochat",)),
     # layers without positions
     (RotaryPositions(rotated_types=_SLIDING), ("afmoe", "flint", "lara_mini")),
     (RotaryPositions(without_positions="full_attention"), ("exaone4", "exaone_moe", "kolibri1")),
     (RotaryPositions(interleaved=True, without_positions="full_attention"), ("cohere2", "cohere2_moe")),
     (RotaryPositions(without_positions="listed"), ("smollm3",)),
     (
-        RotaryPositions(interleaved=True, without_positions="listed", unrotated_queries="attn_scale"),
+        RotaryPositions(interleaved=True, without_positions="listed", query_scaling="unrotated"),
         ("llama4_text",),
     ),
-    (RotaryPositions(unrotated_queries=(0.1, 2048)), ("beam",)),
+    (RotaryPositions(query_scaling=PowerQueries(0.1, 2048)), ("beam",)),
     (
         RotaryPositions(without_positions="all"),
         ("glm5_next_text", "inkling_text", "inkling2_text", "jamba", "kimi_linear", "moshi_depth"),
@@ -125,35 +111,22 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     # a part of the channels
     (RotaryPositions(default_share=0.25), ("gpt_neox", "stablelm", "neomme")),
     (RotaryPositions(default_share=1.0), ("gpt_neox_japanese",)),
-    (RotaryPositions(default_share=0.5), ("phi", "persimmon", "glm4_moe", "nemotron")),
-    (RotaryPositions(interleaved=True, default_share=0.5), ("glm", "glm4")),
-    (RotaryPositions(fixed_base=True, interleaved=True, rope_types=("default",)), ("gptj", "codegen")),
-    (RotaryPositions(former_rope_types=(("yarn", "longrope"),)), ("phi3", "phi4_multimodal")),
-    (RotaryPositions(or_alibi=True), ("falcon",)),
-    (_PAIRS, ("cohere",)),
-    (RotaryPositions(scales_full_attention_only=True), ("gemma3_text", "gemma3n_text", "olmo3")),
-    (RotaryPositions(scales_full_attention_only=True), ("t5gemma2_text", "t5gemma2_decoder")),
-    # its longrope keeps the short factors at every length in transformers, with two factors on cosines
-    (RotaryPositions(rope_types=("default",)), ("phimoe",)),
-    # audio, time series, and the second stack of a model
-    (
-        _TYPES,
-        (
-            *("deepseek_ocr2_encoder", "lasr_encoder", "mimi", "mimi_encoder", "mimi_decoder"),
-            *("pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer_decoder"),
-            "timesfm2_5",
-            *("muse_glimmer_assistant", "dia_decoder", "idefics"),
-            *("nemotron3_diarization_audio",),
-        ),
-    ),
     (
         RotaryPositions(default_share=0.5),
         (
-            *("dots3_note_audio_encoder", "glmasr_encoder", "nemotron3_5_transcribe_asr_audio"),
-            *("nemotron3_5_transcribe_word_timestamp",),
+            *("phi", "persimmon", "glm4_moe", "nemotron", "dots3_note_audio_encoder", "glmasr_encoder"),
+            *("nemotron3_5_transcribe_asr_audio", "nemotron3_5_transcribe_word_timestamp"),
         ),
     ),
-    (_PAIRS, ("blt_local_encoder", "pe_audio_encoder")),
+    (RotaryPositions(interleaved=True, default_share=0.5), ("glm", "glm4")),
+    (RotaryPositions(fixed_base=True, interleaved=True, rope_types=("default",)), ("gptj", "codegen")),
+    (RotaryPositions(former_rope_types=(("yarn", "longrope"),)), ("phi3", "phi4_multimodal")),
+    (
+        RotaryPositions(by_layer_type="full_attention"),
+        ("gemma3_text", "gemma3n_text", "olmo3", "t5gemma2_text", "t5gemma2_decoder"),
+    ),
+    # its longrope keeps the short factors at every length in transformers, with two factors on cosines
+    (RotaryPositions(rope_types=("default",)), ("phimoe",)),
     (
         RotaryPositions(
             interleaved=True,
@@ -167,37 +140,40 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     ),
     (RotaryPositions(interleaved=True, default_share=0.8), ("moonshine_streaming",)),
     # several axes
-    (replace(_CHUNKED, sections=(16, 24, 24)), ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")),
-    (replace(_CHUNKED, sections=(16, 24, 24)), ("qwen2_5_omni_talker", "paddleocr_vl_text")),
-    (replace(_CHUNKED, sections=(8, 12, 12), interleaved=True), ("glm4v_text", "glm_ocr_text")),
-    (replace(_CHUNKED, sections=(8, 12, 12)), ("glm_image_text",)),
-    (replace(_CHUNKED, sections=(8, 12, 12), default_share=0.5), ("glm4v_moe_text",)),
     (
-        replace(_INTERLEAVED, sections=(24, 20, 20)),
-        ("qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text"),
+        replace(_MROPE, axes=SectionAxes("chunked", (16, 24, 24))),
+        ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"),
     ),
-    (replace(_INTERLEAVED, sections=(24, 20, 20)), ("cosmos3_edge_text", "cohere_compass_text")),
-    (replace(_INTERLEAVED, sections=(12, 10, 10), interleaved=True), ("hy_v4_vl_text",)),
+    (replace(_MROPE, axes=SectionAxes("chunked", (16, 24, 24))), ("qwen2_5_omni_talker", "paddleocr_vl_text")),
+    (replace(_MROPE, axes=SectionAxes("chunked", (8, 12, 12)), interleaved=True), ("glm4v_text", "glm_ocr_text")),
+    (replace(_MROPE, axes=SectionAxes("chunked", (8, 12, 12))), ("glm_image_text",)),
+    (replace(_MROPE, axes=SectionAxes("chunked", (8, 12, 12)), default_share=0.5), ("glm4v_moe_text",)),
     (
-        replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=_FULL, default_share=0.25),
+        RotaryPositions(axes=SectionAxes("interleaved", (24, 20, 20))),
+        (
+            *("qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text"),
+            *("cosmos3_edge_text", "cohere_compass_text"),
+        ),
+    ),
+    (RotaryPositions(axes=SectionAxes("interleaved", (12, 10, 10)), interleaved=True), ("hy_v4_vl_text",)),
+    (
+        RotaryPositions(axes=SectionAxes("interleaved", (11, 11, 10)), rotated_types=_FULL, default_share=0.25),
         ("qwen3_5_text", "qwen3_5_moe_text"),
     ),
-    (replace(_INTERLEAVED, sections=(11, 11, 10), rotated_types=("indexed_attention", *_FULL)), ("qwen4_exp_text",)),
     (
-        RotaryPositions(interleaved=True, axes="alternating", sections=(22, 22, 20), rope_types=("default",)),
+        RotaryPositions(axes=SectionAxes("interleaved", (11, 11, 10)), rotated_types=("indexed_attention", *_FULL)),
+        ("qwen4_exp_text",),
+    ),
+    (
+        RotaryPositions(interleaved=True, axes=SectionAxes("alternating", (22, 22, 20)), rope_types=("default",)),
         ("ernie4_5_vl_moe_text",),
     ),
     # vision towers: rows and columns
     (
         _AXIAL_HEADS,
         (
-            *(
-                "cohere_compass_vision",
-                "ernie4_5_vl_moe_vision",
-                "exaone4_5_vision",
-                "glm4v_vision",
-                "glm4v_moe_vision",
-            ),
+            *("cohere_compass_vision", "ernie4_5_vl_moe_vision", "exaone4_5_vision", "glm4v_vision"),
+            "glm4v_moe_vision",
             *("glm5_next_vision", "glm_ocr_vision", "qwen2_5_omni_vision_encoder", "qwen2_5_vl_vision"),
             *("qwen3_5_vision", "qwen3_5_moe_vision", "qwen3_omni_moe_vision_encoder", "qwen3_vl_vision"),
             *("qwen3_vl_moe_vision", "qwen4_exp_vision"),
@@ -214,20 +190,19 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
     (
         replace(
             _AXIAL_HEADS,
-            ignored_keys=("hidden_size",),
-            aliases=(*_AXIAL_HEADS.aliases, ("embed_dim", "hidden_size")),
+            aliases=(*_AXIAL_HEADS.aliases, ("hidden_size", None), ("embed_dim", "hidden_size")),
         ),
         ("qwen2_vl_vision",),
     ),
-    (replace(_AXIAL, axial=("last_axis_first",)), ("step3p5_vision",)),
-    (replace(_AXIAL, axial=("alternating", "last_axis_first")), ("kimi_k25_vision",)),
-    (replace(_AXIAL, num_axes=3), ("minimax_m3_vl_vision",)),
-    (replace(_AXIAL, axial=("shared_frequencies",)), ("pixtral",)),
-    (replace(_AXIAL, axial=("pairs_within_axis",)), ("gemma4_vision",)),
+    (replace(_AXIAL, axes=GridAxes(options=("last_axis_first",))), ("step3p5_vision",)),
+    (replace(_AXIAL, axes=GridAxes(options=("alternating", "last_axis_first"))), ("kimi_k25_vision",)),
+    (replace(_AXIAL, axes=GridAxes(num_axes=3)), ("minimax_m3_vl_vision",)),
+    (replace(_AXIAL, axes=GridAxes(options=("shared_frequencies",))), ("pixtral",)),
+    (replace(_AXIAL, axes=GridAxes(options=("pairs_within_axis",))), ("gemma4_vision",)),
     (replace(_AXIAL, interleaved=True), ("sam3_vit_model",)),
-    (replace(_AXIAL, interleaved=True, axial=("last_axis_first",)), ("inkling2_vision",)),
+    (replace(_AXIAL, interleaved=True, axes=GridAxes(options=("last_axis_first",))), ("inkling2_vision",)),
     (
-        replace(_AXIAL, interleaved=True, axial=("last_axis_first",), rope_types=("default",)),
+        replace(_AXIAL, interleaved=True, axes=GridAxes(options=("last_axis_first",)), rope_types=("default",)),
         ("llama4_vision_model",),
     ),
     # other scalings
@@ -236,24 +211,24 @@ _SETTINGS: tuple[tuple[RotaryPositions, Names], ...] = (
         replace(
             _HUNYUAN,
             former_rope_types=(("xdrope", "dynamic"),),
-            axes="channels",
-            section_names=("xdrope_section",),
+            axes=SectionAxes("channels", names=("xdrope_section",)),
         ),
         ("hunyuan_vl_text",),
     ),
-    (RotaryPositions(other_parameters=("llama_4_scaling_beta", "max_position_embeddings")), ("ministral3",)),
-    (replace(_PAIRS, other_parameters=("llama_4_scaling_beta",)), (META_LLAMA,)),
+    (RotaryPositions(query_scaling="rotated", other_parameters=("max_position_embeddings",)), ("ministral3",)),
+    (replace(_PAIRS, query_scaling="rotated"), (META_LLAMA,)),
     (
         RotaryPositions(
             interleaved=True,
             reads_layout=True,
-            trailing=True,
-            other_parameters=("llama_4_scaling_beta", "max_position_embeddings"),
+            rotation="trailing",
+            query_scaling="rotated",
+            other_parameters=("max_position_embeddings",),
         ),
         ("mistral4",),
     ),
     (
-        RotaryPositions(interleaved=True, trailing=True, labels=((_SLIDING[0], "main"), ("", "compress"))),
+        RotaryPositions(interleaved=True, rotation="trailing", by_layer_type=((_SLIDING[0], "main"), ("", "compress"))),
         ("deepseek_v4",),
     ),
 )
@@ -277,18 +252,8 @@ _BASES: tuple[tuple[float, Names], ...] = (
     (
         1_000_000.0,
         (
-            *(
-                "cwm",
-                "emu3_text_model",
-                "lfm2",
-                "lfm2_moe",
-                "lfm3",
-                "lfm3_vl_vision",
-                "minimax",
-                "mixtral",
-                "phimoe",
-                "solar_open",
-            ),
+            *("cwm", "emu3_text_model", "lfm2", "lfm2_moe", "lfm3", "lfm3_vl_vision", "minimax", "mixtral", "phimoe"),
+            "solar_open",
             *("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen2_5_omni_talker", "qwen3_omni_moe_text"),
         ),
     ),
@@ -343,16 +308,8 @@ _STATED: tuple[tuple[Names, Names], ...] = (
             *("apertus", "apertus1p5_text", "beam", "cwm"),
             *("deepseek_v4", "diffusion_gemma_text", "dots3_note_text", "gpt_oss", "laguna"),
             *("embedding_gemma2_text", "gemma4_text", "gemma4_unified_text", "higgs_audio_v2", "lfm3", "mellum"),
-            *(
-                "mimo_v2_flash",
-                "ministral3",
-                "mistral4",
-                "neomme",
-                "openai_privacy_filter",
-                "step3p5",
-                "t5_gemma_module",
-                "ultrabert",
-            ),
+            *("mimo_v2_flash", "ministral3", "mistral4", "neomme", "openai_privacy_filter", "step3p5"),
+            *("t5_gemma_module", "ultrabert"),
             *("zaya", "cohere_compass_text"),
         ),
     ),
@@ -421,12 +378,8 @@ _REFUSED: tuple[tuple[str, Names], ...] = (
             *("phi4_multimodal_audio", "phi4_multimodal_vision", "pp_doclayout_v2", "qwen2_5_omni_audio_encoder"),
             *("qwen2_5_omni_bigvgan", "qwen3_omni_moe_audio_encoder", "sam2_video_mask_decoder"),
             *("sam2_video_prompt_encoder", "sam3_detr_decoder", "sam3_detr_encoder", "sam3_geometry_encoder"),
-            *(
-                "sapiens2_head",
-                "sam3_mask_decoder",
-                "sam3_tracker_video_mask_decoder",
-                "sam3_tracker_video_prompt_encoder",
-            ),
+            *("sapiens2_head", "sam3_mask_decoder", "sam3_tracker_video_mask_decoder"),
+            "sam3_tracker_video_prompt_encoder",
             *("unlimited_ocr_sam_vision_model", "unlimited_ocr_vision_encoder"),
         ),
     ),

@@ -566,5 +566,9 @@ CLASS_OF_TYPE: Mapping[str, str] = {name: kind for kind, names in _TYPES_OF_CLAS
 GENERIC_CLASSES: Names = ("PreTrained", "TokenizersBackend")
 """Classes that read a `tokenizer.json` as it is, and have no rules of their own."""
 
+OWN_RULES: Names = ("qwen2",)
+"""Model types of which transformers opens every folder with the type's own tokenizer class, which splits text by its
+own rules and ignores those of `tokenizer.json`."""
+
 SPLITS_DIGITS: Names = ("starcoder2", "gpt_bigcode", "granite", "granitemoe", "llama", "smollm3")
 """Model types whose folders name GPT-2's class, and whose `tokenizer.json` splits digits too."""

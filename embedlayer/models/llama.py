@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
-from embedlayer.checkpoints.loader import Loader
 from embedlayer.checkpoints.meta_layout import has_meta_layout, meta_config, require_value
 from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.reading.layer import build_with_tensors, read_layer_arguments
+from embedlayer.checkpoints.reading.model import CheckpointModel, checkpoint_model
 from embedlayer.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import FAMILIES, HUGGING_FACE_TENSORS, META_LLAMA, META_TENSORS
 from embedlayer.io.json_fields import as_number, as_whole_number
@@ -79,48 +80,50 @@ def load_llama(
             f"{checkpoint.name} is no LLaMA-type checkpoint: it has neither {HUGGING_FACE_TENSORS['table.weight']} "
             f"(Hugging Face's layout) nor {META_TENSORS['table.weight']} (Meta's)."
         )
-    loader = Loader(checkpoint, None if checkpoint.gguf is None else dtype, device)  # a GGUF file mixes dtypes
-    model = loader.build(lambda: _build(loader))
-    for note in loader.notes:
+    model = checkpoint_model(checkpoint, None if checkpoint.gguf is None else dtype, device)  # a GGUF file mixes dtypes
+    decoder = build_with_tensors(model, lambda: _build(model))
+    for note in model.tensors.notes:
         warnings.warn(f"{checkpoint.name}: {note}", EmbedLayerWarning, stacklevel=2)
-    return (model if dtype is None else model.to(dtype)).eval()
+    return (decoder if dtype is None else decoder.to(dtype)).eval()
 
 
-def _build(loader: Loader) -> DecoderLM:
-    """Build the model, and read all its tensors into `loader.tensors`; the caller assigns them to the model.
+def _build(model: CheckpointModel) -> DecoderLM:
+    """Build the decoder, and read all its tensors into `model.tensors`; the caller assigns them to the decoder.
 
-    `Loader.build` calls it with the meta device as torch's default, so that the model takes no memory for weights.
+    `build_with_tensors` calls it with the meta device as torch's default, so that it takes no memory for weights.
 
     Raises:
         CheckpointError: A tensor or key is missing, or the configuration and the tensors differ in the number of
             blocks.
         SizeError: The sizes in the configuration do not fit together.
     """
-    checkpoint, config, names = loader.checkpoint, loader.config, loader.family.decoder
+    tensors, config, names = model.tensors, model.config.content, model.family.decoder
+    checkpoint, weights = tensors.checkpoint, tensors.by_key
     assert names is not None
-    arguments = loader.read_arguments()
+    arguments = read_layer_arguments(model)
     if arguments["head"] is None:
         raise CheckpointError(f"{checkpoint.name} is not whole: {names['head.weight']} is missing.")
     ours = {theirs: ours for ours, theirs in names.items()}
-    used = {name for known in loader.names.values() for name in known}
+    of_layer = {name for known in tensors.names.values() for name in known}
     for name in checkpoint.names:
-        if name not in used and not _DERIVED.fullmatch(name):
-            loader.tensors[_decoder_name(name, ours)] = checkpoint.read(
-                name, dtype=None if checkpoint.gguf is None else loader.dtype, device=loader.device
+        if name not in of_layer and not _DERIVED.fullmatch(name):
+            weights[_decoder_name(name, ours)] = checkpoint.read(
+                name, dtype=None if checkpoint.gguf is None else tensors.dtype, device=tensors.device
             )
-    found = len({name.split(".")[1] for name in loader.tensors if name.startswith("blocks.")})
-    if config.get("num_hidden_layers", found) != found:
+    num_layers = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
+    if config.get("num_hidden_layers", num_layers) != num_layers:
         raise CheckpointError(
-            f"{checkpoint.name} states num_hidden_layers {config['num_hidden_layers']}, and its tensors have {found}."
+            f"{checkpoint.name} states num_hidden_layers {config['num_hidden_layers']}, and its tensors have "
+            f"{num_layers}."
         )
     heads = as_whole_number(config.get("num_attention_heads"), "num_attention_heads")
     groups = config.get("num_key_value_heads")
-    up = loader.tensors.get("blocks.0.mlp.up.weight", torch.empty(1))
+    up = weights.get("blocks.0.mlp.up.weight", torch.empty(1))
     return DecoderLM(
         arguments["table"],
         arguments["position"],
         arguments["head"],
-        num_layers=found,
+        num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=heads if groups is None else as_whole_number(groups, "num_key_value_heads"),
         head_dim=getattr(arguments["position"], "head_dim", None),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from embedlayer.errors import CheckpointError
 from embedlayer.families import RotaryPositions, rotary_facts, stated_size
+from embedlayer.families.records import PowerQueries
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import as_number, as_whole_number
 from embedlayer.positions.query_scaling import LogQueryScaling, PowerQueryScaling, QueryScaling
@@ -187,9 +188,9 @@ def _unrotated_queries(config: JsonObject, facts: RotaryPositions) -> QueryScali
     Raises:
         CheckpointError: A number of the factor is missing.
     """
-    if isinstance(facts.unrotated_queries, tuple):
-        return PowerQueryScaling(*facts.unrotated_queries)
-    if facts.unrotated_queries is None or not config.get("attn_temperature_tuning", True):
+    if isinstance(facts.query_scaling, PowerQueries):
+        return PowerQueryScaling(facts.query_scaling.exponent, facts.query_scaling.length)
+    if facts.query_scaling != "unrotated" or not config.get("attn_temperature_tuning", True):
         return None
     return LogQueryScaling(
         as_number(config.get("attn_scale"), "attn_scale"),

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from embedlayer.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.families import REFUSED_ROTARY, ROTARY, RotaryPositions, rotary_facts, stated_size
+from embedlayer.families.records import GridAxes, SectionAxes
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import as_number, as_whole_number, printable
 from embedlayer.positions.query_scaling import LogQueryScaling
@@ -86,7 +87,7 @@ AXES: dict[str, Callable[[Sequence[int]], SectionedAxes]] = {
     "alternating": AlternatingAxes,
     "channels": ChannelAxes,
 }
-"""`RotaryPositions.axes` -> class of the axes that a configuration states sections of."""
+"""`SectionAxes.layout` -> class of the axes that a configuration states sections of."""
 
 ROTARY_KEYS = {
     *("rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base", "rotary_embedding_base"),
@@ -164,7 +165,8 @@ def read_layer_type(
             f"{' or '.join(facts.rope_types)} are known."
         )
     allowed = COMMON_KEYS | ROPE_TYPES[kind].required | ROPE_TYPES[kind].optional | {*facts.other_parameters}
-    allowed |= {SECTIONS, *facts.section_names, "mrope_interleaved"} if facts.axes not in (None, "axial") else set()
+    allowed |= {QUERY_BETA} if facts.query_scaling == "rotated" else set()
+    allowed |= {SECTIONS, *facts.axes.names, "mrope_interleaved"} if isinstance(facts.axes, SectionAxes) else set()
     for key in parameters:
         if key not in allowed:
             raise CheckpointError(f"Rotary positions of type {kind!r} have no key {key!r}.{_hint(key, allowed)}")
@@ -172,8 +174,8 @@ def read_layer_type(
     share = _rotated_share(config, facts, parameters, width, kind)
     layout = _layout(config, facts) if interleaved is None else interleaved
     rotary_dim = width if kind == "proportional" else int(width * share)
-    if facts.axes == "axial":  # an equal number of pairs for each axis
-        rotary_dim -= rotary_dim % (2 * facts.num_axes)
+    if isinstance(facts.axes, GridAxes):  # an equal number of pairs for each axis
+        rotary_dim -= rotary_dim % (2 * facts.axes.num_axes)
     arguments: dict[str, Any] = {
         "head_dim": width,
         "base": _base(config, facts, parameters, layer_type, default_base) if base is None else as_number(base, "base"),
@@ -181,11 +183,13 @@ def read_layer_type(
         "interleaved": layout,
         "rotary_dim": rotary_dim,
     }
-    if facts.reversed:
+    if facts.rotation == "reversed":
         arguments["reversed"] = True
-    if facts.trailing:  # the whole head: its first channels are not rotated, but its query is scaled (Mistral 4)
+    if (
+        facts.rotation == "trailing"
+    ):  # the whole head: its first channels are not rotated, but its query is scaled (Mistral 4)
         arguments |= {"trailing": True, "head_dim": _whole_head(config, width)}
-    axes = _axes(facts, parameters, rotary_dim // 2)
+    axes = _axes(facts.axes, parameters, rotary_dim // 2)
     query_scaling = _query_scaling(parameters)
     return (
         arguments
@@ -246,10 +250,10 @@ def common_keys(config: JsonObject, facts: RotaryPositions) -> JsonObject:
     Raises:
         CheckpointError: Two names of the same key have different values, or a key is missing that must be stated.
     """
-    renamed = {key: value for key, value in config.items() if key not in facts.ignored_keys}
+    renamed = dict(config)
     for key, common in facts.aliases:
         value = renamed.pop(key, None)
-        if value is not None:
+        if value is not None and common is not None:
             renamed[common] = _only_value({common: renamed.get(common), key: value})
     for group in facts.stated:
         if all(config.get(key) in (None, {}) and (key != "sliding_window" or key not in config) for key in group):
@@ -269,14 +273,15 @@ def _rope_type(parameters: Mapping[str, Any], facts: RotaryPositions) -> str:
         CheckpointError: The type is unknown.
     """
     kind = _only_value({"rope_type": parameters.get("rope_type"), "type": parameters.get("type")})
-    kind = ("axial" if facts.axes == "axial" else "default") if kind is None else kind
+    has_grid = isinstance(facts.axes, GridAxes)
+    kind = ("axial" if has_grid else "default") if kind is None else kind
     if not isinstance(kind, str):
         raise CheckpointError(f"rope_type must be a string, not {printable(kind)}.")
     kind = dict((("su", "longrope"), *facts.former_rope_types)).get(kind, kind)
     if kind == "dynamic" and "ntk_alpha" in facts.rope_types and parameters.get("alpha"):
         kind = "ntk_alpha"
     known = {key for key in ROPE_TYPES if key not in ("ntk_alpha", "axial") or key in facts.rope_types}
-    if facts.axes == "axial":
+    if has_grid:
         known = {"axial", *facts.rope_types}
     if kind not in known:
         raise CheckpointError(f"rope_type {kind!r} is not known here.{_hint(kind, known)}")
@@ -298,7 +303,7 @@ def _layout(config: JsonObject, facts: RotaryPositions) -> bool:
     )
 
 
-def _axes(facts: RotaryPositions, parameters: Mapping[str, Any], pairs: int) -> RotaryAxes | None:
+def _axes(spec: SectionAxes | GridAxes | None, parameters: Mapping[str, Any], pairs: int) -> RotaryAxes | None:
     """Return how rotated `pairs` of channels are divided over several position axes; `None` for a single axis.
 
     With interleaved sections axis 0 has all pairs that the other sections leave, as in transformers.
@@ -306,23 +311,23 @@ def _axes(facts: RotaryPositions, parameters: Mapping[str, Any], pairs: int) -> 
     Raises:
         CheckpointError: The sections are no list of whole numbers, or contradict the family.
     """
-    if facts.axes is None:
+    if spec is None:
         return None
-    if facts.axes == "axial":
-        return AxialAxes(facts.num_axes, **dict.fromkeys(facts.axial, True))
-    sections = _only_value({name: parameters.get(name) for name in (SECTIONS, *facts.section_names)})
-    sections = facts.sections if sections is None else sections
+    if isinstance(spec, GridAxes):
+        return AxialAxes(spec.num_axes, **dict.fromkeys(spec.options, True))
+    sections = _only_value({name: parameters.get(name) for name in (SECTIONS, *spec.names)})
+    sections = spec.sections if sections is None else sections
     if sections is None:
         return None
     if not isinstance(sections, list | tuple):
         raise CheckpointError(f"{SECTIONS} must be a list, not {sections!r}.")
     sections = tuple(as_whole_number(size, SECTIONS) for size in sections)
-    if facts.axes == "interleaved":
+    if spec.layout == "interleaved":
         sections = (max(pairs - sum(sections[1:]), 1), *sections[1:])
     layout = parameters.get("mrope_interleaved")
-    if layout is not None and bool(layout) != (facts.axes == "interleaved"):
-        raise CheckpointError(f"mrope_interleaved is {layout}, but the code of this family has {facts.axes} sections.")
-    return AXES[facts.axes]((*sections[-1:], *sections[:-1]) if facts.axes == "alternating" else sections)
+    if layout is not None and bool(layout) != (spec.layout == "interleaved"):
+        raise CheckpointError(f"mrope_interleaved is {layout}, but the code of this family has {spec.layout} sections.")
+    return AXES[spec.layout]((*sections[-1:], *sections[:-1]) if spec.layout == "alternating" else sections)
 
 
 def _query_scaling(parameters: Mapping[str, Any]) -> LogQueryScaling | None:
@@ -372,7 +377,7 @@ def has_layer_types(config: JsonObject) -> bool:
         is_nested(config.get("rope_parameters"))
         or "rope_local_base_freq" in config
         or "local_rope_theta" in config
-        or (facts.scales_full_attention_only and bool(config.get("rope_scaling")))
+        or (facts.by_layer_type == "full_attention" and bool(config.get("rope_scaling")))
     )
 
 
@@ -415,7 +420,7 @@ def _parameters(config: JsonObject, facts: RotaryPositions, layer_type: str | No
     if not isinstance(parameters, Mapping):
         raise CheckpointError(f"rope_parameters must be a dictionary, not {parameters!r}.")
     if is_nested(parameters):
-        labels = dict(facts.labels)
+        labels = dict(facts.by_layer_type) if isinstance(facts.by_layer_type, tuple) else {}
         layer_type = labels.get(str(layer_type), labels.get("", layer_type))
         if layer_type not in parameters:
             raise CheckpointError(
@@ -433,7 +438,7 @@ def _parameters(config: JsonObject, facts: RotaryPositions, layer_type: str | No
         )
     if layer_type is None and has_layer_types(config):
         raise CheckpointError(f"This configuration has layers of two types: pass layer_type={SLIDING!r} or {FULL!r}.")
-    return {} if layer_type == SLIDING and facts.scales_full_attention_only else parameters
+    return {} if layer_type == SLIDING and facts.by_layer_type == "full_attention" else parameters
 
 
 def _base(

@@ -26,14 +26,15 @@ from embedlayer.census.configurations import (
 from embedlayer.census.files import files_left_out
 from embedlayer.census.report import CensusReport
 from embedlayer.census.tensors import axes_by_architecture
-from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load, tokenizer_file
-from embedlayer.checkpoints.loader import checkpoint_family, is_unknown_family, tensor_rules
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
 from embedlayer.checkpoints.meta_layout import PARAMS
 from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.reading.model import checkpoint_family, is_unknown_family, tensor_rules
 from embedlayer.checkpoints.second_copies import find_copies
 from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
-from embedlayer.families import PER_LAYER_ROWS, family_of
+from embedlayer.families import PER_LAYER_ROWS
+from embedlayer.families.tokenizers import OWN_RULES
 from embedlayer.io.files import JsonObject, read_bytes, read_json, write_json
 from embedlayer.io.weight_files import WeightFiles, find_folder
 from embedlayer.pretrained import TOKENIZER
@@ -105,7 +106,7 @@ class Opened(NamedTuple):
             if self.layer is not None:
                 tokenizer = self.layer.tokenizer
             else:
-                file = tokenizer_file(self.checkpoint)
+                file = self.checkpoint.tokenizer_file()
                 tokenizer = None if file is None else load_tokenizer(file)
         if tokenizer is None and any(folder.glob("tok*.bin")):
             return load_tokenizer(folder)  # llama2.c's file is no part of a layer
@@ -444,10 +445,10 @@ def _warn_of_own_rules(folder: Path) -> None:
     Such a model family has a tokenizer class with rules of its own, which returns other IDs whatever `tokenizer.json`
     contains.
     """
-    family = family_of(read_json(folder / CONFIG).get("model_type")) if (folder / CONFIG).is_file() else None
-    if family is not None and family.tokenizer_rules:
+    model_type = read_json(folder / CONFIG).get("model_type") if (folder / CONFIG).is_file() else None
+    if model_type in OWN_RULES:
         warnings.warn(
-            f"transformers' AutoTokenizer opens checkpoints of {family.name} with that family's own rules, whatever "
+            f"transformers' AutoTokenizer opens checkpoints of {model_type} with that family's own rules, whatever "
             f"tokenizer.json says, and returns other IDs than the new tokenizer. Open the new folder with "
             f"transformers.PreTrainedTokenizerFast.from_pretrained.",
             EmbedLayerWarning,

@@ -9,7 +9,7 @@ from tiny_models import build, quiet
 from torch import nn
 
 import embedlayer as el
-from embedlayer.checkpoints import loader
+from embedlayer.checkpoints.reading import inputs
 from embedlayer.layers.input_parts import OffsetRMSNorm
 
 
@@ -53,8 +53,8 @@ def test_a_model_whose_blocks_end_with_a_norm_has_none(tmp_path, unchecked) -> N
 
 def test_a_final_norm_that_is_not_known_is_refused_by_name(tmp_path, monkeypatch, unchecked) -> None:
     saved("llama", tmp_path / "model")
-    known = {name: spec for name, spec in loader.FINAL_NORMS.items() if name != "llama"}
-    monkeypatch.setattr(loader, "FINAL_NORMS", known)
+    known = {name: spec for name, spec in inputs.FINAL_NORMS.items() if name != "llama"}
+    monkeypatch.setattr(inputs, "FINAL_NORMS", known)
     with pytest.raises(
         el.CheckpointError, match=r"the model type 'llama' is not known here.*Leave out final_norm=True"
     ):

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import embedlayer as el
-from embedlayer.checkpoints.configuration import text_config
+from embedlayer.checkpoints.reading.configuration import text_config
 from embedlayer.families import MULTIMODAL, family_of
 from embedlayer.families.records import MultimodalSpec
 

@@ -18,7 +18,7 @@ from torch.export import Dim
 from transformers_probe import observe
 
 import embedlayer as el
-from embedlayer.checkpoints.configuration import LogitFactors
+from embedlayer.checkpoints.reading.configuration import LogitFactors
 from embedlayer.layers.output import ModelLogitOptions
 
 ALWAYS = {
@@ -98,7 +98,7 @@ def test_the_law_sees_a_path_that_is_wrong(broken, tmp_path, monkeypatch, unchec
     elif broken == "shaping":
         monkeypatch.setattr("embedlayer.layers.logit_source.Shaping.options", lambda self, bias: {"bias": bias})
     else:
-        monkeypatch.setattr("embedlayer.checkpoints.loader.logit_factors", lambda *_: LogitFactors())
+        monkeypatch.setattr("embedlayer.checkpoints.reading.head.logit_factors", lambda *_: LogitFactors())
     _, model = build(model_type, kind, settings)
     with quiet():
         model.save_pretrained(tmp_path)

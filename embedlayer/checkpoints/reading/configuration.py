@@ -1,17 +1,83 @@
-"""What a configuration says about the language model of a family: its own keys, and its factors on rows and logits."""
+"""What a configuration says about the language model of a family: checked numbers, and factors on rows and logits."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
+from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.families import CONFIG_KEYS, MULTIMODAL, Family, family_of, stated_size
 from embedlayer.families.default_ids import DEFAULT_IDS
-from embedlayer.families.records import Factor, HeadSpec
+from embedlayer.families.records import Factor, HeadSpec, Names, Presence
 from embedlayer.io.files import JsonObject
-from embedlayer.io.json_fields import as_number
+from embedlayer.io.json_fields import as_number, as_whole_number
+
+MOST_SIZE, MOST_POSITIONS = 1 << 16, 1 << 20
+"""Largest sizes and lengths in a configuration that no tensor of the file bounds; larger ones mean a damaged file."""
+
+POSITION_KEYS = ("max_position_embeddings", "n_positions")
+"""Configuration keys of the number of positions."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Configuration of one stack of a language model; its methods check the values that they return.
+
+    Args:
+        content: Keys and values, with the common names of keys; see `with_defaults`.
+        file: Path of the file, for error messages.
+    """
+
+    content: JsonObject
+    file: str
+
+    def get(self, key: str, default: object = None) -> Any:
+        """Return the value of a key without a check of its type, or `default` if the key is missing."""
+        return self.content.get(key, default)
+
+    def number(self, key: str, default: float) -> float:
+        """Return a positive number, or `default` if the key is missing.
+
+        Raises:
+            CheckpointError: The value is not a positive number.
+        """
+        with self.naming_file():
+            return as_number(self.content.get(key, default), key, above=0.0)
+
+    def whole(self, *keys: str, default: int | None = None, most: int = MOST_SIZE) -> int:
+        """Return a whole number from 1 to `most`.
+
+        Args:
+            *keys: Names of its key; the first one that has a value is read.
+            default: The number if none has a value.
+            most: Largest number that is accepted.
+
+        Raises:
+            CheckpointError: The value is not such a number, or none of the keys has a value and there is no default.
+        """
+        key = self.first_key(keys) or keys[0]
+        value = self.content.get(key)
+        with self.naming_file():
+            return as_whole_number(default if value is None else value, key, most=most)
+
+    def first_key(self, keys: Names) -> str | None:
+        """Return the first of several names of a key that has a value; `None` if none has one."""
+        return next((key for key in keys if self.content.get(key) is not None), None)
+
+    def has(self, presence: Presence) -> bool:
+        """Return whether a tensor exists, as the record or a key of the configuration says."""
+        return presence if isinstance(presence, bool) else bool(self.content.get(*presence))
+
+    @contextmanager
+    def naming_file(self) -> Iterator[None]:
+        """Context manager: put the name of the file in front of the errors of its values."""
+        try:
+            yield
+        except (CheckpointError, SizeError) as error:
+            raise CheckpointError(f"{self.file}: {error}") from error
 
 
 class LogitFactors(NamedTuple):
@@ -80,6 +146,20 @@ def with_defaults(family: Family, config: JsonObject) -> JsonObject:
         defaults["pad_token_id"] = ids["pad_token_id"]
     aliases = {common: config[own] for own, common in family.aliases if own in config}
     return {**defaults, **aliases, **config}
+
+
+def is_tied(spec: HeadSpec, config: Mapping[str, Any]) -> bool:
+    """Return whether the LM head is tied to the token table.
+
+    `tie_word_embeddings` decides; without that key, or for `"always"` and `"never"`, `spec.tied` decides.
+
+    Args:
+        spec: The head of the family.
+        config: Result of `with_defaults`.
+    """
+    if spec.tied in ("always", "never"):
+        return spec.tied == "always"
+    return bool(config.get("tie_word_embeddings", spec.tied))
 
 
 def logit_factors(spec: HeadSpec, config: Mapping[str, Any], width: int) -> LogitFactors:

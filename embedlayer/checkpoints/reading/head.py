@@ -1,0 +1,209 @@
+"""Read the LM head of a checkpoint: its rows, its bias, and the transform before them."""
+
+import torch
+from torch import Tensor
+
+from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS, is_tied, logit_factors
+from embedlayer.checkpoints.reading.inputs import read_linear, read_norm, weight_names
+from embedlayer.checkpoints.reading.model import CheckpointModel
+from embedlayer.checkpoints.reading.tensors import is_in_block
+from embedlayer.errors import CheckpointError
+from embedlayer.families import HEAD_CLASSES
+from embedlayer.families.records import AddedColumns, CountedRows, HeadSpec, LinearSpec, Names, WideRows
+from embedlayer.layers.output import OutputHead
+from embedlayer.layers.prediction_head import ACTIVATIONS, PredictionHead
+from embedlayer.tables.table import TokenTable
+
+
+def read_head(model: CheckpointModel, table: TokenTable, width: int) -> OutputHead | PredictionHead | None:
+    """Read the LM head, tied to a table or untied; `None` if the checkpoint has none.
+
+    Args:
+        model: The model, with the configuration of its last stack.
+        table: Token table of that stack.
+        width: Width of the hidden states.
+
+    Returns:
+        A new module, whose weights except those of the table are in `model.tensors` for the caller to assign.
+
+    Raises:
+        CheckpointError: A tensor or key of the head is missing or does not fit.
+    """
+    spec, tensors = model.family.head, model.tensors
+    if spec is None:
+        return None
+    for names in (() if spec.dense is None else weight_names(spec.dense), spec.weight):
+        if not tensors.has(names):
+            tensors.refuse_quantised("head.weight", names)
+    dense = spec.dense if spec.dense is not None and tensors.has(weight_names(spec.dense)) else None
+    if not _has_transform(model, spec, dense, is_needed=width != table.embed_dim):
+        return None
+    key = "head" if dense is None else "head.output"
+    rows = _untied_rows(model, spec, f"{key}.weight")
+    has_bias = _has_bias(model, spec)
+    if rows is None and not is_tied(spec, model.config.content):
+        _refuse_missing_head(model, spec.weight)
+        return None
+    if rows is not None:
+        _check_shape(model, spec, f"{key}.weight", table, width, has_dense=dense is not None)
+    elif has_bias and dense is None and not tensors.has(spec.bias):
+        _refuse_missing_head(model, spec.bias)
+        return None  # no tensor of the head is stored: this is the base model, or one with another head
+    vocab_size, embed_dim = (table.vocab_size, table.embed_dim) if rows is None else rows.shape
+    if has_bias:
+        _read_bias(model, f"{key}.bias", spec.bias, vocab_size)
+    with model.config.naming_file():
+        factors = logit_factors(spec, model.config.content, table.embed_dim)
+    output = OutputHead(
+        **({"table": table} if rows is None else {"vocab_size": vocab_size, "embed_dim": embed_dim}),
+        bias=has_bias,
+        **factors._asdict(),
+    )
+    if dense is None:
+        return output
+    activation = spec.activation
+    if activation is not None and activation not in ACTIVATIONS:
+        activation = str(model.config.get(activation, "gelu"))
+    return PredictionHead(
+        output,
+        dense=read_linear(model, "head.dense", dense, (embed_dim, width)),
+        activation=activation,
+        norm=read_norm(model, "head.norm", spec.norm, embed_dim),
+    )
+
+
+def _has_transform(model: CheckpointModel, spec: HeadSpec, dense: LinearSpec | None, *, is_needed: bool) -> bool:
+    """Return whether a checkpoint has the projection `dense` of a head, or may have the head without it."""
+    if dense is not None:
+        classes = _model_classes(model)  # a classifier may have a layer of the same name (ModernBERT)
+        return not classes or _have_head(classes) or model.tensors.has(spec.bias)
+    if spec.dense is None or (spec.dense.optional and not is_needed):
+        return True
+    _refuse_missing_head(model, weight_names(spec.dense))
+    return False
+
+
+def _has_bias(model: CheckpointModel, spec: HeadSpec) -> bool:
+    """Return whether the head has a bias, as the record, the configuration or the checkpoint says."""
+    if spec.has_bias == "stored":
+        return model.tensors.has(spec.bias)
+    return bool(spec.bias) and model.config.has(spec.has_bias)
+
+
+def _read_bias(model: CheckpointModel, key: str, names: Names, vocab_size: int) -> None:
+    """Read the bias of the head, which is stored as `(V,)` or `(1, V)`."""
+    tensors = model.tensors
+    stored_names = tensors.checkpoint.find(*names)
+    is_matrix = bool(stored_names) and len(tensors.checkpoint.info(stored_names[0]).shape) == 2
+    bias = tensors.require(key, names, "bias of the head", (1, vocab_size) if is_matrix else (vocab_size,))
+    tensors.by_key[key] = bias.flatten()
+    tensors.names[key] = tuple(name for name in stored_names if tensors.is_same(stored_names[0], name))
+
+
+def _model_classes(model: CheckpointModel) -> list[str]:
+    """Return the names of the model classes that the configuration states as `architectures`; may be empty."""
+    classes = model.tensors.checkpoint.config.get("architectures")
+    return [name for name in classes if isinstance(name, str)] if isinstance(classes, list) else []
+
+
+def _have_head(classes: list[str]) -> bool:
+    """Return whether one of these model classes of transformers has an LM head."""
+    return any(name.endswith(HEAD_CLASSES) for name in classes)
+
+
+def _refuse_missing_head(model: CheckpointModel, names: Names) -> None:
+    """Raise an error if the configuration names a model with an LM head, whose tensors `names` the checkpoint lacks."""
+    classes, tensors = _model_classes(model), model.tensors
+    if _have_head(classes):
+        raise CheckpointError(
+            f"{tensors.checkpoint.name}: {' or '.join(names)} is missing, and {model.config.file} has architectures "
+            f"{', '.join(classes)}, a model with an LM head. {tensors.remedy} If the checkpoint is meant to have no "
+            f"head, remove architectures."
+        )
+
+
+def _check_shape(
+    model: CheckpointModel, spec: HeadSpec, key: str, table: TokenTable, width: int, *, has_dense: bool
+) -> None:
+    """Check the shape of an untied head's rows: one for each row of the table, of the width of hidden states.
+
+    The width of a head behind a projection is checked when the projection is read. Rows that were computed from several
+    tensors, or cut to those that count, are not checked.
+    """
+    tensors, config = model.tensors, model.config
+    if key not in tensors.names:
+        return
+    rows, columns = tensors.by_key[key].shape
+    expected = tensors.by_key[_tied_to(model)].shape[0] - model.family.extra_rows
+    hidden, widths = width, {width, table.embed_dim, config.get("hidden_size", width)}
+    if isinstance(spec.rows, WideRows):
+        hidden = width * spec.rows.hidden
+        widths = {hidden}
+    if rows != expected or (not has_dense and columns not in widths):
+        name = tensors.names[key][0]
+        raise CheckpointError(
+            f"{tensors.checkpoint.info(name).file}: {name} has shape {[rows, columns]} where [{expected}, {hidden}] "
+            f"belongs to the head, by {config.file} and the table. {tensors.remedy}"
+        )
+
+
+def _tied_to(model: CheckpointModel) -> str:
+    """Return the key of the table that a tied head has: that of the decoder, if it has its own."""
+    return "decoder.table.weight" if "decoder.table.weight" in model.tensors.by_key else "table.weight"
+
+
+def _untied_rows(model: CheckpointModel, spec: HeadSpec, key: str) -> Tensor | None:
+    """Read the rows of an untied head into `model.tensors`, and return them; `None` if it has no own rows.
+
+    The configuration may say that the head is tied while the checkpoint stores rows for it. Rows that equal the token
+    table count as tied: the result is `None`, and the table's names list them as a copy. Other rows are read as an
+    untied head, with a sentence in the notes unless the family always ties. A head whose rows are not one stored tensor
+    has no names: it cannot be written back.
+    """
+    tensors, tied = model.tensors, is_tied(spec, model.config.content)
+    tied_to = _tied_to(model)
+    copies = tensors.names.get(tied_to, ())
+    names = [name for name in tensors.matrices(spec.weight) if name not in copies and not is_in_block(name)]
+    if isinstance(spec.rows, AddedColumns):
+        columns = tensors.checkpoint.find(*spec.rows.names)
+        if columns and 0 not in tensors.checkpoint.info(columns[0]).shape:
+            if not names and not tied:
+                return None
+            rows = tensors.by_key[tied_to] if tied else tensors.read(key, names[0])
+            return _with_columns(model, key, rows, columns[0])
+    if not names:
+        return None
+    if tied:
+        table = copies[0]
+        if tensors.is_same(table, names[0]):
+            tensors.names[tied_to] += (names[0],)
+            return None
+        if spec.tied != "always":
+            tensors.notes.append(
+                f"the configuration ties the head to the table, but {names[0]} and {table} hold other numbers: the "
+                f"head is read as untied."
+            )
+    rows = tensors.read(key, names[0])
+    if isinstance(spec.rows, CountedRows):
+        rows = _counted_rows(model, spec.rows, key, rows, tensors.by_key[tied_to].shape[0])
+    tensors.count_nonfinite("head", rows)
+    return rows
+
+
+def _with_columns(model: CheckpointModel, key: str, rows: Tensor, name: str) -> Tensor:
+    """Return the rows of a head with the further columns that the tensor `name`, `(columns, V)`, stores."""
+    tensors = model.tensors
+    tensors.by_key[key] = torch.cat([rows, tensors.read(key, name).T.to(rows.dtype)], dim=1)
+    del tensors.names[key]
+    return tensors.by_key[key]
+
+
+def _counted_rows(model: CheckpointModel, spec: CountedRows, key: str, rows: Tensor, table_rows: int) -> Tensor:
+    """Return the rows of a head that count, without stored rows beyond the number in the configuration."""
+    if model.config.get(spec.key) is None:
+        return rows
+    count = model.config.whole(spec.key, most=MOST_POSITIONS)
+    if count <= rows.shape[0] and count < max(rows.shape[0], table_rows):
+        rows = model.tensors.by_key[key] = rows[:count]
+        del model.tensors.names[key]  # there is not one row for each token, so they cannot be written back
+    return rows

@@ -1,0 +1,327 @@
+"""Read the parts of the input embedding beside the table: token types, norms, projections, streams, second inputs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from torch import nn
+
+from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS
+from embedlayer.checkpoints.reading.model import CheckpointModel
+from embedlayer.checkpoints.reading.positions import StackPositions, read_positions
+from embedlayer.checkpoints.reading.table import check_rows, padding_row, read_second_table
+from embedlayer.errors import CheckpointError
+from embedlayer.families import CONFIG_KEYS, stated_size
+from embedlayer.families.final_norms import FINAL_NORMS, WINDOW_IN_ALL_BLOCKS
+from embedlayer.families.records import (
+    DecoderSpec,
+    FeatureSpec,
+    LinearSpec,
+    Names,
+    NormSpec,
+    PerLayerSpec,
+    ShiftSpec,
+    Step,
+    StreamPositions,
+    TrigramSpec,
+)
+from embedlayer.io.json_fields import as_whole_number
+from embedlayer.io.safetensors_files import DTYPES
+from embedlayer.layers.decoder_input import DecoderInput
+from embedlayer.layers.input_parts import (
+    ElementwiseAffine,
+    FeatureProjection,
+    OffsetRMSNorm,
+    PredictionStreams,
+    ShiftScale,
+    TokenDropout,
+    TrigramProjection,
+    TypeTables,
+)
+from embedlayer.layers.per_layer import PerLayerInputs
+from embedlayer.positions.rotary_blocks import layer_types
+from embedlayer.pretrained import FLOATS
+from embedlayer.tables.dense import TokenEmbedding
+
+TYPE_KEYS = ("type_vocab_size",)
+
+
+def read_types(model: CheckpointModel, width: int) -> TokenEmbedding | TypeTables | Literal["table"] | None:
+    """Read the table or tables of token types (segments), which are added to vectors of a width.
+
+    The result is `"table"` if segments are rows of the token table, and `None` for a family without token types.
+
+    Raises:
+        CheckpointError: A tensor is missing or has another width.
+    """
+    tensors, names = model.tensors, model.family.types
+    more = [each for each in model.family.more_types if tensors.has(each[0])]
+    if names == "table" or not (names or more):
+        return "table" if names else None
+    shape, what = (None, width), "table of token types"
+    wanted = [(names, 1.0), *more] if names else more
+    if len(wanted) == 1:
+        rows = tensors.require("types.weight", names, what, shape)
+        check_rows(model, "types.weight", TYPE_KEYS if names else ())
+        return TokenEmbedding(*rows.shape, dtype=rows.dtype)
+    tables = []
+    for i, (each, factor) in enumerate(wanted):
+        rows = tensors.require(f"types.tables.{i}.weight", each, what, shape)
+        tables.append(TokenEmbedding(*rows.shape, dtype=rows.dtype, scale=None if factor == 1 else factor))
+    return TypeTables(tables)
+
+
+def read_norm(model: CheckpointModel, key: str, spec: NormSpec | ShiftSpec | None, width: int) -> nn.Module | None:
+    """Read the tensors of a norm, or of what replaces it, and return a new module for them; `None` for no norm.
+
+    `key` is the name of the module in the layer, the prefix of its tensors' keys.
+
+    Raises:
+        CheckpointError: A tensor is missing or has another width.
+    """
+    if spec is None:
+        return None
+    tensors, config = model.tensors, model.config
+    if isinstance(spec, ShiftSpec):
+        tensors.require(f"{key}.shift", spec.shift, "vector that is added", (width,))
+        if spec.scale:
+            tensors.require(f"{key}.scale", spec.scale, "vector that is multiplied with", (width,))
+        return ShiftScale(width, scales=bool(spec.scale))
+    eps = spec.eps if spec.eps_key is None else config.number(spec.eps_key, spec.eps)
+    if spec.kind in ("rms_plain", "layer_plain"):
+        plain = nn.RMSNorm if spec.kind == "rms_plain" else nn.LayerNorm
+        return plain(width, eps=eps, elementwise_affine=False)
+    has_bias = spec.kind == "layer" and config.has(spec.bias)
+    tensors.require(f"{key}.weight", _ends(spec.name, "weight", "gamma"), "norm", (width,))
+    if spec.kind == "rms":
+        return nn.RMSNorm(width, eps=eps)
+    if spec.kind == "rms_offset":
+        return OffsetRMSNorm(width, eps=eps)
+    if has_bias:
+        tensors.require(f"{key}.bias", _ends(spec.name, "bias", "beta"), "norm", (width,))
+    if spec.affine_key is not None and config.get(spec.affine_key[0]) == spec.affine_key[1]:
+        return ElementwiseAffine(width)
+    return nn.LayerNorm(width, eps=eps, bias=has_bias)
+
+
+def read_final_norm(model: CheckpointModel, width: int) -> nn.Module | None:
+    """Read the norm between the last block and the head; `None` if the family has none, as after post-norm blocks.
+
+    In an encoder-decoder model it is that of the decoder. It is looked for in the modules around the token table, from
+    the innermost one, so no norm of another part (a block, a vision tower) takes its place.
+
+    Raises:
+        CheckpointError: The final norm of this model type is not known, or its tensor is not at its place.
+    """
+    model_type, tensors = model.config.get("model_type"), model.tensors
+    checkpoint, table = tensors.checkpoint, tensors.names["table.weight"][0]
+    if checkpoint.gguf is not None or model_type not in FINAL_NORMS:
+        what = "a GGUF file" if checkpoint.gguf is not None else f"the model type {model_type!r}"
+        raise CheckpointError(
+            f"{checkpoint.name}: the norm between the last block and the head of {what} is not known here. Leave out "
+            f"final_norm=True."
+        )
+    spec = FINAL_NORMS[str(model_type)]
+    if spec is None or spec.kind in ("rms_plain", "layer_plain"):
+        return read_norm(model, "final_norm", spec, width)
+    parts = table.split(".")
+    around = ["".join(f"{part}." for part in parts[:count]) for count in range(len(parts) - 1, -1, -1)]
+    places = (f"{prefix}{spec.name}" for prefix in around)
+    place = next((place for place in places if f"{place}.weight" in checkpoint.names), None)
+    if place is None:
+        raise CheckpointError(f"{checkpoint.name}: the final norm, {spec.name}.weight, is missing. {tensors.remedy}")
+    if spec.kind == "layer" and spec.bias is False and f"{place}.bias" in checkpoint.names:
+        raise CheckpointError(f"{checkpoint.name}: {place} has a bias, which its family's code does not have.")
+    return read_norm(model, "final_norm", replace(spec, name=place), width)
+
+
+def attention_windows(model: CheckpointModel) -> dict[str, Any]:
+    """Return the arguments `layer_types` and `window` of `EmbeddingLayer`, as far as the configuration has them.
+
+    Raises:
+        CheckpointError: The list of types has another length than there are blocks.
+    """
+    config = model.config
+    if model.family.decoder_input is not None or stated_size(config.content, "num_hidden_layers") is None:
+        return {}
+    with config.naming_file():
+        types = layer_types(config.content)
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    if None in types and config.get("model_type") in WINDOW_IN_ALL_BLOCKS and "sliding_window" in config.content:
+        types = ["full_attention" if window is None else "sliding_attention"] * len(types)
+    return {
+        "layer_types": [] if None in types else types,
+        "window": None if window is None else as_whole_number(window, "sliding_window"),
+    }
+
+
+def read_linear(model: CheckpointModel, key: str, spec: LinearSpec, shape: tuple[int | None, int | None]) -> nn.Linear:
+    """Read the tensors of a projection, and return a new module for them.
+
+    `key` is the name of the module in the layer, the prefix of its tensors' keys. `shape` is that of the weight, (out,
+    in); `None` in it allows any size.
+
+    Raises:
+        CheckpointError: A tensor is missing or has another shape.
+    """
+    what = "projection to hidden_size" if key == "projection" else "projection"
+    weight = model.tensors.require(f"{key}.weight", _ends(spec.name, "weight"), what, shape)
+    has_bias = model.config.has(spec.bias)
+    if has_bias:
+        model.tensors.require(f"{key}.bias", _ends(spec.name, "bias"), "projection", (weight.shape[0],))
+    return nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias)
+
+
+def weight_names(spec: LinearSpec) -> Names:
+    """Return the names of a projection's weight, such as `("project_in.weight",)`."""
+    return _ends(spec.name, "weight")
+
+
+def _ends(modules: str | Names, *ends: str) -> Names:
+    """Return the names of a tensor of a module that may have several names: each name with each end."""
+    names = (modules,) if isinstance(modules, str) else modules
+    return tuple(f"{name}.{end}" for name in names for end in ends)
+
+
+def read_projection(model: CheckpointModel) -> nn.Linear | None:
+    """Read the projection from the width of the token table to the width of the model.
+
+    The result is `None` if the family has no projection, or if both widths are equal and the checkpoint stores none.
+
+    Raises:
+        CheckpointError: The widths differ, and the checkpoint has no projection; or a tensor of the projection is
+            missing or has another shape.
+    """
+    spec, tensors = model.family.projection, model.tensors
+    if spec is None:
+        return None
+    names = weight_names(spec if isinstance(spec, LinearSpec) else spec.linear)
+    hidden, width = stated_size(model.config.content, "hidden_size"), tensors.by_key["table.weight"].shape[1]
+    is_stored = tensors.has(names)
+    if hidden not in (width, None) and not is_stored:
+        tensors.refuse_quantised("projection.weight", names)
+        raise CheckpointError(
+            f"{model.config.file} says hidden_size {hidden!r}, the table has rows of width {width:,}, and "
+            f"{tensors.checkpoint.name} has no projection: no tensor is called {' or '.join(names)}. {tensors.remedy}"
+        )
+    if isinstance(spec, FeatureSpec):
+        return _feature_projection(model, spec, width)
+    if isinstance(spec, TrigramSpec):
+        return _trigram_projection(model, spec, width)
+    return None if hidden == width and not is_stored else _projection(model, spec, width)
+
+
+def _projection(model: CheckpointModel, spec: LinearSpec, width: int) -> nn.Linear:
+    """Read a projection to the width of the model from vectors of another width."""
+    return read_linear(model, "projection", spec, (model.config.whole(*CONFIG_KEYS["hidden_size"]), width))
+
+
+def _trigram_projection(model: CheckpointModel, spec: TrigramSpec, width: int) -> nn.Linear | None:
+    """Read a projection of each vector with its neighbours; `None` without neighbours if both widths are equal."""
+    if not model.config.get(spec.key, True):
+        is_same = stated_size(model.config.content, "hidden_size") == width
+        return None if is_same else _projection(model, spec.linear, width)
+    linear = _projection(model, spec.linear, 3 * width)
+    return TrigramProjection(linear.in_features, linear.out_features, linear.bias is not None)
+
+
+def _feature_projection(model: CheckpointModel, spec: FeatureSpec, width: int) -> nn.Linear:
+    """Read a projection of each vector with constant features appended, and the tables of these features."""
+    names = [each for each in spec.tables if model.tensors.has(each)]
+    features = [
+        model.tensors.require(f"projection.features.{i}.weight", each, "table of features", (None, None))
+        for i, each in enumerate(names)
+    ]
+    linear = _projection(model, spec.linear, width + sum(rows.shape[1] for rows in features))
+    sizes = linear.in_features, linear.out_features, linear.bias is not None
+    return FeatureProjection(*sizes, features=[rows.shape for rows in features]) if features else linear
+
+
+def read_streams(model: CheckpointModel, width: int) -> PredictionStreams | None:
+    """Read the vectors of prediction streams (ProphetNet); `None` if no stack of the checkpoint has them.
+
+    Raises:
+        CheckpointError: The tensor is missing or has another width.
+    """
+    decoder = model.family.decoder_input
+    positions = model.family.position if decoder is None else decoder.position
+    if not isinstance(positions, StreamPositions):
+        return None
+    rows = model.tensors.require("streams.weight", positions.streams, "prediction streams", (None, width))
+    return PredictionStreams(*rows.shape)
+
+
+def token_dropout(model: CheckpointModel) -> TokenDropout:
+    """Build the step `"token_dropout"`, for the mask token that the configuration states."""
+    return TokenDropout(model.config.whole("mask_token_id", most=MOST_POSITIONS))
+
+
+def read_decoder_input(
+    model: CheckpointModel, spec: DecoderSpec, recipe: Sequence[Step], widths: Mapping[Step, int], width: int
+) -> tuple[DecoderInput, StackPositions]:
+    """Read what the decoder of an encoder-decoder model has for itself, and the positions of its blocks.
+
+    Args:
+        model: The model, with the configuration of its decoder.
+        spec: Where the decoder differs from the encoder.
+        recipe: Steps of the encoder.
+        widths: Width of the vectors that each step receives.
+        width: Width of the vectors that the first block receives.
+
+    Raises:
+        CheckpointError: A tensor is missing or has another shape.
+    """
+    table = read_second_table(model, spec.table, spec.vocab_size)
+    positions = StackPositions({})
+    if spec.position is not None:
+        count = model.config.whole(*spec.layers, *CONFIG_KEYS["num_hidden_layers"])
+        own_width = widths.get("position", width)
+        schemes, blocks = read_positions(model, spec.position, own_width, "other_positions.decoder", count)
+        kinds = {kind: f"decoder_{kind}" if kind else "decoder" for kind in schemes}
+        positions = StackPositions(
+            {kinds[kind]: scheme for kind, scheme in schemes.items()},
+            tuple(kinds[kind] for kind in blocks or ("",) * count),
+        )
+    steps = recipe if spec.recipe is None else model.used_steps(spec.recipe)
+    has_norm = spec.norm is not None and "norm" in steps
+    parts = DecoderInput(
+        None if spec.recipe is None else steps,
+        table=table,
+        norm=read_norm(model, "decoder.norm", spec.norm, widths["norm"]) if has_norm else None,
+        is_scaled=spec.is_scaled,
+    )
+    return parts, positions
+
+
+def read_per_layer(model: CheckpointModel, spec: PerLayerSpec, width: int) -> PerLayerInputs | None:
+    """Read the table of per-layer inputs with its projection and norm.
+
+    The result is `None` for a checkpoint that lacks one of the tensors or stores one in quantised form.
+
+    Raises:
+        CheckpointError: A tensor has another shape than the configuration and the other tensors state.
+    """
+    config, tensors, checkpoint = model.config, model.tensors, model.tensors.checkpoint
+    names = [next(iter(checkpoint.find(name)), None) for name in spec.names]
+    if config.get(spec.width) == 0 or any(
+        name is None or DTYPES.get(checkpoint.info(name).dtype) not in FLOATS for name in names
+    ):
+        return None
+    norm = tensors.require("per_layer.norm.weight", (spec.norm,), "norm of the per-layer inputs", (None,))
+    layer_width = norm.shape[0]
+    layers = config.whole("num_hidden_layers", default=checkpoint.info(str(names[0])).shape[-1] // layer_width)
+    own_width = config.get(spec.width, layer_width)
+    table, projection = "table of the per-layer inputs", "projection of the per-layer inputs"
+    columns = layers * (own_width if type(own_width) is int else layer_width)
+    rows = tensors.require("per_layer.table.weight", (spec.table,), table, (None, columns))
+    check_rows(model, "per_layer.table.weight", (spec.rows,))
+    tensors.require("per_layer.projection.weight", (spec.projection,), projection, (columns, width))
+    pad, scale = padding_row(model, rows), layer_width**0.5
+    return PerLayerInputs(
+        TokenEmbedding(*rows.shape, pad, scale=scale, round_scale=True, dtype=rows.dtype),
+        width,
+        layers,
+        eps=config.number("rms_norm_eps", 1e-6),
+        missing_row=spec.missing_row,
+        round_scales=spec.round_scales,
+    )

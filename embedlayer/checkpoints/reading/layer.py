@@ -1,0 +1,191 @@
+"""Read the embedding layer of a checkpoint: the arguments of `EmbeddingLayer`, and the record of what was read."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.reading.head import read_head
+from embedlayer.checkpoints.reading.inputs import (
+    attention_windows,
+    read_decoder_input,
+    read_final_norm,
+    read_norm,
+    read_per_layer,
+    read_projection,
+    read_streams,
+    read_types,
+    token_dropout,
+)
+from embedlayer.checkpoints.reading.model import CheckpointModel, checkpoint_model
+from embedlayer.checkpoints.reading.positions import first_position_id, read_positions
+from embedlayer.checkpoints.reading.table import (
+    find_table,
+    new_table,
+    note_other_inputs,
+    other_tables,
+    read_rows,
+    refuse_other_input,
+    unread_copies,
+)
+from embedlayer.checkpoints.reading.tensors import LoadedTensor
+from embedlayer.computed_buffers import recompute_all_buffers
+from embedlayer.errors import CheckpointError, SizeError
+from embedlayer.pretrained import assign
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadRecord:
+    """Record of the tensors that were read to load a layer, with counts and notes.
+
+    Attributes:
+        source: Path or hub name of the checkpoint; empty for a layer that was not loaded.
+        tensors: Tensors that were read.
+        bytes_read: Bytes of headers and tensors that were read.
+        nonfinite_rows: `"table"` or `"head"` -> number of its rows with NaN or infinity; a key with 0 rows is left out.
+        notes: Sentences about what was skipped or contradictory.
+        other_tables: Sentences about tables that the model has beside the token table, and that were not read.
+        unread_copies: Names of tensors that are called like the token table and have its shape but other values, and
+            that were not read, such as `shared.weight` of a BART model whose tables are not tied.
+        table_only: Whether only the token table was read, as the caller requested; the first note then says so.
+    """
+
+    source: str = ""
+    tensors: tuple[LoadedTensor, ...] = ()
+    bytes_read: int = 0
+    nonfinite_rows: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    other_tables: tuple[str, ...] = ()
+    unread_copies: tuple[str, ...] = ()
+    table_only: bool = False
+
+
+def load_record(model: CheckpointModel) -> LoadRecord:
+    """Return the record of the tensors that were read so far, with counts and notes."""
+    tensors = model.tensors
+    return LoadRecord(
+        source=tensors.checkpoint.name,
+        tensors=tuple(tensors.read_tensors),
+        bytes_read=tensors.checkpoint.bytes_read,
+        nonfinite_rows=tensors.nonfinite_rows,
+        notes=tuple(tensors.notes),
+        other_tables=tuple(other_tables(model)),
+        unread_copies=tuple(unread_copies(model)),
+        table_only=model.table_only,
+    )
+
+
+def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, final_norm: bool = False) -> dict[str, Any]:
+    """Read the weights of the embedding layer into `model.tensors`, and return the arguments of `EmbeddingLayer`.
+
+    The arguments contain new modules with initial weights, on torch's default device. The caller builds the layer from
+    them and then assigns the tensors to it.
+
+    Args:
+        model: The model.
+        per_layer: Whether to read per-layer inputs, if the family has them.
+        final_norm: Whether to read the norm between the last block and the head.
+
+    Raises:
+        CheckpointError: A tensor or a key of the configuration is missing or does not fit.
+        SizeError: A module cannot have the sizes that the configuration states.
+    """
+    family, tensors = model.family, model.tensors
+    tensors.notes.extend(family.notes)
+    rows = read_rows(model)
+    if model.table_only:
+        return _table_alone(model, rows)
+    refuse_other_input(model)
+    table = new_table(model, rows)
+    recipe = model.used_steps(family.recipe)
+    projection = read_projection(model) if "project" in recipe else None
+    width = table.embed_dim if projection is None else projection.out_features
+    at = len(recipe) if projection is None else recipe.index("project")
+    widths = {step: width if i > at else table.embed_dim for i, step in enumerate(recipe)}
+    types = read_types(model, widths["types"]) if "types" in recipe else None
+    norm = read_norm(model, "norm", family.norm, widths["norm"]) if "norm" in recipe else None
+    schemes, blocks = read_positions(model, family.position, widths.get("position", width))
+    others = {kind: scheme for kind, scheme in schemes.items() if kind}
+    encoder_blocks: tuple[str, ...] = ()
+    decoder, output_table = None, table
+    if family.decoder_input is not None:
+        model, encoder_blocks = model.of_decoder(), blocks
+        decoder, own = read_decoder_input(model, family.decoder_input, recipe, widths, width)
+        blocks = own.blocks
+        others |= own.schemes
+        output_table = decoder.table or table
+    return {
+        "table": table,
+        "position": schemes[""],
+        "head": read_head(model, output_table, width),
+        "family": tensors.family_name,
+        "recipe": [step for step in recipe if step != "project" or projection is not None],
+        "numbering": family.numbering,
+        "padding_id": model.padding_id,
+        "first_position_id": first_position_id(model),
+        "types": types,
+        "norm": norm,
+        "projection": projection,
+        "streams": read_streams(model, width),
+        "token_dropout": token_dropout(model) if "token_dropout" in recipe else None,
+        "decoder": decoder,
+        "per_layer": read_per_layer(model, family.per_layer, width) if per_layer and family.per_layer else None,
+        "final_norm": read_final_norm(model, width) if final_norm else None,
+        **attention_windows(model),
+        "other_positions": others,
+        "block_positions": blocks,
+        "encoder_block_positions": encoder_blocks,
+        "tensor_names": tensors.state_names,
+        "is_part": any(other_tables(model)),
+    }
+
+
+def _table_alone(model: CheckpointModel, rows: torch.Tensor) -> dict[str, Any]:
+    """Return the arguments of an `EmbeddingLayer` that has a table and nothing else."""
+    table = new_table(model, rows, is_scaled=False)
+    if not model.table_name:
+        note_other_inputs(model)
+    return {
+        "table": table,
+        "family": model.tensors.family_name,
+        "padding_id": model.padding_id,
+        "tensor_names": model.tensors.state_names,
+        "is_part": True,
+    }
+
+
+def build_with_tensors(model: CheckpointModel, make: Callable[[], Model]) -> Model:
+    """Build a layer or a decoder on the meta device, without memory for weights, and assign the tensors to it.
+
+    Args:
+        model: The model in the checkpoint.
+        make: Function that reads the tensors, by `read_layer_arguments` for example, and returns the module.
+
+    Raises:
+        CheckpointError: A tensor or a key of the configuration is missing or does not fit.
+    """
+    name = model.tensors.checkpoint.name
+    try:
+        with torch.device("meta"):
+            module = make()
+    except SizeError as error:
+        raise CheckpointError(f"{name}: the configuration cannot be built. {error}") from error
+    weights = {key: tensor for key, tensor in model.tensors.by_key.items() if not tensor.is_meta}
+    assign(module, weights, source=Path(name))
+    recompute_all_buffers(module, model.tensors.device)
+    return module
+
+
+def finds_table(checkpoint: Checkpoint) -> bool:
+    """Return whether `load(..., table_only=True)` finds the token table of a checkpoint, judged by names and shapes."""
+    try:
+        find_table(checkpoint_model(checkpoint, None, "cpu", table_only=True))
+    except CheckpointError:
+        return False
+    return True

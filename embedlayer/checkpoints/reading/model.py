@@ -1,0 +1,214 @@
+"""The language model in a checkpoint: the record of its family, its configuration and its tensors."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import NoneType
+from typing import Literal
+
+import torch
+
+from embedlayer.census.tensors import TensorRule, tensor_rule
+from embedlayer.checkpoints.meta_layout import has_meta_layout
+from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.checkpoints.reading.configuration import Configuration, text_config, with_defaults, with_whole_model
+from embedlayer.checkpoints.reading.tensors import CheckpointTensors
+from embedlayer.checkpoints.refusals import unknown_family_error
+from embedlayer.errors import CheckpointError
+from embedlayer.families import CONFIG_KEYS, MULTIMODAL, STATIC_EMBEDDING, UNKNOWN, Family, family_of, gguf_family
+from embedlayer.families.records import Step
+from embedlayer.io.files import JsonObject
+from embedlayer.pretrained import is_description
+
+SIZE_KEYS = ("hidden_size", *CONFIG_KEYS["num_attention_heads"], *CONFIG_KEYS["num_hidden_layers"])
+HEAD_WIDTH_KEYS = ("head_dim", "d_kv", "rotary_dim", "qk_rope_head_dim")
+"""Configuration keys of widths on which positions depend; in a family without positions they may be 0."""
+
+
+@dataclass(frozen=True)
+class CheckpointModel:
+    """The language model in a checkpoint, from which the readers build the parts of its embedding layer.
+
+    Attributes:
+        family: Record of the family, for the stacks that are stored.
+        config: Configuration of the stack that is read; the encoder's is first.
+        tensors: Tensors of the checkpoint, and what was read of them.
+        whole_config: Configuration of the whole language model, which may contain those of its stacks.
+        padding_id: The `pad_token_id` of the first stack that is stored.
+        table_only: Whether only the token table is read.
+        table_name: Full name of the tensor to read as the table; empty to find it by the record.
+    """
+
+    family: Family
+    config: Configuration
+    tensors: CheckpointTensors
+    whole_config: JsonObject
+    padding_id: int | None
+    table_only: bool = False
+    table_name: str = ""
+
+    def used_steps(self, recipe: Sequence[Step]) -> list[Step]:
+        """Return the steps of a recipe without those that the configuration leaves out."""
+        left_out = {step for step, key, default in self.family.optional if not self.config.get(key, default)}
+        return [step for step in recipe if step not in left_out]
+
+    def of_decoder(self) -> "CheckpointModel":
+        """Return the same model with the decoder's configuration, in a family whose stacks have their own.
+
+        Raises:
+            CheckpointError: The configuration of the decoder is missing.
+        """
+        if not self.family.sub_configs:
+            return self
+        content = _stack_config(self.family, self.whole_config, "decoder", self.tensors.checkpoint.name)
+        return replace(self, config=replace(self.config, content=content))
+
+
+def checkpoint_model(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    *,
+    table_only: bool | str = False,
+) -> CheckpointModel:
+    """Find the record of a checkpoint's family, and check the numbers of its configuration.
+
+    Args:
+        checkpoint: The open checkpoint.
+        dtype: Dtype to which all tensors are converted; `None` for that of the token table.
+        device: Device of the tensors.
+        table_only: Whether to read the token table alone. A checkpoint of an unknown family is then accepted, and the
+            table is found by its name. A string is the full name of the tensor to read as the table.
+
+    Raises:
+        CheckpointError: A size in the configuration is not a whole number in its range; the family computes something
+            else for a value of the configuration; or the family is unknown, and `table_only` is false.
+    """
+    config = text_config(checkpoint.config)
+    table_name = table_only if isinstance(table_only, str) else ""
+    tensors = CheckpointTensors(checkpoint, dtype, device, str(config.get("model_type")))
+    family = UNKNOWN if table_name else _family(tensors, config, table_only=bool(table_only))
+    if table_name:
+        tensors.notes.append(f"Only {table_name} was read, as the table: everything else was left out.")
+    tensors.family_name = family.name or tensors.family_name
+    stacks = _stored_stacks(checkpoint, family)
+    whole = content = with_defaults(family, config)
+    if family.sub_configs:
+        content = _stack_config(family, whole, "encoder" if "encoder" in stacks else "decoder", checkpoint.name)
+    family = _with_stored_stacks(family, stacks)
+    checked = Configuration(content, tensors.config_file)
+    if not table_only:
+        _check_values(family, checked, tensors.family_name)
+    for key in () if table_name else ("vocab_size", "pad_token_id"):
+        if type(content.get(key, 0)) not in (int, NoneType):
+            raise CheckpointError(f"{checked.file}: {key} must be a whole number or null, not {content[key]!r}.")
+    padding_id = None if table_name else content.get("pad_token_id")
+    return CheckpointModel(family, checked, tensors, whole, padding_id, bool(table_only), table_name)
+
+
+def _check_values(family: Family, config: Configuration, family_name: str) -> None:
+    """Check the sizes of a configuration, and that the family computes nothing else for one of its values."""
+    for key in (*SIZE_KEYS, *(() if family.position is None else HEAD_WIDTH_KEYS)):
+        if config.get(key) is not None:
+            config.whole(key)
+    for key, values in family.not_computed:
+        if config.get(key, values[0]) not in values:
+            raise CheckpointError(
+                f"{config.file}: {key} {config.get(key)!r} changes what {family_name} computes at its input or head, "
+                f"and is not supported; supported: {' or '.join(map(repr, values))}."
+            )
+
+
+def _family(tensors: CheckpointTensors, config: JsonObject, *, table_only: bool) -> Family:
+    """Return the record of a checkpoint's family; `UNKNOWN` for an unknown one of which only the table is read."""
+    checkpoint = tensors.checkpoint
+    family = checkpoint_family(checkpoint)
+    if family is None and not table_only:
+        raise unknown_family_error(checkpoint, config.get("model_type"))
+    if table_only:
+        where = "" if family is not None else ", and found by its name because the family is unknown"
+        tensors.notes.append(f"Only the table was read{where}: scale, positions, norms and head were left out.")
+    if family is None:
+        return UNKNOWN
+    outer = MULTIMODAL.get(str(checkpoint.config.get("model_type")))
+    if outer is None:
+        return family
+    if outer.table:
+        family = replace(family, table=outer.table)
+        whole = checkpoint.config.get("tie_word_embeddings", outer.tied)
+        text = checkpoint.config.get("text_config")
+        if not table_only and isinstance(text, dict) and text.get("tie_word_embeddings", whole) != whole:
+            raise CheckpointError(
+                f"{tensors.config_file}: tie_word_embeddings is {whole!r}, and in text_config it is another value. "
+                f"Write the same value into both."
+            )
+    return with_whole_model(family, checkpoint.config.get("model_type"))
+
+
+def _stored_stacks(checkpoint: Checkpoint, family: Family) -> set[str]:
+    """Return which stacks of an encoder-decoder model a checkpoint stores; empty for a model with one stack.
+
+    The names of the tensors tell: those of a stack contain `encoder.` or `decoder.`.
+    """
+    spec = family.decoder_input
+    if spec is None:
+        return set()
+    prefix = spec.table[0].partition(".")[0].removesuffix("decoder")  # "text_" in families with other encoders
+    stack = re.compile(rf"(?:^|[.{'' if prefix else '_'}]){prefix}((?:en|de)coder)\.")
+    return {each for name in checkpoint.names for each in stack.findall(name)}
+
+
+def _with_stored_stacks(family: Family, stacks: set[str]) -> Family:
+    """Return the record for the stacks that a checkpoint stores.
+
+    An encoder-decoder model may be stored without its encoder (`AutoModelForCausalLM`) or without its decoder. An
+    encoder alone has no head.
+    """
+    spec = family.decoder_input
+    if spec is None or len(stacks) != 1:
+        return family
+    if stacks == {"encoder"}:
+        return replace(family, decoder_input=None, head=None)
+    return replace(
+        family,
+        table=tuple(dict.fromkeys((*spec.table, *family.table))),
+        position=spec.position or family.position,
+        norm=spec.norm or family.norm,
+        recipe=family.recipe if spec.recipe is None else spec.recipe,
+        scale=family.scale if spec.is_scaled else None,
+        decoder_input=None,
+    )
+
+
+def _stack_config(family: Family, whole: JsonObject, stack: Literal["encoder", "decoder"], name: str) -> JsonObject:
+    """Return the configuration of one stack, in a family whose configuration `whole` has one for each."""
+    key = family.sub_configs[0 if stack == "encoder" else 1]
+    own = whole.get(key)
+    if not isinstance(own, dict):
+        raise CheckpointError(f"{name}: the configuration has no {key!r}, which states its sizes.")
+    tied = {key: whole[key] for key in ("tie_word_embeddings",) if key in whole}
+    return {**whole, **own, **tied}
+
+
+def checkpoint_family(checkpoint: Checkpoint) -> Family | None:
+    """Return the family that a checkpoint's configuration names, or `None` if it names none or an unknown one."""
+    if checkpoint.is_static_embedding:
+        return family_of(STATIC_EMBEDDING)
+    family = family_of(text_config(checkpoint.config).get("model_type"))
+    return family if family is None or checkpoint.gguf is None else gguf_family(family)
+
+
+def tensor_rules(checkpoint: Checkpoint) -> dict[str, TensorRule | None]:
+    """Return how an edit of the vocabulary moves each tensor of a checkpoint, by its family's record.
+
+    `None` is a tensor that the record does not name as one of tokens.
+    """
+    family, model_type = checkpoint_family(checkpoint), checkpoint.config.get("model_type")
+    families = [] if family is None else [family]
+    return {name: tensor_rule(name, families, model_type) for name in checkpoint.names}
+
+
+def is_unknown_family(checkpoint: Checkpoint) -> bool:
+    """Return whether `load` reads a checkpoint with `table_only=True` alone, because its family is unknown."""
+    is_known = is_description(checkpoint.config) or checkpoint_family(checkpoint) is not None
+    return not is_known and not ("model_type" not in checkpoint.config and has_meta_layout(checkpoint))

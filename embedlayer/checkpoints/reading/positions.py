@@ -1,0 +1,219 @@
+"""Read the position schemes of one stack of a model: one function for each specification of a family's record."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from embedlayer.checkpoints.reading.configuration import MOST_POSITIONS, POSITION_KEYS
+from embedlayer.checkpoints.reading.model import CheckpointModel
+from embedlayer.checkpoints.reading.table import check_rows
+from embedlayer.errors import CheckpointError
+from embedlayer.families import CONFIG_KEYS, rotary_facts, stated_size
+from embedlayer.families.records import (
+    AlibiPositions,
+    AxialPositions,
+    BiasedPositions,
+    LearnedPositions,
+    PositionChoice,
+    PositionSpec,
+    RelativePositions,
+    SinusoidalPositions,
+    StreamPositions,
+)
+from embedlayer.io.json_fields import as_number
+from embedlayer.positions.alibi import AlibiBias
+from embedlayer.positions.axial import AxialPositionalEmbedding
+from embedlayer.positions.learned import LearnedPositionalEmbedding
+from embedlayer.positions.position import Position
+from embedlayer.positions.relative import RelativePositionBias
+from embedlayer.positions.rotary import RotaryEmbedding, rotary_scheme
+from embedlayer.positions.rotary_blocks import read_blocks
+from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
+
+LENGTH_KEYS = (
+    *(*POSITION_KEYS, "max_target_positions", "max_source_positions"),
+    *("max_encoder_position_embeddings", "max_decoder_position_embeddings"),
+)
+"""Configuration keys of the number of positions of a stack."""
+
+
+class StackPositions(NamedTuple):
+    """Position schemes of one stack of a model.
+
+    Attributes:
+        schemes: Kind of layer -> scheme. The key `""` has the scheme of the first block. Other keys, such as
+            `"full_attention"`, are there only for models whose layers differ.
+        blocks: For each block in order, the key of its scheme; empty if every block has that of the first.
+    """
+
+    schemes: Mapping[str, Position]
+    blocks: tuple[str, ...] = ()
+
+
+def read_positions(
+    model: CheckpointModel,
+    spec: PositionSpec | None,
+    width: int,
+    key: str = "position",
+    num_layers: int | None = None,
+) -> StackPositions:
+    """Read the position schemes of one stack of the model.
+
+    Args:
+        model: The model.
+        spec: Scheme of the stack; `None` for no positions.
+        width: Width of the vectors that positions are added to; that of the model for other schemes.
+        key: Name of the scheme of the first block in the layer, the prefix of its tensors' keys.
+        num_layers: Number of blocks of the stack; `None` for the configuration's `num_hidden_layers`.
+
+    Raises:
+        CheckpointError: A tensor or key of the positions is missing or does not fit.
+    """
+    spec = _chosen(model, spec)
+    if spec == "rotary":
+        return _rotary(model)
+    if isinstance(spec, RelativePositions):
+        return _relative(model, spec, key, num_layers)
+    if isinstance(spec, BiasedPositions):
+        return _biased(model, spec, width, key)
+    scheme = Position()
+    if isinstance(spec, AlibiPositions):
+        scheme = _alibi(model, spec, width)
+    elif isinstance(spec, AxialPositions):
+        scheme = _axial(model, spec, key)
+    elif isinstance(spec, LearnedPositions | StreamPositions):
+        scheme = _learned(model, spec if isinstance(spec, LearnedPositions) else spec.added, width, key)
+    elif isinstance(spec, SinusoidalPositions):
+        scheme = _sinusoidal(model, spec, width)
+    return StackPositions({"": scheme})
+
+
+def _chosen(model: CheckpointModel, spec: PositionSpec | None) -> PositionSpec | None:
+    """Return the scheme that the configuration and the tensors of a checkpoint select among those of a record."""
+    tensors = model.tensors
+    if isinstance(spec, PositionChoice):
+        value = model.config.get(spec.key, spec.choices[0][0] if spec.otherwise == "refused" else None)
+        scheme = next((scheme for choice, scheme in spec.choices if choice == value), spec.otherwise)
+        if scheme == "refused":
+            known = " or ".join(repr(choice) for choice, _ in spec.choices)
+            raise CheckpointError(f"{tensors.checkpoint.name}: {spec.key} {value!r} is not known here, only {known}.")
+        return scheme
+    if isinstance(spec, AxialPositions) and not tensors.has(spec.names[0]):
+        return spec.plain
+    if isinstance(spec, SinusoidalPositions) and tensors.has(spec.stored):
+        return LearnedPositions(spec.stored, offset="padding" if spec.after_padding else spec.offset or 0)
+    return spec
+
+
+def _learned(model: CheckpointModel, spec: LearnedPositions, width: int, key: str) -> Position:
+    """Read a table of learned positions; a neutral `Position` if the input embedding has no such step."""
+    if "position" not in model.used_steps(model.family.recipe):
+        return Position()
+    length = model.tensors.require(f"{key}.weight", spec.names, "table of positions", (None, width)).shape[0]
+    offset = _first_position(model) if spec.offset == "padding" else int(spec.offset)
+    check_rows(model, f"{key}.weight", LENGTH_KEYS, more=offset)
+    return LearnedPositionalEmbedding(length - offset, width, offset=offset)
+
+
+def _axial(model: CheckpointModel, spec: AxialPositions, key: str) -> Position:
+    """Read the tables of rows and columns of axial positions (Reformer)."""
+    rows = model.tensors.require(f"{key}.rows", spec.names[0], "position table of rows", (None, 1, None))
+    columns = model.tensors.require(f"{key}.columns", spec.names[1], "position table of columns", (1, None, None))
+    return AxialPositionalEmbedding((rows.shape[0], columns.shape[1]), (rows.shape[2], columns.shape[2]))
+
+
+def _biased(model: CheckpointModel, spec: BiasedPositions, width: int, key: str) -> StackPositions:
+    """Read positions that are added, and the bias that all blocks apply in attention (MPNet)."""
+    added = _learned(model, spec.added, width, key)
+    bias = _relative(model, spec.bias, "other_positions.attention", None).schemes[""]
+    count = model.config.whole(*CONFIG_KEYS["num_hidden_layers"])
+    return StackPositions({"": added, "attention": bias}, ("attention",) * count)
+
+
+def _sinusoidal(model: CheckpointModel, spec: SinusoidalPositions, width: int) -> Position:
+    """Build fixed sinusoidal positions."""
+    counts_from_padding = spec.after_padding and spec.offset is None
+    return SinusoidalPositionalEmbedding(
+        model.config.whole(*POSITION_KEYS, most=MOST_POSITIONS),
+        width,
+        layout="concatenated",
+        endpoint=spec.after_padding if spec.endpoint is None else spec.endpoint,
+        offset=_first_position(model) if counts_from_padding else spec.offset or 0,
+        padding_idx=model.padding_id if spec.after_padding else None,
+    )
+
+
+def _rotary(model: CheckpointModel) -> StackPositions:
+    """Read rotary positions, which may differ between blocks."""
+    config = model.config.content
+    facts = rotary_facts(config.get("model_type"))
+    base = None if facts is None else facts.base
+    with model.config.naming_file():
+        if stated_size(config, "num_hidden_layers") is None and "layer_types" not in config:
+            return StackPositions({"": RotaryEmbedding.from_config(config, default_base=base)})
+        keys, arguments = read_blocks(config, default_base=base)
+        schemes = {key: rotary_scheme(arguments[key]) if key in arguments else Position() for key in {*keys}}
+    others = {key: schemes[key] for key in dict.fromkeys(keys) if key in arguments or key != keys[0]}
+    blocks = tuple("" if key == keys[0] else key for key in keys) if len(schemes) > 1 else ()
+    return StackPositions({"": schemes[keys[0]], **others}, blocks)
+
+
+def _alibi(model: CheckpointModel, spec: AlibiPositions, width: int) -> Position:
+    """Return linear attention biases (ALiBi) for the number of heads that the configuration states."""
+    heads = model.config.whole(*CONFIG_KEYS["num_attention_heads"])
+    attention = model.config.get("attn_config")
+    max_bias = attention.get("alibi_bias_max", 8) if isinstance(attention, dict) else 8
+    with model.config.naming_file():
+        max_bias = as_number(max_bias, "attn_config.alibi_bias_max", above=0.0)
+    return AlibiBias(heads, max_bias=max_bias, scale=(width // heads) ** -0.5 if spec.is_divided else 1.0)
+
+
+def _relative(model: CheckpointModel, spec: RelativePositions, key: str, num_layers: int | None) -> StackPositions:
+    """Read T5's relative biases, one for each kind of layer.
+
+    If every block has its own table (UMT5), the kinds are the numbers of the blocks, with `""` for the first one.
+    """
+    config = model.config
+    heads, buckets = (
+        config.whole(*CONFIG_KEYS["num_attention_heads"]),
+        config.whole("relative_attention_num_buckets", default=32),
+    )
+    has_one_each = any("{}" in name for name in spec.names)
+    count = num_layers or config.whole(config.first_key(CONFIG_KEYS["num_hidden_layers"]) or "num_layers")
+    kinds = ("", *map(str, range(1, count))) if has_one_each else ("",)
+    prefix = "" if key == "position" else f"{key.removeprefix('other_positions.')}_"
+    for kind in kinds:
+        own = f"other_positions.{prefix}{kind}" if kind else key
+        names = tuple(name.format(kind or 0) for name in spec.names)
+        model.tensors.require(f"{own}.weight", names, "relative bias", (buckets, heads))
+    distance = config.whole("relative_attention_max_distance", default=128, most=MOST_POSITIONS)
+    schemes = {
+        kind: RelativePositionBias(heads, num_buckets=buckets, max_distance=distance, bidirectional=spec.bidirectional)
+        for kind in kinds
+    }
+    return StackPositions(schemes, kinds if has_one_each else ())
+
+
+def _first_position(model: CheckpointModel) -> int:
+    """Return `padding_id + 1`, the position ID of the first token in families that count from behind the padding ID.
+
+    It is also the number of rows of their position table before the row of the first token.
+    """
+    if model.padding_id is None:
+        raise CheckpointError(
+            f"{model.config.file}: positions of {model.tensors.family_name} begin after pad_token_id, which is "
+            f"missing. Add it."
+        )
+    return model.padding_id + 1
+
+
+def first_position_id(model: CheckpointModel) -> int:
+    """Return the position ID that transformers gives the first token.
+
+    Raises:
+        CheckpointError: It follows the padding ID, which is missing.
+    """
+    family, spec = model.family, model.family.position
+    learned = spec if isinstance(spec, LearnedPositions) else None
+    if family.numbering != "ids" and (learned is None or not learned.ids_include_offset):
+        return 0
+    return _first_position(model) if learned is None or learned.offset == "padding" else int(learned.offset)

@@ -1,0 +1,305 @@
+"""Read the token table of a checkpoint, and tell which of its other tables are not read."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embedlayer.checkpoints.reading.configuration import factor_value, is_tied
+from embedlayer.checkpoints.reading.model import CheckpointModel
+from embedlayer.checkpoints.reading.tensors import CheckpointTensors, is_in_block
+from embedlayer.checkpoints.refusals import NAMED, table_advice, table_names
+from embedlayer.errors import CheckpointError
+from embedlayer.families import UNKNOWN
+from embedlayer.families.records import FoldedRows, Names, OtherTable
+from embedlayer.io.gguf_files import dequantise
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.gguf_rows import GGUFEmbedding
+from embedlayer.tables.quantized import QuantizedEmbedding
+from embedlayer.tables.row_layouts import GGUFBlocks
+from embedlayer.tables.table import TokenTable
+
+
+def read_rows(model: CheckpointModel) -> Tensor:
+    """Read the rows of the token table, `(V, D)`; on the meta device for rows that a GGUF file stores in blocks.
+
+    If no dtype was requested, all later tensors are read in the dtype of the rows.
+
+    Raises:
+        CheckpointError: The table is missing, empty or quantised, or has another size than the configuration states.
+    """
+    tensors = model.tensors
+    name, *others = find_table(model)
+    rows = tensors.read("table.weight", name, aliases=tuple(o for o in others if tensors.is_same(name, o)))
+    tensors.dtype = rows.dtype
+    if isinstance(model.family.rows, FoldedRows):
+        rows = _fold(tensors, model.family.rows, rows)
+        _check_sizes(model, name, rows.shape[0] if tensors.names else None, rows.shape[1])
+    tensors.count_nonfinite("table", rows)
+    return rows
+
+
+def new_table(model: CheckpointModel, rows: Tensor, *, is_scaled: bool = True) -> TokenTable:
+    """Return a new token table for rows that were read, with the factor of the family if it is scaled.
+
+    Raises:
+        CheckpointError: A number of the factor is missing in the configuration, or is not positive.
+    """
+    factor = model.family.scale if is_scaled else None
+    padding_idx = padding_row(model, rows)
+    with model.config.naming_file():
+        scale = None if factor is None else factor_value(factor, model.config.content, rows.shape[1])
+    round_scale = factor is not None and factor.rounding == "rows"
+    options: dict[str, Any] = {"padding_idx": padding_idx, "round_scale": round_scale, "dtype": rows.dtype}
+    vocab_size, width = rows.shape
+    if not rows.is_meta:
+        return TokenEmbedding(vocab_size, width, scale=scale, **options)
+    tensors, file = model.tensors, model.tensors.checkpoint.gguf
+    assert file is not None
+    info = tensors.checkpoint.info(tensors.names["table.weight"][0])
+    tensors.by_key["table.packed"] = file.stored_rows(info.name).to(tensors.device)
+    bits = {"Q4_0": 4, "Q8_0": 8}.get(info.dtype)
+    if bits is not None:
+        return QuantizedEmbedding(vocab_size, width, bits, layout=GGUFBlocks(), scale=scale, **options)
+    return GGUFEmbedding(vocab_size, width, info.dtype, scale=scale, **options)
+
+
+def read_second_table(model: CheckpointModel, names: Names, key: str) -> TokenTable | None:
+    """Read the token table of the decoder of an encoder-decoder model; `None` if the encoder's is read at both inputs.
+
+    `key` is the configuration key of its number of rows.
+
+    Raises:
+        CheckpointError: The table has another size than the configuration states.
+    """
+    tensors = model.tensors
+    name = next((each for each in tensors.matrices(names) if each not in tensors.names["table.weight"]), None)
+    if name is None:
+        return None
+    rows = tensors.read("decoder.table.weight", name)
+    _check_sizes(model, name, *rows.shape, key=key)
+    tensors.count_nonfinite("decoder's table", rows)
+    return new_table(model, rows)
+
+
+def find_table(model: CheckpointModel) -> list[str]:
+    """Return the name of the token table and those of its equal copies, after checks of its shape and dtype.
+
+    Raises:
+        CheckpointError: As for `read_rows`.
+    """
+    tensors, checkpoint = model.tensors, model.tensors.checkpoint
+    if model.table_name:
+        names = [model.table_name] if model.table_name in checkpoint.names else []
+        if not names or len(checkpoint.info(model.table_name).shape) != 2:
+            raise CheckpointError(
+                f"{checkpoint.name} has no matrix {model.table_name!r}. "
+                f"{table_advice(checkpoint, is_found=False)}".rstrip()
+            )
+    else:
+        names = _only_table(model, _candidates(model))
+    info = checkpoint.info(names[0])
+    if 0 in info.shape:
+        raise CheckpointError(f"{info.file}: the table {names[0]} is empty: its shape is {list(info.shape)}.")
+    tensors.refuse_quantised("table.weight", (names[0],), names[0])
+    if not (isinstance(model.family.rows, FoldedRows) or model.table_name):
+        _check_sizes(model, names[0], *info.shape)
+    return names
+
+
+def _candidates(model: CheckpointModel) -> list[str]:
+    """Return the names of the matrices that may be the token table, the preferred one first."""
+    family, config, tensors = model.family, model.config, model.tensors
+    checkpoint, vocab_size = tensors.checkpoint, model.config.get("vocab_size")
+    candidates = tensors.matrices(family.table)
+    if not candidates and family.head is not None and is_tied(family.head, config.content):
+        candidates = tensors.matrices(family.head.weight)
+        if family is UNKNOWN:
+            candidates = [name for name in candidates if checkpoint.info(name).shape[0] == vocab_size]
+    if candidates:
+        return candidates
+    tensors.refuse_quantised("table.weight", family.table)
+    known = f"family {tensors.family_name} and has" if family is not UNKNOWN else "an unknown family and has"
+    others = [checkpoint.info(name).shape[0] for name in table_names(checkpoint)]
+    is_elsewhere = vocab_size in others or (others and family is UNKNOWN)
+    remedy = "" if is_elsewhere else f" {tensors.remedy} Or check model_type in {config.file}."
+    raise CheckpointError(
+        f"{checkpoint.name} is of {known} no table of token rows: no tensor with rows and columns is called "
+        f"{' or '.join(family.table)}.{remedy}"
+    )
+
+
+def _only_table(model: CheckpointModel, candidates: list[str]) -> list[str]:
+    """Return the names of the token table: the preferred one and its equal copies.
+
+    Candidates with fewer rows than the configuration's `vocab_size` are no token tables, nor are those of a numbered
+    block if there are others.
+    """
+    family, tensors, checkpoint = model.family, model.tensors, model.tensors.checkpoint
+    needed = model.config.get("vocab_size") or 0
+    large = [name for name in candidates if checkpoint.info(name).shape[0] >= needed] or candidates
+    first, *others = large
+    equal = [name for name in others if tensors.is_same(name, first)]
+    suffix = next((name for name in family.table if f".{first}".endswith(f".{name}")), first)
+    rivals = [
+        name
+        for name in others
+        if name not in equal and f".{name}".endswith(f".{suffix}") and is_in_block(name) == is_in_block(first)
+    ]
+    if rivals:
+        listed = ", ".join(f"{name} ({tensors.sizes(name)})" for name in (first, *rivals))
+        which = "an unknown family" if family is UNKNOWN else f"family {tensors.family_name}"
+        raise CheckpointError(
+            f"{checkpoint.name} is of {which} and has several tables called {suffix.removesuffix('.weight')}.weight: "
+            f"{listed}. Which of them is that of the tokens is not known."
+        )
+    return [first, *equal]
+
+
+def _fold(tensors: CheckpointTensors, spec: FoldedRows, rows: Tensor) -> Tensor:
+    """Compute model2vec's token table `rows[mapping] * weights[:, None]`, and keep it in the place of `rows`.
+
+    Without a tensor `mapping`, the rows keep their order; without a tensor `weights`, they are not multiplied. With
+    either, the table cannot be written back to the checkpoint, so it has no names.
+    """
+    checkpoint, device = tensors.checkpoint, tensors.device
+    mapping, weights = (checkpoint.find(name) for name in (spec.mapping, spec.weights))
+    if mapping or weights:
+        tensors.names.clear()
+    if mapping:
+        index = checkpoint.read(mapping[0], dtype=torch.int64, device=device)
+        if index.dim() != 1 or not ((index >= 0) & (index < rows.shape[0])).all():
+            raise CheckpointError(
+                f"{checkpoint.name}: {mapping[0]} names rows that the table of {rows.shape[0]} rows does not have. "
+                f"Copy the checkpoint again."
+            )
+        rows = rows.index_select(0, index)
+    if weights:
+        factors = checkpoint.read(weights[0], device=device)
+        if factors.shape != rows.shape[:1]:
+            raise CheckpointError(
+                f"{checkpoint.name}: {weights[0]} has shape {list(factors.shape)} for {rows.shape[0]} tokens. Copy the "
+                f"checkpoint again."
+            )
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        rows = (rows.to(wide) * factors[:, None]).to(rows.dtype)
+    tensors.by_key["table.weight"] = rows
+    return rows
+
+
+def _check_sizes(
+    model: CheckpointModel, name: str, vocab_size: int | None, width: int, *, key: str = "vocab_size"
+) -> None:
+    """Check that the token table has the sizes that the configuration states.
+
+    A size that is not stated is not checked, nor is a `vocab_size` of `None`, for rows that `_fold` computed. `key` is
+    the configuration key of the number of rows.
+    """
+    config, extra, source = model.config, model.family.extra_rows, model.tensors.checkpoint.name
+    rows = config.get(key)
+    if rows is not None and vocab_size not in (None, rows + extra):
+        expected = f"{rows:,}, so {rows + extra:,} rows in this family" if extra else f"{rows:,}"
+        raise CheckpointError(
+            f"{source}: {name} has {vocab_size:,} rows and the configuration says {key} {expected}: they do not belong "
+            f"together, or one of them was changed alone. Copy both from the same model."
+        )
+    width_key = config.first_key(model.family.width)
+    if width_key is not None and config.get(width_key) != width:
+        raise CheckpointError(
+            f"{source}: {name} has rows of width {width:,} and the configuration says {width_key} "
+            f"{config.get(width_key)}: they do not belong together. Copy both from the same model."
+        )
+
+
+def check_rows(model: CheckpointModel, key: str, config_keys: Names, *, more: int = 0) -> None:
+    """Check that a table other than the token table has as many rows as the configuration states.
+
+    One of the `config_keys` of the number must fit, if the configuration has one of them; the table may have `more`
+    rows than that.
+
+    Raises:
+        CheckpointError: The configuration states other numbers.
+    """
+    counts = {each: model.config.get(each) for each in config_keys if type(model.config.get(each)) is int}
+    rows = model.tensors.by_key[key].shape[0]
+    if counts and not any(rows in (count, count + more) for count in counts.values()):
+        name = model.tensors.names[key][0]
+        shown = " and ".join(f"{each} {count:,}" for each, count in counts.items())
+        raise CheckpointError(
+            f"{model.tensors.checkpoint.info(name).file}: {name} has {rows:,} rows and {model.config.file} says "
+            f"{shown}: they do not belong together, or one of them was changed alone. Copy both from the same model."
+        )
+
+
+def padding_row(model: CheckpointModel, rows: Tensor) -> int | None:
+    """Return the padding token if its row is zero; else `None`: a row that was trained can be trained again."""
+    pad, gguf = model.padding_id, model.tensors.checkpoint.gguf
+    if pad is None or not 0 <= pad < rows.shape[0]:
+        return None
+    if not rows.is_meta:
+        return None if rows[pad].any() else pad
+    assert gguf is not None
+    info = model.tensors.checkpoint.info(model.tensors.names["table.weight"][0])
+    return None if dequantise(gguf.stored_rows(info.name)[pad : pad + 1], info.dtype).any() else pad
+
+
+def other_tables(model: CheckpointModel) -> Iterator[str]:
+    """Yield a sentence about each table of the checkpoint that the record lists as not read."""
+    spec, tables = model.family.per_layer, list(model.family.other_tables)
+    if spec is not None and "per_layer.table.weight" not in model.tensors.names:
+        tables.append(OtherTable(spec.table, "each block reads its own columns of these rows"))
+    for table in tables:
+        for name in sorted(model.tensors.checkpoint.find(table.name), key=is_in_block):
+            yield f"{name}, {model.tensors.sizes(name)}, is not read: {table.use}."
+
+
+def unread_copies(model: CheckpointModel) -> Iterator[str]:
+    """Yield the names of tensors that are called like the token table and have its shape, and were not read."""
+    tensors = model.tensors
+    table = tensors.names.get("table.weight")
+    if not table or model.family is UNKNOWN:
+        return
+    read_names = {name for names in tensors.names.values() for name in names}
+    shape = tensors.checkpoint.info(table[0]).shape
+    for name in tensors.matrices(model.family.table):
+        if name not in read_names and tensors.checkpoint.info(name).shape == shape:
+            yield name
+
+
+def refuse_other_input(model: CheckpointModel) -> None:
+    """Raise an error if the checkpoint has a table whose rows are a part of the input of the first block.
+
+    Raises:
+        CheckpointError: It has one.
+    """
+    tensors = model.tensors
+    for table in model.family.other_tables:
+        for name in tensors.checkpoint.find(table.name) if table.is_input else ():
+            raise CheckpointError(
+                f"{tensors.checkpoint.name}: {name}, {tensors.sizes(name)}, is not read, and {table.use}: the input of "
+                f"the first block is not computed from {tensors.names['table.weight'][0]} alone."
+            )
+
+
+def note_other_inputs(model: CheckpointModel) -> None:
+    """Add a sentence to the notes if the checkpoint has further tables of its input, or may have some.
+
+    In an unknown family these are all tables that are found by their names, unless `vocab_size` decides.
+    """
+    tensors, checkpoint = model.tensors, model.tensors.checkpoint
+    table_copies = tensors.names["table.weight"]
+    first = table_copies[0]
+    if model.family is UNKNOWN:
+        is_stated = model.config.get("vocab_size") == checkpoint.info(first).shape[0]
+        others = [] if is_stated else [name for name in table_names(checkpoint) if not is_in_block(name)]
+    else:
+        inputs = [table.name for table in model.family.other_tables if table.is_input]
+        others = checkpoint.find(*inputs)
+    others = [name for name in others if name not in table_copies and not tensors.is_same(name, first)]
+    if others:
+        listed = ", ".join(f"{name} ({tensors.sizes(name)})" for name in others[:NAMED])
+        tensors.notes.append(
+            f"{first} ({tensors.sizes(first)}) was read, and the checkpoint also has {listed}"
+            f"{', ...' if len(others) > NAMED else ''}: load(..., table_only={others[0]!r}) reads another one."
+        )

@@ -1,0 +1,212 @@
+"""Tensors of a checkpoint that a layer needs: their names, checks of shape and dtype, and a record of what was read."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.refusals import quantised_error, quantised_parts, states_quantisation
+from embedlayer.errors import CheckpointError
+from embedlayer.families.records import Names
+from embedlayer.io.safetensors_files import DTYPES
+from embedlayer.pretrained import FLOATS
+
+ROWS_AT_ONCE = 8192
+
+
+@dataclass(frozen=True)
+class LoadedTensor:
+    """Name and sizes of a tensor that was read from a checkpoint.
+
+    Attributes:
+        key: Key of the tensor in the `state_dict` of the layer.
+        name: Name of the tensor in the checkpoint.
+        shape: Shape in the checkpoint.
+        dtype: Dtype in the checkpoint, as safetensors names it, such as `"BF16"`.
+        nbytes: Number of bytes in the checkpoint.
+    """
+
+    key: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+
+class CheckpointTensors:
+    """Reads tensors of one checkpoint by the ends of their names, checks them, and records what was read.
+
+    Args:
+        checkpoint: The open checkpoint.
+        dtype: Dtype to which tensors are converted; `None` for that of the checkpoint.
+        device: Device of the tensors.
+        family_name: Name of the model family, for error messages.
+
+    Attributes:
+        by_key: Key in the `state_dict` of the layer -> tensor that was read.
+        names: Key in the `state_dict` of the layer -> names of that tensor in the checkpoint: first the name that was
+            read, then those of equal copies.
+        read_tensors: Name and sizes of each tensor that was read, in order.
+        notes: Sentences for the user about what was skipped or contradictory.
+        nonfinite_rows: `"table"` or `"head"` -> number of its rows with NaN or infinity.
+        config_file: Path of the checkpoint's configuration, for error messages.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, family_name: str
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.dtype = dtype
+        self.is_dtype_requested = dtype is not None
+        self.device = device
+        self.family_name = family_name
+        self.config_file = str(checkpoint.file(CONFIG) or checkpoint.name)
+        self.by_key: dict[str, Tensor] = {}
+        self.names: dict[str, tuple[str, ...]] = {}
+        self.read_tensors: list[LoadedTensor] = []
+        self.notes: list[str] = []
+        self.nonfinite_rows: dict[str, int] = {}
+
+    @property
+    def state_names(self) -> dict[str, Names]:
+        """Return `names` by the keys of the layer's `state_dict`, in which the rows of a GGUF file are bytes."""
+        key = "table.packed" if "table.packed" in self.by_key else "table.weight"
+        return {key if own == "table.weight" else own: names for own, names in self.names.items()}
+
+    @property
+    def remedy(self) -> str:
+        """Return what to do about a tensor that is missing or has another shape, as a sentence."""
+        if "auto_map" in self.checkpoint.config:
+            return (
+                f"The model is defined by code of its own, which auto_map in {self.config_file} names and which is not "
+                f"run, and it differs from that of {self.family_name}."
+            )
+        return "Copy the checkpoint again."
+
+    def has(self, names: Names) -> bool:
+        """Return whether the checkpoint has a tensor whose name ends in one of `names`."""
+        return bool(self.checkpoint.find(*names))
+
+    def matrices(self, names: Names) -> list[str]:
+        """Return the full names of the checkpoint's two-dimensional tensors whose names end in one of `names`.
+
+        The order is that of `names`, so the preferred tensor is first. Tensors of a numbered block are last: blocks
+        that predict several tokens (DeepSeek) may have tables and heads of their own.
+        """
+        candidates = dict.fromkeys(self.checkpoint.find(*names))
+        return sorted((name for name in candidates if len(self.checkpoint.info(name).shape) == 2), key=is_in_block)
+
+    def is_same(self, name: str, other: str) -> bool:
+        """Return whether two tensors of the checkpoint, by their full names, have the same shape, dtype and bits."""
+        has_same_dtype = self.checkpoint.info(name).dtype == self.checkpoint.info(other).dtype
+        return has_same_dtype and self.checkpoint.stores(name, self.checkpoint.read(other))
+
+    def sizes(self, name: str) -> str:
+        """Return the shape of a tensor of the checkpoint as text, such as `"50,257 x 768"`."""
+        return " x ".join(f"{size:,}" for size in self.checkpoint.info(name).shape)
+
+    def read(self, key: str, name: str, *, aliases: Names = ()) -> Tensor:
+        """Read a tensor of the checkpoint, and store it in `by_key` and a line about it in `read_tensors`.
+
+        Args:
+            key: Key of the tensor in the `state_dict` of the layer, under which `by_key` and `names` store it.
+            name: Full name in the checkpoint.
+            aliases: Names of equal copies in the checkpoint; `names[key]` becomes `(name, *aliases)`.
+
+        Returns:
+            The tensor; for a table that a GGUF file stores in blocks, an empty one on the meta device.
+
+        Raises:
+            CheckpointError: The tensor is quantised, or has a dtype other than floating point and no dtype was
+                requested.
+        """
+        info = self.checkpoint.info(name)
+        self.refuse_quantised(key, (name,), name)
+        if key == "table.weight" and self.checkpoint.has_blocks(name):
+            tensor = torch.empty(info.shape, dtype=self.dtype or torch.float32, device="meta")
+        else:
+            tensor = self.checkpoint.read(name, dtype=self.dtype, device=self.device)
+        self.read_tensors.append(LoadedTensor(key, name, info.shape, info.dtype, info.nbytes))
+        self.by_key[key] = tensor
+        self.names[key] = (name, *aliases)
+        return tensor
+
+    def require(self, key: str, names: Names, what: str, shape: tuple[int | None, ...]) -> Tensor:
+        """Read a tensor of the checkpoint into `by_key`, and check its shape.
+
+        Args:
+            key: Key of the tensor in the `state_dict` of the layer.
+            names: Suffixes of its name in the checkpoint; the first one that the checkpoint has is read.
+            what: Description of the tensor for error messages.
+            shape: Expected shape; `None` in it allows any size.
+
+        Raises:
+            CheckpointError: The tensor is missing or has another shape.
+        """
+        name = next(iter(self.checkpoint.find(*names)), None)
+        self.refuse_quantised(key, names if name is None else (name,), name or "")
+        if name is None:
+            raise CheckpointError(
+                f"{self.checkpoint.name} is of family {self.family_name} but has no {what}: no tensor is called "
+                f"{' or '.join(names)}. {self.remedy}"
+            )
+        info = self.checkpoint.info(name)
+        if len(info.shape) != len(shape) or any(
+            expected not in (None, size) for expected, size in zip(shape, info.shape, strict=True)
+        ):
+            wanted = ", ".join("any" if size is None else str(size) for size in shape)
+            raise CheckpointError(
+                f"{info.file}: {name} has shape {list(info.shape)} where [{wanted}] belongs to the {what}, by "
+                f"{self.config_file} and the other tensors. {self.remedy}"
+            )
+        return self.read(key, name)
+
+    def refuse_quantised(self, key: str, names: Names, stored_name: str = "") -> None:
+        """Raise an error if some weights are stored in quantised form; numbers without their scales are no weights.
+
+        Args:
+            key: Key of the tensor in the `state_dict` of the layer.
+            names: Names of the weights in the checkpoint.
+            stored_name: Full name of the tensor that would be read; empty if no tensor has one of `names`.
+
+        Raises:
+            CheckpointError: The tensor has scales, or is stored in a dtype other than floating point. The second is
+                accepted if the caller requested a dtype and the configuration states no quantisation.
+        """
+        what = key.partition(".")[0]
+        parts = quantised_parts(self.checkpoint, names)
+        dtype = self.checkpoint.info(stored_name).dtype if stored_name else ""
+        is_float = not stored_name or DTYPES.get(dtype) in FLOATS or self.checkpoint.has_blocks(stored_name)
+        has_no_scheme = states_quantisation(self.checkpoint.config) is None
+        if not parts and (is_float or (self.is_dtype_requested and has_no_scheme)):
+            return
+        if not parts and has_no_scheme:
+            raise CheckpointError(
+                f"{self.checkpoint.info(stored_name).file}: the {what}, {stored_name}, is stored as {dtype}: without "
+                f"scales those are no vectors. If its numbers need no scales, pass a dtype, such as load(..., "
+                f"dtype=torch.float32)."
+            )
+        raise quantised_error(self.checkpoint, what, stored_name or parts[0], parts)
+
+    def count_nonfinite(self, what: str, rows: Tensor) -> None:
+        """Count the rows that contain NaN or infinity.
+
+        If there are any, store their number in `nonfinite_rows[what]` and add a sentence to `notes`. Rows on the meta
+        device are dequantised where they are looked up, so they are not counted.
+
+        Args:
+            what: `"table"` or `"head"`.
+            rows: Rows of the table or the head, `(V, D)`.
+        """
+        if rows.is_meta:
+            return
+        count = sum(int((~chunk.isfinite().all(-1)).sum()) for chunk in rows.split(ROWS_AT_ONCE))
+        if count:
+            self.nonfinite_rows[what] = count
+            self.notes.append(f"{count:,} of {rows.shape[0]:,} rows of the {what} hold NaN or infinity.")
+
+
+def is_in_block(name: str) -> bool:
+    """Return whether a tensor belongs to a numbered module, such as `model.layers.61.embed_tokens.weight`."""
+    return any(part.isdecimal() for part in name.split("."))
