@@ -26,7 +26,7 @@ TIERS = [
     ],
     ["documents", "held_parameters", "index_checks", "computed_buffers", "collectives", "families", "kernels"],
     ["data", "losses"],
-    ["pretrained"],
+    ["pretrained", "row_sparse"],
     ["positions", "tables"],
     ["layers", "optim"],
     ["distributed"],

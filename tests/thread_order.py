@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embedlayer import forks
-from embedlayer.tables.pending_updates import PendingUpdates
+from embedlayer.row_sparse.pending_updates import PendingUpdates
 
 SECONDS = 60
 

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from embedlayer.kernels.kernel import FLOATS, Kernel, kernels_apply, kernels_in_graphs
 from embedlayer.overrides import has_hooks
+from embedlayer.row_sparse.gradient import Segments, finished_gradient, segments_of_equal_ids
+from embedlayer.row_sparse.pending_updates import applied_rows, raw_weight
 from embedlayer.tables.lookup import StoredRows
-from embedlayer.tables.pending_updates import applied_rows, raw_weight
-from embedlayer.tables.sparse_gradient import Segments, finished_gradient, segments_of_equal_ids
 from embedlayer.tracing import fusible, plain_operators_only
 
 GATHER_SCALE_ADD_DROP = Kernel("input", "gather_scale_add_drop")

@@ -16,11 +16,11 @@ from torch.optim.optimizer import ParamsT
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.forks import HeldLocks
 from embedlayer.optim.row_state import RowState, check_state, check_step
-from embedlayer.tables.lazy_adam import Betas, check_rates, step_rates
-from embedlayer.tables.pending_updates import PendingUpdates, is_in_shared_memory
-from embedlayer.tables.row_arithmetic import add_squares_, chunk_slices, empty_rows, rows_at_once, square_root
-from embedlayer.tables.sparse_gradient import row_gradient, rows_and_values
-from embedlayer.tables.stochastic_rounding import StochasticRounding
+from embedlayer.row_sparse.arithmetic import add_squares_, chunk_slices, empty_rows, rows_at_once, square_root
+from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
+from embedlayer.row_sparse.history import Betas, check_rates, step_rates
+from embedlayer.row_sparse.pending_updates import PendingUpdates, is_in_shared_memory
+from embedlayer.row_sparse.stochastic_rounding import StochasticRounding
 
 State = dict[str, Any]
 

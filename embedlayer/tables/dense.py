@@ -18,9 +18,8 @@ from embedlayer.held_parameters import former_parameter, watch_replacement
 from embedlayer.index_checks import IndexCheck
 from embedlayer.initialization import init_normal_, init_normal_rows_, zero_rows_
 from embedlayer.io.files import JsonObject
-from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
-from embedlayer.tables.pending_updates import (
+from embedlayer.row_sparse.gradient import call_plain
+from embedlayer.row_sparse.pending_updates import (
     PendingUpdates,
     RowSparseParameter,
     look_up_rows,
@@ -28,7 +27,8 @@ from embedlayer.tables.pending_updates import (
     pending_updates_of,
     with_updates_applied,
 )
-from embedlayer.tables.sparse_gradient import call_plain
+from embedlayer.shapes import Ids, Vectors
+from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
 from embedlayer.tables.table import TokenTable
 from embedlayer.tables.torch_arguments import EmbeddingArguments, refuse_unsupported, resolve_sizes
 from embedlayer.tracing import is_transformed, plain_operators_only

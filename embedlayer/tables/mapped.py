@@ -31,6 +31,7 @@ from embedlayer.io.safetensors_files import (
 )
 from embedlayer.kernels.kernel import Kernel, kernels_apply
 from embedlayer.pretrained import check_saved
+from embedlayer.row_sparse.gradient import NUMBERS_IN_BLOCK, segments_of_equal_ids
 from embedlayer.shapes import Ids, IdsLike, Vectors
 from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
 from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
@@ -47,7 +48,6 @@ from embedlayer.tables.row_folder import (
 from embedlayer.tables.row_folder import (
     RESIDENT_BYTES as TRAINED_BYTES,
 )
-from embedlayer.tables.sparse_gradient import NUMBERS_IN_BLOCK, segments_of_equal_ids
 from embedlayer.tracing import plain_operators_only
 
 GATHER_SEGMENTS = Kernel("rows", "gather_segments")

@@ -48,7 +48,7 @@ from embedlayer.io.safetensors_files import (
     read_header,
 )
 from embedlayer.io.undo_log import LogContent, UndoLog, check_rows, read_log, roll_back
-from embedlayer.tables.row_storage import RowStorage
+from embedlayer.row_sparse.storage import RowStorage
 
 FORMAT_VERSION = 1
 TABLE, WEIGHT, LOG, STATE = "table.json", "weight.safetensors", "undo.log", "state"

@@ -37,7 +37,7 @@ from embedlayer.errors import SizeError
 from embedlayer.families.records import End
 from embedlayer.held_parameters import held_parameters
 from embedlayer.io.files import JsonObject
-from embedlayer.tables.sparse_gradient import row_gradient, rows_and_values
+from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
 from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit
 from embedlayer.vocab.module_parts import (
     VocabularyModules,

@@ -20,7 +20,7 @@ from embedlayer import (
 )
 from embedlayer.layers.injection import AddedEmbedding, InjectionContext
 from embedlayer.layers.input import UnscaledLookup
-from embedlayer.tables import pending_updates
+from embedlayer.row_sparse import pending_updates
 
 IDS = torch.tensor([[1, 7, 0, 49], [3, 7, 48, 2], [0, 1, 5, 49]])
 

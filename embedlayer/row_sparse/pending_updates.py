@@ -29,8 +29,7 @@ from embedlayer.errors import CheckpointError, ShapeError, SizeError, StaleRowsE
 from embedlayer.forks import HeldLocks, call_in_forked_processes, lock_held_at_forks
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import Kernel, kernels_apply
-from embedlayer.tables.lazy_adam import Betas, StepHistory, step_rates
-from embedlayer.tables.row_arithmetic import (
+from embedlayer.row_sparse.arithmetic import (
     apply_skipped_steps_,
     chunk_slices,
     compute_dtype,
@@ -39,8 +38,7 @@ from embedlayer.tables.row_arithmetic import (
     rows_at_once,
     square_root,
 )
-from embedlayer.tables.row_storage import RowsInMemory, RowStorage
-from embedlayer.tables.sparse_gradient import (
+from embedlayer.row_sparse.gradient import (
     NUMBERS_IN_BLOCK,
     RowSparseGradient,
     Segments,
@@ -53,7 +51,9 @@ from embedlayer.tables.sparse_gradient import (
     sum_segments,
     with_torch_functions,
 )
-from embedlayer.tables.stochastic_rounding import round_rows
+from embedlayer.row_sparse.history import Betas, StepHistory, step_rates
+from embedlayer.row_sparse.stochastic_rounding import round_rows
+from embedlayer.row_sparse.storage import RowsInMemory, RowStorage
 from embedlayer.tracing import is_function_mode_active, outside_of_graphs
 
 APPLY_PENDING = {False: Kernel("rows", "apply_pending"), True: Kernel("rows", "apply_pending_rowwise")}
@@ -606,7 +606,7 @@ class PendingUpdates:
             f"The weight {tuple(weight.shape)} of a row-sparse table was written in place through an older tensor of "
             f"it while {len(missed)} rows had pending updates, so what was written belongs to an earlier step. The "
             f"written values are kept and these updates dropped. Take `table.weight` anew after each step and write to "
-            f"that, write inside `with embedlayer.tables.pending_updates_applied(model):`, or use "
+            f"that, write inside `with embedlayer.row_sparse.pending_updates_applied(model):`, or use "
             f"RowAdamW(apply_pending_every=1)."
         )
 

@@ -68,7 +68,7 @@ def apply_skipped_steps_(
     """Apply the AdamW steps that rows skipped: `p = p * decay - m * sum_q weight_q / (root + node_q)`, in place.
 
     The rows had no gradient in these steps. The sum is a quadrature, which replaces one term for each step by few
-    terms; see `embedlayer.tables.lazy_adam`.
+    terms; see `embedlayer.row_sparse.history`.
 
     Args:
         p: Values of U rows, `(U, D)`, written in place.
