@@ -21,6 +21,7 @@ TIERS = [
         "short_repr",
         "formatting",
         "initialization",
+        "numbers",
         "kinds",
         "io",
     ],
