@@ -24,7 +24,8 @@ from embedlayer.kernels.kernel import FLOATS, Kernel, kernels_apply, kernels_in_
 from embedlayer.numbers import random_words
 from embedlayer.overrides import has_hooks
 from embedlayer.row_sparse.gradient import Segments, finished_gradient, segments_of_equal_ids
-from embedlayer.row_sparse.pending_updates import applied_rows, raw_weight
+from embedlayer.row_sparse.hooks import applied_rows
+from embedlayer.row_sparse.storage import raw_weight
 from embedlayer.tables.lookup import StoredRows
 from embedlayer.tracing import fusible, plain_operators_only
 

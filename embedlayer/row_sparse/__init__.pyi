@@ -1,2 +1,2 @@
-from .pending_updates import pending_updates_applied as pending_updates_applied
+from .hooks import pending_updates_applied as pending_updates_applied
 from .stochastic_rounding import StochasticRounding as StochasticRounding

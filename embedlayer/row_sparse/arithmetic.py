@@ -26,6 +26,11 @@ def compute_dtype(table: Tensor) -> torch.dtype:
     return torch.float64 if table.dtype == torch.float64 else torch.float32
 
 
+def tolerance_of(table: Tensor) -> float:
+    """Return the largest relative error of the sum over skipped steps, for a table of this dtype."""
+    return 1e-12 if table.dtype == torch.float64 else 1e-7
+
+
 def empty_rows(table: Tensor, rows: int, *, width: int | None = None) -> Tensor:
     """Allocate an uninitialised buffer `(rows, width)`, in the dtype in which updates of `table` are computed.
 

@@ -31,7 +31,7 @@ from embedlayer.io.safetensors_files import (
 )
 from embedlayer.kernels.kernel import Kernel, kernels_apply
 from embedlayer.pretrained import check_saved
-from embedlayer.row_sparse.gradient import NUMBERS_IN_BLOCK, segments_of_equal_ids
+from embedlayer.row_sparse.gradient import rows_in_block, segments_of_equal_ids
 from embedlayer.shapes import Ids, IdsLike, Vectors
 from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
 from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
@@ -708,11 +708,10 @@ def gather_by_kernel(mapped: MappedRows, ids: Int[Tensor, " N"], vectors: Float[
         return False
     rows, order, offsets = segments_of_equal_ids(ids)
     out = vectors.view(mapped.words.dtype)
-    block = max(1, NUMBERS_IN_BLOCK // max(1, out.shape[1]))
     for chunk in mapped.limit.chunks(len(rows)):
         items = chunk.stop - chunk.start
         ends = offsets[chunk.start : chunk.stop + 1]
-        if not GATHER_SEGMENTS.run(items, rows[chunk], order, ends, mapped.words, out, block=block):
+        if not GATHER_SEGMENTS.run(items, rows[chunk], order, ends, mapped.words, out, block=rows_in_block(out)):
             return False
     return True
 

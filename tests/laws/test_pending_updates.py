@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import embedlayer as el
 from embedlayer.kernels.kernel import kernels_disabled
 from embedlayer.optim import RowwiseSecondMoment
-from embedlayer.row_sparse.pending_updates import raw_weight
+from embedlayer.row_sparse.storage import raw_weight
 
 V, D = 40, 4
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import embedlayer as el
 from embedlayer.errors import FileError, SizeError, StaleRowsError
 from embedlayer.optim import RowwiseSecondMoment
-from embedlayer.row_sparse.pending_updates import raw_weight
+from embedlayer.row_sparse.storage import raw_weight
 from embedlayer.tables.mapped import MappedEmbedding
 
 V, D = 40, 4

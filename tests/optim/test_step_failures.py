@@ -11,7 +11,7 @@ from torch import nn
 import embedlayer as el
 from embedlayer.io import undo_log
 from embedlayer.row_sparse import pending_updates_applied
-from embedlayer.row_sparse.pending_updates import raw_weight
+from embedlayer.row_sparse.storage import raw_weight
 from embedlayer.tables import MappedEmbedding
 
 V, D = 40, 4

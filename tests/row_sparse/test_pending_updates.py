@@ -8,7 +8,7 @@ from torch import nn
 
 from embedlayer import OutputHead, RowAdamW, SizeError, TokenEmbedding, clip_grad_norm_
 from embedlayer.row_sparse.gradient import coalesced
-from embedlayer.row_sparse.pending_updates import raw_weight
+from embedlayer.row_sparse.storage import raw_weight
 
 pytestmark = pytest.mark.usefixtures("both_paths")
 

@@ -14,7 +14,7 @@ import torch
 from embedlayer import RowAdagrad, RowAdamW
 from embedlayer.errors import CheckpointError, FileError, SizeError, StaleRowsError
 from embedlayer.io import undo_log
-from embedlayer.row_sparse.pending_updates import without_applying_updates
+from embedlayer.row_sparse.hooks import without_applying_updates
 from embedlayer.tables.mapped import MappedEmbedding
 
 
