@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from benchmarks.harness import Case, Row, time_alternately
 from embedlayer.optim.row_adamw import RowAdamW
 from embedlayer.optim.row_optimizer import RowOptimizer
+from embedlayer.row_sparse.history import StepHistory
 from embedlayer.tables.dense import TokenEmbedding
-from embedlayer.tables.lazy_adam import StepHistory
 
 TOKENS = 2048
 AGE = 10_000

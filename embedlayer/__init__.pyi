@@ -12,6 +12,7 @@ from . import optim as optim
 from . import planner as planner
 from . import plots as plots
 from . import positions as positions
+from . import row_sparse as row_sparse
 from . import scratch as scratch
 from . import sources as sources
 from . import tables as tables

@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "embedlayer"
 
 TIERS = [
     [
+        "block_sizes",
         "command_name",
         "errors",
         "forks",
@@ -20,12 +21,14 @@ TIERS = [
         "short_repr",
         "formatting",
         "initialization",
+        "numbers",
         "kinds",
         "io",
     ],
     ["documents", "held_parameters", "index_checks", "computed_buffers", "collectives", "families", "kernels"],
     ["tokenization"],
-    ["data", "losses", "pretrained"],
+    ["data", "losses"],
+    ["pretrained", "row_sparse"],
     ["positions", "tables"],
     ["layers", "optim"],
     ["distributed"],

@@ -159,6 +159,7 @@ def test_every_module_has_its_test_file() -> None:
         "families/gguf.py": "checkpoints/test_gguf.py",
         "families/tokenizers.py": "laws/test_stated_tokenizers.py",
         "distributed/dtensors.py": "distributed/test_sharded.py",
+        "block_sizes.py": "row_sparse/test_arithmetic.py",
         "optim/row_optimizer.py": "laws/test_pending_updates.py",
     }
     for file in (ROOT / "embedlayer").rglob("*.py"):
@@ -361,4 +362,4 @@ def test_every_public_name_is_in_the_api_reference(monkeypatch) -> None:
     assert {f"embedlayer.{name}" for name in set(embedlayer.__all__) - subpackages} <= documented
     for package in subpackages:
         exported = getattr(getattr(embedlayer, package), "__all__", ())
-        assert {f"embedlayer.{package}.{name}" for name in exported} <= documented
+        assert {f"embedlayer.{package}.{name}" for name in {*exported} - {*embedlayer.__all__}} <= documented

@@ -171,7 +171,7 @@ def _inside(lock, wait: Callable[[], object]) -> None:
 HOLDERS = {
     "tables/mapped.py": a_read_only_table,
     "tables/row_folder.py": a_trained_table,
-    "tables/pending_updates.py": a_row_sparse_table,
+    "row_sparse/pending_updates.py": a_row_sparse_table,
     "data/text_chunks.py": a_text_that_is_encoded,
     "sources.py": an_opened_model,
     "explorer/table_map.py": a_map_that_is_computed,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embedlayer import forks
-from embedlayer.tables.pending_updates import PendingUpdates
+from embedlayer.row_sparse.pending_updates import PendingUpdates
 
 SECONDS = 60
 
@@ -54,7 +54,7 @@ class Middle:
         watch_locks(monkeypatch)
         for owner, name in (
             (PendingUpdates, "_terms_of_skipped_steps"),  # torch operators: before the rows are written
-            (PendingUpdates, "begin_step"),  # their steps are recorded, their values not written
+            (PendingUpdates, "_record_step"),  # their steps are recorded, their values not written
             (torch.autograd.graph, "increment_version"),  # kernels: rows are written, the version is not known
         ):
             self._stop_after(owner, name)

@@ -21,6 +21,7 @@ from embedlayer.families.records import CountedRows
 from embedlayer.layers.logit_source import LogitsReport
 from embedlayer.layers.output import TRAINED_BEFORE, ModelLogitOptions, OutputHead
 from embedlayer.layers.peft import ChildReference
+from embedlayer.row_sparse.hooks import release
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
@@ -110,8 +111,7 @@ def unpatch(model: Model) -> Model:
     for ours in [module for module in model.modules() if REPLACED in module.__dict__]:
         original: Any = ours.__dict__[REPLACED]
         if isinstance(ours, TokenEmbedding):
-            if ours.pending_updates is not None:
-                ours.pending_updates.release(cast(nn.Parameter, ours.weight))
+            release(cast(nn.Parameter, ours.weight))
             original.num_embeddings, original.padding_idx = ours.num_embeddings, ours.padding_idx
         elif isinstance(ours, OutputHead):
             original.out_features = ours.out_features

@@ -4,6 +4,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from embedlayer.numbers import GOLDEN, mix_
+
 ROUNDS = 12
 
 Indices = npt.NDArray[np.int64]
@@ -58,8 +60,4 @@ class RandomPermutation:
 
 def _hash(numbers: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
     """Hash each number to 64 bits with SplitMix64, starting at `key`; its products are meant to overflow."""
-    mixed = numbers * np.uint64(0x9E3779B97F4A7C15) + key
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    result: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
-    return result
+    return mix_(numbers.view(np.int64) * GOLDEN + int(key)).view(np.uint64)

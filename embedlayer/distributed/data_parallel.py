@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from embedlayer.collectives import ProcessGroup
 from embedlayer.distributed.sharded import ROW_TENSORS, ShardedTable
 from embedlayer.errors import SizeError
-from embedlayer.tables.sparse_gradient import coalesced
+from embedlayer.row_sparse.gradient import coalesced
 
 DATA_PARALLEL, VOCAB_PARALLEL = "data_parallel", "vocab_parallel"
 

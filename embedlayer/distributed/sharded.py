@@ -22,13 +22,13 @@ from embedlayer.losses.definition import finish_logits, options_of_rows
 from embedlayer.losses.options import Impl, LogitOptions, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.option_docs import show_options
+from embedlayer.row_sparse.gradient import with_torch_functions
 from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.mapped import MappedEmbedding
 from embedlayer.tables.quantized import QuantizedEmbedding
-from embedlayer.tables.sparse_gradient import with_torch_functions
 from embedlayer.tables.table import TokenTable, check_width
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from embedlayer.distributed.dtensors import to_local
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.errors import SizeError
 from embedlayer.optim.row_optimizer import RowOptimizer, is_row_sparse
-from embedlayer.tables.row_storage import RowsInMemory
+from embedlayer.row_sparse.storage import RowsInMemory
 
 
 def distributed_state(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Any]]:

@@ -50,7 +50,7 @@ def gather_scale_add_drop(
 
 @kernel
 def draw_bits(words: Any, seed: int, token: int) -> None:
-    """Draw the random bits of one token; `embedlayer.layers.fused_embedding.random_words` defines them."""
+    """Draw the random bits of one token; `embedlayer.numbers.random_words` defines them."""
     first = np.uint64(seed) + np.uint64(token * len(words)) * np.uint64(0x9E3779B97F4A7C15)
     for i in range(len(words)):
         a = first + np.uint64(i) * np.uint64(0x9E3779B97F4A7C15)

@@ -58,7 +58,7 @@ def _narrow(number, like):
 def narrow_at_random(number: Any, like: Any, key: Any, column: Any) -> Any:
     """Return `narrow(number, like)`, but round to bfloat16 at random where `key` is not 0.
 
-    `embedlayer.tables.stochastic_rounding.round_rows` defines the bits.
+    `embedlayer.row_sparse.stochastic_rounding.round_rows` defines the bits.
 
     Args:
         number: Computed number.
@@ -92,7 +92,7 @@ def _narrow_at_random(number, like, key, column):
 def row_key(seed: int, step: int, row: int) -> Any:
     """Return a hash of seed, step and row, which is not 0; for a negative seed, 0.
 
-    `embedlayer.tables.stochastic_rounding.row_keys` defines it.
+    `embedlayer.row_sparse.stochastic_rounding.row_keys` defines it.
     """
     if seed < 0:
         return np.uint32(0)

@@ -1,6 +1,6 @@
 """Kernels on rows of a table: sums of gradients, pending updates and an optimizer's step, in one pass each.
 
-`embedlayer.tables.sparse_gradient`, `embedlayer.tables.pending_updates` and `embedlayer.optim.row_optimizer` define
+`embedlayer.row_sparse.gradient`, `embedlayer.row_sparse.pending_updates` and `embedlayer.optim.row_optimizer` define
 them.
 """
 
@@ -173,7 +173,7 @@ def two_nodes(count: int, nodes: Any, weights: Any, centre: float, places: Any) 
 
     Returns:
         Both nodes, both weights, the bound for `s >= centre`, and the bound for `0 <= s < centre`, which is valid
-        where `centre` is at most the first node. `lazy_adam` derives the bounds.
+        where `centre` is at most the first node. `embedlayer.row_sparse.history` derives the bounds.
     """
     for j in range(count):
         places[j] = centre / (nodes[j] + centre)

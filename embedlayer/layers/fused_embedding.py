@@ -17,14 +17,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.kernels.kernel import FLOATS, Kernel, kernels_apply, kernels_in_graphs
+from embedlayer.numbers import random_words
 from embedlayer.overrides import has_hooks
+from embedlayer.row_sparse.gradient import Segments, finished_gradient, segments_of_equal_ids
+from embedlayer.row_sparse.hooks import applied_rows
+from embedlayer.row_sparse.storage import raw_weight
 from embedlayer.tables.lookup import StoredRows
-from embedlayer.tables.pending_updates import applied_rows, raw_weight
-from embedlayer.tables.sparse_gradient import Segments, finished_gradient, segments_of_equal_ids
 from embedlayer.tracing import fusible, plain_operators_only
 
 GATHER_SCALE_ADD_DROP = Kernel("input", "gather_scale_add_drop")
@@ -120,31 +122,6 @@ def plain_scale_add_drop(
     x = x if scale is None else scale * x
     x = x if addend is None else x + addend.to(x.dtype)
     return F.dropout(x, dropout) if dropout else x
-
-
-GOLDEN, FIRST, SECOND = (each - (1 << 64) for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-"""Constants of SplitMix64, as signed numbers."""
-
-
-def random_words(seed: int, start: int, count: int) -> Int[Tensor, " N"]:
-    """Return the random numbers `start` to `start + count - 1` of the SplitMix64 generator with a seed.
-
-    Each number can be computed without those before it, so neither blocks nor threads change a mask.
-
-    Args:
-        seed: A signed 64-bit number.
-        start: First number.
-        count: How many numbers.
-
-    Returns:
-        64 random bits each, int64, `(count,)`.
-
-    Reference: Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014.
-    """
-    word = torch.arange(start, start + count, device="cpu").mul_(GOLDEN).add_(seed)
-    for shift, factor in ((30, FIRST), (27, SECOND)):
-        word.bitwise_xor_((word >> shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(factor)  # a shift keeps the sign
-    return word.bitwise_xor_((word >> 31).bitwise_and_((1 << 33) - 1))
 
 
 class _Dropout(NamedTuple):

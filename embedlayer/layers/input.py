@@ -25,10 +25,10 @@ from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import Pretrained, describe
+from embedlayer.row_sparse.storage import raw_weight
 from embedlayer.shapes import IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_lookup_table
 from embedlayer.tables.lookup import LookupTable, StoredRows
-from embedlayer.tables.pending_updates import raw_weight
 from embedlayer.tracing import fusible
 
 PositionName = Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "alibi", "relative", "none"]

@@ -15,6 +15,7 @@ from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.token_history import DecodingState, documents_of, prepend_history
+from embedlayer.numbers import random_words, signed
 from embedlayer.pretrained import Pretrained, describe
 from embedlayer.shapes import IdsLike
 from embedlayer.tables.dense import TokenEmbedding
@@ -23,8 +24,6 @@ from embedlayer.tokenization.ids import MAX_TOKEN_IDS
 from embedlayer.tokenization.token_compression import compressed_tokens
 
 LARGEST_INT64 = (1 << 63) - 1
-_MASK64 = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment, 2**64 divided by the golden ratio
 _LAYER_STEP = 10007
 _WITNESSES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
@@ -539,17 +538,8 @@ def _check_orders(max_order: int, heads: int) -> None:
 
 
 def _splitmix_multipliers(seed: int, number: int, bound: int) -> list[int]:
-    """Return odd numbers `2 * r + 1`, where r is a number of splitmix64 modulo `bound`.
-
-    Reference: Steele et al., Fast splittable pseudorandom number generators, 2014.
-    """
-    drawn = []
-    for place in range(1, number + 1):
-        value = (seed + _GOLDEN * (place + 1)) & _MASK64
-        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
-        drawn.append(2 * ((value ^ (value >> 31)) % bound) + 1)
-    return drawn
+    """Return odd numbers `2 * r + 1`, where r is a number of SplitMix64, from its third one on, modulo `bound`."""
+    return [2 * (word % (1 << 64) % bound) + 1 for word in random_words(signed(seed), 2, number).tolist()]
 
 
 def _primes(smallest: int, used: Collection[int] = ()) -> Iterator[int]:

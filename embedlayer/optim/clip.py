@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embedlayer.tables.sparse_gradient import row_gradient, with_torch_functions
+from embedlayer.row_sparse.gradient import row_gradient, with_torch_functions
 
 
 @torch.no_grad()

@@ -9,8 +9,8 @@ from torch.optim.optimizer import ParamsT
 from embedlayer.errors import SizeError
 from embedlayer.optim.row_optimizer import RowOptimizer
 from embedlayer.optim.row_state import RowwiseSquares
-from embedlayer.tables.lazy_adam import NO_FADING, Betas
-from embedlayer.tables.stochastic_rounding import StochasticRounding
+from embedlayer.row_sparse.history import NO_FADING, Betas
+from embedlayer.row_sparse.stochastic_rounding import StochasticRounding
 
 
 class RowAdagrad(RowOptimizer):

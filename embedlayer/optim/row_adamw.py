@@ -12,8 +12,8 @@ from torch.optim.optimizer import ParamsT
 from embedlayer.errors import SizeError
 from embedlayer.optim.row_optimizer import RowOptimizer
 from embedlayer.optim.row_state import ElementwiseMoments, RowState, RowwiseSecondMoment
-from embedlayer.tables.lazy_adam import Betas, check_betas
-from embedlayer.tables.stochastic_rounding import StochasticRounding
+from embedlayer.row_sparse.history import Betas, check_betas
+from embedlayer.row_sparse.stochastic_rounding import StochasticRounding
 
 
 class RowAdamW(RowOptimizer):

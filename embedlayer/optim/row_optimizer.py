@@ -16,11 +16,11 @@ from torch.optim.optimizer import ParamsT
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.forks import HeldLocks
 from embedlayer.optim.row_state import RowState, check_state, check_step
-from embedlayer.tables.lazy_adam import Betas, check_rates, step_rates
-from embedlayer.tables.pending_updates import PendingUpdates, is_in_shared_memory
-from embedlayer.tables.row_arithmetic import add_squares_, chunk_slices, empty_rows, rows_at_once, square_root
-from embedlayer.tables.sparse_gradient import row_gradient, rows_and_values
-from embedlayer.tables.stochastic_rounding import StochasticRounding
+from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
+from embedlayer.row_sparse.history import Betas, check_rates
+from embedlayer.row_sparse.pending_updates import PendingUpdates
+from embedlayer.row_sparse.stochastic_rounding import StochasticRounding
+from embedlayer.row_sparse.storage import check_state_size, is_in_shared_memory
 
 State = dict[str, Any]
 
@@ -117,21 +117,19 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_gradients()
-        groups = self.param_groups
-        tables = [(p, group) for group in groups for p in group["params"] if p.grad is not None and is_row_sparse(p)]
+        tables, dense = self._checked_parameters()
         with HeldLocks([parameter.pending_updates.lock for parameter, _ in tables]):
-            then_all = [parameter for parameter, group in tables if self._prepare_rows(parameter, group)]
-            for group in self.param_groups:
-                dense = [p for p in group["params"] if p.grad is not None and not is_row_sparse(p)]
-                for by_fsdp in (False, True):  # torch's kernels take no list of both
-                    if some := [p for p in dense if hasattr(p, "to_local") is by_fsdp]:
-                        self.step_dense(some, group)
+            then_all = [self._prepare_rows(parameter, group) for parameter, group in tables]
+            for parameters, group in dense:
+                self.step_dense(parameters, group)
             for parameter, group in tables:
-                self._step_rows(parameter, group)
-            for parameter in then_all:
-                pending: PendingUpdates = parameter.pending_updates
-                pending.apply_all(parameter, moments=pending.shared_moments)
+                rows, gradients = rows_and_values(parameter.grad)
+                lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
+                parameter.pending_updates.step_rows(parameter, rows, gradients, lr, weight_decay)
+                self.state[parameter]["step"] += 1
+            for (parameter, _), every_row in zip(tables, then_all, strict=True):
+                if every_row:
+                    parameter.pending_updates.apply_all(parameter, moments=parameter.pending_updates.shared_moments)
         return loss
 
     def apply_pending_updates(self) -> None:
@@ -326,8 +324,16 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             raise SizeError("StochasticRounding is for bfloat16 tables, not for float16: leave out `rounding`.")
         self.check_options(group, has_tables=bool(tables))
 
-    def _check_gradients(self) -> None:
-        """Check before a step that it can be made on every parameter, so that an error leaves all of them unchanged.
+    def _checked_parameters(
+        self,
+    ) -> tuple[list[tuple[Any, dict[str, Any]]], list[tuple[list[Tensor], dict[str, Any]]]]:
+        """Return the parameters that have a gradient, after checking that a step can be made on every one of them.
+
+        So an error leaves all of them unchanged.
+
+        Returns:
+            Row-sparse tables, each with its group; and lists of dense parameters, all DTensors or none, with their
+            group.
 
         Raises:
             ShapeError: A table was resized or its weight replaced, or a table that is not row-sparse has a sparse
@@ -335,26 +341,42 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
             SizeError: An option of a group was set to a value that `check_options` refuses, or `lr * weight_decay` of a
                 table is not below 1.
         """
-        for parameter in self._tables():
-            pending: PendingUpdates = parameter.pending_updates
-            if pending.replaced:
-                raise ShapeError(
-                    f"A table's weight {tuple(parameter.shape)} was replaced after the optimizer was built, "
-                    f"so its steps would update the old weight. Build the optimizer again after resizing or assigning "
-                    f"a weight."
-                )
-            if parameter.grad is not None and self.state[parameter]:
-                pending.check_size(parameter, self._row_moments(parameter))
+        tables, dense = [], []
         for group in self.param_groups:
             self._check_group(group)
-            if any(parameter.grad is not None and is_row_sparse(parameter) for parameter in group["params"]):
-                check_rates(float(group["lr"]), float(group["weight_decay"]))
+            lists: dict[bool, list[Tensor]] = {False: [], True: []}  # torch's kernels take no list of both
             for parameter in group["params"]:
-                if parameter.grad is not None and parameter.grad.is_sparse and not is_row_sparse(parameter):
+                if is_row_sparse(parameter):
+                    self._check_table(parameter)
+                if parameter.grad is None:
+                    continue
+                if is_row_sparse(parameter):
+                    check_rates(float(group["lr"]), float(group["weight_decay"]))
+                    tables.append((parameter, group))
+                elif parameter.grad.is_sparse:
                     raise ShapeError(
                         f"A sparse gradient {tuple(parameter.shape)} came from a table that is not row-sparse. "
                         f"Use TokenEmbedding(..., row_sparse=True), or sparse=False."
                     )
+                else:
+                    lists[hasattr(parameter, "to_local")].append(parameter)
+            dense += [(parameters, group) for parameters in lists.values() if parameters]
+        return tables, dense
+
+    def _check_table(self, parameter: Any) -> None:
+        """Check that the weight of a row-sparse table is the one that the optimizer was built with.
+
+        Raises:
+            ShapeError: It was replaced, or resized.
+        """
+        if parameter.pending_updates.replaced:
+            raise ShapeError(
+                f"A table's weight {tuple(parameter.shape)} was replaced after the optimizer was built, "
+                f"so its steps would update the old weight. Build the optimizer again after resizing or assigning "
+                f"a weight."
+            )
+        if parameter.grad is not None and self.state[parameter]:
+            check_state_size(parameter, self._row_moments(parameter))
 
     def _row_moments(self, parameter: Tensor) -> tuple[Tensor, ...]:
         """Return the state tensors of a row-sparse table, as `PendingUpdates.attach` takes them."""
@@ -375,9 +397,10 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         return next(group for group in self.param_groups if any(parameter is each for each in group["params"]))
 
     def _attach(self, parameter: Any, group: dict[str, Any]) -> None:
-        """Let the pending updates of a table follow this optimizer, whose state for it exists; see `attach` there."""
-        step, seed, moments = self.state[parameter]["step"], group.get("rounding_seed"), self._row_moments(parameter)
-        parameter.pending_updates.attach(parameter, int(step), moments, self.betas_of(group), rounding_seed=seed)
+        """Let the pending updates of a table follow this optimizer; see `attach` there."""
+        moments, step = self._row_moments(parameter), int(self.state[parameter]["step"])
+        seed = group.get("rounding_seed")
+        parameter.pending_updates.attach(parameter, step, moments, self.betas_of(group), rounding_seed=seed)
 
     def _continue_rounding(self, parameter: Any) -> None:
         """Continue with the rounding seed of restored pending updates, if this optimizer rounds at random."""
@@ -397,53 +420,12 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         """
         pending: PendingUpdates = parameter.pending_updates
         grad = parameter.grad = row_gradient(parameter, parameter.grad, drop=pending.padding_idx)
-        self.moments(parameter)
         self._attach(parameter, group)
         every = self.apply_pending_every
         then_all = pending.eager_blocks > 0 or is_in_shared_memory(parameter)
         then_all = then_all or (every is not None and (pending.step + 1) % every == 0)
         pending.prepare_step(rows_and_values(grad)[0], then_all=then_all)
         return then_all
-
-    def _step_rows(self, parameter: Any, group: dict[str, Any]) -> None:
-        """Make a step on the rows of a table that have a gradient; for the other rows it stays pending.
-
-        Args:
-            parameter: Weight of the table, after `_prepare_rows`.
-            group: Parameter group with the options.
-        """
-        pending: PendingUpdates = parameter.pending_updates
-        rows, gradients = rows_and_values(parameter.grad)
-        if not pending.step_in_one_pass(parameter, rows, gradients, float(group["lr"]), float(group["weight_decay"])):
-            self._step_by_operators(parameter, rows, gradients, group)
-        self.state[parameter]["step"] += 1
-
-    def _step_by_operators(self, parameter: Any, rows: Tensor, gradients: Tensor, group: dict[str, Any]) -> None:
-        """Make a step on the rows of a table that have a gradient, by torch operators.
-
-        Args:
-            parameter: Weight of the table.
-            rows: Rows with a gradient, distinct and in ascending order, `(U,)`.
-            gradients: Their gradients, `(U, D)`.
-            group: Parameter group with the options.
-        """
-        pending: PendingUpdates = parameter.pending_updates
-        values = pending.row_values(parameter, rows)
-        lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
-        decays = pending.begin_step(rows, lr, weight_decay)
-        rates = step_rates(self.betas_of(group), pending.step, lr, weight_decay)
-        size = min(rows_at_once(parameter), len(rows))
-        buffer = empty_rows(parameter, size, width=values[-1].shape[1])
-        for chunk in chunk_slices(rows, size):
-            p, *moments = (each[chunk] for each in values)
-            g = gradients[chunk].to(p.dtype)
-            for moment, decay in zip(moments, decays, strict=True):
-                moment.mul_(decay[chunk])
-            m = moments[0].add_(g, alpha=rates.add1) if len(moments) > 1 else g
-            add_squares_(moments[-1], g, rates.add2)
-            denominator = square_root(moments[-1], out=buffer[: len(p)]).add_(rates.addend)
-            p.mul_(rates.factor).addcdiv_(m, denominator, value=-rates.rate)
-        pending.end_step(parameter, rows, values)
 
     def _checked_states(self, state_dict: dict[str, Any]) -> list[tuple[Tensor, State]]:
         """Return the parameters of this optimizer with their states in a state dict, which is empty before a step.
@@ -454,10 +436,10 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
         """
         places = [place for group in state_dict["param_groups"] for place in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        found = []
+        states = []
         for place, parameter in zip(places, parameters, strict=False):  # torch counts them itself
             state = state_dict["state"].get(place, {})
-            found.append((parameter, state))
+            states.append((parameter, state))
             if not state:
                 continue
             check_step(state.get("step"), place)
@@ -475,7 +457,7 @@ class RowOptimizer(torch.optim.Optimizer, ABC):
                         f"The state of parameter {place} is {tuple(state[name].shape)}, the parameter "
                         f"{tuple(parameter.shape)}: it belongs to another table. Resize state and table together."
                     )
-        return found
+        return states
 
 
 def is_row_sparse(parameter: Tensor) -> bool:

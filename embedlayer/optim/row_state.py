@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.io.json_fields import MAX_STEP, printable
-from embedlayer.tables.row_arithmetic import compute_dtype
+from embedlayer.row_sparse.arithmetic import compute_dtype
 
 
 class StateTensor(NamedTuple):

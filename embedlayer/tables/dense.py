@@ -18,17 +18,17 @@ from embedlayer.held_parameters import former_parameter, watch_replacement
 from embedlayer.index_checks import IndexCheck
 from embedlayer.initialization import init_normal_, init_normal_rows_, zero_rows_
 from embedlayer.io.files import JsonObject
-from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
-from embedlayer.tables.pending_updates import (
-    PendingUpdates,
+from embedlayer.row_sparse.gradient import call_plain
+from embedlayer.row_sparse.hooks import (
     RowSparseParameter,
     look_up_rows,
     look_up_rows_between_graphs,
-    pending_updates_of,
+    watch,
     with_updates_applied,
 )
-from embedlayer.tables.sparse_gradient import call_plain
+from embedlayer.row_sparse.pending_updates import PendingUpdates, pending_updates_of
+from embedlayer.shapes import Ids, Vectors
+from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
 from embedlayer.tables.table import TokenTable
 from embedlayer.tables.torch_arguments import EmbeddingArguments, refuse_unsupported, resolve_sizes
 from embedlayer.tracing import is_transformed, plain_operators_only
@@ -373,7 +373,7 @@ class TokenEmbedding(TokenTable, nn.Embedding, ComputedBuffers, checks_ids=True)
             self.pending_updates.replaced = True
         self.pending_updates = pending_updates_of(weight) or PendingUpdates(self.padding_idx)
         self._handle = self.pending_updates.handle
-        self.pending_updates.watch(weight)
+        watch(weight, self.pending_updates)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Register a parameter, as in torch. A weight assigned to a row-sparse table starts without pending updates.

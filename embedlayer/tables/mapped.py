@@ -25,6 +25,7 @@ from embedlayer.io.safetensors_files import DTYPE_NAMES, TensorInfo
 from embedlayer.io.weight_files import WeightFiles, choose_weight_files, find_folder, no_such_path
 from embedlayer.kernels.kernel import Kernel, kernels_apply
 from embedlayer.pretrained import check_saved
+from embedlayer.row_sparse.gradient import rows_in_block, segments_of_equal_ids
 from embedlayer.shapes import Ids, IdsLike, Vectors
 from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
 from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
@@ -41,7 +42,6 @@ from embedlayer.tables.row_folder import (
 from embedlayer.tables.row_folder import (
     RESIDENT_BYTES as TRAINED_BYTES,
 )
-from embedlayer.tables.sparse_gradient import NUMBERS_IN_BLOCK, segments_of_equal_ids
 from embedlayer.tracing import plain_operators_only
 
 GATHER_SEGMENTS = Kernel("rows", "gather_segments")
@@ -702,11 +702,10 @@ def gather_by_kernel(mapped: MappedRows, ids: Int[Tensor, " N"], vectors: Float[
         return False
     rows, order, offsets = segments_of_equal_ids(ids)
     out = vectors.view(mapped.words.dtype)
-    block = max(1, NUMBERS_IN_BLOCK // max(1, out.shape[1]))
     for chunk in mapped.limit.chunks(len(rows)):
         items = chunk.stop - chunk.start
         ends = offsets[chunk.start : chunk.stop + 1]
-        if not GATHER_SEGMENTS.run(items, rows[chunk], order, ends, mapped.words, out, block=block):
+        if not GATHER_SEGMENTS.run(items, rows[chunk], order, ends, mapped.words, out, block=rows_in_block(out)):
             return False
     return True
 

@@ -42,7 +42,7 @@ from embedlayer.io.mapped_rows import MappedRows, ResidentLimit
 from embedlayer.io.safetensors_files import CHUNK_BYTES, DTYPE_NAMES, DTYPES, create_tensor_file, read_header
 from embedlayer.io.undo_log import LogContent, UndoLog, check_rows, read_log, roll_back
 from embedlayer.io.weight_files import is_plain_name
-from embedlayer.tables.row_storage import RowStorage
+from embedlayer.row_sparse.storage import RowStorage
 
 FORMAT_VERSION = 1
 TABLE, WEIGHT, LOG, STATE = "table.json", "weight.safetensors", "undo.log", "state"

@@ -29,8 +29,8 @@ from embedlayer.models.decoder import DecoderLM
 from embedlayer.optim.clip import clip_grad_norm_
 from embedlayer.optim.groups import param_groups
 from embedlayer.optim.row_adamw import RowAdamW
+from embedlayer.row_sparse.hooks import without_applying_updates
 from embedlayer.tables.mapped import MappedEmbedding
-from embedlayer.tables.pending_updates import without_applying_updates
 from embedlayer.training.parallel import ParallelContext
 from embedlayer.training.time_budget import TimeBudget
 

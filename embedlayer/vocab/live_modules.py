@@ -17,26 +17,17 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from embedlayer.census.configurations import (
-    check_readers,
-    check_sizes,
-    json_value,
-)
+from embedlayer.census.configurations import check_readers, check_sizes, json_value
 from embedlayer.census.files import FileRule
 from embedlayer.census.tensors import tensors_in
 from embedlayer.checkpoints.patching import REPLACED
 from embedlayer.collectives import SINGLE_PROCESS
-from embedlayer.distributed.dtensors import (
-    check_replaceable,
-    is_dtensor,
-    replace_dtensor,
-    row_collectives,
-)
+from embedlayer.distributed.dtensors import check_replaceable, is_dtensor, replace_dtensor, row_collectives
 from embedlayer.errors import SizeError
 from embedlayer.families.records import End
 from embedlayer.held_parameters import held_parameters
 from embedlayer.io.files import JsonObject
-from embedlayer.tables.sparse_gradient import row_gradient, rows_and_values
+from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
 from embedlayer.tokenization.tokenizer_calls import fingerprint
 from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit
 from embedlayer.vocab.module_parts import (
@@ -47,13 +38,7 @@ from embedlayer.vocab.module_parts import (
     unknown_rows,
     vocabulary_modules,
 )
-from embedlayer.vocab.module_settings import (
-    Step,
-    new_compressed_ids,
-    new_settings,
-    restored_settings,
-    settings_of,
-)
+from embedlayer.vocab.module_settings import Step, new_compressed_ids, new_settings, restored_settings, settings_of
 from embedlayer.vocab.optimizer_rows import NewState, state_with_rows
 from embedlayer.vocab.row_map import RowMap, RowResult, RowTensor, apply_row_map, row_fingerprint
 from embedlayer.vocab.unmoved_state import require_moved, watch_unmoved

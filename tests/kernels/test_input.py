@@ -16,9 +16,9 @@ from embedlayer.layers.fused_embedding import (
     dropout_step,
     gather_scale_add_drop,
     plain_scale_add_drop,
-    random_words,
     scale_add_drop,
 )
+from embedlayer.numbers import random_words
 from embedlayer.tables.lookup import StoredRows
 
 
@@ -136,21 +136,6 @@ def test_one_seed_gives_one_mask_with_and_without_kernels(kind, runs) -> None:
     assert torch.equal(*found)
     assert found[0].any()
     assert "gather_scale_add_drop" in runs
-
-
-def test_words_are_those_of_splitmix64() -> None:
-    def expected(seed: int, count: int) -> list[int]:
-        numbers, limit = [], 1 << 64
-        for place in range(count):
-            z = (seed + place * 0x9E3779B97F4A7C15) % limit
-            z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % limit
-            z = (z ^ z >> 27) * 0x94D049BB133111EB % limit
-            numbers.append(z ^ z >> 31)
-        return numbers
-
-    for seed in (0, -1, -(1 << 63), 123456789012345):
-        assert [each % (1 << 64) for each in random_words(seed, 0, 50).tolist()] == expected(seed, 50)
-        assert torch.equal(random_words(seed, 7, 20), random_words(seed, 0, 27)[7:])
 
 
 @pytest.mark.usefixtures("path")

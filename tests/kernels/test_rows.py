@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from embedlayer import RowAdamW, TokenEmbedding
 from embedlayer.kernels.kernel import Kernel, kernels_disabled
-from embedlayer.tables.lazy_adam import Betas, StepHistory, replay
-from embedlayer.tables.pending_updates import SMALL_NUMEL, PendingUpdates, raw_weight
-from embedlayer.tables.sparse_gradient import segments_of_equal_ids, sum_segments
+from embedlayer.row_sparse.gradient import segments_of_equal_ids, sum_segments
+from embedlayer.row_sparse.history import Betas, StepHistory, replay
+from embedlayer.row_sparse.hooks import SMALL_NUMEL
+from embedlayer.row_sparse.pending_updates import PendingUpdates
+from embedlayer.row_sparse.storage import raw_weight
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

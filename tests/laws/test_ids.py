@@ -20,7 +20,7 @@ from embedlayer import (
 )
 from embedlayer.layers.injection import AddedEmbedding, InjectionContext
 from embedlayer.layers.input import UnscaledLookup
-from embedlayer.tables import pending_updates
+from embedlayer.row_sparse import hooks
 
 IDS = torch.tensor([[1, 7, 0, 49], [3, 7, 48, 2], [0, 1, 5, 49]])
 
@@ -88,7 +88,7 @@ def test_a_look_up_equals_the_rows_for_ids_of_every_shape_layout_and_type(name, 
 def test_rows_with_pending_updates_are_those_of_the_dense_run_for_ids_of_every_shape(
     smallest, frozen, monkeypatch
 ) -> None:
-    monkeypatch.setattr(pending_updates, "SMALL_NUMEL", smallest)
+    monkeypatch.setattr(hooks, "SMALL_NUMEL", smallest)
     for shape, ids in SHAPES.items():
         tables = [TABLES["dense"](), TABLES["row-sparse"]()]
         tables[1].load_state_dict(tables[0].state_dict())

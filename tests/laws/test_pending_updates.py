@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import embedlayer as el
 from embedlayer.kernels.kernel import kernels_disabled
 from embedlayer.optim import RowwiseSecondMoment
-from embedlayer.tables.pending_updates import raw_weight
+from embedlayer.row_sparse.storage import raw_weight
 
 V, D = 40, 4
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6}
@@ -198,7 +198,7 @@ def write_data(run: Run) -> None:
 
 
 def write_through_an_alias(run: Run) -> None:
-    with el.tables.pending_updates_applied(run.model):
+    with el.row_sparse.pending_updates_applied(run.model):
         raw_weight(run.table.weight).mul_(0.95)
 
 
@@ -376,7 +376,7 @@ def test_asking_for_shape_type_or_gradient_and_looking_up_rows_apply_no_other_up
 def test_inside_the_block_steps_leave_nothing_pending_and_after_it_they_do_again() -> None:
     ours, dense = pending()
     alias = raw_weight(ours.table.weight)
-    with el.tables.pending_updates_applied(ours.model), el.tables.pending_updates_applied(ours.table):
+    with el.row_sparse.pending_updates_applied(ours.model), el.row_sparse.pending_updates_applied(ours.table):
         assert torch.allclose(alias, dense.table.weight, atol=1e-12, rtol=0)
         for run in (ours, dense):
             run.step(torch.tensor([3]), torch.ones(1, D))

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import embedlayer as el
 from embedlayer.errors import FileError, SizeError, StaleRowsError
 from embedlayer.optim import RowwiseSecondMoment
+from embedlayer.row_sparse.storage import raw_weight
 from embedlayer.tables.mapped import MappedEmbedding
-from embedlayer.tables.pending_updates import raw_weight
 
 V, D = 40, 4
 ROWS = torch.randn(V, D, generator=torch.Generator().manual_seed(0))

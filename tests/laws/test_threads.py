@@ -19,8 +19,10 @@ from thread_order import Middle, Watched, wait_for_any
 from torch import Tensor, nn
 
 import embedlayer as el
+from embedlayer.row_sparse.hooks import without_applying_updates
+from embedlayer.row_sparse.pending_updates import pending_updates_of
+from embedlayer.row_sparse.storage import raw_weight
 from embedlayer.tables.mapped import MappedEmbedding
-from embedlayer.tables.pending_updates import pending_updates_of, raw_weight, without_applying_updates
 
 IDS = torch.arange(VOCAB_SIZE)
 STEPS = ([1, 2, 3, 4, 5, 6, 7], [1, 2, 48], [0, 7])

@@ -1,4 +1,4 @@
-"""Clipping dense gradients is torch's; with row-sparse ones see tests/tables/test_sparse_gradient.py."""
+"""Clipping dense gradients is torch's; with row-sparse ones see tests/row_sparse/test_gradient.py."""
 
 import pytest
 import torch

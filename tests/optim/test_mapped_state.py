@@ -11,7 +11,8 @@ from torch import nn
 
 import embedlayer as el
 from embedlayer.errors import CheckpointError, SizeError, StaleRowsError
-from embedlayer.optim import RowAdagrad, RowAdamW, StochasticRounding
+from embedlayer.optim import RowAdagrad, RowAdamW
+from embedlayer.row_sparse import StochasticRounding
 from embedlayer.tables import MappedEmbedding
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from embedlayer import CheckpointError, RowAdamW, ShapeError, SizeError, TokenEmbedding, clip_grad_norm_
-from embedlayer.tables.pending_updates import raw_weight
+from embedlayer.row_sparse.storage import raw_weight
 
 V, D, TOKENS = 64, 4, 6
 ZIPF = 1 / torch.arange(1, V + 1, dtype=torch.float64)

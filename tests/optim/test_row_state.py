@@ -10,7 +10,7 @@ import embedlayer as el
 from embedlayer.optim import ElementwiseMoments, RowwiseSecondMoment
 from embedlayer.optim.row_optimizer import RowOptimizer
 from embedlayer.planner import EmbeddingPlan
-from embedlayer.tables import StochasticRounding
+from embedlayer.row_sparse import StochasticRounding
 
 V, D = 40, 512
 ADAM_BYTES = 4096

@@ -10,8 +10,9 @@ from torch import nn
 
 import embedlayer as el
 from embedlayer.io import undo_log
-from embedlayer.tables import MappedEmbedding, pending_updates_applied
-from embedlayer.tables.pending_updates import raw_weight
+from embedlayer.row_sparse import pending_updates_applied
+from embedlayer.row_sparse.storage import raw_weight
+from embedlayer.tables import MappedEmbedding
 
 V, D = 40, 4
 

@@ -14,8 +14,8 @@ import torch
 from embedlayer import RowAdagrad, RowAdamW
 from embedlayer.errors import CheckpointError, FileError, SizeError, StaleRowsError
 from embedlayer.io import undo_log
+from embedlayer.row_sparse.hooks import without_applying_updates
 from embedlayer.tables.mapped import MappedEmbedding
-from embedlayer.tables.pending_updates import without_applying_updates
 
 
 def step_of(table: MappedEmbedding, optimizer: RowAdamW, seed: int = 0) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedlayer import SizeError
-from embedlayer.tables.lazy_adam import Betas, StepHistory, compress, replay, sums_of, two_nodes
+from embedlayer.row_sparse.history import Betas, StepHistory, compress, replay, sums_of, two_nodes
 
 STEPS = 1200
 SPREAD = torch.cat([torch.zeros(1), torch.logspace(-13, 1, 60)]).double()  # sqrt(v), far below eps to far above

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 import embedlayer as el
-from embedlayer.tables.pending_updates import raw_weight
-from embedlayer.tables.row_storage import RowsInMemory, RowStorage
+from embedlayer.row_sparse.storage import RowsInMemory, RowStorage, raw_weight
 
 V, D = 40, 4
 

@@ -107,6 +107,11 @@ def row_gradient(parameter: Tensor, grad: Tensor, *, drop: int | None = None) ->
     return found
 
 
+def rows_in_block(table: Tensor) -> int:
+    """Return how many rows of a matrix a thread of a kernel claims at once; at least 1."""
+    return max(1, NUMBERS_IN_BLOCK // max(1, table.shape[1]))
+
+
 class Segments(NamedTuple):
     """The places of equal IDs in a batch of N IDs, of which U are distinct.
 
@@ -164,8 +169,7 @@ def sum_segments(values: Tensor, segments: Segments) -> Tensor:
     rows, order, offsets = segments
     if kernels_apply(values, order) and values.is_floating_point() and values.dim() == 2:
         out = values.new_empty((len(rows), values.shape[1]))
-        block = max(1, NUMBERS_IN_BLOCK // max(1, values.shape[1]))
-        if SUM_SEGMENTS.run(len(rows), values.contiguous(), order, offsets, out, block=block):
+        if SUM_SEGMENTS.run(len(rows), values.contiguous(), order, offsets, out, block=rows_in_block(out)):
             return out
     return F.embedding_bag(order, values, offsets[:-1], mode="sum")
 

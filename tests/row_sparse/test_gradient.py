@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlayer import ShapeError, TokenEmbedding, clip_grad_norm_
-from embedlayer.tables.sparse_gradient import (
+from embedlayer.row_sparse.gradient import (
     RowSparseGradient,
     coalesced,
     finished_gradient,

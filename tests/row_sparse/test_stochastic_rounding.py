@@ -5,8 +5,8 @@ import torch
 
 import embedlayer as el
 from embedlayer.kernels.kernel import kernels_disabled
-from embedlayer.tables import StochasticRounding
-from embedlayer.tables.stochastic_rounding import round_rows
+from embedlayer.row_sparse import StochasticRounding
+from embedlayer.row_sparse.stochastic_rounding import round_rows
 
 V, D = 400, 25
 

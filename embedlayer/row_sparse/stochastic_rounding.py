@@ -7,10 +7,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.errors import SizeError
+from embedlayer.numbers import GOLDEN, mix_, signed
 
 LOW_32 = (1 << 32) - 1
-STEP_FACTOR, ROW_FACTOR = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
-FIRST_64, SECOND_64 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+ROW_FACTOR = signed(0xD1B54A32D192ED03)
 COLUMN_FACTOR, FIRST_32, SECOND_32 = 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35
 
 
@@ -73,17 +73,4 @@ def round_rows(values: Float[Tensor, "U D"], rows: Int[Tensor, " U"], *, seed: i
 
 def row_keys(rows: Int[Tensor, " U"], *, seed: int, step: int) -> Int[Tensor, " U"]:
     """Return a hash of seed, step and row for each row: odd numbers below 2^32, as int64."""
-    z = rows.long() * signed(ROW_FACTOR) + signed(seed + step * STEP_FACTOR)
-    z = (z ^ shifted(z, 30)) * signed(FIRST_64)
-    z = (z ^ shifted(z, 27)) * signed(SECOND_64)
-    return (z ^ shifted(z, 31)) & LOW_32 | 1
-
-
-def signed(number: int) -> int:
-    """Return the int64 whose 64 bits are the lowest of `number`."""
-    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
-def shifted(z: Tensor, count: int) -> Tensor:
-    """Return int64 numbers shifted to the right by `count` bits, with zeros from the left."""
-    return z >> count & (1 << (64 - count)) - 1
+    return mix_(rows.long() * ROW_FACTOR + signed(seed + step * GOLDEN)) & LOW_32 | 1

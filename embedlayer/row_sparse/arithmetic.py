@@ -3,13 +3,12 @@
 import torch
 from torch import Tensor
 
-NUMBERS_AT_ONCE = 1 << 18
-"""Numbers in a chunk of rows: few enough for the cache, and enough to keep threads busy."""
+from embedlayer.block_sizes import NUMBERS, block_size
 
 
 def rows_at_once(table: Tensor) -> int:
     """Return how many rows of `table` to process at once so that a chunk fits the CPU cache; at least 1."""
-    return max(1, NUMBERS_AT_ONCE // table.shape[1])
+    return max(1, block_size(NUMBERS, table.device.type) // table.shape[1])
 
 
 def chunk_slices(rows: Tensor, size: int) -> list[slice]:
@@ -25,6 +24,11 @@ def chunk_slices(rows: Tensor, size: int) -> list[slice]:
 def compute_dtype(table: Tensor) -> torch.dtype:
     """Return the dtype in which updates of `table` are computed: float64 for a float64 table, else float32."""
     return torch.float64 if table.dtype == torch.float64 else torch.float32
+
+
+def tolerance_of(table: Tensor) -> float:
+    """Return the largest relative error of the sum over skipped steps, for a table of this dtype."""
+    return 1e-12 if table.dtype == torch.float64 else 1e-7
 
 
 def empty_rows(table: Tensor, rows: int, *, width: int | None = None) -> Tensor:
@@ -69,7 +73,7 @@ def apply_skipped_steps_(
     """Apply the AdamW steps that rows skipped: `p = p * decay - m * sum_q weight_q / (root + node_q)`, in place.
 
     The rows had no gradient in these steps. The sum is a quadrature, which replaces one term for each step by few
-    terms; see `embedlayer.tables.lazy_adam`.
+    terms; see `embedlayer.row_sparse.history`.
 
     Args:
         p: Values of U rows, `(U, D)`, written in place.

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from embedlayer.tables.lazy_adam import Betas, StepHistory, replay
-from embedlayer.tables.row_arithmetic import (
+from embedlayer.block_sizes import NUMBERS, block_size
+from embedlayer.row_sparse.arithmetic import (
     apply_skipped_steps_,
     chunk_slices,
     compute_dtype,
@@ -14,6 +14,7 @@ from embedlayer.tables.row_arithmetic import (
     rows_at_once,
     square_root,
 )
+from embedlayer.row_sparse.history import Betas, StepHistory, replay
 
 
 def test_skipped_steps_are_the_loop_over_steps_without_gradient() -> None:
@@ -45,3 +46,8 @@ def test_chunks_cover_all_rows_once() -> None:
     for size in (1, 3, 10, 99):
         assert torch.equal(torch.cat([rows[chunk] for chunk in chunk_slices(rows, size)]), rows)
     assert rows_at_once(torch.empty(5, 1 << 20)) == 1
+
+
+def test_an_accelerator_without_sizes_of_its_own_has_those_of_cuda() -> None:
+    assert block_size(NUMBERS, "xpu") == NUMBERS["cuda"] > block_size(NUMBERS, "cpu") == NUMBERS["cpu"]
+    assert rows_at_once(torch.empty(5, 1 << 10, device="meta")) == NUMBERS["cuda"] >> 10

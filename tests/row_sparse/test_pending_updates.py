@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from embedlayer import OutputHead, RowAdamW, SizeError, TokenEmbedding, clip_grad_norm_
-from embedlayer.tables.pending_updates import raw_weight
-from embedlayer.tables.sparse_gradient import coalesced
+from embedlayer.row_sparse.gradient import coalesced
+from embedlayer.row_sparse.storage import raw_weight
 
 pytestmark = pytest.mark.usefixtures("both_paths")
 

@@ -1,0 +1,2 @@
+from .hooks import pending_updates_applied as pending_updates_applied
+from .stochastic_rounding import StochasticRounding as StochasticRounding

@@ -1,0 +1,239 @@
+"""The stored rows of a row-sparse table and of its optimizer's state: where they are, and how they are written."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from embedlayer.errors import ShapeError
+from embedlayer.kernels.kernel import kernels_apply
+from embedlayer.row_sparse.arithmetic import (
+    add_squares_,
+    apply_skipped_steps_,
+    chunk_slices,
+    empty_rows,
+    gather_rows,
+    rows_at_once,
+    square_root,
+)
+from embedlayer.row_sparse.gradient import call_plain
+from embedlayer.row_sparse.history import StepRates
+from embedlayer.row_sparse.stochastic_rounding import round_rows
+
+
+class RowStorage(ABC):
+    """Where the rows of a row-sparse table and of its optimizer state are stored.
+
+    A row-sparse table calls this object wherever it allocates a tensor with an entry for each row, and before it writes
+    rows.
+    """
+
+    @abstractmethod
+    def new_state(self, weight: Tensor, name: str, width: int | None, dtype: torch.dtype) -> Tensor:
+        """Return a state tensor with an entry for each row of `weight`: zeros, unless stored entries were restored.
+
+        It must not read or write all rows, which may be more than fit into memory.
+
+        Args:
+            weight: Weight of the table, `(V, D)`.
+            name: Name of the state, such as `exp_avg` or `value_steps`.
+            width: Number of columns, or `None` for one number a row.
+            dtype: Data type of the state.
+
+        Returns:
+            The tensor, `(V, width)`, or `(V,)` for a width of `None`.
+        """
+
+    @abstractmethod
+    def place(self, weight: Tensor, name: str, value: Tensor) -> Tensor:
+        """Return a state tensor that was loaded from elsewhere, as this object stores it.
+
+        Args:
+            weight: Weight of the table, `(V, D)`.
+            name: Name of the state, as for `new_state`.
+            value: The loaded tensor, with an entry for each row.
+        """
+
+    @abstractmethod
+    def check_process(self) -> None:
+        """Check before a read that this process may read the rows.
+
+        Raises:
+            FileError: It was forked from the process that trains them in files.
+        """
+
+    @abstractmethod
+    def before_write(self, rows: Tensor) -> None:
+        """Prepare for a write to the values or the state of rows, which still have their old contents.
+
+        Args:
+            rows: Distinct row numbers, `(U,)`.
+        """
+
+
+class RowsInMemory(RowStorage):
+    """Ordinary memory, on the device of the weight."""
+
+    def new_state(self, weight: Tensor, name: str, width: int | None, dtype: torch.dtype) -> Tensor:
+        """Return zeros. On a CPU the system provides their memory when rows are written, not here."""
+        shape = weight.shape[:1] if width is None else (weight.shape[0], width)
+        return torch.zeros(shape, dtype=dtype, device=weight.device)
+
+    def place(self, weight: Tensor, name: str, value: Tensor) -> Tensor:
+        """Return `value` on the device of the weight. A tensor that is on it already is not copied."""
+        return value.to(weight.device)
+
+    def check_process(self) -> None:
+        """Do nothing: a forked process has the rows and their record as they were at the fork."""
+
+    def before_write(self, rows: Tensor) -> None:
+        """Do nothing."""
+
+
+class RowTensors(NamedTuple):
+    """The rows of a table and of its optimizer's state as plain tensors, which are written in place.
+
+    Attributes:
+        table: Values, `(V, D)`.
+        moments: First moments, `(V, D)`, unless there are none, and second moments, `(V, D)` or `(V, 1)`.
+        rounding_seed: Seed of stochastic rounding for a bfloat16 table, or `None` to round to nearest.
+    """
+
+    table: Tensor
+    moments: tuple[Tensor, ...]
+    rounding_seed: int | None
+
+    @property
+    def rowwise(self) -> bool:
+        """Return whether there is one second moment a row."""
+        return self.moments[-1].shape[1] == 1
+
+    def kernels_apply(self, *others: Tensor) -> bool:
+        """Return whether kernels may compute with these tensors and `others`, which have an entry for each row."""
+        tensors = (self.table, *self.moments)
+        return all(each.is_contiguous() for each in tensors) and kernels_apply(*tensors, *others)
+
+    def kernel_arguments(self) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Return table, first moments, second moments and rounding seed as kernels take them.
+
+        First moments are `(0, D)` if there are none, and the seed is -1 if there is none.
+        """
+        first = self.moments[0] if len(self.moments) > 1 else self.table[:0]
+        return self.table, first, self.moments[-1], -1 if self.rounding_seed is None else self.rounding_seed
+
+    def skip_steps(self, rows: Tensor, terms: list[Tensor], *, step: int, cache: bool) -> list[Tensor]:
+        """Apply steps without a gradient to the values of distinct rows. The moments are not changed.
+
+        Args:
+            rows: Row numbers, `(U,)`.
+            terms: Product of the weight-decay factors of each row's steps; and if there are first moments, all weights
+                of a quadrature, then as many nodes; see `apply_skipped_steps_`.
+            step: Number of the last step.
+            cache: Whether the caller uses the result; without it, less memory is needed.
+
+        Returns:
+            With `cache`, the new values, and the moments without the decay of the skipped steps, of U rows each, copied
+            in the dtype of the computation (float64 for a float64 table, else float32). Without `cache`, buffers of no
+            meaning, to be ignored.
+        """
+        decay, *quadrature = terms
+        tables = (self.table, *self.moments)
+        size = min(rows_at_once(self.table), len(rows))
+        buffers = [empty_rows(self.table, len(rows) if cache else size, width=each.shape[1]) for each in tables]
+        roots, buffer = (empty_rows(self.table, size, width=tables[-1].shape[1]) for _ in range(2))
+        for chunk in chunk_slices(rows, size):
+            some = rows[chunk]
+            low = chunk.start if cache else 0
+            p, *moments = (gather_rows(table, some, each[low:]) for table, each in zip(tables, buffers, strict=True))
+            if quadrature:
+                root = square_root(moments[1], out=roots[: len(some)])
+                some_terms = [each[chunk] for each in quadrature]
+                apply_skipped_steps_(p, moments[0], root, decay[chunk], some_terms, buffer[: len(some)])
+            else:
+                p.mul_(decay[chunk])
+            if not cache:
+                self.write(some, p, step=step)
+        if cache:  # at once: a call costs as much as some hundred rows
+            self.write(rows, buffers[0], step=step)
+        return buffers
+
+    def step_rows(
+        self,
+        rows: Tensor,
+        values: list[Tensor],
+        gradients: Tensor,
+        decays: list[Tensor],
+        rates: StepRates,
+        *,
+        step: int,
+    ) -> None:
+        """Make an optimizer's step on rows with a gradient, by torch operators.
+
+        Args:
+            rows: Distinct row numbers, `(U,)`.
+            values: Values and moments of these rows as `skip_steps` returns them; they are overwritten.
+            gradients: Their gradients, `(U, D)`.
+            decays: Factors by which each of the moments decays up to this step, `(U, 1)` each.
+            rates: The numbers of the step.
+            step: Its number.
+        """
+        size = min(rows_at_once(self.table), len(rows))
+        buffer = empty_rows(self.table, size, width=values[-1].shape[1])
+        for chunk in chunk_slices(rows, size):
+            p, *moments = (each[chunk] for each in values)
+            g = gradients[chunk].to(p.dtype)
+            for moment, decay in zip(moments, decays, strict=True):
+                moment.mul_(decay[chunk])
+            m = moments[0].add_(g, alpha=rates.add1) if len(moments) > 1 else g
+            add_squares_(moments[-1], g, rates.add2)
+            denominator = square_root(moments[-1], out=buffer[: len(p)]).add_(rates.addend)
+            p.mul_(rates.factor).addcdiv_(m, denominator, value=-rates.rate)
+        self.write(rows, values[0], step=step)
+        for moment, new in zip(self.moments, values[1:], strict=True):
+            moment.index_copy_(0, rows, new.to(moment.dtype))
+
+    def decay_moments(self, rows: Tensor, decays: list[Tensor]) -> None:
+        """Multiply each of the moments of distinct rows by factors, `(U, 1)` each."""
+        for chunk in chunk_slices(rows, rows_at_once(self.moments[0])):
+            for moment, decay in zip(self.moments, decays, strict=True):
+                decayed = moment.index_select(0, rows[chunk]) * decay[chunk]
+                moment.index_copy_(0, rows[chunk], decayed.to(moment.dtype))
+
+    def write(self, rows: Tensor, values: Tensor, *, step: int) -> None:
+        """Write new values of distinct rows, `(U, D)`, rounded to the dtype of the table. They include step `step`."""
+        if self.rounding_seed is not None and self.table.dtype == torch.bfloat16:
+            values = round_rows(values, rows, seed=self.rounding_seed, step=step)
+        self.table.index_copy_(0, rows, values.to(self.table.dtype))
+
+
+def check_state_size(weight: Tensor, moments: Sequence[Tensor]) -> None:
+    """Check that the optimizer's moments fit the shape of the weight.
+
+    Args:
+        weight: Weight of a table, `(V, D)`.
+        moments: The optimizer's state tensors, as in `RowTensors`.
+
+    Raises:
+        ShapeError: The moments are of a table of another shape.
+    """
+    for each in moments:
+        if each.shape != weight.shape and not (each is moments[-1] and each.shape == (weight.shape[0], 1)):
+            raise ShapeError(
+                f"The table is {tuple(weight.shape)} and the optimizer's state for it {tuple(each.shape)}: the "
+                f"table was resized after the optimizer was built, or the state belongs to another table. Build "
+                f"the optimizer again after resizing."
+            )
+
+
+def raw_weight(weight: Tensor) -> Tensor:
+    """Return a detached plain tensor over the memory of a row-sparse weight, without applying pending updates."""
+    plain: Tensor = call_plain(Tensor.detach, (), (weight,), {})
+    return plain
+
+
+def is_in_shared_memory(tensor: Tensor) -> bool:
+    """Return whether a tensor is in CPU memory that other processes can write, as after `share_memory_()`."""
+    plain = raw_weight(tensor)
+    return plain.device.type == "cpu" and plain.untyped_storage().is_shared()
