@@ -119,10 +119,12 @@ def test_every_module_has_its_test_file() -> None:
         "layers/logit_source.py": "layers/test_deferred_logits.py",
         "tracing.py": "laws/test_transforms.py",
         "losses/definition.py": "losses/test_linear.py",
+        "losses/finishing.py": "losses/test_linear.py",
+        "losses/token_chunks.py": "losses/test_vocabulary_pass.py",
         "losses/operators.py": "losses/test_vocabulary_pass.py",
         **{
             f"losses/{name}.py": "laws/test_head_outputs.py"
-            for name in ("differentiable_totals", "head_outputs", "logit_statistics", "objective", "token_loss")
+            for name in ("differentiable_totals", "head_outputs", "logit_statistics", "objective")
         },
         "losses/compiled_blocks.py": "kernels/test_softmax.py",
         "losses/divergence_kinds.py": "losses/test_divergences.py",

@@ -24,7 +24,7 @@ from embedlayer.layers.peft import (
     resolve_table,
     weight_of,
 )
-from embedlayer.losses.definition import finish_logits
+from embedlayer.losses.finishing import finish_logits
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, check_options
