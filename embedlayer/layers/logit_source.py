@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from embedlayer.block_sizes import TABLE_ROWS, block_size
 from embedlayer.errors import StaleRowsError
 from embedlayer.layers.peft import Adapter, LoraAdapter, adapt_products
 from embedlayer.losses.options import LogitOptions, LogitSettings
@@ -17,7 +18,6 @@ from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, Uncom
 
 logger = logging.getLogger(__name__)
 
-ROWS_AT_ONCE = 8192
 SAMPLES = 64
 """Number of rows and of columns of a weight that are compared to notice a write that torch does not count."""
 
@@ -102,7 +102,7 @@ class HeadTensors(NamedTuple):
         options = cast(LogitOptions, settings._asdict())
         if not self.adapters:
             return LinearLogits(hidden, self.weight, **options)
-        rows_at_once = min(ROWS_AT_ONCE, math.ceil(len(self.weight) / 2))
+        rows_at_once = min(block_size(TABLE_ROWS, hidden.device.type), math.ceil(len(self.weight) / 2))
         return BlockLogits(hidden, self.raw_logits, len(self.weight), rows_at_once, **options)
 
 

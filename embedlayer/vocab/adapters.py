@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from embedlayer.block_sizes import TABLE_ROWS, block_size
 from embedlayer.errors import CheckpointError, SizeError, TokenIdError
 from embedlayer.io.peft_files import Adapter, ModuleAdapter, read_adapter, write_token_rows
 from embedlayer.layers.output import OWN_TABLE, OutputHead
 from embedlayer.tables.dense import TokenEmbedding
-from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
+from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.module_parts import vocabulary_modules
 from embedlayer.vocab.row_training import train_only_rows, trained_rows
 
@@ -190,12 +191,12 @@ def _check_fit(changes: Changes, directory: Path | str) -> None:
 
 @torch.no_grad()
 def _merge(owner: Weight, change: ModuleAdapter) -> None:
-    """Write a change into a weight, `ROWS_AT_ONCE` rows at a time."""
+    """Write a change into a weight, a block of rows at a time."""
     if isinstance(owner, TokenEmbedding):
         owner.apply_pending_updates()
-    weight = owner.weight
-    for start in range(0, _sizes(owner)[0], ROWS_AT_ONCE):
-        stop = min(start + ROWS_AT_ONCE, _sizes(owner)[0])
+    weight, size = owner.weight, block_size(TABLE_ROWS, owner.weight.device.type)
+    for start in range(0, _sizes(owner)[0], size):
+        stop = min(start + size, _sizes(owner)[0])
         if change.weight is not None:
             weight[start:stop] = change.weight[start:stop].to(weight)
         if change.low_rank is not None:
