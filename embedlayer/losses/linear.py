@@ -18,15 +18,7 @@ from embedlayer.losses.differentiable_totals import compute_loss, is_plain
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
 from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.operators import cross_entropy_operator
-from embedlayer.losses.options import (
-    Impl,
-    LogitOptions,
-    LossOptions,
-    LossSettings,
-    ScoreOptions,
-    check_options,
-    check_smoothing,
-)
+from embedlayer.losses.options import Impl, LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
 from embedlayer.option_docs import show_options
 
@@ -151,7 +143,10 @@ def reduced_and_token_losses(
 ) -> tuple[Tensor, Tensor]:
     """Return `cross_entropy_of`, and with a reduction the loss of each target without gradient, `(...)`."""
     check_ids(logits.hidden, targets, "targets")
-    check_smoothing(logits.options, loss)
+    if loss.label_smoothing and logits.options.masked is not None:
+        raise SizeError(
+            "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
+        )
     impl, kept = choose_impl(logits, loss), targets != loss.ignore_index
     if impl == "plain":
         losses = cross_entropy(logits.logits(kept), targets, loss)

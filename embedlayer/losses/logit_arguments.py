@@ -5,11 +5,10 @@ from typing import Any, Protocol, TypeAlias, Unpack, runtime_checkable
 
 from torch import Tensor
 
+from embedlayer.block_sizes import TABLE_ROWS, block_size
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.losses.options import Impl, LogitOptions, LossSettings
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
-
-ROWS_AT_ONCE = 8192
 
 
 @runtime_checkable
@@ -106,7 +105,7 @@ def _of_logits(logits: object) -> UncomputedLogits:
             f"weight or a head; found {found}."
         )
     vocab_size = logits.shape[-1]
-    return BlockLogits(logits, _some_logits, vocab_size, min(vocab_size, ROWS_AT_ONCE))
+    return BlockLogits(logits, _some_logits, vocab_size, min(vocab_size, block_size(TABLE_ROWS, logits.device.type)))
 
 
 def _some_logits(logits: Tensor, start: int, stop: int) -> Tensor:

@@ -198,18 +198,6 @@ def check_token_options(options: LogitSettings, vocab_size: int) -> None:
         raise SizeError(f"padding_idx must be one of the {vocab_size} tokens, not {padding_idx}.")
 
 
-def check_smoothing(options: LogitSettings, loss: LossSettings) -> None:
-    """Check that `label_smoothing` is not combined with a masked padding token.
-
-    Raises:
-        SizeError: It is.
-    """
-    if loss.label_smoothing and options.masked is not None:
-        raise SizeError(
-            "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
-        )
-
-
 class _Allowed(NamedTuple):
     """Hold the values that an option may have, as text and as a function."""
 

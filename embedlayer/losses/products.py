@@ -16,7 +16,7 @@ from embedlayer.collectives import RowPartition
 from embedlayer.losses.compiled_blocks import add_bfloat16_
 from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.finishing import BlockFinishing
-from embedlayer.losses.token_chunks import Chunk
+from embedlayer.losses.token_chunks import Chunk, TokenChunks
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -122,20 +122,12 @@ class HeadBlocks:
             if options.bias is not None:
                 bias = options.bias.detach().to(dtype)
                 self.bias = bias if self.finishing.divisor == 1 else bias / self.finishing.divisor
-            if compiled and self.finishing.softcap is None:
-                self._leave_to_kernels(logits.dtype)
-
-    def _leave_to_kernels(self, dtype: torch.dtype) -> None:
-        """Leave the bias, and the conversion from bfloat16, to the kernels that read the blocks."""
-        self.dtype = torch.bfloat16 if dtype == torch.bfloat16 else self.dtype
-        if self.bias is not None:
-            self.unadded_bias, self.bias = self.bias.contiguous(), None
-            if self.finishing.masked is not None:
-                self.unadded_bias = self.unadded_bias.index_fill(0, torch.tensor([self.finishing.masked]), 0.0)
-
-    def bias_of(self, start: int, stop: int) -> Tensor | None:
-        """Return the bias of some of this rank's rows that `fill` did not add, or `None`."""
-        return None if self.unadded_bias is None else self.unadded_bias[start:stop]
+        if compiled and self.rows_VD is not None and self.finishing.softcap is None:
+            self.dtype = torch.bfloat16 if logits.dtype == torch.bfloat16 else dtype
+            if self.bias is not None:
+                self.unadded_bias, self.bias = self.bias.contiguous(), None
+                if self.finishing.masked is not None:
+                    self.unadded_bias = self.unadded_bias.index_fill(0, torch.tensor([self.finishing.masked]), 0.0)
 
     def fill(self, out_RC: Tensor, x_CD: Tensor, start: int) -> None:
         """Write the logits of a chunk over the rows from `start` on, of this rank's rows, to `out_RC`.
@@ -177,7 +169,8 @@ class GradientSums:
     def __init__(self, head: HeadBlocks, requested: RequestedGradients, chunks: int, *, compiled: bool) -> None:
         assert head.rows_VD is not None
         assert isinstance(head.logits, LinearLogits)
-        self.head, self.rows_VD, self.chunks = head, head.rows_VD, chunks
+        self.head, self.rows_VD = head, head.rows_VD
+        self._chunk, self._chunks = 0, chunks
         whole = head.logits.weight
         like = head.hidden_ND.new_empty(0, dtype=loss_dtype(head.logits.dtype))
         self.hidden = like.new_empty(head.hidden_ND.shape) if requested.hidden else None
@@ -192,23 +185,26 @@ class GradientSums:
                 self._residual = torch.zeros_like(self.weight, dtype=torch.uint16)
             self.weight[len(self.rows_VD) if chunks else 0 :] = 0  # the first chunk overwrites the rows of tokens
 
-    def add_to_rows(self, dlogits_RC: Tensor, x_CD: Tensor, start: int, *, chunk: int) -> None:
+    def multiplies(self, dtype: torch.dtype) -> bool:
+        """Return whether products of the rows with dlogits of this dtype convert neither of them."""
+        return {self.rows_VD.dtype, product_dtype(self.rows_VD.dtype, self.rows_VD.device.type)} == {dtype}
+
+    def add_to_rows(self, dlogits_RC: Tensor, x_CD: Tensor, start: int) -> None:
         """Add the gradients of a block to those of its rows.
 
         Args:
             dlogits_RC: Gradient of the loss by the products of rows and hidden states.
             x_CD: Hidden states of the chunk.
             start: First row of the block.
-            chunk: Number of the chunk; the gradient of the first one overwrites the uninitialised `weight`.
         """
         if self.weight is None:
             return
         here = slice(start, start + len(dlogits_RC))
-        if self._residual is None or chunk == 0:
-            write_product(self.weight[here], dlogits_RC, x_CD, add=chunk > 0)
+        if self._residual is None or self._chunk == 0:  # the first chunk overwrites what is not initialised
+            write_product(self.weight[here], dlogits_RC, x_CD, add=self._chunk > 0)
         else:
             addend = matrix_product(dlogits_RC, x_CD).to(self.weight.dtype)
-            add_bfloat16_(self.weight[here], self._residual[here], addend, last=chunk == self.chunks - 1)
+            add_bfloat16_(self.weight[here], self._residual[here], addend, last=self._chunk == self._chunks - 1)
 
     def add_to_hidden(self, dlogits_RC: Tensor, x_CD: Tensor, start: int) -> None:
         """Add the gradients of one block, or of all rows, to those of the hidden states of the chunk."""
@@ -224,14 +220,20 @@ class GradientSums:
         if self.hidden is not None and self._of_chunk is not None:
             self.hidden[chunk.here] = chunk.ranks.reduce_scatter(self._of_chunk, chunk.sizes)
             self._of_chunk = None
+        self._chunk += 1
 
-    def finished(self) -> Gradients:
-        """Return the sums as gradients of hidden states `(N, D)`, rows and bias, each `None` if not requested."""
-        head, finishing = self.head, self.head.finishing
-        if self.hidden is not None and head.hidden_scale != 1:
-            self.hidden.mul_(head.hidden_scale)
+    def finished(self, tokens: TokenChunks) -> Gradients:
+        """Return the gradients of hidden states, rows and bias, in the shapes of the inputs.
+
+        Args:
+            tokens: The tokens of the hidden states; those that are not computed have the gradient 0.
+        """
+        head, finishing, hidden = self.head, self.head.finishing, self.hidden
+        if hidden is not None:
+            hidden = hidden.mul_(head.hidden_scale) if head.hidden_scale != 1 else hidden
+            hidden = tokens.scattered(hidden, 0).view(head.logits.hidden.shape)
         if self.bias is not None:
             if finishing.divisor != 1:
                 self.bias.div_(finishing.divisor)
             finishing.fill_masked_(self.bias, 0, 0.0)
-        return self.hidden, self.weight, self.bias
+        return hidden, self.weight, self.bias

@@ -27,8 +27,8 @@ class Chunk(NamedTuple):
     here: slice
     sizes: list[int]
     ranks: Collectives
-    hidden: tuple[Tensor, ...] = ()
-    ids: Tensor | None = None
+    hidden: list[Tensor]
+    ids: Tensor | None
 
     def gathered(self, rows: Tensor) -> Tensor:
         """All-gather: concatenate the rows of all ranks for the tokens of the chunk, from those of all own tokens."""
@@ -85,11 +85,19 @@ class TokenChunks:
         if ranks.size > 1:
             self.counts = ranks.all_gather(torch.tensor([count], device=ranks.device), [1] * ranks.size).tolist()
 
-    def chunks(self, step: int) -> Iterator[Chunk]:
-        """Yield the chunks, with at most `step` tokens of each rank."""
+    def chunks(self, step: int, hidden: list[Tensor], ids: Tensor | None) -> Iterator[Chunk]:
+        """Yield the chunks, with at most `step` tokens of each rank.
+
+        Args:
+            step: See above.
+            hidden: Hidden states of this rank's N tokens for each head, `(N, D)`.
+            ids: Requested token IDs of these, `(N, K)`, or `None`.
+        """
         for start in range(0, max(self.counts), step):
             sizes = [min(max(count - start, 0), step) for count in self.counts]
-            yield Chunk(slice(start, start + step), sizes, self.ranks)
+            chunk = Chunk(slice(start, start + step), sizes, self.ranks, [], None)
+            chunk.hidden.extend(chunk.gathered(each) for each in hidden)
+            yield chunk if ids is None else chunk._replace(ids=chunk.gathered(ids).T)
 
     def compact(self, value: Tensor) -> Tensor:
         """Return the entries of the N tokens along the last dimension."""
