@@ -22,6 +22,7 @@ TIERS = [
         "formatting",
         "initialization",
         "kinds",
+        "own_attributes",
         "io",
     ],
     ["documents", "held_parameters", "index_checks", "computed_buffers", "collectives", "families", "kernels"],

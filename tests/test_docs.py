@@ -130,6 +130,7 @@ def test_every_module_has_its_test_file() -> None:
         "losses/divergence_kinds.py": "losses/test_divergences.py",
         "kernels/rotary.py": "positions/test_rotation.py",
         "losses/uncomputed_logits.py": "losses/test_statistics.py",
+        "own_attributes.py": "laws/test_patch.py",
         "vocab/special_tokens.py": "laws/test_transformers_folder.py",
         "vocab/token_selection.py": "vocab/test_edit.py",
         "vocab/token_usage.py": "laws/test_trim.py",

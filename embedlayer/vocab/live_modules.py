@@ -24,7 +24,6 @@ from embedlayer.census.configurations import (
 )
 from embedlayer.census.files import FileRule
 from embedlayer.census.tensors import tensors_in
-from embedlayer.checkpoints.patching import REPLACED
 from embedlayer.collectives import SINGLE_PROCESS
 from embedlayer.data.tokenizer import fingerprint
 from embedlayer.distributed.dtensors import (
@@ -37,6 +36,7 @@ from embedlayer.errors import SizeError
 from embedlayer.families.records import End
 from embedlayer.held_parameters import held_parameters
 from embedlayer.io.files import JsonObject
+from embedlayer.own_attributes import REPLACED, modules_with, own_attribute
 from embedlayer.tables.sparse_gradient import row_gradient, rows_and_values
 from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit
 from embedlayer.vocab.module_parts import (
@@ -254,7 +254,7 @@ def apply_to_module(
         StaleRowsError: The optimizer's state is that before an earlier edit, to which it was not passed.
         PeerError: Another rank raised an error, or applies another edit.
     """
-    replaced = [part.__dict__[REPLACED] for part in module.modules() if REPLACED in part.__dict__]
+    replaced = [own_attribute(part, REPLACED) for part in modules_with(module, REPLACED)]
     held = held_parameters(module, optimizer, replaced)
     check_movable(module)
     modules = vocabulary_modules(module)
