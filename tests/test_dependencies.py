@@ -23,6 +23,7 @@ TIERS = [
         "initialization",
         "numbers",
         "kinds",
+        "own_attributes",
         "io",
     ],
     ["documents", "held_parameters", "index_checks", "computed_buffers", "collectives", "families", "kernels"],

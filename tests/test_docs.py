@@ -126,16 +126,19 @@ def test_every_module_has_its_test_file() -> None:
         "layers/logit_source.py": "layers/test_deferred_logits.py",
         "tracing.py": "laws/test_transforms.py",
         "losses/definition.py": "losses/test_linear.py",
+        "losses/finishing.py": "losses/test_linear.py",
+        "losses/token_chunks.py": "losses/test_vocabulary_pass.py",
         "losses/operators.py": "losses/test_vocabulary_pass.py",
         **{
             f"losses/{name}.py": "laws/test_head_outputs.py"
-            for name in ("differentiable_totals", "head_outputs", "logit_statistics", "objective", "token_loss")
+            for name in ("differentiable_totals", "head_outputs", "logit_statistics", "objective")
         },
         "losses/compiled_blocks.py": "kernels/test_softmax.py",
         "losses/divergence_kinds.py": "losses/test_divergences.py",
         "positions/rotary_blocks.py": "positions/test_rotary_config.py",
         "kernels/rotary.py": "positions/test_rotation.py",
         "losses/uncomputed_logits.py": "losses/test_statistics.py",
+        "own_attributes.py": "laws/test_patch.py",
         "vocab/special_tokens.py": "laws/test_transformers_folder.py",
         "vocab/token_selection.py": "vocab/test_edit.py",
         "vocab/token_usage.py": "laws/test_trim.py",

@@ -36,7 +36,6 @@ from embedlayer.distributed.sharded import shard_table
 from embedlayer.errors import SizeError
 from embedlayer.formatting import format_bytes, format_parameters
 from embedlayer.layers.input import embed
-from embedlayer.layers.output import OWN_TABLE
 from embedlayer.losses import products
 from embedlayer.optim import RowwiseSecondMoment
 from embedlayer.planner import (
@@ -230,7 +229,7 @@ def step(row: EmbeddingPlan, *, instructions: bool = True) -> dict[str, int]:
         table, head, positions = built(row)
         parameters = list(dict.fromkeys([*table.parameters(), *([] if head is None else head.parameters())]))
         if row.vocab_parallel_size > 1 and not row.tied:
-            parameters += head.__dict__[OWN_TABLE].parameters()
+            parameters += head.own_table.parameters()
         parameters += [] if positions is None else list(positions.parameters())
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         derived = table.token_tensor.nbytes if row.delta_rows else 0

@@ -33,6 +33,7 @@ from embedlayer.families.token_ids import (
     TEXTS_BY_ID,
 )
 from embedlayer.io.files import JsonObject
+from embedlayer.own_attributes import own_attribute
 
 KNOWN_IDS = SINGLE_IDS | SUPPRESSED_IDS | SEQUENCE_BIASES | PLACED_IDS | NAMED_IDS | TEXTS_BY_ID | FIXED_IDS
 """All keys that name token IDs."""
@@ -181,7 +182,7 @@ def other_models(module: nn.Module) -> set[int]:
 
     Its configuration is a part of that of the model around it; see `OTHER_PARTS`.
     """
-    parts = [part for part in module.modules() if is_configuration(part.__dict__.get("config"))]
+    parts = [part for part in module.modules() if is_configuration(own_attribute(part, "config"))]
     nested = {id(each.config): list(_nested(each.config, "")) for each in parts}
     others = {id(owner) for found in nested.values() for _, key, owner in found if key in OTHER_PARTS}
     return {id(child) for part in parts if id(part.config) in others for child in part.modules()} - {id(module)}

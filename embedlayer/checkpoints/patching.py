@@ -19,8 +19,18 @@ from embedlayer.errors import CheckpointError, check_release
 from embedlayer.families import SCALE_ATTRIBUTES, family_of
 from embedlayer.families.records import CountedRows
 from embedlayer.layers.logit_source import LogitsReport
-from embedlayer.layers.output import TRAINED_BEFORE, ModelLogitOptions, OutputHead
+from embedlayer.layers.output import ModelLogitOptions, OutputHead
 from embedlayer.layers.peft import ChildReference
+from embedlayer.own_attributes import (
+    INITIALISED,
+    REPLACED,
+    TRAINED_BEFORE,
+    copy_own_attributes,
+    modules_with,
+    own_attribute,
+    remove_own_attribute,
+    set_own_attribute,
+)
 from embedlayer.row_sparse.hooks import release
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
@@ -28,8 +38,8 @@ from embedlayer.tables.table import TokenTable
 
 Model = TypeVar("Model", bound=nn.Module)
 
-REPLACED = "_replaced_by_embedlayer"
-"""Attribute of a module of this library that stores the module of transformers that it replaced."""
+RESIZE = "resize_token_embeddings"
+"""The method that `patch` replaces in a model of transformers."""
 
 
 def patch(model: Model, *, row_sparse: bool = False) -> Model:
@@ -85,15 +95,16 @@ def patch(model: Model, *, row_sparse: bool = False) -> Model:
     heads = [(old, _head_like(old, report, _model_options(model, old))) for old in old_heads]
     for old, new in (*tables, *heads):
         _swap(model, old, new)
-        new.__dict__[REPLACED] = old
+        set_own_attribute(new, REPLACED, old)
     places = [
         (ChildReference(parent, name), child) for parent in model.modules() for name, child in parent._modules.items()
     ]
     for place, child in places:
-        if isinstance(child, OutputHead) and REPLACED in child.__dict__:  # it reads the tables that share its weight
+        if isinstance(child, OutputHead) and own_attribute(child, REPLACED) is not None:
+            # it reads the tables that share its weight
             child.follow_references([table for table, module in places if isinstance(module, TokenEmbedding)], place)
-    if (tables or heads) and hasattr(model, "resize_token_embeddings"):
-        model.__dict__["resize_token_embeddings"] = partial(_resized, model)
+    if (tables or heads) and hasattr(model, RESIZE):
+        set_own_attribute(model, RESIZE, partial(_resized, model))
     return model
 
 
@@ -108,8 +119,8 @@ def unpatch(model: Model) -> Model:
             that transformers has no module for. The model is then unchanged.
     """
     _refuse_other_tables(model)
-    for ours in [module for module in model.modules() if REPLACED in module.__dict__]:
-        original: Any = ours.__dict__[REPLACED]
+    for ours in modules_with(model, REPLACED):
+        original: Any = own_attribute(ours, REPLACED)
         if isinstance(ours, TokenEmbedding):
             release(cast(nn.Parameter, ours.weight))
             original.num_embeddings, original.padding_idx = ours.num_embeddings, ours.padding_idx
@@ -121,7 +132,7 @@ def unpatch(model: Model) -> Model:
             original._buffers[name] = known.to(next(ours.parameters()).device)
         _swap(model, ours, original)
     for part in model.modules():
-        part.__dict__.pop("resize_token_embeddings", None)
+        remove_own_attribute(part, RESIZE)
     return model
 
 
@@ -131,11 +142,11 @@ def _refuse_other_tables(model: nn.Module) -> None:
     Raises:
         CheckpointError: There is a `DeltaEmbedding`, or a table that `replace_table` has put in.
     """
-    if "resize_token_embeddings" not in model.__dict__:
+    if own_attribute(model, RESIZE) is None:
         return
     for name, module in model.named_modules():
         if isinstance(module, DeltaEmbedding):
-            is_prepared = any(TRAINED_BEFORE in part.__dict__ for part in model.modules())
+            is_prepared = modules_with(model, TRAINED_BEFORE)
             call = "embedlayer.vocab.merge_rows(model)" if is_prepared else f"model.{name} = model.{name}.merge()"
             raise CheckpointError(
                 f"{name} is a DeltaEmbedding, whose trained rows are not in the table yet: call {call} before unpatch. "
@@ -239,7 +250,7 @@ def _table_like(old: nn.Embedding, *, row_sparse: bool) -> TokenEmbedding:
         raise CheckpointError(
             f"What a {type(old).__name__} does beyond look-up and scale is unknown: it is not patched."
         )
-    if old.max_norm is not None or old.scale_grad_by_freq or old.sparse or "forward" in old.__dict__:
+    if old.max_norm is not None or old.scale_grad_by_freq or old.sparse or own_attribute(old, "forward") is not None:
         raise CheckpointError(
             "TokenEmbedding has no max_norm, scale_grad_by_freq or sparse gradients, and cannot take the place of a "
             "module whose forward has been replaced, as accelerate does. Patch before dispatching the model; for "
@@ -282,7 +293,7 @@ def _is_known(old: object) -> bool:
         rows = torch.arange(32.0).view(8, 4) / 7 - 2
         small: Any = type(old).__new__(type(old))
         nn.Embedding.__init__(small, 8, 4, _weight=rows)
-        small.__dict__.update({name: value for name, value in old.__dict__.items() if name not in small.__dict__})
+        copy_own_attributes(old, small, vars(old).keys() - vars(small).keys())
         factor, rounded = _scale_of(old)
         setattr(small, name, torch.tensor(factor) if rounded else factor)
         return bool(torch.equal(small(torch.arange(8)), rows * getattr(small, name)))
@@ -373,9 +384,6 @@ def _resized(model: Any, *arguments: Any, **options: Any) -> nn.Module:
 CONTENTS = {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}
 """Attributes of `nn.Module()` with a module's own content; the others are its mode and its hooks."""
 
-INITIALISED = "_is_hf_initialized"
-"""Attribute with which transformers marks a module that must not be initialised again, such as a resized head."""
-
 
 def _swap(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Replace the module `old` by `new` in every module of `model` that has it as a child.
@@ -384,11 +392,10 @@ def _swap(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     still called and can still be removed.
     """
     new.train(old.training)
-    if INITIALISED in old.__dict__:
-        new.__dict__[INITIALISED] = old.__dict__[INITIALISED]
-    for name in nn.Module().__dict__.keys() - CONTENTS:
-        new.__dict__[name] = old.__dict__[name]  # the same dictionaries, so that handles still remove hooks
-        for hook in old.__dict__[name].values() if isinstance(old.__dict__[name], dict) else ():
+    shared = vars(nn.Module()).keys() - CONTENTS
+    copy_own_attributes(old, new, {*shared, INITIALISED})  # the same dictionaries, so that handles still remove hooks
+    for hooks in [own_attribute(old, name) for name in shared]:
+        for hook in hooks.values() if isinstance(hooks, dict) else ():
             if getattr(hook, "with_module", False):  # torch calls the hook with this module
                 hook.module = ref(new)
     for parent in list(model.modules()):

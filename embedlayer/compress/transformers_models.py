@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from embedlayer.checkpoints.causal_models import missing_tensors, naming_errors
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
-from embedlayer.checkpoints.patching import REPLACED, patch
+from embedlayer.checkpoints.patching import patch
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.checkpoints.writer import copy_bytes
 from embedlayer.computed_buffers import recompute_all_buffers
@@ -26,8 +26,9 @@ from embedlayer.errors import CheckpointError, SizeError, require
 from embedlayer.io.files import check_new_folder, create_folder, new_folder, recover_folder
 from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import encode_header, load_tensors, save_tensors
-from embedlayer.layers.output import OWN_TABLE, OutputHead
+from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
+from embedlayer.own_attributes import REPLACED, remove_own_attribute, set_own_attribute
 from embedlayer.pretrained import Pretrained, build, describe, hide_weights
 from embedlayer.sources import BLOCKS
 from embedlayer.tables.dense import TokenEmbedding
@@ -85,7 +86,7 @@ def with_table(model: Model, table: TokenTable) -> Model:
         _tie(head, cast(TokenTable, references[0].module))
         head.follow_references(references, _reference(other, name))
     if not isinstance(table, TokenEmbedding):
-        other.__dict__["save_pretrained"] = partial(_refuse_to_save, type(table).__name__)
+        set_own_attribute(other, "save_pretrained", partial(_refuse_to_save, type(table).__name__))
     return other
 
 
@@ -117,7 +118,7 @@ def _users_of(table: TokenTable, model: nn.Module) -> tuple[dict[str, TokenTable
         name: part
         for name, part in places
         if isinstance(part, OutputHead)
-        and (id(part.__dict__[OWN_TABLE]) in tied or part._parameters.get("weight", table) is rows)
+        and (id(part.own_table) in tied or part._parameters.get("weight", table) is rows)
     }
     return look_ups, heads
 
@@ -153,7 +154,8 @@ def _for_look_up(look_up: TokenTable, table: TokenTable) -> TokenTable:
         own.requires_grad_(other.requires_grad)
     recompute_all_buffers(shared, table.device)
     if not isinstance(table, TokenEmbedding):
-        shared.__dict__["weight"] = UnstoredWeight(shared)  # code of transformers reads its dtype or device (Mamba)
+        # code of transformers reads its dtype or device (Mamba)
+        set_own_attribute(shared, "weight", UnstoredWeight(shared))
     return shared.train(table.training)
 
 
@@ -166,12 +168,12 @@ def _reference(model: nn.Module, name: str) -> ChildReference:
 def _tie(head: OutputHead, table: TokenTable) -> None:
     """Let a tied head of a patched model read another table, in place."""
     if isinstance(table, TokenEmbedding):  # as in a patched model, so that its logits are deferred
-        head.__dict__[OWN_TABLE], head.weight = None, cast(nn.Parameter, table.weight)
+        head.set_table(None)
+        head.weight = cast(nn.Parameter, table.weight)
     else:
         head._parameters.pop("weight", None)
-        head.__dict__.pop(REPLACED, None)
-        head.__dict__[OWN_TABLE] = table
-        head.__dict__["weight"] = table.__dict__["weight"]
+        remove_own_attribute(head, REPLACED)
+        head.set_table(table)
 
 
 def _refuse_to_save(kind: str, *arguments: Any, **options: Any) -> NoReturn:

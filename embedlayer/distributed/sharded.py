@@ -18,8 +18,8 @@ from embedlayer.distributed.dtensors import as_dtensor, is_dtensor, rank_of, row
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.index_checks import IndexCheck
 from embedlayer.io.files import JsonObject
-from embedlayer.losses.definition import finish_logits, options_of_rows
-from embedlayer.losses.options import Impl, LogitOptions, check_options
+from embedlayer.losses.finishing import finish
+from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.option_docs import show_options
 from embedlayer.row_sparse.gradient import with_torch_functions
@@ -342,7 +342,7 @@ class ShardedTable(TokenTable, checks_ids=True):
         local = as_table(self.local)
         linear = local.as_linear(hidden)
         states, rows = (hidden, local.rows(0, local.vocab_size)) if linear is None else linear
-        return LinearLogits.sharded(states, rows, options, self.collectives, self.partition)
+        return LinearLogits.sharded(states, rows, LogitSettings(**options), self.collectives, self.partition)
 
     def extra_repr(self) -> str:
         """Return which rows this rank stores, for `print`: `"rows 0 to 49 of 100"`."""
@@ -359,8 +359,8 @@ class ShardedTable(TokenTable, checks_ids=True):
         self._check_rows()
         options.setdefault("padding_idx", self.padding_idx)
         everyones = self.collectives.all_gather(hidden.reshape(-1, self.embed_dim), counts)
-        start, stop = self.partition.start, self.partition.stop
-        return finish_logits(as_table(self.local).raw_logits(everyones), **options_of_rows(options, start, stop))
+        settings = LogitSettings(**options).of_rows(self.partition.start, self.partition.stop)
+        return finish(as_table(self.local).raw_logits(everyones), settings)
 
 
 def _take_gradient(parameter: Tensor) -> None:

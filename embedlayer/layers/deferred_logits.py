@@ -4,9 +4,10 @@ A patched LM head returns `DeferredLogits`: a tensor with the shape, dtype and d
 refers to the hidden states. The mechanism has four parts:
 
 1. Every function of torch that is called on it reaches `__torch_function__`. `RULES` has the functions between head and
-   loss that need no values: views, indexing, casts, scales, soft cap. Each returns new deferred logits: the hidden
-   states of its rows, what is done to each logit (`Shaping`), and the function itself, as the step from their parent.
-2. `F.cross_entropy` of them is `linear_cross_entropy` of the hidden states, which never stores tokens x V numbers.
+   loss that need no values: views, indexing, casts, scales, soft cap. Each returns new deferred logits: an
+   `UncomputedLogits` of the hidden states of its rows, whose options say what is done to each logit; and the function
+   itself, as the step from their parent.
+2. `F.cross_entropy` of them is the loss of these `UncomputedLogits`, which never stores tokens x V numbers.
 3. Any other function reads the real logits. They are computed once, and all steps are applied to them. Calls from below
    Python, such as C++ extensions, reach `__torch_dispatch__`, which does the same.
 4. In the autograd graph the deferred logits are where the logits were. The loss passes a `DeferredGradient` back to the
@@ -24,8 +25,10 @@ from torch import Tensor, nn
 from torch.overrides import enable_reentrant_dispatch, resolve_name
 from torch.utils._pytree import tree_map
 
-from embedlayer.layers.logit_source import HeadTensors, LogitSource, LogitsReport, Shaping
+from embedlayer.layers.logit_source import HeadTensors, LogitSource, LogitsReport
 from embedlayer.losses.definition import loss_dtype
+from embedlayer.losses.linear import cross_entropy_of
+from embedlayer.losses.options import LogitSettings, LossSettings
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 from embedlayer.tracing import is_transformed
 
@@ -116,16 +119,15 @@ class DeferredLogits(Deferred):
 
     Attributes:
         like: Tensor on the meta device with the shape, strides and dtype of the logits; views share its storage.
-        rows: For each row of logits its hidden state, `(..., D)`.
-        shaping: What the model did to each logit.
+        described: The same logits, not computed from the leaves of `source`: for each row its hidden state, and what
+            the model did to each logit.
         parent: The deferred logits from which these follow by `step`; `None` for those of the head.
         step: Function that computes these logits from the real logits of `parent`.
         node: Node of the autograd graph with which they were created.
     """
 
     like: Tensor
-    rows: Tensor
-    shaping: Shaping
+    described: UncomputedLogits
     parent: "DeferredLogits | None"
     step: Step
     node: object
@@ -134,16 +136,14 @@ class DeferredLogits(Deferred):
         cls,
         source: LogitSource,
         like: Tensor,
-        rows: Tensor,
-        shaping: Shaping,
+        described: UncomputedLogits,
         parent: "DeferredLogits | None" = None,
         step: Step = lambda real: real,
     ) -> "DeferredLogits":
         made: DeferredLogits = Tensor._make_wrapper_subclass(
-            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=rows.device
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=described.hidden.device
         )
-        made.source, made.like, made.rows, made.shaping = source, like, rows, shaping
-        made.parent, made.step = parent, step
+        made.source, made.like, made.described, made.parent, made.step = source, like, described, parent, step
         made.node = made.computed = None
         return made
 
@@ -162,13 +162,10 @@ class DeferredLogits(Deferred):
             StaleRowsError: The weights were changed since the forward pass.
         """
         source = self.source
-        hidden, *tensors = source.originals if source.requires_grad else source.leaves
-        if not self.is_unread or source.is_freed or is_transformed(hidden, *tensors):
+        if not self.is_unread or source.is_freed or is_transformed(*source.originals):
             return None
         with source.restored():
-            rows: Tensor = _Rows.apply(hidden, self)  # type: ignore[no-untyped-call]
-            tensors_now = source.tensors.replaced(tensors)
-            return tensors_now.uncomputed_logits(rows, self.shaping.options(tensors_now.bias))
+            return source.with_originals(self.described) if source.requires_grad else self.described
 
     def looked(self) -> Tensor:
         """Return the real logits, a plain tensor at the same place of the autograd graph; it is the same each time."""
@@ -204,10 +201,14 @@ class DeferredLogits(Deferred):
         """
         if not self.is_unread or not _is_alias(func, args):
             return None
-        return DeferredLogits(self.source, self.like, self.rows, self.shaping, self)
+        return DeferredLogits(self.source, self.like, self.described, self)
 
     def followed(
-        self, step: Step, like: Tensor, select: Step = lambda rows: rows, shaping: Shaping | None = None
+        self,
+        step: Step,
+        like: Tensor,
+        select: Step = lambda rows: rows,
+        change: Callable[[LogitSettings], LogitSettings] = lambda options: options,
     ) -> "DeferredLogits | None":
         """Return deferred logits that follow from these, in the autograd graph behind them.
 
@@ -218,14 +219,13 @@ class DeferredLogits(Deferred):
             step: Function that computes the new logits from the real ones.
             like: See the attributes of this class.
             select: Function that selects or arranges the hidden states as `step` does the rows of logits.
-            shaping: What was done to each logit; by default the same as in these logits.
+            change: Function from the options of these logits to those of the new ones.
         """
         if like.dtype not in (self.dtype, torch.float32, *HALF):
             return None
         with torch.set_grad_enabled(self.source.requires_grad):
-            rows = select(self.rows)
-        link = (self.source, like, rows, self.shaping if shaping is None else shaping, self, step)
-        result: DeferredLogits = _Derived.apply(self, link)  # type: ignore[no-untyped-call]
+            described = self.described.replaced(select(self.described.hidden), change(self.described.options))
+        result: DeferredLogits = _Derived.apply(self, (self.source, like, described, self, step))  # type: ignore[no-untyped-call]
         return result
 
 
@@ -295,9 +295,10 @@ class _Head(torch.autograd.Function):
         ctx.source = source
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*originals)
-        shape = (*source.hidden.shape[:-1], source.vocab_size)
+        described = source.described()
+        shape = (*source.hidden.shape[:-1], described.vocab_size)
         like = torch.empty(shape, dtype=source.logits_dtype, device="meta")
-        made = DeferredLogits(source, like, source.hidden, Shaping())
+        made = DeferredLogits(source, like, described)
         made.node = ctx
         return made
 
@@ -346,23 +347,6 @@ class _Read(torch.autograd.Function):
         return grad
 
 
-class _Rows(torch.autograd.Function):
-    """Return the hidden states of deferred logits; `backward` passes the gradient on to those that entered the head."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, logits: DeferredLogits) -> Tensor:
-        ctx.logits = logits
-        return logits.rows.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        rows, leaf = ctx.logits.rows, ctx.logits.source.hidden
-        if rows is leaf:
-            return grad, None
-        (found,) = torch.autograd.grad(rows, leaf, grad, retain_graph=True, create_graph=torch.is_grad_enabled())
-        return found, None
-
-
 class _Loss(torch.autograd.Function):
     """Compute the cross entropy of deferred logits from their hidden states; `backward` returns a deferred gradient.
 
@@ -375,8 +359,8 @@ class _Loss(torch.autograd.Function):
     ) -> Tensor:
         source = logits.source
         with source.restored():
-            options: Any = {**logits.shaping.options(source.tensors.bias), **arguments}
-            loss = source.tensors.loss(logits.rows, targets, options)
+            # even few tokens never have all their logits at once
+            loss = cross_entropy_of(logits.described, targets, LossSettings(**arguments, min_chunks=2))
             if arguments["reduction"] == "mean":  # over no target it is NaN, as in torch
                 loss = torch.where((targets != arguments["ignore_index"]).any(), loss, math.nan)
         ctx.loss, ctx.logits, ctx.arguments = loss, logits, arguments
@@ -424,10 +408,9 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
     """Return `F.cross_entropy` of unread logits `(N, V)` or `(V,)` and token IDs, from the hidden states."""
-    bound = logits.shaping.bound
     is_known = type(target) in PLAIN_TYPES and target.dtype == torch.int64 and target.device == logits.device
     is_known = is_known and logits.dim() in (1, 2) and target.shape == logits.shape[:-1] and target.numel() > 0
-    is_known = is_known and (weight, size_average, reduce) == (None, None, None) and (bound is None or bound > 0)
+    is_known = is_known and (weight, size_average, reduce) == (None, None, None)
     if not is_known or reduction not in ("mean", "sum", "none") or not 0.0 <= label_smoothing <= 1.0:
         return None
     dtype, device = logits.dtype, logits.device.type
@@ -453,7 +436,7 @@ def _rearranged(
         return logits
     if like.shape[-1:] != logits.shape[-1:] or like.dtype != logits.dtype:
         return None
-    shape = (*like.shape[:-1], logits.rows.shape[-1])
+    shape = (*like.shape[:-1], logits.described.hidden.shape[-1])
     return logits.followed(lambda real: func(real, *others, **kwargs), like, lambda rows: rows.reshape(shape))
 
 
@@ -472,7 +455,7 @@ def _indexed(
     if leading is keys and any(each is ... for each in keys[:-1]):
         return None
     with suppress(IndexError):  # raised if a key reaches the vocabulary
-        chosen = logits.rows.detach()[..., 0][leading]
+        chosen = logits.described.hidden.detach()[..., 0][leading]
         if all(isinstance(each, int | slice | type(None) | type(...)) and not isinstance(each, bool) for each in keys):
             return logits.followed(lambda real: real[keys], logits.like[keys], lambda rows: rows[keys])
         like = logits.like.new_empty(*chosen.shape, logits.shape[-1])
@@ -510,12 +493,12 @@ def _number(value: Any) -> float | None:
 def _multiplied(
     func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> DeferredLogits | None:
-    """Return logits times a number; `None` if `_number` does not know the factor."""
+    """Return logits times a number; `None` if `_number` does not know the factor, or for a bound of 0."""
     factor = None if kwargs else _number(args[1] if args[0] is logits else args[0])
-    if factor is None:
+    if factor is None or (factor == 0 and logits.described.options.softcap is not None):
         return None
-    shaping = logits.shaping.scaled(factor, 1.0)
-    return logits.followed(lambda real: real * factor, torch.empty_like(logits.like), shaping=shaping)
+    like = torch.empty_like(logits.like)
+    return logits.followed(lambda real: real * factor, like, change=lambda options: options.scaled(factor))
 
 
 def _divided(
@@ -525,17 +508,17 @@ def _divided(
     divisor = None if kwargs else _number(args[1])
     if not divisor:
         return None
-    shaping = logits.shaping.scaled(1.0, divisor)
-    return logits.followed(lambda real: real / divisor, torch.empty_like(logits.like), shaping=shaping)
+    like = torch.empty_like(logits.like)
+    return logits.followed(lambda real: real / divisor, like, change=lambda options: options.scaled(1.0, divisor))
 
 
 def _bounded(
     func: Callable[..., Any], logits: DeferredLogits, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> DeferredLogits | None:
     """Return the tanh of logits."""
-    if logits.shaping.bound is not None or kwargs:
+    if logits.described.options.softcap is not None or kwargs:
         return None
-    return logits.followed(torch.tanh, torch.empty_like(logits.like), shaping=logits.shaping._replace(bound=1.0))
+    return logits.followed(torch.tanh, torch.empty_like(logits.like), change=LogitSettings.bounded)
 
 
 def _shifted(
@@ -548,13 +531,12 @@ def _shifted(
     if type(other) not in PLAIN_TYPES or other.device != logits.device or not other.is_floating_point():
         return None
     is_known = other.shape[-1:] == (size,) and other.numel() == size and other.dim() <= logits.dim()
-    if not is_known or other.requires_grad or logits.shaping.bound is not None:
+    if not is_known or other.requires_grad or logits.described.options.softcap is not None:
         return None
-    before, added = logits.shaping.shift, other.detach().flatten().clone()
+    added = other.detach().flatten().clone()
     wide = added.to(loss_dtype(logits.source.logits_dtype))
-    shaping = logits.shaping._replace(shift=wide if before is None else before + wide)
     like = torch.empty_like(logits.like, dtype=torch.promote_types(added.dtype, logits.dtype))
-    return logits.followed(lambda real: real + added, like, shaping=shaping)
+    return logits.followed(lambda real: real + added, like, change=lambda options: options.shifted(wide))
 
 
 Rule = Callable[[Callable[..., Any], DeferredLogits, tuple[Any, ...], dict[str, Any]], Tensor | None]

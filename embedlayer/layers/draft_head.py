@@ -15,11 +15,12 @@ from embedlayer.layers.draft_tokens import check_draft_tokens
 from embedlayer.layers.output import ModelLogitOptions, OutputHead
 from embedlayer.layers.peft import AdaptedRows
 from embedlayer.layers.prediction_head import PredictionHead
-from embedlayer.losses.definition import finish_logits, transformed_states
+from embedlayer.losses.definition import transformed_states
+from embedlayer.losses.finishing import finish_logits
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.logit_arguments import resolve_logits
-from embedlayer.losses.options import Impl, LogitOptions, LossOptions, ScoreOptions, check_options
+from embedlayer.losses.options import Impl, LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
 from embedlayer.losses.statistics import Statistic, TokenStatistics, token_statistics_of
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.option_docs import show_options
@@ -200,13 +201,11 @@ class DraftHead(ComputedBuffers):
         drafts, missing = self._draft_targets(targets, ignore_index)
         if outside == "error" and not plain_operators_only():
             drafts = require_draft_tokens(drafts, targets, missing)
-        is_mean = outside == "count" and options.get("reduction", "mean") == "mean"
-        if is_mean:
-            options["reduction"] = "sum"
-        options["ignore_index"] = _IGNORED
-        logits, others = self._described(hidden, options)
-        result = cross_entropy_of(logits, drafts, **others)
-        return result / (targets != ignore_index).sum().clamp(min=1) if is_mean else result
+        logits, loss = self._described(hidden, options)
+        if outside == "count" and loss.reduction == "mean":
+            total = cross_entropy_of(logits, drafts, loss._replace(reduction="sum"))
+            return total / (targets != ignore_index).sum().clamp(min=1)
+        return cross_entropy_of(logits, drafts, loss)
 
     @show_options(LogitOptions, ScoreOptions)
     def token_log_probs(
@@ -262,17 +261,16 @@ class DraftHead(ComputedBuffers):
         if tokens is not None:
             drafts, missing = self._draft_targets(tokens, options.get("ignore_index", _IGNORED))
             drafts = drafts.masked_fill(missing, 0)
-        options["ignore_index"] = _IGNORED
-        logits, others = self._described(hidden, options)
-        found = token_statistics_of(logits, drafts, statistics=statistics, top_k=top_k, **others)
-        if found.top_ids is not None:
-            ids = self.to_tokens(found.top_ids.clamp(min=0))
-            found = found._replace(top_ids=ids.where(found.top_ids >= 0, -1))
-        if missing is not None and found.log_probs is not None:
-            found = found._replace(log_probs=found.log_probs.masked_fill(missing, float("-inf")))
-        if missing is not None and found.is_argmax is not None:
-            found = found._replace(is_argmax=found.is_argmax & ~missing)
-        return found
+        logits = self._described(hidden, options)[0]
+        results = token_statistics_of(logits, drafts, statistics=statistics, top_k=top_k)
+        if results.top_ids is not None:
+            ids = self.to_tokens(results.top_ids.clamp(min=0))
+            results = results._replace(top_ids=ids.where(results.top_ids >= 0, -1))
+        if missing is not None and results.log_probs is not None:
+            results = results._replace(log_probs=results.log_probs.masked_fill(missing, float("-inf")))
+        if missing is not None and results.is_argmax is not None:
+            results = results._replace(is_argmax=results.is_argmax & ~missing)
+        return results
 
     @show_options(LogitOptions)
     def uncomputed_logits(
@@ -334,16 +332,15 @@ class DraftHead(ComputedBuffers):
         """Return the sizes of both vocabularies for `print`: `"4 of 100 tokens"`."""
         return f"{self.draft_vocab_size} of {self.vocab_size} tokens"
 
-    def _described(self, hidden: Tensor, options: ScoreOptions) -> tuple[UncomputedLogits, dict[str, Any]]:
-        """Return the draft logits to compute, and the options that apply to the result.
+    def _described(self, hidden: Tensor, options: ScoreOptions) -> tuple[UncomputedLogits, LossSettings]:
+        """Return the draft logits to compute, and the options of a loss of draft IDs.
 
         Raises:
             SizeError: `vocab_size` is passed, and it is not that of the full vocabulary.
         """
         if options.get("vocab_size") not in (None, self.vocab_size):
             raise SizeError(f"This draft head is of {self.vocab_size} tokens, not vocab_size={options['vocab_size']}.")
-        options["vocab_size"] = None
-        return resolve_logits(hidden, self, options)
+        return resolve_logits(hidden, self, {**options, "vocab_size": None, "ignore_index": _IGNORED})
 
     def _draft_targets(self, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
         """Return the draft ID of each target, or -100 where there is none, and a mask of targets outside the draft.

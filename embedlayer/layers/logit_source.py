@@ -1,10 +1,10 @@
-"""The inputs of the deferred logits of an LM head, and the loss and the gradients that are computed from them."""
+"""The inputs of the deferred logits of an LM head, and the logits and gradients that are computed from them."""
 
 import contextlib
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from embedlayer.block_sizes import TABLE_ROWS, block_size
 from embedlayer.errors import StaleRowsError
 from embedlayer.layers.peft import Adapter, LoraAdapter, adapt_products
-from embedlayer.losses.definition import loss_dtype
-from embedlayer.losses.linear import choose_impl, cross_entropy_of
-from embedlayer.losses.options import LogitOptions, LossOptions, split_options
+from embedlayer.losses.options import LogitOptions, LogitSettings
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 
 logger = logging.getLogger(__name__)
@@ -99,56 +97,13 @@ class HeadTensors(NamedTuple):
         products = self.raw_logits(hidden, 0, len(self.weight))
         return products if self.bias is None else products + self.bias
 
-    def uncomputed_logits(self, hidden: Tensor, options: LogitOptions) -> UncomputedLogits:
-        """Describe the logits without computing them; `options` contain the bias."""
+    def uncomputed_logits(self, hidden: Tensor, settings: LogitSettings) -> UncomputedLogits:
+        """Describe the logits without computing them; the bias is that of `settings`."""
+        options = cast(LogitOptions, settings._asdict())
         if not self.adapters:
             return LinearLogits(hidden, self.weight, **options)
         rows_at_once = min(block_size(TABLE_ROWS, hidden.device.type), math.ceil(len(self.weight) / 2))
         return BlockLogits(hidden, self.raw_logits, len(self.weight), rows_at_once, **options)
-
-    def loss(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:
-        """Return the cross entropy; `options` contain the bias. Even few tokens never have all their logits at once."""
-        logit_options, others = split_options(options)
-        logits = self.uncomputed_logits(hidden, logit_options)
-        if isinstance(logits, LinearLogits):
-            logits.impl = "triton" if choose_impl(logits, targets, options) == "triton" else "chunked"
-        return cross_entropy_of(logits, targets, **others, min_chunks=2)
-
-
-class Shaping(NamedTuple):
-    """Hold what a model does to each logit x of the head: `y = x * numerator / divisor + shift`, then a bound.
-
-    The bounded logit is `bound * tanh(y)`; without a bound it is y.
-
-    Attributes:
-        numerator: Product of all factors.
-        divisor: Product of all divisors. It is separate so that `c * tanh(x / c)` is an exact soft cap.
-        shift: Sum of all added tensors, `(V,)`, or `None`.
-        bound: Factor of the tanh, or `None`.
-    """
-
-    numerator: float = 1.0
-    divisor: float = 1.0
-    shift: Tensor | None = None
-    bound: float | None = None
-
-    def scaled(self, factor: float, divisor: float) -> "Shaping":
-        """Return the shaping followed by `* factor / divisor`."""
-        if self.bound is not None:
-            return self._replace(bound=self.bound * factor / divisor)
-        shift = None if self.shift is None else self.shift * factor / divisor
-        return Shaping(self.numerator * factor, self.divisor * divisor, shift)
-
-    def options(self, bias: Tensor | None) -> LogitOptions:
-        """Return the options of `finish_logits` for logits of a head with this bias."""
-        factor = 1.0 if self.bound is None else self.bound
-        scale = self.numerator * factor / self.divisor
-        if bias is not None and scale != 1.0:
-            bias = bias.to(loss_dtype(bias.dtype)) * scale
-        if self.shift is not None:
-            shift = self.shift * factor
-            bias = shift if bias is None else bias + shift
-        return {"logit_scale": scale, "bias": bias, "softcap": self.bound}
 
 
 class LogitSource:
@@ -184,11 +139,6 @@ class LogitSource:
         self._logits_version = 0
 
     @property
-    def vocab_size(self) -> int:
-        """Return the number of logits per token, V."""
-        return len(self.tensors.weight)
-
-    @property
     def logits_dtype(self) -> torch.dtype:
         """Return the dtype of the logits, which is that of autocast if autocast was active."""
         _, narrow, enabled = self.autocast
@@ -198,6 +148,19 @@ class LogitSource:
     def is_freed(self) -> bool:
         """Return whether FSDP has freed the weights since the forward pass."""
         return self.tensors.weight.numel() > 0 and self.originals[1].untyped_storage().size() == 0
+
+    def described(self) -> UncomputedLogits:
+        """Return the logits of the leaves, not computed."""
+        return self.tensors.uncomputed_logits(self.hidden, LogitSettings(bias=self.tensors.bias))
+
+    def with_originals(self, logits: UncomputedLogits) -> UncomputedLogits:
+        """Return logits that follow from those of `described`, with gradients to the model's own tensors."""
+        hidden, *tensors = self.originals
+        own, bias = self.tensors.replaced(tensors), logits.options.bias
+        rows: Tensor = _Linked.apply(hidden, logits.hidden, self.hidden)  # type: ignore[no-untyped-call]
+        if bias is not None and own.bias is not None:
+            bias = _Linked.apply(own.bias, bias, self.tensors.bias)  # type: ignore[no-untyped-call]
+        return own.uncomputed_logits(rows, logits.options._replace(bias=bias))
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -261,6 +224,23 @@ class LogitSource:
         options = {"retain_graph": True, "create_graph": create_graph, "allow_unused": True}
         found = iter(torch.autograd.grad(output, wanted, grad_output, **options))
         return [next(found) if each.requires_grad else None for each in inputs]
+
+
+class _Linked(torch.autograd.Function):
+    """Return a tensor that was computed from a leaf; `backward` passes the gradient on to the original of the leaf."""
+
+    @staticmethod
+    def forward(ctx: Any, original: Tensor, derived: Tensor, leaf: Tensor) -> Tensor:
+        ctx.derived, ctx.leaf = derived, leaf
+        return derived.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.derived is ctx.leaf:
+            return grad, None, None
+        options = {"retain_graph": True, "create_graph": torch.is_grad_enabled()}
+        (result,) = torch.autograd.grad(ctx.derived, ctx.leaf, grad, **options)
+        return result, None, None
 
 
 def _version(tensor: Tensor) -> int:

@@ -24,7 +24,7 @@ from embedlayer.layers.peft import (
     resolve_table,
     weight_of,
 )
-from embedlayer.losses.definition import finish_logits
+from embedlayer.losses.finishing import finish_logits
 from embedlayer.losses.fixed_row import linear_with_fixed_row
 from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, check_options
@@ -42,9 +42,6 @@ NEW_ROWS = "new_rows"
 OWN_TABLE = "own_table"
 """Attribute of a head with the table that it is tied to, or `None`. It has not the name of the property `table`, which
 Dynamo of torch 2.11 would run in place of the attribute."""
-
-TRAINED_BEFORE = "_trained_before_its_rows"
-"""Attribute of a module between `train_only_rows` and `merge_rows`: the parameters that were trained before."""
 
 SLIP = "OutputHead takes the width first, as nn.Linear does, and TokenEmbedding the number of tokens: you may mean"
 """What an error says if the sizes of a head fit exchanged."""
@@ -192,6 +189,13 @@ class OutputHead(Pretrained, HeadOutputs, nn.Linear):
             self.padding_idx = table.padding_idx
             zeros = nn.Parameter(torch.zeros(table.vocab_size, device=device, dtype=dtype)) if bias else None
             self.register_parameter("bias", zeros)
+        self.set_table(table)
+
+    own_table: TokenTable | None
+    """The table that `set_table` set: that of a tied head, or the trained rows of an untied one."""
+
+    def set_table(self, table: TokenTable | None) -> None:
+        """Read the rows of a table from now on; with `None`, those of a weight of this head's own."""
         self.__dict__[OWN_TABLE] = table  # past Module.__setattr__: referred to, not registered
 
     def follow(self, parent: nn.Module, table: str = "table", head: str = "head") -> "OutputHead":

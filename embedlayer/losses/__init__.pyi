@@ -1,9 +1,9 @@
-from .definition import finish_logits as finish_logits
 from .divergence_kinds import ForwardKL as ForwardKL
 from .divergence_kinds import JensenShannon as JensenShannon
 from .divergence_kinds import ReverseKL as ReverseKL
 from .divergences import TopKTargets as TopKTargets
 from .divergences import divergence as divergence
+from .finishing import finish_logits as finish_logits
 from .largest import top_k as top_k
 from .multi_token import MultiTokenLoss as MultiTokenLoss
 from .options import LogitOptions as LogitOptions

@@ -15,28 +15,43 @@ from torch.utils.checkpoint import checkpoint
 
 from embedlayer.errors import SizeError
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
-from embedlayer.losses.definition import counted_states
-from embedlayer.losses.objective import LogitBlock, TokenLoss, Totals, Workspace, stacked
+from embedlayer.losses.definition import counted_states, loss_dtype, reduce_losses, reduction_factors
+from embedlayer.losses.objective import LogitBlock, Request, TokenLoss, Totals, Workspace, stacked
+from embedlayer.losses.options import LossSettings
+from embedlayer.losses.products import Gradients, RequestedGradients
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
-from embedlayer.losses.vocabulary_pass import Gradients, Request, RequestedGradients, VocabularyPass, check_pair
+from embedlayer.losses.vocabulary_pass import VocabularyPass
 from embedlayer.tracing import is_transformed, plain_operators_only
 
 
-def is_plain(logits: UncomputedLogits) -> bool:
+def is_plain(logits: UncomputedLogits, loss: LossSettings | None = None) -> bool:
     """Return whether all logits are computed at once, in plain PyTorch.
 
-    Those of stored rows are on request (`impl="plain"`), if there are few of them, and in compiled graphs. All are
-    under `torch.func` transforms and in exports.
+    Those of stored rows are on request (`impl="plain"`), and if there are few of them. All are under `torch.func`
+    transforms and in exports.
+
+    Args:
+        logits: The head and its hidden states.
+        loss: Options of a cross entropy, which may ask for several chunks; `None` for other totals, which in compiled
+            graphs are computed from all logits.
 
     Raises:
         SizeError: The rows are sharded, and a `torch.func` transform is active.
     """
     if isinstance(logits, LinearLogits) and logits.is_sharded:
-        refuse_transforms()
+        if plain_operators_only():  # the ranks cannot follow a transform
+            raise SizeError(
+                "The loss of a sharded table is computed by all ranks together and cannot be transformed by "
+                "torch.func: differentiate it with backward() or torch.autograd.grad."
+            )
         return False
     if plain_operators_only() or is_transformed(*logits.tensors):
         return True
-    return isinstance(logits, LinearLogits) and (logits.prefers_plain or torch.compiler.is_compiling())
+    if not isinstance(logits, LinearLogits):
+        return False
+    if loss is None:
+        return logits.prefers_plain or torch.compiler.is_compiling()
+    return logits.prefers_plain and loss.min_chunks == 1
 
 
 def compute_totals(student: UncomputedLogits, request: Request) -> Totals:
@@ -50,18 +65,18 @@ def compute_totals(student: UncomputedLogits, request: Request) -> Totals:
         Tensors `(N,)` or `(K, N)` by name; 0 for tokens that are not kept.
 
     Raises:
-        ShapeError: Student and teacher do not fit each other.
         SizeError: The rows are sharded, and a `torch.func` transform is active or second derivatives are requested.
     """
-    if request.teacher is not None:
-        check_pair(student, request.teacher)
-    if is_plain(student):
-        return plain_totals(student, request)
+    return plain_totals(student, request) if is_plain(student) else chunked_totals(student, request)
+
+
+def chunked_totals(student: UncomputedLogits, request: Request) -> Totals:
+    """Compute `compute_totals` from blocks of logits of some tokens after another."""
     if isinstance(student, LinearLogits):
         job = _Job(student, request)
         names: list[str] = []
-        found = _LinearTotals.apply(student.hidden, student.weight, job.local_bias(), job, names)  # type: ignore[no-untyped-call]
-        return dict(zip(names, found, strict=True))
+        totals = _LinearTotals.apply(student.hidden, student.weight, job.local_bias(), job, names)  # type: ignore[no-untyped-call]
+        return dict(zip(names, totals, strict=True))
     assert isinstance(student, BlockLogits)
     return _block_totals(student, request)
 
@@ -89,35 +104,32 @@ def _masked(totals: Totals, kept: Tensor) -> Totals:
     return {name: value.where(kept, torch.zeros_like(value)) for name, value in totals.items()}
 
 
-def refuse_transforms() -> None:
-    """Raise `SizeError` if a `torch.func` transform is active: the ranks of a sharded table cannot follow it."""
-    if plain_operators_only():
-        raise SizeError(
-            "The loss of a sharded table is computed by all ranks together and cannot be transformed by torch.func: "
-            "differentiate it with backward() or torch.autograd.grad."
-        )
-
-
-def compute_loss(student: LinearLogits, request: Request, loss: TokenLoss, factors: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute `sum(factors * losses)`, with its gradients in the same pass, for a head whose rows are a matrix.
+def compute_loss(
+    student: UncomputedLogits, request: Request, objective: TokenLoss, kept: Tensor, loss: LossSettings
+) -> tuple[Tensor, Tensor]:
+    """Compute a loss in chunks; with a reduction, the pass over stored rows computes its gradients too.
 
     Args:
         student: The head and its hidden states, N in all.
         request: What to compute per token.
-        loss: Loss of a token as a function of its totals.
-        factors: Factor of the loss of each token, `(N,)`, without gradient; 0 for tokens that are not kept.
+        objective: Loss of a token as a function of its totals.
+        kept: Mask of the tokens that count, `(...)`.
+        loss: Reduction and weights of the tokens.
 
     Returns:
-        The sum, a scalar, and the losses of all tokens, `(N,)`, without gradient.
+        The reduced loss, and the losses of all tokens without gradient, `(...)`, 0 for those that do not count.
 
     Raises:
-        SizeError: The rows are sharded, and a `torch.func` transform is active.
+        SizeError: Second derivatives of the loss of sharded rows are requested.
     """
-    if student.is_sharded:
-        refuse_transforms()
-    job = _Job(student, request)
-    result, losses = _LinearLoss.apply(student.hidden, student.weight, job.local_bias(), factors, job, loss)  # type: ignore[no-untyped-call]
-    return result, losses
+    if isinstance(student, LinearLogits) and loss.reduction != "none":
+        factors = reduction_factors(kept, loss, loss_dtype(student.dtype)).flatten()
+        job = _Job(student, request)
+        arguments = student.hidden, student.weight, job.local_bias(), factors, job, objective
+        result, losses = _LinearLoss.apply(*arguments)  # type: ignore[no-untyped-call]
+        return result, losses.view(kept.shape)
+    losses = objective.of(chunked_totals(student, request)).view(kept.shape).where(kept, 0.0)
+    return reduce_losses(losses, kept, loss), losses.detach()
 
 
 class _Job:

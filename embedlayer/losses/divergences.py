@@ -8,15 +8,14 @@ from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import raise_if_outside
-from embedlayer.losses.definition import loss_dtype, reduce_losses, reduction_factors
-from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, is_plain
+from embedlayer.losses.definition import reduce_losses
+from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, is_plain, plain_totals
 from embedlayer.losses.divergence_kinds import Divergence, ForwardKL
 from embedlayer.losses.logit_arguments import Logits, resolve_logits
 from embedlayer.losses.logit_statistics import LogitStatistics
-from embedlayer.losses.objective import log_probs
-from embedlayer.losses.options import LossOptions, Reduction, check_options
+from embedlayer.losses.objective import Request, log_probs
+from embedlayer.losses.options import LossOptions, LossSettings, Reduction, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
-from embedlayer.losses.vocabulary_pass import Request
 from embedlayer.tracing import plain_operators_only
 
 
@@ -74,6 +73,7 @@ def divergence(
     """
     kind = ForwardKL() if kind is None else kind
     check_options({}, LossOptions, "divergence", ignore_index=ignore_index, reduction=reduction)
+    loss = LossSettings(ignore_index=ignore_index, reduction=reduction)
     student = resolve_logits(student, None, {})[0]
     teacher = teacher if isinstance(teacher, TopKTargets) else resolve_logits(teacher, None, {})[0]
     shape = student.hidden.shape[:-1]
@@ -87,13 +87,39 @@ def divergence(
         totals = compute_totals(student, request)
         own = log_probs(totals, totals["selected"]).T
         losses = kind.of_log_probs(own, teacher.log_probs.detach().flatten(0, -2).to(own.dtype))
-        return reduce_losses(torch.where(kept, losses.view(shape), 0.0), kept, reduction)
+        return reduce_losses(losses.view(shape).where(kept, 0.0), kept, loss)
+    _check_pair(student, teacher)
     request = Request(kind, teacher=teacher, kept=mask)
-    if reduction == "none" or is_plain(student) or not isinstance(student, LinearLogits):
-        losses = kind.of(compute_totals(student, request)).view(shape)
-        return reduce_losses(torch.where(kept, losses, 0.0), kept, reduction)
-    factors = reduction_factors(kept, reduction, loss_dtype(student.dtype))
-    return compute_loss(student, request, kind, factors.flatten())[0]
+    if is_plain(student):
+        losses = kind.of(plain_totals(student, request)).view(shape)
+        return reduce_losses(losses.where(kept, 0.0), kept, loss)
+    return compute_loss(student, request, kind, kept, loss)[0]
+
+
+def _check_pair(student: UncomputedLogits, teacher: UncomputedLogits) -> None:
+    """Check that two heads have the same vocabulary and tokens, and rows on the same ranks.
+
+    Raises:
+        ShapeError: The vocabularies or the batches have different sizes.
+        SizeError: The teacher's rows are sharded and the student's are not, or in another way.
+    """
+    if student.vocab_size != teacher.vocab_size:
+        raise ShapeError(
+            f"The student has {student.vocab_size} tokens and the teacher {teacher.vocab_size}: a divergence needs one "
+            f"vocabulary. Leave out spare rows with vocab_size=, or map one vocabulary to the other first."
+        )
+    if student.hidden.shape[:-1] != teacher.hidden.shape[:-1]:
+        raise ShapeError(
+            f"The hidden states of the student are {tuple(student.hidden.shape)} and those of the teacher "
+            f"{tuple(teacher.hidden.shape)}: pass one of each for every token."
+        )
+    if isinstance(teacher, LinearLogits) and teacher.is_sharded:
+        same = isinstance(student, LinearLogits) and student.is_sharded and student.partition == teacher.partition
+        if not same:
+            raise SizeError(
+                "The teacher's rows are sharded and the student's are not, or in another way: shard both over the same "
+                "ranks, or only the student."
+            )
 
 
 def _checked_ids(student: UncomputedLogits, teacher: TopKTargets, kept: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Unpack, cast
+from typing import Unpack
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -52,8 +52,8 @@ class HeadOutputs:
             SizeError: An option is unknown or outside its range, or two options exclude each other.
         """
         check_options(options, LossOptions, f"{type(self).__name__}.loss")
-        logits, others = resolve_logits(hidden, self, options)
-        return cross_entropy_of(logits, targets, **others)
+        logits, loss = resolve_logits(hidden, self, options)
+        return cross_entropy_of(logits, targets, loss)
 
     @show_options(LogitOptions, ScoreOptions)
     def token_log_probs(
@@ -98,8 +98,8 @@ class HeadOutputs:
             TokenIdError: A token is outside the table.
         """
         check_options(options, ScoreOptions, f"{type(self).__name__}.token_statistics")
-        logits, others = resolve_logits(hidden, self, options)
-        return token_statistics_of(logits, tokens, statistics=statistics, top_k=top_k, **others)
+        logits, loss = resolve_logits(hidden, self, options)
+        return token_statistics_of(logits, tokens, statistics=statistics, top_k=top_k, ignore_index=loss.ignore_index)
 
     @show_options(LogitOptions, ScoreOptions, LossOptions)
     def multi_token_loss(
@@ -134,5 +134,5 @@ class HeadOutputs:
         check_options(options, LossOptions, f"{type(self).__name__}.multi_token_loss")
         ignore_index = options.get("ignore_index", -100)
         inputs = multi_token_inputs(hidden_states, labels, weights, documents, ignore_index)
-        logits, others = resolve_logits(inputs.hidden, self, options)
-        return multi_token_loss_of(logits, inputs, cast(LossOptions, others))
+        logits, loss = resolve_logits(inputs.hidden, self, options)
+        return multi_token_loss_of(logits, inputs, loss)

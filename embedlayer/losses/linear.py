@@ -6,31 +6,21 @@ Triton. The last two never store the logits of all tokens, which are `tokens x V
 
 import os
 from importlib.util import find_spec
-from typing import Unpack, cast
+from typing import Unpack
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from embedlayer.errors import MissingExtraError, SizeError
-from embedlayer.losses.definition import cross_entropy, loss_dtype, reduce_losses, reduction_factors
-from embedlayer.losses.differentiable_totals import compute_loss, compute_totals, is_plain
+from embedlayer.losses.definition import cross_entropy, reduce_losses
+from embedlayer.losses.differentiable_totals import compute_loss, is_plain
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
+from embedlayer.losses.logit_statistics import CrossEntropy, target_request
 from embedlayer.losses.operators import cross_entropy_operator
-from embedlayer.losses.options import (
-    Impl,
-    LogitOptions,
-    LossOptions,
-    Reduction,
-    ScoreOptions,
-    check_options,
-    check_smoothing,
-    split_options,
-)
-from embedlayer.losses.token_loss import CrossEntropy, target_request
+from embedlayer.losses.options import Impl, LogitOptions, LossOptions, LossSettings, ScoreOptions, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
 from embedlayer.option_docs import show_options
-from embedlayer.tracing import is_transformed, plain_operators_only
 
 
 @show_options(LogitOptions, ScoreOptions, LossOptions)
@@ -77,9 +67,8 @@ def linear_cross_entropy(
     function leaves no small values of the softmax out of the gradient.
     """
     check_options(options, LossOptions, "linear_cross_entropy")
-    logit_options, others = split_options(options)
-    given = {name: others.pop(name) for name in ("vocab_size", "impl") if name in others}
-    return cross_entropy_of(LinearLogits(hidden, weight, **given, **logit_options), targets, **others)
+    logits, loss = resolve_logits(hidden, weight, options)
+    return cross_entropy_of(logits, targets, loss)
 
 
 @show_options(LogitOptions, ScoreOptions)
@@ -123,31 +112,19 @@ def token_log_probs(
     weight, tokens = tokens_and_weight(weight, tokens)
     if tokens is None:
         raise SizeError("token_log_probs needs tokens: token_log_probs(logits, tokens) or (hidden, weight, tokens).")
-    logits, others = resolve_logits(hidden, weight, options)
-    return -cross_entropy_of(logits, tokens, **{**others, "reduction": "none"})
+    logits, loss = resolve_logits(hidden, weight, options)
+    return -cross_entropy_of(logits, tokens, loss._replace(reduction="none"))
 
 
 def cross_entropy_of(
-    logits: UncomputedLogits,
-    targets: Int[Tensor, "*batch"],
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    reduction: Reduction = "mean",
-    min_chunks: int = 1,
+    logits: UncomputedLogits, targets: Int[Tensor, "*batch"], loss: LossSettings
 ) -> Float[Tensor, "*result"]:
     """Compute the cross entropy of the targets under the softmax of logits that are not computed yet, in nats.
 
     Args:
         logits: The head and its hidden states.
         targets: Token IDs `(...)`, or `ignore_index`.
-        ignore_index: See `LossOptions`, as for the next three.
-        label_smoothing: Fraction of the target probability that is spread over all tokens.
-        z_loss: Factor of `logsumexp(logits) ** 2`.
-        reduction: `"mean"`, `"sum"` or `"none"`.
-        min_chunks: Number of chunks into which the tokens are divided at least; with 2 or more chunks not even a small
-            batch has all its logits at once. A compiled graph ignores it.
+        loss: Options of the loss.
 
     Returns:
         A scalar, or `(...)` with `reduction="none"`.
@@ -158,67 +135,37 @@ def cross_entropy_of(
         SizeError: Two options exclude each other. Of sharded rows, a `torch.func` transform is active.
         MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
     """
+    return reduced_and_token_losses(logits, targets, loss)[0]
+
+
+def reduced_and_token_losses(
+    logits: UncomputedLogits, targets: Int[Tensor, "*batch"], loss: LossSettings
+) -> tuple[Tensor, Tensor]:
+    """Return `cross_entropy_of`, and with a reduction the loss of each target without gradient, `(...)`."""
     check_ids(logits.hidden, targets, "targets")
-    own: LossOptions = {
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "z_loss": z_loss,
-        "reduction": reduction,
-    }
-    options = cast(LossOptions, {**logits.options, **own})
-    check_smoothing(options)
-    impl = choose_impl(logits, targets, options)
-    kept = targets != ignore_index
+    if loss.label_smoothing and logits.options.masked is not None:
+        raise SizeError(
+            "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
+        )
+    impl, kept = choose_impl(logits, loss), targets != loss.ignore_index
     if impl == "plain":
-        return cross_entropy(logits.logits(kept), targets, **split_options(options)[1])
-    if impl == "triton" and isinstance(logits, LinearLogits):
+        losses = cross_entropy(logits.logits(kept), targets, loss)
+    elif impl == "triton" and isinstance(logits, LinearLogits):
         from embedlayer.losses.triton_kernels import triton_cross_entropy
 
-        losses = triton_cross_entropy(logits, targets, ignore_index)
-        return reduce_losses(losses, kept, reduction)
-    if isinstance(logits, LinearLogits) and torch.compiler.is_compiling() and not logits.is_sharded:
-        return cross_entropy_operator(logits, targets, options)
-    if not isinstance(logits, LinearLogits) or reduction == "none":
-        totals = compute_totals(logits, target_request(logits, targets, options, min_chunks))
-        losses = CrossEntropy(logits.vocab_size, label_smoothing, z_loss).of(totals).view(targets.shape)
-        return reduce_losses(losses.where(kept, 0.0), kept, reduction)
-    factors = reduction_factors(kept, reduction, loss_dtype(logits.dtype))
-    return weighted_cross_entropy(logits, targets, factors, options, min_chunks)[0]
+        losses = triton_cross_entropy(logits, targets, loss.ignore_index)
+    elif torch.compiler.is_compiling() and isinstance(logits, LinearLogits) and not logits.is_sharded:
+        if loss.token_weights is None:
+            result = cross_entropy_operator(logits, targets, loss)
+            return result, result.detach()
+        losses = cross_entropy_operator(logits, targets, loss._replace(reduction="none", token_weights=None))
+    else:
+        objective = CrossEntropy(logits.vocab_size, loss.label_smoothing, loss.z_loss)
+        return compute_loss(logits, target_request(logits, targets, loss), objective, kept, loss)
+    return reduce_losses(losses, kept, loss), losses.detach()
 
 
-def weighted_cross_entropy(
-    logits: UncomputedLogits, targets: Tensor, factors: Tensor, options: LossOptions, min_chunks: int = 1
-) -> tuple[Tensor, Tensor]:
-    """Compute the sum of the token losses times a factor each, with the gradients in the same pass where possible.
-
-    Args:
-        logits: The head and its hidden states.
-        targets: Token IDs `(...)`, or `ignore_index`.
-        factors: Factor of the loss of each target, `(...)`, without gradient.
-        options: Options of the loss; `reduction` has no effect.
-        min_chunks: As in `cross_entropy_of`.
-
-    Returns:
-        The sum, a scalar, and the losses without their factors and without gradient, `(...)`.
-
-    Raises:
-        TokenIdError: A target is neither a token nor `ignore_index`.
-        SizeError: Two options exclude each other.
-    """
-    options = cast(LossOptions, {**logits.options, **options})
-    check_smoothing(options)
-    loss = CrossEntropy(logits.vocab_size, options.get("label_smoothing", 0.0), options.get("z_loss", 0.0))
-    kept = targets != options.get("ignore_index", -100)
-    if choose_impl(logits, targets, options) != "chunked" or not isinstance(logits, LinearLogits):
-        losses = cross_entropy_of(logits, targets, **{**split_options(options)[1], "reduction": "none"})
-        return (losses * factors).sum(), losses.detach()
-    request = target_request(logits, targets, options, min_chunks)
-    factors = (kept * factors).flatten().to(loss_dtype(logits.dtype))
-    result, losses = compute_loss(logits, request, loss, factors)
-    return result, losses.view(targets.shape)
-
-
-def choose_impl(logits: UncomputedLogits, targets: Tensor, options: LossOptions) -> Impl:
+def choose_impl(logits: UncomputedLogits, loss: LossSettings) -> Impl:
     """Return the implementation of the loss that will run: never `"auto"`.
 
     `"auto"` becomes `"plain"` for few logits, then `"triton"` on CUDA, else `"chunked"`. `"triton"`
@@ -227,27 +174,26 @@ def choose_impl(logits: UncomputedLogits, targets: Tensor, options: LossOptions)
 
     Args:
         logits: The head and its hidden states.
-        targets: Target token IDs, for their number.
-        options: The options that the caller passed.
+        loss: Options of the loss.
 
     Raises:
         MissingExtraError: `impl="triton"` without Triton or without a CUDA device.
         SizeError: The rows are sharded, and a `torch.func` transform is active.
     """
-    if not isinstance(logits, LinearLogits) or logits.is_sharded:
-        return "plain" if is_plain(logits) else "chunked"
     device = logits.hidden.device
-    if logits.impl == "triton" and not triton_runs(device):
+    if isinstance(logits, LinearLogits) and logits.impl == "triton" and not triton_runs(device):
         raise MissingExtraError(
             f"impl='triton' needs the package triton and a CUDA device, not {device.type!r}. "
             f"pip install triton, or use impl='chunked', which runs everywhere."
         )
-    if plain_operators_only() or is_transformed(*logits.tensors) or logits.prefers_plain:
+    if is_plain(logits, loss):
         return "plain"
-    is_graph = torch.compiler.is_compiling()  # it can contain the chunked loss
-    known = logits.hidden.dtype != torch.float64 and not options.get("label_smoothing") and not options.get("z_loss")
-    known = known and (options.get("softcap") is None or options.get("temperature", 1.0) == 1.0)
-    if is_graph or logits.impl == "chunked" or not known:
+    if not isinstance(logits, LinearLogits) or logits.impl == "chunked" or logits.prefers_plain:
+        return "chunked"
+    options = logits.options
+    has_kernels = logits.hidden.dtype != torch.float64 and not loss.label_smoothing and not loss.z_loss
+    has_kernels = has_kernels and (options.softcap is None or options.temperature == 1.0)
+    if torch.compiler.is_compiling() or not has_kernels:  # a graph can contain the chunked loss
         return "chunked"
     return "triton" if logits.impl == "triton" or (device.type == "cuda" and triton_runs(device)) else "chunked"
 

@@ -5,11 +5,10 @@ from typing import Any, Protocol, TypeAlias, Unpack, runtime_checkable
 
 from torch import Tensor
 
+from embedlayer.block_sizes import TABLE_ROWS, block_size
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.losses.options import Impl, LogitOptions, ScoreOptions, split_options
+from embedlayer.losses.options import Impl, LogitOptions, LossSettings
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
-
-ROWS_AT_ONCE = 8192
 
 
 @runtime_checkable
@@ -36,16 +35,16 @@ they are multiplied with, `(hidden, weight)` or `(hidden, head)`."""
 
 
 def resolve_logits(
-    logits: Logits, weight: Tensor | HasLogits | None, options: ScoreOptions
-) -> tuple[UncomputedLogits, dict[str, Any]]:
-    """Return the logits that arguments name, not computed yet, and the options that apply to the result.
+    logits: Logits, weight: Tensor | HasLogits | None, options: Mapping[str, Any]
+) -> tuple[UncomputedLogits, LossSettings]:
+    """Return the logits that arguments name, not computed yet, and the options of a loss of them.
 
     The logits of a patched model that nothing has read stay uncomputed, with everything that the model does to them.
 
     Args:
         logits: See `Logits`; or hidden states, if `weight` is passed.
         weight: Rows `(V, D)`, a head or a table; `None` if `logits` are logits.
-        options: See `ScoreOptions`. Of its `LogitOptions`, logits take `temperature` alone.
+        options: See `LossOptions`, checked. Of its `LogitOptions`, logits take `temperature` alone.
 
     Raises:
         SizeError: An option does not apply to logits, or `vocab_size` is another than that of the head.
@@ -55,25 +54,24 @@ def resolve_logits(
         if len(logits) != 2 or weight is not None:
             raise ShapeError("Logits as a tuple are (hidden, weight) or (hidden, head), without another weight.")
         logits, weight = logits
-    logit_options, others = split_options(options)
+    loss = LossSettings(**{name: value for name, value in options.items() if name in LossSettings._fields})
+    of_logits = {name: value for name, value in options.items() if name not in LossSettings._fields}
     if weight is None:
-        _require_temperature_alone({**logit_options, **{name: others[name] for name in _OF_ROWS if name in others}})
-        found = _of_logits(logits)
-        temperature = logit_options.get("temperature")
-        return found if temperature is None else found.divided_by(temperature), others
+        _require_temperature_alone(of_logits)
+        uncomputed, temperature = _of_logits(logits), of_logits.get("temperature")
+        return uncomputed if temperature is None else uncomputed.divided_by(temperature), loss
     if not isinstance(logits, Tensor):
         raise ShapeError(f"Hidden states (..., D) are needed beside a weight or a head; found {type(logits).__name__}.")
     if isinstance(weight, Tensor):
-        given = {name: others.pop(name) for name in _OF_ROWS if name in others}
-        return LinearLogits(logits, weight, **given, **logit_options), others
-    vocab_size, impl = others.pop("vocab_size", None), others.pop("impl", "auto")
-    found = weight.uncomputed_logits(logits, impl=impl, **logit_options)
-    if vocab_size not in (None, found.vocab_size):
+        return LinearLogits(logits, weight, **of_logits), loss
+    vocab_size = of_logits.pop("vocab_size", None)
+    uncomputed = weight.uncomputed_logits(logits, **of_logits)
+    if vocab_size not in (None, uncomputed.vocab_size):
         raise SizeError(
-            f"This head has {found.vocab_size} tokens, not vocab_size={vocab_size}: leave vocab_size out, or call "
+            f"This head has {uncomputed.vocab_size} tokens, not vocab_size={vocab_size}: leave vocab_size out, or call "
             f"linear_cross_entropy with the head's weight."
         )
-    return found, others
+    return uncomputed, loss
 
 
 def tokens_and_weight(
@@ -107,16 +105,12 @@ def _of_logits(logits: object) -> UncomputedLogits:
             f"weight or a head; found {found}."
         )
     vocab_size = logits.shape[-1]
-    return BlockLogits(logits, _some_logits, vocab_size, min(vocab_size, ROWS_AT_ONCE))
+    return BlockLogits(logits, _some_logits, vocab_size, min(vocab_size, block_size(TABLE_ROWS, logits.device.type)))
 
 
 def _some_logits(logits: Tensor, start: int, stop: int) -> Tensor:
     """Return the logits of the tokens `start` to `stop - 1`."""
     return logits[..., start:stop]
-
-
-_OF_ROWS = ("vocab_size", "impl")
-"""Options that say how hidden states and rows are multiplied."""
 
 
 def _require_temperature_alone(options: Mapping[str, object]) -> None:

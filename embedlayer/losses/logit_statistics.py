@@ -1,22 +1,31 @@
-"""Statistics of the logits of one head, from which losses, log-probabilities and entropies follow."""
+"""Statistics of the logits of one head, from which log-probabilities, entropies and the cross entropy follow."""
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from embedlayer.losses.compiled_blocks import NO_ID, gradient_of_statistics, statistics_of_blocks, with_largest
+from embedlayer.losses.definition import checked_targets
 from embedlayer.losses.largest import ordered_top_k, top_k
 from embedlayer.losses.objective import (
     BlockGradient,
     BlockTerms,
     LogitBlock,
     Objective,
+    Request,
+    TokenLoss,
     Totals,
+    log_probs,
+    logsumexp,
     merge_softmax,
     only_part,
     softmax_,
     softmax_totals,
 )
+from embedlayer.losses.options import LossSettings
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 
 
 class LogitStatistics(Objective):
@@ -131,3 +140,47 @@ class LogitStatistics(Objective):
             if name in grads and ids is not None:
                 local, is_inside = block.local_ids(ids)
                 z.scatter_add_(0, local, grads[name].where(is_inside, 0.0))
+
+
+@dataclass(frozen=True)
+class CrossEntropy(TokenLoss):
+    """Cross entropy `lse - (1 - label_smoothing) z[target] - label_smoothing * mean of z + z_loss * lse²`.
+
+    Args:
+        vocab_size: Number of tokens, V.
+        label_smoothing: See `LossOptions`.
+        z_loss: See `LossOptions`.
+    """
+
+    vocab_size: int
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+    def of(self, totals: Totals) -> Tensor:
+        """Return the loss of each token, from the totals of its logits z."""
+        losses = -log_probs(totals, totals["selected"])[0]
+        if self.label_smoothing:
+            mean = totals["sum"] / self.vocab_size
+            losses = losses + self.label_smoothing * (totals["selected"][0] - mean)
+        return losses + self.z_loss * logsumexp(totals).square() if self.z_loss else losses
+
+    def gradients(self, totals: Totals, factors: Tensor) -> Totals:
+        """Return the gradients by `log_sum`, `selected` and `sum`."""
+        by_log_sum = factors * (1 + 2 * self.z_loss * logsumexp(totals)) if self.z_loss else factors
+        grads = {"log_sum": by_log_sum, "selected": -(1 - self.label_smoothing) * factors.unsqueeze(0)}
+        if self.label_smoothing:
+            grads["sum"] = -self.label_smoothing / self.vocab_size * factors
+        return grads
+
+
+def target_request(logits: UncomputedLogits, targets: Tensor, loss: LossSettings) -> Request:
+    """Check the targets, and return the request for the totals that their losses need.
+
+    Raises:
+        TokenIdError: A target is neither a token nor `ignore_index`.
+    """
+    is_linear, kept = isinstance(logits, LinearLogits), targets != loss.ignore_index
+    targets = checked_targets(targets, logits.vocab_size, loss.ignore_index, everywhere=is_linear)
+    ids = targets.long().masked_fill(~kept, 0).flatten().unsqueeze(1)
+    objective = LogitStatistics(sum=bool(loss.label_smoothing))
+    return Request(objective, ids=ids, kept=kept.flatten(), min_chunks=loss.min_chunks)

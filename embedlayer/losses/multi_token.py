@@ -11,8 +11,8 @@ from torch import Tensor
 from embedlayer.documents import AttentionMask, shifted_targets
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.losses.definition import loss_dtype
-from embedlayer.losses.linear import cross_entropy_of, weighted_cross_entropy
-from embedlayer.losses.options import LossOptions, split_options
+from embedlayer.losses.linear import cross_entropy_of, reduced_and_token_losses
+from embedlayer.losses.options import LossSettings
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
 
 
@@ -67,32 +67,31 @@ def multi_token_inputs(
     return MultiTokenInputs(torch.cat(hidden), targets, weights)
 
 
-def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, options: LossOptions) -> MultiTokenLoss:
+def multi_token_loss_of(logits: UncomputedLogits, inputs: MultiTokenInputs, loss: LossSettings) -> MultiTokenLoss:
     """Compute the loss of `multi_token_loss`.
 
     Args:
         logits: Logits of the hidden states of `inputs`.
         inputs: Targets and weights.
-        options: Options of the loss, without those of the logits.
+        loss: Options of the loss of each depth.
 
     Raises:
         TokenIdError: A label is neither a token nor `ignore_index`.
     """
-    reduction, ignore_index = options.get("reduction", "mean"), options.get("ignore_index", -100)
     targets, lengths = torch.cat([each.flatten() for each in inputs.targets]), [each.numel() for each in inputs.targets]
-    if reduction == "none":
-        found = cross_entropy_of(logits, targets, **split_options(options)[1]).split(lengths)
+    if loss.reduction == "none":
+        parts = cross_entropy_of(logits, targets, loss).split(lengths)
         steps = inputs.targets[0].shape[1] + 1
         losses = torch.stack(
-            [F.pad(x.view(y.shape), (0, steps - y.shape[1])) for x, y in zip(found, inputs.targets, strict=True)]
+            [F.pad(x.view(y.shape), (0, steps - y.shape[1])) for x, y in zip(parts, inputs.targets, strict=True)]
         )
         return MultiTokenLoss(torch.einsum("k,kbt->bt", losses.new_tensor(inputs.weights), losses), losses.detach())
     dtype = loss_dtype(logits.hidden.dtype)
-    divisors = [(each != ignore_index).sum().clamp(min=1).to(dtype) for each in inputs.targets]
-    if reduction == "sum":
+    divisors = [(each != loss.ignore_index).sum().clamp(min=1).to(dtype) for each in inputs.targets]
+    if loss.reduction == "sum":
         divisors = [torch.ones_like(each) for each in divisors]
-    parts = zip(inputs.weights, divisors, lengths, strict=True)
-    factors = torch.cat([(weight / divisor).expand(length) for weight, divisor, length in parts])
-    loss, each = weighted_cross_entropy(logits, targets, factors, options)
-    sums = torch.stack([part.sum() for part in each.split(lengths)])
-    return MultiTokenLoss(loss, sums / torch.stack(divisors))
+    depths = zip(inputs.weights, divisors, lengths, strict=True)
+    factors = torch.cat([(weight / divisor).expand(length) for weight, divisor, length in depths])
+    total, losses = reduced_and_token_losses(logits, targets, loss._replace(reduction="sum", token_weights=factors))
+    sums = torch.stack([part.sum() for part in losses.split(lengths)])
+    return MultiTokenLoss(total, sums / torch.stack(divisors))

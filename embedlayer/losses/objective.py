@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from embedlayer.losses.uncomputed_logits import UncomputedLogits
+
 Totals = dict[str, Tensor]
 """Numbers per token by name: `(C,)` or `(K, C)` for C tokens of a chunk, `(N,)` or `(K, N)` for all."""
 
@@ -184,6 +186,24 @@ class Objective(ABC):
             totals: Totals over the whole vocabulary, of all sweeps.
             grads: Gradients of the differentiable totals that have one.
         """
+
+
+class Request(NamedTuple):
+    """Say what a pass computes, for which tokens.
+
+    Attributes:
+        objective: What is computed per token.
+        teacher: The second head of a divergence, or `None`.
+        ids: Token IDs whose logits are requested, `(N, K)`, or `None`. They count from the first row of all ranks.
+        kept: Mask `(N,)` of the tokens that are computed; `None` for all.
+        min_chunks: Number of chunks into which the tokens are divided at least.
+    """
+
+    objective: Objective
+    teacher: UncomputedLogits | None = None
+    ids: Tensor | None = None
+    kept: Tensor | None = None
+    min_chunks: int = 1
 
 
 class TokenLoss(ABC):

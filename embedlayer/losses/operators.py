@@ -1,50 +1,60 @@
 """The chunked cross entropy as a custom operator, which graphs of `torch.compile` can contain."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from embedlayer.losses.definition import loss_dtype, reduction_factors
-from embedlayer.losses.options import LossOptions
-from embedlayer.losses.token_loss import CrossEntropy, target_request
+from embedlayer.losses.logit_statistics import CrossEntropy, target_request
+from embedlayer.losses.options import LogitOptions, LogitSettings, LossSettings
+from embedlayer.losses.products import RequestedGradients
 from embedlayer.losses.uncomputed_logits import LinearLogits
-from embedlayer.losses.vocabulary_pass import RequestedGradients, VocabularyPass
+from embedlayer.losses.vocabulary_pass import VocabularyPass
 
 
-class LossSettings(NamedTuple):
-    """Hold the options of a loss in the order of the operator's schema; see `LossOptions`.
+class OperatorArguments(NamedTuple):
+    """Hold the arguments of the operator that are no tensors.
 
     Attributes:
         vocab_size: Number of tokens, V.
         compute: Dtype of the matrix products.
+        options: Options of the logits, without the bias.
+        loss: Options of the loss, without weights of tokens.
+        requested: Which gradients are computed.
     """
 
     vocab_size: int
-    logit_scale: float = 1.0
-    softcap: float | None = None
-    temperature: float = 1.0
-    padding_idx: int | None = None
-    mask_padding: bool = False
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    reduction: str = "mean"
-    compute: torch.dtype = torch.float32
+    compute: torch.dtype
+    options: LogitSettings
+    loss: LossSettings
+    requested: RequestedGradients
+
+    def flat(self) -> tuple[Any, ...]:
+        """Return all values in the order of the operator's schema."""
+        scale, _, *of_logits = self.options
+        *of_loss, _, _ = self.loss
+        return self.vocab_size, self.compute, scale, *of_logits, *of_loss, *self.requested
+
+    @classmethod
+    def of(cls, values: tuple[Any, ...]) -> "OperatorArguments":
+        """Rebuild the arguments from the result of `flat`."""
+        vocab_size, compute, scale, *of_logits = values[:7]
+        options = LogitSettings(scale, None, *of_logits)
+        return cls(vocab_size, compute, options, LossSettings(*values[7:11]), RequestedGradients(*values[11:]))
 
 
-def cross_entropy_operator(logits: LinearLogits, targets: Tensor, options: LossOptions) -> Tensor:
-    """Compute `cross_entropy_of` by the operator, in a compiled graph.
+def cross_entropy_operator(logits: LinearLogits, targets: Tensor, loss: LossSettings) -> Tensor:
+    """Compute `cross_entropy_of` by the operator, in a compiled graph; it has no weights of tokens.
 
     Args:
         logits: The head and its hidden states.
         targets: Token IDs `(...)`, or `ignore_index`.
-        options: All options of the loss, defaults included.
+        loss: Options of the loss.
     """
-    known = {name: value for name, value in options.items() if name in LossSettings._fields}
-    settings = LossSettings(**{**known, "vocab_size": logits.vocab_size, "compute": logits.dtype})  # type: ignore[arg-type]
     requested = RequestedGradients.of(logits.hidden, logits.weight, logits.bias)
-    result: Tensor = _operator(logits.hidden, logits.weight, logits.bias, targets, None, *settings, *requested)[0]
+    arguments = OperatorArguments(logits.vocab_size, logits.dtype, logits.options, loss, requested)
+    result: Tensor = _operator(logits.hidden, logits.weight, logits.bias, targets, None, *arguments.flat())[0]
     return result
 
 
@@ -52,8 +62,8 @@ def cross_entropy_operator(logits: LinearLogits, targets: Tensor, options: LossO
     "embedlayer::chunked_cross_entropy",
     mutates_args=(),
     schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, Tensor? grad_output, SymInt vocab_size, "
-    "float logit_scale, float? softcap, float temperature, SymInt? padding_idx, bool mask_padding, "
-    "SymInt ignore_index, float label_smoothing, float z_loss, str reduction, ScalarType compute, "
+    "ScalarType compute, float logit_scale, float? softcap, float temperature, SymInt? padding_idx, "
+    "bool mask_padding, SymInt ignore_index, float label_smoothing, float z_loss, str reduction, "
     "bool hidden_requested, bool weight_requested, bool bias_requested) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _operator(
@@ -67,67 +77,53 @@ def _operator(
         bias: Bias of the rows, or `None`.
         targets: Target token IDs, `(...)`.
         grad_output: Gradient of the final scalar with respect to the loss; `None` for 1.
-        rest: The fields of `LossSettings`, then those of `RequestedGradients`, in the order of the operator's schema.
+        rest: `OperatorArguments.flat()`.
 
     Returns:
         The loss, and the gradients of `hidden`, `weight` and `bias`. A gradient that is not requested is an empty
         tensor, as are all with `reduction="none"` and without `grad_output`.
     """
-    settings, requested = _unpacked(rest)
-    options: Any = settings._asdict()
+    arguments = OperatorArguments.of(rest)
+    compute, loss, options = arguments.compute, arguments.loss, arguments.options._replace(bias=bias)
     logits = LinearLogits(
-        hidden.to(settings.compute),
-        weight.to(settings.compute),
-        vocab_size=settings.vocab_size,
-        logit_scale=settings.logit_scale,
-        bias=bias,
-        softcap=settings.softcap,
-        temperature=settings.temperature,
-        padding_idx=settings.padding_idx,
-        mask_padding=settings.mask_padding,
+        hidden.to(compute), weight.to(compute), vocab_size=arguments.vocab_size, **cast(LogitOptions, options._asdict())
     )
-    kept = targets != settings.ignore_index
-    per_token = settings.reduction == "none"
-    factors = reduction_factors(kept, options["reduction"], loss_dtype(settings.compute))
+    kept = targets != loss.ignore_index
+    per_token = loss.reduction == "none"
+    factors = reduction_factors(kept, loss, loss_dtype(compute))
     weights = None if per_token and grad_output is None else factors * (1 if grad_output is None else grad_output)
-    loss = CrossEntropy(settings.vocab_size, settings.label_smoothing, settings.z_loss)
-    vocabulary_pass = VocabularyPass(logits, target_request(logits, targets, options))
+    objective = CrossEntropy(arguments.vocab_size, loss.label_smoothing, loss.z_loss)
+    vocabulary_pass = VocabularyPass(logits, target_request(logits, targets, loss))
     losses, gradients = vocabulary_pass.losses_and_gradients(
-        loss, None if weights is None else weights.flatten(), requested
+        objective, None if weights is None else weights.flatten(), arguments.requested
     )
-    if settings.padding_idx is not None and gradients[1] is not None:
-        gradients[1][settings.padding_idx] = 0
+    if options.padding_idx is not None and gradients[1] is not None:
+        gradients[1][options.padding_idx] = 0
     losses = losses.view(targets.shape)
     result = losses * kept if per_token else (losses * factors).sum()
-    dtypes = _gradient_dtypes(weight, settings)
-    found = zip(gradients, dtypes, strict=True)
-    return (result, *(result.new_empty(0, dtype=dtype) if x is None else x.to(dtype) for x, dtype in found))
+    dtypes = _gradient_dtypes(weight, compute)
+    parts = zip(gradients, dtypes, strict=True)
+    return (result, *(result.new_empty(0, dtype=dtype) if x is None else x.to(dtype) for x, dtype in parts))
 
 
-def _gradient_dtypes(weight: Tensor, settings: LossSettings) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+def _gradient_dtypes(weight: Tensor, compute: torch.dtype) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
     """Return the dtypes of the gradients: bfloat16 for rows that have it, otherwise that of the loss."""
-    dtype = loss_dtype(settings.compute)
-    return dtype, torch.bfloat16 if weight.dtype == settings.compute == torch.bfloat16 else dtype, dtype
-
-
-def _unpacked(rest: tuple[Any, ...]) -> tuple[LossSettings, RequestedGradients]:
-    """Rebuild the settings and the requested gradients from the flat arguments `rest` of `_operator`."""
-    count = len(LossSettings._fields)
-    return LossSettings(*rest[:count]), RequestedGradients(*rest[count:])
+    dtype = loss_dtype(compute)
+    return dtype, torch.bfloat16 if weight.dtype == compute == torch.bfloat16 else dtype, dtype
 
 
 @_operator.register_fake
 def _(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, grad_output: Tensor | None, *rest: Any
 ) -> tuple[Tensor, ...]:
-    settings, requested = _unpacked(rest)
-    dtype, per_token = loss_dtype(settings.compute), settings.reduction == "none"
+    arguments = OperatorArguments.of(rest)
+    dtype, per_token = loss_dtype(arguments.compute), arguments.loss.reduction == "none"
     is_computed = grad_output is not None or not per_token
-    bias_like = weight.new_empty(settings.vocab_size)
+    bias_like = weight.new_empty(arguments.vocab_size)
     gradients = (
         hidden.new_empty(like.shape if need and is_computed else (0,), dtype=like_dtype)
         for like, need, like_dtype in zip(
-            (hidden, weight, bias_like), requested, _gradient_dtypes(weight, settings), strict=True
+            (hidden, weight, bias_like), arguments.requested, _gradient_dtypes(weight, arguments.compute), strict=True
         )
     )
     return (hidden.new_empty(targets.shape if per_token else (), dtype=dtype), *gradients)
@@ -148,14 +144,14 @@ def _backward(ctx: Any, grad_output: Tensor, *_: Tensor | None) -> tuple[Any, ..
     now.
     """
     hidden, weight, bias, targets, *gradients = ctx.saved_tensors
-    settings, requested = _unpacked(ctx.rest)
-    if settings.reduction == "none":
+    arguments = OperatorArguments.of(ctx.rest)
+    if arguments.loss.reduction == "none":
         gradients = _operator(hidden, weight, bias, targets, grad_output, *ctx.rest)[1:]
     else:
         gradients = [part * grad_output for part in gradients]
     converted = (
         part.to(like.dtype) if need and like is not None else None
-        for part, like, need in zip(gradients, (hidden, weight, bias), requested, strict=True)
+        for part, like, need in zip(gradients, (hidden, weight, bias), arguments.requested, strict=True)
     )
     return (*converted, *(None for _ in range(2 + len(ctx.rest))))
 

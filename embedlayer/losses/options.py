@@ -1,12 +1,14 @@
-"""The options of logits, losses and statistics, and the one check of their names and values.
+"""The options of logits, losses and statistics: as keywords, as the frozen values behind them, and their one check.
 
 Every public function and method that takes options calls `check_options` first, with its own name, before any work. So
-an option is refused in the same way by every implementation.
+an option is refused in the same way by every implementation. `resolve_logits` then merges them once: what applies to
+logits becomes the `LogitSettings` of an `UncomputedLogits`, and what a loss does with logits becomes a `LossSettings`.
+A new option is an entry of the keywords with its allowed values, a field of one of the two, and its use.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, cast, get_args
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, get_args
 
 import numpy as np
 import torch
@@ -14,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError
+from embedlayer.losses.fixed_row import row_within
 from embedlayer.option_docs import unknown_option
 
 Impl = Literal["auto", "plain", "chunked", "triton"]
@@ -76,11 +79,79 @@ class LossOptions(ScoreOptions):
     reduction: NotRequired[Reduction]
 
 
-def split_options(options: ScoreOptions) -> tuple[LogitOptions, dict[str, Any]]:
-    """Return the `LogitOptions` among `options`, and the others."""
-    others: dict[str, Any] = dict(options)
-    chosen = {name: others.pop(name) for name in LogitOptions.__annotations__ if name in options}
-    return cast(LogitOptions, chosen), others
+class LogitSettings(NamedTuple):
+    """Hold the values of all `LogitOptions`, which are its attributes: what `finish_logits` does to raw logits."""
+
+    logit_scale: float = 1.0
+    bias: Tensor | None = None
+    softcap: float | None = None
+    temperature: float = 1.0
+    padding_idx: int | None = None
+    mask_padding: bool = False
+
+    @property
+    def masked(self) -> int | None:
+        """Return the token whose logit is -inf, or `None`."""
+        return self.padding_idx if self.mask_padding else None
+
+    def of_rows(self, start: int, stop: int) -> "LogitSettings":
+        """Return the settings of the logits of rows `start` to `stop - 1`.
+
+        The bias is sliced. `padding_idx` counts from row `start`, and is `None` if no logit of these rows is masked.
+        """
+        masked = row_within(self.masked, start, stop)
+        bias = None if self.bias is None else self.bias[start:stop]
+        return self._replace(bias=bias, padding_idx=masked, mask_padding=masked is not None)
+
+    def scaled(self, factor: float, divisor: float = 1.0) -> "LogitSettings":
+        """Return the settings whose logits are those of these, times `factor / divisor`.
+
+        The divisor becomes part of the temperature, so that a soft cap `c * tanh(logits / c)` is exact. With a soft cap
+        the factor must not be 0, as the divisor never may.
+        """
+        if self.softcap is not None:
+            ratio = factor / (self.temperature * divisor)
+            settings = self._scaled_before(ratio)
+            return settings._replace(softcap=self.softcap * abs(ratio), temperature=1.0)
+        settings = self._scaled_before(math.copysign(factor, factor * math.copysign(1.0, divisor)))
+        return settings._replace(temperature=self.temperature * abs(divisor))
+
+    def _scaled_before(self, factor: float) -> "LogitSettings":
+        """Return the settings with another scale and bias: both times `factor`."""
+        bias = self.bias
+        if bias is not None and factor != 1.0:
+            bias = bias.to(torch.promote_types(bias.dtype, torch.float32)) * factor
+        return self._replace(logit_scale=self.logit_scale * factor, bias=bias)
+
+    def bounded(self) -> "LogitSettings":
+        """Return the settings whose logits are the tanh of those of these, which have no soft cap."""
+        return self._replace(softcap=self.temperature)
+
+    def shifted(self, shift: Tensor) -> "LogitSettings":
+        """Return the settings whose logits are those of these, which have no soft cap, plus a tensor `(V,)`."""
+        shift = shift if self.temperature == 1.0 else shift * self.temperature
+        return self._replace(bias=shift if self.bias is None else self.bias + shift)
+
+
+class LossSettings(NamedTuple):
+    """Hold what a loss does with logits: the values of the `LossOptions` that are no `LogitOptions`.
+
+    Attributes:
+        ignore_index: See `ScoreOptions`.
+        label_smoothing: See `LossOptions`, as for the next two.
+        z_loss: Factor of `logsumexp(logits) ** 2`.
+        reduction: `"mean"`, `"sum"` or `"none"`.
+        token_weights: Factor of the loss of each target after the reduction, `(...)`, without gradient; `None` for 1.
+        min_chunks: Number of chunks into which the tokens are divided at least; with 2 or more chunks not even a small
+            batch has all its logits at once. A compiled graph ignores it.
+    """
+
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    reduction: Reduction = "mean"
+    token_weights: Tensor | None = None
+    min_chunks: int = 1
 
 
 def check_options(options: Mapping[str, object], kind: type, call: str, **arguments: object) -> None:
@@ -109,7 +180,7 @@ def check_options(options: Mapping[str, object], kind: type, call: str, **argume
             raise SizeError(f"{call}: {name} must be {allowed.text}, not {found}.")
 
 
-def check_token_options(options: LogitOptions, vocab_size: int) -> None:
+def check_token_options(options: LogitSettings, vocab_size: int) -> None:
     """Check the options of single tokens against the number of tokens.
 
     Args:
@@ -120,23 +191,11 @@ def check_token_options(options: LogitOptions, vocab_size: int) -> None:
         ShapeError: The bias has another number of entries.
         SizeError: The padding token is not among them.
     """
-    bias, padding_idx = options.get("bias"), options.get("padding_idx")
+    bias, padding_idx = options.bias, options.padding_idx
     if bias is not None and bias.shape[0] != vocab_size:
         raise ShapeError(f"bias {tuple(bias.shape)} must have one number for each of the {vocab_size} tokens.")
     if padding_idx is not None and padding_idx >= vocab_size:
         raise SizeError(f"padding_idx must be one of the {vocab_size} tokens, not {padding_idx}.")
-
-
-def check_smoothing(options: LossOptions) -> None:
-    """Check that `label_smoothing` is not combined with a masked padding token.
-
-    Raises:
-        SizeError: It is.
-    """
-    if options.get("label_smoothing") and options.get("mask_padding") and options.get("padding_idx") is not None:
-        raise SizeError(
-            "label_smoothing spreads over all tokens, and mask_padding leaves no probability to one of them: use one."
-        )
 
 
 class _Allowed(NamedTuple):

@@ -1,15 +1,39 @@
-"""Matrix products of bfloat16 and float16: float32 for float16, and for bfloat16 on a CPU without instructions for it.
+"""The matrix products of a pass: blocks of logits of a head, and the gradients of hidden states and rows from dlogits.
 
-A product of float16 numbers may exceed 65,504, the largest of them, so it is not rounded to float16. Products of
-bfloat16 have the range of float32. On a CPU without instructions torch multiplies narrow matrices by plain loops: 6 to
-115 times as slow as float32 products of converted copies (AVX2, 256 x 768 by 2,048 x 768 and its gradients). All sum in
-float32.
+Of float16 they are float32, and of bfloat16 on a CPU without instructions for it. A product of float16 numbers may
+exceed 65,504, the largest of them, so it is not rounded to float16. Products of bfloat16 have the range of float32. On
+a CPU without instructions torch multiplies narrow matrices by plain loops: 6 to 115 times as slow as float32 products
+of converted copies (AVX2, 256 x 768 by 2,048 x 768 and its gradients). All sum in float32.
 """
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from embedlayer.collectives import RowPartition
+from embedlayer.losses.compiled_blocks import add_bfloat16_
+from embedlayer.losses.definition import loss_dtype
+from embedlayer.losses.finishing import BlockFinishing
+from embedlayer.losses.token_chunks import Chunk, TokenChunks
+from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Gradients by hidden states, rows and bias; `None` if not requested."""
+
+
+class RequestedGradients(NamedTuple):
+    """Record for which of the three differentiable inputs of a head a gradient must be computed."""
+
+    hidden: bool
+    weight: bool
+    bias: bool
+
+    @classmethod
+    def of(cls, *tensors: Tensor | None) -> "RequestedGradients":
+        """Return which of hidden states, weight and bias autograd needs a gradient of."""
+        return cls(*(torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors))
 
 
 def product_dtype(dtype: torch.dtype, device: str) -> torch.dtype:
@@ -49,3 +73,167 @@ def _cpu_multiplies_bfloat16() -> bool:
     """Return whether torch multiplies matrices of bfloat16 by instructions of this CPU, as far as it says."""
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return supported is None or bool(supported())
+
+
+class HeadBlocks:
+    """Compute blocks of logits of one head, from hidden states and this rank's rows in the dtype of the products.
+
+    Args:
+        logits: The head and its hidden states.
+        partition: Which rows this rank computes.
+        kept: Index of the tokens that are computed, `(N,)`, or `None` for all.
+        dtype: Dtype of the loss.
+        compiled: Whether compiled kernels read the logits: these may lack the bias, and be bfloat16.
+
+    Attributes:
+        dtype: Dtype of the blocks.
+        unadded_bias: Bias of this rank's rows that the blocks do not contain, `(V,)`, or `None`.
+    """
+
+    def __init__(
+        self,
+        logits: UncomputedLogits,
+        partition: RowPartition,
+        kept: Tensor | None,
+        dtype: torch.dtype,
+        *,
+        compiled: bool,
+    ) -> None:
+        self.logits = logits
+        self.partition = partition
+        self.dtype = dtype
+        options = logits.options.of_rows(partition.start, partition.stop)
+        self.finishing = BlockFinishing(options)
+        self.hidden_scale, self.block_scale = self.finishing.scale, 1.0
+        if logits.dtype == torch.float16:  # scaled hidden states may be outside of its range
+            self.hidden_scale, self.block_scale = 1.0, self.hidden_scale
+        hidden_ND = logits.hidden.detach().reshape(-1, logits.hidden.shape[-1])
+        self.hidden_ND = hidden_ND if kept is None else hidden_ND.index_select(0, kept)
+        self.rows_VD: Tensor | None = None
+        self.bias: Tensor | None = None
+        self.unadded_bias: Tensor | None = None
+        if isinstance(logits, LinearLogits):
+            weight = logits.weight.detach()
+            rows = weight[: len(partition)] if logits.is_sharded else weight[partition.start : partition.stop]
+            self.rows_VD = rows.to(logits.dtype)
+            self.hidden_ND = self.hidden_ND.to(logits.dtype)
+            if self.hidden_scale != 1:
+                self.hidden_ND = self.hidden_ND * self.hidden_scale
+            if options.bias is not None:
+                bias = options.bias.detach().to(dtype)
+                self.bias = bias if self.finishing.divisor == 1 else bias / self.finishing.divisor
+        if compiled and self.rows_VD is not None and self.finishing.softcap is None:
+            self.dtype = torch.bfloat16 if logits.dtype == torch.bfloat16 else dtype
+            if self.bias is not None:
+                self.unadded_bias, self.bias = self.bias.contiguous(), None
+                if self.finishing.masked is not None:
+                    self.unadded_bias = self.unadded_bias.index_fill(0, torch.tensor([self.finishing.masked]), 0.0)
+
+    def fill(self, out_RC: Tensor, x_CD: Tensor, start: int) -> None:
+        """Write the logits of a chunk over the rows from `start` on, of this rank's rows, to `out_RC`.
+
+        They are finished except for `unadded_bias`.
+        """
+        stop = start + len(out_RC)
+        if self.rows_VD is None:
+            first = self.partition.start
+            out_RC.copy_(self.logits.block(x_CD, first + start, first + stop).detach().T)
+            return
+        write_product(out_RC, self.rows_VD[start:stop], x_CD.T)
+        self.scale_(out_RC)
+        self.finishing.finish_(out_RC, start, None if self.bias is None else self.bias[start:stop])
+
+    def scale_(self, block_RC: Tensor) -> None:
+        """Multiply a block by the part of the logit scale that the hidden states do not contain, in place."""
+        if self.block_scale != 1:
+            block_RC.mul_(self.block_scale)
+
+
+class GradientSums:
+    """Sum the gradients of a head's rows and bias over chunks of tokens, and of its hidden states over blocks of rows.
+
+    The sum of the rows in bfloat16 has this dtype where it is rounded once: for one chunk, or with a residual, the low
+    16 bits of sums whose high 16 bits are the gradient, to which a kernel adds. Otherwise it has the dtype of the loss.
+
+    Args:
+        head: Blocks of the head.
+        requested: Which gradients to compute.
+        chunks: Number of chunks.
+        compiled: Whether compiled kernels compute.
+
+    Attributes:
+        hidden: Gradients of the hidden states of this rank, `(N, D)`; `None` if not requested.
+        bias: Gradient of the bias of this rank's rows; `None` if not requested.
+    """
+
+    def __init__(self, head: HeadBlocks, requested: RequestedGradients, chunks: int, *, compiled: bool) -> None:
+        assert head.rows_VD is not None
+        assert isinstance(head.logits, LinearLogits)
+        self.head, self.rows_VD = head, head.rows_VD
+        self._chunk, self._chunks = 0, chunks
+        whole = head.logits.weight
+        like = head.hidden_ND.new_empty(0, dtype=loss_dtype(head.logits.dtype))
+        self.hidden = like.new_empty(head.hidden_ND.shape) if requested.hidden else None
+        self.bias = like.new_zeros(len(self.rows_VD)) if requested.bias else None
+        self._of_chunk: Tensor | None = None  # gradients of the hidden states of the chunk, of all ranks
+        self.weight: Tensor | None = None
+        self._residual: Tensor | None = None
+        if requested.weight:
+            is_narrow = self.rows_VD.dtype == whole.dtype == torch.bfloat16 and (chunks < 2 or compiled)
+            self.weight = like.new_empty(whole.shape, dtype=torch.bfloat16 if is_narrow else None)
+            if is_narrow and chunks > 1:
+                self._residual = torch.zeros_like(self.weight, dtype=torch.uint16)
+            self.weight[len(self.rows_VD) if chunks else 0 :] = 0  # the first chunk overwrites the rows of tokens
+
+    def multiplies(self, dtype: torch.dtype) -> bool:
+        """Return whether products of the rows with dlogits of this dtype convert neither of them."""
+        return {self.rows_VD.dtype, product_dtype(self.rows_VD.dtype, self.rows_VD.device.type)} == {dtype}
+
+    def add_to_rows(self, dlogits_RC: Tensor, x_CD: Tensor, start: int) -> None:
+        """Add the gradients of a block to those of its rows.
+
+        Args:
+            dlogits_RC: Gradient of the loss by the products of rows and hidden states.
+            x_CD: Hidden states of the chunk.
+            start: First row of the block.
+        """
+        if self.weight is None:
+            return
+        here = slice(start, start + len(dlogits_RC))
+        if self._residual is None or self._chunk == 0:  # the first chunk overwrites what is not initialised
+            write_product(self.weight[here], dlogits_RC, x_CD, add=self._chunk > 0)
+        else:
+            addend = matrix_product(dlogits_RC, x_CD).to(self.weight.dtype)
+            add_bfloat16_(self.weight[here], self._residual[here], addend, last=self._chunk == self._chunks - 1)
+
+    def add_to_hidden(self, dlogits_RC: Tensor, x_CD: Tensor, start: int) -> None:
+        """Add the gradients of one block, or of all rows, to those of the hidden states of the chunk."""
+        if self.hidden is None:
+            return
+        if self._of_chunk is None:
+            self._of_chunk = self.hidden.new_empty(x_CD.shape)
+        rows_RD = self.rows_VD[start : start + len(dlogits_RC)]
+        write_product(self._of_chunk, dlogits_RC.T, rows_RD, add=start > 0)
+
+    def finish_chunk(self, chunk: Chunk) -> None:
+        """Reduce-scatter: sum the gradients of the chunk's hidden states over all ranks, and store this rank's."""
+        if self.hidden is not None and self._of_chunk is not None:
+            self.hidden[chunk.here] = chunk.ranks.reduce_scatter(self._of_chunk, chunk.sizes)
+            self._of_chunk = None
+        self._chunk += 1
+
+    def finished(self, tokens: TokenChunks) -> Gradients:
+        """Return the gradients of hidden states, rows and bias, in the shapes of the inputs.
+
+        Args:
+            tokens: The tokens of the hidden states; those that are not computed have the gradient 0.
+        """
+        head, finishing, hidden = self.head, self.head.finishing, self.hidden
+        if hidden is not None:
+            hidden = hidden.mul_(head.hidden_scale) if head.hidden_scale != 1 else hidden
+            hidden = tokens.scattered(hidden, 0).view(head.logits.hidden.shape)
+        if self.bias is not None:
+            if finishing.divisor != 1:
+                self.bias.div_(finishing.divisor)
+            finishing.fill_masked_(self.bias, 0, 0.0)
+        return hidden, self.weight, self.bias

@@ -12,10 +12,9 @@ from embedlayer.losses.differentiable_totals import compute_totals
 from embedlayer.losses.largest import check_top_k
 from embedlayer.losses.logit_arguments import HasLogits, Logits, resolve_logits, tokens_and_weight
 from embedlayer.losses.logit_statistics import LogitStatistics
-from embedlayer.losses.objective import log_probs, logsumexp
+from embedlayer.losses.objective import Request, log_probs, logsumexp
 from embedlayer.losses.options import LogitOptions, ScoreOptions, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
-from embedlayer.losses.vocabulary_pass import Request
 from embedlayer.option_docs import show_options
 
 Statistic = Literal["log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax"]
@@ -94,9 +93,8 @@ def token_statistics(
     """
     check_options(options, ScoreOptions, "token_statistics")
     weight, tokens = tokens_and_weight(weight, tokens)
-    logits, others = resolve_logits(hidden, weight, options)
-    ignore_index = others.pop("ignore_index", -100)
-    return token_statistics_of(logits, tokens, statistics=statistics, top_k=top_k, ignore_index=ignore_index)
+    logits, loss = resolve_logits(hidden, weight, options)
+    return token_statistics_of(logits, tokens, statistics=statistics, top_k=top_k, ignore_index=loss.ignore_index)
 
 
 def token_statistics_of(

@@ -10,7 +10,7 @@ as `_numbers` returns them. `TRITON_INTERPRET=1`, set before Triton is imported,
 CPU, for tests.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from embedlayer.index_checks import raise_if_outside
-from embedlayer.losses.definition import options_of_rows
+from embedlayer.losses.finishing import BlockFinishing
 from embedlayer.losses.uncomputed_logits import LinearLogits
 
 BLOCK = tl.constexpr(64)
@@ -170,20 +170,6 @@ def _backward_weight(hidden, weight, bias, targets, lse, factors, grad_weight, g
         tl.store(grad_bias + rows, bias_sums, mask=rows < num_rows)
 
 
-class KernelSettings(NamedTuple):
-    """Hold the options of the logits that the kernels apply.
-
-    Attributes:
-        logit_scale: Factor of the products.
-        softcap: Bound of the logits, or `None`.
-        masked: Token whose logit is -inf, or `None`.
-    """
-
-    logit_scale: float
-    softcap: float | None
-    masked: int | None
-
-
 def triton_cross_entropy(logits: LinearLogits, targets: Tensor, ignore_index: int) -> Tensor:
     """Compute the cross entropy of each target by Triton kernels, on CUDA or in Triton's interpreter.
 
@@ -202,17 +188,15 @@ def triton_cross_entropy(logits: LinearLogits, targets: Tensor, ignore_index: in
         TokenIdError: A target is neither a token nor `ignore_index`.
     """
     raise_if_outside(targets, logits.vocab_size, "token id", ignore=ignore_index)
-    options = options_of_rows(logits.options, 0, logits.vocab_size)
-    temperature, bias = options["temperature"], options["bias"]
-    settings = KernelSettings(options["logit_scale"] / temperature, options["softcap"], options["padding_idx"])
+    finishing, bias = BlockFinishing(logits.options), logits.bias
     kept = targets != ignore_index
     places = kept.flatten().nonzero().squeeze(1)
     hidden = logits.hidden
     hidden_ND = hidden.reshape(-1, hidden.shape[-1]).index_select(0, places).to(logits.dtype)
     rows_VD = logits.weight if len(logits.weight) == logits.vocab_size else logits.rows
     targets_N = targets.flatten().index_select(0, places).long()
-    bias = bias if bias is None or temperature == 1.0 else bias / temperature
-    losses_N: Tensor = _Triton.apply(hidden_ND, rows_VD.to(logits.dtype), bias, targets_N, settings)  # type: ignore[no-untyped-call]
+    bias = bias if bias is None or finishing.divisor == 1.0 else bias / finishing.divisor
+    losses_N: Tensor = _Triton.apply(hidden_ND, rows_VD.to(logits.dtype), bias, targets_N, finishing)  # type: ignore[no-untyped-call]
     losses_N = losses_N.new_zeros(kept.numel()).index_copy(0, places, losses_N)
     return losses_N.view(targets.shape)
 
@@ -222,18 +206,18 @@ class _Triton(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: KernelSettings
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, finishing: BlockFinishing
     ) -> Tensor:
         hidden, weight = hidden.contiguous(), weight.contiguous()
         tokens, rows_each = len(hidden), triton.cdiv(triton.cdiv(len(weight), SHARES), BLOCK.value) * BLOCK.value
         lse_of_shares, target_logits = hidden.new_empty(2, SHARES, tokens, dtype=torch.float32)
         if tokens:
-            numbers = _numbers(hidden, weight, settings)
+            numbers = _numbers(hidden, weight, finishing)
             grid = (triton.cdiv(tokens, BLOCK.value), SHARES)
             _forward[grid](hidden, weight, bias, targets, lse_of_shares, target_logits, rows_each, numbers)
         lse = lse_of_shares.logsumexp(0)
         ctx.save_for_backward(hidden, weight, bias, targets, lse)
-        ctx.settings = settings
+        ctx.finishing = finishing
         losses: Tensor = lse - target_logits.sum(0)
         return losses
 
@@ -242,7 +226,7 @@ class _Triton(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, lse = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        numbers = _numbers(hidden, weight, ctx.settings)
+        numbers = _numbers(hidden, weight, ctx.finishing)
         inputs = (hidden, weight, bias, targets, lse, grad_output.float().contiguous())
         grad_hidden = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight or needs_bias else None
@@ -261,10 +245,10 @@ class _Triton(torch.autograd.Function):
         )
 
 
-def _numbers(hidden: Tensor, weight: Tensor, settings: KernelSettings) -> tuple[int | float | None, ...]:
+def _numbers(hidden: Tensor, weight: Tensor, finishing: BlockFinishing) -> tuple[int | float | None, ...]:
     """Return the argument `numbers` of all kernels, a tuple that Triton compiles `None` in as a constant.
 
     Its entries are number of tokens, number of rows, width, logit scale, soft cap or `None`, and masked row or -1.
     """
-    masked = -1 if settings.masked is None else settings.masked
-    return len(hidden), len(weight), weight.shape[1], settings.logit_scale, settings.softcap, masked
+    masked = -1 if finishing.masked is None else finishing.masked
+    return len(hidden), len(weight), weight.shape[1], finishing.scale, finishing.softcap, masked

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from typing import Unpack
+from typing import Self, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from embedlayer.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.losses.definition import counted_states, finish_logits, loss_dtype, options_of_rows
+from embedlayer.losses.definition import counted_states, loss_dtype
+from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import check_rows_are_whole, linear_with_fixed_row, row_within, with_fixed_row
-from embedlayer.losses.options import Impl, LogitOptions, check_options, check_token_options
+from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options, check_token_options
 from embedlayer.option_docs import show_options
 
 FEW_LOGITS = 2**16
@@ -35,16 +36,14 @@ class UncomputedLogits(ABC):
     Args:
         hidden: Hidden states, `(..., D)`.
         vocab_size: Number of tokens, V.
-        options: What `finish_logits` does to raw logits; see `LogitOptions`.
+        options: What `finish_logits` does to raw logits, checked.
 
     Raises:
-        SizeError: An option is unknown or outside its range.
+        SizeError: The padding token is outside the vocabulary.
         ShapeError: The bias has another size than the vocabulary.
     """
 
-    def __init__(self, hidden: Tensor, vocab_size: int, options: LogitOptions) -> None:
-        # in a compiled graph this also reads symbolic numbers outside of the subgraphs of blocks, for all later uses
-        check_options(options, LogitOptions, type(self).__name__)
+    def __init__(self, hidden: Tensor, vocab_size: int, options: LogitSettings) -> None:
         check_token_options(options, vocab_size)
         self.hidden = hidden
         self.vocab_size = vocab_size
@@ -67,13 +66,18 @@ class UncomputedLogits(ABC):
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """Return the tensors that the logits are computed from, as far as they are known."""
-        return self.hidden, self.options.get("bias")
+        return self.hidden, self.options.bias
 
     @property
     def may_be_infinite(self) -> bool:
         """Return whether a logit may be -inf, as that of a masked padding token or of a token with such a bias."""
-        masked = self.options.get("mask_padding", False) and self.options.get("padding_idx") is not None
-        return masked or self.options.get("bias") is not None
+        return self.options.masked is not None or self.options.bias is not None
+
+    def replaced(self, hidden: Tensor, options: LogitSettings) -> Self:
+        """Return the logits of other hidden states of the same width, with other options, from the same rows."""
+        logits = copy(self)
+        logits.hidden, logits.options = hidden, options
+        return logits
 
     def divided_by(self, temperature: float) -> "UncomputedLogits":
         """Return these logits divided by a temperature, besides the one that they have.
@@ -82,9 +86,8 @@ class UncomputedLogits(ABC):
             SizeError: The temperature is not above 0.
         """
         check_options({}, LogitOptions, f"{type(self).__name__}.divided_by", temperature=temperature)
-        logits = copy(self)
-        logits.options = {**self.options, "temperature": self.options.get("temperature", 1.0) * temperature}
-        return logits
+        options = self.options._replace(temperature=self.options.temperature * temperature)
+        return self.replaced(self.hidden, options)
 
     def logits(self, kept: Bool[Tensor, "*batch"] | None = None) -> Float[Tensor, "*batch V"]:
         """Compute all logits at once, `(..., V)`, differentiable any number of times: the plain definition.
@@ -107,7 +110,7 @@ class UncomputedLogits(ABC):
 
     def _finished(self, raw_logits: Tensor, start: int, stop: int) -> Tensor:
         """Return raw logits of the tokens `start` to `stop - 1` after `finish_logits`, in the dtype of the losses."""
-        logits = finish_logits(raw_logits, **options_of_rows(self.options, start, stop))
+        logits = finish(raw_logits, self.options.of_rows(start, stop))
         return logits.to(loss_dtype(logits.dtype))
 
 
@@ -144,12 +147,13 @@ class LinearLogits(UncomputedLogits):
         impl: Impl = "auto",
         **options: Unpack[LogitOptions],
     ) -> None:
+        # in a compiled graph this also reads symbolic numbers outside of the subgraphs of blocks, for all later uses
         check_options(options, LogitOptions, type(self).__name__, vocab_size=vocab_size, impl=impl)
         check_fit(hidden, weight)
         if vocab_size is not None and vocab_size > len(weight):
             raise SizeError(f"vocab_size must be at most the {len(weight)} rows of weight, not {vocab_size}.")
-        super().__init__(hidden, len(weight) if vocab_size is None else vocab_size, options)
-        self.weight = with_fixed_row(weight, options.get("padding_idx"))
+        super().__init__(hidden, len(weight) if vocab_size is None else vocab_size, LogitSettings(**options))
+        self.weight = with_fixed_row(weight, self.options.padding_idx)
         self.impl = impl
         self._partition: RowPartition | None = None
 
@@ -158,7 +162,7 @@ class LinearLogits(UncomputedLogits):
         cls,
         hidden: Tensor,
         weight: Tensor,
-        options: LogitOptions,
+        options: LogitSettings,
         collectives: Collectives,
         partition: RowPartition,
     ) -> "LinearLogits":
@@ -167,11 +171,11 @@ class LinearLogits(UncomputedLogits):
         Args:
             hidden: Hidden states of this rank, `(..., D)`.
             weight: The rows that this rank stores.
-            options: Options for the logits of all tokens.
+            options: Options for the logits of all tokens, checked.
             collectives: The ranks.
             partition: Which rows this rank stores.
         """
-        fixed = with_fixed_row(weight, partition.local_or_none(options.get("padding_idx")))
+        fixed = with_fixed_row(weight, partition.local_or_none(options.padding_idx))
         check_token_options(options, partition.num_rows)
         logits = cls(hidden, fixed, impl="chunked")
         logits.vocab_size, logits.options = partition.num_rows, options
@@ -186,14 +190,14 @@ class LinearLogits(UncomputedLogits):
             weight: Rows, spare rows included.
             bias: Bias of all tokens, `(V,)`, or `None`.
         """
-        logits = copy(self)
-        logits.hidden, logits.weight, logits.options = hidden, weight, {**self.options, "bias": bias}
+        logits = self.replaced(hidden, self.options._replace(bias=bias))
+        logits.weight = weight
         return logits
 
     @property
     def bias(self) -> Tensor | None:
         """Return the bias of all tokens, `(V,)`, or `None`."""
-        return self.options.get("bias")
+        return self.options.bias
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -238,7 +242,7 @@ class LinearLogits(UncomputedLogits):
         """
         if self.is_sharded:
             raise SizeError("The logits of a sharded table are computed by all ranks together: call table.logits.")
-        fixed, rows = row_within(self.options.get("padding_idx"), start, stop), self.weight[start:stop]
+        fixed, rows = row_within(self.options.padding_idx, start, stop), self.weight[start:stop]
         if self.dtype == torch.float16:
             with torch.autocast(hidden.device.type, enabled=False):
                 products = linear_with_fixed_row(hidden.half().float(), rows.half().float(), fixed)
@@ -272,7 +276,8 @@ class BlockLogits(UncomputedLogits):
         rows_at_once: int,
         **options: Unpack[LogitOptions],
     ) -> None:
-        super().__init__(hidden, vocab_size, options)
+        check_options(options, LogitOptions, type(self).__name__)
+        super().__init__(hidden, vocab_size, LogitSettings(**options))
         self.raw_logits = raw_logits
         self.rows_at_once = rows_at_once
 

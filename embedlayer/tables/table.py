@@ -15,10 +15,10 @@ from torch import Tensor
 
 from embedlayer.block_sizes import TABLE_ROWS, block_size
 from embedlayer.errors import ShapeError
-from embedlayer.losses.definition import finish_logits
+from embedlayer.losses.finishing import finish
 from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within
 from embedlayer.losses.head_outputs import HeadOutputs
-from embedlayer.losses.options import Impl, LogitOptions, check_options
+from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 from embedlayer.option_docs import show_options
 from embedlayer.overrides import is_current
@@ -93,7 +93,7 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         check_options(options, LogitOptions, f"{type(self).__name__}.logits")
         check_width(hidden, self.embed_dim)
         options.setdefault("padding_idx", self.padding_idx)
-        return finish_logits(self.raw_logits(hidden), **options)
+        return finish(self.raw_logits(hidden), LogitSettings(**options))
 
     @show_options(LogitOptions)
     def uncomputed_logits(

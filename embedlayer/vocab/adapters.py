@@ -12,7 +12,7 @@ from torch import nn
 from embedlayer.block_sizes import TABLE_ROWS, block_size
 from embedlayer.errors import CheckpointError, SizeError, TokenIdError
 from embedlayer.io.peft_files import Adapter, ModuleAdapter, read_adapter, write_token_rows
-from embedlayer.layers.output import OWN_TABLE, OutputHead
+from embedlayer.layers.output import OutputHead
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.module_parts import vocabulary_modules
@@ -151,8 +151,8 @@ def _weight(part: nn.Module) -> Weight:
     Raises:
         SizeError: It is another table.
     """
-    if isinstance(part, OutputHead) and part.__dict__[OWN_TABLE] is not None:
-        part = part.__dict__[OWN_TABLE]
+    if isinstance(part, OutputHead) and part.own_table is not None:
+        part = part.own_table
     if not isinstance(part, Weight):
         raise SizeError(
             f"An adapter cannot be merged into a {type(part).__name__}, which does not store each row as it is.\n"

@@ -20,13 +20,13 @@ from torch.optim import Optimizer
 from embedlayer.census.configurations import check_readers, check_sizes, json_value
 from embedlayer.census.files import FileRule
 from embedlayer.census.tensors import tensors_in
-from embedlayer.checkpoints.patching import REPLACED
 from embedlayer.collectives import SINGLE_PROCESS
 from embedlayer.distributed.dtensors import check_replaceable, is_dtensor, replace_dtensor, row_collectives
 from embedlayer.errors import SizeError
 from embedlayer.families.records import End
 from embedlayer.held_parameters import held_parameters
 from embedlayer.io.files import JsonObject
+from embedlayer.own_attributes import REPLACED, modules_with, own_attribute
 from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
 from embedlayer.tokenization.tokenizer_calls import fingerprint
 from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit
@@ -239,7 +239,7 @@ def apply_to_module(
         StaleRowsError: The optimizer's state is that before an earlier edit, to which it was not passed.
         PeerError: Another rank raised an error, or applies another edit.
     """
-    replaced = [part.__dict__[REPLACED] for part in module.modules() if REPLACED in part.__dict__]
+    replaced = [own_attribute(part, REPLACED) for part in modules_with(module, REPLACED)]
     held = held_parameters(module, optimizer, replaced)
     check_movable(module)
     modules = vocabulary_modules(module)

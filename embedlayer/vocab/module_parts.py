@@ -25,8 +25,9 @@ from embedlayer.errors import SizeError, VocabularyError
 from embedlayer.families import VOCAB_SIZE_KEYS, family_of
 from embedlayer.layers.draft_head import DraftHead
 from embedlayer.layers.ngram import NgramEmbedding, NgramHash
-from embedlayer.layers.output import OWN_TABLE, OutputHead
+from embedlayer.layers.output import OutputHead
 from embedlayer.layers.per_layer import PerLayerInputs
+from embedlayer.own_attributes import own_attribute
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tables.lookup import LookupTable
@@ -168,9 +169,8 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
     tables = {name: part for name, part in modules.items() if isinstance(part, TokenTable) and id(part) not in skipped}
     heads = {name: part for name, part in modules.items() if isinstance(part, OutputHead) and id(part) not in skipped}
     for name, head in heads.items():
-        table = head.__dict__[OWN_TABLE]
-        if table is not None and all(table is not other for other in tables.values()):
-            tables[dotted(name, "table")] = table
+        if head.own_table is not None and all(head.own_table is not other for other in tables.values()):
+            tables[dotted(name, "table")] = head.own_table
     of_heads = {id(child) for head in heads.values() for child in head.children()}
     local = dict(_local_table(name, table, id(table) in of_heads) for name, table in tables.items())
     for name, (table, missing_row) in _per_layer_tables(modules).items():
@@ -201,7 +201,7 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
         (each.name, each.owner) for each in found.parts if each.of_tokens and size_keys(each.owner, vocab_size)
     )
     others = {id(each.owner) for each in found.parts if not each.of_tokens}
-    apart = tuple(dotted(name, "") for name, part in modules.items() if id(part.__dict__.get("config")) in others)
+    apart = tuple(dotted(name, "") for name, part in modules.items() if id(own_attribute(part, "config")) in others)
     found.module_ids.extend(each for each in module_ids(module) if not f"{each[0]}.".startswith(apart))
     return found
 
@@ -226,7 +226,7 @@ def _configurations(
     for name, part in modules.items():
         is_around = any(f"{holder}.".startswith(dotted(name, "")) for holder in holders) and id(part) not in apart
         for key in ("config", "generation_config"):
-            config = part.__dict__.get(key)
+            config = own_attribute(part, key)
             if is_configuration(config) or hasattr(config, "__dict__"):
                 for each in parts_of(config, vocab_size, dotted(name, key)):
                     known = parts.get(id(each.owner))
@@ -339,7 +339,7 @@ def _per_layer_tables(modules: Mapping[str, nn.Module]) -> dict[str, tuple[Looku
     """
     found: dict[str, tuple[LookupTable, int | None]] = {}
     for name, part in modules.items():
-        family = family_of(getattr(part.__dict__.get("config"), "model_type", None))
+        family = family_of(getattr(own_attribute(part, "config"), "model_type", None))
         if isinstance(part, PerLayerInputs):
             found[dotted(name, "table")] = part.table, part.missing_row
         elif family is not None and family.per_layer is not None:

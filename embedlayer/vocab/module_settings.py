@@ -17,13 +17,13 @@ from embedlayer.census.configurations import (
     text_part,
     value_of_json,
 )
-from embedlayer.checkpoints.patching import REPLACED
 from embedlayer.collectives import SINGLE_PROCESS
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.errors import CheckpointError, SizeError, TokenIdError, VocabularyError
 from embedlayer.families import PER_LAYER_ROWS, VOCAB_SIZE_KEYS
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.ngram import NgramHash
+from embedlayer.own_attributes import REPLACED, own_attribute
 from embedlayer.vocab.edit_request import ResolvedEdit, round_up
 from embedlayer.vocab.module_parts import LocalTable, VocabularyModules, dotted
 from embedlayer.vocab.row_map import RowMap
@@ -93,7 +93,7 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
         note(name, ngrams, "vocab_size compressed_size hashes_token_ids")
         note(dotted(name, "bounds"), ngrams.index_check, "size")
     for name, patched in {**modules.tables, **modules.heads}.items():
-        note(dotted(name, "original"), patched.__dict__.get(REPLACED), "num_embeddings out_features padding_idx")
+        note(dotted(name, "original"), own_attribute(patched, REPLACED), "num_embeddings out_features padding_idx")
     has_per_layer = any(part.per_layer for part in modules.local.values())
     for name, config in modules.configs.items():
         sizes = [key for key in VOCAB_SIZE_KEYS if getattr(config, key, None) == modules.vocab_size]

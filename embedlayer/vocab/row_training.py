@@ -13,11 +13,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from embedlayer.census.tensors import models_in
-from embedlayer.checkpoints.patching import REPLACED
 from embedlayer.distributed.dtensors import has_fsdp_modules, is_dtensor
 from embedlayer.errors import SizeError, StaleRowsError
 from embedlayer.held_parameters import held_parameters, optimizers_of
-from embedlayer.layers.output import NEW_ROWS, OWN_TABLE, TRAINED_BEFORE, OutputHead
+from embedlayer.layers.output import NEW_ROWS, OutputHead
+from embedlayer.own_attributes import (
+    REPLACED,
+    ROW_HOOKS,
+    TRAINED_BEFORE,
+    own_attribute,
+    remove_own_attribute,
+    set_own_attribute,
+)
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable, UnstoredWeight
@@ -122,24 +129,20 @@ def train_only_rows(module: nn.Module, token_ids: Iterable[int]) -> None:
         optimizer.register_step_pre_hook(_refuse_frozen)
     module.requires_grad_(False)
     _note(module, trained)
-    patched = [rows for rows in deltas.values() if REPLACED in rows.base.__dict__]
-    patched += [rows for name, rows in heads.items() if REPLACED in modules.heads[name].__dict__]
-    for rows in patched:
-        rows.__dict__["weight"] = UnstoredWeight(rows)  # models of transformers read its dtype or device (LLaMA 4)
+    owners = [(rows.base, rows) for rows in deltas.values()]
+    for owner, rows in [*owners, *((modules.heads[name], rows) for name, rows in heads.items())]:
+        if own_attribute(owner, REPLACED) is not None:  # models of transformers read its dtype or device (LLaMA 4)
+            set_own_attribute(rows, "weight", UnstoredWeight(rows))
     for part in list(module.modules()):
         part._modules.update({name: deltas[id(child)] for name, child in part._modules.items() if id(child) in deltas})
     for name, head in modules.heads.items():
         if name in heads:
-            head.__dict__[OWN_TABLE] = heads[name]
+            head.set_table(heads[name])
             head.add_module(NEW_ROWS, heads[name])  # so that its rows are found among the parameters
-        elif head.__dict__[OWN_TABLE] is not None:  # a patched head reads the table that replaces its own
-            head.__dict__[OWN_TABLE] = deltas[id(head.__dict__[OWN_TABLE])]
+        elif head.own_table is not None:  # a patched head reads the table that replaces its own
+            head.set_table(deltas[id(head.own_table)])
     for rows in [*heads.values(), *deltas.values()]:
         rows.delta.requires_grad_(True)
-
-
-HOOKS = "_hooks_of_its_rows"
-"""Attribute of a module between `train_only_rows` and `merge_rows`: the handles of its hooks."""
 
 
 def _note(module: nn.Module, trained: list[nn.Parameter]) -> None:
@@ -147,11 +150,12 @@ def _note(module: nn.Module, trained: list[nn.Parameter]) -> None:
 
     Models of transformers save and load merged rows, under the names of transformers.
     """
-    module.__dict__[TRAINED_BEFORE] = trained
-    hooks = module.__dict__[HOOKS] = [module.register_forward_pre_hook(_refuse_rows_frozen_by_peft)]
+    hooks = [module.register_forward_pre_hook(_refuse_rows_frozen_by_peft)]
     for model in models_in(module).values():
         hooks.append(model.register_load_state_dict_pre_hook(_split_rows))
-        model.__dict__["save_pretrained"] = partial(_save_merged, model)
+        set_own_attribute(model, "save_pretrained", partial(_save_merged, model))
+    set_own_attribute(module, TRAINED_BEFORE, trained)
+    set_own_attribute(module, ROW_HOOKS, hooks)
 
 
 def _save_merged(
@@ -264,16 +268,16 @@ def merge_rows(module: nn.Module) -> None:
         SizeError: `train_only_rows` was not called on this module, or `merge_rows` was called already.
     """
     trained_rows(module)
-    trained = module.__dict__.pop(TRAINED_BEFORE)
-    for hook in module.__dict__.pop(HOOKS):
+    trained = remove_own_attribute(module, TRAINED_BEFORE)
+    for hook in remove_own_attribute(module, ROW_HOOKS):
         hook.remove()
     for model in models_in(module).values():
-        model.__dict__.pop("save_pretrained", None)
+        remove_own_attribute(model, "save_pretrained")
     for head in [part for part in module.modules() if isinstance(part, OutputHead)]:
-        rows = head.__dict__[OWN_TABLE]
-        if isinstance(rows, DeltaEmbedding):
-            head.__dict__[OWN_TABLE] = None if NEW_ROWS in head._modules else rows.base
-            if head._modules.pop(NEW_ROWS, None) is not None:
+        if isinstance(rows := head.own_table, DeltaEmbedding):
+            is_untied = head._modules.pop(NEW_ROWS, None) is not None
+            head.set_table(None if is_untied else rows.base)
+            if is_untied:
                 rows.merge()
     for part in list(module.modules()):
         for name, child in part._modules.items():
@@ -289,12 +293,12 @@ def merged_rows(module: nn.Module) -> Iterator[None]:
 
     The rows are then trained separately as before, in the same parameters.
     """
-    if TRAINED_BEFORE not in module.__dict__:
+    trained = own_attribute(module, TRAINED_BEFORE)
+    if trained is None:
         yield
         return
-    trained = module.__dict__[TRAINED_BEFORE]
     children = [(part._modules, dict(part._modules)) for part in module.modules()]
-    tables = [(part.__dict__, part.__dict__[OWN_TABLE]) for part in module.modules() if isinstance(part, OutputHead)]
+    tables = [(part, part.own_table) for part in module.modules() if isinstance(part, OutputHead)]
     old = [
         (weight, rows.token_tensor, weight.detach()[rows.token_tensor])
         for rows in trained_rows(module).values()
@@ -309,8 +313,8 @@ def merged_rows(module: nn.Module) -> Iterator[None]:
         for modules, before in children:
             modules.clear()
             modules.update(before)
-        for attributes, table in tables:
-            attributes[OWN_TABLE] = table
+        for head, table in tables:
+            head.set_table(table)
         for parameter in trained:
             parameter.requires_grad_(False)
         _note(module, trained)
@@ -323,7 +327,7 @@ def trained_rows(module: nn.Module) -> dict[str, DeltaEmbedding]:
     Raises:
         SizeError: `train_only_rows` was not called on this module, or `merge_rows` was called since.
     """
-    if TRAINED_BEFORE not in module.__dict__:
+    if own_attribute(module, TRAINED_BEFORE) is None:
         raise SizeError("This module has no rows that are trained separately: call train_only_rows first.")
     return {name.removesuffix(f".{NEW_ROWS}"): part for name, part in _deltas(module).items()}
 

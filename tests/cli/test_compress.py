@@ -10,7 +10,6 @@ from covering import some
 from safetensors.torch import load_file, save_file
 
 import embedlayer as el
-from embedlayer.layers.output import OWN_TABLE
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def test_a_run_stays_a_run_without_a_dense_copy_of_its_table(folder, text, tmp_p
     own, made = result["rows"]
     model = el.open_model(out).model
     assert isinstance(model.table, kind)
-    assert model.head.__dict__[OWN_TABLE] is model.table
+    assert model.head.own_table is model.table
     assert made["loss_change"] == pytest.approx(made["loss"] - own["loss"])
     assert made["bytes"] == sum(tensor.nbytes for tensor in model.table.state_dict().values())
     stored = load_file(out / "model.safetensors")

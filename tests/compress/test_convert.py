@@ -16,7 +16,6 @@ from embedlayer import (
 from embedlayer.compress import compress_table, replace_table
 from embedlayer.compress.convert import check_kind
 from embedlayer.layers import PredictionHead
-from embedlayer.layers.output import OWN_TABLE
 from embedlayer.tables import CovarianceRounding, GGUFBlocks
 
 
@@ -58,7 +57,7 @@ def test_a_model_around_another_table_shares_all_else_and_is_tied_to_it() -> Non
     ids = torch.tensor([[1, 5, 2]])
     whole = compress_table(model.table, "int8")
     other = replace_table(model, whole)
-    assert other.head.__dict__[OWN_TABLE] is other.table is whole
+    assert other.head.own_table is other.table is whole
     assert other.blocks is model.blocks
     assert not other.training
     dense = TokenEmbedding.from_pretrained(whole.rows(0, 40), padding_idx=2, scale=4.0)

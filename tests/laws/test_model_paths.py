@@ -96,7 +96,7 @@ def test_the_law_sees_a_path_that_is_wrong(broken, tmp_path, monkeypatch, unchec
         kind, model_type, settings = "seq2seq", "bart", {}
         monkeypatch.setattr("embedlayer.checkpoints.patching._tensor_of", lambda model, names: None)
     elif broken == "shaping":
-        monkeypatch.setattr("embedlayer.layers.logit_source.Shaping.options", lambda self, bias: {"bias": bias})
+        monkeypatch.setattr("embedlayer.losses.options.LogitSettings.bounded", lambda self: self)
     else:
         monkeypatch.setattr("embedlayer.checkpoints.reading.head.logit_factors", lambda *_: LogitFactors())
     _, model = build(model_type, kind, settings)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from embedlayer import SizeError, TokenEmbedding, TokenIdError, linear_cross_entropy
-from embedlayer.losses.definition import finish_logits
+from embedlayer.losses.finishing import finish_logits
 from embedlayer.scratch import ScratchEmbeddingWithGrad, ScratchTiedHead
 
 

@@ -9,6 +9,8 @@ from memory import Shapes
 
 from embedlayer import ShapeError, SizeError, TokenIdError, linear_cross_entropy, token_log_probs
 from embedlayer.losses import chunk_size, operators
+from embedlayer.losses.options import LogitSettings, LossSettings
+from embedlayer.losses.products import RequestedGradients
 from embedlayer.losses.vocabulary_pass import VocabularyPass
 
 OPTIONS = {
@@ -207,7 +209,7 @@ def test_ignored_targets_are_dropped_before_any_work(monkeypatch) -> None:
     compute = VocabularyPass.losses_and_gradients
 
     def counted(self, *rest):
-        seen.extend(self.counts)
+        seen.extend(self.tokens.counts)
         return compute(self, *rest)
 
     monkeypatch.setattr(VocabularyPass, "losses_and_gradients", counted)
@@ -262,8 +264,9 @@ def test_it_compiles_to_one_graph(unchecked: None, backend, reduction) -> None:
 def test_the_operator_keeps_torchs_rules(dtype) -> None:
     hidden, weight, targets, _ = make({}, dtype, (4,), 9, 3)
     for reduction in ("mean", "none"):
-        terms = operators.LossSettings(9, 1.0, None, 1.0, None, False, -100, 0.0, 0.0, reduction, dtype)
-        inputs = (hidden, weight, None, targets, None, *terms, True, True, False)
+        requested = RequestedGradients(hidden=True, weight=True, bias=False)
+        settings = operators.OperatorArguments(9, dtype, LogitSettings(), LossSettings(reduction=reduction), requested)
+        inputs = (hidden, weight, None, targets, None, *settings.flat())
         torch.library.opcheck(
             operators._operator, inputs, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
         )

@@ -9,7 +9,6 @@ from decoders import small
 from kinds import POSITIONS
 
 from embedlayer import CheckpointError, DecoderLM, FactorizedEmbedding, OutputHead, SizeError, TokenEmbedding
-from embedlayer.layers.output import OWN_TABLE
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -109,7 +108,7 @@ def test_a_factorised_table_ties_too(tmp_path) -> None:
     ids = torch.randint(1, 50, (2, 10))
     model.save_pretrained(tmp_path)
     assert torch.equal(DecoderLM.from_pretrained(tmp_path).eval()(ids), model(ids))
-    assert copy.deepcopy(model).head.__dict__[OWN_TABLE] is not model.table
+    assert copy.deepcopy(model).head.own_table is not model.table
 
 
 @pytest.mark.parametrize("position", some(["rotary"], ["rotary", "alibi"]))

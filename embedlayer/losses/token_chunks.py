@@ -1,0 +1,151 @@
+"""The tokens of a pass in chunks, on one process or on several: gathered before a chunk, merged and divided after it.
+
+Each rank has tokens of its own. A chunk has some tokens of each rank, whose hidden states every rank gathers.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from embedlayer.collectives import Collectives
+from embedlayer.losses.objective import Totals, stacked
+
+
+class Chunk(NamedTuple):
+    """Hold the tokens of all ranks that one chunk of a pass computes.
+
+    Attributes:
+        here: Slice of this rank's tokens.
+        sizes: Number of tokens of each rank in this chunk.
+        ranks: The ranks.
+        hidden: Hidden states for each head, `(C, D)`.
+        ids: Requested token IDs `(K, C)`, or `None`.
+    """
+
+    here: slice
+    sizes: list[int]
+    ranks: Collectives
+    hidden: list[Tensor]
+    ids: Tensor | None
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """All-gather: concatenate the rows of all ranks for the tokens of the chunk, from those of all own tokens."""
+        return self.ranks.all_gather(rows[self.here].contiguous(), self.sizes)
+
+    def gathered_totals(self, totals: Totals) -> Totals:
+        """Return totals of the chunk from those of all tokens of each rank, which are along the last dimension."""
+        return {name: self.gathered(x.movedim(-1, 0)).movedim(0, -1) for name, x in totals.items()}
+
+    def own(self, value: Tensor) -> Tensor:
+        """Return the part of a total of the chunk, along its last dimension, that belongs to this rank's tokens."""
+        parts: tuple[Tensor, ...] = value.split(self.sizes, dim=-1)
+        return parts[self.ranks.rank]
+
+    def merged(self, totals: Totals, merge: Callable[[Totals], Totals]) -> Totals:
+        """Return the totals over the rows of all ranks, from those over the rows of each rank.
+
+        Each rank merges the totals of its own tokens, and sends the result to the others. This is as much as an
+        all-reduce sends.
+
+        Args:
+            totals: Totals of the chunk over this rank's rows.
+            merge: Function that combines the totals of several ranks, as `Objective.merge`.
+        """
+        size, mine = self.ranks.size, self.sizes[self.ranks.rank]
+        if size == 1:
+            return totals
+        packed = _Packed(totals)
+        received = [self.ranks.all_to_all(rows, self.sizes, [mine] * size) for rows in packed.rows]
+        by_rank = [rows.view(size, mine, rows.shape[1]) for rows in received]
+        of_ranks = [packed.unpacked([rows[rank] for rows in by_rank]) for rank in range(size)]
+        result = _Packed(merge(stacked(of_ranks)))
+        return result.unpacked([self.ranks.all_gather(rows, self.sizes) for rows in result.rows])
+
+
+class TokenChunks:
+    """The tokens of all ranks that are computed, in chunks.
+
+    Args:
+        ranks: The ranks.
+        tokens: Number of tokens of this rank, those that are not computed included.
+        kept: Mask `(tokens,)` of the tokens that are computed, N of them; `None` for all.
+
+    Attributes:
+        kept: Index of these tokens, `(N,)`, or `None` for all.
+        counts: Number of tokens that each rank computes.
+    """
+
+    def __init__(self, ranks: Collectives, tokens: int, kept: Tensor | None) -> None:
+        self.ranks, self.tokens = ranks, tokens
+        self.kept = None if kept is None or bool(kept.all()) else kept.nonzero().squeeze(1)
+        count = tokens if self.kept is None else len(self.kept)
+        self.counts: list[int] = [count]
+        if ranks.size > 1:
+            self.counts = ranks.all_gather(torch.tensor([count], device=ranks.device), [1] * ranks.size).tolist()
+
+    def chunks(self, step: int, hidden: list[Tensor], ids: Tensor | None) -> Iterator[Chunk]:
+        """Yield the chunks, with at most `step` tokens of each rank.
+
+        Args:
+            step: See above.
+            hidden: Hidden states of this rank's N tokens for each head, `(N, D)`.
+            ids: Requested token IDs of these, `(N, K)`, or `None`.
+        """
+        for start in range(0, max(self.counts), step):
+            sizes = [min(max(count - start, 0), step) for count in self.counts]
+            chunk = Chunk(slice(start, start + step), sizes, self.ranks, [], None)
+            chunk.hidden.extend(chunk.gathered(each) for each in hidden)
+            yield chunk if ids is None else chunk._replace(ids=chunk.gathered(ids).T)
+
+    def compact(self, value: Tensor) -> Tensor:
+        """Return the entries of the N tokens along the last dimension."""
+        return value if self.kept is None else value.index_select(-1, self.kept)
+
+    def scattered(self, value: Tensor, dim: int = -1) -> Tensor:
+        """Return entries of the N tokens along a dimension, with 0 for the other tokens."""
+        if self.kept is None:
+            return value
+        value = value.movedim(dim, 0)
+        return value.new_zeros(self.tokens, *value.shape[1:]).index_copy_(0, self.kept, value).movedim(0, dim)
+
+    def any_rank(self, flag: bool) -> bool:
+        """Return whether `flag` is true on any rank; a single process does not communicate."""
+        return self.ranks.any(flag) if self.ranks.size > 1 else flag
+
+
+class _Packed:
+    """Totals of a chunk as one tensor for each dtype, `(C, S)`, to send them to other ranks.
+
+    `log_sum` is left out, as it follows from `sums`.
+
+    Args:
+        totals: Totals, `(C,)` or `(K, C)`.
+    """
+
+    def __init__(self, totals: Totals) -> None:
+        self.like = {name: value for name, value in totals.items() if not name.startswith("log_sum")}
+        self.suffixes = [name.removeprefix("log_sum") for name in totals if name.startswith("log_sum")]
+        self.dtypes = list(dict.fromkeys(value.dtype for value in self.like.values()))
+        self.rows = [
+            torch.cat([_as_rows(value) for value in self.like.values() if value.dtype == dtype], dim=1)
+            for dtype in self.dtypes
+        ]
+
+    def unpacked(self, rows: list[Tensor]) -> Totals:
+        """Return totals of the same names from other rows, `(C', S)` for each dtype."""
+        totals: Totals = {}
+        for dtype, rows_of_dtype in zip(self.dtypes, rows, strict=True):
+            names = [name for name, value in self.like.items() if value.dtype == dtype]
+            widths = [_as_rows(self.like[name]).shape[1] for name in names]
+            for name, part in zip(names, rows_of_dtype.split(widths, dim=1), strict=True):
+                totals[name] = part.T if self.like[name].dim() == 2 else part.squeeze(1)
+        for suffix in self.suffixes:
+            totals[f"log_sum{suffix}"] = totals[f"sums{suffix}"].log()
+        return totals
+
+
+def _as_rows(value: Tensor) -> Tensor:
+    """Return totals `(C,)` or `(K, C)` as `(C, 1)` or `(C, K)`."""
+    return value.T if value.dim() == 2 else value.unsqueeze(1)
