@@ -32,7 +32,7 @@ TIERS = [
     ["census"],
     ["models", "checkpoints"],
     ["training"],
-    ["sources"],
+    ["opening"],
     ["planned_fields", "vocab", "compress", "planner", "analysis", "scratch"],
     ["plots", "explorer"],
     ["cli"],

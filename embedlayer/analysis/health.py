@@ -35,8 +35,8 @@ from embedlayer.data.tokenizer import as_tokenizer, row_texts, token_text
 from embedlayer.errors import ShapeError
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import finite_json
+from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.short_repr import short_repr
-from embedlayer.sources import OpenedModel
 from embedlayer.tables.dense import TableLike
 from embedlayer.tables.factorized import FactorizedEmbedding
 

@@ -25,8 +25,9 @@ from embedlayer.losses.statistics import token_statistics_of
 from embedlayer.losses.uncomputed_logits import LinearLogits
 from embedlayer.models.causal import IGNORED, causal_logits, check_causal, evaluating, longest_sequence
 from embedlayer.models.decoder import DecoderLM
+from embedlayer.opening.opened_model import OpenedModel
+from embedlayer.opening.path_kinds import PathKind, path_kind
 from embedlayer.short_repr import short_repr
-from embedlayer.sources import OpenedModel, PathKind, path_kind
 
 WINDOW, UNKNOWN_WINDOW = 1024, 256
 """Longest default window, in tokens: of a model that states its longest sequence, and of one that does not."""

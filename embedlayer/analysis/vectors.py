@@ -31,7 +31,7 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.data.tokenizer import as_tokenizer, require_rows, token_text, unknown_word, word_tokenizer
 from embedlayer.data.tokenizer_calls import encode, pure_tokenizer
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenizerError, UnknownTokenError
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tables.dense import TableLike
 
 Token: TypeAlias = str | int | bytes | np.integer[Any]

@@ -1,6 +1,10 @@
+from .embedding_layer import EmbeddingLayer as EmbeddingLayer
 from .embedding_layer import LayerReport as LayerReport
+from .embedding_layer import load as load
 from .loader import LoadedTensor as LoadedTensor
 from .loader import LoadRecord as LoadRecord
+from .patching import patch as patch
+from .patching import unpatch as unpatch
 from .vector_files import read_vectors as read_vectors
 from .vector_files import write_vectors as write_vectors
 from .writer import WriteReceipt as WriteReceipt

@@ -69,7 +69,7 @@ def generate(
     from embedlayer.data.tokenizer_calls import decode
     from embedlayer.models.generation import next_tokens
     from embedlayer.models.sampling import SamplingOptions
-    from embedlayer.sources import open_model
+    from embedlayer.opening.readers import open_model
 
     if greedy and (temperature, top_k, top_p, min_p, seed) != (None,) * 5:
         raise click.UsageError(

@@ -315,15 +315,16 @@ def _lacks_rows(directory: Path) -> bool:
 
     from embedlayer.data.tokenizer import added_without_rows
     from embedlayer.errors import EmbedLayerWarning, TokenizerError
-    from embedlayer.sources import open_model
+    from embedlayer.opening.readers import open_model
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmbedLayerWarning)  # about these tokens
         try:
-            opened = open_model(directory)
+            opened = open_model(directory, parts="table")
+            tokenizer = opened.tokenizer
         except TokenizerError:  # a folder of this library with such a tokenizer; the edit says if it is another one
             return True
-    return opened.tokenizer is not None and bool(added_without_rows(opened.tokenizer, opened.table.vocab_size))
+    return tokenizer is not None and bool(added_without_rows(tokenizer, opened.table.vocab_size))
 
 
 def _lines(file: Path | None) -> list[str]:
@@ -349,7 +350,7 @@ def _without_known(directory: Path, terms: "Sequence[str | AddedMerge]", *, spac
 
     from embedlayer.data.tokenizer import load_tokenizer
     from embedlayer.errors import EmbedLayerWarning
-    from embedlayer.sources import PathKind, path_kind
+    from embedlayer.opening.path_kinds import PathKind, path_kind
     from embedlayer.vocab.folders import check_folder
     from embedlayer.vocab.token_bytes import TokenBytes
     from embedlayer.vocab.tokenizer_edit import AddedMerge
@@ -401,7 +402,7 @@ def _row_init(
     from embedlayer.checkpoints.vector_files import read_vectors
     from embedlayer.data.corpus import find_text_files, read_text_chunks
     from embedlayer.data.tokenizer import load_tokenizer
-    from embedlayer.sources import open_model
+    from embedlayer.opening.readers import open_model
     from embedlayer.vocab import auxiliary_init, row_init
     from embedlayer.vocab.auxiliary_vectors import AuxiliaryVectors, train_fasttext
 
@@ -419,7 +420,7 @@ def _row_init(
         return init
     new = edited(old)
     if start.donor is not None:
-        donor = open_model(start.donor)
+        donor = open_model(start.donor, parts="table")
         vectors = AuxiliaryVectors.from_donor(donor.table, donor.require_tokenizer(), old, new)
     elif start.auxiliary is not None:
         vectors = AuxiliaryVectors.from_words(*read_vectors(start.auxiliary), old, new)
@@ -484,7 +485,7 @@ def _train_new_rows(
     from embedlayer.io.partials import temporary_folder
     from embedlayer.models.causal import PatchedDecoder, longest_sequence
     from embedlayer.models.decoder import DecoderLM
-    from embedlayer.sources import open_model
+    from embedlayer.opening.readers import open_model
     from embedlayer.training.loop import Trainer
     from embedlayer.vocab.edit import add_tokens
     from embedlayer.vocab.row_training import merge_rows
@@ -677,7 +678,7 @@ def _weight_bytes(folder: Path) -> int:
     """
     from embedlayer.checkpoints.reader import Checkpoint
     from embedlayer.checkpoints.second_copies import own_files
-    from embedlayer.sources import PathKind, path_kind
+    from embedlayer.opening.path_kinds import PathKind, path_kind
 
     if folder.is_file():
         return folder.stat().st_size

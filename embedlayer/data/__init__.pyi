@@ -1,3 +1,4 @@
+from .corpus import TokenCorpus as TokenCorpus
 from .corpus import encode_chunks as encode_chunks
 from .corpus import find_text_files as find_text_files
 from .corpus import read_text_chunks as read_text_chunks
@@ -6,6 +7,11 @@ from .mixture import TokenMixture as TokenMixture
 from .sharded_build import build_in_shards as build_in_shards
 from .sharded_build import build_shard as build_shard
 from .token_compression import compressed_tokens as compressed_tokens
+from .tokenizer import load_tokenizer as load_tokenizer
 from .tokenizer import save_tokenizer as save_tokenizer
 from .tokenizer import table_size as table_size
+from .tokenizer import train_tokenizer as train_tokenizer
+from .windows import TokenWindows as TokenWindows
 from .windows import WindowSampler as WindowSampler
+from .windows import create_dataloader as create_dataloader
+from .windows import create_dataloader_v1 as create_dataloader_v1

@@ -16,13 +16,13 @@ from embedlayer.data.tokenizer_calls import encode
 from embedlayer.explorer.pipeline import Model, packed, parts_of, queries_and_keys, shown_tokens
 from embedlayer.io.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
+from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.positions.query_scaling import QueryScaledPosition
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import describe
-from embedlayer.sources import OpenedModel
 
 MOST_NUMBERS = 1_200_000
 MOST_TOKENS = 12

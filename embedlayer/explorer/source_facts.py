@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from embedlayer.data.tokenizer import require_rows
 from embedlayer.io.files import JsonObject
+from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.positions.position import Position
-from embedlayer.sources import OpenedModel
 
 
 def check_tokenizers(sources: Sequence[OpenedModel]) -> None:

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from embedlayer.data.tokenizer_calls import encode, pure_tokenizer
 from embedlayer.errors import TextError, TokenIdError, TokenizerError
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 
 WORDS_OF_A_NAME = 6
 UNKNOWN_SHOWN = 5

@@ -15,7 +15,7 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.data.tokenizer_calls import encode as encode_text
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.explorer.text_ids import vocabulary_of, whole_number
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 
 Params = Mapping[str, str]
 """Parameters of a request, by name."""

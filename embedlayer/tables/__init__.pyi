@@ -1,8 +1,14 @@
+from .delta import DeltaEmbedding as DeltaEmbedding
+from .dense import TokenEmbedding as TokenEmbedding
+from .factorized import FactorizedEmbedding as FactorizedEmbedding
 from .gguf_rows import GGUFEmbedding as GGUFEmbedding
+from .lookup import LookupTable as LookupTable
 from .mapped import MappedEmbedding as MappedEmbedding
 from .pending_updates import pending_updates_applied as pending_updates_applied
+from .quantized import QuantizedEmbedding as QuantizedEmbedding
 from .quantized import gguf_blocks as gguf_blocks
 from .rounding import CovarianceRounding as CovarianceRounding
 from .row_layouts import GGUFBlocks as GGUFBlocks
 from .row_layouts import RowLayout as RowLayout
 from .stochastic_rounding import StochasticRounding as StochasticRounding
+from .table import TokenTable as TokenTable

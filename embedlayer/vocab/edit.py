@@ -17,8 +17,8 @@ from embedlayer.census.files import left_out_message
 from embedlayer.data.tokenizer import as_tokenizer, table_size
 from embedlayer.errors import EmbedLayerError, EmbedLayerWarning, FileError, SizeError, VocabularyError
 from embedlayer.io.files import new_files
+from embedlayer.opening.path_kinds import PathKind, path_kind
 from embedlayer.option_docs import show_options, unknown_option
-from embedlayer.sources import PathKind, path_kind
 from embedlayer.vocab.edit_request import EditRequest, TokenMap
 from embedlayer.vocab.folders import RECEIPT, apply_to_folder, edited_copy, receipts_in
 from embedlayer.vocab.gguf_files import apply_to_gguf

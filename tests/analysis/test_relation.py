@@ -8,7 +8,7 @@ from tokenizer_kinds import BUILDERS, tokenizer_of
 from embedlayer.analysis.geometry import align_tables, row_movement, shared_tokens
 from embedlayer.analysis.relation import MARGIN, common_rows, rows_left_out, table_relation
 from embedlayer.data.tokenizer import load_tokenizer, token_text
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.vocab.token_bytes import TokenBytes
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer

@@ -26,7 +26,7 @@ from embedlayer.errors import (
     TokenizerError,
     UnknownTokenError,
 )
-from embedlayer.sources import open_model
+from embedlayer.opening import open_model
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 

@@ -20,7 +20,7 @@ from embedlayer import (
 )
 from embedlayer.data.tokenizer import table_size
 from embedlayer.explorer.server import address, make_server
-from embedlayer.sources import OpenedModel, open_model
+from embedlayer.opening import OpenedModel, open_model
 
 VIEWPORT = {"width": 1280, "height": 800}
 FORGET = """

@@ -12,7 +12,7 @@ from embedlayer import (
 )
 from embedlayer.data.tokenizer import table_size
 from embedlayer.explorer.example_texts import TEXTS, example_texts
-from embedlayer.sources import OpenedModel, open_model
+from embedlayer.opening import OpenedModel, open_model
 
 OWN = "A man likes dogs and other dogs."
 TEXT = "The first words. Rarely does a zyzzyva xylograph occur. A man (that is, a person) walks: he walks. Short. " + (

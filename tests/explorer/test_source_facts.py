@@ -8,8 +8,8 @@ from embedlayer.checkpoints import write_vectors
 from embedlayer.data.tokenizer import token_text
 from embedlayer.errors import FileError, SizeError, TokenizerError
 from embedlayer.explorer.source_facts import check_tokenizers, page_facts
+from embedlayer.opening import OpenedModel, open_model
 from embedlayer.pretrained import build
-from embedlayer.sources import OpenedModel, open_model
 
 
 def test_a_run_is_opened_with_all_that_it_has(run, of_run):

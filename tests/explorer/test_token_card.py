@@ -16,7 +16,7 @@ from embedlayer.explorer.export import write_page
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.pipeline import pipeline
 from embedlayer.explorer.token_card import card, cards, places
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 
 
 def test_numbers_are_those_of_plain_torch(run, of_run):

@@ -9,7 +9,7 @@ import embedlayer as el
 from embedlayer.analysis.atlas import write_atlas
 from embedlayer.data.tokenizer import save_tokenizer, train_tokenizer
 from embedlayer.explorer.export import page_html
-from embedlayer.sources import OpenedModel, open_model
+from embedlayer.opening import OpenedModel, open_model
 
 MISMATCH = rf"IDs up to 256 and the table has {VOCAB_SIZE} rows: {257 - VOCAB_SIZE} tokens have none"
 LARGE = train_tokenizer((), "byte")
