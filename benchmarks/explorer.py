@@ -49,7 +49,7 @@ def synthetic() -> Any:
     import torch
 
     from embedlayer import TokenEmbedding
-    from embedlayer.sources import OpenedModel
+    from embedlayer.opening import OpenedModel
 
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(400, 256, generator=generator)

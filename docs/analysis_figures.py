@@ -16,7 +16,7 @@ import embedlayer as el
 from embedlayer.analysis.evaluate import ranks
 from embedlayer.analysis.token_classes import token_kinds
 from embedlayer.io.safetensors_files import load_tensors
-from embedlayer.sources import open_model
+from embedlayer.opening import open_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from tables import write_between_markers

@@ -72,7 +72,7 @@ def public_names(package: str) -> list[str]:
     if not top and not own:  # a module such as `embedlayer.scratch`: its own public functions and classes
         module = import_module(package)
         own = [name for name, value in vars(module).items() if is_defined_in(module.__name__, name, value)]
-    return [f"embedlayer.{name}" for name in sorted(top)] + [f"{package}.{name}" for name in sorted(own)]
+    return [f"embedlayer.{name}" for name in sorted(top)] + [f"{package}.{name}" for name in sorted({*own} - {*top})]
 
 
 def defining_module(path: str) -> str:

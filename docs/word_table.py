@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from embedlayer import TokenEmbedding, open_model
 from embedlayer.analysis import whole_words
 from embedlayer.compress import compress_table
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 
 WORDS = 4000
 """Number of words; MiniLM's vocabulary has words of two or more letters in the order of their frequency."""

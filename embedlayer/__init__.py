@@ -1,7 +1,7 @@
 """embedlayer: the embedding layer of a language model, from token IDs to vectors and from hidden states to loss.
 
-`import embedlayer as el` gives the names that most programs need. Everything else is public in a subpackage, such as
-`embedlayer.positions` or `embedlayer.vocab`. A name is loaded when it is first used.
+`import embedlayer as el` gives the names that most programs need. Every public name can be imported from the package
+that defines it, such as `embedlayer.positions` or `embedlayer.vocab`, and is loaded when it is first used.
 """
 
 import lazy_loader

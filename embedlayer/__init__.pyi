@@ -8,13 +8,13 @@ from . import kernels as kernels
 from . import layers as layers
 from . import losses as losses
 from . import models as models
+from . import opening as opening
 from . import optim as optim
 from . import planner as planner
 from . import plots as plots
 from . import positions as positions
 from . import row_sparse as row_sparse
 from . import scratch as scratch
-from . import sources as sources
 from . import tables as tables
 from . import tokenization as tokenization
 from . import training as training
@@ -54,6 +54,7 @@ from .models.config import ModelConfig as ModelConfig
 from .models.decoder import DecoderLM as DecoderLM
 from .models.generation import generate as generate
 from .models.llama import load_llama as load_llama
+from .opening.readers import open_model as open_model
 from .optim.clip import clip_grad_norm_ as clip_grad_norm_
 from .optim.groups import param_groups as param_groups
 from .optim.row_adagrad import RowAdagrad as RowAdagrad
@@ -65,7 +66,6 @@ from .positions.position import positions_of as positions_of
 from .positions.relative import RelativePositionBias as RelativePositionBias
 from .positions.rotary import RotaryEmbedding as RotaryEmbedding
 from .positions.sinusoidal import SinusoidalPositionalEmbedding as SinusoidalPositionalEmbedding
-from .sources import open_model as open_model
 from .tables.delta import DeltaEmbedding as DeltaEmbedding
 from .tables.dense import TokenEmbedding as TokenEmbedding
 from .tables.factorized import FactorizedEmbedding as FactorizedEmbedding

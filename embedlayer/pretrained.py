@@ -161,14 +161,7 @@ class Pretrained(Described, nn.Module):
             CheckpointError: A file is damaged, has another format, or describes another class than this one.
         """
         directory = recover_folder(directory)
-        description = read_json(directory / CONFIG)
-        version = description.pop("format_version", None)
-        if version != FORMAT_VERSION or not is_description(description):
-            kind = printable(description.get("kind"))
-            raise CheckpointError(
-                f"{directory / CONFIG} has format version {printable(version)} and kind {kind}; this embedlayer"
-                f" reads version {FORMAT_VERSION} of its own layers."
-            )
+        description = _read_description(directory)
         with torch.device("meta"):
             layer = build(description)
         if not isinstance(layer, cls):
@@ -176,10 +169,7 @@ class Pretrained(Described, nn.Module):
                 f"{directory} holds a {type(layer).__name__}, not a {cls.__name__}: "
                 f"read it with {type(layer).__name__}.from_pretrained."
             )
-        weights = directory / (TABLE_WEIGHTS if (directory / TABLE_WEIGHTS).exists() else WEIGHTS)
-        tensors, _ = load_tensors(weights, str(device))
-        assign(layer, tensors, source=weights)
-        recompute_all_buffers(layer, device)
+        _read_weights(layer, directory, device)
         return layer
 
     def check(self) -> None:
@@ -194,6 +184,55 @@ class Pretrained(Described, nn.Module):
         for module in self.modules():
             if isinstance(module, IndexCheck):
                 module.check()
+
+
+def part_from_pretrained(directory: Path | str, name: str, *, device: torch.device | str = "cpu") -> nn.Module:
+    """Read one inner layer of what `save_pretrained` wrote, such as the table of a decoder, and nothing else of it.
+
+    Args:
+        directory: Folder to read.
+        name: Name of the inner layer in the `config` of the outer one, and in its tensors' names.
+        device: Device of the layer.
+
+    Raises:
+        FileError: The folder or a file in it is missing.
+        CheckpointError: A file is damaged, has another format, or describes no such layer.
+    """
+    directory = recover_folder(directory)
+    with torch.device("meta"):
+        layer: nn.Module = build(_read_description(directory).get(name, {}))
+    _read_weights(layer, directory, device, prefix=f"{name}.")
+    return layer
+
+
+def _read_description(directory: Path) -> JsonObject:
+    """Return the description of the layer that is saved in a folder.
+
+    Raises:
+        FileError: There is no `config.json`.
+        CheckpointError: It is damaged, or has another format.
+    """
+    description = read_json(directory / CONFIG)
+    version = description.pop("format_version", None)
+    if version != FORMAT_VERSION or not is_description(description):
+        kind = printable(description.get("kind"))
+        raise CheckpointError(
+            f"{directory / CONFIG} has format version {printable(version)} and kind {kind}; this embedlayer"
+            f" reads version {FORMAT_VERSION} of its own layers."
+        )
+    return description
+
+
+def _read_weights(layer: nn.Module, directory: Path, device: torch.device | str, prefix: str = "") -> None:
+    """Read the weights of a layer on the meta device from a saved folder, where their names begin with `prefix`.
+
+    Raises:
+        CheckpointError: The file is damaged, or does not fit the layer.
+    """
+    weights = directory / (TABLE_WEIGHTS if (directory / TABLE_WEIGHTS).exists() else WEIGHTS)
+    tensors, _ = load_tensors(weights, str(device), prefix)
+    assign(layer, tensors, source=weights)
+    recompute_all_buffers(layer, device)
 
 
 def hide_weights(directory: Path) -> None:

@@ -29,7 +29,7 @@ from tokenizers import Tokenizer
 
 import embedlayer as el
 from embedlayer.cli.demo import carried_text
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 from embedlayer.vocab import (
     AuxiliaryVectors,
     CopyInit,

@@ -35,8 +35,8 @@ from embedlayer.explorer.training import metrics
 from embedlayer.io.files import read_json
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.kinds import KINDS, class_of
+from embedlayer.opening import open_model
 from embedlayer.pretrained import Pretrained
-from embedlayer.sources import open_model
 from embedlayer.tokenization.tokenizer_calls import decode, encode, fingerprint
 from embedlayer.vocab import merge_adapter
 from embedlayer.vocab.receipt import last_receipt

@@ -36,7 +36,7 @@ TIERS = [
     ["census"],
     ["models", "checkpoints"],
     ["training"],
-    ["sources"],
+    ["opening"],
     ["planned_fields", "vocab", "compress", "planner", "analysis", "scratch"],
     ["plots", "explorer"],
     ["cli"],

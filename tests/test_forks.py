@@ -27,7 +27,7 @@ from embedlayer.io import locks
 from embedlayer.io.locks import FileLock
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.kernels import kernel
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 from embedlayer.tables.mapped import MappedEmbedding
 
 IDS = torch.tensor([3, 1, 4])
@@ -173,7 +173,7 @@ HOLDERS = {
     "tables/row_folder.py": a_trained_table,
     "row_sparse/pending_updates.py": a_row_sparse_table,
     "data/text_chunks.py": a_text_that_is_encoded,
-    "sources.py": an_opened_model,
+    "opening/opened_model.py": an_opened_model,
     "explorer/table_map.py": a_map_that_is_computed,
     "io/locks.py": a_lock_file,
     "kernels/kernel.py": kernels,

@@ -25,8 +25,8 @@ TOP_LEVEL = """
 """.split()
 
 SUBPACKAGES = (
-    "analysis checkpoints compress data distributed documents kernels layers losses models optim planner plots "
-    "positions row_sparse scratch sources tables tokenization training vocab"
+    "analysis checkpoints compress data distributed documents kernels layers losses models opening optim planner plots "
+    "positions row_sparse scratch tables tokenization training vocab"
 ).split()
 
 
@@ -43,15 +43,23 @@ def test_every_public_name_can_be_imported(package) -> None:
         assert name in dir(module)
 
 
-def test_a_name_is_public_in_the_package_that_defines_it_and_in_no_other() -> None:
-    paths: Counter[str] = Counter()
-    for package in SUBPACKAGES:
+@pytest.mark.parametrize("package", SUBPACKAGES)
+def test_a_public_name_is_defined_in_the_package_that_lists_it(package) -> None:
+    module = importlib.import_module(f"embedlayer.{package}")
+    homes = {name: getattr(getattr(module, name), "__module__", None) for name in getattr(module, "__all__", ())}
+    others = {name: home for name, home in homes.items() if str(home).startswith("embedlayer.")}
+    assert all(f"{home}.".startswith(f"{module.__name__}.") for home in others.values()), others
+
+
+def test_a_name_of_the_top_level_is_the_same_object_in_one_package() -> None:
+    paths = Counter()
+    for package in (*SUBPACKAGES, "errors"):
         module = importlib.import_module(f"embedlayer.{package}")
-        for name in getattr(module, "__all__", ()):
-            value = getattr(module, name)
-            paths[name] += 1
-            assert getattr(value, "__module__", "").split(".")[:2] in (["embedlayer", package], [""], ["types"]), name
-            assert name not in TOP_LEVEL or value is getattr(embedlayer, name)
+        defined = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        names = {*getattr(module, "__all__", defined)}
+        assert all(getattr(module, name) is getattr(embedlayer, name) for name in names.intersection(TOP_LEVEL))
+        paths.update(names)
+    assert [name for name in TOP_LEVEL if paths[name] != 1] == []
     assert [name for name, count in paths.items() if count > 1] == []
 
 

@@ -11,8 +11,8 @@ from package_modules import package_modules
 
 from embedlayer import DecoderLM, RotaryEmbedding, TokenEmbedding, train_tokenizer
 from embedlayer.analysis import table_health
+from embedlayer.opening import OpenedModel, open_model
 from embedlayer.short_repr import short_repr
-from embedlayer.sources import OpenedModel, open_model
 from embedlayer.vocab import add_tokens
 
 
@@ -26,7 +26,7 @@ def records() -> Iterator[type]:
 
 
 def test_every_record_with_a_tokenizer_prints_short() -> None:
-    holder = re.compile(r"(<class ')?[\w.(']*\bTokenizer['>)]*( \| None)?")
+    holder = re.compile(r"(<class ')?[\w.(\[']*\bTokenizer['>)\]]*( \| None)?")
     with_tokenizer = [
         record for record in records() if any(holder.fullmatch(str(kind)) for kind in record.__annotations__.values())
     ]

@@ -28,7 +28,7 @@ from embedlayer.analysis.token_classes import token_kinds
 from embedlayer.analysis.tokenizer_fit import tokenizer_fit
 from embedlayer.analysis.under_trained import under_trained_scores
 from embedlayer.errors import ShapeError
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tables.dense import TableLike
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tokenization.bytes import row_texts

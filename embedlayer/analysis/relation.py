@@ -24,7 +24,7 @@ from embedlayer.analysis.movement import align_tables, paired, row_movement, sha
 from embedlayer.analysis.row_hashes import row_hashes
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.io.files import JsonObject
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tables.dense import TableLike
 
 MARGIN = 0.05

@@ -23,8 +23,9 @@ from embedlayer.losses.statistics import token_statistics_of
 from embedlayer.losses.uncomputed_logits import LinearLogits
 from embedlayer.models.causal import IGNORED, causal_logits, check_causal, evaluating, longest_sequence
 from embedlayer.models.decoder import DecoderLM
+from embedlayer.opening.opened_model import OpenedModel
+from embedlayer.opening.path_kinds import PathKind, path_kind
 from embedlayer.short_repr import short_repr
-from embedlayer.sources import OpenedModel, PathKind, path_kind
 from embedlayer.tokenization.bytes import token_text
 from embedlayer.tokenization.ids import unknown_id
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, pure_tokenizer

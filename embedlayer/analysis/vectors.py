@@ -27,7 +27,7 @@ from embedlayer.analysis.row_reader import RowReader
 from embedlayer.analysis.token_classes import token_texts
 from embedlayer.analysis.token_names import Token, TokenNames
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenizerError, UnknownTokenError
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tables.dense import TableLike
 from embedlayer.tokenization.bytes import token_text
 from embedlayer.tokenization.ids import require_rows

@@ -14,7 +14,7 @@ from embedlayer.errors import EmbedLayerWarning
 
 if TYPE_CHECKING:
     from embedlayer.compress.report import CompressionResult
-    from embedlayer.sources import OpenedModel
+    from embedlayer.opening.opened_model import OpenedModel
     from embedlayer.tables.table import TokenTable
 
 WINDOW = 256
@@ -54,7 +54,7 @@ def compress(
     """  # noqa: D301 (click needs the backspace)
     from embedlayer.compress.convert import check_kind, compress_table
     from embedlayer.compress.report import compare_compression
-    from embedlayer.sources import open_model
+    from embedlayer.opening.readers import open_model
 
     if to is None and not compare:
         raise click.UsageError("Give --to with -o to compress, or --compare to see the choices.")
@@ -62,7 +62,7 @@ def compress(
         raise click.UsageError("--to and -o belong together: pass the kind of table and the new folder.")
     if to is not None:
         check_kind(to)
-    opened = open_model(source, tokenizer_from)
+    opened = open_model(source, tokenizer_from, parts="layer" if output is None and text is None else "model")
     use, note = known_use(opened) if text is None else measure_use(opened, text), ""
     rows = compare_compression(opened.table, _choices(opened.table.embed_dim, to), **use) if compare else []
     if to is not None and output is not None:
@@ -172,8 +172,8 @@ def _write(opened: "OpenedModel", table: "TokenTable", output: Path) -> str:
     from embedlayer.compress.transformers_models import copy_blocks
     from embedlayer.io.files import new_folder, write_json
     from embedlayer.models.decoder import DecoderLM
+    from embedlayer.opening.path_kinds import GENERATION
     from embedlayer.pretrained import Pretrained, hide_weights
-    from embedlayer.sources import GENERATION
 
     layer: Pretrained = table
     if opened.model is not None:

@@ -30,7 +30,7 @@ def embed(source: Path, text: str, tokenizer_from: Path | None, as_json: bool) -
     and the rows that get a gradient from the loss.
     """
     from embedlayer.explorer.pipeline import pipeline
-    from embedlayer.sources import open_model
+    from embedlayer.opening.readers import open_model
 
     opened = open_model(source, tokenizer_from)
     opened.encode(text)  # an error of ours where the text cannot be encoded

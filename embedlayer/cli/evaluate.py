@@ -12,7 +12,7 @@ from embedlayer.cli.printing import make_console, print_json, print_line, print_
 
 if TYPE_CHECKING:
     from embedlayer.analysis.text_evaluation import CausalModel, TextEvaluation
-    from embedlayer.sources import OpenedModel
+    from embedlayer.opening.opened_model import OpenedModel
 
 
 SCORES = {
@@ -64,7 +64,7 @@ def evaluate(
     """  # noqa: D301 (click needs the backspace)
     from embedlayer.analysis.text_evaluation import evaluate_text
     from embedlayer.cli.pipeline import chosen_device
-    from embedlayer.sources import open_model
+    from embedlayer.opening.readers import open_model
 
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it reports missing tensors, which are an error here
     device = chosen_device(device)
@@ -86,7 +86,7 @@ def _causal(opened: "OpenedModel", device: str) -> "CausalModel":
     from embedlayer.analysis.text_evaluation import CausalModel
     from embedlayer.compress.transformers_models import load_model
     from embedlayer.models.decoder import DecoderLM
-    from embedlayer.sources import BLOCKS, CONFIG
+    from embedlayer.opening.path_kinds import BLOCKS, CONFIG
 
     if isinstance(opened.model, DecoderLM) or not (Path(opened.source) / BLOCKS / CONFIG).exists():
         return CausalModel.of(opened)

@@ -10,7 +10,7 @@ from embedlayer.cli.interrupts import raise_interrupt
 from embedlayer.cli.options import COLUMNS, NEW_FILE, SOURCE, tokenizer_option
 
 if TYPE_CHECKING:
-    from embedlayer.sources import OpenedModel
+    from embedlayer.opening.opened_model import OpenedModel
 
 VIEWS = sorted(file.stem for file in (Path(embedlayer.explorer.__file__).parent / "page" / "views").glob("*.js"))
 """Names of the page's views: each is a module of the page."""
@@ -54,7 +54,7 @@ def explore(
 
     from embedlayer.explorer.server import serve
     from embedlayer.explorer.word_table import open_word_table
-    from embedlayer.sources import open_model
+    from embedlayer.opening.readers import open_model
 
     if view is not None and export_to is not None:
         raise click.UsageError(

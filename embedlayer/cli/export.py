@@ -12,7 +12,7 @@ from embedlayer.errors import FileError, SizeError
 
 if TYPE_CHECKING:
     from embedlayer.checkpoints.vector_files import VectorFormat
-    from embedlayer.sources import OpenedModel
+    from embedlayer.opening.opened_model import OpenedModel
 
 FORMATS = ("word2vec", "word2vec-binary", "glove", "fasttext", "npy", "projector", "parquet", "onnx", "gguf")
 
@@ -56,14 +56,14 @@ def export(
     """
     from embedlayer.checkpoints.vector_files import files_of, format_of
     from embedlayer.io.files import check_new_files, is_stream, new_files
-    from embedlayer.sources import open_model
+    from embedlayer.opening.readers import open_model
 
     chosen = format or (output.suffix[1:] if output.suffix in (".parquet", ".onnx", ".gguf") else format_of(output))
     if (chosen == "gguf") != (into is not None):
         raise FileError("A gguf file is a copy of another one: name that file with --into, and the format gguf.")
     written = files_of(output, chosen)
     check_new_files(*written)
-    opened = open_model(source, tokenizer_from)
+    opened = open_model(source, tokenizer_from, parts="layer" if chosen in ("gguf", "onnx") else "table")
     with new_files(*written) as (target, *_):
         if into is not None:
             from embedlayer.vocab.gguf_files import write_into_gguf

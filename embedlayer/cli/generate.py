@@ -68,7 +68,7 @@ def generate(
     from embedlayer.cli.pipeline import chosen_device
     from embedlayer.models.generation import next_tokens
     from embedlayer.models.sampling import SamplingOptions
-    from embedlayer.sources import open_model
+    from embedlayer.opening.readers import open_model
     from embedlayer.tokenization.tokenizer_calls import decode
 
     if greedy and (temperature, top_k, top_p, min_p, seed) != (None,) * 5:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from embedlayer.analysis.geometry import FrequencyBand, TableGeometry
     from embedlayer.analysis.health_report import TableHealth
     from embedlayer.analysis.movement import MovedRow, RowMovement
-    from embedlayer.sources import OpenedModel
+    from embedlayer.opening.opened_model import OpenedModel
 
 EXAMPLES = 60
 BARS = 16
@@ -85,15 +85,15 @@ def inspect(
     embedlayer inspect model.safetensors --tokenizer tokenizer.json --json
     embedlayer inspect before/ after/
     """  # noqa: D301 (click needs the backspace)
-    from embedlayer.sources import open_model
+    from embedlayer.opening.readers import open_model
 
     if other is None and no_align:
         raise click.UsageError("--no-align belongs to a comparison: name OTHER too.")
     if other is not None and (word_pairs is not None or analogies is not None or texts):
         raise click.UsageError("--word-pairs, --analogies and --text measure one table: leave OTHER out.")
-    opened = open_model(source, tokenizer_from)
+    opened = open_model(source, tokenizer_from, parts="layer")
     if other is not None:
-        compare(opened, open_model(other), topn=topn, aligned=not no_align, as_json=as_json)
+        compare(opened, open_model(other, parts="layer"), topn=topn, aligned=not no_align, as_json=as_json)
         return
     found = measure(opened, word_pairs, analogies, texts)
     if as_json:

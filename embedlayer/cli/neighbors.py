@@ -40,10 +40,10 @@ def neighbors(
     embedlayer neighbors DIR "#304"
     """  # noqa: D301 (click needs the backspace)
     from embedlayer.analysis.vectors import TokenVectors
+    from embedlayer.opening.readers import open_model
     from embedlayer.plots import visible_text
-    from embedlayer.sources import open_model
 
-    opened = open_model(source, tokenizer_from)
+    opened = open_model(source, tokenizer_from, parts="table")
     if all(isinstance(token, int) for token in (*tokens, *minus)):
         opened = opened.tokens_by_row()
     vectors = TokenVectors(opened.table, opened.require_tokenizer())

@@ -9,7 +9,7 @@ import click
 
 from embedlayer.errors import FileError
 from embedlayer.io.files import check_new_files, check_new_folder, is_stream
-from embedlayer.sources import OWN_FOLDERS, PathKind, path_kind
+from embedlayer.opening.path_kinds import OWN_FOLDERS, PathKind, path_kind
 
 
 class InputPath(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only

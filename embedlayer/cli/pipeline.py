@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from embedlayer.layers.injection import EmbeddingInjection
     from embedlayer.models.decoder import DecoderLM
-    from embedlayer.sources import OpenedModel
+    from embedlayer.opening.opened_model import OpenedModel
     from embedlayer.tables.lookup import LookupTable
     from embedlayer.training.loop import Trainer, TrainingOptions
     from embedlayer.training.run_directory import RunDirectory

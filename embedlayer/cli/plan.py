@@ -100,11 +100,11 @@ def plan(
     if checkpoint is not None:
         if presets or given.keys() & {"vocab_size", "embed_dim", "tied", "rank", "positions", "per_layer_dim", "dtype"}:
             raise click.UsageError("--checkpoint has its own sizes: leave out models and sizes.")
-        from embedlayer.sources import open_model
+        from embedlayer.opening.readers import open_model
         from embedlayer.vocab.folders import folder_census
         from embedlayer.vocab.token_usage import used_tokens
 
-        opened = open_model(checkpoint, tokenizer_from)
+        opened = open_model(checkpoint, tokenizer_from, parts="layer")
         now = planned(opened.table, opened.head, opened.position, name=checkpoint.name)
         inputs = getattr(opened.model, "per_layer", None)
         now = replace(now, per_layer_dim=0 if inputs is None else inputs.table.embed_dim, **given)

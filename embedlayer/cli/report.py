@@ -39,7 +39,7 @@ def make_report(run: "RunDirectory") -> dict[str, Any]:
     """
     from embedlayer.cli.pipeline import neighbor_rows, summarise, what_was_learned
     from embedlayer.explorer.export import write_page
-    from embedlayer.sources import open_model
+    from embedlayer.opening.readers import open_model
 
     opened = open_model(run.path)
     model, tokenizer = opened.require_decoder(), opened.require_tokenizer()

@@ -147,7 +147,7 @@ def _train(
     """
     from embedlayer.cli.pipeline import show_summary, start_run, train_to_the_end
     from embedlayer.cli.report import make_report
-    from embedlayer.sources import CONFIG
+    from embedlayer.opening.path_kinds import CONFIG
     from embedlayer.training.loop import TrainingOptions
 
     quiet = options["as_json"] or not parallel.is_first

@@ -314,16 +314,17 @@ def _lacks_rows(directory: Path) -> bool:
     import warnings
 
     from embedlayer.errors import EmbedLayerWarning, TokenizerError
-    from embedlayer.sources import open_model
+    from embedlayer.opening.readers import open_model
     from embedlayer.tokenization.ids import added_without_rows
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmbedLayerWarning)  # about these tokens
         try:
-            opened = open_model(directory)
+            opened = open_model(directory, parts="table")
+            tokenizer = opened.tokenizer
         except TokenizerError:  # a folder of this library with such a tokenizer; the edit says if it is another one
             return True
-    return opened.tokenizer is not None and bool(added_without_rows(opened.tokenizer, opened.table.vocab_size))
+    return tokenizer is not None and bool(added_without_rows(tokenizer, opened.table.vocab_size))
 
 
 def _lines(file: Path | None) -> list[str]:
@@ -348,7 +349,7 @@ def _without_known(directory: Path, terms: "Sequence[str | AddedMerge]", *, spac
     import warnings
 
     from embedlayer.errors import EmbedLayerWarning
-    from embedlayer.sources import PathKind, path_kind
+    from embedlayer.opening.path_kinds import PathKind, path_kind
     from embedlayer.tokenization.bytes import TokenBytes
     from embedlayer.tokenization.read import load_tokenizer
     from embedlayer.vocab.folders import check_folder
@@ -401,7 +402,7 @@ def _row_init(
     from embedlayer.checkpoints.vector_files import read_vectors
     from embedlayer.data.text_chunks import read_text_chunks
     from embedlayer.data.text_files import find_text_files
-    from embedlayer.sources import open_model
+    from embedlayer.opening.readers import open_model
     from embedlayer.tokenization.read import load_tokenizer
     from embedlayer.vocab import auxiliary_init, row_init
     from embedlayer.vocab.auxiliary_vectors import AuxiliaryVectors, train_fasttext
@@ -420,7 +421,7 @@ def _row_init(
         return init
     new = edited(old)
     if start.donor is not None:
-        donor = open_model(start.donor)
+        donor = open_model(start.donor, parts="table")
         vectors = AuxiliaryVectors.from_donor(donor.table, donor.require_tokenizer(), old, new)
     elif start.auxiliary is not None:
         vectors = AuxiliaryVectors.from_words(*read_vectors(start.auxiliary), old, new)
@@ -485,7 +486,7 @@ def _train_new_rows(
     from embedlayer.io.partials import temporary_folder
     from embedlayer.models.causal import PatchedDecoder, longest_sequence
     from embedlayer.models.decoder import DecoderLM
-    from embedlayer.sources import open_model
+    from embedlayer.opening.readers import open_model
     from embedlayer.training.loop import Trainer
     from embedlayer.vocab.edit import add_tokens
     from embedlayer.vocab.row_training import merge_rows
@@ -678,7 +679,7 @@ def _weight_bytes(folder: Path) -> int:
     """
     from embedlayer.checkpoints.reader import Checkpoint
     from embedlayer.checkpoints.second_copies import own_files
-    from embedlayer.sources import PathKind, path_kind
+    from embedlayer.opening.path_kinds import PathKind, path_kind
 
     if folder.is_file():
         return folder.stat().st_size

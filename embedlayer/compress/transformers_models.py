@@ -28,9 +28,9 @@ from embedlayer.io.json_fields import parse_json
 from embedlayer.io.safetensors_files import encode_header, load_tensors, save_tensors
 from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
+from embedlayer.opening.path_kinds import BLOCKS
 from embedlayer.own_attributes import REPLACED, remove_own_attribute, set_own_attribute
 from embedlayer.pretrained import Pretrained, build, describe, hide_weights
-from embedlayer.sources import BLOCKS
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable, UnstoredWeight
 

@@ -20,7 +20,7 @@ from embedlayer.analysis.relation import TableRelation, common_rows, rows_left_o
 from embedlayer.errors import SizeError
 from embedlayer.explorer import tokens
 from embedlayer.explorer.tokens import Params
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 
 LISTED = 200
 

@@ -10,7 +10,7 @@ from embedlayer.data.mixture import corpora_of
 from embedlayer.explorer.text_ids import vocabulary_of
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.io.files import recover_folder
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tokenization.tokenizer_calls import decode, encode
 
 TEXTS = (

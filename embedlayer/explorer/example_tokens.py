@@ -6,7 +6,7 @@ import torch
 
 from embedlayer.analysis.nearest import nearest_rows
 from embedlayer.explorer.tokens import Params, nameless, sum_of_rows
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 
 # fmt: off
 EVERYDAY_WORDS = [

@@ -21,7 +21,7 @@ from embedlayer.explorer.server import to_json
 from embedlayer.explorer.source_facts import check_tokenizers, page_facts
 from embedlayer.explorer.tokens import Params
 from embedlayer.io.files import write_text
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 
 MAP_SHARE, NEAREST_SHARE = 0.5, 0.4
 """Shares of the time that the map of a table and its nearest rows take, about."""

@@ -9,7 +9,7 @@ from embedlayer.analysis.health import model_health
 from embedlayer.analysis.health_report import TableHealth
 from embedlayer.analysis.shared_variance import LEAST_RANK, LEAST_SCALE, MOST_OFFSET, MOST_SCALE, MOST_VARIANCE
 from embedlayer.explorer.tokens import Params
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 
 LISTED = 2000
 DIRECTIONS = 1024

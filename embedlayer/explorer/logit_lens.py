@@ -15,7 +15,7 @@ from embedlayer.explorer.tokens import token_ids
 from embedlayer.io.files import JsonObject
 from embedlayer.losses.largest import top_k
 from embedlayer.models.decoder import DecoderLM
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 
 TOP_TOKENS = 8
 LOGITS_AT_ONCE = 2**22

@@ -35,10 +35,10 @@ from embedlayer.layers.steps import TokenBatch, TracedStep, input_steps, trace_s
 from embedlayer.losses.finishing import finish_logits
 from embedlayer.losses.largest import top_k
 from embedlayer.models.decoder import Attention, DecoderLM
+from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.plots import visible_text
 from embedlayer.positions.position import Position, positions_of
 from embedlayer.positions.rotary import RotaryEmbedding
-from embedlayer.sources import OpenedModel
 from embedlayer.tables.lookup import LookupTable
 from embedlayer.tables.table import TokenTable
 from embedlayer.tokenization.bytes import token_text

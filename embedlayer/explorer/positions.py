@@ -15,13 +15,13 @@ from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.explorer.pipeline import Model, packed, parts_of, queries_and_keys, shown_tokens
 from embedlayer.io.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
+from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.positions.query_scaling import QueryScaledPosition
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import describe
-from embedlayer.sources import OpenedModel
 from embedlayer.tokenization.tokenizer_calls import encode
 
 MOST_NUMBERS = 1_200_000

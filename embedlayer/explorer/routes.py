@@ -27,7 +27,7 @@ from embedlayer.explorer.source_facts import page_facts
 from embedlayer.explorer.text_ids import whole_number
 from embedlayer.explorer.tiny_layer import tiny_layer
 from embedlayer.explorer.tokens import Params
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 
 Answer = Any
 """Bytes, or a value that JSON can represent."""

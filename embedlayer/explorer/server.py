@@ -25,7 +25,7 @@ from embedlayer.explorer.page_files import TYPES, served_files
 from embedlayer.explorer.routes import answer, method_of
 from embedlayer.explorer.source_facts import check_tokenizers
 from embedlayer.explorer.table_map import map_job
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 
 HOST = "127.0.0.1"
 SECONDS_WITHOUT_ACCEPT = 0.1

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from embedlayer.io.files import JsonObject
+from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.positions.position import Position
-from embedlayer.sources import OpenedModel
 from embedlayer.tokenization.ids import require_rows
 
 

@@ -21,7 +21,7 @@ from embedlayer.explorer.layout_cache import layout_path, load_layout, store_lay
 from embedlayer.explorer.tokens import BAKED_ROWS, Params, principal, to_bytes
 from embedlayer.forks import call_in_forked_processes
 from embedlayer.io.files import JsonObject
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 
 CLUSTERS = (20, 150)
 """Largest number of clusters at each level: those that are named at first sight, and those named after zooming in."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from embedlayer.errors import TextError, TokenIdError, TokenizerError
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tokenization.tokenizer_calls import encode, pure_tokenizer
 
 WORDS_OF_A_NAME = 6

@@ -23,7 +23,7 @@ from embedlayer.explorer.health import table_report
 from embedlayer.explorer.positions import example_ids
 from embedlayer.explorer.text_ids import text_ids, vocabulary_of
 from embedlayer.explorer.tokens import BAKED_ROWS, Params, token_ids
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 
 LISTED_EQUAL = 8
 """Largest number of rows that are listed as equal to a row."""

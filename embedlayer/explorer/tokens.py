@@ -14,7 +14,7 @@ from embedlayer.analysis.nearest import nearest_rows, table_cosines
 from embedlayer.analysis.row_reader import RowReader
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.explorer.text_ids import vocabulary_of, whole_number
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 from embedlayer.tokenization.tokenizer_calls import encode as encode_text
 
 Params = Mapping[str, str]

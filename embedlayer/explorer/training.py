@@ -5,7 +5,7 @@ from typing import Any
 
 from embedlayer.explorer.tokens import Params
 from embedlayer.io.json_fields import finite_json
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 
 LINES = 2000
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from embedlayer.errors import FileError, SizeError, require
 from embedlayer.explorer.tokens import Params, to_bytes
 from embedlayer.io.files import MOST_BYTES, require_file
-from embedlayer.sources import OpenedModel
+from embedlayer.opening.opened_model import OpenedModel
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 """The character between two values of a text file, by the file's suffix."""

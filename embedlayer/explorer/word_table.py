@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from embedlayer.sources import OpenedModel, open_model
+from embedlayer.opening.opened_model import OpenedModel
+from embedlayer.opening.readers import open_model
 
 WORD_TABLE = Path(__file__).with_name("words")
 """Folder of the saved table; its README.md says where the rows come from."""
@@ -17,6 +18,6 @@ def open_word_table() -> OpenedModel:
         >>> open_word_table().encode("the queen")
         [2, 904]
     """
-    opened = open_model(WORD_TABLE)
+    opened = open_model(WORD_TABLE, parts="table")
     opened.title, opened.source = TITLE, ""  # a page that is exported names no folder of this machine
     return opened

@@ -211,8 +211,8 @@ def read_header(path: Path | str) -> Header:
     return Header({info.name: info for info in infos}, metadata, 8 + length)
 
 
-def load_tensors(path: Path | str, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read all tensors of a safetensors file.
+def load_tensors(path: Path | str, device: str = "cpu", prefix: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read all tensors of a safetensors file, or those whose names begin with `prefix`, under the rest of their names.
 
     Returns:
         The tensors by name, and the metadata of the file: strings by name, empty if it has none.
@@ -222,7 +222,8 @@ def load_tensors(path: Path | str, device: str = "cpu") -> tuple[dict[str, Tenso
         CheckpointError: The file is a pickle, a GGUF file, truncated, or not a safetensors file.
     """
     with open_safetensors(path, device) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+        names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+        return {name[len(prefix) :]: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
 
 
 def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:

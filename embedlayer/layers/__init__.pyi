@@ -9,10 +9,14 @@ from .gated_embedding import GatedEmbedding as GatedEmbedding
 from .injection import AddedEmbedding as AddedEmbedding
 from .injection import EmbeddingInjection as EmbeddingInjection
 from .injection import InjectionContext as InjectionContext
+from .input import GPT_CONFIG_124M as GPT_CONFIG_124M
+from .input import GPTEmbedding as GPTEmbedding
 from .input import InputEmbedding as InputEmbedding
+from .input import TransformerEmbedding as TransformerEmbedding
 from .input import embed as embed
 from .ngram import NgramEmbedding as NgramEmbedding
 from .ngram import NgramHash as NgramHash
+from .output import OutputHead as OutputHead
 from .per_layer import PerLayerInputs as PerLayerInputs
 from .per_layer import PerLayerResidual as PerLayerResidual
 from .per_layer_embedding import PerLayerEmbedding as PerLayerEmbedding

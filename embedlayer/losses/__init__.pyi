@@ -5,6 +5,8 @@ from .divergences import TopKTargets as TopKTargets
 from .divergences import divergence as divergence
 from .finishing import finish_logits as finish_logits
 from .largest import top_k as top_k
+from .linear import linear_cross_entropy as linear_cross_entropy
+from .linear import token_log_probs as token_log_probs
 from .multi_token import MultiTokenLoss as MultiTokenLoss
 from .options import LogitOptions as LogitOptions
 from .options import LossOptions as LossOptions

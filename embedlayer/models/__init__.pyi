@@ -1,4 +1,9 @@
+from .cache import KeyValueCache as KeyValueCache
+from .config import ModelConfig as ModelConfig
 from .decoder import CausalLMOutput as CausalLMOutput
+from .decoder import DecoderLM as DecoderLM
+from .generation import generate as generate
 from .generation import next_tokens as next_tokens
+from .llama import load_llama as load_llama
 from .sampling import SamplingOptions as SamplingOptions
 from .sampling import sample as sample

@@ -1,3 +1,5 @@
+from .clip import clip_grad_norm_ as clip_grad_norm_
+from .groups import param_groups as param_groups
 from .row_adagrad import RowAdagrad as RowAdagrad
 from .row_adamw import RowAdamW as RowAdamW
 from .row_state import ElementwiseMoments as ElementwiseMoments

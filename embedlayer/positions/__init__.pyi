@@ -1,14 +1,20 @@
+from .alibi import AlibiBias as AlibiBias
 from .alibi import alibi_slopes as alibi_slopes
 from .axial import AxialPositionalEmbedding as AxialPositionalEmbedding
+from .learned import LearnedPositionalEmbedding as LearnedPositionalEmbedding
 from .masks import causal_mask as causal_mask
 from .position import AdditivePosition as AdditivePosition
+from .position import Position as Position
 from .position import PreparedPositions as PreparedPositions
+from .position import positions_of as positions_of
 from .query_scaling import LogQueryScaling as LogQueryScaling
 from .query_scaling import PowerQueryScaling as PowerQueryScaling
 from .query_scaling import QueryFactors as QueryFactors
 from .query_scaling import QueryScaledPosition as QueryScaledPosition
 from .query_scaling import QueryScaling as QueryScaling
+from .relative import RelativePositionBias as RelativePositionBias
 from .rotary import RotaryAngles as RotaryAngles
+from .rotary import RotaryEmbedding as RotaryEmbedding
 from .rotary import permute_qk as permute_qk
 from .rotary import rotary_positions as rotary_positions
 from .rotary_axes import AlternatingAxes as AlternatingAxes
@@ -26,4 +32,5 @@ from .rotary_scaling import ProportionalScaling as ProportionalScaling
 from .rotary_scaling import RotaryScaling as RotaryScaling
 from .rotary_scaling import YarnScaling as YarnScaling
 from .rotation import apply_rotary as apply_rotary
+from .sinusoidal import SinusoidalPositionalEmbedding as SinusoidalPositionalEmbedding
 from .sinusoidal import sinusoids as sinusoids

@@ -1,2 +1,5 @@
+from .loop import Trainer as Trainer
+from .loop import TrainingOptions as TrainingOptions
 from .parallel import ParallelContext as ParallelContext
 from .parallel import parallel_context as parallel_context
+from .run_directory import RunDirectory as RunDirectory

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from embedlayer.census.files import left_out_message
 from embedlayer.errors import EmbedLayerError, EmbedLayerWarning, FileError, SizeError, VocabularyError
 from embedlayer.io.files import new_files
+from embedlayer.opening.path_kinds import PathKind, path_kind
 from embedlayer.option_docs import show_options, unknown_option
-from embedlayer.sources import PathKind, path_kind
 from embedlayer.tokenization.bytes import Token
 from embedlayer.tokenization.ids import table_size
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer

@@ -11,7 +11,7 @@ from embedlayer.census.files import files_left_out
 from embedlayer.census.report import CensusReport
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError
 from embedlayer.io.files import new_folder, recover_folder
-from embedlayer.sources import BLOCKS, CONFIG, OWN_FOLDERS, path_kind
+from embedlayer.opening.path_kinds import BLOCKS, CONFIG, OWN_FOLDERS, path_kind
 from embedlayer.training.run_directory import RunDirectory
 from embedlayer.vocab.checkpoint_folders import apply_to_checkpoint, checkpoint_census
 from embedlayer.vocab.edit_request import VocabularyEdit

@@ -20,8 +20,8 @@ from embedlayer.errors import CheckpointError, EmbedLayerWarning, ShapeError, To
 from embedlayer.io.files import JsonObject, read_bytes
 from embedlayer.io.json_fields import Count, Range, check_fields, parse_json, printable
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
+from embedlayer.opening.path_kinds import PathKind, path_kind
 from embedlayer.short_repr import short_repr
-from embedlayer.sources import PathKind, path_kind
 from embedlayer.tokenization.tokenizer_calls import build_tokenizer
 from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit
 from embedlayer.vocab.folders import RECEIPT, apply_to_folder, edited_copy, receipts_in

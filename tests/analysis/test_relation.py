@@ -7,7 +7,7 @@ from tokenizer_kinds import BUILDERS, tokenizer_of
 
 from embedlayer.analysis.movement import align_tables, row_movement, shared_tokens
 from embedlayer.analysis.relation import MARGIN, common_rows, rows_left_out, table_relation
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tokenization.bytes import TokenBytes, token_text
 from embedlayer.tokenization.read import load_tokenizer

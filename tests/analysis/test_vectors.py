@@ -25,7 +25,7 @@ from embedlayer.errors import (
     TokenizerError,
     UnknownTokenError,
 )
-from embedlayer.sources import open_model
+from embedlayer.opening import open_model
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
 from embedlayer.tokenization.bytes import token_text

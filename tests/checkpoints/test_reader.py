@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import embedlayer as el
 from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.sources import open_model
+from embedlayer.opening import open_model
 
 
 @pytest.mark.parametrize("wanted", [".", "rows.safetensors", "model.safetensors.index.json"])
@@ -49,7 +49,7 @@ def test_a_name_on_the_hub_is_found_in_the_cache_offline(tmp_path) -> None:
     code = """
 import embedlayer as el
 from embedlayer.checkpoints.reader import Checkpoint
-from embedlayer.sources import open_model
+from embedlayer.opening import open_model
 checkpoint = Checkpoint.open("someone/tiny")
 print(checkpoint.config["model_type"], checkpoint.read("wte.weight").sum().item())
 for name, revision in (("someone/else", None), ("someone/tiny", "v2")):

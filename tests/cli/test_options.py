@@ -15,7 +15,7 @@ from embedlayer import DecoderLM, RotaryEmbedding, TokenCorpus, TokenEmbedding, 
 from embedlayer.cli.main import cli
 from embedlayer.cli.options import InputPath
 from embedlayer.errors import FileError
-from embedlayer.sources import PathKind, path_kind
+from embedlayer.opening import PathKind, path_kind
 
 TEXT = "the cat sat on the mat and the dog sat on the cat . " * 40
 

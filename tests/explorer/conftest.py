@@ -19,7 +19,7 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.explorer.server import address, make_server
-from embedlayer.sources import OpenedModel, open_model
+from embedlayer.opening import OpenedModel, open_model
 from embedlayer.tokenization.ids import table_size
 
 VIEWPORT = {"width": 1280, "height": 800}

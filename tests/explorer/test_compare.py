@@ -8,7 +8,7 @@ from embedlayer import TokenEmbedding
 from embedlayer.analysis.movement import row_movement
 from embedlayer.errors import SizeError
 from embedlayer.explorer import compare
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 
 
 def source_of(rows: torch.Tensor, tokens: list[str], title: str = "table") -> OpenedModel:

@@ -11,7 +11,7 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.explorer.example_texts import TEXTS, example_texts
-from embedlayer.sources import OpenedModel, open_model
+from embedlayer.opening import OpenedModel, open_model
 from embedlayer.tokenization.ids import table_size
 
 OWN = "A man likes dogs and other dogs."

@@ -10,7 +10,7 @@ from embedlayer import TokenEmbedding
 from embedlayer.analysis import TokenVectors
 from embedlayer.explorer import example_tokens
 from embedlayer.explorer.word_table import open_word_table
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 
 FUNCTION_WORDS = set(
     "the a an and or but if of to in on at by for with from into as is are was were be been he she it they them their "

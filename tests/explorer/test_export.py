@@ -10,7 +10,7 @@ from embedlayer import TokenEmbedding
 from embedlayer.errors import FileError
 from embedlayer.explorer import tokens
 from embedlayer.explorer.export import bake, page_html, write_page
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 
 
 def test_the_file_asks_the_network_for_nothing(of_run):

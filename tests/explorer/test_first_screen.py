@@ -13,7 +13,7 @@ from embedlayer.explorer import table_map, tokens
 from embedlayer.explorer.example_tokens import CODE_WORDS, examples
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.word_table import open_word_table
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 
 pytestmark = pytest.mark.browser
 

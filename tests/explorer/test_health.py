@@ -18,7 +18,7 @@ from embedlayer.explorer import health
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.token_card import card
 from embedlayer.explorer.word_table import open_word_table
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 from embedlayer.tables.dense import TokenEmbedding
 
 

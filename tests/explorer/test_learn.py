@@ -14,8 +14,8 @@ from embedlayer import TokenEmbedding
 from embedlayer.analysis import TokenVectors
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.word_table import open_word_table
+from embedlayer.opening import OpenedModel
 from embedlayer.positions.sinusoidal import sinusoids
-from embedlayer.sources import OpenedModel
 
 pytestmark = pytest.mark.browser
 

@@ -21,7 +21,7 @@ from embedlayer.explorer import pipeline
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.logit_lens import LogitLens, answer, baked, logit_lens
 from embedlayer.models.sampling import Sampler
-from embedlayer.sources import OpenedModel, open_model
+from embedlayer.opening import OpenedModel, open_model
 from embedlayer.tables.dense import TokenEmbedding
 
 TEXT = "I love dogs and dogs love me"

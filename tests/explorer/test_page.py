@@ -16,8 +16,8 @@ from embedlayer.explorer import table_map
 from embedlayer.explorer.export import write_page
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.user_columns import add_user_columns, read_user_columns
+from embedlayer.opening import OpenedModel
 from embedlayer.plots.left_out import usual_range
-from embedlayer.sources import OpenedModel
 
 pytestmark = pytest.mark.browser
 

@@ -33,7 +33,7 @@ from embedlayer.explorer.text_ids import NamedRows
 from embedlayer.explorer.tiny_layer import TEXTS as TINY_TEXTS
 from embedlayer.explorer.tiny_layer import WORDS, tiny_layer
 from embedlayer.layers.input import embed
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 
 TEXT = "I love dogs and dogs love me"
 

@@ -21,11 +21,11 @@ from embedlayer import (
     train_tokenizer,
 )
 from embedlayer.explorer.positions import DISTANCES, answer, described, positions_data
+from embedlayer.opening import OpenedModel
 from embedlayer.positions import DynamicNTKScaling, YarnScaling
 from embedlayer.positions.alibi import alibi_slopes
 from embedlayer.positions.rotary_scaling import rotary_frequencies
 from embedlayer.positions.sinusoidal import sinusoids
-from embedlayer.sources import OpenedModel
 
 TEXT = "The cat sat on the mat and the dog sat on the cat ."
 PLACES = [0, 1, 2, 7, 31, 127, 128, 511, 2047, 10_000, 131_072, 1_000_000]

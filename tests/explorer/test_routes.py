@@ -10,7 +10,7 @@ from embedlayer.errors import SizeError
 from embedlayer.explorer.routes import PAIRS, ROUTES, answer, manifest, others
 from embedlayer.explorer.server import to_json
 from embedlayer.explorer.user_columns import UserColumn, UserColumns, add_user_columns
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 
 
 def test_every_kind_of_data_is_bytes_or_json_for_a_source_that_has_all(of_run):

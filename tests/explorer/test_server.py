@@ -20,7 +20,7 @@ from embedlayer.explorer import server as explorer_server
 from embedlayer.explorer.page_files import page_files
 from embedlayer.explorer.routes import PAIRS, ROUTES
 from embedlayer.explorer.server import HOST, address, make_server, to_json
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 
 
 @pytest.fixture(scope="module")

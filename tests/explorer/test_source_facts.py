@@ -7,8 +7,8 @@ from embedlayer import DecoderLM, EmbeddingLayer, TokenEmbedding, train_tokenize
 from embedlayer.checkpoints import write_vectors
 from embedlayer.errors import FileError, SizeError, TokenizerError
 from embedlayer.explorer.source_facts import check_tokenizers, page_facts
+from embedlayer.opening import OpenedModel, open_model
 from embedlayer.pretrained import build
-from embedlayer.sources import OpenedModel, open_model
 from embedlayer.tokenization.bytes import token_text
 
 

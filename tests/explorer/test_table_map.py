@@ -10,7 +10,7 @@ from embedlayer import TokenEmbedding
 from embedlayer.errors import CheckpointError, SizeError
 from embedlayer.explorer import table_map
 from embedlayer.explorer.table_map import map_job
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from embedlayer.explorer.export import write_page
 from embedlayer.explorer.health import table_report
 from embedlayer.explorer.pipeline import pipeline
 from embedlayer.explorer.token_card import card, cards, places
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 from embedlayer.tokenization.bytes import token_text
 from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.train import train_tokenizer

@@ -8,7 +8,7 @@ from embedlayer import TokenEmbedding
 from embedlayer.analysis import TokenVectors, principal_components
 from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.explorer import tokens
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 
 
 def floats(content: bytes, *shape: int) -> torch.Tensor:

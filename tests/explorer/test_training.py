@@ -5,7 +5,7 @@ import math
 import pytest
 
 from embedlayer.explorer import training
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 from embedlayer.training.run_directory import RunDirectory
 
 

@@ -9,7 +9,7 @@ from embedlayer.analysis.atlas import write_atlas
 from embedlayer.errors import FileError, SizeError
 from embedlayer.explorer.routes import answer
 from embedlayer.explorer.user_columns import UserColumns, add_user_columns, read_user_columns
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 
 TOKENS = ["a", " the", "cat", 'say "hi"', "tab\there", "", "two", "two"]
 

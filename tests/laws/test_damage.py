@@ -19,7 +19,7 @@ from embedlayer.checkpoints.vector_files import read_vectors
 from embedlayer.data.text_chunks import read_text_chunks
 from embedlayer.explorer.user_columns import read_user_columns
 from embedlayer.io.gguf_files import read_gguf
-from embedlayer.sources import OpenedModel
+from embedlayer.opening import OpenedModel
 
 COUNT = 4  # damages of each file; more by hand with fuzz.py
 QUICK = ("read", "resume", "page", "report", "open", "continue")

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 import embedlayer as el
 from embedlayer.errors import EmbedLayerError
 from embedlayer.explorer.routes import answer
-from embedlayer.sources import open_model
+from embedlayer.opening import open_model
 
 FAULTS = {
     "an exception": {},  # there is no unknown token

@@ -8,7 +8,7 @@ from kinds import EMBED_DIM, TABLES, VOCAB_SIZE
 import embedlayer as el
 from embedlayer.analysis.atlas import write_atlas
 from embedlayer.explorer.export import page_html
-from embedlayer.sources import OpenedModel, open_model
+from embedlayer.opening import OpenedModel, open_model
 from embedlayer.tokenization.read import save_tokenizer
 from embedlayer.tokenization.train import train_tokenizer
 

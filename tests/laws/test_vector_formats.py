@@ -14,7 +14,7 @@ from commands import run
 
 import embedlayer as el
 from embedlayer.checkpoints.vector_files import read_vectors, write_vectors
-from embedlayer.sources import open_model
+from embedlayer.opening import open_model
 
 TOKENS = ["cat", "dog", "nan", "inf", "tree", "sun"]
 ROWS = torch.randn(len(TOKENS), 4, generator=torch.Generator().manual_seed(0)).numpy()

@@ -5,10 +5,10 @@ import torch
 
 import embedlayer as el
 from embedlayer.checkpoints.vector_files import VectorFormat
-from embedlayer.errors import CheckpointError, FileError
+from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError, SizeError
 from embedlayer.io.files import write_json
 from embedlayer.io.safetensors_files import save_tensors
-from embedlayer.sources import open_model
+from embedlayer.opening import open_model
 
 WORDS = ["cat", "dog", "naïve", "bird"]
 
@@ -64,6 +64,46 @@ def test_whatever_was_saved_and_has_a_table_is_opened(tmp_path, tokenizer, kind,
     assert (opened.tokenizer is not None) == named
     assert (opened.position is not None) == (kind != "table")
     assert (opened.head is not None) == (kind == "model")
+
+
+@pytest.mark.parametrize("kind", ["model", "layer", "way in", "checkpoint"])
+def test_the_table_alone_needs_no_other_tensor_and_no_tokenizer(tmp_path, tokenizer, kind) -> None:
+    table = el.TokenEmbedding(257, 8)
+    layer = {
+        "model": lambda: el.DecoderLM(table, el.RotaryEmbedding(4), num_layers=1, num_heads=2),
+        "layer": lambda: el.EmbeddingLayer(table, el.LearnedPositionalEmbedding(4, 8)),
+        "way in": lambda: el.TransformerEmbedding(257, 8, 16),
+        "checkpoint": lambda: None,
+    }[kind]()
+    rows, name = torch.randn(257, 8), "table.weight"
+    if layer is not None:
+        layer.save_pretrained(tmp_path)
+        rows = layer.table.weight.detach()
+    else:
+        write_json(tmp_path / "config.json", {"model_type": "llama", "vocab_size": 257, "hidden_size": 8})
+        name = "model.embed_tokens.weight"
+    save_tensors(tmp_path / "model.safetensors", {name: rows})
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises((EmbedLayerError, EmbedLayerWarning)):
+        open_model(tmp_path)
+    opened = open_model(tmp_path, parts="table")
+    assert torch.equal(opened.rows, rows)
+    assert opened.model is None
+    assert opened.kind == ("checkpoint of family llama" if layer is None else f"saved {type(layer).__name__}")
+    with pytest.raises(CheckpointError, match="leave parts out"):
+        opened.require_input()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert opened.require_tokenizer().get_vocab_size() == 257
+
+
+def test_the_layer_of_a_checkpoint_has_no_transformer_blocks(shared_data) -> None:
+    opened = open_model(shared_data / "models", parts="layer")
+    assert isinstance(opened.model, el.EmbeddingLayer)
+    assert torch.equal(opened.rows, open_model(shared_data / "models").rows)
+    with pytest.raises(CheckpointError, match="leave parts out"):
+        opened.require_decoder()
+    with pytest.raises(SizeError, match="parts must be one of table, layer, model, not 'head'"):
+        open_model(shared_data / "models", parts="head")
 
 
 def test_a_free_head_is_found(tmp_path) -> None:

@@ -1,0 +1,325 @@
+"""Open whatever the user names: a run, a checkpoint, a saved layer, a file of vectors, or a name on the hub.
+
+`open_model` reads the path and returns one record, `OpenedModel`. Every command, the explorer and the analysis use it.
+Importing this module imports no torch: what a kind of source needs is imported in the function that reads it.
+"""
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+from embedlayer.command_name import command_line
+from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TokenizerError
+from embedlayer.families import UNKNOWN
+from embedlayer.io.files import read_json, recover_folder
+from embedlayer.opening.opened_model import OpenedModel
+from embedlayer.opening.path_kinds import BLOCKS, CONFIG, OWN_FOLDERS, TOKENIZER, PathKind, folder_of, path_kind
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+    from embedlayer.layers.input import TransformerEmbedding
+    from embedlayer.models.decoder import DecoderLM
+    from embedlayer.tables.table import TokenTable
+    from embedlayer.training.run_directory import RunDirectory
+
+Parts: TypeAlias = Literal["table", "layer", "model"]
+"""What `open_model` reads of a source: the table, the embedding layer, or all that it has."""
+
+CLASSES_WITH_TABLE = {
+    "decoder_lm": "DecoderLM",
+    "embedding_layer": "EmbeddingLayer",
+    "transformer_embedding": "TransformerEmbedding",
+}
+"""Layers of which the table can be read alone: class names by kind identifier in `config.json`."""
+
+REQUESTED = 'It was opened with parts="{}": leave parts out.'
+"""Why an opened source lacks what it has on disk."""
+
+
+def open_model(
+    source: Path | str, tokenizer: Path | str | None = None, *, parts: Parts = "model", device: str = "cpu"
+) -> OpenedModel:
+    """Open a table with the model, tokenizer and run that belong to it.
+
+    | `source` | result |
+    |---|---|
+    | folder that `embedlayer train` wrote | the decoder, with its run |
+    | folder that `save_pretrained` wrote | the layer, model or table |
+    | checkpoint folder, safetensors file or index | a LLaMA-type decoder, else the embedding layer, else the table |
+    | GGUF file | the same; the decoder only if its blocks are not quantised |
+    | word2vec, GloVe, fastText, NumPy or projector file | the table, with a token for each row |
+    | `owner/name` on the hub | the embedding layer; only shards with its tensors are downloaded |
+
+    The table alone is read if the model family is unknown, or if anything else of the embedding layer cannot be read.
+
+    Args:
+        source: Folder, file, or name on the hub.
+        tokenizer: File or folder of the tokenizer to use instead of the one that belongs to the table.
+        parts: What to read of the source: `"model"` all that the table above lists; `"layer"` no transformer blocks of
+            a checkpoint; `"table"` the table alone, without the rest of a layer or model. A tokenizer is then read when
+            `tokenizer` of the result is first used, with its errors and warnings.
+        device: Where to put the tensors.
+
+    Raises:
+        FileError: The path does not exist, or cannot be read. A mistyped path is never sent to the hub.
+        CheckpointError: The source is damaged, or has no token table.
+        TokenizerError: The tokenizer is damaged; or `tokenizer`, or that of a saved layer, has IDs outside the table.
+        SizeError: `parts` is none of the three.
+
+    Warns:
+        EmbedLayerWarning: Only the table of a checkpoint can be read; rows contain NaN or infinity; or a checkpoint's
+            tokenizer cannot be read or has IDs outside the table.
+
+    Example:
+        >>> from embedlayer.checkpoints.vector_files import write_vectors
+        >>> write_vectors("cats.txt", ["cat", "dog"], torch.eye(2), format="word2vec")
+        >>> open_model("cats.txt").encode("dog cat")
+        [1, 0]
+    """
+    if parts not in get_args(Parts):
+        raise SizeError(f"parts must be one of {', '.join(get_args(Parts))}, not {parts!r}.")
+    path = recover_folder(source)
+    kind = path_kind(path)
+    if kind is PathKind.VECTORS:
+        opened = _open_vectors(path)
+    elif kind in OWN_FOLDERS:
+        opened = _open_saved(path, parts, device)
+    elif kind is PathKind.MISSING or parts != "model":
+        opened = _open_layer(source if kind is PathKind.MISSING else path, parts, device)
+    else:
+        opened = _open_checkpoint(path, device)
+    if tokenizer is not None:
+        from embedlayer.data.tokenizer import load_tokenizer, require_rows
+
+        opened.tokenizer, opened.tokens = load_tokenizer(tokenizer), None
+        require_rows(opened.tokenizer, opened.table.vocab_size, tokenizer)
+    elif parts == "model":
+        _ = opened.tokenizer  # with its errors and warnings
+    return opened
+
+
+def _open_vectors(path: Path) -> OpenedModel:
+    """Open a file of word vectors as a table on the CPU, with one token for each row."""
+    from embedlayer.checkpoints.vector_files import read_vectors
+    from embedlayer.tables.dense import TokenEmbedding
+
+    tokens, rows = read_vectors(path, nonfinite="keep")
+    table = TokenEmbedding.from_pretrained(rows)
+    return OpenedModel(_title(path), table, source=path, kind="file of vectors", tokens=tokens)
+
+
+def _open_saved(path: Path, parts: Parts, device: str) -> OpenedModel:
+    """Open a folder that this library wrote: a training run, or a folder of `save_pretrained`.
+
+    Raises:
+        FileError: The run is not finished, so there is no trained layer.
+        CheckpointError: The saved module has no token table.
+    """
+    if not (path / CONFIG).exists():
+        raise FileError(
+            f"{path} holds no trained layer yet, because its run is not finished: continue it with "
+            f"{command_line('train', '--resume', '-o', path)}"
+        )
+    class_name = CLASSES_WITH_TABLE.get(str(read_json(path / CONFIG).get("kind"))) if parts == "table" else None
+    if class_name is None:
+        class_name, table, model = _saved_layer(path, device)
+        table_only = ""
+    else:
+        table, model, table_only = _saved_table(path, device), None, REQUESTED.format(parts)
+    is_decoder = class_name == "DecoderLM"
+    blocks = f"The blocks of {path} are those of a model of transformers: load it with embedlayer.compress.load_model."
+    return OpenedModel(
+        _title(path),
+        table,
+        source=path,
+        kind="trained run" if is_decoder and path_kind(path) is PathKind.RUN else f"saved {class_name}",
+        model=model,
+        tokenizer=lambda: _saved_tokenizer(path, table),
+        run=(lambda: _run_in(path)) if is_decoder else None,
+        table_only=table_only,
+        no_decoder=blocks if (path / BLOCKS / CONFIG).exists() else table_only if is_decoder else "",
+    )
+
+
+def _saved_layer(
+    path: Path, device: str
+) -> "tuple[str, TokenTable, DecoderLM | EmbeddingLayer | TransformerEmbedding | None]":
+    """Read all of a saved layer; return the name of its class, its table, and itself unless it is only a table.
+
+    Raises:
+        CheckpointError: The layer has no token table.
+    """
+    from embedlayer.pretrained import Pretrained
+    from embedlayer.tables.table import TokenTable
+
+    layer = Pretrained.from_pretrained(path, device=device).eval()
+    if isinstance(layer, TokenTable):
+        return type(layer).__name__, layer, None
+    from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+    from embedlayer.layers.input import TransformerEmbedding
+    from embedlayer.layers.ngram import NgramEmbedding
+    from embedlayer.models.decoder import DecoderLM
+
+    table = getattr(layer, "table", None)
+    if not isinstance(table, TokenTable) or isinstance(layer, NgramEmbedding):
+        raise CheckpointError(f"{path} holds a {type(layer).__name__}, which has no table of tokens.")
+    model = layer if isinstance(layer, DecoderLM | EmbeddingLayer | TransformerEmbedding) else None
+    return "DecoderLM" if isinstance(layer, DecoderLM) else type(layer).__name__, table, model
+
+
+def _saved_table(path: Path, device: str) -> "TokenTable":
+    """Read the table of a saved layer, and nothing else of the layer.
+
+    Raises:
+        CheckpointError: The table is damaged, or no table of tokens.
+    """
+    from embedlayer.pretrained import part_from_pretrained
+    from embedlayer.tables.table import TokenTable
+
+    table = part_from_pretrained(path, "table", device=device)
+    if not isinstance(table, TokenTable):
+        raise CheckpointError(f"The table in {path} is a {type(table).__name__}, which is no table of tokens.")
+    return table.eval()
+
+
+def _saved_tokenizer(path: Path, table: "TokenTable") -> "Tokenizer | None":
+    """Read the tokenizer of a saved layer; return `None` if there is none.
+
+    Raises:
+        TokenizerError: The tokenizer is damaged, or has IDs outside the table.
+    """
+    from embedlayer.data.tokenizer import load_tokenizer, require_rows
+
+    if not (path / TOKENIZER).exists():
+        return None
+    tokenizer = load_tokenizer(path / TOKENIZER)
+    require_rows(tokenizer, table.vocab_size, path)
+    return tokenizer
+
+
+def _run_in(path: Path) -> "RunDirectory":
+    """Return the run directory of a folder."""
+    from embedlayer.training.run_directory import RunDirectory
+
+    return RunDirectory(path)
+
+
+def _open_checkpoint(path: Path, device: str) -> OpenedModel:
+    """Open a local checkpoint: as a whole decoder if `load_llama` can read it, else its embedding layer alone.
+
+    In the second case, `no_decoder` of the result is the message of the error of `load_llama`.
+
+    Raises:
+        CheckpointError: The embedding layer cannot be read either.
+        FileError: A file is missing or cannot be read.
+    """
+    from embedlayer.models.llama import load_llama
+
+    try:
+        model = load_llama(path, device=device)
+    except (CheckpointError, FileError) as error:
+        opened = _open_layer(path, "model", device)
+        opened.no_decoder = opened.no_decoder or str(error)
+        return opened
+    config = folder_of(path) / CONFIG
+    is_file = path_kind(path) is PathKind.GGUF
+    family = read_json(config).get("model_type") if config.exists() and not is_file else None
+    kind = "GGUF file" if is_file else f"checkpoint of family {family}" if family else "checkpoint"
+    opened = OpenedModel(_title(path), model.table, source=path, kind=kind, model=model)
+    opened.tokenizer = lambda: _tokenizer_of(opened, None)
+    return opened
+
+
+def _open_layer(source: Path | str, parts: Parts, device: str) -> OpenedModel:
+    """Open the embedding layer of a checkpoint, and no transformer blocks, from a local path or from the hub.
+
+    If it cannot be read but its table can, the result has the table alone, and a warning says why.
+
+    Raises:
+        FileError: The source does not exist, or cannot be read.
+        CheckpointError: The source is damaged, and its table cannot be read either.
+    """
+    from embedlayer.checkpoints.embedding_layer import load
+
+    is_here = Path(source).exists()
+    source = source if is_here else str(source)
+    table_only = REQUESTED.format(parts) if parts == "table" else ""
+    try:  # from the hub, the table of per-layer inputs would be downloaded too
+        layer = load(source, device=device, table_only=bool(table_only), per_layer=is_here)
+    except CheckpointError as error:
+        if table_only:
+            raise
+        try:
+            layer = load(source, device=device, table_only=True)
+        except CheckpointError:
+            raise error from None
+        table_only = str(error)
+        warnings.warn(f"Only the table is read. {table_only}", EmbedLayerWarning, stacklevel=3)
+    noun = "GGUF file" if path_kind(Path(source)) is PathKind.GGUF else "checkpoint"
+    download = f"Only the embedding layer of {source} is read from the hub: download the model."
+    requested = REQUESTED.format(parts) if parts != "model" else ""
+    opened = OpenedModel(
+        _title(Path(source)) if is_here else str(source),
+        layer.table,
+        source=source,
+        kind=noun if layer.family == UNKNOWN.name else f"{noun} of family {layer.family}",
+        model=None if table_only else layer,
+        table_only=table_only,
+        no_decoder=table_only or (requested if is_here else download),
+    )
+    opened.tokenizer = lambda: _tokenizer_of(opened, layer if noun == "checkpoint" else None)
+    return opened
+
+
+def _tokenizer_of(opened: OpenedModel, layer: "EmbeddingLayer | None") -> "Tokenizer | None":
+    """Read the tokenizer of a checkpoint, or return `None` and set the reason, `no_tokenizer` of `opened`.
+
+    Args:
+        opened: The opened checkpoint.
+        layer: The layer that knows the tokenizer of the same checkpoint; `None` to look in its folder alone.
+
+    Warns:
+        EmbedLayerWarning: The tokenizer has IDs outside the table, or there is a file of one that cannot be read.
+    """
+    from embedlayer.data.tokenizer import load_tokenizer, missing_rows_message
+
+    path = Path(opened.source)
+    kind = path_kind(path)
+    try:  # what needs no text is still possible without a tokenizer
+        tokenizer = None if layer is None else layer.tokenizer
+        if tokenizer is None and kind is not PathKind.MISSING:
+            tokenizer = load_tokenizer(path if kind is PathKind.GGUF else folder_of(path))
+            mismatch = missing_rows_message(tokenizer, opened.table.vocab_size, path)
+            if mismatch is not None:
+                warnings.warn(mismatch, EmbedLayerWarning, stacklevel=2)
+        return tokenizer
+    except (FileError, TokenizerError, CheckpointError) as error:
+        opened.no_tokenizer = str(error)
+    if _has_tokenizer_file(path):
+        warnings.warn(
+            f"{opened.no_tokenizer} Rows are named by their numbers, and what needs text is refused.",
+            EmbedLayerWarning,
+            stacklevel=2,
+        )
+    return None
+
+
+def _has_tokenizer_file(path: Path) -> bool:
+    """Return whether the folder of a checkpoint has a file of a tokenizer, which may be one that is not read."""
+    from embedlayer.data.tokenizer import tokenizer_file
+
+    kind = path_kind(path)
+    if kind in (PathKind.GGUF, PathKind.MISSING):
+        return kind is PathKind.MISSING  # the error of a model on the hub is that of a file
+    try:
+        return tokenizer_file(folder_of(path)) is not None
+    except TokenizerError:
+        return True  # several
+
+
+def _title(path: Path) -> str:
+    """Return the name of a path; `parent/name` if the name is only `model`, `checkpoint` or `run`."""
+    place = path.resolve()
+    return f"{place.parent.name}/{place.name}" if place.name in {"model", "checkpoint", "run"} else place.name
