@@ -132,7 +132,7 @@ def test_every_module_has_its_test_file() -> None:
         "vocab/special_tokens.py": "laws/test_transformers_folder.py",
         "vocab/token_selection.py": "vocab/test_edit.py",
         "vocab/token_usage.py": "laws/test_trim.py",
-        "io/peft_files.py": "vocab/test_adapters.py",
+        "tables/adapters.py": "vocab/test_adapters.py",
         "tables/gguf_rows.py": "checkpoints/test_gguf.py",
         "tables/packed_rows.py": "tables/test_quantized.py",
         "data/bert_tokenizers.py": "data/test_gguf_tokenizers.py",

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from embedlayer.errors import StaleRowsError
-from embedlayer.layers.peft import Adapter, LoraAdapter, adapt_products
 from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.linear import choose_impl, cross_entropy_of
 from embedlayer.losses.options import LogitOptions, LossOptions, split_options
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
+from embedlayer.tables.adapters import Adapter, LoraAdapter, adapt_products
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from embedlayer.errors import CheckpointError, SizeError, TokenIdError
-from embedlayer.io.peft_files import Adapter, ModuleAdapter, read_adapter, write_token_rows
 from embedlayer.layers.output import OutputHead
+from embedlayer.tables.adapter_files import AdapterFolder, ModuleAdapter, read_adapter, write_token_rows
+from embedlayer.tables.adapters import TrainableTokens, adapt_rows
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
 from embedlayer.vocab.module_parts import vocabulary_modules
@@ -38,9 +39,9 @@ def save_adapter(module: nn.Module, directory: Path | str) -> None:
         SizeError: The module has no rows that are trained separately.
         FileError: The folder cannot be written.
     """
-    found = trained_rows(module)
-    token_ids = next(iter(found.values())).token_tensor
-    write_token_rows(directory, {name: rows.delta for name, rows in found.items()}, token_ids)
+    rows_by_name = trained_rows(module)
+    token_ids = next(iter(rows_by_name.values())).token_tensor
+    write_token_rows(directory, {name: rows.delta for name, rows in rows_by_name.items()}, token_ids)
 
 
 def load_adapter(module: nn.Module, directory: Path | str) -> None:
@@ -61,18 +62,18 @@ def load_adapter(module: nn.Module, directory: Path | str) -> None:
         TokenIdError: A token of the adapter is outside the tables.
     """
     changes = _changes(module, read_adapter(directory))
-    token_ids, *others = [change.token_ids for _, change in changes.values()]
-    plain = all(change.weight is None and change.low_rank is None for _, change in changes.values())
-    if token_ids is None or not plain or any(ids is None or not torch.equal(token_ids, ids) for ids in others):
+    trained = {name: change.tokens_alone for name, (_, change) in changes.items()}
+    first, *others = trained.values()
+    if first is None or any(each is None or each.token_ids != first.token_ids for each in others):
         raise CheckpointError(
             f"The adapter in {directory} changes more than the rows of the same tokens in each table and head: it can "
             f"only be merged. Call embedlayer.vocab.merge_adapter(model, {str(directory)!r})."
         )
-    train_only_rows(module, token_ids.tolist())
-    order = token_ids.argsort()
+    train_only_rows(module, first.token_ids)
+    order = torch.tensor(first.token_ids, dtype=torch.long).argsort()
     for name, rows in trained_rows(module).items():
-        if name in changes and (values := changes[name][1].rows) is not None:
-            rows.delta = nn.Parameter(values[order].to(rows.delta.device, copy=True))
+        if (tokens := trained.get(name)) is not None:
+            rows.delta = nn.Parameter(tokens.values[order].to(rows.delta.device, copy=True))
 
 
 def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | None = None) -> None:
@@ -109,7 +110,7 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
         _merge(weight, change)
 
 
-def _changes(module: nn.Module, adapter: Adapter) -> Changes:
+def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
     """Return each table and untied head of a module that an adapter changes, with the change, by name.
 
     Raises:
@@ -118,8 +119,8 @@ def _changes(module: nn.Module, adapter: Adapter) -> Changes:
         SizeError: There is no table and no head, or a table is not dense.
         TokenIdError: A token is outside a table.
     """
-    found = vocabulary_modules(module)
-    others = sorted({*adapter.others, *adapter.modules} - {*found.tables, *found.heads})
+    vocabulary = vocabulary_modules(module)
+    others = sorted({*adapter.others, *adapter.modules} - {*vocabulary.tables, *vocabulary.heads})
     if others:
         shown = ", ".join(others[:3]) + (f", and {len(others) - 3} more" if len(others) > 3 else "")
         raise CheckpointError(
@@ -127,7 +128,7 @@ def _changes(module: nn.Module, adapter: Adapter) -> Changes:
             f"Merge it with PEFT, PeftModel.merge_and_unload(); or merge the part for one table, passing that table."
         )
     changes: Changes = {}
-    for name, part in (*found.tables.items(), *found.heads.items()):
+    for name, part in (*vocabulary.tables.items(), *vocabulary.heads.items()):
         if (change := adapter.modules.get(name)) is None:
             continue
         weight = _weight(part)
@@ -180,11 +181,11 @@ def _check_fit(changes: Changes, directory: Path | str) -> None:
                 f"The adapter in {directory} is for a {name} of {change.sizes[0] or vocab_size} x {change.sizes[1]} "
                 f"numbers; this one has {vocab_size} x {embed_dim}. Edit the vocabulary first, as before the training."
             )
-        ids = change.token_ids
-        if ids is not None and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        ids = [row for each in change.adapters if isinstance(each, TrainableTokens) for row in each.token_ids]
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             raise TokenIdError(
-                f"The adapter in {directory} has rows of tokens {int(ids.min())} to {int(ids.max())}; {name} has "
-                f"{vocab_size} rows. Add the tokens first, as before the training."
+                f"The adapter in {directory} has rows of tokens {min(ids)} to {max(ids)}; {name} has {vocab_size} "
+                f"rows. Add the tokens first, as before the training."
             )
 
 
@@ -196,10 +197,7 @@ def _merge(owner: Weight, change: ModuleAdapter) -> None:
     weight = owner.weight
     for start in range(0, _sizes(owner)[0], ROWS_AT_ONCE):
         stop = min(start + ROWS_AT_ONCE, _sizes(owner)[0])
-        if change.weight is not None:
-            weight[start:stop] = change.weight[start:stop].to(weight)
-        if change.low_rank is not None:
-            first, second, scaling = change.low_rank
-            weight[start:stop] += (second[start:stop].float() @ first.float() * scaling).to(weight)
-    if change.rows is not None and change.token_ids is not None:
-        weight.index_copy_(0, change.token_ids.to(weight.device), change.rows.to(weight))
+        rows = weight[start:stop] if change.weight is None else change.weight[start:stop].to(weight)
+        for adapter in change.adapters:
+            rows = adapt_rows(adapter, rows, start, stop)
+        weight[start:stop] = rows

@@ -26,6 +26,7 @@ from embedlayer.families import VOCAB_SIZE_KEYS, family_of
 from embedlayer.layers.draft_head import DraftHead
 from embedlayer.layers.ngram import NgramEmbedding, NgramHash
 from embedlayer.layers.output import OutputHead
+from embedlayer.layers.peft import without_adapters
 from embedlayer.layers.per_layer import PerLayerInputs
 from embedlayer.own_attributes import own_attribute
 from embedlayer.tables.dense import TokenEmbedding
@@ -278,16 +279,14 @@ def unknown_rows(name: str, use: str = "") -> VocabularyError:
 def refuse_adapters(module: nn.Module, modules: VocabularyModules) -> None:
     """Raise an error if PEFT has put an adapter on a table or head that has values for each token, or token IDs.
 
-    PEFT is not imported; its modules are recognised by their attributes.
-
     Raises:
         VocabularyError: There is such an adapter: LoRA on a table or head, or trainable tokens.
     """
     heads = (model.get_output_embeddings() for model in models_in(module).values())  # also one that is not patched
     ends = {id(part) for part in (*modules.tables.values(), *modules.heads.values())}
-    ends |= {id(_without_adapters(head)) for head in heads if head is not None}
+    ends |= {id(without_adapters(head)) for head in heads if head is not None}
     for name, wrapper in module.named_modules():
-        base = _without_adapters(wrapper)
+        base = without_adapters(wrapper)
         if base is wrapper or id(base) not in ends:
             continue
         own = {id(tensor) for _, tensor in named_tensors(base)}
@@ -302,13 +301,6 @@ def refuse_adapters(module: nn.Module, modules: VocabularyModules) -> None:
                 f"the edit. Merge it first, model = model.merge_and_unload(), edit that model, and wrap it again with "
                 f"get_peft_model. Nothing was changed."
             )
-
-
-def _without_adapters(wrapper: nn.Module) -> nn.Module:
-    """Return the module inside all adapters that PEFT has put on it; the module itself if there are none."""
-    while (base := wrapper._modules.get("base_layer")) is not None:
-        wrapper = base
-    return wrapper
 
 
 def refuse_hashed_ngrams(names: Iterable[str], what: str) -> None:

@@ -19,6 +19,7 @@ from embedlayer.io.files import JsonObject, create_folder, read_json, write_json
 from embedlayer.io.json_fields import Range, check_fields, printable
 from embedlayer.io.name_patterns import NamePattern
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, load_tensors, save_tensors
+from embedlayer.tables.adapters import Adapter, LoraAdapter, TrainableTokens
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -71,30 +72,29 @@ class AdapterFields(TypedDict):
 class ModuleAdapter:
     """What an adapter changes in one module with a weight of one row per token, `(V, D)`.
 
-    The changes apply in the order of the attributes; `None` for no such change.
-
     Attributes:
-        weight: The whole weight, which replaces that of the module, `(V, D)`.
-        low_rank: `(A, B, scaling)` of LoRA: `scaling * (B @ A)` is added to the weight. `A` is `(r, D)` and `B` is
-            `(V, r)`, whatever the module.
-        token_ids: The tokens whose rows are replaced, `(N,)`.
-        rows: Their rows, `(N, D)`.
+        weight: The whole weight, which replaces that of the module, `(V, D)`; `None` for no such change.
+        adapters: What then changes its rows: LoRA, trained tokens, or both in this order.
     """
 
     weight: Float[Tensor, "V D"] | None = None
-    low_rank: tuple[Float[Tensor, "r D"], Float[Tensor, "V r"], float] | None = None
-    token_ids: Int[Tensor, " N"] | None = None
-    rows: Float[Tensor, "N D"] | None = None
+    adapters: tuple[Adapter, ...] = ()
 
     @property
     def sizes(self) -> tuple[int | None, int]:
         """Return `(V, D)` of the weight that the adapter was trained on; V is `None` if it has rows of tokens only."""
         if self.weight is not None:
             return len(self.weight), self.weight.shape[1]
-        if self.low_rank is not None:
-            return len(self.low_rank[1]), self.low_rank[0].shape[1]
-        assert self.rows is not None
-        return None, self.rows.shape[1]
+        first = self.adapters[0]
+        if isinstance(first, LoraAdapter):
+            return first.a.shape[1], len(first.b)
+        return None, first.values.shape[1]
+
+    @property
+    def tokens_alone(self) -> TrainableTokens | None:
+        """Return the trained tokens if the adapter changes nothing else in the module, else `None`."""
+        only = self.adapters[0] if self.weight is None and len(self.adapters) == 1 else None
+        return only if isinstance(only, TrainableTokens) else None
 
     def equals(self, other: "ModuleAdapter") -> bool:
         """Return whether two modules are changed in the same way, bit for bit, as the two ends of a tied table are."""
@@ -102,12 +102,12 @@ class ModuleAdapter:
         return len(self._tensors()) == len(other._tensors()) and all(torch.equal(one, two) for one, two in pairs)
 
     def _tensors(self) -> list[Tensor]:
-        factors = () if self.low_rank is None else (*self.low_rank[:2], torch.tensor(self.low_rank[2]))
-        return [tensor for tensor in (self.weight, *factors, self.token_ids, self.rows) if tensor is not None]
+        numbers = [torch.as_tensor(each) for adapter in self.adapters for each in adapter]
+        return numbers if self.weight is None else [self.weight, *numbers]
 
 
 @dataclass(frozen=True)
-class Adapter:
+class AdapterFolder:
     """An adapter folder of PEFT.
 
     Attributes:
@@ -139,24 +139,24 @@ class Adapter:
             for name, change in self.modules.items()
             if module is None or name == module or name.endswith(f".{module}")
         }
-        found = {name: c for name, c in named.items() if c.sizes in ((vocab_size, embed_dim), (None, embed_dim))}
-        if not found:
+        fitting = {name: c for name, c in named.items() if c.sizes in ((vocab_size, embed_dim), (None, embed_dim))}
+        if not fitting:
             sizes = {name: "rows of width {1}" if c.sizes[0] is None else "{0} x {1}" for name, c in named.items()}
             shown = ", ".join(f"{name} ({sizes[name].format(*c.sizes)})" for name, c in sorted(named.items()))
             raise CheckpointError(
                 f"The adapter in {self.directory} changes no {module or 'module'} of {vocab_size} x {embed_dim} "
                 f"numbers: it has {shown or ', '.join(sorted(self.modules)) or 'no module that can be read'}."
             )
-        first, *rest = found.values()
+        first, *rest = fitting.values()
         if not all(first.equals(change) for change in rest):
             raise CheckpointError(
-                f"The adapter in {self.directory} changes {', '.join(sorted(found))} in different ways: name one of "
+                f"The adapter in {self.directory} changes {', '.join(sorted(fitting))} in different ways: name one of "
                 f"them with module=."
             )
         return first
 
 
-def read_adapter(directory: Path | str) -> Adapter:
+def read_adapter(directory: Path | str) -> AdapterFolder:
     """Read an adapter folder that PEFT or `write_token_rows` wrote.
 
     Raises:
@@ -178,11 +178,11 @@ def read_adapter(directory: Path | str) -> Adapter:
         elif what != f"base_layer.{_ROWS[0]}":  # a second name of the same rows
             by_module.setdefault(module, {})[what] = tensor
     modules = {
-        module: _module_adapter(module, found, config, directory)
-        for module, found in by_module.items()
+        module: _module_adapter(module, own_tensors, config, directory)
+        for module, own_tensors in by_module.items()
         if module not in others
     }
-    return Adapter(directory, modules, tuple(sorted(others)), metadata)
+    return AdapterFolder(directory, modules, tuple(sorted(others)), metadata)
 
 
 def write_token_rows(
@@ -255,19 +255,19 @@ def _split(name: str, directory: Path) -> tuple[str, str]:
     return module, what
 
 
-def _module_adapter(module: str, found: Mapping[str, Tensor], config: JsonObject, directory: Path) -> ModuleAdapter:
+def _module_adapter(module: str, tensors: Mapping[str, Tensor], config: JsonObject, directory: Path) -> ModuleAdapter:
     """Return what an adapter changes in a module.
 
     Args:
         module: Name of the module.
-        found: Tensors of the module, by what they are.
+        tensors: Tensors of the module, by what they are.
         config: Configuration of the adapter.
         directory: Folder of the adapter, for messages.
 
     Raises:
         CheckpointError: The tensors do not fit together.
     """
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise CheckpointError(
                 f"{directory / ADAPTER_WEIGHTS} stores {module}.{name} as {tensor.dtype}, where numbers of a floating-"
@@ -278,16 +278,10 @@ def _module_adapter(module: str, found: Mapping[str, Tensor], config: JsonObject
                 f"{directory / ADAPTER_WEIGHTS} has NaN or infinity in {module}.{name}: its training diverged, or it "
                 f"is damaged. Use an earlier checkpoint of the adapter."
             )
-    rows = next((found[name] for name in _ROWS if name in found), None)
-    weight = next((found[name] for name in _WEIGHTS if name in found), None)
-    token_ids = None if rows is None else torch.tensor(_token_ids(config, module, directory), dtype=torch.long)
-    if rows is not None and token_ids is not None and token_ids.shape != rows.shape[:1]:
-        raise CheckpointError(
-            f"{directory} has {len(rows)} rows of {module} and {token_ids.numel()} token IDs: it is damaged."
-        )
-    low_rank = None
+    weight = next((tensors[name] for name in _WEIGHTS if name in tensors), None)
+    adapters: tuple[Adapter, ...] = ()
     for pair in _LOW_RANK:
-        first, second = (found.get(name) for name in pair)
+        first, second = (tensors.get(name) for name in pair)
         if first is None and second is None:
             continue
         if first is None or second is None or len(first) != second.shape[1]:
@@ -299,15 +293,24 @@ def _module_adapter(module: str, found: Mapping[str, Tensor], config: JsonObject
                 f"not name, so that PEFT leaves it out: the files do not belong together. Copy the adapter again."
             )
         rank, alpha = len(first), _of_module(config, "alpha_pattern", module, directory, config.get("lora_alpha", 8))
-        stated = _of_module(config, "rank_pattern", module, directory, config.get("r", rank))
-        if rank != stated or not rank:
+        config_rank = _of_module(config, "rank_pattern", module, directory, config.get("r", rank))
+        if rank != config_rank or not rank:
             raise CheckpointError(
-                f"{directory / ADAPTER_CONFIG} states the rank {stated} for {module}, and {ADAPTER_WEIGHTS} has "
+                f"{directory / ADAPTER_CONFIG} states the rank {config_rank} for {module}, and {ADAPTER_WEIGHTS} has "
                 f"matrices of rank {rank}: the files do not belong together. Copy the adapter again."
             )
-        factors = (second.T, first.T) if pair == _LOW_RANK[0] else (first, second)
-        low_rank = (*factors, alpha / (rank**0.5 if config.get("use_rslora") else rank))
-    return ModuleAdapter(weight, low_rank, token_ids, rows)
+        a, b = (first, second) if pair == _LOW_RANK[0] else (second.T, first.T)
+        scaling = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+        adapters = (LoraAdapter(a.float(), b.float(), scaling),)
+    rows = next((tensors[name] for name in _ROWS if name in tensors), None)
+    if rows is not None:
+        token_ids = _token_ids(config, module, directory)
+        if len(token_ids) != len(rows):
+            raise CheckpointError(
+                f"{directory} has {len(rows)} rows of {module} and {len(token_ids)} token IDs: it is damaged."
+            )
+        adapters += (TrainableTokens(token_ids, rows),)
+    return ModuleAdapter(weight, adapters)
 
 
 def _token_ids(config: JsonObject, module: str, directory: Path) -> list[int]:

@@ -11,8 +11,8 @@ import torch
 
 from embedlayer import DeltaEmbedding, TokenEmbedding
 from embedlayer.errors import CheckpointError
-from embedlayer.io.peft_files import ADAPTER_CONFIG
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, save_tensors
+from embedlayer.tables.adapter_files import ADAPTER_CONFIG
 from embedlayer.vocab import merge_adapter
 
 NAME = "base_model.model.model.embed_tokens"
