@@ -15,8 +15,8 @@ from embedlayer.tables.adapter_files import AdapterFolder, ModuleAdapter, read_a
 from embedlayer.tables.adapters import TrainableTokens, adapt_rows
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
-from embedlayer.vocab.module_parts import vocabulary_modules
 from embedlayer.vocab.row_training import train_only_rows, trained_rows
+from embedlayer.vocab.targets.module_parts import vocabulary_modules
 
 Weight = TokenEmbedding | OutputHead
 """What an adapter is merged into: a dense table, or an untied head."""

@@ -28,17 +28,9 @@ from embedlayer.own_attributes import (
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable, UnstoredWeight
-from embedlayer.vocab.module_parts import vocabulary_modules
-from embedlayer.vocab.row_init import (
-    ComputedRows,
-    DeadRows,
-    Generator,
-    LiveRows,
-    RowInit,
-    RowOrigin,
-    Tokens,
-    VectorsInit,
-)
+from embedlayer.vocab.init.old_rows import DeadRows, LiveRows
+from embedlayer.vocab.init.row_init import ComputedRows, Generator, RowInit, RowOrigin, Tokens, VectorsInit
+from embedlayer.vocab.targets.module_parts import vocabulary_modules
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from embedlayer.vocab.row_init import NewToken
+from embedlayer.vocab.init.row_init import NewToken
 from embedlayer.vocab.special_tokens import EQUIVALENT, USUAL_NAMES
 from embedlayer.vocab.token_bytes import TokenBytes
 

@@ -16,13 +16,14 @@ from embedlayer.distributed.launch import Launch
 from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.distributed.state import trained_parameters
 from embedlayer.training.parallel import ParallelContext
-from embedlayer.vocab import row_map
-from embedlayer.vocab.auxiliary_init import FocusInit, OMPInit
-from embedlayer.vocab.auxiliary_vectors import AuxiliaryVectors
-from embedlayer.vocab.edit import add_tokens, edit_vocabulary, remove_tokens, transplant, trim_vocabulary
-from embedlayer.vocab.live_modules import _moved_gradient
-from embedlayer.vocab.row_init import CopyInit, MeanInit, MeanNoiseInit, RandomInit, VectorsInit, WeightRows
-from embedlayer.vocab.row_map import RowMap, RowTensor
+from embedlayer.vocab import map as maps
+from embedlayer.vocab.init.auxiliary_init import FocusInit, OMPInit
+from embedlayer.vocab.init.auxiliary_vectors import AuxiliaryVectors
+from embedlayer.vocab.init.old_rows import WeightRows
+from embedlayer.vocab.init.row_init import CopyInit, MeanInit, MeanNoiseInit, RandomInit, VectorsInit
+from embedlayer.vocab.map import RowMap, RowTensor
+from embedlayer.vocab.operations import add_tokens, edit_vocabulary, remove_tokens, transplant, trim_vocabulary
+from embedlayer.vocab.targets.live import _moved_gradient
 
 V, D = 29, 4
 VECTORS = AuxiliaryVectors.from_tensors(
@@ -174,7 +175,7 @@ def test_every_edit_of_divided_rows_is_that_of_whole_ones(ranks, cases) -> None:
 
 def check_edits(cases: list[tuple[str, str]]) -> None:
     rank = dist.get_rank()
-    row_map.ROWS_AT_ONCE = 6  # many rounds
+    maps.ROWS_AT_ONCE = 6  # many rounds
     for kind, name in cases:
         options = EDITS[name]
         whole, its, model, optimizer = made(kind)
@@ -289,7 +290,7 @@ def undo_of_another(model: nn.Module, optimizer: el.RowAdamW, last: bool) -> Non
 
 
 def largest_transfer() -> int:
-    row_map.ROWS_AT_ONCE, sizes = 8, [0]
+    maps.ROWS_AT_ONCE, sizes = 8, [0]
     original = ProcessGroup.all_to_all
 
     def measured(self, rows, send_counts, receive_counts):

@@ -12,8 +12,8 @@ import embedlayer as el
 from embedlayer.cli.demo import carried_text
 from embedlayer.io.safetensors_files import load_tensors
 from embedlayer.layers import NgramEmbedding, NgramHash
+from embedlayer.vocab.init.row_init import RandomInit
 from embedlayer.vocab.receipt import last_receipt
-from embedlayer.vocab.row_init import RandomInit
 
 TEXT = carried_text()[:40_000]
 OPTIONS = el.TrainingOptions(steps=6, batch_size=2, max_length=16, log_every=2, validation_tokens=64)

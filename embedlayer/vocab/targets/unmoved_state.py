@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from embedlayer.errors import StaleRowsError
 from embedlayer.held_parameters import optimizers_of, trained_by
-from embedlayer.vocab.row_map import RowMap
+from embedlayer.vocab.map import RowMap
 
 UNMOVED = "unmoved_state"
 """Attribute of an optimizer, only after such an edit: from the `id` of a parameter to its `UnmovedState`."""

@@ -6,20 +6,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from embedlayer.census.configurations import (
-    Part,
-    is_configuration,
-    module_ids,
-    other_models,
-    parts_of,
-    size_keys,
-)
+from embedlayer.census.configurations import Part, is_configuration, module_ids, other_models, parts_of, size_keys
 from embedlayer.census.tensors import linear_sizes, models_in, named_tensors
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
-from embedlayer.distributed.dtensors import (
-    row_collectives,
-)
+from embedlayer.distributed.dtensors import row_collectives
 from embedlayer.distributed.sharded import ShardedTable
 from embedlayer.errors import SizeError, VocabularyError
 from embedlayer.families import VOCAB_SIZE_KEYS, family_of
@@ -178,37 +169,37 @@ def vocabulary_modules(module: nn.Module) -> VocabularyModules:
         stored, part = _local_table(name, table, False)
         local[stored] = part._replace(per_layer=True, missing_row=missing_row)
     linear = [each for each in linear_sizes(module) if not isinstance(each[1], OutputHead)]
-    found = VocabularyModules(tables, local, heads, layers, {}, hashes, [], [], linear)
-    if not found.sizes:
+    vocabulary = VocabularyModules(tables, local, heads, layers, {}, hashes, [], [], linear)
+    if not vocabulary.sizes:
         raise SizeError(
             "There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary. A "
             "torch.nn.Embedding is edited as TokenEmbedding.from_embedding(embedding), put in its place; a model "
             "of transformers after patch(model)."
         )
-    if len({*found.sizes.values()}) > 1:
-        shown = ", ".join(f"{name} {size:,}" for name, size in found.sizes.items())
+    if len({*vocabulary.sizes.values()}) > 1:
+        shown = ", ".join(f"{name} {size:,}" for name, size in vocabulary.sizes.items())
         raise SizeError(
             f"These do not share a vocabulary ({shown}): edit each by itself, and then change the token IDs in the "
             f"configuration of the whole model with receipt.new_ids."
         )
-    _refuse_other_rows(module, found)
-    vocab_size = found.vocab_size
+    _refuse_other_rows(module, vocabulary)
+    vocab_size = vocabulary.vocab_size
     for name, part in modules.items():
         is_ours = isinstance(part, LookupTable | OutputHead | EmbeddingLayer | NgramHash) or id(part) in skipped
         if not is_ours and any(getattr(part, key, None) == vocab_size for key in VOCAB_SIZE_KEYS):
-            found.configs[name] = part
-    found.parts.extend(_configurations(modules, found, encoders))
-    found.configs.update(
-        (each.name, each.owner) for each in found.parts if each.of_tokens and size_keys(each.owner, vocab_size)
+            vocabulary.configs[name] = part
+    vocabulary.parts.extend(_configurations(modules, vocabulary, encoders))
+    vocabulary.configs.update(
+        (each.name, each.owner) for each in vocabulary.parts if each.of_tokens and size_keys(each.owner, vocab_size)
     )
-    others = {id(each.owner) for each in found.parts if not each.of_tokens}
+    others = {id(each.owner) for each in vocabulary.parts if not each.of_tokens}
     apart = tuple(dotted(name, "") for name, part in modules.items() if id(own_attribute(part, "config")) in others)
-    found.module_ids.extend(each for each in module_ids(module) if not f"{each[0]}.".startswith(apart))
-    return found
+    vocabulary.module_ids.extend(each for each in module_ids(module) if not f"{each[0]}.".startswith(apart))
+    return vocabulary
 
 
 def _configurations(
-    modules: Mapping[str, nn.Module], found: VocabularyModules, apart: Collection[int]
+    modules: Mapping[str, nn.Module], vocabulary: VocabularyModules, apart: Collection[int]
 ) -> Iterator[Part]:
     """Yield all configurations and generation configurations of a live module, each object once.
 
@@ -217,13 +208,13 @@ def _configurations(
 
     Args:
         modules: All modules of the edited module by name.
-        found: Its tables and heads.
+        vocabulary: Its tables and heads.
         apart: The `id` of each module in an encoder with a vocabulary of its own.
     """
-    ours = {id(each) for each in (*found.tables.values(), *found.heads.values())}
+    ours = {id(each) for each in (*vocabulary.tables.values(), *vocabulary.heads.values())}
     holders = [name for name, part in modules.items() if id(part) in ours]
     parts: dict[int, Part] = {}
-    vocab_size = found.vocab_size
+    vocab_size = vocabulary.vocab_size
     for name, part in modules.items():
         is_around = any(f"{holder}.".startswith(dotted(name, "")) for holder in holders) and id(part) not in apart
         for key in ("config", "generation_config"):
@@ -236,7 +227,7 @@ def _configurations(
     yield from parts.values()
 
 
-def _refuse_other_rows(module: nn.Module, found: VocabularyModules) -> None:
+def _refuse_other_rows(module: nn.Module, vocabulary: VocabularyModules) -> None:
     """Raise an error if a module that is no model of transformers has values for each token that an edit does not know.
 
     What a model of transformers has is known by `tensors_in`.
@@ -245,20 +236,20 @@ def _refuse_other_rows(module: nn.Module, found: VocabularyModules) -> None:
         VocabularyError: The module has integers for each token, or a table or head of a user's class has other tensors
             of tokens.
     """
-    known = {id(each) for part in found.hashes.values() for each in part.buffers()}
+    known = {id(each) for part in vocabulary.hashes.values() for each in part.buffers()}
     known |= {id(each) for model in models_in(module).values() for _, each in named_tensors(model)}
-    known |= {id(part.stored.weight) for part in found.local.values()}
-    known |= {id(each) for head in found.heads.values() for each in (head._parameters.get("weight"), head.bias)}
+    known |= {id(part.stored.weight) for part in vocabulary.local.values()}
+    known |= {id(each) for head in vocabulary.heads.values() for each in (head._parameters.get("weight"), head.bias)}
     own = {
         id(tensor)
-        for part in (*found.tables.values(), *found.heads.values())
+        for part in (*vocabulary.tables.values(), *vocabulary.heads.values())
         if not type(part).__module__.startswith("embedlayer.")
         for tensor in (*part.parameters(), *part.buffers())
     }
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        has_rows = len(tensor.shape) > 1 and tensor.shape[0] == found.vocab_size
+        has_rows = len(tensor.shape) > 1 and tensor.shape[0] == vocabulary.vocab_size
         is_integer = not (tensor.is_floating_point() or tensor.is_complex())
-        is_of_tokens = found.vocab_size in tensor.shape if id(tensor) in own else has_rows and is_integer
+        is_of_tokens = vocabulary.vocab_size in tensor.shape if id(tensor) in own else has_rows and is_integer
         if is_of_tokens and id(tensor) not in known:
             raise unknown_rows(name)
 
@@ -329,17 +320,17 @@ def _per_layer_tables(modules: Mapping[str, nn.Module]) -> dict[str, tuple[Looku
     Args:
         modules: All modules of the edited module by name.
     """
-    found: dict[str, tuple[LookupTable, int | None]] = {}
+    tables: dict[str, tuple[LookupTable, int | None]] = {}
     for name, part in modules.items():
         family = family_of(getattr(own_attribute(part, "config"), "model_type", None))
         if isinstance(part, PerLayerInputs):
-            found[dotted(name, "table")] = part.table, part.missing_row
+            tables[dotted(name, "table")] = part.table, part.missing_row
         elif family is not None and family.per_layer is not None:
             child = family.per_layer.table.partition(".")[0]
             table = part._modules.get(child)
             if isinstance(table, TokenTable):
-                found[dotted(name, child)] = table, family.per_layer.missing_row
-    return found
+                tables[dotted(name, child)] = table, family.per_layer.missing_row
+    return tables
 
 
 def dotted(name: str, child: str) -> str:

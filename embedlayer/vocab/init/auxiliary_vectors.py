@@ -10,7 +10,7 @@ from torch import Tensor
 from embedlayer.data.tokenizer_calls import encode_batch
 from embedlayer.errors import ShapeError, SizeError, TextError, VocabularyError, require
 from embedlayer.tables.table import TokenTable
-from embedlayer.vocab.row_init import RowSource, WeightRows
+from embedlayer.vocab.init.old_rows import OldRows, WeightRows
 from embedlayer.vocab.token_bytes import TokenBytes
 from embedlayer.vocab.tokenizer_match import match_tokenizers
 
@@ -35,7 +35,7 @@ class AuxiliaryVectors:
         AuxiliaryVectors(2 old tokens, 1 new tokens, width 16)
     """
 
-    vectors: RowSource
+    vectors: OldRows
     old: Mapping[int, int]
     new: Mapping[str, int]
 

@@ -5,9 +5,9 @@ import torch
 from vocab_models import D, V, model
 
 import embedlayer as el
-from embedlayer.vocab import live_modules
-from embedlayer.vocab.edit import add_tokens, edit_vocabulary
-from embedlayer.vocab.module_parts import vocabulary_modules
+from embedlayer.vocab.operations import add_tokens, edit_vocabulary
+from embedlayer.vocab.targets.live import row_tensors
+from embedlayer.vocab.targets.module_parts import vocabulary_modules
 
 
 def test_each_kind_of_module_is_edited() -> None:
@@ -23,7 +23,7 @@ def test_each_kind_of_module_is_edited() -> None:
         ends = vocabulary_modules(made)
         receipt = add_tokens(made, 2)
         assert ends.vocab_size == V + 2
-        assert {*receipt.before} == {*live_modules.row_tensors(made, ends)[0]}
+        assert {*receipt.before} == {*row_tensors(made, ends)[0]}
         assert all(name == "types.weight" or len(p) in (V + 2, 16, 2) for name, p in made.named_parameters())
         receipt.undo(made)
     assert table.vocab_size == V

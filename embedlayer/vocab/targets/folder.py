@@ -1,4 +1,4 @@
-"""Folders: where an edit reads the old one, and writes the new one with its receipt."""
+"""Folders and files: where an edit reads the old one, and writes the new one with its receipt."""
 
 import re
 import warnings
@@ -10,13 +10,14 @@ from pathlib import Path
 from embedlayer.census.files import files_left_out
 from embedlayer.census.report import CensusReport
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError
-from embedlayer.io.files import new_folder, recover_folder
-from embedlayer.sources import BLOCKS, CONFIG, OWN_FOLDERS, path_kind
+from embedlayer.io.files import new_files, new_folder, recover_folder
+from embedlayer.sources import BLOCKS, CONFIG, OWN_FOLDERS, PathKind, path_kind
 from embedlayer.training.run_directory import RunDirectory
-from embedlayer.vocab.checkpoint_folders import apply_to_checkpoint, checkpoint_census
-from embedlayer.vocab.edit_request import VocabularyEdit
-from embedlayer.vocab.live_modules import FolderResult
-from embedlayer.vocab.run_folders import apply_to_run, run_census
+from embedlayer.vocab.edit import VocabularyEdit
+from embedlayer.vocab.targets.apply_rows import EditResult
+from embedlayer.vocab.targets.checkpoint import apply_to_checkpoint, checkpoint_census
+from embedlayer.vocab.targets.gguf import apply_to_gguf
+from embedlayer.vocab.targets.run import apply_to_run, run_census
 
 RECEIPT = "vocabulary-{}.receipt"
 """Name of the receipt of the first edit, of the second, ..."""
@@ -25,16 +26,18 @@ METADATA, SHARDS = ".metadata", "shard-*-model-*.safetensors"
 """Files of `torch.distributed.checkpoint`: of its default writer, and of its safetensors writer."""
 
 
-def apply_to_folder(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderResult:
-    """Write the edited copy of a folder into `partial`; `folder` does not change.
+def apply_to_files(source: Path, partial: Path, edit: VocabularyEdit) -> EditResult:
+    """Write the edited copy of a folder or GGUF file to `partial`; `source` does not change.
 
     Args:
-        folder: A saved layer, a training run, or a checkpoint of a known model family.
-        partial: The empty folder to write to.
-        edit: The edit, or the undo of one.
+        source: A saved layer, a training run, a checkpoint of a known model family, or a GGUF file.
+        partial: The empty folder, or the file, to write to; see `edited_copy`.
+        edit: The edit; for a folder also the undo of one.
     """
-    apply = apply_to_run if path_kind(folder) in OWN_FOLDERS else apply_to_checkpoint
-    return apply(folder, partial, edit)
+    kind = path_kind(source)
+    if kind is PathKind.GGUF:
+        return apply_to_gguf(source, partial, edit)
+    return (apply_to_run if kind in OWN_FOLDERS else apply_to_checkpoint)(source, partial, edit)
 
 
 def folder_census(folder: Path) -> CensusReport:
@@ -86,30 +89,51 @@ def check_folder(folder: Path) -> None:
 def receipts_in(folder: Path | str) -> list[Path]:
     """Return the paths of the receipts in a folder, from the first edit to the last; empty if there are none."""
     files = ((file.stem.rpartition("-")[2], file) for file in Path(folder).glob(RECEIPT.format("[0-9]*")))
-    found = {int(number): file for number, file in files if re.fullmatch("[0-9]{1,9}", number)}
-    return [found[number] for number in sorted(found)]
+    by_number = {int(number): file for number, file in files if re.fullmatch("[0-9]{1,9}", number)}
+    return [by_number[number] for number in sorted(by_number)]
+
+
+def next_receipt(folder: Path) -> str:
+    """Return the name of the receipt of the next edit of a folder."""
+    return RECEIPT.format(len(receipts_in(folder)) + 1)
+
+
+def receipt_beside(file: Path) -> Path:
+    """Return the path of the receipt of the edit that wrote a GGUF file."""
+    return file.with_name(f"{file.name}.receipt")
 
 
 @contextmanager
-def edited_copy(folder: Path, out: Path | str | None) -> Iterator[Path]:
-    """Yield the path of an empty temporary folder, which becomes `out` when the `with` block ends.
+def edited_copy(source: Path, out: Path | str | None) -> Iterator[tuple[Path, Path]]:
+    """Yield the temporary path of an edited copy and of its receipt; they get their names when the `with` block ends.
 
     If the block raises an error, nothing is written at `out`.
 
     Args:
-        folder: The folder to edit. It is only read. No process may train in it, neither before nor after the block.
+        source: The folder or GGUF file to edit. It is only read. No process may train in a folder, neither before nor
+            after the block.
         out: Path of the result, which must not exist or must be an empty folder. Missing parent folders are created.
 
+    Yields:
+        An empty folder, and the path of the next receipt in it; for a GGUF file a file, and that of the receipt beside
+        it.
+
     Raises:
-        FileError: `folder` does not exist or a process trains in it; or `out` is `None`, is not empty, or cannot be
+        FileError: `source` does not exist or a process trains in it; or `out` is `None`, is not empty, or cannot be
             written.
-        CheckpointError: `check_folder` refuses `folder`.
+        CheckpointError: `check_folder` refuses `source`.
     """
-    check_folder(folder)
+    if path_kind(source) is PathKind.GGUF:
+        if out is None:
+            raise FileError(f"The edit of {source} is written to a new file: name it with out=...")
+        with new_files(out, receipt_beside(Path(out))) as (file, receipt):
+            yield file, receipt
+        return
+    check_folder(source)
     if out is None:
-        raise FileError(f"The edit of the folder {folder} is written to a new one: name it with out=...")
-    lock = RunDirectory(folder).lock  # a run in training writes to its folder while it is read
+        raise FileError(f"The edit of the folder {source} is written to a new one: name it with out=...")
+    lock = RunDirectory(source).lock  # a run in training writes to its folder while it is read
     lock.check_unlocked()
     with new_folder(out) as partial:
-        yield partial
+        yield partial, partial / next_receipt(source)
         lock.check_unlocked()

@@ -9,9 +9,10 @@ from embedlayer.errors import ShapeError, SizeError, VocabularyError
 from embedlayer.layers.output import OutputHead
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
-from embedlayer.vocab.auxiliary_init import FocusInit, OMPInit, WechselInit
-from embedlayer.vocab.auxiliary_vectors import AuxiliaryVectors
-from embedlayer.vocab.row_init import (
+from embedlayer.vocab.init.auxiliary_init import FocusInit, OMPInit, WechselInit
+from embedlayer.vocab.init.auxiliary_vectors import AuxiliaryVectors
+from embedlayer.vocab.init.old_rows import WeightRows
+from embedlayer.vocab.init.row_init import (
     CopyInit,
     MeanInit,
     MeanNoiseInit,
@@ -20,7 +21,6 @@ from embedlayer.vocab.row_init import (
     RowOrigin,
     SubwordMeanInit,
     VectorsInit,
-    WeightRows,
 )
 
 VECTORS = AuxiliaryVectors.from_tensors([2, 4, 9], torch.eye(3), ["zebra"], torch.tensor([[0.3, 2.0, -1.0]]))
@@ -133,7 +133,7 @@ def test_any_table_and_a_free_head_are_read() -> None:
 
 
 def test_a_table_is_read_in_blocks_and_never_whole(monkeypatch, trained) -> None:
-    monkeypatch.setattr("embedlayer.vocab.row_init.ROWS_AT_ONCE", 64)
+    monkeypatch.setattr("embedlayer.vocab.init.old_rows.ROWS_AT_ONCE", 64)
     read = []
 
     class Watched(WeightRows):
@@ -143,11 +143,11 @@ def test_a_table_is_read_in_blocks_and_never_whole(monkeypatch, trained) -> None
 
     for start in (MeanInit(), MeanNoiseInit(), RandomInit(), SubwordMeanInit()):
         blocks = start.rows(Watched(trained), TOKENS, torch.Generator().manual_seed(0)).values
-        monkeypatch.setattr("embedlayer.vocab.row_init.ROWS_AT_ONCE", 500)
+        monkeypatch.setattr("embedlayer.vocab.init.old_rows.ROWS_AT_ONCE", 500)
         if not isinstance(start, MeanNoiseInit):  # whose draws are dealt by blocks
             whole = start.rows(WeightRows(trained), TOKENS, torch.Generator().manual_seed(0)).values
             torch.testing.assert_close(blocks, whole)
-        monkeypatch.setattr("embedlayer.vocab.row_init.ROWS_AT_ONCE", 64)
+        monkeypatch.setattr("embedlayer.vocab.init.old_rows.ROWS_AT_ONCE", 64)
     assert max(read) == 64
 
 

@@ -24,12 +24,12 @@ from embedlayer.families import PER_LAYER_ROWS, VOCAB_SIZE_KEYS
 from embedlayer.io.files import JsonObject
 from embedlayer.layers.ngram import NgramHash
 from embedlayer.own_attributes import REPLACED, own_attribute
-from embedlayer.vocab.edit_request import ResolvedEdit, round_up
-from embedlayer.vocab.module_parts import LocalTable, VocabularyModules, dotted
-from embedlayer.vocab.row_map import RowMap
+from embedlayer.vocab.edit import ModelEdit, round_up
+from embedlayer.vocab.map import RowMap
+from embedlayer.vocab.targets.module_parts import LocalTable, VocabularyModules, dotted
 
-Step = tuple[Callable[[], object], Callable[[], object]]
-"""An assignment, and the one that reverts it."""
+Assignment = tuple[Callable[[], object], Callable[[], object]]
+"""Two functions: one makes a change, the other reverts it."""
 
 
 class Setting(NamedTuple):
@@ -53,7 +53,7 @@ class Setting(NamedTuple):
         """Return the present value."""
         return self.owner[self.attribute] if isinstance(self.owner, Mapping) else getattr(self.owner, self.attribute)
 
-    def step(self, value: Any) -> Step:
+    def assignment(self, value: Any) -> Assignment:
         """Return a pair of functions: one sets the attribute to `value`, the other to its present value."""
         set_value = self.owner.__setitem__ if isinstance(self.owner, dict) else partial(setattr, self.owner)
         return partial(set_value, self.attribute, value), partial(set_value, self.attribute, self.value)
@@ -64,11 +64,11 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
 
     The keys are dotted names of module and attribute. Attributes that an object lacks are left out.
     """
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
 
     def note(name: str, owner: Any, attributes: str, part: LocalTable | None = None) -> None:
         present = [attribute for attribute in attributes.split() if hasattr(owner, attribute)]
-        found.update({dotted(name, attribute): Setting(owner, attribute, part) for attribute in present})
+        settings.update({dotted(name, attribute): Setting(owner, attribute, part) for attribute in present})
 
     for name, table in modules.tables.items():
         note(name, table, "vocab_size num_rows padding_idx")
@@ -78,11 +78,11 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
             note(f"{name}.sharded.index_check", part.table.index_check, "size")
         note(name, part.local, "vocab_size num_rows padding_idx", part)
     for name, part in modules.stored.items():
-        stored = part.stored
-        note(name, stored, "vocab_size num_rows num_embeddings padding_idx pad_to_multiple_of", part)
-        note(dotted(name, "bounds"), stored.index_check, "size", part)
-        note(name, stored, "first_row whole_rows" if stored.whole_rows is not None else "", part)
-        note(dotted(name, "pending_updates"), stored.pending_updates, "padding_idx", part)
+        dense = part.stored
+        note(name, dense, "vocab_size num_rows num_embeddings padding_idx pad_to_multiple_of", part)
+        note(dotted(name, "bounds"), dense.index_check, "size", part)
+        note(name, dense, "first_row whole_rows" if dense.whole_rows is not None else "", part)
+        note(dotted(name, "pending_updates"), dense.pending_updates, "padding_idx", part)
     for name, head in modules.heads.items():
         note(name, head, "out_features padding_idx")
     for name, projection, attribute in modules.linear:
@@ -100,19 +100,19 @@ def settings_of(modules: VocabularyModules) -> dict[str, Setting]:
         if isinstance(config, dict):
             sizes = size_keys(config, modules.vocab_size)
         sizes += [key for key in PER_LAYER_ROWS if has_per_layer and hasattr(config, key) and key not in sizes]
-        found.update({dotted(name, key): Setting(config, key) for key in sizes})
+        settings.update({dotted(name, key): Setting(config, key) for key in sizes})
     of_tokens = [each for each in modules.parts if each.of_tokens]
     of_roles = {id(text_part(each.owner)) for each in of_tokens if each.name.rpartition(".")[2] == "config"}
     for name, owner, _ in of_tokens:
         keys = id_keys(owner, modules.vocab_size, f"The model's {name}")
         keys += [key for key in ROLE_KEYS if id(owner) in of_roles and entries_of(owner).get(key, 0) is None]
-        found.update({dotted(name, key): Setting(owner, key, names_ids=True) for key in keys})
+        settings.update({dotted(name, key): Setting(owner, key, names_ids=True) for key in keys})
     for name, owner, key in modules.module_ids:
-        found[dotted(name, key)] = Setting(owner, key, names_ids=True)
-    return found
+        settings[dotted(name, key)] = Setting(owner, key, names_ids=True)
+    return settings
 
 
-def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
+def new_settings(modules: VocabularyModules, edit: ModelEdit) -> JsonObject:
     """Return the value after an edit of each setting that `settings_of` returns; nothing is changed.
 
     The keys are the same names.
@@ -124,7 +124,7 @@ def new_settings(modules: VocabularyModules, edit: ResolvedEdit) -> JsonObject:
     """
     settings = settings_of(modules)
     assert edit.tokens is not None
-    row_map = edit.rows.row_map
+    row_map = edit.row_map
     ids = edit.tokens.new_token_ids(row_map)
     after: JsonObject = {}
     for name, setting in settings.items():
@@ -174,13 +174,13 @@ def restored_settings(
         CheckpointError: The receipt has other settings than the module.
     """
     present = settings_of(modules)
-    found = {name: present.get(name) or _setting_at(module, name) for name in settings}
-    if None in found.values() or any(not each.names_ids for name, each in present.items() if name not in settings):
+    changed = {name: present.get(name) or _setting_at(module, name) for name in settings}
+    if None in changed.values() or any(not each.names_ids for name, each in present.items() if name not in settings):
         raise CheckpointError(
             "This module is not what the receipt belongs to: it has other tables, heads or configurations. Nothing "
             "was changed."
         )
-    known = {name: each for name, each in found.items() if each is not None}
+    known = {name: each for name, each in changed.items() if each is not None}
     return known, {name: value_of_json(settings[name], each.value) for name, each in known.items()}
 
 

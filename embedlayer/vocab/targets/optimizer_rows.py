@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from embedlayer.distributed.dtensors import is_dtensor, placements_of
 from embedlayer.errors import SizeError
 from embedlayer.optim.row_optimizer import RowOptimizer
-from embedlayer.vocab.row_map import RowTensor
+from embedlayer.vocab.map import RowTensor
 
 
 def state_with_rows(state: Mapping[str, Any], name: str, rows: RowTensor) -> Iterator[tuple[str, Tensor]]:

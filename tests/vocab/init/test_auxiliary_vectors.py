@@ -8,8 +8,8 @@ import torch
 import embedlayer as el
 from embedlayer.errors import MissingExtraError, ShapeError, SizeError, TextError, VocabularyError
 from embedlayer.vocab import FocusInit, OMPInit, WechselInit, add_tokens, edit_tokenizer, transplant
-from embedlayer.vocab.auxiliary_vectors import AuxiliaryVectors, train_fasttext
-from embedlayer.vocab.row_init import WeightRows
+from embedlayer.vocab.init.auxiliary_vectors import AuxiliaryVectors, train_fasttext
+from embedlayer.vocab.init.old_rows import WeightRows
 
 TEXT = "the small dog loved other small dogs . they barked ; the dog loved it . " * 9
 

@@ -26,16 +26,12 @@ from embedlayer.io.safetensors_files import read_header
 from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, Pretrained, describe
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory
-from embedlayer.vocab.edit_request import VocabularyEdit, missing_rows
-from embedlayer.vocab.live_modules import (
-    FolderResult,
-    ModuleResult,
-    apply_to_module,
-    row_tensors,
-)
-from embedlayer.vocab.module_parts import vocabulary_modules
-from embedlayer.vocab.module_settings import settings_of
-from embedlayer.vocab.row_map import RowMap
+from embedlayer.vocab.edit import VocabularyEdit, missing_rows
+from embedlayer.vocab.map import RowMap
+from embedlayer.vocab.targets.apply_rows import EditResult, ModelResult
+from embedlayer.vocab.targets.live import apply_to_module, row_tensors
+from embedlayer.vocab.targets.module_parts import vocabulary_modules
+from embedlayer.vocab.targets.module_settings import settings_of
 
 IDS_AT_ONCE = 1 << 22
 RUN = "run/"
@@ -51,7 +47,7 @@ CORPUS_FILES = (
 CHANGED = (CONFIG, TOKENIZER, "run.json", *CORPUS_FILES, "report.html")
 
 
-def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderResult:
+def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> EditResult:
     """Write the edited copy of a folder of this library into `partial`; `folder` does not change.
 
     The folder contains a saved layer, a training run, or both. The copy of a run can be resumed: its model, optimizer
@@ -72,13 +68,13 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderRes
     """
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
     random_state = torch.get_rng_state()
-    run, results = RunDirectory(folder), dict[str, ModuleResult]()
+    run, results = RunDirectory(folder), dict[str, ModelResult]()
     _refuse_mapped(run)
     if (folder / CONFIG).exists():
         layer = Pretrained.from_pretrained(folder)
         results[""] = apply_to_module(layer, edit, tokenizer=tokenizer)
         layer.save_pretrained(partial, tokenizer=results[""].edit.tokenizer)
-    if run.contains_run and (not results or _keeps_corpus(run, results[""].edit.rows.row_map)):
+    if run.contains_run and (not results or _keeps_corpus(run, results[""].edit.row_map)):
         with torch.random.fork_rng(devices=[]):
             trainer, description = run.open()
             run_state = torch.get_rng_state()
@@ -86,7 +82,7 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderRes
             results[RUN] = apply_to_module(trainer.model, edit, trainer.optimizer, part=RUN, tokenizer=tokenizer)
             torch.set_rng_state(run_state)
             resolved = results[RUN].edit
-            if "" not in results and not _keeps_corpus(run, resolved.rows.row_map):
+            if "" not in results and not _keeps_corpus(run, resolved.row_map):
                 raise VocabularyError(
                     f"The run in {folder} is not finished, and its corpus contains tokens that would be removed. "
                     f"Finish it first ({command_line('train', '--resume', '-o', folder)}), or keep them."
@@ -98,15 +94,15 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> FolderRes
     others = [file for file in _others(folder) if not (partial / file.name).exists()]
     own = tuple(f"{file.name}/" if file.is_dir() else file.name for file in others)
     left_out = {path: rule for path, rule in files_left_out(folder).items() if path.startswith(own)}
-    names = {name for result in results.values() for name in result.rows.tensors}
-    _refuse_copies(folder, left_out, names, next(iter(results.values())).edit.rows.row_map.old_size)
+    names = {name for result in results.values() for name in result.tensors}
+    _refuse_copies(folder, left_out, names, next(iter(results.values())).edit.row_map.old_size)
     for path in (path for file in others for path in ([file] if file.is_file() else sorted(file.rglob("*")))):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not is_left_out(name, left_out):
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, partial / name)
     changed = [str(file.relative_to(folder)) for name in CHANGED for file in sorted(folder.glob(name))]
-    return FolderResult(results, changed, left_out)
+    return EditResult(results, changed, left_out)
 
 
 def run_census(folder: Path, left_out: Collection[str]) -> CensusReport:
@@ -174,16 +170,16 @@ def _refuse_copies(folder: Path, left_out: Collection[str], names: Collection[st
         CheckpointError: It may.
     """
     others, weights = {file.name for file in _others(folder)}, folder / WEIGHTS
-    stored = read_header(weights).tensors if weights.exists() else {}
-    sizes = {size, *(stored[name].shape[0] for name in names if name in stored)}  # with padding rows
+    tensors = read_header(weights).tensors if weights.exists() else {}
+    sizes = {size, *(tensors[name].shape[0] for name in names if name in tensors)}  # with padding rows
     files = [path for path in other_safetensors(folder, left_out) if Path(path).parts[0] in others]
     refuse_copies(folder, files, names, sizes, f"embedlayer.vocab.merge_adapter(model, {str(folder)!r})")
 
 
 def _keeps_corpus(run: RunDirectory, row_map: RowMap) -> bool:
     """Return whether the edit keeps every token that occurs in the corpus of a run; if not, warn."""
-    kept = row_map.new_ids.numpy() >= 0
-    lost = int(run.open_corpus().counts(len(kept))[~kept].sum())
+    is_kept = row_map.new_ids.numpy() >= 0
+    lost = int(run.open_corpus().counts(len(is_kept))[~is_kept].sum())
     if lost:
         warnings.warn(
             f"The corpus of the run in {run.path} contains {lost:,} removed tokens: its result is written, and there "

@@ -5,7 +5,7 @@ import torch
 from vocab_models import IDS, V, close, same, state_of
 
 import embedlayer as el
-from embedlayer.vocab.edit import edit_vocabulary, remove_tokens
+from embedlayer.vocab.operations import edit_vocabulary, remove_tokens
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -12,17 +12,9 @@ from torch import Tensor
 
 from embedlayer.errors import SizeError, VocabularyError
 from embedlayer.tables.table import ROWS_AT_ONCE
-from embedlayer.vocab.auxiliary_vectors import AuxiliaryVectors
-from embedlayer.vocab.row_init import (
-    ComputedRows,
-    DeadRows,
-    Generator,
-    LiveRows,
-    RowInit,
-    RowOrigin,
-    SubwordMeanInit,
-    Tokens,
-)
+from embedlayer.vocab.init.auxiliary_vectors import AuxiliaryVectors
+from embedlayer.vocab.init.old_rows import DeadRows, LiveRows
+from embedlayer.vocab.init.row_init import ComputedRows, Generator, RowInit, RowOrigin, SubwordMeanInit, Tokens
 
 WEIGHTED_AT_ONCE = 128
 """New tokens whose weights, one for each anchor, are in memory at the same time."""

@@ -9,7 +9,7 @@ from tiny_models import build, quiet
 
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
-from embedlayer.vocab.class_rows import rows_of_class, stored_names
+from embedlayer.vocab.targets.class_rows import rows_of_class, stored_names
 
 
 def saved(folder: Path, model_type: str, kind: str) -> Checkpoint:

@@ -1,22 +1,21 @@
-"""Row maps: which old row each new row of a vocabulary is, and the function that applies a map to named tensors.
+"""Row maps: which old row each new row of a vocabulary is, and the tensors whose rows a map moves.
 
-The terms of this package:
+The three nouns of this package, and how they come together:
 
-- A **request** (`EditRequest`) says which tokens to add, remove, keep, merge or reorder, and how new rows are
-  initialised. It does not depend on a model.
-- A **row map** (`RowMap`) says that new row `i` is old row `sources[i]`, or is initialised. The same map moves the
-  rows of the table, of the LM head, of its bias and of the optimizer's moments, and gives the new token IDs.
-- An **edit** (`RowEdit`) is a row map with the values of the initialised rows, ready for one set of tensors.
-  `apply_row_map` applies it to a mapping from names to `RowTensor`s. It returns new tensors and changes nothing. Live
-  modules (`live_modules`) and folders (`checkpoint_folders`, `run_folders`) only read the mapping and write the result.
-- A **receipt** (`Receipt`) records the row map, the rows that the edit dropped, and fingerprints of all tensors.
-- An **undo** is the edit whose row map is the inverse one, and whose initialised rows are the dropped rows of the
-  receipt. The same functions apply it. The fingerprints show that its result equals the tensors before the edit.
+- A **map** says where each row comes from: new row `i` is old row `sources[i]`, or is initialised (`RowMap`). The same
+  map moves the rows of the table, of the LM head, of its bias and of the optimizer's moments, and gives the new token
+  IDs. A `TokenMap` says the same of tokens, from which the `RowMap` of tables with spare rows follows.
+- An **edit** is what is requested (`EditRequest`): which tokens change, and how new rows are initialised. It does not
+  depend on a model. For one model it becomes a `ModelEdit`, which `targets.apply_rows` applies to named tensors. There
+  is one function for each target: `apply_to_module`, `apply_to_checkpoint`, `apply_to_run` and `apply_to_gguf`.
+- A **receipt** (`Receipt`) is what happened: the row map, the rows that the edit dropped, and fingerprints of all
+  tensors. An undo is the edit whose row map is the inverse one, and whose initialised rows are the dropped rows of the
+  receipt. The same functions apply it, and the fingerprints show that its result equals the tensors before the edit.
 """
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from embedlayer.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.distributed.dtensors import dtensor_like, is_dtensor, to_local
-from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdError
+from embedlayer.errors import SizeError, TokenIdError
 from embedlayer.families.records import End
 from embedlayer.io.safetensors_files import byte_chunks
 
@@ -250,183 +249,3 @@ class RowTensor:
 
 RowValues = Callable[[RowTensor], Iterable[Tensor]]
 """Computes the initialised rows of a tensor, the same on all ranks, in chunks of consecutive rows."""
-
-
-@dataclass(frozen=True)
-class RowEdit:
-    """Describe an edit, or the undo of an edit, that `apply_row_map` can apply to named tensors.
-
-    A fingerprint is the hash that `row_fingerprint` returns.
-
-    Attributes:
-        row_map: The old row of each new row.
-        values: For an edit: function that yields the initialised rows of a tensor whose `end` is not `None`.
-        restored_rows: For an undo: from each tensor's name to the initialised rows that this rank stores.
-        after: For an undo: from each tensor's name to the expected fingerprint of the result. The rows that the undo
-            drops are not compared: rows that an edit added may have been trained since.
-    """
-
-    row_map: RowMap
-    values: RowValues | None = None
-    restored_rows: Mapping[str, Tensor] | None = None
-    after: Mapping[str, str] | None = None
-
-
-@dataclass(frozen=True)
-class RowResult:
-    """Store the result of an edit of named tensors; the keys of each dictionary are the tensors' names.
-
-    Attributes:
-        tensors: The new tensors.
-        dropped_rows: The rows that the edit dropped and that this rank stored, on the CPU.
-        before: Fingerprints of the old tensors, as `row_fingerprint` returns them.
-        after: Fingerprints of the new tensors.
-    """
-
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    dropped_rows: dict[str, Tensor] = field(default_factory=dict)
-    before: dict[str, str] = field(default_factory=dict)
-    after: dict[str, str] = field(default_factory=dict)
-
-
-def apply_row_map(
-    tensors: Mapping[str, RowTensor], edit: RowEdit, collectives: Collectives = SINGLE_PROCESS
-) -> RowResult:
-    """Return new tensors whose rows are moved and initialised as an edit says; the old tensors are not changed.
-
-    If rows are sharded, all ranks must call this.
-
-    Args:
-        tensors: The tensors by name.
-        edit: The old row of each new row, and the values of initialised rows.
-        collectives: All ranks that apply the edit. Initialised rows get the values that rank 0 computes.
-
-    Raises:
-        CheckpointError: For an undo: the edit changed other tensors than these, the result does not have the expected
-            fingerprints, or the rows to restore are missing or have another shape.
-        ShapeError: `edit.values` computes too few or too many rows.
-        PeerError: Another rank raised an error.
-    """
-    row_map, result = edit.row_map, RowResult()
-    with collectives.all_or_none():
-        result.before.update({name: row_fingerprint(rows.local) for name, rows in tensors.items()})
-        _check_names(edit.after, tensors)
-        if edit.restored_rows is not None:
-            _check_restored_rows(tensors, edit, edit.restored_rows)
-    for name, rows in tensors.items():
-        before, after = rows.partitions(row_map)
-        old = rows.tensor if rows.axis == 0 else rows.local
-        new = rows.completing(row_map).apply(old, padding=rows.padding, collectives=rows.collectives)
-        if edit.restored_rows is not None:
-            places = local_rows(row_map.initialised, after)
-            new.index_copy_(0, places.to(new.device), edit.restored_rows[name].to(new.device, new.dtype))
-        elif rows.new_values is not None:
-            _fill(new, row_map, after, [rows.new_values(len(row_map.initialised))], collectives)
-        elif edit.values is not None and rows.state_of is not None:
-            places = local_rows(row_map.initialised, after).to(new.device)
-            if len(places):
-                started = rows.state_of(result.tensors[rows.parameter].index_select(0, places))
-                new.index_copy_(0, places, started.to(new.device, new.dtype))
-        elif edit.values is not None and rows.end is not None and len(row_map.initialised):
-            _fill(new, row_map, after, edit.values(rows), collectives)
-        dropped = local_rows(row_map.dropped, before)
-        if rows.missing_row is not None:
-            dropped = dropped[dropped < len(rows.local)]
-        result.tensors[name] = new
-        result.dropped_rows[name] = rows.local.index_select(0, dropped.to(new.device)).cpu()
-        result.after[name] = row_fingerprint(new)
-    with collectives.all_or_none():
-        _check_fingerprints(edit.after, result.after)
-    return result
-
-
-def _fill(
-    new: Tensor, row_map: RowMap, partition: RowPartition, chunks: Iterable[Tensor], everyone: Collectives
-) -> None:
-    """Write initialised rows into `new` in place, with the values of rank 0; all ranks must call this.
-
-    Args:
-        new: The tensor to write to, or the rows of this rank. Each rank writes only the rows that it stores.
-        row_map: The row map, which says which rows are initialised.
-        partition: The rows that this rank stores after the edit.
-        chunks: The values of all initialised rows, in chunks of consecutive rows.
-        everyone: The ranks that receive the values of rank 0.
-
-    Raises:
-        ShapeError: `chunks` has too few or too many rows.
-    """
-    done = 0
-    for values in chunks:
-        values = everyone.broadcast(values.detach().to(new.device, new.dtype).contiguous())
-        rows, done = row_map.initialised[done : done + len(values)], done + len(values)
-        places, is_local = partition.local(rows)
-        new.index_copy_(0, places[is_local].to(new.device), values[is_local.to(new.device)])
-    if done != len(row_map.initialised):
-        raise ShapeError(
-            f"{done} rows were computed for {len(row_map.initialised)} new tokens: a RowInit must compute one for each."
-        )
-
-
-def _check_restored_rows(tensors: Mapping[str, RowTensor], edit: RowEdit, restored: Mapping[str, Tensor]) -> None:
-    """Check for an undo that the receipt has the dropped rows of every tensor, in the right shape.
-
-    Args:
-        tensors: The tensors by name, before the undo.
-        edit: The undo, whose row map initialises the rows that the edit dropped.
-        restored: From each tensor's name to the dropped rows of the receipt.
-
-    Raises:
-        CheckpointError: Rows of a tensor are missing or have another shape.
-    """
-    for name, rows in tensors.items():
-        count = len(local_rows(edit.row_map.initialised, rows.partitions(edit.row_map)[1]))
-        found, wanted = restored.get(name), (count, *rows.local.shape[1:])
-        if found is None or tuple(found.shape) != wanted:
-            raise CheckpointError(
-                f"The receipt has {'no rows' if found is None else tuple(found.shape)} of {name} where the dropped "
-                f"rows are {wanted}: it is damaged. Nothing was changed."
-            )
-
-
-def _check_names(expected: Mapping[str, str] | None, tensors: Mapping[str, RowTensor]) -> None:
-    """Check for an undo that the tensors are those that the edit changed.
-
-    Args:
-        expected: The edited tensors, by name; `None` skips the check.
-        tensors: The tensors by name.
-
-    Raises:
-        CheckpointError: A tensor is missing or unexpected.
-    """
-    if expected is None:
-        return
-    missing = next((name for name in sorted(expected.keys() - tensors.keys()) if name.startswith("optimizer.")), None)
-    if missing is not None:
-        raise CheckpointError(
-            f"The edit also changed the optimizer's state ({missing}): pass that optimizer, undo(..., optimizer=...), "
-            f"with the state that it had after the edit. Nothing was changed."
-        )
-    if different := sorted(expected.keys() ^ tensors.keys()):
-        raise CheckpointError(
-            f"The receipt belongs to another model: only one of them has {', '.join(different[:4])}. Nothing was "
-            f"changed."
-        )
-
-
-def _check_fingerprints(expected: Mapping[str, str] | None, found: Mapping[str, str]) -> None:
-    """Check that tensors have the expected fingerprints, which are hashes by `row_fingerprint`.
-
-    Args:
-        expected: From each tensor's name to the expected fingerprint; `None` skips the check.
-        found: From each edited tensor's name to its fingerprint.
-
-    Raises:
-        CheckpointError: A tensor has other values.
-    """
-    different = [] if expected is None else sorted(name for name in expected if expected[name] != found[name])
-    if different:
-        raise CheckpointError(
-            f"The receipt belongs to another result: rows of {', '.join(different[:4])} that the edit kept hold other "
-            f"values. Undo an edit before kept rows are trained or edited again; new rows may have been trained "
-            f"(add_tokens(train_only_new=True)). Nothing was changed."
-        )

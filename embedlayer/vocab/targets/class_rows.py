@@ -13,9 +13,9 @@ from embedlayer.checkpoints.patching import patch
 from embedlayer.checkpoints.reader import Checkpoint
 from embedlayer.errors import EmbedLayerError
 from embedlayer.io.files import JsonObject
-from embedlayer.vocab.live_modules import row_tensors
-from embedlayer.vocab.module_parts import vocabulary_modules
-from embedlayer.vocab.row_map import RowTensor
+from embedlayer.vocab.map import RowTensor
+from embedlayer.vocab.targets.live import row_tensors
+from embedlayer.vocab.targets.module_parts import vocabulary_modules
 
 
 def rows_of_class(checkpoint: Checkpoint) -> tuple[dict[str, RowTensor], dict[str, str]] | None:
@@ -33,19 +33,19 @@ def rows_of_class(checkpoint: Checkpoint) -> tuple[dict[str, RowTensor], dict[st
         to the number of tokens.
     """
     try:
-        found = class_named_in(checkpoint.config)
-        if found is None:
+        class_and_config = class_named_in(checkpoint.config)
+        if class_and_config is None:
             return None
-        model = built_on_meta(*found)
+        model = built_on_meta(*class_and_config)
         own_names: dict[int, list[str]] = {}
         for name, tensor in named_tensors(model):
             own_names.setdefault(id(tensor), []).append(name)
-        stored = {name: _stored_names(model, {name: tensor}) for name, tensor in model.state_dict().items()}
+        file_names = {name: _stored_names(model, {name: tensor}) for name, tensor in model.state_dict().items()}
         modules = vocabulary_modules(patch(model))
         ends = row_tensors(model, modules)[0]
     except EmbedLayerError:
         return None
-    present = {name: [each for each in names if each in checkpoint.names] for name, names in stored.items()}
+    present = {name: [each for each in names if each in checkpoint.names] for name, names in file_names.items()}
     tensors: dict[str, RowTensor] = {}
     aliases: dict[str, str] = {}
     for rows in ends.values():
@@ -55,9 +55,9 @@ def rows_of_class(checkpoint: Checkpoint) -> tuple[dict[str, RowTensor], dict[st
         tensors[names[0]] = replace(rows, tensor=checkpoint.read(names[0]))
         aliases |= dict.fromkeys(names, names[0])
     is_complete = all(
-        any(present.get(own) for own in names) for names in own_names.values() if {*names} & stored.keys()
+        any(present.get(own) for own in names) for names in own_names.values() if {*names} & file_names.keys()
     )
-    known = {each for names in stored.values() for each in names}
+    known = {each for names in file_names.values() for each in names}
     others = [name for name in checkpoint.names if modules.vocab_size in checkpoint.info(name).shape]
     return (tensors, aliases) if is_complete and known.issuperset(others) else None
 
@@ -73,8 +73,8 @@ def stored_names(config: JsonObject) -> dict[str, list[str]]:
         or does not build the class.
     """
     try:
-        found = class_named_in(config)
-        model = None if found is None else built_on_meta(*found)
+        class_and_config = class_named_in(config)
+        model = None if class_and_config is None else built_on_meta(*class_and_config)
         state = {} if model is None else model.state_dict()
         return {name: _stored_names(model, {name: tensor}) for name, tensor in state.items()}
     except EmbedLayerError:

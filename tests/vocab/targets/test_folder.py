@@ -14,10 +14,9 @@ import embedlayer as el
 from embedlayer.cli.main import main
 from embedlayer.io.files import write_json
 from embedlayer.io.safetensors_files import save_tensors
-from embedlayer.vocab import edit
-from embedlayer.vocab.folders import receipts_in
-from embedlayer.vocab.receipt import last_receipt
-from embedlayer.vocab.row_map import RowMap
+from embedlayer.vocab.map import RowMap
+from embedlayer.vocab.receipt import Receipt, last_receipt
+from embedlayer.vocab.targets.folder import receipts_in
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def test_a_disk_that_is_full_leaves_nothing_behind(kind, tmp_path, request) -> N
     el.vocab.remove_tokens(folder, [7], out=tmp_path / "new")
 
 
-@pytest.mark.parametrize("where", ["save", "receipts_in"])
+@pytest.mark.parametrize("where", ["of", "save"])
 @pytest.mark.parametrize("kind", ["checkpoint", "layer"])
 def test_what_fails_late_leaves_nothing_behind_either(kind, where, tmp_path, request, monkeypatch) -> None:
     folder = request.getfixturevalue(kind)
@@ -65,7 +64,7 @@ def test_what_fails_late_leaves_nothing_behind_either(kind, where, tmp_path, req
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(edit.Receipt if where == "save" else edit, where, fail)
+    monkeypatch.setattr(Receipt, where, fail)
     with pytest.raises(KeyboardInterrupt):
         el.vocab.remove_tokens(folder, [7], out=tmp_path / "new")
     assert sorted(os.listdir(tmp_path)) == ["old"]
@@ -74,8 +73,8 @@ def test_what_fails_late_leaves_nothing_behind_either(kind, where, tmp_path, req
 def test_a_killed_edit_leaves_no_folder_of_that_name(checkpoint, tmp_path) -> None:
     code = (
         "import sys, time, embedlayer as el\n"
-        "from embedlayer.vocab import edit\n"
-        "edit.Receipt.save = lambda *_: (print('now', flush=True), time.sleep(600))\n"
+        "from embedlayer.vocab import Receipt\n"
+        "Receipt.save = lambda *_: (print('now', flush=True), time.sleep(600))\n"
         "el.vocab.remove_tokens(sys.argv[1], [7], out=sys.argv[2])\n"
     )
     with Program("-c", code, checkpoint, tmp_path / "new") as program:

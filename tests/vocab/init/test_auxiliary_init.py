@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from embedlayer.errors import SizeError, VocabularyError
-from embedlayer.vocab.auxiliary_init import FocusInit, OMPInit, WechselInit, sparsemax
-from embedlayer.vocab.auxiliary_vectors import AuxiliaryVectors
-from embedlayer.vocab.row_init import NewToken, SubwordMeanInit, WeightRows
+from embedlayer.vocab.init.auxiliary_init import FocusInit, OMPInit, WechselInit, sparsemax
+from embedlayer.vocab.init.auxiliary_vectors import AuxiliaryVectors
+from embedlayer.vocab.init.old_rows import WeightRows
+from embedlayer.vocab.init.row_init import NewToken, SubwordMeanInit
 
 V, D, A = 40, 6, 9
 OLD_IDS = [3, *range(8, 38)]
@@ -79,8 +80,8 @@ RULES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_row_is_the_weighted_sum_of_the_plain_definition(rule, monkeypatch) -> None:
-    monkeypatch.setattr("embedlayer.vocab.auxiliary_init.WEIGHTED_AT_ONCE", 3)
-    monkeypatch.setattr("embedlayer.vocab.auxiliary_init.ROWS_AT_ONCE", 11)
+    monkeypatch.setattr("embedlayer.vocab.init.auxiliary_init.WEIGHTED_AT_ONCE", 3)
+    monkeypatch.setattr("embedlayer.vocab.init.auxiliary_init.ROWS_AT_ONCE", 11)
     rows, auxiliary, anchors, ids, targets = example()
     start, definition = RULES[rule][0](auxiliary), RULES[rule][1]
     new = start.rows(WeightRows(rows), TOKENS)

@@ -6,13 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import embedlayer as el
-from embedlayer.vocab.row_map import DROPPED, NEW, RowEdit, RowMap, RowTensor, apply_row_map, row_fingerprint
+from embedlayer.vocab.edit import ModelEdit
+from embedlayer.vocab.map import DROPPED, NEW, RowMap, RowTensor, row_fingerprint
+from embedlayer.vocab.targets.apply_rows import apply_row_map
 
 SOURCES = st.lists(st.integers(NEW, 11), min_size=1, max_size=20)
 
 
-def edit(row_map: RowMap, values: torch.Tensor) -> RowEdit:
-    return RowEdit(row_map, lambda rows: values.split(2))
+def edit(row_map: RowMap, values: torch.Tensor) -> ModelEdit:
+    return ModelEdit(row_map, lambda rows: values.split(2))
 
 
 @given(sources=SOURCES, padding=st.integers(0, 3))
@@ -35,9 +37,9 @@ def test_each_new_row_is_its_source_or_its_initial_value(sources, padding) -> No
 @given(sources=SOURCES)
 def test_the_inverse_map_with_the_dropped_rows_restores_every_bit(sources) -> None:
     old, row_map = torch.randn(12, 2), RowMap(torch.tensor(sources), 12)
-    first = apply_row_map({"table": RowTensor(old)}, RowEdit(row_map))
+    first = apply_row_map({"table": RowTensor(old)}, ModelEdit(row_map))
     back = row_map.inverse()
-    undo = RowEdit(back, restored_rows=first.dropped_rows, after=first.before)
+    undo = ModelEdit(back, restored_rows=first.dropped_rows, after=first.before)
     assert torch.equal(apply_row_map({"table": RowTensor(first.tensors["table"])}, undo).tensors["table"], old)
     assert torch.equal(back.initialised, row_map.dropped)
     edited = first.tensors["table"]

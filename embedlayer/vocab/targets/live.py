@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -17,29 +17,20 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from embedlayer.census.configurations import (
-    check_readers,
-    check_sizes,
-    json_value,
-)
-from embedlayer.census.files import FileRule
+from embedlayer.census.configurations import check_readers, check_sizes, json_value
 from embedlayer.census.tensors import tensors_in
 from embedlayer.collectives import SINGLE_PROCESS
 from embedlayer.data.tokenizer import fingerprint
-from embedlayer.distributed.dtensors import (
-    check_replaceable,
-    is_dtensor,
-    replace_dtensor,
-    row_collectives,
-)
+from embedlayer.distributed.dtensors import check_replaceable, is_dtensor, replace_dtensor, row_collectives
 from embedlayer.errors import SizeError
 from embedlayer.families.records import End
 from embedlayer.held_parameters import held_parameters
-from embedlayer.io.files import JsonObject
 from embedlayer.own_attributes import REPLACED, modules_with, own_attribute
 from embedlayer.tables.sparse_gradient import row_gradient, rows_and_values
-from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit
-from embedlayer.vocab.module_parts import (
+from embedlayer.vocab.edit import VocabularyEdit
+from embedlayer.vocab.map import RowMap, RowTensor, row_fingerprint
+from embedlayer.vocab.targets.apply_rows import ModelResult, apply_row_map
+from embedlayer.vocab.targets.module_parts import (
     VocabularyModules,
     check_movable,
     dotted,
@@ -47,22 +38,18 @@ from embedlayer.vocab.module_parts import (
     unknown_rows,
     vocabulary_modules,
 )
-from embedlayer.vocab.module_settings import (
-    Step,
+from embedlayer.vocab.targets.module_settings import (
+    Assignment,
     new_compressed_ids,
     new_settings,
     restored_settings,
     settings_of,
 )
-from embedlayer.vocab.optimizer_rows import NewState, state_with_rows
-from embedlayer.vocab.row_map import RowMap, RowResult, RowTensor, apply_row_map, row_fingerprint
-from embedlayer.vocab.unmoved_state import require_moved, watch_unmoved
+from embedlayer.vocab.targets.optimizer_rows import NewState, state_with_rows
+from embedlayer.vocab.targets.unmoved_state import require_moved, watch_unmoved
 
 if TYPE_CHECKING:
     from embedlayer.distributed.fsdp import FsdpParameter
-
-
-# Tensors with one row for each token
 
 
 def row_tensors(
@@ -93,19 +80,19 @@ def row_tensors(
         StaleRowsError: The optimizer's state is that before an earlier edit.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    found: dict[int, tuple[str, RowTensor]] = {}
+    by_id: dict[int, tuple[str, RowTensor]] = {}
     for name, part in modules.stored.items():
         weight = part.stored.weight
         end: End = "per_layer" if part.per_layer else "head" if part.of_head else "table"
         rows = RowTensor(weight, end, padding.get(name, 0), part.shards, missing_row=part.missing_row)
-        found[id(weight)] = names.get(id(weight), dotted(name, "weight")), rows
+        by_id[id(weight)] = names.get(id(weight), dotted(name, "weight")), rows
     for name, head in modules.heads.items():
         for key, parameter in (("weight", None if head.tied else head.weight), ("bias", head.bias)):
             if parameter is not None:
                 rows = RowTensor(parameter, "head", collectives=row_collectives(parameter))
-                found[id(parameter)] = names.get(id(parameter), dotted(name, key)), rows
-    for name, tensor, axes, rule in tensors_in(module, found.keys()):
-        if id(tensor) not in found:
+                by_id[id(parameter)] = names.get(id(parameter), dotted(name, key)), rows
+    for name, tensor, axes, rule in tensors_in(module, by_id.keys()):
+        if id(tensor) not in by_id:
             is_known = rule.end is not None and len(axes) == 1 and tensor.is_floating_point()
             if not is_known or tensor.shape[axes[0]] != modules.vocab_size:
                 raise unknown_rows(name, rule.use)
@@ -113,9 +100,9 @@ def row_tensors(
                 raise SizeError(
                     f"{name} is sharded, and is moved only whole: edit the vocabulary before it is sharded."
                 )
-            found[id(tensor)] = name, RowTensor(tensor, rule.end, collectives=row_collectives(tensor), axis=axes[0])
+            by_id[id(tensor)] = name, RowTensor(tensor, rule.end, collectives=row_collectives(tensor), axis=axes[0])
     # The values of a bias follow from the rows before it.
-    tensors = dict(sorted(found.values(), key=lambda named: named[1].local.dim() == 1))
+    tensors = dict(sorted(by_id.values(), key=lambda named: named[1].local.dim() == 1))
     replace: dict[str, Callable[[Tensor], None]] = {
         name: _replace_function(rows.tensor, fsdp.get(id(rows.tensor))) for name, rows in tensors.items()
     }
@@ -125,12 +112,12 @@ def row_tensors(
         replace[key] = partial(setattr, ngrams, "compressed_ids")
     if optimizer is not None:
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        if not trained & found.keys():
+        if not trained & by_id.keys():
             raise SizeError(
                 "This optimizer belongs to other parameters: it trains none of the tensors that have a row for each "
                 "token. Pass the one that trains this module, or none."
             )
-        for name, rows in [each for parameter_id, each in found.items() if parameter_id in trained]:
+        for name, rows in [each for parameter_id, each in by_id.items() if parameter_id in trained]:
             require_moved(optimizer, rows.tensor)
             state = optimizer.state.get(rows.tensor, {})
             new = NewState(optimizer, name, rows.tensor)
@@ -161,7 +148,7 @@ def _replace_data(parameter: Tensor, tensor: Tensor) -> None:
     parameter.data = tensor
 
 
-def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
+def moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
     """Return a parameter's gradient with its rows moved as a row map says; `None` if it has no gradient.
 
     The result is dense or sparse as before. The rows of new tokens get no gradient. If the rows are sharded, all ranks
@@ -187,39 +174,6 @@ def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
     return row_gradient(rows.tensor, moved)
 
 
-# Applying an edit
-
-
-class ModuleResult(NamedTuple):
-    """Store what an edit changed in one model, from which the receipt is built.
-
-    Attributes:
-        edit: The edit that was applied.
-        rows: The new tensors, the dropped rows and the fingerprints.
-        settings: Sizes and IDs of the modules before the edit, by name; empty for a checkpoint.
-    """
-
-    edit: ResolvedEdit
-    rows: RowResult
-    settings: JsonObject
-
-
-class FolderResult(NamedTuple):
-    """Store what an edit wrote into the copy of a folder.
-
-    Attributes:
-        models: The result for each model in the folder: the key is "" for a layer or checkpoint, and `"run/"` for the
-            model of a run.
-        changed: Names of the files that the edit changes, adds or removes, without weights.
-        left_out: The files that hold values by token and cannot be edited, by path, each with its rule. They are not in
-            the copy.
-    """
-
-    models: dict[str, ModuleResult]
-    changed: list[str]
-    left_out: dict[str, FileRule]
-
-
 def apply_to_module(
     module: nn.Module,
     edit: VocabularyEdit,
@@ -227,7 +181,7 @@ def apply_to_module(
     *,
     part: str = "",
     tokenizer: Tokenizer | None = None,
-) -> ModuleResult:
+) -> ModelResult:
     """Apply an edit, or the undo of one, to a live module in place; if anything fails, nothing is changed.
 
     If tables are sharded, or parameters are DTensors, all ranks must call this. A module that FSDP2 has gathered is
@@ -261,8 +215,8 @@ def apply_to_module(
     refuse_adapters(module, modules)
     fsdp = _fsdp_parameters(module, modules)
     ranks = modules.collectives
-    stored = [part.stored for part in modules.local.values()]
-    pending = [(updates, each.weight) for each in stored if (updates := each.pending_updates) is not None]
+    dense_tables = [part.stored for part in modules.local.values()]
+    pending = [(updates, each.weight) for each in dense_tables if (updates := each.pending_updates) is not None]
     with ranks.all_or_none() as facts:
         resolved = edit.resolve(
             [tokenizer, *(layer.tokenizer for layer in modules.layers.values())],
@@ -276,7 +230,7 @@ def apply_to_module(
             p.shards is not SINGLE_PROCESS and p.table.vocab_size < modules.vocab_size for p in modules.local.values()
         ):
             raise SizeError("A per-layer table that lacks tokens is sharded: edit the vocabulary before it is sharded.")
-        row_map = resolved.rows.row_map
+        row_map = resolved.row_map
         if resolved.settings is None:
             configs = [part.owner for part in modules.parts]
             of_tokens = [part.owner for part in modules.parts if part.of_tokens]
@@ -295,7 +249,7 @@ def apply_to_module(
         }
         tensors, replace = row_tensors(module, modules, optimizer, padding, fsdp)
         parameters = {name: rows for name, rows in tensors.items() if isinstance(rows.tensor, nn.Parameter)}
-        if resolved.rows.values is not None and len(row_map.initialised):
+        if resolved.values is not None and len(row_map.initialised):
             for rows in tensors.values():
                 if rows.state_of is not None:  # an error is raised before anything changes, and on all ranks
                     rows.state_of(tensors[rows.parameter].local[:1])
@@ -307,27 +261,27 @@ def apply_to_module(
             facts["the gradients"] = [(name, grad.is_sparse) for name, grad in grads.items() if grad is not None]
             facts["the requested edit"] = row_fingerprint(row_map.sources)
             facts["the tokenizer"] = None if resolved.tokenizer is None else fingerprint(resolved.tokenizer)
-    result = apply_row_map(tensors, resolved.rows, ranks)
-    gradients = {name: _moved_gradient(rows, row_map) for name, rows in parameters.items()}
+    result = apply_row_map(tensors, resolved, ranks)
+    gradients = {name: moved_gradient(rows, row_map) for name, rows in parameters.items()}
     ranks.barrier()
-    steps = [_assign(rows.tensor, "grad", None) for rows in parameters.values()]
-    steps += [
+    assignments = [_assign(rows.tensor, "grad", None) for rows in parameters.values()]
+    assignments += [
         (partial(replace[name], rows.with_rows(result.tensors[name], row_map)), partial(replace[name], _saved(rows)))
         for name, rows in tensors.items()
     ]
-    steps += [old_settings[name].step(value) for name, value in settings.items()]
+    assignments += [old_settings[name].assignment(value) for name, value in settings.items()]
     if resolved.tokenizer is not None:
-        steps += [_assign(layer, "_tokenizer", resolved.tokenizer) for layer in modules.layers.values()]
-    steps += [
+        assignments += [_assign(layer, "_tokenizer", resolved.tokenizer) for layer in modules.layers.values()]
+    assignments += [
         (partial(setattr, rows.tensor, "grad", gradients[name]), partial(setattr, rows.tensor, "grad", None))
         for name, rows in parameters.items()
     ]
-    _do_all(steps)
+    _do_all(assignments)
     for updates, _ in pending:
         updates.detach()  # nothing is pending: the optimizer's next step begins a new one
     moved = {name: rows.tensor for name, rows in parameters.items() if id(rows.tensor) in held}
-    watch_unmoved(moved, row_map, optimizer, is_undo=resolved.rows.after is not None)
-    return ModuleResult(resolved, result, before)
+    watch_unmoved(moved, row_map, optimizer, is_undo=resolved.after is not None)
+    return dataclasses.replace(result, settings=before)
 
 
 def _fsdp_parameters(module: nn.Module, modules: VocabularyModules) -> Mapping[int, "FsdpParameter"]:
@@ -367,21 +321,18 @@ def _saved(rows: RowTensor) -> Tensor:
     return values.clone() if is_dtensor(values) and isinstance(rows.tensor, nn.Parameter) else values
 
 
-def _assign(owner: object, name: str, value: object) -> Step:
+def _assign(owner: object, name: str, value: object) -> Assignment:
     """Return a pair of functions: one sets an attribute to `value`, the other sets it back to its present value."""
     return partial(setattr, owner, name, value), partial(setattr, owner, name, getattr(owner, name))
 
 
-def _do_all(steps: Sequence[Step]) -> None:
-    """Carry out steps in order, so that either all of them or none take effect.
+def _do_all(assignments: Sequence[Assignment]) -> None:
+    """Carry out assignments in order, so that either all of them or none take effect.
 
-    A step is a pair of functions: one makes a change, the other reverts it.
-
-    If a change raises an error, that step and all steps before it are reverted, the last step first. The error is
-    then raised.
+    If one raises an error, it and all before it are reverted, the last one first. The error is then raised.
     """
     with ExitStack() as stack:
-        for do, revert in steps:
+        for do, revert in assignments:
             stack.callback(revert)
             do()
         stack.pop_all()

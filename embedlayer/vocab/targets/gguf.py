@@ -31,57 +31,18 @@ from embedlayer.io.gguf_files import (
 )
 from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
-from embedlayer.vocab.edit_request import TokenMap, VocabularyEdit
-from embedlayer.vocab.live_modules import ModuleResult
-from embedlayer.vocab.row_map import DROPPED, RowTensor, apply_row_map
+from embedlayer.vocab.added_spaces import other_texts
+from embedlayer.vocab.edit import TokenMap, VocabularyEdit
+from embedlayer.vocab.map import DROPPED, RowTensor
 from embedlayer.vocab.special_tokens import USUAL_NAMES, SpecialTokens
+from embedlayer.vocab.targets.apply_rows import EditResult, StoredRows, apply_row_map
 from embedlayer.vocab.token_selection import shown_names
-from embedlayer.vocab.tokenizer_edit import other_texts
 
 ENDS = {GGUF_TABLE: "table", GGUF_HEAD: "head", GGUF_HEAD_BIAS: "head", GGUF_PER_LAYER: "per_layer"}
 """Tensors with a row for each token -> which initialisation computes new rows."""
 
 
-class StoredRows(NamedTuple):
-    """How a GGUF file stores the rows of a tensor before and after an edit.
-
-    Attributes:
-        old_type: The type before the edit, such as `"Q4_K"`.
-        new_type: The type after it. If it is `old_type`, kept rows have the same bytes; else all rows are requantised.
-        largest_change: Largest absolute change of a number in a kept row; numbers that are not finite are left out.
-    """
-
-    old_type: str
-    new_type: str
-    largest_change: float
-
-    @property
-    def is_requantised(self) -> bool:
-        """Return whether kept rows were written in another type, so that their numbers changed."""
-        return self.old_type != self.new_type
-
-    def __str__(self) -> str:
-        if not self.is_requantised:
-            return f"{self.new_type}, unchanged bit for bit"
-        return f"{self.old_type} -> {self.new_type}, numbers changed by up to {self.largest_change:.3g}"
-
-
-class GGUFResult(NamedTuple):
-    """What an edit of a GGUF file did.
-
-    Attributes:
-        result: The result of the edit.
-        stored: From the name of each edited tensor to how its rows are stored.
-        extra_space_decoded: New IDs of the added tokens around which text gets an extra space when it is decoded from
-            the file.
-    """
-
-    result: ModuleResult
-    stored: dict[str, StoredRows]
-    extra_space_decoded: tuple[int, ...]
-
-
-def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> GGUFResult:
+def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> EditResult:
     """Write the edited copy of a GGUF file, atomically; `source` does not change.
 
     Args:
@@ -105,7 +66,7 @@ def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> GGUFResult:
     values = {key: entry.value for key, entry in file.metadata.items()}
     num_rows = _number_of_rows(file)
     resolved = edit.resolve([tokenizer_of(values, source)], num_rows, all_rows_have_ids=True)
-    row_map, tokens = resolved.rows.row_map, resolved.tokens
+    row_map, tokens = resolved.row_map, resolved.tokens
     assert tokens is not None
     assert tokens.tokenizer is not None
     check_kind(tokens.tokenizer, values, source)
@@ -113,7 +74,7 @@ def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> GGUFResult:
     _check_other_tensors(file, num_rows)
     adds = len(row_map.initialised) > 0
     tensors = {name: _stored(file, name, adds=adds) for name in ENDS if name in file.tensors}
-    result = apply_row_map({name: found.rows for name, found in tensors.items()}, resolved.rows)
+    result = apply_row_map({name: old.rows for name, old in tensors.items()}, resolved)
     new = {
         name: NewTensor(
             tensors[name].dtype, (row_map.size, *file.tensors[name].shape[1:]), rows.contiguous().view(torch.uint8)
@@ -121,12 +82,14 @@ def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> GGUFResult:
         for name, rows in result.tensors.items()
     }
     extra_space = _write(file, out, tokens.tokenizer, new, new_ids, row_map.size)
-    kept = row_map.sources[row_map.sources >= 0]
-    stored = {
-        name: StoredRows(file.tensors[name].dtype, found.dtype, float(found.changes[kept].max()) if len(kept) else 0.0)
-        for name, found in tensors.items()
+    kept_rows = row_map.sources[row_map.sources >= 0]
+    stored_rows = {
+        name: StoredRows(
+            file.tensors[name].dtype, old.dtype, float(old.changes[kept_rows].max()) if len(kept_rows) else 0.0
+        )
+        for name, old in tensors.items()
     }
-    return GGUFResult(ModuleResult(resolved, result, {}), stored, extra_space)
+    return EditResult({"": result}, stored=stored_rows, extra_space_decoded=extra_space)
 
 
 def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out: Path, *, head: Tensor | None) -> int:
@@ -175,16 +138,16 @@ def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out
             f"{original} has {GGUF_PER_LAYER}, with a row for each token, and the tokens differ: edit the vocabulary "
             f"of the file itself, by its name."
         )
-    new, kept = {}, 0
+    new, unchanged_rows = {}, 0
     for name, rows in ((GGUF_TABLE, table.rows), (GGUF_HEAD, None if head is None else lambda a, b: head[a:b])):
         if rows is not None:
             new[name], equal = _quantised_rows(file, name, rows, sources)
-            kept = equal if name == GGUF_TABLE else kept
+            unchanged_rows = equal if name == GGUF_TABLE else unchanged_rows
     ids = {name: token for token, name in names.items()}
     by_name = {token: ids.get(name, DROPPED) for name, token in old_ids.items()}
     changed = _ids_by_map(values, by_name, None)
     _write(file, out, tokenizer, new, changed, table.vocab_size)
-    return kept
+    return unchanged_rows
 
 
 def _quantised_rows(file: GGUFFile, name: str, rows: Any, sources: Tensor) -> tuple[NewTensor, int]:
@@ -202,8 +165,8 @@ def _quantised_rows(file: GGUFFile, name: str, rows: Any, sources: Tensor) -> tu
     def equal(start: int, chunk: Tensor) -> Tensor:
         """Return for each row of a chunk whether it equals the row of the same token in the file."""
         places = sources[start : start + len(chunk)]
-        stored = _numbers(old.index_select(0, places.clamp(min=0)), dtype=info.dtype)
-        return (stored.float() == chunk.float()).all(1) & (places >= 0)
+        old_rows = _numbers(old.index_select(0, places.clamp(min=0)), dtype=info.dtype)
+        return (old_rows.float() == chunk.float()).all(1) & (places >= 0)
 
     spans = [(start, min(start + ROWS_AT_ONCE, size)) for start in range(0, size, ROWS_AT_ONCE)]
     keeps = torch.cat([equal(start, rows(start, stop).detach().cpu()) for start, stop in spans])
@@ -221,16 +184,16 @@ def _quantised_rows(file: GGUFFile, name: str, rows: Any, sources: Tensor) -> tu
     return new, int(keeps.sum())
 
 
-def _numbers(stored: Tensor, *, dtype: str) -> Tensor:
+def _numbers(packed: Tensor, *, dtype: str) -> Tensor:
     """Return the numbers of stored rows, which have a type of a GGUF file."""
-    return stored.view(DTYPES[dtype]) if dtype in DTYPES else dequantise(stored, dtype)
+    return packed.view(DTYPES[dtype]) if dtype in DTYPES else dequantise(packed, dtype)
 
 
 def _bytes(rows: Tensor, *, dtype: str) -> Tensor:
     """Return the bytes of rows in a type to which `gguf` can quantise."""
-    found = quantise(rows, dtype)
-    assert found is not None
-    return found
+    packed = quantise(rows, dtype)
+    assert packed is not None
+    return packed
 
 
 def _number_of_rows(file: GGUFFile) -> int:
@@ -307,18 +270,18 @@ def _stored(file: GGUFFile, name: str, *, adds: bool) -> _OldRows:
     changes = torch.zeros(info.shape[0])
     if info.dtype in DTYPES:
         return _OldRows(info.dtype, RowTensor(file.read(name), end), changes)  # type: ignore[arg-type]
-    stored, dtype = file.stored_rows(name), info.dtype
+    packed, dtype = file.stored_rows(name), info.dtype
     if adds and not can_quantise(dtype):
         dtype, parts = FALLBACK_TYPE, []
-        for start, rows in zip(range(0, len(stored), ROWS_AT_ONCE), stored.split(ROWS_AT_ONCE), strict=True):
+        for start, rows in zip(range(0, len(packed), ROWS_AT_ONCE), packed.split(ROWS_AT_ONCE), strict=True):
             numbers = dequantise(rows, info.dtype)
             parts.append(_bytes(numbers, dtype=dtype))
             change = (dequantise(parts[-1], dtype) - numbers).abs()
             changes[start : start + len(rows)] = change.nan_to_num(0.0, 0.0).amax(1)
-        stored = torch.cat(parts)
-        _warn_of_type(file, name, NewTensor(dtype, info.shape, stored))
+        packed = torch.cat(parts)
+        _warn_of_type(file, name, NewTensor(dtype, info.shape, packed))
     coding = {"encode": partial(_bytes, dtype=dtype), "decode": partial(_numbers, dtype=dtype)}
-    return _OldRows(dtype, RowTensor(stored, end, **coding), changes)  # type: ignore[arg-type]
+    return _OldRows(dtype, RowTensor(packed, end, **coding), changes)  # type: ignore[arg-type]
 
 
 def _warn_of_type(file: GGUFFile, name: str, new: NewTensor) -> None:
@@ -348,13 +311,13 @@ def _ids_by_map(values: Mapping[str, Any], ids: Any, tokens: TokenMap | None) ->
     roles: SpecialTokens | None = None if tokens is None else tokens.special_tokens
     new_tokenizer = None if tokens is None else tokens.tokenizer
     vocabulary = {} if new_tokenizer is None else new_tokenizer.get_vocab(with_added_tokens=True)
-    found: dict[str, int] = {}
+    new_ids: dict[str, int] = {}
     for key, old in values.items():
         if not key.endswith(TOKEN_ID) or type(old) is not int:
             continue
         role = key.rpartition(".")[2].removesuffix("_id").replace("padding", "pad").replace("unknown", "unk")
         if roles is not None and role in roles:
-            found[key] = vocabulary[roles[role]]
+            new_ids[key] = vocabulary[roles[role]]
             continue
         try:
             new = ids[old]
@@ -368,8 +331,8 @@ def _ids_by_map(values: Mapping[str, Any], ids: Any, tokens: TokenMap | None) ->
             )
         if new == DROPPED:
             raise VocabularyError(f"{key} is token {old}, which would be removed: keep it.")
-        found[key] = new
-    return found
+        new_ids[key] = new
+    return new_ids
 
 
 def _write(

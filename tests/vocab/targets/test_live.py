@@ -11,9 +11,9 @@ from vocab_models import IDS, MODELS, OPTIMIZERS, D, V, close, model, same, stat
 import embedlayer as el
 from embedlayer.layers import NgramEmbedding, NgramHash
 from embedlayer.pretrained import build, describe
-from embedlayer.vocab import live_modules
-from embedlayer.vocab.edit import add_tokens, edit_vocabulary, remove_tokens
-from embedlayer.vocab.row_init import CopyInit, MeanInit, VectorsInit
+from embedlayer.vocab.init.row_init import CopyInit, MeanInit, VectorsInit
+from embedlayer.vocab.operations import add_tokens, edit_vocabulary, remove_tokens
+from embedlayer.vocab.targets import live
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -218,13 +218,13 @@ def test_what_fails_in_the_middle_leaves_everything_as_it_was(monkeypatch) -> No
 
             return step
 
-        original = live_modules._do_all
+        original = live._do_all
         monkeypatch.setattr(
-            live_modules, "_do_all", lambda steps, f=failing, o=original: o([(f(do), undo) for do, undo in steps])
+            live, "_do_all", lambda pairs, f=failing, o=original: o([(f(do), undo) for do, undo in pairs])
         )
         with pytest.raises(KeyboardInterrupt):
             add_tokens(made, 3, optimizer=optimizer)
-        monkeypatch.setattr(live_modules, "_do_all", original)
+        monkeypatch.setattr(live, "_do_all", original)
         assert same(state_of(made, optimizer), before)
         assert made.config == described
         assert made.table.weight.grad is grad
