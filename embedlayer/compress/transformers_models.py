@@ -261,16 +261,14 @@ def copy_blocks(layer: EmbeddingLayer | None, source: Path, target: Path) -> boo
     rest = create_folder(target / BLOCKS)
     has_blocks = False
     for number, (file, header) in enumerate(checkpoint.headers.items()):
-        entries_of_rest = {
-            name: info for name, info in header.tensors.items() if name not in names_in_layer and name not in table
-        }
+        others = {name: info for name, info in header.tensors.items() if name not in {*names_in_layer, *table}}
         metadata = {"format": "pt", **({} if number else {TABLE: json.dumps(table)})}
-        entries = {name: (info.dtype, info.shape, info.nbytes) for name, info in entries_of_rest.items()}
+        entries = {name: (info.dtype, info.shape, info.nbytes) for name, info in others.items()}
         with (source / file).open("rb") as old, (rest / f"blocks-{Path(file).name}").open("wb") as new:
             new.write(encode_header(entries, metadata))
-            for info in entries_of_rest.values():
+            for info in others.values():
                 copy_bytes(old, new, info)
-        has_blocks = has_blocks or bool(entries_of_rest)
+        has_blocks = has_blocks or bool(others)
     for path in source.iterdir():
         if path.is_file() and not path.name.endswith(NOT_COPIED):
             shutil.copyfile(path, rest / path.name)

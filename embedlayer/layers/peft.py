@@ -15,14 +15,7 @@ from torch import Tensor, nn
 from embedlayer.errors import CheckpointError
 from embedlayer.losses.fixed_row import row_within, with_fixed_product
 from embedlayer.shapes import Ids, Vectors
-from embedlayer.tables.adapters import (
-    Adapter,
-    LoraAdapter,
-    TrainableTokens,
-    adapt_products,
-    adapt_rows,
-    adapt_vectors,
-)
+from embedlayer.tables.adapters import Adapter, LoraAdapter, TrainableTokens, adapt_products, adapt_rows, adapt_vectors
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.table import TokenTable
 

@@ -98,8 +98,8 @@ class ModuleAdapter:
 
     def equals(self, other: "ModuleAdapter") -> bool:
         """Return whether two modules are changed in the same way, bit for bit, as the two ends of a tied table are."""
-        pairs = zip(self._tensors(), other._tensors(), strict=False)
-        return len(self._tensors()) == len(other._tensors()) and all(torch.equal(one, two) for one, two in pairs)
+        ours, theirs = self._tensors(), other._tensors()
+        return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
 
     def _tensors(self) -> list[Tensor]:
         numbers = [torch.as_tensor(each) for adapter in self.adapters for each in adapter]

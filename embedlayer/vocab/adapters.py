@@ -102,7 +102,7 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
     adapter = read_adapter(directory)
     if isinstance(target, TokenTable | OutputHead):
         weight = _weight(target)
-        changes = {module or "weight": (weight, adapter.choose(*_sizes(weight), module))}
+        changes = {module or "weight": (weight, adapter.choose(weight.vocab_size, weight.embed_dim, module))}
         _check_fit(changes, directory)
     else:
         changes = _changes(target, adapter)
@@ -161,12 +161,6 @@ def _weight(part: nn.Module) -> Weight:
     return part
 
 
-def _sizes(weight: Weight) -> tuple[int, int]:
-    """Return the number of tokens and the width of a table or an untied head, `(V, D)`."""
-    rows = weight.vocab_size if isinstance(weight, TokenEmbedding) else weight.out_features
-    return rows, weight.weight.shape[1]
-
-
 def _check_fit(changes: Changes, directory: Path | str) -> None:
     """Check that each change can be merged into its weight.
 
@@ -175,7 +169,7 @@ def _check_fit(changes: Changes, directory: Path | str) -> None:
         TokenIdError: A token is outside a weight.
     """
     for name, (weight, change) in changes.items():
-        vocab_size, embed_dim = _sizes(weight)
+        vocab_size, embed_dim = weight.vocab_size, weight.embed_dim
         if change.sizes not in ((vocab_size, embed_dim), (None, embed_dim)):
             raise CheckpointError(
                 f"The adapter in {directory} is for a {name} of {change.sizes[0] or vocab_size} x {change.sizes[1]} "
@@ -195,8 +189,8 @@ def _merge(owner: Weight, change: ModuleAdapter) -> None:
     if isinstance(owner, TokenEmbedding):
         owner.apply_pending_updates()
     weight = owner.weight
-    for start in range(0, _sizes(owner)[0], ROWS_AT_ONCE):
-        stop = min(start + ROWS_AT_ONCE, _sizes(owner)[0])
+    for start in range(0, owner.vocab_size, ROWS_AT_ONCE):
+        stop = min(start + ROWS_AT_ONCE, owner.vocab_size)
         rows = weight[start:stop] if change.weight is None else change.weight[start:stop].to(weight)
         for adapter in change.adapters:
             rows = adapt_rows(adapter, rows, start, stop)

@@ -1,10 +1,10 @@
 """Edits: which tokens change, how new rows are initialised, and what that is for one model."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from tokenizers import Tokenizer
@@ -221,14 +221,10 @@ class ModelEdit:
         return self.row_map.token_ids({} if self.tokens is None else self.tokens.merged)
 
 
-class VocabularyEdit(ABC):
-    """Base class of an edit (`EditRequest`) and of the undo of an edit (`Undo`).
+class ResolveEdit(Protocol):
+    """Function that returns the edit of one model: `EditRequest.resolve`, or the undo of an edit by its receipt."""
 
-    It does not depend on a model: `resolve` computes what changes in one model.
-    """
-
-    @abstractmethod
-    def resolve(
+    def __call__(
         self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
     ) -> ModelEdit:
         """Return the edit of one model, computed from the model's tokenizers and number of rows.
@@ -247,7 +243,7 @@ class VocabularyEdit(ABC):
 
 
 @dataclass(frozen=True)
-class EditRequest(VocabularyEdit):
+class EditRequest:
     """Request an edit before the model is known: which tokens change, and how new rows are initialised.
 
     Attributes:
@@ -273,7 +269,7 @@ class EditRequest(VocabularyEdit):
     def resolve(
         self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
     ) -> ModelEdit:
-        """Return the edit of one model; see `VocabularyEdit.resolve` for the arguments. `part` is not used.
+        """Return the edit of one model; see `ResolveEdit` for the arguments. `part` is not used.
 
         Raises:
             VocabularyError: The model's tokenizers differ from the passed one or have more tokens than the table has

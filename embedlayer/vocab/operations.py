@@ -353,12 +353,12 @@ def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap]
     if isinstance(target, nn.Module):
         if out is not None:
             raise SizeError("A live module is changed in place: pass out=... for folders only.")
-        return Receipt.of(EditResult({"": apply_to_module(target, request, optimizer)}))
+        return Receipt.of(EditResult({"": apply_to_module(target, request.resolve, optimizer)}))
     if optimizer is not None:
         raise SizeError("A folder contains the state of its optimizer: pass optimizer=... for live modules only.")
     path = Path(target)
     with edited_copy(path, out) as (partial, receipt_file):
-        result = apply_to_files(path, partial, request)
+        result = apply_to_files(path, partial, request.resolve)
         if result.left_out:
             warnings.warn(left_out_message(result.left_out), EmbedLayerWarning, stacklevel=3)
         receipt = Receipt.of(result, path)

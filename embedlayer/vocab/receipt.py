@@ -24,7 +24,7 @@ from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.short_repr import short_repr
 from embedlayer.sources import PathKind, path_kind
 from embedlayer.vocab.added_spaces import tokens_with_extra_space
-from embedlayer.vocab.edit import ModelEdit, VocabularyEdit
+from embedlayer.vocab.edit import ModelEdit
 from embedlayer.vocab.init.row_init import count_origins
 from embedlayer.vocab.map import DROPPED, RowMap
 from embedlayer.vocab.row_training import merged_rows
@@ -274,12 +274,12 @@ class Receipt:
         """
         if isinstance(target, nn.Module):
             with merged_rows(target):
-                apply_to_module(target, Undo(self), optimizer)
+                apply_to_module(target, self._resolve_undo, optimizer)
             return
         folder = Path(target)
         _refuse_gguf(folder, self)
         with edited_copy(folder, out) as (partial, _):
-            left_out = sorted({*self.left_out, *apply_to_files(folder, partial, Undo(self)).left_out})
+            left_out = sorted({*self.left_out, *apply_to_files(folder, partial, self._resolve_undo).left_out})
             if left_out:
                 warnings.warn(
                     f"Not restored: {shown_files(left_out)}. They hold values by token, and neither the edited folder "
@@ -291,6 +291,32 @@ class Receipt:
                 (partial / name).write_bytes(content)
             for name in [*self.created, *(receipt.name for receipt in receipts_in(folder)[-1:])]:
                 (partial / name).unlink(missing_ok=True)
+
+    def _resolve_undo(
+        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
+    ) -> ModelEdit:
+        """Return the undo for one model; see `ResolveEdit`. Only `num_rows` and `part` are used.
+
+        Raises:
+            CheckpointError: The model does not have the number of rows that the receipt's edit left.
+        """
+        if num_rows != self.row_map.size:
+            raise CheckpointError(
+                f"This model is not what the receipt belongs to: its vocabulary has {num_rows:,} rows, the receipt's "
+                f"{self.row_map.size:,}. Nothing was changed."
+            )
+
+        def of(entries: Mapping[str, Values]) -> dict[str, Values]:
+            names = [name for name in entries if name.startswith(RUN) == (part == RUN)]
+            return {name.removeprefix(part): entries[name] for name in names}
+
+        return ModelEdit(
+            self.row_map.inverse(),
+            tokenizer=self.old_tokenizer,
+            restored_rows=of(self.dropped_rows),
+            after=of(self.before),
+            settings=of(self.settings),
+        )
 
     def save(self, path: Path | str) -> None:
         """Write the receipt to a safetensors file; an existing file is replaced only if the write succeeds.
@@ -380,44 +406,6 @@ class Receipt:
         lines += [f"  merged   {len(self.merged):,}"] * bool(self.merged)
         lines += [f"  left out {shown_files(self.left_out)}"] if self.left_out else []
         return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class Undo(VocabularyEdit):
-    """The undo of an edit: it applies the inverse row map, and initialises rows with the dropped rows of the receipt.
-
-    Args:
-        receipt: The receipt of the edit to undo.
-    """
-
-    receipt: Receipt
-
-    def resolve(
-        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
-    ) -> ModelEdit:
-        """Return the undo for one model; see `VocabularyEdit.resolve`. Only `num_rows` and `part` are used.
-
-        Raises:
-            CheckpointError: The model does not have the number of rows that the receipt's edit left.
-        """
-        receipt = self.receipt
-        if num_rows != receipt.row_map.size:
-            raise CheckpointError(
-                f"This model is not what the receipt belongs to: its vocabulary has {num_rows:,} rows, the receipt's "
-                f"{receipt.row_map.size:,}. Nothing was changed."
-            )
-
-        def of(entries: Mapping[str, Values]) -> dict[str, Values]:
-            names = [name for name in entries if name.startswith(RUN) == (part == RUN)]
-            return {name.removeprefix(part): entries[name] for name in names}
-
-        return ModelEdit(
-            receipt.row_map.inverse(),
-            tokenizer=receipt.old_tokenizer,
-            restored_rows=of(receipt.dropped_rows),
-            after=of(receipt.before),
-            settings=of(receipt.settings),
-        )
 
 
 def last_receipt(folder: Path | str) -> Receipt:

@@ -225,7 +225,7 @@ def refusals() -> list[tuple[str, str]]:
 
     def with_a_failing_step() -> None:
         do_all = live._do_all
-        live._do_all = lambda pairs: do_all([*pairs, ({}.popitem, int)])
+        live._do_all = lambda assignments: do_all([*assignments, ({}.popitem, int)])
         try:
             edit_vocabulary(model, add=9, optimizer=optimizer)
         finally:

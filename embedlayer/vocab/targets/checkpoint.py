@@ -28,7 +28,7 @@ from embedlayer.data.tokenizer import load_tokenizer, save_tokenizer
 from embedlayer.errors import CheckpointError, EmbedLayerWarning
 from embedlayer.io.safetensors_files import WeightFiles, find_folder
 from embedlayer.pretrained import TOKENIZER
-from embedlayer.vocab.edit import ModelEdit, VocabularyEdit, missing_rows
+from embedlayer.vocab.edit import ModelEdit, ResolveEdit, missing_rows
 from embedlayer.vocab.map import RowMap, RowTensor
 from embedlayer.vocab.targets.apply_rows import EditResult, apply_row_map
 from embedlayer.vocab.targets.class_rows import rows_of_class, stored_names
@@ -84,7 +84,7 @@ class Opened(NamedTuple):
         return tokenizer
 
 
-def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> EditResult:
+def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> EditResult:
     """Write the edited copy of a checkpoint folder into `partial`; `folder` does not change.
 
     Weights, their second copies, tokenizer and configuration files are edited. Files that the edit does not change are
@@ -94,7 +94,7 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Ed
     Args:
         folder: The checkpoint before the edit.
         partial: The empty folder to write to.
-        edit: The edit, or the undo of one.
+        resolve: Function that returns the edit of each model, or the undo of one.
 
     Raises:
         CheckpointError: The checkpoint is damaged; another file has values of tokens, and how they move is not known;
@@ -114,9 +114,9 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Ed
             copy = _read_tensor(folder / file, name)
             tensors[f"{file}/{name}"] = replace(tensors[key], tensor=copy, parameter=key, state_of=_same)
     tokenizer = opened.tokenizer(folder)
-    resolved = edit.resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)
-    row_map = resolved.row_map
-    if resolved.tokens is not None:
+    edit = resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)
+    row_map = edit.row_map
+    if edit.tokens is not None:
         config = with_defaults_of_class(checkpoint.config)
         if layer is not None:
             _check_padding(layer, row_map, has_class=not isinstance(config, dict))
@@ -126,12 +126,12 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Ed
         _warn_of_unknown_defaults(checkpoint, row_map)
     # An edit gives a row to each token: how many a per-layer table had is written down for the undo.
     short = {f"{name}.{ROWS}": len(r.local) for name, r in tensors.items() if len(r.local) < row_map.old_size}
-    before = resolved.settings or {}
+    before = edit.settings or {}
     for name in [name for name in tensors if f"{name}.{ROWS}" in before]:
         tensors[name] = replace(tensors[name], padding=min(before[f"{name}.{ROWS}"] - row_map.size, 0))
-    result = apply_row_map(tensors, _with_stored_names(resolved, opened))
+    result = apply_row_map(tensors, _with_stored_names(edit, opened))
     per_layer = any(rows.end == "per_layer" for rows in tensors.values())
-    files = {} if resolved.tokens is None else edited_files(folder, resolved.tokens, row_map, per_layer=per_layer)
+    files = {} if edit.tokens is None else edited_files(folder, edit.tokens, row_map, per_layer=per_layer)
     new = {name: rows.with_rows(result.tensors[name], row_map) for name, rows in tensors.items()}
     write_tensors(
         {alias: new[name] for alias, name in aliases.items()},
@@ -142,15 +142,15 @@ def apply_to_checkpoint(folder: Path, partial: Path, edit: VocabularyEdit) -> Ed
         left_out=left_out,
         axes=None if layer is not None else {alias: tensors[name].axis for alias, name in aliases.items()},
     )
-    if resolved.tokenizer is not None:
-        save_tokenizer(resolved.tokenizer, partial / TOKENIZER)
+    if edit.tokenizer is not None:
+        save_tokenizer(edit.tokenizer, partial / TOKENIZER)
     for name, content in files.items():
         if content is None:
             (partial / name).unlink()
         else:
             (partial / name).write_text(content, encoding="utf-8")
-    restore_config(partial, resolved.settings or {})
-    changed = {*files, CONFIG} | ({TOKENIZER} if resolved.tokenizer is not None else set())
+    restore_config(partial, edit.settings or {})
+    changed = {*files, CONFIG} | ({TOKENIZER} if edit.tokenizer is not None else set())
     return EditResult({"": replace(result, settings=short)}, sorted(changed), left_out)
 
 

@@ -13,7 +13,7 @@ from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarnin
 from embedlayer.io.files import new_files, new_folder, recover_folder
 from embedlayer.sources import BLOCKS, CONFIG, OWN_FOLDERS, PathKind, path_kind
 from embedlayer.training.run_directory import RunDirectory
-from embedlayer.vocab.edit import VocabularyEdit
+from embedlayer.vocab.edit import ResolveEdit
 from embedlayer.vocab.targets.apply_rows import EditResult
 from embedlayer.vocab.targets.checkpoint import apply_to_checkpoint, checkpoint_census
 from embedlayer.vocab.targets.gguf import apply_to_gguf
@@ -26,18 +26,18 @@ METADATA, SHARDS = ".metadata", "shard-*-model-*.safetensors"
 """Files of `torch.distributed.checkpoint`: of its default writer, and of its safetensors writer."""
 
 
-def apply_to_files(source: Path, partial: Path, edit: VocabularyEdit) -> EditResult:
+def apply_to_files(source: Path, partial: Path, resolve: ResolveEdit) -> EditResult:
     """Write the edited copy of a folder or GGUF file to `partial`; `source` does not change.
 
     Args:
         source: A saved layer, a training run, a checkpoint of a known model family, or a GGUF file.
         partial: The empty folder, or the file, to write to; see `edited_copy`.
-        edit: The edit; for a folder also the undo of one.
+        resolve: Function that returns the edit of each model; for a folder also the undo of one.
     """
     kind = path_kind(source)
     if kind is PathKind.GGUF:
-        return apply_to_gguf(source, partial, edit)
-    return (apply_to_run if kind in OWN_FOLDERS else apply_to_checkpoint)(source, partial, edit)
+        return apply_to_gguf(source, partial, resolve)
+    return (apply_to_run if kind in OWN_FOLDERS else apply_to_checkpoint)(source, partial, resolve)
 
 
 def folder_census(folder: Path) -> CensusReport:

@@ -32,7 +32,7 @@ from embedlayer.io.gguf_files import (
 from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
 from embedlayer.vocab.added_spaces import other_texts
-from embedlayer.vocab.edit import TokenMap, VocabularyEdit
+from embedlayer.vocab.edit import ResolveEdit, TokenMap
 from embedlayer.vocab.map import DROPPED, RowTensor
 from embedlayer.vocab.special_tokens import USUAL_NAMES, SpecialTokens
 from embedlayer.vocab.targets.apply_rows import EditResult, StoredRows, apply_row_map
@@ -42,13 +42,13 @@ ENDS = {GGUF_TABLE: "table", GGUF_HEAD: "head", GGUF_HEAD_BIAS: "head", GGUF_PER
 """Tensors with a row for each token -> which initialisation computes new rows."""
 
 
-def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> EditResult:
+def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
     """Write the edited copy of a GGUF file, atomically; `source` does not change.
 
     Args:
         source: The file before the edit.
         out: The new file.
-        edit: The edit.
+        resolve: Function that returns the edit of each model.
 
     Returns:
         The result, how the rows of each edited tensor are stored, and the tokens with an extra space in decoded text.
@@ -65,8 +65,8 @@ def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> EditResult:
     file = read_gguf(source)
     values = {key: entry.value for key, entry in file.metadata.items()}
     num_rows = _number_of_rows(file)
-    resolved = edit.resolve([tokenizer_of(values, source)], num_rows, all_rows_have_ids=True)
-    row_map, tokens = resolved.row_map, resolved.tokens
+    edit = resolve([tokenizer_of(values, source)], num_rows, all_rows_have_ids=True)
+    row_map, tokens = edit.row_map, edit.tokens
     assert tokens is not None
     assert tokens.tokenizer is not None
     check_kind(tokens.tokenizer, values, source)
@@ -74,7 +74,7 @@ def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> EditResult:
     _check_other_tensors(file, num_rows)
     adds = len(row_map.initialised) > 0
     tensors = {name: _stored(file, name, adds=adds) for name in ENDS if name in file.tensors}
-    result = apply_row_map({name: old.rows for name, old in tensors.items()}, resolved)
+    result = apply_row_map({name: old.rows for name, old in tensors.items()}, edit)
     new = {
         name: NewTensor(
             tensors[name].dtype, (row_map.size, *file.tensors[name].shape[1:]), rows.contiguous().view(torch.uint8)
@@ -84,9 +84,7 @@ def apply_to_gguf(source: Path, out: Path, edit: VocabularyEdit) -> EditResult:
     extra_space = _write(file, out, tokens.tokenizer, new, new_ids, row_map.size)
     kept_rows = row_map.sources[row_map.sources >= 0]
     stored_rows = {
-        name: StoredRows(
-            file.tensors[name].dtype, old.dtype, float(old.changes[kept_rows].max()) if len(kept_rows) else 0.0
-        )
+        name: StoredRows(file.tensors[name].dtype, old.dtype, max(old.changes[kept_rows].tolist(), default=0.0))
         for name, old in tensors.items()
     }
     return EditResult({"": result}, stored=stored_rows, extra_space_decoded=extra_space)

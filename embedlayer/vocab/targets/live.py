@@ -27,7 +27,7 @@ from embedlayer.families.records import End
 from embedlayer.held_parameters import held_parameters
 from embedlayer.own_attributes import REPLACED, modules_with, own_attribute
 from embedlayer.tables.sparse_gradient import row_gradient, rows_and_values
-from embedlayer.vocab.edit import VocabularyEdit
+from embedlayer.vocab.edit import ResolveEdit
 from embedlayer.vocab.map import RowMap, RowTensor, row_fingerprint
 from embedlayer.vocab.targets.apply_rows import ModelResult, apply_row_map
 from embedlayer.vocab.targets.module_parts import (
@@ -176,7 +176,7 @@ def moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
 
 def apply_to_module(
     module: nn.Module,
-    edit: VocabularyEdit,
+    resolve: ResolveEdit,
     optimizer: Optimizer | None = None,
     *,
     part: str = "",
@@ -189,7 +189,7 @@ def apply_to_module(
 
     Args:
         module: The module.
-        edit: The edit, or the undo of one.
+        resolve: Function that returns the edit of the module, or the undo of one.
         optimizer: The optimizer of the module, whose state is edited too, or `None`.
         part: Which model of a folder the module is: "" for a layer, `"run/"` for the model of a run.
         tokenizer: The tokenizer of a module whose layers have none, or `None`.
@@ -218,27 +218,27 @@ def apply_to_module(
     dense_tables = [part.stored for part in modules.local.values()]
     pending = [(updates, each.weight) for each in dense_tables if (updates := each.pending_updates) is not None]
     with ranks.all_or_none() as facts:
-        resolved = edit.resolve(
+        edit = resolve(
             [tokenizer, *(layer.tokenizer for layer in modules.layers.values())],
             modules.vocab_size,
             part=part,
             all_rows_have_ids=any(layer.tensor_names for layer in modules.layers.values()),
         )
-        if resolved.pad_to_multiple_of is not None and any(p.local is not p.table for p in modules.local.values()):
+        if edit.pad_to_multiple_of is not None and any(p.local is not p.table for p in modules.local.values()):
             raise SizeError("Sharded tables have no padding rows: leave out pad_to_multiple_of.")
         if any(
             p.shards is not SINGLE_PROCESS and p.table.vocab_size < modules.vocab_size for p in modules.local.values()
         ):
             raise SizeError("A per-layer table that lacks tokens is sharded: edit the vocabulary before it is sharded.")
-        row_map = resolved.row_map
-        if resolved.settings is None:
+        row_map = edit.row_map
+        if edit.settings is None:
             configs = [part.owner for part in modules.parts]
             of_tokens = [part.owner for part in modules.parts if part.of_tokens]
             check_sizes(of_tokens, row_map.old_size, row_map.size)
             check_readers([*configs, *module.modules()], row_map.new_ids, row_map.size)
-            old_settings, settings = settings_of(modules), new_settings(modules, resolved)
+            old_settings, settings = settings_of(modules), new_settings(modules, edit)
         else:
-            old_settings, settings = restored_settings(module, modules, resolved.settings)
+            old_settings, settings = restored_settings(module, modules, edit.settings)
         before = {name: json_value(setting.value) for name, setting in old_settings.items()}
         for updates, weight in pending:  # rows and moments become those of dense AdamW
             updates.apply_all(weight, moments=True)
@@ -249,7 +249,7 @@ def apply_to_module(
         }
         tensors, replace = row_tensors(module, modules, optimizer, padding, fsdp)
         parameters = {name: rows for name, rows in tensors.items() if isinstance(rows.tensor, nn.Parameter)}
-        if resolved.values is not None and len(row_map.initialised):
+        if edit.values is not None and len(row_map.initialised):
             for rows in tensors.values():
                 if rows.state_of is not None:  # an error is raised before anything changes, and on all ranks
                     rows.state_of(tensors[rows.parameter].local[:1])
@@ -260,8 +260,8 @@ def apply_to_module(
             facts["the tensors"] = [(name, str(r.tensor.dtype), r.local.shape[1:]) for name, r in tensors.items()]
             facts["the gradients"] = [(name, grad.is_sparse) for name, grad in grads.items() if grad is not None]
             facts["the requested edit"] = row_fingerprint(row_map.sources)
-            facts["the tokenizer"] = None if resolved.tokenizer is None else fingerprint(resolved.tokenizer)
-    result = apply_row_map(tensors, resolved, ranks)
+            facts["the tokenizer"] = None if edit.tokenizer is None else fingerprint(edit.tokenizer)
+    result = apply_row_map(tensors, edit, ranks)
     gradients = {name: moved_gradient(rows, row_map) for name, rows in parameters.items()}
     ranks.barrier()
     assignments = [_assign(rows.tensor, "grad", None) for rows in parameters.values()]
@@ -270,8 +270,8 @@ def apply_to_module(
         for name, rows in tensors.items()
     ]
     assignments += [old_settings[name].assignment(value) for name, value in settings.items()]
-    if resolved.tokenizer is not None:
-        assignments += [_assign(layer, "_tokenizer", resolved.tokenizer) for layer in modules.layers.values()]
+    if edit.tokenizer is not None:
+        assignments += [_assign(layer, "_tokenizer", edit.tokenizer) for layer in modules.layers.values()]
     assignments += [
         (partial(setattr, rows.tensor, "grad", gradients[name]), partial(setattr, rows.tensor, "grad", None))
         for name, rows in parameters.items()
@@ -280,7 +280,7 @@ def apply_to_module(
     for updates, _ in pending:
         updates.detach()  # nothing is pending: the optimizer's next step begins a new one
     moved = {name: rows.tensor for name, rows in parameters.items() if id(rows.tensor) in held}
-    watch_unmoved(moved, row_map, optimizer, is_undo=resolved.after is not None)
+    watch_unmoved(moved, row_map, optimizer, is_undo=edit.after is not None)
     return dataclasses.replace(result, settings=before)
 
 

@@ -26,7 +26,7 @@ from embedlayer.io.safetensors_files import read_header
 from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, Pretrained, describe
 from embedlayer.training.loop import Trainer
 from embedlayer.training.run_directory import RunDirectory
-from embedlayer.vocab.edit import VocabularyEdit, missing_rows
+from embedlayer.vocab.edit import ResolveEdit, missing_rows
 from embedlayer.vocab.map import RowMap
 from embedlayer.vocab.targets.apply_rows import EditResult, ModelResult
 from embedlayer.vocab.targets.live import apply_to_module, row_tensors
@@ -47,7 +47,7 @@ CORPUS_FILES = (
 CHANGED = (CONFIG, TOKENIZER, "run.json", *CORPUS_FILES, "report.html")
 
 
-def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> EditResult:
+def apply_to_run(folder: Path, partial: Path, resolve: ResolveEdit) -> EditResult:
     """Write the edited copy of a folder of this library into `partial`; `folder` does not change.
 
     The folder contains a saved layer, a training run, or both. The copy of a run can be resumed: its model, optimizer
@@ -58,12 +58,12 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> EditResul
     Args:
         folder: The folder before the edit.
         partial: The empty folder to write to.
-        edit: The edit, or the undo of one.
+        resolve: Function that returns the edit of each model, or the undo of one.
 
     Raises:
         VocabularyError: The run has mapped tables; or the corpus of an unfinished run, which has no layer yet, contains
             a removed token.
-        CheckpointError: `edit` undoes an earlier edit, and the folder is not what that edit wrote. Or another
+        CheckpointError: `resolve` undoes an earlier edit, and the folder is not what that edit wrote. Or another
             safetensors file may have values of tokens, as a second copy or an adapter.
     """
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
@@ -72,25 +72,25 @@ def apply_to_run(folder: Path, partial: Path, edit: VocabularyEdit) -> EditResul
     _refuse_mapped(run)
     if (folder / CONFIG).exists():
         layer = Pretrained.from_pretrained(folder)
-        results[""] = apply_to_module(layer, edit, tokenizer=tokenizer)
+        results[""] = apply_to_module(layer, resolve, tokenizer=tokenizer)
         layer.save_pretrained(partial, tokenizer=results[""].edit.tokenizer)
     if run.contains_run and (not results or _keeps_corpus(run, results[""].edit.row_map)):
         with torch.random.fork_rng(devices=[]):
             trainer, description = run.open()
             run_state = torch.get_rng_state()
             torch.set_rng_state(random_state)  # the run's new rows get the same random values as those of its result
-            results[RUN] = apply_to_module(trainer.model, edit, trainer.optimizer, part=RUN, tokenizer=tokenizer)
+            results[RUN] = apply_to_module(trainer.model, resolve, trainer.optimizer, part=RUN, tokenizer=tokenizer)
             torch.set_rng_state(run_state)
-            resolved = results[RUN].edit
-            if "" not in results and not _keeps_corpus(run, resolved.row_map):
+            edit = results[RUN].edit
+            if "" not in results and not _keeps_corpus(run, edit.row_map):
                 raise VocabularyError(
                     f"The run in {folder} is not finished, and its corpus contains tokens that would be removed. "
                     f"Finish it first ({command_line('train', '--resume', '-o', folder)}), or keep them."
                 )
-            assert resolved.tokenizer is not None  # a run has one
-            new_ids = resolved.new_ids.numpy()
+            assert edit.tokenizer is not None  # a run has one
+            new_ids = edit.new_ids.numpy()
             description = {**description, "notes": _moved_notes(description["notes"], new_ids)}
-            _write_run(run, RunDirectory(partial), trainer, description, new_ids, resolved.tokenizer)
+            _write_run(run, RunDirectory(partial), trainer, description, new_ids, edit.tokenizer)
     others = [file for file in _others(folder) if not (partial / file.name).exists()]
     own = tuple(f"{file.name}/" if file.is_dir() else file.name for file in others)
     left_out = {path: rule for path, rule in files_left_out(folder).items() if path.startswith(own)}
