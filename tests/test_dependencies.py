@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "embedlayer"
 
 TIERS = [
     [
+        "block_sizes",
         "command_name",
         "errors",
         "forks",

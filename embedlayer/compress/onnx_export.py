@@ -6,6 +6,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from embedlayer.block_sizes import TABLE_ROWS
 from embedlayer.errors import SizeError, require
 from embedlayer.io.files import replace_file
 from embedlayer.tables.quantized import QuantizedEmbedding
@@ -15,7 +16,6 @@ from embedlayer.tables.table import TokenTable
 LARGEST = 2**31 - 2**20
 """Bytes of codes and scales that fit into one ONNX file: protobuf's limit, less the graph."""
 
-ROWS_AT_ONCE = 4096
 
 DOCUMENTATION = (
     "Rows of a token table for input_ids, and logits for hidden states. IDs must be from 0 to {V} - 1. They are not "
@@ -120,8 +120,8 @@ def _codes_and_scales(table: QuantizedEmbedding) -> tuple[Tensor, Tensor]:
     form = table.row_format
     codes = torch.empty(table.vocab_size, form.groups, form.code_bytes, dtype=torch.uint8)
     scales = torch.empty(table.vocab_size, form.groups, dtype=torch.float16)
-    for start in range(0, table.vocab_size, ROWS_AT_ONCE):
-        block = slice(start, start + ROWS_AT_ONCE)
+    for start in range(0, table.vocab_size, TABLE_ROWS["cpu"]):
+        block = slice(start, start + TABLE_ROWS["cpu"])
         found, step, _ = form.decode(table.packed[block].cpu())
         if form.bits == 4:
             found = found[:, ::2] | found[:, 1::2] << 4

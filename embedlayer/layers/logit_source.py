@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from embedlayer.block_sizes import TABLE_ROWS, block_size
 from embedlayer.errors import StaleRowsError
 from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.linear import choose_impl, cross_entropy_of
@@ -19,7 +20,6 @@ from embedlayer.tables.adapters import Adapter, LoraAdapter, adapt_products
 
 logger = logging.getLogger(__name__)
 
-ROWS_AT_ONCE = 8192
 SAMPLES = 64
 """Number of rows and of columns of a weight that are compared to notice a write that torch does not count."""
 
@@ -103,7 +103,7 @@ class HeadTensors(NamedTuple):
         """Describe the logits without computing them; `options` contain the bias."""
         if not self.adapters:
             return LinearLogits(hidden, self.weight, **options)
-        rows_at_once = min(ROWS_AT_ONCE, math.ceil(len(self.weight) / 2))
+        rows_at_once = min(block_size(TABLE_ROWS, hidden.device.type), math.ceil(len(self.weight) / 2))
         return BlockLogits(hidden, self.raw_logits, len(self.weight), rows_at_once, **options)
 
     def loss(self, hidden: Tensor, targets: Tensor, options: LossOptions) -> Tensor:

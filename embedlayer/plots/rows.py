@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from embedlayer.analysis.geometry import variance_shares
 from embedlayer.analysis.row_reader import RowReader
+from embedlayer.block_sizes import TABLE_ROWS
 from embedlayer.data.tokenizer import table_size, token_text
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.plots.left_out import caption, left_out, usual_range
@@ -19,7 +20,6 @@ from embedlayer.plots.training import DASHES
 from embedlayer.plots.visible import visible_text
 from embedlayer.tables.dense import as_rows
 from embedlayer.tables.lookup import LookupTable
-from embedlayer.tables.table import ROWS_AT_ONCE
 
 ROUNDING = 1e-6
 """Tolerance for rounding in sums of shares."""
@@ -47,7 +47,7 @@ def norm_histogram(
     """
     norms = as_rows(norms)
     if isinstance(norms, LookupTable):
-        norms = torch.cat([rows.float().norm(dim=1) for _, rows in RowReader(norms).chunks(ROWS_AT_ONCE)])
+        norms = torch.cat([rows.float().norm(dim=1) for _, rows in RowReader(norms).chunks(TABLE_ROWS["cpu"])])
     values = numbers(norms)
     finite = values[np.isfinite(values)]
     low, high = usual_range(finite)

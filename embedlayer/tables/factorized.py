@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from embedlayer.block_sizes import TABLE_ROWS, block_size
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.initialization import NormalLinear
 from embedlayer.io.files import JsonObject
@@ -21,7 +22,7 @@ from embedlayer.tables.dense import (
     source_of_rows,
 )
 from embedlayer.tables.lookup import check_sizes
-from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
+from embedlayer.tables.table import TokenTable
 
 
 class FactorizedEmbedding(TokenTable, checks_ids=True):
@@ -149,17 +150,19 @@ class FactorizedEmbedding(TokenTable, checks_ids=True):
         vocab_size, embed_dim = source.vocab_size, source.embed_dim
         scale = None if source.factor is None else float(source.factor)
 
-        def block(start: int) -> Tensor:
-            """Return up to `ROWS_AT_ONCE` rows from row `start` on, in float64."""
-            return source.rows(start, min(start + ROWS_AT_ONCE, vocab_size)).double()
-
         kind = source.rows(0, 1)
+        size = block_size(TABLE_ROWS, kind.device.type)
+
+        def block(start: int) -> Tensor:
+            """Return a block of rows from row `start` on, in float64."""
+            return source.rows(start, min(start + size, vocab_size)).double()
+
         with torch.device("meta"):
             factors = cls(vocab_size, embed_dim, rank, padding_idx=padding_idx, scale=scale, dtype=kind.dtype)
         factors = factors.to_empty(device=kind.device)
         weights = _weights(counts, vocab_size)
         gram = torch.zeros(embed_dim, embed_dim, dtype=torch.float64, device=kind.device)
-        for start in range(0, vocab_size, ROWS_AT_ONCE):
+        for start in range(0, vocab_size, size):
             rows = block(start)
             weighted = rows if weights is None else rows * weights[start : start + len(rows), None].to(rows.device)
             gram.addmm_(weighted.T, rows)
@@ -169,7 +172,7 @@ class FactorizedEmbedding(TokenTable, checks_ids=True):
             )
         leading = torch.linalg.eigh(gram).eigenvectors[:, embed_dim - rank :].flip(1)
         factors.projection.weight.copy_(leading)
-        for start in range(0, vocab_size, ROWS_AT_ONCE):
+        for start in range(0, vocab_size, size):
             rows = block(start)
             factors.inner.weight[start : start + len(rows)] = (rows @ leading).to(kind.dtype)
         return factors

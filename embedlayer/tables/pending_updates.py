@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from embedlayer.block_sizes import PENDING_ROWS, block_size
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, StaleRowsError
 from embedlayer.forks import HeldLocks, call_in_forked_processes, lock_held_at_forks
 from embedlayer.io.files import JsonObject
@@ -60,8 +61,6 @@ OPTIMIZER_STEP = {False: Kernel("rows", "adamw_step"), True: Kernel("rows", "row
 """Kernels for second moments of all numbers of a row, and for one a row."""
 
 GATHER = Kernel("input", "gather_scale_add_drop")
-
-ROWS_AT_ONCE = 4096
 
 ROWS_IN_PASS = 1 << 18
 """Rows of a table that a kernel updates at once when all pending updates are applied."""
@@ -418,7 +417,7 @@ class PendingUpdates:
             self.version = weight._version
         if most == LEFT_OUT:
             left = rows[torch.from_numpy(outcome == LEFT_OUT)]
-            for chunk in chunk_slices(left, ROWS_AT_ONCE):
+            for chunk in chunk_slices(left, block_size(PENDING_ROWS, weight.device.type)):
                 self._update_rows(weight, left[chunk])
             if moments:
                 self._decay_moments(left)
@@ -665,13 +664,13 @@ class PendingUpdates:
             return
         self.check_size(weight, self.moments)
         stop = len(weight) if stop is None else min(stop, len(weight))
-        fits = self._kernels_apply(weight)
+        fits, size = self._kernels_apply(weight), block_size(PENDING_ROWS, weight.device.type)
         for first in range(start, stop, ROWS_IN_PASS):
             last = min(first + ROWS_IN_PASS, stop)
             if fits and self._apply_in_one_pass(weight, self._pending_rows(first, last, moments), moments=moments):
                 continue
-            for low in range(first, last, ROWS_AT_ONCE):
-                high = min(low + ROWS_AT_ONCE, last)
+            for low in range(first, last, size):
+                high = min(low + size, last)
                 pending = (self.value_steps[low:high] < self.step).nonzero().squeeze(1) + low
                 if len(pending):
                     self._update_rows(weight, pending)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+from embedlayer.block_sizes import NUMBERS, block_size
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import kernels_apply
@@ -24,7 +25,6 @@ from embedlayer.tables.row_layouts import GGUFBlocks, RowFormat, RowLayout, row_
 from embedlayer.tables.table import TokenTable, check_width
 from embedlayer.tracing import is_transformed, plain_operators_only
 
-NUMBERS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Numbers in a block, by device: few enough for the cache of a core, or enough for one kernel launch."""
 
 ROWS_OF_A_PRODUCT = 1024
@@ -499,7 +499,7 @@ def times_rows(
     form, vocab_size = RowFormat(*row_format), len(packed)
     wide = x.dtype if x.dtype == torch.float64 else torch.float32
     result = x.new_empty(len(x), vocab_size) if transposed else x.new_zeros(len(x), form.embed_dim, dtype=wide)
-    at_least = max(len(x), 2 * NUMBERS_AT_ONCE["cpu"] // form.embed_dim)  # products are faster with larger blocks
+    at_least = max(len(x), 2 * NUMBERS["cpu"] // form.embed_dim)  # products are faster with larger blocks
     for start, stop in _blocks(vocab_size, form.embed_dim, x.device, at_least=at_least):
         ids = torch.arange(start, stop, device=packed.device)
         rows = dequantised_rows(ids, packed, row_scale, form, x.dtype)
@@ -536,10 +536,10 @@ times_rows.register_autograd(_backward, setup_context=_keep)
 def _blocks(count: int, width: int, device: torch.device, *, at_least: int = 1) -> Iterator[tuple[int, int]]:
     """Yield `(start, stop)` of consecutive blocks that cover `count` rows of `width` numbers.
 
-    A block has about as many numbers as `NUMBERS_AT_ONCE` states for the device, and at least `at_least` rows; the last
+    A block has about as many numbers as `NUMBERS` states for the device, and at least `at_least` rows; the last
     one may be smaller.
     """
-    step = max(1, at_least, NUMBERS_AT_ONCE.get(device.type, NUMBERS_AT_ONCE["cuda"]) // width)
+    step = max(1, at_least, block_size(NUMBERS, device.type) // width)
     return ((start, min(start + step, count)) for start in range(0, count, step))
 
 

@@ -3,13 +3,12 @@
 import torch
 from torch import Tensor
 
-NUMBERS_AT_ONCE = 1 << 18
-"""Numbers in a chunk of rows: few enough for the cache, and enough to keep threads busy."""
+from embedlayer.block_sizes import NUMBERS, block_size
 
 
 def rows_at_once(table: Tensor) -> int:
     """Return how many rows of `table` to process at once so that a chunk fits the CPU cache; at least 1."""
-    return max(1, NUMBERS_AT_ONCE // table.shape[1])
+    return max(1, block_size(NUMBERS, table.device.type) // table.shape[1])
 
 
 def chunk_slices(rows: Tensor, size: int) -> list[slice]:

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from embedlayer.block_sizes import TABLE_ROWS, block_size
 from embedlayer.errors import ShapeError
 from embedlayer.losses.definition import finish_logits
 from embedlayer.losses.fixed_row import linear_with_fixed_row, row_within
@@ -22,8 +23,6 @@ from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, Uncom
 from embedlayer.option_docs import show_options
 from embedlayer.overrides import is_current
 from embedlayer.tables.lookup import LookupTable
-
-ROWS_AT_ONCE = 8192
 
 
 class TokenTable(LookupTable, HeadOutputs, ABC):
@@ -68,9 +67,9 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         linear = self._linear(hidden)
         if linear is not None:
             return linear_with_fixed_row(linear[0], linear[1][start:stop], row_within(self.padding_idx, start, stop))
-        parts = []
-        for first in range(start, stop, ROWS_AT_ONCE):
-            last = min(first + ROWS_AT_ONCE, stop)
+        parts, size = [], block_size(TABLE_ROWS, hidden.device.type)
+        for first in range(start, stop, size):
+            last = min(first + size, stop)
             fixed = row_within(self.padding_idx, first, last)
             parts.append(linear_with_fixed_row(hidden, self.rows(first, last), fixed))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
@@ -121,7 +120,8 @@ class TokenTable(LookupTable, HeadOutputs, ABC):
         linear = self._linear(hidden) if is_current(type(self), "as_linear", "raw_logits") else None
         if linear is not None:
             return LinearLogits(*linear, vocab_size=self.vocab_size, impl=impl, **options)
-        return BlockLogits(hidden, self.raw_logits, self.vocab_size, ROWS_AT_ONCE, **options)
+        rows_at_once = block_size(TABLE_ROWS, hidden.device.type)
+        return BlockLogits(hidden, self.raw_logits, self.vocab_size, rows_at_once, **options)
 
     def _linear(self, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return `as_linear(hidden)`, or `None` where its matrix may not be what `rows` returns.

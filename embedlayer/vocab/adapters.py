@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from embedlayer.block_sizes import TABLE_ROWS, block_size
 from embedlayer.errors import CheckpointError, SizeError, TokenIdError
 from embedlayer.layers.output import OutputHead
 from embedlayer.tables.adapter_files import AdapterFolder, ModuleAdapter, read_adapter, write_token_rows
 from embedlayer.tables.adapters import TrainableTokens, adapt_rows
 from embedlayer.tables.dense import TokenEmbedding
-from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
+from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.row_training import train_only_rows, trained_rows
 from embedlayer.vocab.targets.module_parts import vocabulary_modules
 
@@ -185,12 +186,12 @@ def _check_fit(changes: Changes, directory: Path | str) -> None:
 
 @torch.no_grad()
 def _merge(owner: Weight, change: ModuleAdapter) -> None:
-    """Write a change into a weight, `ROWS_AT_ONCE` rows at a time."""
+    """Write a change into a weight, a block of rows at a time."""
     if isinstance(owner, TokenEmbedding):
         owner.apply_pending_updates()
-    weight = owner.weight
-    for start in range(0, owner.vocab_size, ROWS_AT_ONCE):
-        stop = min(start + ROWS_AT_ONCE, owner.vocab_size)
+    weight, size = owner.weight, block_size(TABLE_ROWS, owner.weight.device.type)
+    for start in range(0, owner.vocab_size, size):
+        stop = min(start + size, owner.vocab_size)
         rows = weight[start:stop] if change.weight is None else change.weight[start:stop].to(weight)
         for adapter in change.adapters:
             rows = adapt_rows(adapter, rows, start, stop)

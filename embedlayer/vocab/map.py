@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from embedlayer.block_sizes import TABLE_ROWS, block_size
 from embedlayer.collectives import SINGLE_PROCESS, Collectives, RowPartition
 from embedlayer.distributed.dtensors import dtensor_like, is_dtensor, to_local
 from embedlayer.errors import SizeError, TokenIdError
@@ -32,8 +33,6 @@ NEW = -1
 
 DROPPED = -1
 """In `new_ids`: an old row that is not kept."""
-
-ROWS_AT_ONCE = 8192
 
 
 class RowMap:
@@ -125,7 +124,8 @@ class RowMap:
         sources = F.pad(self.sources, (0, padding), value=NEW)
         tensor, device = to_local(tensor.detach()), tensor.device
         moved = tensor.new_empty((len(new), *tensor.shape[1:]))
-        rows_at_once = max(ROWS_AT_ONCE // collectives.size, 1)  # all ranks may request rows of one rank
+        # all ranks may request rows of one rank
+        rows_at_once = max(block_size(TABLE_ROWS, device.type) // collectives.size, 1)
         for first in range(0, new.rows_per_rank, rows_at_once):
             wanted = [sources[new.slice_of(rank)][first:][:rows_at_once] for rank in range(collectives.size)]
             requested = [ids[(ids >= old.start) & (ids < old.stop)] - old.start for ids in wanted]

@@ -16,10 +16,10 @@ from memory import Shapes
 from torch import Tensor, nn
 
 import embedlayer as el
+from embedlayer.block_sizes import TABLE_ROWS
 from embedlayer.documents import shifted_targets
 from embedlayer.layers.prediction_head import PredictionHead
 from embedlayer.losses import ForwardKL, JensenShannon, LinearLogits, ReverseKL, TopKTargets, chunk_size, divergence
-from embedlayer.tables import table as table_module
 
 STATISTICS = ("log_probs", "entropy", "logsumexp", "sum_squared_probs", "is_argmax")
 KINDS = {"forward": ForwardKL(), "reverse": ReverseKL(), "Jensen-Shannon": JensenShannon(0.3)}
@@ -54,7 +54,7 @@ every_head = pytest.mark.parametrize("name", HEADS)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(chunk_size.MAX_CHUNK_TOKENS, "cpu", 4)
     monkeypatch.setitem(chunk_size.ROWS_OF_A_BLOCK, "cpu", 16)
-    monkeypatch.setattr(table_module, "ROWS_AT_ONCE", 16)
+    monkeypatch.setitem(TABLE_ROWS, "cpu", 16)
 
 
 def batch(tokens: int = 11) -> tuple[Tensor, Tensor]:

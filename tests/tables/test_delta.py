@@ -27,10 +27,10 @@ from embedlayer import (
     TransformerEmbedding,
     param_groups,
 )
+from embedlayer.block_sizes import TABLE_ROWS
 from embedlayer.io import safetensors_files
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.tables import delta as module
-from embedlayer.tables import table as table_module
 from embedlayer.tables.delta import fingerprint
 
 IDS = [7, 2, 22]
@@ -58,7 +58,7 @@ def by_definition(table: DeltaEmbedding) -> Tensor:
 
 @pytest.fixture(params=list(BASES))
 def table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DeltaEmbedding:
-    monkeypatch.setattr(table_module, "ROWS_AT_ONCE", 5)
+    monkeypatch.setitem(TABLE_ROWS, "cpu", 5)
     return moved(BASES[request.param]())
 
 
@@ -138,7 +138,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_step_makes_anything_of_the_size_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_module, "ROWS_AT_ONCE", 1000)
+    monkeypatch.setitem(TABLE_ROWS, "cpu", 1000)
     base = TokenEmbedding(10_000, 64)
     table = DeltaEmbedding(base, range(0, 10_000, 500))
     optimizer = torch.optim.AdamW([part for part in table.parameters() if part.requires_grad], lr=0.1)
@@ -360,7 +360,7 @@ def test_it_is_copied_cast_and_born_on_meta() -> None:
 
 
 def test_it_compiles_to_one_graph(unchecked: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_module, "ROWS_AT_ONCE", 10)
+    monkeypatch.setitem(TABLE_ROWS, "cpu", 10)
     table = moved(BASES["dense"]())
     ids, targets = torch.tensor([[2, 5, 22, 7], [7, 7, 0, 1]]), torch.tensor([[2, 5, 22, -100], [7, 0, 1, 19]])
 

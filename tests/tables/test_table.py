@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from embedlayer import TokenEmbedding, TokenIdError, TokenTable, linear_cross_entropy
+from embedlayer.block_sizes import TABLE_ROWS
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS
-from embedlayer.tables import table as module
 
 
 class RowsOnly(TokenTable):
@@ -26,7 +26,7 @@ class RowsOnly(TokenTable):
 
 
 def test_logits_and_loss_follow_from_the_rows_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROWS_AT_ONCE", 7)
+    monkeypatch.setitem(TABLE_ROWS, "cpu", 7)
     weight = torch.randn(23, 4, dtype=torch.float64)
     table, dense = RowsOnly(weight), TokenEmbedding.from_pretrained(weight)
     hidden = torch.randn(2, 3, 4, dtype=torch.float64)
@@ -50,7 +50,7 @@ def test_a_table_that_cannot_say_its_rows_cannot_be_made() -> None:
     ],
 )
 def test_a_loss_by_blocks_of_rows_equals_the_plain_definition_with_its_gradients(monkeypatch, options) -> None:
-    monkeypatch.setattr(module, "ROWS_AT_ONCE", 7)
+    monkeypatch.setitem(TABLE_ROWS, "cpu", 7)
     monkeypatch.setitem(MAX_CHUNK_TOKENS, "cpu", 4)
     weight = torch.randn(23, 4, dtype=torch.float64, requires_grad=True)
     hidden = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)

@@ -11,12 +11,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import embedlayer as el
+from embedlayer.block_sizes import TABLE_ROWS
 from embedlayer.collectives import ProcessGroup
 from embedlayer.distributed.launch import Launch
 from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.distributed.state import trained_parameters
 from embedlayer.training.parallel import ParallelContext
-from embedlayer.vocab import map as maps
 from embedlayer.vocab.init.auxiliary_init import FocusInit, OMPInit
 from embedlayer.vocab.init.auxiliary_vectors import AuxiliaryVectors
 from embedlayer.vocab.init.old_rows import WeightRows
@@ -175,7 +175,7 @@ def test_every_edit_of_divided_rows_is_that_of_whole_ones(ranks, cases) -> None:
 
 def check_edits(cases: list[tuple[str, str]]) -> None:
     rank = dist.get_rank()
-    maps.ROWS_AT_ONCE = 6  # many rounds
+    TABLE_ROWS["cpu"] = 6  # many rounds
     for kind, name in cases:
         options = EDITS[name]
         whole, its, model, optimizer = made(kind)
@@ -290,7 +290,7 @@ def undo_of_another(model: nn.Module, optimizer: el.RowAdamW, last: bool) -> Non
 
 
 def largest_transfer() -> int:
-    maps.ROWS_AT_ONCE, sizes = 8, [0]
+    TABLE_ROWS["cpu"], sizes = 8, [0]
     original = ProcessGroup.all_to_all
 
     def measured(self, rows, send_counts, receive_counts):

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from embedlayer.block_sizes import TABLE_ROWS
 from embedlayer.errors import SizeError, VocabularyError
-from embedlayer.tables.table import ROWS_AT_ONCE
 from embedlayer.vocab.init.auxiliary_vectors import AuxiliaryVectors
 from embedlayer.vocab.init.old_rows import DeadRows, LiveRows
 from embedlayer.vocab.init.row_init import ComputedRows, Generator, RowInit, RowOrigin, SubwordMeanInit, Tokens
@@ -50,9 +50,10 @@ class Anchors:
         return len(self.ids)
 
     def _parts(self, ids: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the rows of the vectors of `ids`, `ROWS_AT_ONCE` at a time."""
-        for start in range(0, len(ids), ROWS_AT_ONCE):
-            yield [self._auxiliary.old[token] for token in ids[start : start + ROWS_AT_ONCE]]
+        """Yield the rows of the vectors of `ids`, a block at a time."""
+        size = TABLE_ROWS["cpu"]
+        for start in range(0, len(ids), size):
+            yield [self._auxiliary.old[token] for token in ids[start : start + size]]
 
     def look_up(self, places: Int[Tensor, " m"]) -> Float[Tensor, "m A"]:
         """Return the vectors of the anchors at `places`, which are indices of `ids`."""

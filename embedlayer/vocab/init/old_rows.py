@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from embedlayer.block_sizes import TABLE_ROWS
 from embedlayer.collectives import SINGLE_PROCESS, Collectives
 from embedlayer.errors import VocabularyError
-from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
+from embedlayer.tables.table import TokenTable
 
 
 class WeightRows:
@@ -138,17 +139,19 @@ class LiveRows:
     def chunks(self) -> Iterator[Float[Tensor, "n D"]]:
         """Yield all live rows (`LiveRows`) by ascending ID, in chunks, on the CPU in their own dtype.
 
-        Each chunk has the live ones among `ROWS_AT_ONCE` rows of the table; it may be empty.
+        Each chunk has the live ones in a block of rows of the table; it may be empty.
         """
-        for start in range(0, self.old.vocab_size, ROWS_AT_ONCE):
-            rows = self.old.rows(start, min(start + ROWS_AT_ONCE, self.old.vocab_size)).detach().cpu()
+        size = TABLE_ROWS["cpu"]
+        for start in range(0, self.old.vocab_size, size):
+            rows = self.old.rows(start, min(start + size, self.old.vocab_size)).detach().cpu()
             yield rows[_is_trained(rows) & ~self._is_dead[start : start + len(rows)]]
 
     @cached_property
     def is_live(self) -> Bool[Tensor, " V"]:
         """Return which old rows are live, `(V,)` on the CPU; the rows are read in chunks, at the first use only."""
-        starts = range(0, self.old.vocab_size, ROWS_AT_ONCE)
-        stops = [min(start + ROWS_AT_ONCE, self.old.vocab_size) for start in starts]
+        size = TABLE_ROWS["cpu"]
+        starts = range(0, self.old.vocab_size, size)
+        stops = [min(start + size, self.old.vocab_size) for start in starts]
         trained = [_is_trained(self.old.rows(*span).detach()).cpu() for span in zip(starts, stops, strict=True)]
         return torch.cat([self._is_dead[:0], *trained]) & ~self._is_dead
 

@@ -14,6 +14,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from embedlayer.block_sizes import TABLE_ROWS
 from embedlayer.data.gguf_tokenizers import TOKEN_ID, check_kind, tokenizer_metadata, tokenizer_of
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
 from embedlayer.families import GGUF_HEAD, GGUF_HEAD_BIAS, GGUF_PER_LAYER, GGUF_TABLE
@@ -30,7 +31,7 @@ from embedlayer.io.gguf_files import (
     write_gguf,
 )
 from embedlayer.io.safetensors_files import DTYPES
-from embedlayer.tables.table import ROWS_AT_ONCE, TokenTable
+from embedlayer.tables.table import TokenTable
 from embedlayer.vocab.added_spaces import other_texts
 from embedlayer.vocab.edit import ResolveEdit, TokenMap
 from embedlayer.vocab.map import DROPPED, RowTensor
@@ -166,7 +167,8 @@ def _quantised_rows(file: GGUFFile, name: str, rows: Any, sources: Tensor) -> tu
         old_rows = _numbers(old.index_select(0, places.clamp(min=0)), dtype=info.dtype)
         return (old_rows.float() == chunk.float()).all(1) & (places >= 0)
 
-    spans = [(start, min(start + ROWS_AT_ONCE, size)) for start in range(0, size, ROWS_AT_ONCE)]
+    step = TABLE_ROWS["cpu"]
+    spans = [(start, min(start + step, size)) for start in range(0, size, step)]
     keeps = torch.cat([equal(start, rows(start, stop).detach().cpu()) for start, stop in spans])
     if not keeps.all() and not can_quantise(dtype):
         dtype, keeps = FALLBACK_TYPE, torch.zeros_like(keeps)
@@ -271,7 +273,8 @@ def _stored(file: GGUFFile, name: str, *, adds: bool) -> _OldRows:
     packed, dtype = file.stored_rows(name), info.dtype
     if adds and not can_quantise(dtype):
         dtype, parts = FALLBACK_TYPE, []
-        for start, rows in zip(range(0, len(packed), ROWS_AT_ONCE), packed.split(ROWS_AT_ONCE), strict=True):
+        step = TABLE_ROWS["cpu"]
+        for start, rows in zip(range(0, len(packed), step), packed.split(step), strict=True):
             numbers = dequantise(rows, info.dtype)
             parts.append(_bytes(numbers, dtype=dtype))
             change = (dequantise(parts[-1], dtype) - numbers).abs()

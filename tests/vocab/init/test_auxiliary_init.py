@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from embedlayer.block_sizes import TABLE_ROWS
 from embedlayer.errors import SizeError, VocabularyError
 from embedlayer.vocab.init.auxiliary_init import FocusInit, OMPInit, WechselInit, sparsemax
 from embedlayer.vocab.init.auxiliary_vectors import AuxiliaryVectors
@@ -81,7 +82,7 @@ RULES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 @pytest.mark.parametrize("rule", RULES)
 def test_a_row_is_the_weighted_sum_of_the_plain_definition(rule, monkeypatch) -> None:
     monkeypatch.setattr("embedlayer.vocab.init.auxiliary_init.WEIGHTED_AT_ONCE", 3)
-    monkeypatch.setattr("embedlayer.vocab.init.auxiliary_init.ROWS_AT_ONCE", 11)
+    monkeypatch.setitem(TABLE_ROWS, "cpu", 11)
     rows, auxiliary, anchors, ids, targets = example()
     start, definition = RULES[rule][0](auxiliary), RULES[rule][1]
     new = start.rows(WeightRows(rows), TOKENS)

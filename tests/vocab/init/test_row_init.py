@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedlayer.block_sizes import TABLE_ROWS
 from embedlayer.errors import ShapeError, SizeError, VocabularyError
 from embedlayer.layers.output import OutputHead
 from embedlayer.tables.dense import TokenEmbedding
@@ -133,7 +134,7 @@ def test_any_table_and_a_free_head_are_read() -> None:
 
 
 def test_a_table_is_read_in_blocks_and_never_whole(monkeypatch, trained) -> None:
-    monkeypatch.setattr("embedlayer.vocab.init.old_rows.ROWS_AT_ONCE", 64)
+    monkeypatch.setitem(TABLE_ROWS, "cpu", 64)
     read = []
 
     class Watched(WeightRows):
@@ -143,11 +144,11 @@ def test_a_table_is_read_in_blocks_and_never_whole(monkeypatch, trained) -> None
 
     for start in (MeanInit(), MeanNoiseInit(), RandomInit(), SubwordMeanInit()):
         blocks = start.rows(Watched(trained), TOKENS, torch.Generator().manual_seed(0)).values
-        monkeypatch.setattr("embedlayer.vocab.init.old_rows.ROWS_AT_ONCE", 500)
+        monkeypatch.setitem(TABLE_ROWS, "cpu", 500)
         if not isinstance(start, MeanNoiseInit):  # whose draws are dealt by blocks
             whole = start.rows(WeightRows(trained), TOKENS, torch.Generator().manual_seed(0)).values
             torch.testing.assert_close(blocks, whole)
-        monkeypatch.setattr("embedlayer.vocab.init.old_rows.ROWS_AT_ONCE", 64)
+        monkeypatch.setitem(TABLE_ROWS, "cpu", 64)
     assert max(read) == 64
 
 

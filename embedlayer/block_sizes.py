@@ -1,0 +1,30 @@
+"""How much of a table an operation processes at once, as data by device type.
+
+On a CPU a block fits the cache. On a GPU every block costs launches of kernels, so blocks are larger where their size
+does not change last bits of the result.
+"""
+
+from collections.abc import Mapping
+
+TABLE_ROWS = {"cpu": 8192, "cuda": 8192}
+"""Rows that are read, or multiplied by hidden states, at once. Sums over a vocabulary are added block by block."""
+
+PENDING_ROWS = {"cpu": 4096, "cuda": 1 << 16}
+"""Rows whose pending updates are applied at once by torch operators."""
+
+NUMBERS = {"cpu": 1 << 18, "cuda": 1 << 24}
+"""Numbers of rows in arithmetic that has several temporary tensors, such as an optimizer's step."""
+
+
+def block_size(sizes: Mapping[str, int], device_type: str) -> int:
+    """Return the size for a type of device; that of CUDA for an accelerator without an entry.
+
+    Args:
+        sizes: One of the tables of this module.
+        device_type: `torch.device.type`.
+
+    Example:
+        >>> block_size(TABLE_ROWS, "cpu")
+        8192
+    """
+    return sizes.get(device_type, sizes["cuda"])
