@@ -148,7 +148,7 @@ def _replace_data(parameter: Tensor, tensor: Tensor) -> None:
     parameter.data = tensor
 
 
-def moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
+def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
     """Return a parameter's gradient with its rows moved as a row map says; `None` if it has no gradient.
 
     The result is dense or sparse as before. The rows of new tokens get no gradient. If the rows are sharded, all ranks
@@ -262,7 +262,7 @@ def apply_to_module(
             facts["the requested edit"] = row_fingerprint(row_map.sources)
             facts["the tokenizer"] = None if edit.tokenizer is None else fingerprint(edit.tokenizer)
     result = apply_row_map(tensors, edit, ranks)
-    gradients = {name: moved_gradient(rows, row_map) for name, rows in parameters.items()}
+    gradients = {name: _moved_gradient(rows, row_map) for name, rows in parameters.items()}
     ranks.barrier()
     assignments = [_assign(rows.tensor, "grad", None) for rows in parameters.values()]
     assignments += [
