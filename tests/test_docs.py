@@ -132,7 +132,6 @@ def test_every_module_has_its_test_file() -> None:
         "vocab/special_tokens.py": "laws/test_transformers_folder.py",
         "vocab/token_selection.py": "vocab/test_operations.py",
         "vocab/new_tokens.py": "vocab/test_tokenizer_edit.py",
-        "vocab/added_spaces.py": "vocab/test_tokenizer_edit.py",
         "vocab/init/old_rows.py": "vocab/init/test_row_init.py",
         "vocab/targets/apply_rows.py": "vocab/test_map.py",
         "vocab/targets/folder_files.py": "vocab/targets/test_checkpoint.py",

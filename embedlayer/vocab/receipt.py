@@ -23,7 +23,6 @@ from embedlayer.io.json_fields import Count, Range, check_fields, parse_json, pr
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.short_repr import short_repr
 from embedlayer.sources import PathKind, path_kind
-from embedlayer.vocab.added_spaces import tokens_with_extra_space
 from embedlayer.vocab.edit import ModelEdit
 from embedlayer.vocab.init.row_init import count_origins
 from embedlayer.vocab.map import DROPPED, RowMap
@@ -40,6 +39,7 @@ from embedlayer.vocab.targets.folder import (
 from embedlayer.vocab.targets.live import apply_to_module
 from embedlayer.vocab.targets.run import RUN
 from embedlayer.vocab.token_selection import shown_names
+from embedlayer.vocab.tokenizer_edit import tokens_with_extra_space
 
 KIND, FORMAT_VERSION = "embedlayer/vocabulary-receipt", 1
 MAX_UNPACKED_BYTES = 1 << 30

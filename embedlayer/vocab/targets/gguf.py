@@ -32,12 +32,12 @@ from embedlayer.io.gguf_files import (
 )
 from embedlayer.io.safetensors_files import DTYPES
 from embedlayer.tables.table import TokenTable
-from embedlayer.vocab.added_spaces import other_texts
 from embedlayer.vocab.edit import ResolveEdit, TokenMap
 from embedlayer.vocab.map import DROPPED, RowTensor
 from embedlayer.vocab.special_tokens import USUAL_NAMES, SpecialTokens
 from embedlayer.vocab.targets.apply_rows import EditResult, StoredRows, apply_row_map
 from embedlayer.vocab.token_selection import shown_names
+from embedlayer.vocab.tokenizer_edit import other_texts
 
 ENDS = {GGUF_TABLE: "table", GGUF_HEAD: "head", GGUF_HEAD_BIAS: "head", GGUF_PER_LAYER: "per_layer"}
 """Tensors with a row for each token -> which initialisation computes new rows."""
