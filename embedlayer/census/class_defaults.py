@@ -103,15 +103,15 @@ def with_moved_defaults(content: JsonObject, edited: JsonObject, ids: IdConversi
             written.
     """
     expected = list(_new_entries(content, ids, where))
-    found = copy.deepcopy(edited)
-    for entry in _differing(found, expected):
-        _owner_in(found, entry.path)[entry.key] = json_value(entry.value)
-    if wrong := [".".join((*entry.path, entry.key)) for entry in _differing(found, expected)]:
+    moved = copy.deepcopy(edited)
+    for entry in _differing(moved, expected):
+        _owner_in(moved, entry.path)[entry.key] = json_value(entry.value)
+    if wrong := [".".join((*entry.path, entry.key)) for entry in _differing(moved, expected)]:
         raise VocabularyError(
             f"{where} leaves {', '.join(wrong)} to the defaults of its class, and the class does not read the new "
             f"value: state it in {where} before the edit."
         )
-    return found
+    return moved
 
 
 def _new_entries(content: JsonObject, ids: IdConversion, where: str) -> Iterator[Entry]:

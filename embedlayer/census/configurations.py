@@ -135,8 +135,8 @@ def _parts(config: Any, name: str, key: str, of_tokens: bool, size: int | None) 
 def _sizes(config: Any) -> dict[str, int]:
     """Return the numbers of tokens that a configuration states, by the names of its attributes or keys."""
     entries, names = entries_of(config), getattr(config, "attribute_map", {})
-    found = {names.get(key, key): entries.get(names.get(key, key)) for key in VOCAB_SIZE_KEYS}
-    return {key: value for key, value in found.items() if type(value) is int}
+    sizes = {names.get(key, key): entries.get(names.get(key, key)) for key in VOCAB_SIZE_KEYS}
+    return {key: value for key, value in sizes.items() if type(value) is int}
 
 
 def text_part(config: Any) -> Any:

@@ -180,7 +180,7 @@ def _look_ups(model: nn.Module) -> list[nn.Embedding]:
         hint = " Patch before adding PEFT." if wrapped else ""
         raise CheckpointError(f"The input embeddings are a {type(root).__name__}, not an nn.Embedding.{hint}")
     others = ("get_output_embeddings", "get_per_layer_input_embeddings")  # FSMT: a table as output; Gemma 3n and 4
-    candidates = (*inputs, *(found for getter in others for found in _call_getters(model, getter)))
+    candidates = (*inputs, *(module for getter in others for module in _call_getters(model, getter)))
     tables = [root, *(each for each in candidates if isinstance(each, nn.Embedding) and _is_known(each))]
     weights = {id(each.weight) for each in tables}
     sharing = [each for each in model.modules() if isinstance(each, nn.Embedding) and id(each.weight) in weights]
@@ -197,11 +197,11 @@ def _call_getters(model: nn.Module, getter: str, *, inside: bool = True) -> list
         getter: Name of the method.
         inside: Whether to call it on submodules too.
     """
-    found = []
+    modules = []
     for part in model.modules() if inside else (model,):
         with suppress(NotImplementedError, AttributeError):  # modules without embeddings raise one of these
-            found.append(getattr(part, getter)())
-    return [each for each in found if isinstance(each, nn.Module)]
+            modules.append(getattr(part, getter)())
+    return [each for each in modules if isinstance(each, nn.Module)]
 
 
 def _heads(model: nn.Module) -> list[nn.Linear]:
@@ -324,10 +324,10 @@ def _model_options(model: nn.Module, old: nn.Linear) -> ModelLogitOptions:
     """Return what a model does to its logits outside a head, as the record of its family says."""
     owners = [part for part in model.modules() if old in _call_getters(part, "get_output_embeddings", inside=False)]
     owner = (owners or [model])[0]
-    stated: Any = getattr(owner, "config", None)
-    if not hasattr(stated, "to_dict"):
+    config_object: Any = getattr(owner, "config", None)
+    if not hasattr(config_object, "to_dict"):
         return ModelLogitOptions(unknown=f"A {type(model).__name__} has no configuration of transformers")
-    whole = stated.to_dict()
+    whole = config_object.to_dict()
     config = text_config(whole)
     model_type = config.get("model_type")
     family = family_of(model_type)

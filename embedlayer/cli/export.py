@@ -66,7 +66,7 @@ def export(
     opened = open_model(source, tokenizer_from, parts="layer" if chosen in ("gguf", "onnx") else "table")
     with new_files(*written) as (target, *_):
         if into is not None:
-            from embedlayer.vocab.gguf_files import write_into_gguf
+            from embedlayer.vocab.targets.gguf import write_into_gguf
 
             write_into_gguf(opened.table, opened.require_tokenizer(), into, target, head=opened.untied_head)
             count = opened.table.vocab_size

@@ -101,7 +101,7 @@ def plan(
         if presets or given.keys() & {"vocab_size", "embed_dim", "tied", "rank", "positions", "per_layer_dim", "dtype"}:
             raise click.UsageError("--checkpoint has its own sizes: leave out models and sizes.")
         from embedlayer.opening.readers import open_model
-        from embedlayer.vocab.folders import folder_census
+        from embedlayer.vocab.targets.folder import folder_census
         from embedlayer.vocab.token_usage import used_tokens
 
         opened = open_model(checkpoint, tokenizer_from, parts="layer")

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from embedlayer.training.loop import TrainingOptions
+    from embedlayer.vocab.init.row_init import RowInit
+    from embedlayer.vocab.new_tokens import AddedMerge
     from embedlayer.vocab.receipt import Receipt
-    from embedlayer.vocab.row_init import RowInit
     from embedlayer.vocab.suggestion import TokenSuggestion
-    from embedlayer.vocab.tokenizer_edit import AddedMerge
 
 STARTS = {
     "subword-mean": "SubwordMeanInit",
@@ -43,7 +43,7 @@ STARTS = {
     "focus": "FocusInit",
     "wechsel": "WechselInit",
 }
-"""Values of `--init`, with the class of each in `vocab.row_init`; the last three are in `vocab.auxiliary_init`."""
+"""Values of `--init`, each with its class in `vocab.init`: the last three in `auxiliary_init`, others in `row_init`."""
 
 SHOWN = 12
 VALIDATION_TOKENS = 8192
@@ -163,7 +163,7 @@ def add(
     that have no row in the table get one, also without TERM; that is a step of its own, before --train-on.
     """
     from embedlayer.training.loop import TrainingOptions
-    from embedlayer.vocab.edit import add_tokens
+    from embedlayer.vocab.operations import add_tokens
     from embedlayer.vocab.row_training import TrainedInit
     from embedlayer.vocab.suggestion import read_terms
     from embedlayer.vocab.tokenizer_edit import edit_tokenizer
@@ -210,7 +210,7 @@ def remove(
     A token is named by its text (" dog"), as it is written in the vocabulary (Ġdog), or by its ID ("#304"). The lines
     of a file are texts, as `vocab suggest --prune` writes them.
     """
-    from embedlayer.vocab.edit import remove_tokens
+    from embedlayer.vocab.operations import remove_tokens
 
     wanted = [*tokens, *_lines(file)]
     if not wanted:
@@ -232,7 +232,7 @@ def trim(
     FILE... are text files (.gz too) and folders of them. These texts are still split into the same tokens, with new
     IDs.
     """
-    from embedlayer.vocab.edit import trim_vocabulary
+    from embedlayer.vocab.operations import trim_vocabulary
 
     return trim_vocabulary(directory, files, keep_special=not drop_special, **options), {}
 
@@ -248,10 +248,10 @@ def transplant(
     Tokens that both tokenizers have keep their rows. The rows of new tokens are initialised as --init says.
     """
     from embedlayer.tokenization.read import load_tokenizer
-    from embedlayer.vocab import edit
+    from embedlayer.vocab.operations import transplant as change_tokenizer
 
     init = _row_init(start, directory, lambda _: load_tokenizer(tokenizer), ())
-    return edit.transplant(directory, tokenizer, init=init, **options), {}
+    return change_tokenizer(directory, tokenizer, init=init, **options), {}
 
 
 @vocab.command()
@@ -352,8 +352,8 @@ def _without_known(directory: Path, terms: "Sequence[str | AddedMerge]", *, spac
     from embedlayer.opening.path_kinds import PathKind, path_kind
     from embedlayer.tokenization.bytes import TokenBytes
     from embedlayer.tokenization.read import load_tokenizer
-    from embedlayer.vocab.folders import check_folder
-    from embedlayer.vocab.tokenizer_edit import AddedMerge
+    from embedlayer.vocab.new_tokens import AddedMerge
+    from embedlayer.vocab.targets.folder import check_folder
 
     if path_kind(directory) is not PathKind.GGUF:
         check_folder(directory)
@@ -404,8 +404,8 @@ def _row_init(
     from embedlayer.data.text_files import find_text_files
     from embedlayer.opening.readers import open_model
     from embedlayer.tokenization.read import load_tokenizer
-    from embedlayer.vocab import auxiliary_init, row_init
-    from embedlayer.vocab.auxiliary_vectors import AuxiliaryVectors, train_fasttext
+    from embedlayer.vocab.init import auxiliary_init, row_init
+    from embedlayer.vocab.init.auxiliary_vectors import AuxiliaryVectors, train_fasttext
 
     torch.manual_seed(start.seed)
     old = load_tokenizer(directory)
@@ -488,7 +488,7 @@ def _train_new_rows(
     from embedlayer.models.decoder import DecoderLM
     from embedlayer.opening.readers import open_model
     from embedlayer.training.loop import Trainer
-    from embedlayer.vocab.edit import add_tokens
+    from embedlayer.vocab.operations import add_tokens
     from embedlayer.vocab.row_training import merge_rows
 
     opened = open_model(directory)
@@ -542,6 +542,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
         **trained: Losses and counts of the training of the new rows; none if there was no training.
     """
     from embedlayer.vocab.receipt import EXTRA_SPACE, UNREACHABLE
+    from embedlayer.vocab.targets.folder import receipt_beside
 
     extra = receipt.extra_space
     old, new = (_weight_bytes(folder) for folder in (directory, output))
@@ -599,7 +600,7 @@ def _show(receipt: "Receipt", directory: Path, output: Path, *, as_json: bool, *
             f"         {trained['loss_after_training']:.4f} after it"
         )
     undo = (
-        f"the receipt is {output.name}.receipt"
+        f"the receipt is {receipt_beside(output).name}"
         if output.is_file()
         else f"undo with: {command_line('vocab', 'undo', output, '-o', '...')}"
     )

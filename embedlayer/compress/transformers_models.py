@@ -252,7 +252,7 @@ def copy_blocks(layer: EmbeddingLayer | None, source: Path, target: Path) -> boo
         return False
     checkpoint, state = Checkpoint.open(source), layer.state_dict()
     table = [*layer.tensor_names[DENSE], *layer.load_record.unread_copies]
-    stored = {
+    names_in_layer = {
         name
         for key, names in layer.tensor_names.items()
         for name in names
@@ -261,14 +261,14 @@ def copy_blocks(layer: EmbeddingLayer | None, source: Path, target: Path) -> boo
     rest = create_folder(target / BLOCKS)
     has_blocks = False
     for number, (file, header) in enumerate(checkpoint.headers.items()):
-        kept = {name: info for name, info in header.tensors.items() if name not in stored and name not in table}
+        others = {name: info for name, info in header.tensors.items() if name not in {*names_in_layer, *table}}
         metadata = {"format": "pt", **({} if number else {TABLE: json.dumps(table)})}
-        entries = {name: (info.dtype, info.shape, info.nbytes) for name, info in kept.items()}
+        entries = {name: (info.dtype, info.shape, info.nbytes) for name, info in others.items()}
         with (source / file).open("rb") as old, (rest / f"blocks-{Path(file).name}").open("wb") as new:
             new.write(encode_header(entries, metadata))
-            for info in kept.values():
+            for info in others.values():
                 copy_bytes(old, new, info)
-        has_blocks = has_blocks or bool(kept)
+        has_blocks = has_blocks or bool(others)
     for path in source.iterdir():
         if path.is_file() and not path.name.endswith(NOT_COPIED):
             shutil.copyfile(path, rest / path.name)

@@ -18,7 +18,7 @@ from embedlayer.analysis.layout import NeighborLayout
 from embedlayer.errors import EmbedLayerError
 from embedlayer.io.files import create_folder
 from embedlayer.io.safetensors_files import load_tensors, save_tensors
-from embedlayer.vocab.row_map import row_fingerprint
+from embedlayer.vocab.map import row_fingerprint
 
 VERSION = "1"
 """Changes when the same rows get other coordinates."""

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from embedlayer.block_sizes import TABLE_ROWS, block_size
 from embedlayer.errors import StaleRowsError
-from embedlayer.layers.peft import Adapter, LoraAdapter, adapt_products
 from embedlayer.losses.options import LogitOptions, LogitSettings
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
+from embedlayer.tables.adapters import Adapter, LoraAdapter, adapt_products
 
 logger = logging.getLogger(__name__)
 

@@ -9,14 +9,13 @@ Any other module is an error. PEFT is not imported; its modules are recognised b
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
-import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from embedlayer.errors import CheckpointError
 from embedlayer.losses.fixed_row import row_within, with_fixed_product
 from embedlayer.shapes import Ids, Vectors
+from embedlayer.tables.adapters import Adapter, LoraAdapter, TrainableTokens, adapt_products, adapt_rows, adapt_vectors
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.table import TokenTable
 
@@ -48,35 +47,6 @@ class ChildReference:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ChildReference":
         return ChildReference(memo.get(id(self.parent)), self.name)
-
-
-class LoraAdapter(NamedTuple):
-    """Hold LoRA matrices of a table of V rows of width D, with which the rows become `rows + (b @ a).T * scaling`.
-
-    Attributes:
-        a: Matrix `(r, V)`, where r is the rank of the adapter.
-        b: Matrix `(D, r)`.
-        scaling: Factor of the product.
-    """
-
-    a: Float[Tensor, "R V"]
-    b: Float[Tensor, "D R"]
-    scaling: float
-
-
-class TrainableTokens(NamedTuple):
-    """Hold trained rows, which replace the rows of the same tokens in a table.
-
-    Attributes:
-        token_ids: IDs of the N tokens.
-        values: Their trained rows, `(N, D)`, in the same order.
-    """
-
-    token_ids: list[int]
-    values: Float[Tensor, "N D"]
-
-
-Adapter = LoraAdapter | TrainableTokens
 
 
 class AdaptedTable(NamedTuple):
@@ -158,6 +128,13 @@ def _active_adapters(wrapper: Any, name: str) -> Iterator[Adapter]:
             yield TrainableTokens(list(wrapper.token_indices[adapter]), wrapper.trainable_tokens_delta[adapter])
 
 
+def without_adapters(wrapper: nn.Module) -> nn.Module:
+    """Return the module inside all adapters that PEFT has put on it; the module itself if there are none."""
+    while (base := wrapper._modules.get("base_layer")) is not None:
+        wrapper = base
+    return wrapper
+
+
 def require_same_adapters(tables: list[AdaptedTable]) -> AdaptedTable:
     """Check that all `tables`, which share one weight, have the same adapters, and return the first of them.
 
@@ -221,67 +198,6 @@ def require_unwrapped(head: nn.Linear, reference: ChildReference | None) -> None
             f"rows of the head alone do not give its logits: call merge_and_unload() first, or leave the head out of "
             f"PEFT's configuration."
         )
-
-
-def adapt_rows(adapter: Adapter, rows: Tensor, start: int, stop: int) -> Tensor:
-    """Return rows of a table with an adapter applied, as a new tensor.
-
-    Args:
-        adapter: LoRA or trained tokens of the whole table.
-        rows: Rows `start` to `stop - 1` of the table, `(stop - start, D)`.
-        start: First row.
-        stop: Last row + 1.
-    """
-    if isinstance(adapter, LoraAdapter):
-        return rows + (adapter.a[:, start:stop].T @ adapter.b.T * adapter.scaling).to(rows.dtype)
-    index, values = _trained_between(adapter, start, stop)
-    return rows.index_copy(0, index, values.to(rows.dtype))
-
-
-def adapt_vectors(adapter: Adapter, vectors: Tensor, ids: Tensor) -> Tensor:
-    """Return looked-up rows with an adapter applied, as a new tensor.
-
-    Args:
-        adapter: LoRA or trained tokens of the whole table.
-        vectors: Rows of the unadapted table, `(..., D)`.
-        ids: Their token IDs, `(...)`.
-    """
-    if isinstance(adapter, LoraAdapter):
-        return vectors + (F.embedding(ids, adapter.a.T) @ adapter.b.T * adapter.scaling).to(vectors.dtype)
-    tokens, order = torch.tensor(adapter.token_ids, dtype=torch.long, device=ids.device).sort()
-    places = torch.searchsorted(tokens, ids.long().contiguous()).clamp(max=len(tokens) - 1)
-    trained = F.embedding(order[places], adapter.values).to(vectors.dtype)
-    return torch.where((tokens[places] == ids).unsqueeze(-1), trained, vectors)
-
-
-def adapt_products(adapter: Adapter, products: Tensor, hidden: Tensor, start: int, stop: int) -> Tensor:
-    """Return `hidden @ adapted_rows.T`, computed from the products with the unadapted rows, as a new tensor.
-
-    For LoRA two products with the narrow matrices are added. For trained tokens their columns are replaced.
-
-    Args:
-        adapter: LoRA or trained tokens of the whole table.
-        products: `hidden @ rows.T` for the unadapted rows `start` to `stop - 1`.
-        hidden: Hidden states, `(..., D)`.
-        start: First row.
-        stop: Last row + 1.
-    """
-    if isinstance(adapter, LoraAdapter):
-        narrow = hidden.to(adapter.b.dtype) @ adapter.b * adapter.scaling
-        return products + (narrow @ adapter.a[:, start:stop]).to(products.dtype)
-    index, values = _trained_between(adapter, start, stop)
-    return products.index_copy(-1, index, F.linear(hidden, values.to(hidden.dtype)).to(products.dtype))
-
-
-def _trained_between(adapter: TrainableTokens, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Return the trained tokens among `start` to `stop - 1`.
-
-    Returns:
-        Their IDs minus `start`, `(N,)`, and their trained rows, `(N, D)`.
-    """
-    chosen = [number for number, token in enumerate(adapter.token_ids) if start <= token < stop]
-    index = [adapter.token_ids[number] - start for number in chosen]
-    return torch.tensor(index, dtype=torch.long, device=adapter.values.device), adapter.values[chosen]
 
 
 class AdaptedRows(TokenTable, checks_ids=True):

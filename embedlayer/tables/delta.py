@@ -16,11 +16,11 @@ from embedlayer.errors import CheckpointError, ShapeError, SizeError, TokenIdErr
 from embedlayer.initialization import init_normal_
 from embedlayer.io.files import JsonObject
 from embedlayer.io.json_fields import parse_json
-from embedlayer.io.peft_files import read_adapter, write_token_rows
 from embedlayer.io.safetensors_files import ADAPTER_WEIGHTS, byte_chunks
 from embedlayer.kinds import kind_of
 from embedlayer.pretrained import describe
 from embedlayer.shapes import Ids, Vectors
+from embedlayer.tables.adapter_files import read_adapter, write_token_rows
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
 from embedlayer.tracing import fusible, is_exporting
@@ -260,13 +260,13 @@ class DeltaEmbedding(TokenTable, ComputedBuffers, checks_ids=True):
         adapter = read_adapter(directory)
         if BASE in adapter.metadata:
             _check_identity(parse_json(adapter.metadata[BASE], directory), base, source=Path(directory))
-        change = adapter.choose(base.vocab_size, base.embed_dim, module)
-        if change.rows is None or change.token_ids is None or change.weight is not None or change.low_rank is not None:
+        tokens = adapter.choose(base.vocab_size, base.embed_dim, module).tokens_alone
+        if tokens is None:
             raise CheckpointError(
                 f"The adapter in {directory} changes more than the rows of some tokens: it has LoRA or a whole "
                 f"weight.\nWrite it into a dense table: embedlayer.vocab.merge_adapter(table, {str(directory)!r})."
             )
-        return cls(base, change.token_ids, values=change.rows, dtype=change.rows.dtype)
+        return cls(base, tokens.token_ids, values=tokens.values, dtype=tokens.values.dtype)
 
     def extra_repr(self) -> str:
         """Return the vocabulary size, the width and the number of trained rows, for `print`."""

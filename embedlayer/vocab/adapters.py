@@ -11,12 +11,13 @@ from torch import nn
 
 from embedlayer.block_sizes import TABLE_ROWS, block_size
 from embedlayer.errors import CheckpointError, SizeError, TokenIdError
-from embedlayer.io.peft_files import Adapter, ModuleAdapter, read_adapter, write_token_rows
 from embedlayer.layers.output import OutputHead
+from embedlayer.tables.adapter_files import AdapterFolder, ModuleAdapter, read_adapter, write_token_rows
+from embedlayer.tables.adapters import TrainableTokens, adapt_rows
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable
-from embedlayer.vocab.module_parts import vocabulary_modules
 from embedlayer.vocab.row_training import train_only_rows, trained_rows
+from embedlayer.vocab.targets.module_parts import vocabulary_modules
 
 Weight = TokenEmbedding | OutputHead
 """What an adapter is merged into: a dense table, or an untied head."""
@@ -39,9 +40,9 @@ def save_adapter(module: nn.Module, directory: Path | str) -> None:
         SizeError: The module has no rows that are trained separately.
         FileError: The folder cannot be written.
     """
-    found = trained_rows(module)
-    token_ids = next(iter(found.values())).token_tensor
-    write_token_rows(directory, {name: rows.delta for name, rows in found.items()}, token_ids)
+    rows_by_name = trained_rows(module)
+    token_ids = next(iter(rows_by_name.values())).token_tensor
+    write_token_rows(directory, {name: rows.delta for name, rows in rows_by_name.items()}, token_ids)
 
 
 def load_adapter(module: nn.Module, directory: Path | str) -> None:
@@ -62,18 +63,18 @@ def load_adapter(module: nn.Module, directory: Path | str) -> None:
         TokenIdError: A token of the adapter is outside the tables.
     """
     changes = _changes(module, read_adapter(directory))
-    token_ids, *others = [change.token_ids for _, change in changes.values()]
-    plain = all(change.weight is None and change.low_rank is None for _, change in changes.values())
-    if token_ids is None or not plain or any(ids is None or not torch.equal(token_ids, ids) for ids in others):
+    trained = {name: change.tokens_alone for name, (_, change) in changes.items()}
+    first, *others = trained.values()
+    if first is None or any(each is None or each.token_ids != first.token_ids for each in others):
         raise CheckpointError(
             f"The adapter in {directory} changes more than the rows of the same tokens in each table and head: it can "
             f"only be merged. Call embedlayer.vocab.merge_adapter(model, {str(directory)!r})."
         )
-    train_only_rows(module, token_ids.tolist())
-    order = token_ids.argsort()
+    train_only_rows(module, first.token_ids)
+    order = torch.tensor(first.token_ids, dtype=torch.long).argsort()
     for name, rows in trained_rows(module).items():
-        if name in changes and (values := changes[name][1].rows) is not None:
-            rows.delta = nn.Parameter(values[order].to(rows.delta.device, copy=True))
+        if (tokens := trained.get(name)) is not None:
+            rows.delta = nn.Parameter(tokens.values[order].to(rows.delta.device, copy=True))
 
 
 def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | None = None) -> None:
@@ -102,7 +103,7 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
     adapter = read_adapter(directory)
     if isinstance(target, TokenTable | OutputHead):
         weight = _weight(target)
-        changes = {module or "weight": (weight, adapter.choose(*_sizes(weight), module))}
+        changes = {module or "weight": (weight, adapter.choose(weight.vocab_size, weight.embed_dim, module))}
         _check_fit(changes, directory)
     else:
         changes = _changes(target, adapter)
@@ -110,7 +111,7 @@ def merge_adapter(target: nn.Module, directory: Path | str, *, module: str | Non
         _merge(weight, change)
 
 
-def _changes(module: nn.Module, adapter: Adapter) -> Changes:
+def _changes(module: nn.Module, adapter: AdapterFolder) -> Changes:
     """Return each table and untied head of a module that an adapter changes, with the change, by name.
 
     Raises:
@@ -119,8 +120,8 @@ def _changes(module: nn.Module, adapter: Adapter) -> Changes:
         SizeError: There is no table and no head, or a table is not dense.
         TokenIdError: A token is outside a table.
     """
-    found = vocabulary_modules(module)
-    others = sorted({*adapter.others, *adapter.modules} - {*found.tables, *found.heads})
+    vocabulary = vocabulary_modules(module)
+    others = sorted({*adapter.others, *adapter.modules} - {*vocabulary.tables, *vocabulary.heads})
     if others:
         shown = ", ".join(others[:3]) + (f", and {len(others) - 3} more" if len(others) > 3 else "")
         raise CheckpointError(
@@ -128,7 +129,7 @@ def _changes(module: nn.Module, adapter: Adapter) -> Changes:
             f"Merge it with PEFT, PeftModel.merge_and_unload(); or merge the part for one table, passing that table."
         )
     changes: Changes = {}
-    for name, part in (*found.tables.items(), *found.heads.items()):
+    for name, part in (*vocabulary.tables.items(), *vocabulary.heads.items()):
         if (change := adapter.modules.get(name)) is None:
             continue
         weight = _weight(part)
@@ -161,12 +162,6 @@ def _weight(part: nn.Module) -> Weight:
     return part
 
 
-def _sizes(weight: Weight) -> tuple[int, int]:
-    """Return the number of tokens and the width of a table or an untied head, `(V, D)`."""
-    rows = weight.vocab_size if isinstance(weight, TokenEmbedding) else weight.out_features
-    return rows, weight.weight.shape[1]
-
-
 def _check_fit(changes: Changes, directory: Path | str) -> None:
     """Check that each change can be merged into its weight.
 
@@ -175,17 +170,17 @@ def _check_fit(changes: Changes, directory: Path | str) -> None:
         TokenIdError: A token is outside a weight.
     """
     for name, (weight, change) in changes.items():
-        vocab_size, embed_dim = _sizes(weight)
+        vocab_size, embed_dim = weight.vocab_size, weight.embed_dim
         if change.sizes not in ((vocab_size, embed_dim), (None, embed_dim)):
             raise CheckpointError(
                 f"The adapter in {directory} is for a {name} of {change.sizes[0] or vocab_size} x {change.sizes[1]} "
                 f"numbers; this one has {vocab_size} x {embed_dim}. Edit the vocabulary first, as before the training."
             )
-        ids = change.token_ids
-        if ids is not None and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        ids = [row for each in change.adapters if isinstance(each, TrainableTokens) for row in each.token_ids]
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             raise TokenIdError(
-                f"The adapter in {directory} has rows of tokens {int(ids.min())} to {int(ids.max())}; {name} has "
-                f"{vocab_size} rows. Add the tokens first, as before the training."
+                f"The adapter in {directory} has rows of tokens {min(ids)} to {max(ids)}; {name} has {vocab_size} "
+                f"rows. Add the tokens first, as before the training."
             )
 
 
@@ -195,12 +190,9 @@ def _merge(owner: Weight, change: ModuleAdapter) -> None:
     if isinstance(owner, TokenEmbedding):
         owner.apply_pending_updates()
     weight, size = owner.weight, block_size(TABLE_ROWS, owner.weight.device.type)
-    for start in range(0, _sizes(owner)[0], size):
-        stop = min(start + size, _sizes(owner)[0])
-        if change.weight is not None:
-            weight[start:stop] = change.weight[start:stop].to(weight)
-        if change.low_rank is not None:
-            first, second, scaling = change.low_rank
-            weight[start:stop] += (second[start:stop].float() @ first.float() * scaling).to(weight)
-    if change.rows is not None and change.token_ids is not None:
-        weight.index_copy_(0, change.token_ids.to(weight.device), change.rows.to(weight))
+    for start in range(0, owner.vocab_size, size):
+        stop = min(start + size, owner.vocab_size)
+        rows = weight[start:stop] if change.weight is None else change.weight[start:stop].to(weight)
+        for adapter in change.adapters:
+            rows = adapt_rows(adapter, rows, start, stop)
+        weight[start:stop] = rows

@@ -1,378 +1,357 @@
-"""Edits of a vocabulary: the public functions.
+"""Edits: which tokens change, how new rows are initialised, and what that is for one model."""
 
-One call edits everything that has a row for each token: in a live module and its optimizer, or in a folder. See
-`embedlayer.vocab.row_map` for the terms.
-"""
-
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Protocol
 
-from tokenizers import AddedToken, Tokenizer
-from torch import nn
-from torch.optim import Optimizer
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
 
-from embedlayer.census.files import left_out_message
-from embedlayer.errors import EmbedLayerError, EmbedLayerWarning, FileError, SizeError, VocabularyError
-from embedlayer.io.files import new_files
-from embedlayer.opening.path_kinds import PathKind, path_kind
-from embedlayer.option_docs import show_options, unknown_option
-from embedlayer.tokenization.bytes import Token
-from embedlayer.tokenization.ids import table_size
-from embedlayer.tokenization.tokenizer_calls import as_tokenizer
-from embedlayer.vocab.edit_request import EditRequest, TokenMap
-from embedlayer.vocab.folders import RECEIPT, apply_to_folder, edited_copy, receipts_in
-from embedlayer.vocab.gguf_files import apply_to_gguf
-from embedlayer.vocab.live_modules import apply_to_module
-from embedlayer.vocab.receipt import Receipt
-from embedlayer.vocab.row_init import RowInit, SubwordMeanInit
-from embedlayer.vocab.row_map import NEW
-from embedlayer.vocab.row_training import train_only_rows
-from embedlayer.vocab.special_tokens import tokenizer_with_roles
-from embedlayer.vocab.token_selection import NumberedTokens, require_ids, select_tokens
-from embedlayer.vocab.token_usage import Corpus, used_tokens
-from embedlayer.vocab.tokenizer_edit import AddedTokens, edit_tokenizer
-from embedlayer.vocab.tokenizer_match import match_tokenizers
+from embedlayer.data.tokenizer import added_without_rows, fingerprint, missing_rows_message
+from embedlayer.data.tokenizer_calls import build_tokenizer
+from embedlayer.errors import VocabularyError
+from embedlayer.io.files import JsonObject
+from embedlayer.short_repr import short_repr
+from embedlayer.vocab.init.old_rows import WeightRows
+from embedlayer.vocab.init.row_init import MeanInit, NewToken, RowInit
+from embedlayer.vocab.map import NEW, RowMap, RowTensor, RowValues
+from embedlayer.vocab.special_tokens import NewTokenIds, SpecialTokens
+from embedlayer.vocab.tokenizer_edit import tokenizer_data
+from embedlayer.vocab.tokenizer_match import spell_new_tokens
 
-Target = nn.Module | Path | str
-"""A live module, or a folder or GGUF file."""
+POWERS_OF_TWO = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2)
 
 
-class EditOptions(TypedDict, total=False):
-    """Keyword options that all edits accept.
+@dataclass(frozen=True)
+class TokenMap:
+    """Map each token after an edit to its old token.
+
+    A merged token is removed, and another token replaces its ID in stored IDs.
 
     Attributes:
-        init: How new rows are initialised. The default is `SubwordMeanInit()`: the mean of the rows of the subwords
-            that encoded the new token's text before. Without a tokenizer that is the mean of all rows.
-        init_head: How new rows of an untied head are initialised, from the head's own rows; the default is `init`.
-        tokenizer: The tokenizer of a live module. Layers that `load` returned and folders have their own. It is not
-            changed: `receipt.tokenizer` is the edited one, and `transformers_tokenizer(receipt.tokenizer, like=...)`
-            is a tokenizer of transformers with the settings of the old one.
-        optimizer: The optimizer of a live module, whose state is edited too.
-        pad_to_multiple_of: The number of stored rows is rounded up to a multiple of this, as in `TokenEmbedding`; the
-            default is the same multiple as before. Sharded tables have no padding rows.
-        out: For a folder: path of the edited folder, which must not exist or must be empty. For a GGUF file: path of
-            the edited file, which must not exist.
+        sources: Old ID of each token in the order of the new IDs, or -1 for a new token.
+        num_tokens: Number of tokens before the edit.
+        merged: From the old ID of each merged token to the new ID of the token that replaces it.
+        tokenizer: The tokenizer after the edit, or `None`.
+        old_tokenizer: The tokenizer before the edit, or `None`.
+        special_tokens: If the edit changes to another tokenizer: from each role, such as `eos_token`, to the text of
+            the new tokenizer's special token. Else `None`.
+        speller: The tokenizer that encodes the texts of new tokens as old ones, if it is not `old_tokenizer`.
+        unreachable: Old IDs of removed tokens that were not named: no text is encoded with them without the others.
     """
 
-    init: RowInit
-    init_head: RowInit
-    tokenizer: object
-    optimizer: Optimizer | None
-    pad_to_multiple_of: int | None
-    out: Path | str | None
+    __repr__ = short_repr
+
+    sources: tuple[int, ...]
+    num_tokens: int
+    merged: Mapping[int, int] = field(default_factory=dict)
+    tokenizer: Tokenizer | None = None
+    old_tokenizer: Tokenizer | None = None
+    special_tokens: SpecialTokens | None = None
+    speller: Tokenizer | None = None
+    unreachable: tuple[int, ...] = ()
+
+    @property
+    def added(self) -> dict[int, str]:
+        """Return a dictionary from the new ID of each new token to its text; `#7` for ID 7 if there is no tokenizer."""
+        ids = [token_id for token_id, source in enumerate(self.sources) if source == NEW]
+        return {token_id: _text(self.tokenizer, token_id) for token_id in ids}
+
+    @property
+    def dropped(self) -> dict[int, str]:
+        """Return a dictionary from the old ID of each removed token to its text, without the merged tokens.
+
+        The text is `#7` for ID 7 if there is no tokenizer.
+        """
+        ids = sorted({*range(self.num_tokens)} - {*self.sources} - self.merged.keys())
+        return {token_id: _text(self.old_tokenizer, token_id) for token_id in ids}
+
+    def row_map(self, rows: int, multiple: int | None = None) -> RowMap:
+        """Return the old row of each new row of a table: first the rows of tokens, then rows without a token.
+
+        A table may store more rows than there are tokens. Old rows without a token come last in the result and keep
+        their values. If there is room for fewer of them, the first ones are dropped; if there is room for more, the
+        additional rows before them are initialised.
+
+        Args:
+            rows: Number of rows before the edit, at least the number of tokens.
+            multiple: The number of rows after the edit is rounded up to a multiple of this; see `rows_after` for
+                `None`.
+        """
+        size = rows_after(self.num_tokens, rows, len(self.sources), multiple)
+        unused, spare = torch.arange(self.num_tokens, rows), torch.full((size - len(self.sources),), NEW)
+        num_kept = min(len(unused), len(spare))
+        spare[len(spare) - num_kept :] = unused[len(unused) - num_kept :]
+        return RowMap(torch.cat([torch.tensor(self.sources, dtype=torch.int64), spare]), rows)
+
+    def new_token_ids(self, row_map: RowMap) -> NewTokenIds:
+        """Return an object that converts the old token IDs in configurations to new IDs.
+
+        Args:
+            row_map: The old row of each new row, as `TokenMap.row_map` returned it.
+        """
+        new_ids = row_map.token_ids(self.merged).tolist()
+        return NewTokenIds(new_ids, self.dropped, self.tokenizer, self.special_tokens, size=row_map.size)
+
+    def new_tokens(self) -> list[NewToken]:
+        """Return the new tokens by ascending new ID, each with the IDs by which the old tokenizer encodes its text.
+
+        If there is no tokenizer, these old IDs are empty.
+        """
+        if self.tokenizer is None or self.old_tokenizer is None:
+            return [NewToken(text) for text in self.added.values()]
+        return spell_new_tokens(self.speller or self.old_tokenizer, self.tokenizer, self.added)
+
+    def completed(self, rows: int, source: Path | None = None) -> "TokenMap":
+        """Return the map in which old tokens without a row are new: the old tokenizer was extended, the table was not.
+
+        Args:
+            rows: Number of rows before the edit, fewer than there are old tokens.
+            source: The folder that is edited, for the error message.
+
+        Raises:
+            VocabularyError: The edit does more than to add tokens.
+        """
+        assert self.old_tokenizer is not None
+        if self.sources[: self.num_tokens] != (*range(self.num_tokens),):
+            raise VocabularyError(f"{missing_rows_message(self.old_tokenizer, rows, source)} Then make this edit.")
+        data = tokenizer_data(self.old_tokenizer)
+        data["added_tokens"] = [token for token in data["added_tokens"] if token["id"] < rows]
+        sources = tuple(source if source < rows else NEW for source in self.sources)
+        return replace(self, sources=sources, num_tokens=rows, speller=build_tokenizer(data))
 
 
-@show_options(EditOptions)
-def edit_vocabulary(
-    target: Target,
-    *,
-    add: AddedTokens | int = (),
-    remove: Iterable[Token] = (),
-    keep: Iterable[Token] | None = None,
-    reorder: Sequence[Token] | None = None,
-    merge: Mapping[Token, Token] | None = None,
-    special: Iterable[str | AddedToken] = (),
-    **options: Unpack[EditOptions],
-) -> Receipt:
-    """Edit the vocabulary of a live module in place, or of a folder or GGUF file into a new one.
+def _text(tokenizer: Tokenizer | None, token_id: int) -> str:
+    """Return the vocabulary entry of a token ID; `#7` for ID 7 if there is no tokenizer, or if it has no such token."""
+    return f"#{token_id}" if tokenizer is None else tokenizer.id_to_token(token_id) or f"#{token_id}"
 
-    If anything fails, nothing changes.
 
-    All tensors with a row for each token are edited together: the input table (dense, factorised, row-sparse), the
-    output head (tied stays tied), its bias, and the optimizer's state. Sizes, the padding token, the tokenizer and the
-    token IDs in configurations are changed to match. Kept rows and their moments keep every bit; new rows start with
-    the state that a new optimizer of the same class has for them. Parameters stay the same objects.
-
-    Hashed n-grams (`NgramHash`) stay what they were: a kept token keeps its compressed ID, and with it all hashes and
-    rows. A new token gets a compressed ID of its own, the next free one, also where its text differs from an old
-    token's only in case or accents. The rows of an `NgramEmbedding` belong to hashes and do not move. A checkpoint or
-    model of another library that hashes n-grams is refused.
-
-    If tables are sharded over ranks (`embedlayer.distributed.sharded`, `fully_shard`), each rank edits its own rows.
-    All ranks must make the same call. Random rows get the values of rank 0. Each rank has a receipt with its own
-    dropped rows, and all ranks must call `receipt.undo`.
+def missing_rows(tokenizer: Tokenizer, rows: int, source: Path | None = None) -> str | None:
+    """Return a message if added tokens of a tokenizer have no row, which an edit gives them; `None` if all have one.
 
     Args:
-        target: A table, a head, a layer, a model or any module that contains these; or a folder. A folder is one that
-            `save_pretrained` wrote, a run (its checkpoint and corpus are edited too, and it can be resumed), or a
-            checkpoint of a family that `load` reads, in one file or in shards (all other tensors keep every bit). Or a
-            GGUF file: rows that are kept keep their bytes, unless rows are added to a type that `gguf` cannot write
-            (`receipt.stored`), and the receipt is written as `OUT.receipt`. Files of a folder that hold values by token
-            and cannot be edited, such as `optimizer.pt`, are left out with a warning.
-        add: New tokens, which get the last IDs, as `edit_tokenizer` takes them; without a tokenizer, their number.
-            Added tokens of the tokenizer that lack a row, because it was extended alone, get one too, also for `()`.
-        remove: Tokens to remove, by text or ID.
-        keep: Remove all tokens but these; not together with `remove`.
-        reorder: All tokens of the result, in the order of their new IDs; without a tokenizer, the old ones only.
-        merge: From each token to remove to the token that replaces it in stored IDs.
-        special: New special tokens.
-        **options: See `EditOptions`.
-
-    Returns:
-        The receipt: `receipt.remap(ids)` converts stored IDs, `receipt.undo(target)` undoes the edit, and
-        `receipt.tokenizer` is the new tokenizer. The new folder contains the receipt as `vocabulary-1.receipt`, or with
-        the next number.
+        tokenizer: The tokenizer before an edit.
+        rows: Number of rows of the table.
+        source: The folder of both, for the message.
 
     Raises:
-        VocabularyError: A token is unknown, is named twice, exists already, or is needed by the tokenizer or a
-            configuration; or the tokenizer is another model's; or the model has hashed n-grams of another library, an
-            `NgramHash` with multipliers too large for the IDs of new tokens in int64, an adapter of PEFT with values of
-            tokens, or a tensor whose size follows the vocabulary and whose values for new tokens are not known.
-        SizeError: The optimizer trains other parameters or does not show the state of new rows, nothing in `target` has
-            a vocabulary that can be edited, or a rank would have no row of a sharded table.
-        TokenIdError: The padding row would be dropped.
-        FileError: `out` cannot be written, or is not empty.
-        CheckpointError: The folder is damaged, is a checkpoint of `torch.distributed.checkpoint`, or has a tensor that
-            follows the vocabulary and whose values for new tokens are not known, or an adapter with values of tokens.
-        PeerError: Another rank raised an error, or requests another edit.
+        VocabularyError: Tokens of the vocabulary itself have no row: the tokenizer is that of another table.
+    """
+    mismatch = missing_rows_message(tokenizer, rows, source)
+    if mismatch is not None and not added_without_rows(tokenizer, rows):
+        raise VocabularyError(mismatch)
+    return mismatch
+
+
+def rows_after(num_tokens: int, rows: int, new_tokens: int, multiple: int | None = None) -> int:
+    """Return the number of rows that a table stores after an edit.
+
+    With `multiple` it is the number of tokens, rounded up to a multiple of that. Without it, the padding of the old
+    table decides:
+
+    - If every row has a token before the edit, the result is `new_tokens`.
+    - If `rows` is `num_tokens` rounded up to a multiple of a power of two (at most 1024), the result is `new_tokens`
+      rounded up to a multiple of the largest such power.
+    - Otherwise the result is `new_tokens`, but not less than `rows` if the edit does not reduce the number of tokens.
+
+    Args:
+        num_tokens: Number of tokens before the edit.
+        rows: Number of rows before the edit, with those that have no token.
+        new_tokens: Number of tokens after the edit, new and kept.
+        multiple: Multiple to round up to, or `None`.
 
     Example:
-        >>> model.table.vocab_size, model.head.tied
-        (257, True)
-        >>> receipt = edit_vocabulary(model, add=["cat", "mat"], tokenizer=tokenizer)
-        >>> print(receipt)
-        257 tokens -> 259 tokens, 257 rows -> 259 rows
-          kept     257
-          new      2: 'cat', 'mat'
-          rows     2 from the mean of their subwords
-        >>> receipt.tokenizer.encode("the cat").ids
-        [116, 104, 101, 32, 257]
-        >>> receipt.undo(model)
-        >>> model.table.vocab_size
-        257
+        >>> rows_after(32011, 32064, 32020), rows_after(32011, 32064, 20000), rows_after(32000, 32000, 32001)
+        (32064, 20032, 32001)
+    """
+    if multiple is None and rows > num_tokens:
+        multiple = next((power for power in POWERS_OF_TWO if round_up(num_tokens, power) == rows), None)
+        if multiple is None:
+            return max(new_tokens, rows) if new_tokens >= num_tokens else new_tokens
+    return round_up(new_tokens, multiple or 1)
+
+
+def round_up(number: int, multiple: int) -> int:
+    """Return the smallest multiple of `multiple` that is at least `number`."""
+    return math.ceil(number / multiple) * multiple
+
+
+@dataclass(frozen=True)
+class ModelEdit:
+    """Describe an edit of one model, or the undo of an edit, ready to be applied to the tensors of that model.
+
+    A fingerprint is the hash that `row_fingerprint` returns.
+
+    Attributes:
+        row_map: The old row of each new row.
+        values: For an edit: function that yields the initialised rows of a tensor whose `end` is not `None`.
+        tokenizer: The tokenizer after the edit, or `None` if the model has none.
+        tokens: The old token of each new token; `None` for an undo.
+        pad_to_multiple_of: Multiple to which the number of stored rows of each table is rounded up; `None` to keep each
+            table's multiple.
+        origins: From the new ID of each initialised row to a description of how it was computed. Empty at first; filled
+            in while the edit is applied.
+        restored_rows: For an undo: from each tensor's name to the initialised rows that this rank stores.
+        after: For an undo: from each tensor's name to the expected fingerprint of the result. The rows that the undo
+            drops are not compared: rows that an edit added may have been trained since.
+        settings: For an undo: the sizes and IDs of the modules to restore, by name. `None` for an edit.
     """
 
-    def token_map(tokenizer: Tokenizer | None, rows: int) -> TokenMap:
-        if tokenizer is not None:
-            if isinstance(add, int):
-                raise VocabularyError(f"With a tokenizer new tokens have names: pass a list of them, not {add}.")
-            return _edited(tokenizer, add=add, remove=remove, keep=keep, order=reorder, merge=merge, special=special)
-        require_ids([*special, *(() if isinstance(add, int) else add)])
-        count = add if isinstance(add, int) else 0
-        if count < 0:
-            raise VocabularyError(f"{count} new tokens cannot be added: pass a number from 0.")
-        _, sources, merged, _ = select_tokens(
-            NumberedTokens(rows), remove=remove, keep=keep, order=reorder, merge=merge
-        )
-        return TokenMap((*sources, *[NEW] * count), rows, merged)
+    __repr__ = short_repr
 
-    return _edit(target, token_map, options)
+    row_map: RowMap
+    values: RowValues | None = None
+    tokenizer: Tokenizer | None = None
+    tokens: TokenMap | None = None
+    pad_to_multiple_of: int | None = None
+    origins: dict[int, str] = field(default_factory=dict)
+    restored_rows: Mapping[str, Tensor] | None = None
+    after: Mapping[str, str] | None = None
+    settings: JsonObject | None = None
 
+    @property
+    def new_ids(self) -> Tensor:
+        """Return the new ID of each old ID, `(old rows,)` int64, or -1 for a removed token.
 
-@show_options(EditOptions)
-def add_tokens(
-    target: Target,
-    tokens: AddedTokens | int,
-    *,
-    special: Iterable[str | AddedToken] = (),
-    train_only_new: bool = False,
-    **options: Unpack[EditOptions],
-) -> Receipt:
-    """Add tokens to a vocabulary: `edit_vocabulary(target, add=tokens)`.
-
-    Args:
-        target: A live module, which is changed in place, or a folder; see `edit_vocabulary`.
-        tokens: The new tokens; without a tokenizer, their number.
-        special: New special tokens.
-        train_only_new: For a live module: train only the new rows, with `train_only_rows`. Build the optimizer
-            afterwards, and call `merge_rows(target)` after training.
-        **options: See `EditOptions`.
-
-    Returns:
-        The receipt of the edit.
-
-    Raises:
-        SizeError: `train_only_new` is set for a folder, together with an optimizer, or for a table whose rows cannot be
-            trained separately; nothing was changed. All other errors are those of `edit_vocabulary`.
-    """
-    if not train_only_new:
-        return edit_vocabulary(target, add=tokens, special=special, **options)
-    if not isinstance(target, nn.Module) or options.get("optimizer") is not None:
-        raise SizeError(
-            "train_only_new is for a live module, and its optimizer is built afterwards, for the new rows: leave out "
-            "optimizer=..., and for a folder use embedlayer vocab add --train-on."
-        )
-    receipt = edit_vocabulary(target, add=tokens, special=special, **options)
-    try:
-        train_only_rows(target, receipt.added)
-    except EmbedLayerError:
-        receipt.undo(target)
-        raise
-    return receipt
+        A merged token has the new ID of the token that replaces it.
+        """
+        return self.row_map.token_ids({} if self.tokens is None else self.tokens.merged)
 
 
-@show_options(EditOptions)
-def remove_tokens(target: Target, tokens: Iterable[Token], **options: Unpack[EditOptions]) -> Receipt:
-    """Remove tokens from a vocabulary: `edit_vocabulary(target, remove=tokens)`.
+class ResolveEdit(Protocol):
+    """Function that returns the edit of one model: `EditRequest.resolve`, or the undo of an edit by its receipt."""
 
-    Args:
-        target: A live module, which is changed in place, or a folder; see `edit_vocabulary`.
-        tokens: The tokens to remove, by text or ID; by ID only without a tokenizer.
-        **options: See `EditOptions`.
+    def __call__(
+        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
+    ) -> ModelEdit:
+        """Return the edit of one model, computed from the model's tokenizers and number of rows.
 
-    Returns:
-        The receipt of the edit.
+        Args:
+            tokenizers: The tokenizer of each layer of the model, or `None` for a layer without one.
+            num_rows: Number of rows of the model's tables.
+            part: Which model of a folder it is: "" for a layer or checkpoint, `"run/"` for the model of a training run.
+            all_rows_have_ids: Whether rows without a token are part of the row map, as in a checkpoint, whose table has
+                `num_rows` IDs. If not, the table adds padding rows itself.
 
-    Raises:
-        VocabularyError: A token is unknown, is named twice, or is needed by the tokenizer or a configuration. All other
-            errors are those of `edit_vocabulary`.
-    """
-    return edit_vocabulary(target, remove=tokens, **options)
-
-
-@show_options(EditOptions)
-def trim_vocabulary(
-    target: Target,
-    corpus: Corpus,
-    *,
-    keep_special: bool = True,
-    min_count: int = 1,
-    **options: Unpack[EditOptions],
-) -> Receipt:
-    """Remove every token that a corpus does not need; the corpus is still encoded as the same tokens, with new IDs.
-
-    Args:
-        target: A live module, which is changed in place, or a folder; see `edit_vocabulary`.
-        corpus: A `TokenCorpus`, texts (`str`), files and folders (`Path`), or a mixture of texts and paths.
-            `used_tokens(tokenizer, corpus)` returns the old IDs that are kept.
-        keep_special: Keep all special and added tokens.
-        min_count: How often a token must occur to be kept. Above 1, rarer tokens are encoded as other tokens
-            afterwards.
-        **options: See `EditOptions`; the model must have a tokenizer, or it is passed as `tokenizer`.
-
-    Returns:
-        The receipt of the edit.
-
-    Raises:
-        VocabularyError: There is no tokenizer, or `used_tokens` raises it. All other errors are those of `used_tokens`
-            and `edit_vocabulary`.
-    """
-
-    def token_map(tokenizer: Tokenizer | None, rows: int) -> TokenMap:
-        tokenizer = _required(tokenizer)
-        return _edited(tokenizer, keep=used_tokens(tokenizer, corpus, min_count=min_count, keep_special=keep_special))
-
-    return _edit(target, token_map, options)
+        Raises:
+            VocabularyError: The requested edit does not fit the tokenizer, or the tokenizer does not fit the model.
+            CheckpointError: The receipt of an undo belongs to another model.
+        """
 
 
-@show_options(EditOptions)
-def transplant(
-    target: Target,
-    new_tokenizer: object,
-    *,
-    special: Mapping[str, str] | None = None,
-    **options: Unpack[EditOptions],
-) -> Receipt:
-    """Change a model to another tokenizer: tokens of both keep their rows, and the other rows are initialised.
+@dataclass(frozen=True)
+class EditRequest:
+    """Request an edit before the model is known: which tokens change, and how new rows are initialised.
 
-    Token IDs in configurations follow by role: `eos_token_id` becomes the ID of the new tokenizer's own end-of-text
-    token. The roles are read from the new tokenizer's folder, or from a tokenizer of transformers; else they follow
-    from the usual names. In a checkpoint, the files of the old tokenizer are removed. So is a chat template that
-    contains tokens which the new tokenizer lacks. `AutoTokenizer` of the new folder returns the new tokenizer's IDs,
-    except for families whose class has rules of its own; these give a warning.
-
-    In an `NgramHash` tokens of both tokenizers keep their compressed IDs, and every other token gets one of its own:
-    its n-grams are new. New tokens are not matched to old compressed IDs by their normal form. Engram's multipliers
-    allow few new tokens, because the products must stay in int64; those of `NgramHash.for_rows` allow any vocabulary.
-
-    Args:
-        target: A live module, which is changed in place, or a folder; see `edit_vocabulary`.
-        new_tokenizer: A `tokenizers.Tokenizer`, a fast tokenizer of transformers, or the path of its file or folder.
-        special: Special tokens of the new tokenizer by role, such as `{"eos_token": "<|end|>"}`. They override the
-            roles that were read.
-        **options: See `EditOptions`; the model must have its old tokenizer, or it is passed as `tokenizer`.
-
-    Returns:
-        The receipt of the edit.
-
-    Raises:
-        VocabularyError: There is no old tokenizer, or a configuration names a padding token and the new tokenizer has
-            none. All other errors are those of `edit_vocabulary`.
-        TokenizerError: The new tokenizer cannot be read, or `special` names no special token of it.
-    """
-    new, roles = tokenizer_with_roles(new_tokenizer, special)
-
-    def token_map(tokenizer: Tokenizer | None, rows: int) -> TokenMap:
-        old = _required(tokenizer)
-        sources = tuple(NEW if source is None else source for source in match_tokenizers(old, new))
-        return TokenMap(sources, table_size(old), tokenizer=new, old_tokenizer=old, special_tokens=roles)
-
-    return _edit(target, token_map, options)
-
-
-def _edited(tokenizer: Tokenizer, **options: Any) -> TokenMap:
-    """Edit a copy of a tokenizer, and return the old ID of each token after the edit, with both tokenizers.
-
-    Args:
-        tokenizer: The old tokenizer; it is not changed.
-        **options: The options of `edit_tokenizer`.
-    """
-    edit = edit_tokenizer(tokenizer, **options)
-    sources = tuple(NEW if source is None else source for source in edit.sources)
-    old_size = table_size(tokenizer)
-    return TokenMap(sources, old_size, edit.merged, edit.tokenizer, tokenizer, unreachable=edit.unreachable)
-
-
-def _required(tokenizer: Tokenizer | None) -> Tokenizer:
-    """Return `tokenizer` unchanged, after a check that there is one.
-
-    Raises:
-        VocabularyError: `tokenizer` is `None`.
-    """
-    if tokenizer is None:
-        raise VocabularyError("There is no tokenizer here, and without one tokens have no texts: pass tokenizer=...")
-    return tokenizer
-
-
-def _edit(target: Target, token_map: Callable[[Tokenizer | None, int], TokenMap], options: EditOptions) -> Receipt:
-    """Apply an edit to a live module in place, or write the edited copy of a folder to `options["out"]`.
-
-    Args:
-        target: The module or the folder.
+    Attributes:
         token_map: Function that returns the old token of each new token. Its arguments are the old tokenizer, or
             `None`, and the number of old rows.
-        options: See `EditOptions`.
-
-    Returns:
-        The receipt of the edit. A new folder also contains it as a file.
-
-    Raises:
-        SizeError: An option is unknown, `pad_to_multiple_of` is below 1, `out` is passed for a module, or `optimizer`
-            for a folder. All other errors are those of `edit_vocabulary`.
+        init: How rows of new tokens are initialised.
+        init_head: How rows of new tokens are initialised in an untied head.
+        tokenizer: The tokenizer of a model whose layers have none, or `None`.
+        pad_to_multiple_of: The number of stored rows of a table is rounded up to a multiple of this; `None` keeps
+            each table's multiple.
+        source: The folder that is edited, for error messages; `None` for a live model.
     """
-    if (message := unknown_option(options, EditOptions, "An edit of the vocabulary")) is not None:
-        raise SizeError(message)
-    tokenizer, multiple = options.get("tokenizer"), options.get("pad_to_multiple_of")
-    if multiple is not None and multiple < 1:
-        raise SizeError(f"pad_to_multiple_of must be at least 1, not {multiple}.")
-    init = options.get("init", SubwordMeanInit())
-    tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
-    source = None if isinstance(target, nn.Module) else Path(target)
-    request = EditRequest(token_map, init, options.get("init_head", init), tokenizer, multiple, source)
-    optimizer, out = options.get("optimizer"), options.get("out")
-    if isinstance(target, nn.Module):
-        if out is not None:
-            raise SizeError("A live module is changed in place: pass out=... for folders only.")
-        return Receipt.of({"": apply_to_module(target, request, optimizer)})
-    if optimizer is not None:
-        raise SizeError("A folder contains the state of its optimizer: pass optimizer=... for live modules only.")
-    folder = Path(target)
-    if path_kind(folder) is PathKind.GGUF:
-        if out is None:
-            raise FileError(f"The edit of {folder} is written to a new file: name it with out=...")
-        with new_files(out, f"{out}.receipt") as (file, receipt_file):
-            edited = apply_to_gguf(folder, file, request)
-            receipt = Receipt.of(
-                {"": edited.result}, stored=edited.stored, extra_space_decoded=edited.extra_space_decoded
+
+    __repr__ = short_repr
+
+    token_map: Callable[[Tokenizer | None, int], TokenMap]
+    init: RowInit
+    init_head: RowInit
+    tokenizer: Tokenizer | None = None
+    pad_to_multiple_of: int | None = None
+    source: Path | None = None
+
+    def resolve(
+        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
+    ) -> ModelEdit:
+        """Return the edit of one model; see `ResolveEdit` for the arguments. `part` is not used.
+
+        Raises:
+            VocabularyError: The model's tokenizers differ from the passed one or have more tokens than the table has
+                rows, or the edit does not fit the tokenizer.
+        """
+        tokenizer = self.tokenizer
+        for own in tokenizers:
+            if own is not None and tokenizer is not None and fingerprint(own) != fingerprint(tokenizer):
+                raise VocabularyError(
+                    "The tokenizer that was passed is not that of the model: leave it out, or see transplant."
+                )
+            tokenizer = tokenizer if own is None else own
+        mismatch = None if tokenizer is None else missing_rows(tokenizer, num_rows, self.source)
+        tokens, multiple = self.token_map(tokenizer, num_rows), self.pad_to_multiple_of
+        tokens = tokens if mismatch is None else tokens.completed(num_rows, self.source)
+        row_map = tokens.row_map(num_rows, multiple if all_rows_have_ids or multiple is None else 1)
+        origins: dict[int, str] = {}
+        return ModelEdit(
+            row_map,
+            self._values(tokens, row_map, origins),
+            tokens.tokenizer,
+            tokens,
+            None if all_rows_have_ids else multiple,
+            origins,
+        )
+
+    def _values(
+        self, tokens: TokenMap, row_map: RowMap, origins: dict[int, str]
+    ) -> Callable[[RowTensor], Iterator[Tensor]]:
+        """Return a function that yields the initialised rows of a tensor, in chunks; each call also fills in `origins`.
+
+        - A row of a new token is computed by `init`, or in an untied head by `init_head`. In a per-layer table, whose
+          rows have another width, it is `init.of_other_widths`, if `init` has one.
+        - A row without a token gets the mean of the old rows, so that it adds at most one part in V to a softmax over V
+          tokens.
+        - A value of a bias is the mean of the bias values of the tokens from which the row was computed, or of all
+          tokens. So the function must be called for tables and heads before their biases.
+
+        Args:
+            tokens: The old token of each new token.
+            row_map: The old row of each new row.
+            origins: From new ID to a description of how the row was computed; changed in place.
+        """
+        new_tokens, new_ids = tokens.new_tokens(), row_map.initialised.tolist()
+        unused = [NewToken("")] * (len(new_ids) - len(new_tokens))
+        computed_from: dict[str | None, list[tuple[int, ...]]] = {}
+
+        def values(rows: RowTensor) -> Iterator[Tensor]:
+            old_rows = rows.local
+            if old_rows.dim() == 1:
+                none: list[tuple[int, ...]] = [()] * len(new_ids)
+                sources = computed_from.get(rows.end, computed_from.get("table", none))
+                yield _bias(rows.collectives.all_gather(old_rows)[: tokens.num_tokens], sources)
+                return
+            old = WeightRows(
+                old_rows,
+                vocab_size=tokens.num_tokens,
+                num_rows=rows.partitions(row_map)[0].num_rows,
+                collectives=rows.collectives,
+                decode=rows.decode,
+                missing_row=rows.missing_row,
             )
-            receipt.save(receipt_file)
-        return receipt
-    with edited_copy(folder, out) as partial:
-        result = apply_to_folder(folder, partial, request)
-        if result.left_out:
-            warnings.warn(left_out_message(result.left_out), EmbedLayerWarning, stacklevel=3)
-        receipt = Receipt.of(*result, folder)
-        receipt.save(partial / RECEIPT.format(len(receipts_in(folder)) + 1))
-    return receipt
+            old_ids = computed_from[rows.end] = []
+            init = self.init_head if rows.end == "head" else self.init
+            if rows.end == "per_layer":
+                init = init.of_other_widths or init
+            for how, wanted in ((init, new_tokens), (MeanInit(), unused)):
+                for new in how.chunks(old, wanted):
+                    for origin in new.origins:
+                        origins.setdefault(new_ids[len(old_ids)], str(origin))
+                        old_ids.append(origin.old_ids)
+                    yield new.values if rows.encode is None else rows.encode(new.values)
+
+        return values
+
+
+def _bias(old: Tensor, sources: Sequence[Sequence[int]]) -> Tensor:
+    """Return initial values of a bias for new tokens, `(k,)`, in the dtype of `old`.
+
+    Args:
+        old: The values of the old tokens, `(V,)`.
+        sources: For each new token, the old IDs whose values are averaged; an empty tuple averages all old tokens.
+    """
+    mean = old.double().mean()
+    return torch.stack([old[list(ids)].double().mean() if ids else mean for ids in sources]).to(old.dtype)

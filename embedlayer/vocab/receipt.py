@@ -23,14 +23,21 @@ from embedlayer.io.safetensors_files import load_tensors, save_tensors
 from embedlayer.opening.path_kinds import PathKind, path_kind
 from embedlayer.short_repr import short_repr
 from embedlayer.tokenization.tokenizer_calls import build_tokenizer
-from embedlayer.vocab.edit_request import ResolvedEdit, VocabularyEdit
-from embedlayer.vocab.folders import RECEIPT, apply_to_folder, edited_copy, receipts_in
-from embedlayer.vocab.gguf_files import StoredRows
-from embedlayer.vocab.live_modules import ModuleResult, apply_to_module
-from embedlayer.vocab.row_init import count_origins
-from embedlayer.vocab.row_map import DROPPED, RowEdit, RowMap
+from embedlayer.vocab.edit import ModelEdit
+from embedlayer.vocab.init.row_init import count_origins
+from embedlayer.vocab.map import DROPPED, RowMap
 from embedlayer.vocab.row_training import merged_rows
-from embedlayer.vocab.run_folders import RUN
+from embedlayer.vocab.targets.apply_rows import EditResult, StoredRows
+from embedlayer.vocab.targets.folder import (
+    RECEIPT,
+    apply_to_files,
+    edited_copy,
+    next_receipt,
+    receipt_beside,
+    receipts_in,
+)
+from embedlayer.vocab.targets.live import apply_to_module
+from embedlayer.vocab.targets.run import RUN
 from embedlayer.vocab.token_selection import shown_names
 from embedlayer.vocab.tokenizer_edit import tokens_with_extra_space
 
@@ -42,6 +49,9 @@ UNREACHABLE = "that no text is encoded with any more"
 
 EXTRA_SPACE = "each use of {:,} of these costs one more token, for the space that follows"
 """Of new words in a vocabulary of SentencePiece's BPE, in a printed receipt."""
+
+TUPLES = ("created", "left_out", "unreachable", "extra_space_decoded")
+"""Fields that are lists in JSON; files of earlier releases lack some."""
 
 SIZES = ("vocab_size", "num_rows")
 """Settings that are used in computations."""
@@ -128,54 +138,38 @@ class Receipt:
     extra_space_decoded: tuple[int, ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        results: Mapping[str, ModuleResult],
-        changed: Iterable[str] = (),
-        left_out: Iterable[str] = (),
-        folder: Path = Path(),
-        *,
-        stored: Mapping[str, StoredRows] = {},
-        extra_space_decoded: tuple[int, ...] = (),
-    ) -> "Receipt":
+    def of(cls, result: EditResult, folder: Path = Path()) -> "Receipt":
         """Build the receipt of an edit that was applied.
 
         Args:
-            results: The result for each model of the target: "" for a module, layer or checkpoint, `"run/"` for the
-                model of a run. In the receipt these keys become prefixes of the tensors' names.
-            changed: Names of the files of a folder that the edit changed, added or removed; empty for a live module.
-            left_out: Paths of the files of a folder that could not be edited and are not in the new one.
-            folder: The folder before the edit, from which the old content of these files is read.
-            stored: For a GGUF file: how the rows of each edited tensor are stored.
-            extra_space_decoded: For a GGUF file: added tokens around which text decoded from it has an extra space.
+            result: What it changed. In the receipt the names of its models become prefixes of the tensors' names.
+            folder: The folder before the edit, from which the old content of the changed files is read.
         """
-        edit = next(iter(results.values())).edit
+        edit = next(iter(result.models.values())).edit
         tokens = edit.tokens
         assert tokens is not None
-        files = {name: folder / name for name in changed}
+        files = {name: folder / name for name in result.changed}
 
-        def joined(parts: Mapping[str, Mapping[str, Values]]) -> dict[str, Values]:
-            return {prefix + name: value for prefix, part in parts.items() for name, value in part.items()}
+        def joined(key: str) -> dict[str, Any]:
+            models = result.models.items()
+            return {part + name: value for part, model in models for name, value in getattr(model, key).items()}
 
         return cls(
-            row_map=edit.rows.row_map,
+            row_map=edit.row_map,
             num_tokens=(tokens.num_tokens, len(tokens.sources)),
             added=tokens.added,
             dropped=tokens.dropped,
             merged=dict(tokens.merged),
             origins=edit.origins,
-            dropped_rows=joined({part: result.rows.dropped_rows for part, result in results.items()}),
-            before=joined({part: result.rows.before for part, result in results.items()}),
-            after=joined({part: result.rows.after for part, result in results.items()}),
-            settings=joined({part: result.settings for part, result in results.items()}),
+            **{key: joined(key) for key in ("dropped_rows", "before", "after", "settings")},
             tokenizer=tokens.tokenizer,
             old_tokenizer=tokens.old_tokenizer,
             files={name: read_bytes(file) for name, file in files.items() if file.exists()},
             created=tuple(name for name, file in files.items() if not file.exists()),
-            left_out=tuple(left_out),
+            left_out=tuple(result.left_out),
             unreachable=tokens.unreachable,
-            stored=dict(stored),
-            extra_space_decoded=extra_space_decoded,
+            stored=result.stored,
+            extra_space_decoded=result.extra_space_decoded,
         )
 
     @property
@@ -240,8 +234,8 @@ class Receipt:
                 f"token id {int(ids.max())} is not one of the {len(new_ids)} of the old vocabulary: these IDs were "
                 f"remapped already, or are another tokenizer's."
             )
-        found = np.where(inside, new_ids[np.where(inside, ids, 0)], ids)
-        removed = inside & (found == DROPPED)
+        new = np.where(inside, new_ids[np.where(inside, ids, 0)], ids)
+        removed = inside & (new == DROPPED)
         if removed.any():
             if replacement is None:
                 old = int(ids[removed][0])
@@ -253,10 +247,10 @@ class Receipt:
                 )
             if not 0 <= replacement < self.row_map.size:
                 raise TokenIdError(f"The replacement {replacement} is none of the {self.row_map.size} new IDs.")
-            found = np.where(removed, replacement, found)
-        if found.size and found.max() > np.iinfo(ids.dtype).max:
-            raise ShapeError(f"The new ID {int(found.max())} does not fit into {ids.dtype}: widen the IDs first.")
-        return found.astype(ids.dtype)
+            new = np.where(removed, replacement, new)
+        if new.size and new.max() > np.iinfo(ids.dtype).max:
+            raise ShapeError(f"The new ID {int(new.max())} does not fit into {ids.dtype}: widen the IDs first.")
+        return new.astype(ids.dtype)
 
     def undo(
         self, target: nn.Module | Path | str, *, optimizer: Optimizer | None = None, out: Path | str | None = None
@@ -280,12 +274,12 @@ class Receipt:
         """
         if isinstance(target, nn.Module):
             with merged_rows(target):
-                apply_to_module(target, Undo(self), optimizer)
+                apply_to_module(target, self._resolve_undo, optimizer)
             return
         folder = Path(target)
         _refuse_gguf(folder, self)
-        with edited_copy(folder, out) as partial:
-            left_out = sorted({*self.left_out, *apply_to_folder(folder, partial, Undo(self)).left_out})
+        with edited_copy(folder, out) as (partial, _):
+            left_out = sorted({*self.left_out, *apply_to_files(folder, partial, self._resolve_undo).left_out})
             if left_out:
                 warnings.warn(
                     f"Not restored: {shown_files(left_out)}. They hold values by token, and neither the edited folder "
@@ -297,6 +291,32 @@ class Receipt:
                 (partial / name).write_bytes(content)
             for name in [*self.created, *(receipt.name for receipt in receipts_in(folder)[-1:])]:
                 (partial / name).unlink(missing_ok=True)
+
+    def _resolve_undo(
+        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
+    ) -> ModelEdit:
+        """Return the undo for one model; see `ResolveEdit`. Only `num_rows` and `part` are used.
+
+        Raises:
+            CheckpointError: The model does not have the number of rows that the receipt's edit left.
+        """
+        if num_rows != self.row_map.size:
+            raise CheckpointError(
+                f"This model is not what the receipt belongs to: its vocabulary has {num_rows:,} rows, the receipt's "
+                f"{self.row_map.size:,}. Nothing was changed."
+            )
+
+        def of(entries: Mapping[str, Values]) -> dict[str, Values]:
+            names = [name for name in entries if name.startswith(RUN) == (part == RUN)]
+            return {name.removeprefix(part): entries[name] for name in names}
+
+        return ModelEdit(
+            self.row_map.inverse(),
+            tokenizer=self.old_tokenizer,
+            restored_rows=of(self.dropped_rows),
+            after=of(self.before),
+            settings=of(self.settings),
+        )
 
     def save(self, path: Path | str) -> None:
         """Write the receipt to a safetensors file; an existing file is replaced only if the write succeeds.
@@ -310,7 +330,7 @@ class Receipt:
         """
         path = Path(path)
         if path.is_dir():
-            path = path / RECEIPT.format(len(receipts_in(path)) + 1)
+            path = path / next_receipt(path)
         tensors = {
             "sources": self.row_map.sources,
             **{f"rows/{name}": rows for name, rows in self.dropped_rows.items()},
@@ -320,23 +340,9 @@ class Receipt:
             tokenizer = getattr(self, name)
             if tokenizer is not None:
                 tensors[name] = _packed(tokenizer.to_str().encode())
-        kept = (
-            "num_tokens",
-            "settings",
-            "created",
-            "left_out",
-            "unreachable",
-            "added",
-            "dropped",
-            "merged",
-            "origins",
-            "before",
-            "after",
-            "stored",
-            "extra_space_decoded",
-        )
         fields = {"kind": KIND, "format_version": FORMAT_VERSION, "old_size": self.row_map.old_size}
-        save_tensors(path, tensors, {"receipt": json.dumps(fields | {name: getattr(self, name) for name in kept})})
+        fields |= {name: getattr(self, name) for name in ReceiptFields.__annotations__ if name not in fields}
+        save_tensors(path, tensors, {"receipt": json.dumps(fields)})
 
     @classmethod
     def load(cls, path: Path | str) -> "Receipt":
@@ -367,25 +373,19 @@ class Receipt:
             tokenizers = {
                 name: build_tokenizer(parse_json(text, f"The receipt in {path}")) for name, text in texts.items()
             }
+            values: JsonObject = {name: tuple(fields.get(name, ())) for name in TUPLES}
+            for name in ("added", "dropped", "merged", "origins"):
+                values[name] = {int(token): value for token, value in fields[name].items()}
+            values |= {name: fields[name] for name in ("before", "after", "settings")}
             return cls(
                 row_map=RowMap(sources, fields["old_size"]),
                 num_tokens=(fields["num_tokens"][0], fields["num_tokens"][1]),
                 dropped_rows=_without_prefix("rows/", tensors),
-                created=tuple(fields["created"]),
-                left_out=tuple(fields.get("left_out", ())),
-                unreachable=tuple(fields.get("unreachable", ())),
-                extra_space_decoded=tuple(fields.get("extra_space_decoded", ())),
                 files={name: _unpacked(packed) for name, packed in _without_prefix("files/", tensors).items()},
                 tokenizer=tokenizers.get("tokenizer"),
                 old_tokenizer=tokenizers.get("old_tokenizer"),
-                before=fields["before"],
-                after=fields["after"],
-                settings=fields["settings"],
-                stored={name: StoredRows(*values) for name, values in fields.get("stored", {}).items()},
-                **{
-                    name: {int(token): value for token, value in fields[name].items()}
-                    for name in ("added", "dropped", "merged", "origins")
-                },
+                stored={name: StoredRows(*rows) for name, rows in fields.get("stored", {}).items()},
+                **values,
             )
         except (KeyError, TypeError, ValueError, IndexError, RuntimeError, zlib.error) as error:
             if isinstance(error, CheckpointError):
@@ -406,46 +406,6 @@ class Receipt:
         lines += [f"  merged   {len(self.merged):,}"] * bool(self.merged)
         lines += [f"  left out {shown_files(self.left_out)}"] if self.left_out else []
         return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class Undo(VocabularyEdit):
-    """The undo of an edit: it applies the inverse row map, and initialises rows with the dropped rows of the receipt.
-
-    Args:
-        receipt: The receipt of the edit to undo.
-    """
-
-    receipt: Receipt
-
-    def resolve(
-        self, tokenizers: Iterable[Tokenizer | None], num_rows: int, *, part: str = "", all_rows_have_ids: bool = False
-    ) -> ResolvedEdit:
-        """Return the undo for one model; see `VocabularyEdit.resolve`. Only `num_rows` and `part` are used.
-
-        Raises:
-            CheckpointError: The model does not have the number of rows that the receipt's edit left.
-        """
-        receipt = self.receipt
-        if num_rows != receipt.row_map.size:
-            raise CheckpointError(
-                f"This model is not what the receipt belongs to: its vocabulary has {num_rows:,} rows, the receipt's "
-                f"{receipt.row_map.size:,}. Nothing was changed."
-            )
-
-        def of(entries: Mapping[str, Values]) -> dict[str, Values]:
-            names = [name for name in entries if name.startswith(RUN) == (part == RUN)]
-            return {name.removeprefix(part): entries[name] for name in names}
-
-        return ResolvedEdit(
-            RowEdit(
-                receipt.row_map.inverse(),
-                restored_rows=of(receipt.dropped_rows),
-                after=of(receipt.before),
-            ),
-            receipt.old_tokenizer,
-            settings=of(receipt.settings),
-        )
 
 
 def last_receipt(folder: Path | str) -> Receipt:
@@ -474,7 +434,7 @@ def _refuse_gguf(path: Path, receipt: Receipt | None = None) -> None:
     """
     if path_kind(path) is not PathKind.GGUF:
         return
-    beside = path.with_name(f"{path.name}.receipt")
+    beside = receipt_beside(path)
     if receipt is None and beside.is_file():
         receipt = Receipt.load(beside)
     changed = [f"{name}: {rows}" for name, rows in ({} if receipt is None else receipt.requantised).items()]

@@ -28,17 +28,9 @@ from embedlayer.own_attributes import (
 from embedlayer.tables.delta import DeltaEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.table import TokenTable, UnstoredWeight
-from embedlayer.vocab.module_parts import vocabulary_modules
-from embedlayer.vocab.row_init import (
-    ComputedRows,
-    DeadRows,
-    Generator,
-    LiveRows,
-    RowInit,
-    RowOrigin,
-    Tokens,
-    VectorsInit,
-)
+from embedlayer.vocab.init.old_rows import DeadRows, LiveRows
+from embedlayer.vocab.init.row_init import ComputedRows, Generator, RowInit, RowOrigin, Tokens, VectorsInit
+from embedlayer.vocab.targets.module_parts import vocabulary_modules
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,15 +160,8 @@ def _save_merged(
 ) -> None:
     """Save a model of transformers with the trained rows in the weights, so that transformers and `load` read them.
 
-    It takes the place of the model's `save_pretrained` until `merge_rows`. The model does not change.
-
-    Args:
-        model: The model.
-        save_directory: The folder.
-        is_main_process: As in `save_pretrained`.
-        state_dict: The state to save, by the names of `model.state_dict()`; `None` for that state.
-        *arguments: Further arguments of `save_pretrained`.
-        **options: Further keyword arguments of `save_pretrained`.
+    It takes the place of the model's `save_pretrained`, with the same arguments, until `merge_rows`. The model does not
+    change.
     """
     merged = dict(model.state_dict() if state_dict is None else state_dict)
     names: dict[int, list[str]] = {}
@@ -194,11 +179,7 @@ def _save_merged(
 def _split_rows(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
     """Give a state that `_save_merged` wrote the names of a model whose rows are trained separately, before it loads.
 
-    Args:
-        model: The model, whose hook this is.
-        state_dict: The state, which is changed in place; a state with separate rows stays as it is.
-        prefix: Prefix of the names of the model in the state.
-        *_: Further arguments of such a hook, which are not used.
+    It is a pre-hook of `load_state_dict` and changes `state_dict` in place; one with separate rows stays as it is.
     """
     for name, rows in _deltas(model).items():
         delta, weight_name = f"{prefix}{name}.delta", f"{prefix}{_weight_name(name)}"
@@ -223,10 +204,6 @@ def _weight_name(name: str) -> str:
 def _refuse_frozen(optimizer: Optimizer, *_: object) -> None:
     """Raise an error before a step of an optimizer that was built before `train_only_rows` froze all it trains.
 
-    Args:
-        optimizer: The optimizer, whose step pre-hook this is.
-        *_: Arguments of the step, which are not used.
-
     Raises:
         StaleRowsError: None of its parameters is trained.
     """
@@ -239,10 +216,6 @@ def _refuse_frozen(optimizer: Optimizer, *_: object) -> None:
 
 def _refuse_rows_frozen_by_peft(module: nn.Module, inputs: object) -> None:
     """Raise an error in training if PEFT has frozen the rows that `train_only_rows` made trainable.
-
-    Args:
-        module: The module of `train_only_rows`, which `get_peft_model` was called on.
-        inputs: Arguments of its `forward`, which are not used.
 
     Raises:
         SizeError: The rows would never be trained.
@@ -334,10 +307,6 @@ def trained_rows(module: nn.Module) -> dict[str, DeltaEmbedding]:
 
 def _dense(name: str, table: TokenTable) -> TokenEmbedding:
     """Return `table` unchanged if it is dense: other tables cannot train a few rows without the others.
-
-    Args:
-        name: Name of the table, for the error.
-        table: The table.
 
     Raises:
         SizeError: The table is not a `TokenEmbedding`.

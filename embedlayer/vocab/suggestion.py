@@ -11,20 +11,16 @@ from tokenizers import Tokenizer
 
 from embedlayer.data.memmap import IdArray
 from embedlayer.errors import SizeError, TextError, VocabularyError
+from embedlayer.io.files import JsonObject
 from embedlayer.short_repr import short_repr
 from embedlayer.tokenization.bytes import TokenBytes, token_text
 from embedlayer.tokenization.ids import table_size, unknown_id
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, encode_batch, normalized
 from embedlayer.vocab.bpe_merges import BPEMerges
 from embedlayer.vocab.continued_bpe import cheapest_leaves, continue_merges, cut_words
+from embedlayer.vocab.new_tokens import AddedMerge
 from embedlayer.vocab.token_usage import text_chunks
-from embedlayer.vocab.tokenizer_edit import (
-    AddedMerge,
-    Data,
-    edit_tokenizer,
-    required_tokens,
-    tokenizer_data,
-)
+from embedlayer.vocab.tokenizer_edit import edit_tokenizer, required_tokens, tokenizer_data
 
 Texts = Path | str | Iterable[str | Path]
 """One text or several (`str`), or files and folders with text (`Path`), also mixed."""
@@ -340,7 +336,7 @@ def _size(chunks: Iterable[str], counts: IdArray, unknown: str | None, tokens: T
     return EncodedSize(sum(len(chunk.encode()) for chunk in chunks), int(counts.sum()), num_unknown)
 
 
-def _unknown(old: TokenBytes, data: Data) -> str | None:
+def _unknown(old: TokenBytes, data: JsonObject) -> str | None:
     """Return the name of the unknown token, or `None` if there is none; `data` is the tokenizer's `tokenizer.json`."""
     token_id = unknown_id(old.tokenizer)
     return None if token_id is None else old.entries.get(token_id)
@@ -349,7 +345,7 @@ def _unknown(old: TokenBytes, data: Data) -> str | None:
 # Candidates
 
 
-def _merged_tokens(old: TokenBytes, data: Data, chunks: Iterable[str], count: int) -> Sequence[str | AddedMerge]:
+def _merged_tokens(old: TokenBytes, data: JsonObject, chunks: Iterable[str], count: int) -> Sequence[str | AddedMerge]:
     """Return the suggested merges of a BPE tokenizer, or the suggested texts for a Unigram one.
 
     Args:
@@ -420,7 +416,7 @@ def _with_words(
             yield np.array(encoding.ids), np.array(words), chunk, encoding.offsets
 
 
-def _whole_words(old: TokenBytes, data: Data, chunks: Iterable[str], count: int) -> list[str]:
+def _whole_words(old: TokenBytes, data: JsonObject, chunks: Iterable[str], count: int) -> list[str]:
     """Return the words of a text that would save the most tokens as single tokens of a WordPiece or word tokenizer.
 
     Args:

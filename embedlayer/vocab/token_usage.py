@@ -13,16 +13,12 @@ from embedlayer.data.memmap import IdArray
 from embedlayer.data.text_chunks import encode_chunks, read_text_chunks, split_text
 from embedlayer.data.text_files import find_text_files
 from embedlayer.errors import TextError, VocabularyError
+from embedlayer.io.files import JsonObject
 from embedlayer.tokenization.bytes import TokenBytes
 from embedlayer.tokenization.ids import end_of_text_id, table_size, unknown_id
 from embedlayer.tokenization.tokenizer_calls import as_tokenizer, encode, encode_batch, fingerprint, normalized
 from embedlayer.tokenization.train import raise_if_path
-from embedlayer.vocab.tokenizer_edit import (
-    Data,
-    required_tokens,
-    tokenizer_data,
-    with_parts,
-)
+from embedlayer.vocab.tokenizer_edit import required_tokens, tokenizer_data, with_parts
 
 Corpus = TokenCorpus | Path | str | Iterable[str | Path]
 """A corpus of token IDs, one text or several (`str`), or files and folders with text (`Path`), also mixed."""
@@ -95,7 +91,7 @@ def with_required_tokens(tokenizer: object, ids: Iterable[int], *, keep_special:
     return _with_required({*ids}, TokenBytes(tokenizer), data, keep_special=keep_special)
 
 
-def _with_required(ids: set[int], old: TokenBytes, data: Data, *, keep_special: bool) -> set[int]:
+def _with_required(ids: set[int], old: TokenBytes, data: JsonObject, *, keep_special: bool) -> set[int]:
     """Return `ids` and all token IDs that must be kept with them; see `with_required_tokens`.
 
     Args:
@@ -108,7 +104,7 @@ def _with_required(ids: set[int], old: TokenBytes, data: Data, *, keep_special: 
     return with_parts(ids | needed | (old.added if keep_special else set()), old, data)
 
 
-def _letters(old: TokenBytes, data: Data) -> set[int]:
+def _letters(old: TokenBytes, data: JsonObject) -> set[int]:
     """Return the IDs of all one-character tokens if only they allow every text to be encoded; else an empty set.
 
     That is so for BPE and Unigram models that have neither an unknown token nor tokens of single bytes.
@@ -122,7 +118,7 @@ def _letters(old: TokenBytes, data: Data) -> set[int]:
     }
 
 
-def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: Data, unknown: int | None) -> IdArray:
+def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: JsonObject, unknown: int | None) -> IdArray:
     """Return how often each token ID occurs in a corpus of token IDs, `(V,)`.
 
     Args:
@@ -149,7 +145,7 @@ def _counts_of_ids(corpus: TokenCorpus, tokenizer: Tokenizer, data: Data, unknow
 
 
 def _counts_of_texts(
-    texts: Path | str | Iterable[str | Path], old: TokenBytes, data: Data, unknown: int | None
+    texts: Path | str | Iterable[str | Path], old: TokenBytes, data: JsonObject, unknown: int | None
 ) -> tuple[IdArray, set[str]]:
     """Encode texts, and return how often each token ID occurs, `(V,)`, and the subwords that WordPiece tries in vain.
 
@@ -253,7 +249,7 @@ def _checked(texts: Path | str | Iterable[str | Path]) -> Iterator[str | Path]:
         yield item
 
 
-def _tried(word: str, model: Data) -> list[str]:
+def _tried(word: str, model: JsonObject) -> list[str]:
     """Return the subwords that WordPiece finds from the start of a word before it fails to encode the rest.
 
     Args:

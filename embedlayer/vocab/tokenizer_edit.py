@@ -6,15 +6,14 @@ The edit changes the data of the `tokenizer.json`; the old tokenizer is not chan
 import json
 import math
 import re
-import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from embedlayer.errors import EmbedLayerWarning, TokenizerError, VocabularyError
+from embedlayer.errors import EmbedLayerWarning, TokenizerError
+from embedlayer.io.files import JsonObject
 from embedlayer.short_repr import short_repr
 from embedlayer.tokenization.bytes import Token, TokenBytes
 from embedlayer.tokenization.ids import table_size, unknown_id
@@ -24,52 +23,28 @@ from embedlayer.tokenization.tokenizer_calls import (
     decode_batch,
     encode,
     encode_batch,
-    normalized,
-    pre_tokens,
     pure_tokenizer,
     tokenizer_errors,
     tokens_of_word,
 )
 from embedlayer.vocab.bpe_merges import BPEMerges
+from embedlayer.vocab.new_tokens import (
+    AddedMerge,
+    AddedTokens,
+    check_merges,
+    check_reached,
+    has_added_ids,
+    new_entries,
+    token_name,
+)
 from embedlayer.vocab.token_selection import select_tokens, shown_names
 
-Data = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class AddedMerge:
-    """Name a new BPE token by the two tokens that it is merged from; its merge comes after all others.
-
-    Text is first encoded with the merges that were there before. Then each neighbouring pair `left`, `right` inside a
-    pre-token becomes the new token, as in continued BPE training. So a text is encoded as before, with some runs of its
-    tokens joined.
-
-    Attributes:
-        left: The first token as written in the vocabulary, such as `Ġasync`; an old token or an earlier new one.
-        right: The second token as written in the vocabulary, such as `io`, with its continuation prefix if any.
-
-    Example:
-        >>> tokenizer = train_tokenizer("I love dogs, I love cats", vocab_size=270)
-        >>> edit = edit_tokenizer(tokenizer, add=[AddedMerge("d", "o"), AddedMerge("do", "g")])
-        >>> edit.tokenizer.encode("dogs, fog").tokens
-        ['dog', 's', ',', 'Ġ', 'f', 'o', 'g']
-
-    Reference:
-        Purason et al., "Teaching Old Tokenizers New Words", https://arxiv.org/abs/2512.03989.
-    """
-
-    left: str
-    right: str
-
-    def name(self, prefix: str = "") -> str:
-        """Return the new token as written in the vocabulary: `left`, and `right` without the continuation prefix."""
-        return self.left + self.right[len(prefix) :]
-
-
-AddedTokens = Iterable[str | AddedToken | AddedMerge]
-"""New tokens, each as a text, as an `AddedToken` with its own rules, or as an `AddedMerge` of a BPE tokenizer."""
-
 _ABOVE_ITS_SUBWORDS = 1e-4
+_AROUND = (("", ""), ("a ", " b"), ("a", "b"), ("は", "は"), ("は ", " は"))
+
+_BEGINS, _ENDS = "\ufdd0", "\ufdd1"
+"""Marks inside a decoder: code points that are not characters, so that no text contains them."""
+_GLUED = re.compile(r"\(\?<=\\A\(\?:(.+)\)\)\\z", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -158,7 +133,7 @@ def edit_tokenizer(
     add, special = (add if isinstance(add, str) else [*add], special if isinstance(special, str) else [*special])
     data = tokenizer_data(tokenizer)
     old = TokenBytes(tokenizer)
-    new = _new_tokens(old, add, special)
+    new = new_entries(old, add, special)
     names, sources, merged, unreachable = select_tokens(
         old,
         new,
@@ -170,10 +145,10 @@ def edit_tokenizer(
         with_parts=lambda kept: with_parts(kept, old, data),
         unreachable=lambda removed: _unreachable_without(removed, old, data),
     )
-    merges = {_name(token, old): token for token in add if isinstance(token, AddedMerge)}
-    _check_parts(merges, names, data)
+    merges = {token_name(token, old): token for token in add if isinstance(token, AddedMerge)}
+    check_merges(merges, names, data)
     edited = _built(data, names, new, old, merges.values())
-    _check_reached(edited, new, BPEMerges(data["model"]) if merges else None)
+    check_reached(edited, new, BPEMerges(data["model"]) if merges else None)
     warn_of_other_texts(tokenizer, edited, [text for text in add if isinstance(text, str) and text not in special])
     return TokenizerEdit(
         tokenizer=edited,
@@ -184,204 +159,7 @@ def edit_tokenizer(
     )
 
 
-# New tokens
-
-
-def _new_tokens(old: TokenBytes, add: AddedTokens, special: Iterable[str | AddedToken]) -> dict[str, AddedToken | None]:
-    """Decide for each new token whether it becomes an entry of the model's vocabulary or an added token.
-
-    Args:
-        old: The old tokenizer.
-        add: New tokens.
-        special: New special tokens.
-
-    Returns:
-        A dictionary from the name of each new token, in the order of the new IDs, to its `AddedToken`, which says how
-        it is found in a text; or to `None` if the token becomes an entry of the model's vocabulary.
-
-    Raises:
-        VocabularyError: A token exists already, is empty, is named twice or contains the tokenizer's mark for a space;
-            or `add` or `special` is one text.
-    """
-    if isinstance(add, str) or isinstance(special, str):
-        raise VocabularyError(f"Give a list of tokens, not the text {add or special!r}: its letters would be added.")
-    added, specials = _by_name(add, "add", old), _by_name(special, "special", old)
-    for text, token in (added | specials).items():
-        if not text:
-            raise VocabularyError("An empty text cannot be a token. Leave it out.")
-        there = old.vocabulary.get(text)
-        if there is None and not isinstance(token, AddedMerge) and old.convention in ("byte-level", "sentencepiece"):
-            there = old.by_bytes.get(text.encode())
-            there = None if there is not None and old.is_byte(there) else there
-        if there is not None:
-            raise VocabularyError(
-                f"{text!r} cannot be added: it is token {there} ({old.entries[there]!r}) of this tokenizer already. "
-                f"Leave it out."
-            )
-    _check_normalized(old, [text for text, token in added.items() if isinstance(token, str) and text not in specials])
-    tokens: dict[str, AddedToken | None] = {}
-    outside = _has_added_ids(old)
-    for text, token in (added | specials).items():
-        if isinstance(token, AddedMerge):
-            tokens[text] = None
-            continue
-        entry = None if text in specials or isinstance(token, AddedToken) else _entry(old, text)
-        if entry is not None and not outside:
-            if entry in tokens:
-                raise VocabularyError(f"{text!r} is named twice among the new tokens. Name each once.")
-            tokens[entry] = None
-        else:
-            _check_spelled_out(old, token)
-            tokens[text] = _rules(old, token, word=entry == text, special=text in specials)
-    return tokens
-
-
-def _check_normalized(old: TokenBytes, texts: Sequence[str]) -> None:
-    """Check that no two new tokens, and no new and old token, are the same text after the tokenizer's normalizer.
-
-    Spaces around the texts are compared as they are.
-
-    Args:
-        old: The old tokenizer.
-        texts: The new tokens that were passed as texts.
-
-    Raises:
-        VocabularyError: Two are the same.
-    """
-    if old.tokenizer.normalizer is None:
-        return
-    seen: dict[str, str] = {}
-    for text in texts:
-        same = normalized(old.tokenizer, text).replace("▁", " ")
-        other = seen.setdefault(same, text)
-        if other.replace("▁", " ").strip() != text.replace("▁", " ").strip():
-            raise VocabularyError(
-                f"{other!r} and {text!r} are the same after the tokenizer's normalizer: {same!r}. Name one of them, or "
-                f"pass an AddedToken with normalized=False for a spelling that is found as it is written."
-            )
-        if same.strip() == text.strip():
-            continue
-        token_id = old.vocabulary.get(same, old.by_bytes.get(same.encode()))
-        if token_id is not None:
-            raise VocabularyError(
-                f"{text!r} cannot be added: the tokenizer's normalizer makes it {same!r}, which is token {token_id} "
-                f"already. Leave it out, or pass an AddedToken with normalized=False to find it as it is written."
-            )
-
-
-def _check_spelled_out(old: TokenBytes, token: str | AddedToken) -> None:
-    """Check that a new token is written with spaces, not with the mark by which a tokenizer's file writes a space.
-
-    Args:
-        old: The old tokenizer.
-        token: The new token; an `AddedToken` is not checked.
-
-    Raises:
-        VocabularyError: The token contains the mark ("Ġ" or "▁"), so no text would ever be encoded with it.
-    """
-    mark = {"byte-level": "Ġ", "sentencepiece": "▁"}.get(old.convention)
-    if isinstance(token, str) and mark is not None and mark in token:
-        raise VocabularyError(
-            f"{token!r} cannot be added: no text has the {mark!r} with which this tokenizer's file writes a space. "
-            f"Pass the text itself: {token.replace(mark, ' ')!r}."
-        )
-
-
-def _rules(old: TokenBytes, token: str | AddedToken, *, word: bool, special: bool) -> AddedToken:
-    """Return the `AddedToken` for a new token that does not become an entry of the model's vocabulary.
-
-    Args:
-        old: The old tokenizer.
-        token: The text; or an `AddedToken`, whose settings are kept.
-        word: Whether the text is one word. WordPiece and word tokenizers then do not find it inside longer words.
-        special: Whether the token is special.
-    """
-    if isinstance(token, AddedToken):
-        return AddedToken(**{**token.__getstate__(), "special": token.special or special})
-    normal = old.tokenizer.normalizer is not None and normalized(old.tokenizer, token) == token
-    word = word and old.convention in ("word", "wordpiece")
-    return AddedToken(token, single_word=word, normalized=normal and not special, special=special)
-
-
-def _entry(old: TokenBytes, text: str) -> str | None:
-    """Return the vocabulary entry with which the model itself would find a new token, or `None` if it cannot find it.
-
-    WordPiece and word tokenizers can find one word; Unigram can find a text that its pre-tokenizer does not split. The
-    entry is the text, for Unigram with "▁" for each space. For BPE the result is always `None`.
-    """
-    model = old.tokenizer.model
-    kind = type(model).__name__
-    chunks = pre_tokens(old.tokenizer, text)
-    if kind == "Unigram":
-        entry = text.replace(" ", "▁")
-        word, whole = entry.removeprefix("▁"), chunks in ([entry], ["▁" + entry])
-    elif kind in ("WordPiece", "WordLevel"):
-        entry, word = text, text.removeprefix(old.prefix) or text
-        chunks = pre_tokens(old.tokenizer, word)
-        whole = chunks == [word] and len(word) <= getattr(model, "max_input_chars_per_word", sys.maxsize)
-    else:
-        return None
-    return entry if whole and word and normalized(old.tokenizer, word) == word else None
-
-
-def _by_name(tokens: AddedTokens, option: str, old: TokenBytes) -> dict[str, str | AddedToken | AddedMerge]:
-    """Return a dictionary from the name of each new token to the token as it was passed.
-
-    Args:
-        tokens: The new tokens.
-        option: Name of the option that lists them, for the error.
-        old: The old tokenizer.
-
-    Raises:
-        VocabularyError: `tokens` contains a name twice.
-    """
-    named: dict[str, str | AddedToken | AddedMerge] = {}
-    for token in tokens:
-        name = _name(token, old)
-        if name in named:
-            raise VocabularyError(f"{option} names {name!r} twice. Name each new token once.")
-        named[name] = token
-    return named
-
-
-def _name(token: str | AddedToken | AddedMerge, old: TokenBytes) -> str:
-    """Return the text of a new token; for an `AddedMerge`, the vocabulary entry that it gives."""
-    if isinstance(token, AddedMerge):
-        return token.name(old.prefix)
-    return token if isinstance(token, str) else token.content
-
-
-def _check_parts(merges: Mapping[str, AddedMerge], names: Sequence[str], data: Data) -> None:
-    """Check that the model of a tokenizer can have new merges, and that both parts of each exist before it.
-
-    Args:
-        merges: The new merges in their order, by the name of the token that each gives.
-        names: Names of all tokens after the edit.
-        data: The content of the old `tokenizer.json`.
-
-    Raises:
-        VocabularyError: The model is not BPE, or a part is no token, or is a token of a later merge.
-    """
-    kind = data["model"]["type"]
-    if merges and kind != "BPE":
-        raise VocabularyError(
-            f"{next(iter(merges))!r} cannot be added as a merge: a {kind} tokenizer has none. Pass the text itself."
-        )
-    known = set(names) - merges.keys()
-    for name, merge in merges.items():
-        missing = [part for part in (merge.left, merge.right) if part not in known]
-        if missing:
-            raise VocabularyError(
-                f"{name!r} cannot be merged from {merge.left!r} and {merge.right!r}: {missing[0]!r} is no token before "
-                f"it. Name parts as the vocabulary writes them, and add the merge of a part first."
-            )
-        known.add(name)
-
-
-# Tokens that depend on others
-
-
-def required_tokens(data: Data, old: TokenBytes) -> dict[int, str]:
+def required_tokens(data: JsonObject, old: TokenBytes) -> dict[int, str]:
     """Return a dictionary from the ID of each token that the tokenizer itself uses to the reason.
 
     These tokens cannot be removed. The reason is a clause for an error message, such as "the tokenizer pads with it".
@@ -401,7 +179,7 @@ def required_tokens(data: Data, old: TokenBytes) -> dict[int, str]:
     return {token_id: reason for token_id, reason in reasons.items() if token_id in old.entries}
 
 
-def _template_ids(processor: Data | None) -> Iterator[int]:
+def _template_ids(processor: JsonObject | None) -> Iterator[int]:
     """Yield the IDs of the tokens that a post-processor puts around a text or a pair of texts.
 
     An ID may be yielded several times. `None`, which means no post-processor, yields nothing.
@@ -422,13 +200,13 @@ def _template_ids(processor: Data | None) -> Iterator[int]:
             yield from processor["special_tokens"][name]["ids"]
 
 
-def _names_in_template(processor: Data) -> set[str]:
+def _names_in_template(processor: JsonObject) -> set[str]:
     """Return the names of the special tokens that a `TemplateProcessing` puts around a text or a pair."""
     parts = [*processor["single"], *processor["pair"]]
     return {part["SpecialToken"]["id"] for part in parts if "SpecialToken" in part}
 
 
-def with_parts(kept: set[int], old: TokenBytes, data: Data) -> set[int]:
+def with_parts(kept: set[int], old: TokenBytes, data: JsonObject) -> set[int]:
     """Return `kept` and the IDs of all tokens without which a kept token would no longer be encoded as before.
 
     For BPE these are the shorter tokens that the kept ones are merged from. For Unigram it is the token with the lowest
@@ -448,7 +226,7 @@ def with_parts(kept: set[int], old: TokenBytes, data: Data) -> set[int]:
     return kept
 
 
-def _unreachable_without(removed: set[int], old: TokenBytes, data: Data) -> set[int]:
+def _unreachable_without(removed: set[int], old: TokenBytes, data: JsonObject) -> set[int]:
     """Return the IDs of the other BPE tokens that no text is encoded with after the tokens `removed` are removed.
 
     These are the tokens that merges can build only from a removed token. Added tokens are not in the result. For models
@@ -468,11 +246,8 @@ def _unreachable_without(removed: set[int], old: TokenBytes, data: Data) -> set[
     return {old.vocabulary[name] for name in merges.unreachable_without(names)} - old.added
 
 
-# The new tokenizer
-
-
 def _built(
-    data: Data,
+    data: JsonObject,
     names: list[str],
     new: Mapping[str, AddedToken | None],
     old: TokenBytes,
@@ -483,7 +258,7 @@ def _built(
     Args:
         data: The content of the old `tokenizer.json`; it is changed in place.
         names: Name of each token in the order of the new IDs.
-        new: The new tokens by name, as `_new_tokens` returns them.
+        new: The new tokens by name, as `new_entries` returns them.
         old: The old tokenizer.
         merges: The new merges of a BPE tokenizer, in their order.
 
@@ -496,7 +271,7 @@ def _built(
     ids = {name: new_id for new_id, name in enumerate(names)}
     new_id_of = {token_id: ids[name] for token_id, name in old.entries.items() if name in ids}
 
-    inside = model["type"] != "BPE" and not _has_added_ids(old)
+    inside = model["type"] != "BPE" and not has_added_ids(old)
     entries = {name for name in names if name in old_model or (name in new and (inside or new[name] is None))}
     last = max((ids[name] for name in entries), default=-1)
     entries |= set(names[: last + 1])  # the library numbers tokens outside the model after the model's
@@ -532,7 +307,48 @@ def _built(
     return edited
 
 
-def _puts_space_before_each_part(normalizer: Data | None) -> bool:
+def _score(entry: str, tokenizer: Tokenizer, scores: Mapping[str, float]) -> float:
+    """Return a Unigram score for a new token, just above the sum of its subwords' scores, so that the model prefers it.
+
+    Args:
+        entry: The new token as an entry of the vocabulary.
+        tokenizer: The old tokenizer.
+        scores: From the name of each old token to its score (a log probability). A subword without a score makes the
+            result minus infinity.
+    """
+    subwords = [token.value for token in tokens_of_word(tokenizer, entry)]
+    return round(sum(scores.get(subword, -math.inf) for subword in subwords) + _ABOVE_ITS_SUBWORDS, 10)
+
+
+def _renumber_template(processor: JsonObject | None, new_id_of: Mapping[int, int]) -> None:
+    """Replace the old token IDs in a post-processor by the new ones, in place; `None` is ignored.
+
+    A `TemplateProcessing` may list special tokens that it never puts around a text. Those of them that are removed from
+    the vocabulary are deleted from the list.
+
+    Args:
+        processor: The `post_processor` of a `tokenizer.json`.
+        new_id_of: From the old ID of each kept token to its new ID.
+    """
+    if not processor:
+        return
+    if processor["type"] == "Sequence":
+        for step in processor["processors"]:
+            _renumber_template(step, new_id_of)
+    elif processor["type"] in ("BertProcessing", "RobertaProcessing"):
+        for end in ("sep", "cls"):
+            name, token_id = processor[end]
+            processor[end] = [name, new_id_of.get(token_id, token_id)]
+    elif processor["type"] == "TemplateProcessing":
+        used = _names_in_template(processor)
+        processor["special_tokens"] = {
+            name: {**special, "ids": [new_id_of.get(token_id, token_id) for token_id in special["ids"]]}
+            for name, special in processor["special_tokens"].items()
+            if name in used or all(token_id in new_id_of for token_id in special["ids"])
+        }
+
+
+def _puts_space_before_each_part(normalizer: JsonObject | None) -> bool:
     """Return whether a normalizer has a `Prepend` step, which puts a space before a text, as in LLaMA-2.
 
     Such a normalizer also puts a space before each part of a text that follows an added token.
@@ -544,7 +360,7 @@ def _puts_space_before_each_part(normalizer: Data | None) -> bool:
     return any(step["type"] == "Prepend" for step in steps)
 
 
-def _with_glue(decoder: Data | None, new: Sequence[str], ids: Mapping[str, int]) -> Data | None:
+def _with_glue(decoder: JsonObject | None, new: Sequence[str], ids: Mapping[str, int]) -> JsonObject | None:
     """Return a copy of a decoder that removes the space which the normalizer puts after an added token.
 
     The copy has two more steps at the start, which mark where the listed tokens begin and end. After the step `Fuse`,
@@ -580,7 +396,7 @@ def _with_glue(decoder: Data | None, new: Sequence[str], ids: Mapping[str, int])
     return {**decoder, "decoders": [*front, *steps[:place], *after_fuse, *steps[place:]]}
 
 
-def _replace(pattern: str, content: str) -> Data:
+def _replace(pattern: str, content: str) -> JsonObject:
     """Return a decoder step that replaces all matches of the regular expression `pattern` by `content`."""
     return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
 
@@ -651,127 +467,20 @@ def tokens_with_extra_space(tokenizer: Tokenizer, ids: Iterable[int]) -> list[in
     bare, added = pure_tokenizer(tokenizer), tokenizer.get_added_tokens_decoder()
     words = [token for token in ids if token in added and not added[token].special]
     after = len(encode(bare, "a b").ids) - len(encode(bare, "a").ids)
-    found = encode_batch(bare, [f"a{added[token].content} b" for token in words])
+    encodings = encode_batch(bare, [f"a{added[token].content} b" for token in words])
     return [
         token
-        for token, each in zip(words, found, strict=True)
+        for token, each in zip(words, encodings, strict=True)
         if token in each.ids and len(each.ids) - 1 - each.ids.index(token) > after
     ]
 
 
-_RUNNING_TEXTS = ("a{} b", "a{}b", ".{}.", "a {} b", ". {} .")
-_CONTEXTS = ("{}", "a{}", "{}a", " {}", "{} a", "1{}", ".{}")
-_AROUND = (("", ""), ("a ", " b"), ("a", "b"), ("は", "は"), ("は ", " は"))
-_BEGINS, _ENDS = "\ufdd0", "\ufdd1"
-"""Marks inside a decoder: code points that are not characters, so that no text contains them."""
-_GLUED = re.compile(r"\(\?<=\\A\(\?:(.+)\)\)\\z", re.DOTALL)
-
-
-def _score(entry: str, tokenizer: Tokenizer, scores: Mapping[str, float]) -> float:
-    """Return a Unigram score for a new token, just above the sum of its subwords' scores, so that the model prefers it.
-
-    Args:
-        entry: The new token as an entry of the vocabulary.
-        tokenizer: The old tokenizer.
-        scores: From the name of each old token to its score (a log probability). A subword without a score makes the
-            result minus infinity.
-    """
-    subwords = [token.value for token in tokens_of_word(tokenizer, entry)]
-    return round(sum(scores.get(subword, -math.inf) for subword in subwords) + _ABOVE_ITS_SUBWORDS, 10)
-
-
-def _renumber_template(processor: Data | None, new_id_of: Mapping[int, int]) -> None:
-    """Replace the old token IDs in a post-processor by the new ones, in place; `None` is ignored.
-
-    A `TemplateProcessing` may list special tokens that it never puts around a text. Those of them that are removed from
-    the vocabulary are deleted from the list.
-
-    Args:
-        processor: The `post_processor` of a `tokenizer.json`.
-        new_id_of: From the old ID of each kept token to its new ID.
-    """
-    if not processor:
-        return
-    if processor["type"] == "Sequence":
-        for step in processor["processors"]:
-            _renumber_template(step, new_id_of)
-    elif processor["type"] in ("BertProcessing", "RobertaProcessing"):
-        for end in ("sep", "cls"):
-            name, token_id = processor[end]
-            processor[end] = [name, new_id_of.get(token_id, token_id)]
-    elif processor["type"] == "TemplateProcessing":
-        used = _names_in_template(processor)
-        processor["special_tokens"] = {
-            name: {**special, "ids": [new_id_of.get(token_id, token_id) for token_id in special["ids"]]}
-            for name, special in processor["special_tokens"].items()
-            if name in used or all(token_id in new_id_of for token_id in special["ids"])
-        }
-
-
-def _check_reached(tokenizer: Tokenizer, new: Mapping[str, AddedToken | None], merges: BPEMerges | None) -> None:
-    """Check that the edited tokenizer encodes the text of each new token as that token, alone and in a running text.
-
-    Args:
-        tokenizer: The edited tokenizer.
-        new: The new tokens by name, as `_new_tokens` returns them. Those with `None` are checked for BPE only.
-        merges: The merges of the edited tokenizer if it has new ones, else `None`.
-
-    Raises:
-        VocabularyError: Another token always matches a part of the new token's text first, other merges come first, or
-            the normalizer changes a space around the token that its text must have.
-    """
-    bare = pure_tokenizer(tokenizer)
-    if merges is not None:
-        tokens = TokenBytes(bare)
-        for name in [name for name, rules in new.items() if rules is None]:
-            if merges.parts_of(name) is None or not _is_in_a_word(tokens, name):
-                raise VocabularyError(
-                    f"{name!r} cannot be added as a merge: no text is encoded with it, because another merge comes "
-                    f"first, or because the tokenizer changes or splits its text before that. Leave it out."
-                )
-    for text in [text for text, rules in new.items() if rules is not None]:
-        token_id = bare.token_to_id(text)
-        around = _RUNNING_TEXTS if text == text.strip() else _RUNNING_TEXTS[:3]  # no two spaces in a row
-        alone, *running = (encode(bare, each.format(text)) for each in ("{}", *around))
-        if alone.ids == [token_id] and any(token_id in each.ids for each in running):
-            continue
-        tokens_of, where = (alone, "a text, which") if alone.ids != [token_id] else (running[0], "running text, which")
-        raise VocabularyError(
-            f"{text!r} cannot be added: it would never be found in {where} is encoded as {tokens_of.tokens}. "
-            f"Pass an AddedToken with other rules, such as normalized=False, or remove the token that matches first."
-        )
-
-
-def _is_in_a_word(tokens: TokenBytes, name: str) -> bool:
-    """Return whether a BPE token can be part of a pre-token, alone or with other text around it.
-
-    Args:
-        tokens: The tokenizer.
-        name: The token's entry. The result is true for a token that is not whole characters, which is not tried.
-    """
-    try:
-        text = tokens.readings(tokens.vocabulary[name])[0].decode()
-    except UnicodeDecodeError:
-        return True
-    letters = name.removeprefix(tokens.prefix).removesuffix(tokens.suffix)
-    texts = [normalized(tokens.tokenizer, around.format(text)) for around in _CONTEXTS]
-    return any(letters in word for each in texts for word in pre_tokens(tokens.tokenizer, each))
-
-
-# Reading and writing
-
-
-def tokenizer_data(tokenizer: Tokenizer) -> Data:
+def tokenizer_data(tokenizer: Tokenizer) -> JsonObject:
     """Return the content of the `tokenizer.json` of a tokenizer, as a new dictionary, which the caller may change.
 
     Raises:
         TokenizerError: The tokenizer has parts written in Python, which cannot be stored in a file.
     """
     with tokenizer_errors("be written as a tokenizer.json, and so not be edited"):
-        data: Data = json.loads(tokenizer.to_str())
+        data: JsonObject = json.loads(tokenizer.to_str())
     return data
-
-
-def _has_added_ids(old: TokenBytes) -> bool:
-    """Return whether at least one added token has an ID that is not in the model's own vocabulary."""
-    return not old.added <= {*old.tokenizer.get_vocab(with_added_tokens=False).values()}

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from embedlayer.tokenization.bytes import TokenBytes
-from embedlayer.vocab.row_init import NewToken
+from embedlayer.vocab.init.row_init import NewToken
 from embedlayer.vocab.special_tokens import EQUIVALENT, USUAL_NAMES
 
 _NAMES_BY_ROLE = tuple(

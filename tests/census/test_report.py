@@ -19,7 +19,7 @@ from embedlayer.command_name import command_line
 from embedlayer.io.files import read_json, write_json
 from embedlayer.io.safetensors_files import save_tensors
 from embedlayer.tokenization.read import save_tokenizer
-from embedlayer.vocab.folders import folder_census
+from embedlayer.vocab.targets.folder import folder_census
 
 V, D = 280, 8
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -17,7 +17,7 @@ from embedlayer.distributed.state import distributed_state, load_distributed_sta
 from embedlayer.errors import SizeError
 from embedlayer.optim import RowwiseSecondMoment
 from embedlayer.tables import MappedEmbedding
-from embedlayer.vocab.edit import edit_vocabulary
+from embedlayer.vocab.operations import edit_vocabulary
 
 V, D, TOKENS, STEPS = 29, 4, 12, 6
 KINDS = ("free", "row-sparse", "tied")

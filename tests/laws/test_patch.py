@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from embedlayer import CheckpointError, OutputHead, RowAdamW, ShapeError, SizeError, TokenEmbedding, patch, unpatch
 from embedlayer.layers.logit_source import LogitsReport
-from embedlayer.vocab.edit import edit_vocabulary
+from embedlayer.vocab.operations import edit_vocabulary
 from embedlayer.vocab.row_training import merge_rows, train_only_rows
 
 transformers = pytest.importorskip("transformers", reason="the dev extra is not installed")

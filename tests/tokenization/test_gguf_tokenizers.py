@@ -12,7 +12,8 @@ from embedlayer.errors import TokenizerError
 from embedlayer.io.gguf_files import read_gguf
 from embedlayer.tokenization.gguf_tokenizers import tokenizer_metadata, tokenizer_of
 from embedlayer.tokenization.read import load_tokenizer
-from embedlayer.vocab.tokenizer_edit import AddedMerge, edit_tokenizer
+from embedlayer.vocab.new_tokens import AddedMerge
+from embedlayer.vocab.tokenizer_edit import edit_tokenizer
 
 TEXTS = [*LANGUAGES, *ENGLISH.splitlines()[:2], "  two  spaces\n\n and\tlines ", "DON'T I'LL 12345 a_b-c/d  "]
 

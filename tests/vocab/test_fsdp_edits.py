@@ -15,7 +15,8 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 import embedlayer as el
 from embedlayer.distributed import fsdp, register_fsdp_methods
 from embedlayer.kernels import kernels_disabled
-from embedlayer.vocab import MeanNoiseInit, RandomInit, add_tokens, edit_vocabulary, live_modules
+from embedlayer.vocab import MeanNoiseInit, RandomInit, add_tokens, edit_vocabulary
+from embedlayer.vocab.targets import live
 
 V, D = 29, 4
 IS_OLDEST = torch.__version__.startswith("2.11.")  # where a group of several modules is refused
@@ -223,12 +224,12 @@ def refusals() -> list[tuple[str, str]]:
             fsdp.USED = used
 
     def with_a_failing_step() -> None:
-        do_all = live_modules._do_all
-        live_modules._do_all = lambda steps: do_all([*steps, ({}.popitem, int)])
+        do_all = live._do_all
+        live._do_all = lambda assignments: do_all([*assignments, ({}.popitem, int)])
         try:
             edit_vocabulary(model, add=9, optimizer=optimizer)
         finally:
-            live_modules._do_all = do_all
+            live._do_all = do_all
 
     def with_unreduced_gradients() -> None:
         model.set_requires_gradient_sync(False)

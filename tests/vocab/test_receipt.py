@@ -12,9 +12,9 @@ from tokenizers import AddedToken
 from vocab_models import IDS, MODELS, V, same, state_of, train
 
 import embedlayer as el
+from embedlayer.vocab.init.row_init import count_origins
+from embedlayer.vocab.map import RowMap
 from embedlayer.vocab.receipt import Receipt
-from embedlayer.vocab.row_init import count_origins
-from embedlayer.vocab.row_map import RowMap
 
 
 def receipt_of(sources, old=8, **options) -> Receipt:

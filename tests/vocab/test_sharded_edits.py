@@ -17,12 +17,13 @@ from embedlayer.distributed.launch import Launch
 from embedlayer.distributed.sharded import ShardedTable, shard_table
 from embedlayer.distributed.state import trained_parameters
 from embedlayer.training.parallel import ParallelContext
-from embedlayer.vocab.auxiliary_init import FocusInit, OMPInit
-from embedlayer.vocab.auxiliary_vectors import AuxiliaryVectors
-from embedlayer.vocab.edit import add_tokens, edit_vocabulary, remove_tokens, transplant, trim_vocabulary
-from embedlayer.vocab.live_modules import _moved_gradient
-from embedlayer.vocab.row_init import CopyInit, MeanInit, MeanNoiseInit, RandomInit, VectorsInit, WeightRows
-from embedlayer.vocab.row_map import RowMap, RowTensor
+from embedlayer.vocab.init.auxiliary_init import FocusInit, OMPInit
+from embedlayer.vocab.init.auxiliary_vectors import AuxiliaryVectors
+from embedlayer.vocab.init.old_rows import WeightRows
+from embedlayer.vocab.init.row_init import CopyInit, MeanInit, MeanNoiseInit, RandomInit, VectorsInit
+from embedlayer.vocab.map import RowMap, RowTensor
+from embedlayer.vocab.operations import add_tokens, edit_vocabulary, remove_tokens, transplant, trim_vocabulary
+from embedlayer.vocab.targets.live import _moved_gradient
 
 V, D = 29, 4
 VECTORS = AuxiliaryVectors.from_tensors(

@@ -1,0 +1,1 @@
+"""How the rows of new tokens are initialised, from the old rows or from auxiliary vectors."""

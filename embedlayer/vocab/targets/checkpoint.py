@@ -1,0 +1,388 @@
+"""Checkpoint folders of other libraries: the rows of the edited copy.
+
+Tensors keep the dtype in which they are stored. All other tensors are copied from file to file.
+"""
+
+import warnings
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from embedlayer.census.class_defaults import unknown_defaults, with_defaults_of_class
+from embedlayer.census.configurations import check_padding, check_readers, id_keys, parts_of
+from embedlayer.census.files import files_left_out
+from embedlayer.census.report import CensusReport
+from embedlayer.census.tensors import axes_by_architecture
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer, load
+from embedlayer.checkpoints.meta_layout import PARAMS
+from embedlayer.checkpoints.reader import CONFIG, Checkpoint
+from embedlayer.checkpoints.reading.model import checkpoint_family, is_unknown_family, tensor_rules
+from embedlayer.checkpoints.second_copies import find_copies
+from embedlayer.checkpoints.writer import write_tensors
+from embedlayer.errors import CheckpointError, EmbedLayerWarning
+from embedlayer.families.tokenizers import OWN_RULES
+from embedlayer.io.weight_files import WeightFiles, find_folder
+from embedlayer.pretrained import TOKENIZER
+from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
+from embedlayer.vocab.edit import ModelEdit, ResolveEdit, missing_rows
+from embedlayer.vocab.map import RowMap, RowTensor
+from embedlayer.vocab.targets.apply_rows import EditResult, apply_row_map
+from embedlayer.vocab.targets.class_rows import rows_of_class, stored_names
+from embedlayer.vocab.targets.folder_files import (
+    ADDED,
+    GENERATION,
+    OTHER_FORMS,
+    SPECIALS,
+    TOKENIZER_CONFIG,
+    edited_files,
+    read_json_if_there,
+    restore_config,
+)
+from embedlayer.vocab.targets.live import row_tensors
+from embedlayer.vocab.targets.module_parts import refuse_hashed_ngrams, vocabulary_modules
+
+ROWS = "num_rows"
+"""End of the name of a number of rows in a receipt."""
+
+
+class Opened(NamedTuple):
+    """Describe a checkpoint whose rows are edited.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        layer: Its layer; `None` if the class of transformers names the tensors, and no record does.
+        tensors: The tensors that have one row for each token, in their stored dtype, by the name under which each is
+            read; the table is the first.
+        aliases: From every name of such a tensor in the checkpoint to its key in `tensors`. A tied tensor may be stored
+            under several names.
+    """
+
+    checkpoint: Checkpoint
+    layer: EmbeddingLayer | None
+    tensors: dict[str, RowTensor]
+    aliases: dict[str, str]
+
+    def tokenizer(self, folder: Path) -> Tokenizer | None:
+        """Return the tokenizer of the folder, or `None` if there is none; it may have IDs without a row.
+
+        Raises:
+            TokenizerError: It cannot be read.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EmbedLayerWarning)  # about these tokens, to which the edit gives rows
+            if self.layer is not None:
+                tokenizer = self.layer.tokenizer
+            else:
+                file = self.checkpoint.tokenizer_file()
+                tokenizer = None if file is None else load_tokenizer(file)
+        if tokenizer is None and any(folder.glob("tok*.bin")):
+            return load_tokenizer(folder)  # llama2.c's file is no part of a layer
+        return tokenizer
+
+
+def apply_to_checkpoint(folder: Path, partial: Path, resolve: ResolveEdit) -> EditResult:
+    """Write the edited copy of a checkpoint folder into `partial`; `folder` does not change.
+
+    Weights, their second copies, tokenizer and configuration files are edited. Files that the edit does not change are
+    copied. Files that state the old vocabulary in another form, such as `vocab.json`, are removed. Files that hold
+    values by token and cannot be edited (`census.files`) are left out.
+
+    Args:
+        folder: The checkpoint before the edit.
+        partial: The empty folder to write to.
+        resolve: Function that returns the edit of each model, or the undo of one.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged; another file has values of tokens, and how they move is not known;
+            or it builds its table from several tensors (model2vec with a mapping).
+            Or its family is unknown, and other tensors than the table may have a row for each token. Or, for an undo,
+            the folder is not what the edit of the receipt wrote.
+        VocabularyError: A configuration names a removed token. Or the padding token would get another ID in a
+            family that counts positions from that ID. Or the model has hashed n-grams.
+    """
+    opened = _opened(folder)
+    checkpoint, layer, tensors, aliases = opened
+    left_out = files_left_out(folder)
+    table = next(iter(tensors))
+    copies = find_copies(folder, checkpoint, aliases, left_out)
+    for file, names in copies.items():
+        for name, key in names.items():
+            copy = _read_tensor(folder / file, name)
+            tensors[f"{file}/{name}"] = replace(tensors[key], tensor=copy, parameter=key, state_of=_same)
+    tokenizer = opened.tokenizer(folder)
+    edit = resolve([tokenizer], len(tensors[table].tensor), all_rows_have_ids=True)
+    row_map = edit.row_map
+    if edit.tokens is not None:
+        config = with_defaults_of_class(checkpoint.config)
+        if layer is not None:
+            _check_padding(layer, row_map, has_class=not isinstance(config, dict))
+        contents = (config, read_json_if_there(folder / GENERATION))
+        configs = [part.owner for content in contents for part in parts_of(content, 0)]
+        check_readers(configs, row_map.new_ids, row_map.size)
+        _warn_of_unknown_defaults(checkpoint, row_map)
+    # An edit gives a row to each token: how many a per-layer table had is written down for the undo.
+    short = {f"{name}.{ROWS}": len(r.local) for name, r in tensors.items() if len(r.local) < row_map.old_size}
+    before = edit.settings or {}
+    for name in [name for name in tensors if f"{name}.{ROWS}" in before]:
+        tensors[name] = replace(tensors[name], padding=min(before[f"{name}.{ROWS}"] - row_map.size, 0))
+    result = apply_row_map(tensors, _with_stored_names(edit, opened))
+    per_layer = any(rows.end == "per_layer" for rows in tensors.values())
+    files = {} if edit.tokens is None else edited_files(folder, edit.tokens, row_map, per_layer=per_layer)
+    new = {name: rows.with_rows(result.tensors[name], row_map) for name, rows in tensors.items()}
+    write_tensors(
+        {alias: new[name] for alias, name in aliases.items()},
+        folder,
+        partial,
+        table=table,
+        copies={file: {name: new[f"{file}/{name}"] for name in names} for file, names in copies.items()},
+        left_out=left_out,
+        axes=None if layer is not None else {alias: tensors[name].axis for alias, name in aliases.items()},
+    )
+    if edit.tokenizer is not None:
+        save_tokenizer(edit.tokenizer, partial / TOKENIZER)
+    for name, content in files.items():
+        if content is None:
+            (partial / name).unlink()
+        else:
+            (partial / name).write_text(content, encoding="utf-8")
+    restore_config(partial, edit.settings or {})
+    changed = {*files, CONFIG} | ({TOKENIZER} if edit.tokenizer is not None else set())
+    return EditResult({"": replace(result, settings=short)}, sorted(changed), left_out)
+
+
+def checkpoint_census(folder: Path, left_out: Collection[str]) -> CensusReport:
+    """Return what follows the vocabulary in a checkpoint folder, as `apply_to_checkpoint` moves it.
+
+    Args:
+        folder: The checkpoint.
+        left_out: Paths of the files that an edit leaves out.
+
+    Raises:
+        CheckpointError: `apply_to_checkpoint` would raise it.
+        TokenizerError, VocabularyError: The same; errors about single tokens are not among them.
+
+    Warns:
+        EmbedLayerWarning: `apply_to_checkpoint` would give it, or added tokens of the tokenizer have no row yet.
+    """
+    opened = _opened(folder)
+    checkpoint, _, tensors, aliases = opened
+    copies = find_copies(folder, checkpoint, aliases, left_out)
+    shapes = {name: tuple(rows.tensor.shape) for name, rows in tensors.items()}
+    size = next(iter(shapes.values()))[0]
+    tokenizer = opened.tokenizer(folder)
+    if tokenizer is not None and (missing := missing_rows(tokenizer, size, folder)):
+        warnings.warn(missing, EmbedLayerWarning, stacklevel=3)
+    copied = {f"{file}/{name}": shapes[key] for file, names in copies.items() for name, key in names.items()}
+    token_ids = {
+        f"{file}: {part.name}.{key}".replace(": .", ": "): part.owner[key]
+        for file in (CONFIG, GENERATION, PARAMS)
+        for part in parts_of(read_json_if_there(folder / file), size)
+        if part.of_tokens
+        for key in id_keys(part.owner, size, file)
+    }
+    forms = (TOKENIZER, CONFIG, GENERATION, PARAMS, TOKENIZER_CONFIG, SPECIALS, ADDED, *OTHER_FORMS)
+    files = {file.name for form in forms for file in folder.glob(form)}
+    return CensusReport({**shapes, **copied}, token_ids, tuple(sorted(files)))
+
+
+def _same(rows: Tensor) -> Tensor:
+    """Return new rows unchanged: those of a second copy are those of the checkpoint."""
+    return rows
+
+
+def _read_tensor(path: Path, name: str) -> Tensor:
+    """Read one tensor of a safetensors file."""
+    place = find_folder(path)
+    assert place is not None
+    return WeightFiles(place[0], path.name).read(name)
+
+
+def _with_stored_names(edit: ModelEdit, opened: Opened) -> ModelEdit:
+    """Return the undo of an edit of a live model with the names that its tensors have in the folder of that model.
+
+    transformers writes some tensors, as those of multimodal models, under other names than the live model has.
+
+    Args:
+        edit: The undo; an edit, and an undo with names of the folder, are returned unchanged.
+        opened: The checkpoint.
+    """
+    if edit.after is None or edit.restored_rows is None or edit.after.keys() <= opened.tensors.keys():
+        return edit
+    written = stored_names(opened.checkpoint.config)
+    names = {own: opened.aliases[name] for own, each in written.items() for name in each if name in opened.aliases}
+    return replace(
+        edit,
+        after={names.get(name, name): value for name, value in edit.after.items()},
+        restored_rows={names.get(name, name): value for name, value in edit.restored_rows.items()},
+    )
+
+
+def _warn_of_unknown_defaults(checkpoint: Checkpoint, row_map: RowMap) -> None:
+    """Warn if an edit moves tokens, and the configuration leaves roles to a class whose defaults are not known."""
+    is_moved = not torch.equal(row_map.new_ids, torch.arange(row_map.old_size))
+    if is_moved and (keys := unknown_defaults(checkpoint.config)):
+        warnings.warn(
+            f"{CONFIG} does not state {', '.join(keys)}, and the defaults of the class of model type "
+            f"{checkpoint.config.get('model_type')!r} are not known without a transformers that has it. If they name "
+            f"tokens, state them in {CONFIG} before the edit.",
+            EmbedLayerWarning,
+            stacklevel=6,
+        )
+
+
+def _check_padding(layer: EmbeddingLayer, row_map: RowMap, *, has_class: bool) -> None:
+    """Check that the padding token keeps its ID, if positions are or may be counted from that ID.
+
+    Args:
+        layer: The layer before the edit; if only its table was read, the record does not say how positions are counted.
+        row_map: The old row of each new row.
+        has_class: Whether transformers has the class of the configuration; `check_readers` knows those of its classes
+            that count from the padding.
+
+    Raises:
+        VocabularyError: The padding token would get another ID.
+    """
+    unknown = layer.load_record.table_only and not has_class
+    if unknown or layer.numbering == "ids":
+        subject = "This unknown family may count" if unknown else f"{layer.family} counts"
+        check_padding(subject, layer.padding_id, row_map.new_ids)
+
+
+def _opened(folder: Path) -> Opened:
+    """Open a checkpoint for an edit of its rows, by the record of its family, else by its class of transformers.
+
+    Raises:
+        CheckpointError: Neither names all tensors with values for each token; see `_opened_by_record`.
+        VocabularyError: The model has hashed n-grams.
+    """
+    checkpoint = Checkpoint.open(folder)
+    refuse_hashed_ngrams(checkpoint.names, str(folder))
+    is_unknown = is_unknown_family(checkpoint)
+    by_class = rows_of_class(checkpoint) if is_unknown else None
+    if by_class is not None:
+        return Opened(checkpoint, None, *by_class)
+    try:
+        return _opened_by_record(folder, checkpoint, is_unknown=is_unknown)
+    except CheckpointError:
+        by_class = None if is_unknown else rows_of_class(checkpoint)
+        if by_class is None:
+            raise
+        return Opened(checkpoint, None, *by_class)
+
+
+def _opened_by_record(folder: Path, checkpoint: Checkpoint, *, is_unknown: bool) -> Opened:
+    """Open a checkpoint for an edit of its rows, by the record of its family; of an unknown family, only the table.
+
+    It warns of other tensors with the same number of rows: they are not known to belong to tokens and are not edited.
+
+    Raises:
+        CheckpointError: The layer builds a tensor from several stored ones, so no stored rows can be edited. Or the
+            model has more tensors with rows for tokens. Or the family is unknown, and another tensor has a
+            size equal to the number of tokens.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EmbedLayerWarning)  # about tensors that are not read, and not needed here
+        layer = load(folder, table_only=is_unknown)
+    family, rules = checkpoint_family(checkpoint), tensor_rules(checkpoint)
+    read = {name for tensor_names in layer.tensor_names.values() for name in tensor_names}
+    ruled = {name: rule for name, rule in rules.items() if rule is not None and (name in read or rule.end is not None)}
+    unmoved = [name for name, rule in ruled.items() if name not in read and rule.end == "per_layer"]
+    unmoved += [name for name, rule in rules.items() if rule is not None and name not in ruled]
+    if unmoved:
+        what = [f"{name}, {' x '.join(f'{size:,}' for size in checkpoint.info(name).shape)}" for name in unmoved[:4]]
+        raise CheckpointError(
+            f"{folder} has more tensors with rows for tokens than the layer, and what these are for a new token is not "
+            f"known, so its vocabulary is not edited: {'; '.join(what)}."
+        )
+    ends = row_tensors(layer, vocabulary_modules(layer))[0]
+    unplaced = sorted(ends.keys() - layer.tensor_names.keys())
+    has_columns = family is not None and family.head is not None and bool(checkpoint.find(*family.head.columns))
+    if unplaced and not has_columns:
+        raise CheckpointError(
+            f"{', '.join(unplaced)} of {folder} is put together from several tensors, so the checkpoint has no rows of "
+            f"it to edit. Save the layer by itself first: embedlayer.load(...).save_pretrained(...)."
+        )
+    names = {key: layer.tensor_names[key] for key in ends if key in layer.tensor_names}
+    aliases = {name: tensor_names[0] for tensor_names in names.values() for name in tensor_names}
+    tensors = {names[key][0]: _stored(checkpoint, names[key][0], ends[key]) for key in names}
+    table, rows = next(iter(tensors.items()))
+    num_rows = len(rows.tensor)
+    for name, rule in ruled.items():
+        shape = checkpoint.info(name).shape
+        if name not in aliases and rule.end is not None and shape and shape[rule.axis] == num_rows:
+            axis = rule.axis % len(shape)
+            tensors[name], aliases[name] = RowTensor(checkpoint.read(name), rule.end, axis=axis), name
+    if is_unknown:
+        aliases |= dict.fromkeys(_copies_of(checkpoint, table), table)
+    _check_others(checkpoint, num_rows, aliases, read - aliases.keys(), is_unknown=is_unknown)
+    tensors = dict(sorted(tensors.items(), key=lambda named: named[1].local.dim() == 1))
+    return Opened(checkpoint, layer, tensors, aliases)
+
+
+def _stored(checkpoint: Checkpoint, name: str, rows: RowTensor) -> RowTensor:
+    """Return the description of a tensor as it is stored; a bias may be stored as `(1, V)`."""
+    stored = checkpoint.read(name)
+    return replace(rows, tensor=stored, axis=stored.dim() - rows.tensor.dim())
+
+
+def _copies_of(checkpoint: Checkpoint, table: str) -> list[str]:
+    """Return the names of the other tensors that have the shape, dtype and bits of the table, such as a tied head."""
+    info, rows = checkpoint.info(table), checkpoint.read(table)
+    alike = [name for name in checkpoint.names if name != table and checkpoint.info(name).shape == info.shape]
+    return [name for name in alike if checkpoint.info(name).dtype == info.dtype and checkpoint.stores(name, rows)]
+
+
+def _check_others(
+    checkpoint: Checkpoint, num_rows: int, edited: Collection[str], read: Collection[str], *, is_unknown: bool
+) -> None:
+    """Check that no other tensor of a checkpoint follows the vocabulary; warn of those of which that is not known.
+
+    What the record of the family does not name is looked for in the class of transformers that `config.json` names,
+    which is built on the meta device. A known family is looked up there only if a tensor has a size of `num_rows`.
+
+    Args:
+        checkpoint: The checkpoint.
+        num_rows: Number of rows of the table.
+        edited: Names of the tensors that are edited; the table is the first.
+        read: Names of other tensors of the layer, such as positions, which have no rows of tokens.
+        is_unknown: Whether the family is unknown, so that only the table and its copies are edited; that is a warning.
+
+    Raises:
+        CheckpointError: Another tensor follows the vocabulary; or, if the family is unknown, it may, because it has a
+            size of `num_rows`, such as an untied head.
+    """
+    sized = [name for name in checkpoint.names if num_rows in checkpoint.info(name).shape]
+    sized = [name for name in sized if name not in edited and name not in read]
+    axes = axes_by_architecture(checkpoint.config, edited) if sized or is_unknown else None
+    follow = [name for name, own in (axes or {}).items() if own and name in checkpoint.names and name not in edited]
+    if follow:
+        raise CheckpointError(
+            f"{checkpoint.name}: the size of {', '.join(follow[:4])} follows the number of tokens, and it is not known "
+            f"how its values belong to them, so the vocabulary is not edited."
+        )
+    sized = [name for name in sized if axes is None or name not in axes]
+    model_type, table = checkpoint.config.get("model_type"), next(iter(edited))
+    if sized and is_unknown:
+        raise CheckpointError(
+            f"{checkpoint.name} is of an unknown family (model_type {model_type!r}), and {', '.join(sized[:4])} has "
+            f"{num_rows:,} rows or columns, as many as there are tokens. Whether they must change too is not known, so "
+            f"the vocabulary is not edited."
+        )
+    warning = ""
+    if is_unknown:
+        warning = (
+            f"{checkpoint.name} is of an unknown family (model_type {model_type!r}): only its table, {table}, is "
+            f"edited. No other tensor has as many rows."
+        )
+    elif rows := [name for name in sized if checkpoint.info(name).shape[0] == num_rows]:
+        warning = (
+            f"{', '.join(rows[:4])} has {num_rows:,} rows, as many as there are tokens, and is not known to belong to "
+            f"them: it is not edited."
+        )
+    if warning:
+        warnings.warn(warning, EmbedLayerWarning, stacklevel=6)

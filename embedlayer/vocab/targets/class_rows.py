@@ -1,0 +1,100 @@
+"""Tensors of a checkpoint with a row for each token, by its class of transformers: for families without a record.
+
+The class is built on the meta device and patched, so the tensors are those that an edit of the live model moves.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from embedlayer.census.tensors import built_on_meta, class_named_in, failures_named, named_tensors
+from embedlayer.checkpoints.patching import patch
+from embedlayer.checkpoints.reader import Checkpoint
+from embedlayer.errors import EmbedLayerError
+from embedlayer.io.files import JsonObject
+from embedlayer.vocab.map import RowTensor
+from embedlayer.vocab.targets.live import row_tensors
+from embedlayer.vocab.targets.module_parts import vocabulary_modules
+
+
+def rows_of_class(checkpoint: Checkpoint) -> tuple[dict[str, RowTensor], dict[str, str]] | None:
+    """Return the tensors of a checkpoint with a row for each token, as the class that its `config.json` names has them.
+
+    Args:
+        checkpoint: The checkpoint.
+
+    Returns:
+        1. The tensors in their stored dtype, by the name under which each is read; the table is the first.
+        2. From each name of such a tensor in the checkpoint to its key in 1.
+
+        It is `None` if transformers is not installed or does not have the class; if the vocabulary of a live model of
+        the class is not edited; or if the checkpoint lacks a tensor of the class, or has another one with a size equal
+        to the number of tokens.
+    """
+    try:
+        class_and_config = class_named_in(checkpoint.config)
+        if class_and_config is None:
+            return None
+        model = built_on_meta(*class_and_config)
+        own_names: dict[int, list[str]] = {}
+        for name, tensor in named_tensors(model):
+            own_names.setdefault(id(tensor), []).append(name)
+        file_names = {name: _stored_names(model, {name: tensor}) for name, tensor in model.state_dict().items()}
+        modules = vocabulary_modules(patch(model))
+        ends = row_tensors(model, modules)[0]
+    except EmbedLayerError:
+        return None
+    present = {name: [each for each in names if each in checkpoint.names] for name, names in file_names.items()}
+    tensors: dict[str, RowTensor] = {}
+    aliases: dict[str, str] = {}
+    for rows in ends.values():
+        names = [each for own in own_names[id(rows.tensor)] for each in present.get(own, ())]
+        if not names or not all(_are_alike(checkpoint, names[0], name, rows.tensor) for name in names):
+            return None
+        tensors[names[0]] = replace(rows, tensor=checkpoint.read(names[0]))
+        aliases |= dict.fromkeys(names, names[0])
+    is_complete = all(
+        any(present.get(own) for own in names) for names in own_names.values() if {*names} & file_names.keys()
+    )
+    known = {each for names in file_names.values() for each in names}
+    others = [name for name in checkpoint.names if modules.vocab_size in checkpoint.info(name).shape]
+    return (tensors, aliases) if is_complete and known.issuperset(others) else None
+
+
+def stored_names(config: JsonObject) -> dict[str, list[str]]:
+    """Return the names that transformers writes for each tensor of the class that a `config.json` names.
+
+    Args:
+        config: Content of the file.
+
+    Returns:
+        From the name of each tensor in the live model to the written ones. It is empty if transformers is not installed
+        or does not build the class.
+    """
+    try:
+        class_and_config = class_named_in(config)
+        model = None if class_and_config is None else built_on_meta(*class_and_config)
+        state = {} if model is None else model.state_dict()
+        return {name: _stored_names(model, {name: tensor}) for name, tensor in state.items()}
+    except EmbedLayerError:
+        return {}
+
+
+def _stored_names(model: Any, tensors: dict[str, Tensor]) -> list[str]:
+    """Return the names that transformers writes for tensors of a model.
+
+    Raises:
+        CheckpointError: It cannot name them one by one.
+    """
+    with failures_named(type(model).__name__):
+        from transformers.core_model_loading import revert_weight_conversion
+
+        return [*revert_weight_conversion(model, tensors)]
+
+
+def _are_alike(checkpoint: Checkpoint, first: str, name: str, like: Tensor) -> bool:
+    """Return whether a stored tensor has the shape of one of the class, and the dtype and bits of its first copy."""
+    info, own = checkpoint.info(name), checkpoint.info(first)
+    is_copy = name == first or (info.dtype == own.dtype and checkpoint.stores(name, checkpoint.read(first)))
+    return info.shape == tuple(like.shape) and is_copy

@@ -1,0 +1,140 @@
+"""Folders and files: where an edit reads the old one, and writes the new one with its receipt."""
+
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from embedlayer.census.files import files_left_out
+from embedlayer.census.report import CensusReport
+from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError
+from embedlayer.io.files import new_files, new_folder, recover_folder
+from embedlayer.opening.path_kinds import BLOCKS, CONFIG, OWN_FOLDERS, path_kind
+from embedlayer.sources import PathKind
+from embedlayer.training.run_directory import RunDirectory
+from embedlayer.vocab.edit import ResolveEdit
+from embedlayer.vocab.targets.apply_rows import EditResult
+from embedlayer.vocab.targets.checkpoint import apply_to_checkpoint, checkpoint_census
+from embedlayer.vocab.targets.gguf import apply_to_gguf
+from embedlayer.vocab.targets.run import apply_to_run, run_census
+
+RECEIPT = "vocabulary-{}.receipt"
+"""Name of the receipt of the first edit, of the second, ..."""
+
+METADATA, SHARDS = ".metadata", "shard-*-model-*.safetensors"
+"""Files of `torch.distributed.checkpoint`: of its default writer, and of its safetensors writer."""
+
+
+def apply_to_files(source: Path, partial: Path, resolve: ResolveEdit) -> EditResult:
+    """Write the edited copy of a folder or GGUF file to `partial`; `source` does not change.
+
+    Args:
+        source: A saved layer, a training run, a checkpoint of a known model family, or a GGUF file.
+        partial: The empty folder, or the file, to write to; see `edited_copy`.
+        resolve: Function that returns the edit of each model; for a folder also the undo of one.
+    """
+    kind = path_kind(source)
+    if kind is PathKind.GGUF:
+        return apply_to_gguf(source, partial, resolve)
+    return (apply_to_run if kind in OWN_FOLDERS else apply_to_checkpoint)(source, partial, resolve)
+
+
+def folder_census(folder: Path) -> CensusReport:
+    """Return what follows the vocabulary in a folder, and what an edit does with it; nothing is written.
+
+    Args:
+        folder: A saved layer, a finished training run, or a checkpoint.
+    """
+    left_out = files_left_out(folder)
+    census = run_census if path_kind(folder) in OWN_FOLDERS else checkpoint_census
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EmbedLayerWarning)
+        try:
+            check_folder(folder)
+            report = census(folder, left_out)
+        except EmbedLayerError as error:
+            report = CensusReport(refused=str(error))
+    notes = [str(each.message) for each in caught if issubclass(each.category, EmbedLayerWarning)]
+    return replace(report, left_out={path: rule.what for path, rule in left_out.items()}, notes=tuple(notes))
+
+
+def check_folder(folder: Path) -> None:
+    """Check that a folder exists, and is neither a sharded checkpoint nor a model with a compressed table.
+
+    If a process was killed while it replaced this folder, the old folder is restored first.
+
+    Raises:
+        FileError: There is no such folder.
+        CheckpointError: The folder is a sharded checkpoint of `torch.distributed.checkpoint`, whose tables may not fit
+            into one process; or `embedlayer compress` or `save_model` wrote it, with blocks of transformers.
+    """
+    if not recover_folder(folder).is_dir():
+        raise FileError(f"There is no folder {folder}.")
+    if (folder / METADATA).exists() or any(folder.glob(SHARDS)):
+        raise CheckpointError(
+            f"{folder} is a checkpoint of torch.distributed.checkpoint, in shards: edit it where it is loaded. Under "
+            f"torchrun, with any number of processes, build the model with the old vocabulary and shard it, dcp.load "
+            f"the result of distributed_state(model, optimizer), call "
+            f"edit_vocabulary(model, ..., optimizer=optimizer), and dcp.save to another folder: "
+            f"docs/many-machines.md, Its vocabulary."
+        )
+    if path_kind(folder) in OWN_FOLDERS and (folder / BLOCKS / CONFIG).exists():
+        raise CheckpointError(
+            f"{folder} is a model of transformers with a compressed table, whose vocabulary is not edited: edit the "
+            f"checkpoint that it was compressed from, and compress the result."
+        )
+
+
+def receipts_in(folder: Path | str) -> list[Path]:
+    """Return the paths of the receipts in a folder, from the first edit to the last; empty if there are none."""
+    files = ((file.stem.rpartition("-")[2], file) for file in Path(folder).glob(RECEIPT.format("[0-9]*")))
+    by_number = {int(number): file for number, file in files if re.fullmatch("[0-9]{1,9}", number)}
+    return [by_number[number] for number in sorted(by_number)]
+
+
+def next_receipt(folder: Path) -> str:
+    """Return the name of the receipt of the next edit of a folder."""
+    return RECEIPT.format(len(receipts_in(folder)) + 1)
+
+
+def receipt_beside(file: Path) -> Path:
+    """Return the path of the receipt of the edit that wrote a GGUF file."""
+    return file.with_name(f"{file.name}.receipt")
+
+
+@contextmanager
+def edited_copy(source: Path, out: Path | str | None) -> Iterator[tuple[Path, Path]]:
+    """Yield the temporary path of an edited copy and of its receipt; they get their names when the `with` block ends.
+
+    If the block raises an error, nothing is written at `out`.
+
+    Args:
+        source: The folder or GGUF file to edit. It is only read. No process may train in a folder, neither before nor
+            after the block.
+        out: Path of the result, which must not exist or must be an empty folder. Missing parent folders are created.
+
+    Yields:
+        An empty folder, and the path of the next receipt in it; for a GGUF file a file, and that of the receipt beside
+        it.
+
+    Raises:
+        FileError: `source` does not exist or a process trains in it; or `out` is `None`, is not empty, or cannot be
+            written.
+        CheckpointError: `check_folder` refuses `source`.
+    """
+    if path_kind(source) is PathKind.GGUF:
+        if out is None:
+            raise FileError(f"The edit of {source} is written to a new file: name it with out=...")
+        with new_files(out, receipt_beside(Path(out))) as (file, receipt):
+            yield file, receipt
+        return
+    check_folder(source)
+    if out is None:
+        raise FileError(f"The edit of the folder {source} is written to a new one: name it with out=...")
+    lock = RunDirectory(source).lock  # a run in training writes to its folder while it is read
+    lock.check_unlocked()
+    with new_folder(out) as partial:
+        yield partial, partial / next_receipt(source)
+        lock.check_unlocked()

@@ -1,0 +1,294 @@
+"""The configuration and tokenizer files of a checkpoint folder after an edit."""
+
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from embedlayer.census.class_defaults import with_moved_defaults
+from embedlayer.census.configurations import edited_configuration, part_at
+from embedlayer.checkpoints.meta_layout import PARAMS
+from embedlayer.checkpoints.reader import CONFIG
+from embedlayer.errors import EmbedLayerWarning, VocabularyError
+from embedlayer.families import PER_LAYER_ROWS
+from embedlayer.families.tokenizers import OWN_RULES
+from embedlayer.io.files import JsonObject, read_bytes, read_json, write_json
+from embedlayer.vocab.edit import TokenMap
+from embedlayer.vocab.language_tokenizers import gives_ids, language_class, warn_of_lost_settings
+from embedlayer.vocab.map import RowMap
+from embedlayer.vocab.special_tokens import (
+    LISTS_OF_NAMES,
+    USUAL_NAMES,
+    NewTokenIds,
+    added_texts,
+    first_id,
+    names_in,
+    roles_of_class,
+    special_tokens_of,
+    stated_roles,
+    token_text,
+    tokenizer_config,
+    with_class,
+)
+from embedlayer.vocab.tokenizer_edit import tokenizer_data
+
+GENERATION, TOKENIZER_CONFIG, SPECIALS = "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"
+ADDED = "added_tokens.json"
+TEMPLATES = ("chat_template*.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
+OTHER_FORMS = (
+    *("*vocab.json", "*merges.txt", "*encoder.json", "*vocab.bpe", "*vocab.txt"),
+    *("*.model", "*.model.v[0-9]", "*.spm", "*.tiktoken", "tekken.json", "tok*.bin"),
+)
+"""Files that state the vocabulary again; `tokenizer.json` replaces them."""
+
+
+def _warn_of_own_rules(folder: Path) -> None:
+    """Warn if transformers' `AutoTokenizer` would not use the new tokenizer as it is.
+
+    Such a model family has a tokenizer class with rules of its own, which returns other IDs whatever `tokenizer.json`
+    contains.
+    """
+    model_type = read_json(folder / CONFIG).get("model_type") if (folder / CONFIG).is_file() else None
+    if model_type in OWN_RULES:
+        warnings.warn(
+            f"transformers' AutoTokenizer opens checkpoints of {model_type} with that family's own rules, whatever "
+            f"tokenizer.json says, and returns other IDs than the new tokenizer. Open the new folder with "
+            f"transformers.PreTrainedTokenizerFast.from_pretrained.",
+            EmbedLayerWarning,
+            stacklevel=5,
+        )
+
+
+def edited_files(folder: Path, tokens: TokenMap, row_map: RowMap, *, per_layer: bool) -> dict[str, str | None]:
+    """Return the new text of each file that an edit changes, other than the weights and `tokenizer.json`.
+
+    It warns of chat templates that are left out, and of a guessed end-of-text token.
+
+    Args:
+        folder: The checkpoint before the edit; it is not changed.
+        tokens: The old token of each new token, and both tokenizers.
+        row_map: The old row of each new row.
+        per_layer: Whether the edit moves a per-layer table, which has a row for each token afterwards.
+
+    Returns:
+        A dictionary from file name, relative to `folder`, to the new text, or to `None` for a file to delete.
+
+    Raises:
+        VocabularyError: A configuration names a removed token.
+    """
+    ids, special, model = tokens.new_token_ids(row_map), tokens.special_tokens, read_json_if_there(folder / CONFIG)
+
+    def edited_config(content: JsonObject) -> JsonObject:
+        edited = edited_configuration(content, ids, CONFIG)
+        edited = _with_all_roles(_with_per_layer_rows(edited, row_map.size) if per_layer else edited, ids)
+        return with_moved_defaults(content, edited, ids, CONFIG)
+
+    def edited_params(content: JsonObject) -> JsonObject:
+        size = {"vocab_size": row_map.size} if content.get("vocab_size") == row_map.old_size else {}
+        return {**edited_configuration(content, ids, PARAMS), **size}
+
+    edits: dict[str, Callable[[JsonObject], JsonObject]] = {
+        CONFIG: edited_config,
+        GENERATION: lambda content: edited_configuration(content, ids, GENERATION),
+        PARAMS: edited_params,
+    }
+    removed: list[Path] = []
+    old_tokenizer, tokenizer = tokens.old_tokenizer, tokens.tokenizer
+    own_class = language_class(read_json_if_there(folder / TOKENIZER_CONFIG), model)
+    if special is not None:
+        if own_class is not None:
+            warn_of_lost_settings(own_class)
+        special.warn()
+        _warn_of_own_rules(folder)
+        edits[TOKENIZER_CONFIG] = lambda content: tokenizer_config(content, special, model, replaced=True)
+        edits[SPECIALS] = lambda _: dict(special)
+        removed = list(folder.glob(ADDED))
+    elif old_tokenizer is not None and tokenizer is not None:
+        roles = _roles_in(folder, old_tokenizer, tokenizer)
+
+        def edited_tokenizer_config(content: JsonObject) -> JsonObject:
+            if own_class is not None:
+                own = _without_removed_names(with_class(content, own_class), tokens, tokenizer, TOKENIZER_CONFIG)
+                if gives_ids(own, model, tokenizer):
+                    return own
+                warn_of_lost_settings(own_class)
+            generic = tokenizer_config(content, roles, model, replaced=False)
+            return _without_removed_names(generic, tokens, tokenizer, TOKENIZER_CONFIG)
+
+        edits[TOKENIZER_CONFIG] = edited_tokenizer_config
+        edits[SPECIALS] = lambda content: _without_removed_names(content, tokens, tokenizer, SPECIALS)
+        edits[ADDED] = lambda content: _added_tokens(content, tokens, tokenizer)
+    contents: dict[str, JsonObject] = {}
+    for name, edit in edits.items():
+        if (folder / name).is_file() or (name == TOKENIZER_CONFIG and (folder / CONFIG).is_file()):
+            old = read_json_if_there(folder / name)
+            new = edit(old)
+            if new != old:
+                contents[name] = new
+    if old_tokenizer is not None and tokenizer is not None:
+        removed += [file for pattern in OTHER_FORMS for file in folder.glob(pattern)]
+        removed += _templates_to_remove(folder, sorted(added_texts(old_tokenizer) - added_texts(tokenizer)), contents)
+    texts = {name: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for name, content in contents.items()}
+    return {**texts, **{file.relative_to(folder).as_posix(): None for file in removed}}
+
+
+def _with_per_layer_rows(content: JsonObject, size: int) -> JsonObject:
+    """Return a copy of the content of a `config.json` that states the number of rows of the per-layer table."""
+    text = content.get("text_config")
+    sizes = dict.fromkeys(PER_LAYER_ROWS, size)
+    return {**content, "text_config": {**text, **sizes}} if isinstance(text, dict) else {**content, **sizes}
+
+
+def read_json_if_there(file: Path) -> JsonObject:
+    """Return the content of a JSON file, or an empty dictionary if there is no such file."""
+    return read_json(file) if file.is_file() else {}
+
+
+def _with_all_roles(content: JsonObject, ids: NewTokenIds) -> JsonObject:
+    """Return a copy of the content of a `config.json` in which the IDs of special tokens are complete.
+
+    `tokenizer_class` is removed from the copy. Only if another tokenizer replaces the old one, IDs are added, because
+    transformers uses the defaults of the model's class for missing ones:
+
+    - `bos_token_id` and `eos_token_id`, as `None` if the new tokenizer has no such token;
+    - `pad_token_id`, only if the new tokenizer has a padding token.
+
+    Args:
+        content: The content, in which the IDs that are present are new ones. IDs may be in its `text_config` instead.
+        ids: Has the IDs of the new tokenizer's special tokens.
+    """
+    content = {key: value for key, value in content.items() if key != "tokenizer_class"}
+    if ids.role_ids is None:
+        return content
+    if isinstance(content.get("text_config"), dict):
+        content["text_config"] = _with_all_roles(content["text_config"], ids)
+    elif "vocab_size" in content or "model_type" in content:
+        for role in ("bos_token", "eos_token"):
+            content.setdefault(f"{role}_id", ids.id_of(role))
+        for role in ("bos_token", "eos_token", "pad_token"):
+            if content.get(f"{role}_id") is None and role in ids.role_ids:
+                content[f"{role}_id"] = ids.role_ids[role]
+    return content
+
+
+def _roles_in(folder: Path, old: Tokenizer, new: Tokenizer) -> Mapping[str, str]:
+    """Return a dictionary from each role, such as `eos_token`, to the text of the edited tokenizer's special token.
+
+    These are the roles of the old tokenizer: those that its files state, and those of its class. A class that has no
+    record is asked in transformers. Without transformers, the IDs in `config.json`, else in `generation_config.json`,
+    are converted to texts by the old tokenizer; if no role is left, the roles follow from the usual names, such as
+    `</s>`, as in `special_tokens_of`. Roles whose text is not an added token of the new tokenizer are left out.
+
+    Args:
+        folder: The checkpoint before the edit.
+        old: The tokenizer before the edit, to which the IDs in the configurations belong.
+        new: The tokenizer after the edit.
+    """
+    roles = roles_of_class(folder)
+    if roles is not None:
+        return {role: token for role, token in roles.items() if token in added_texts(new)}
+    role_texts = stated_roles(folder)
+    for name in (CONFIG, GENERATION):
+        content = read_json_if_there(folder / name)
+        for role in USUAL_NAMES:
+            token_id = first_id(content.get(f"{role}_id"))
+            if type(token_id) is int and token_id >= 0 and role not in role_texts:
+                role_texts[role] = old.id_to_token(token_id) or ""
+    return special_tokens_of(new, role_texts)
+
+
+def _templates_to_remove(folder: Path, lost: Sequence[str], contents: dict[str, JsonObject]) -> list[Path]:
+    """Return the files of chat templates that contain a token of `lost`; warn of these tokens.
+
+    A template inside `tokenizer_config.json` that contains such a token is removed from that file's new content.
+
+    Args:
+        folder: The checkpoint before the edit.
+        lost: Texts of the added tokens that the new tokenizer lacks.
+        contents: From file name to the new content of each changed JSON file; changed in place.
+    """
+    files = {file: read_bytes(file).decode(errors="replace") for glob in TEMPLATES for file in folder.glob(glob)}
+    named = {file: names for file, text in files.items() if (names := names_in(text, lost))}
+    absent = {name for names in named.values() for name in names}
+    config = contents.get(TOKENIZER_CONFIG, read_json_if_there(folder / TOKENIZER_CONFIG))
+    template = json.dumps(config["chat_template"], ensure_ascii=False) if "chat_template" in config else ""
+    if names := names_in(template, lost):
+        absent |= {*names}
+        contents[TOKENIZER_CONFIG] = {key: value for key, value in config.items() if key != "chat_template"}
+    if absent:
+        warnings.warn(
+            f"The chat template is left out: it contains {', '.join(sorted(absent))}, which the new tokenizer does not "
+            f"have. Write one for the new tokenizer.",
+            EmbedLayerWarning,
+            stacklevel=6,
+        )
+    return list(named)
+
+
+def _without_removed_names(content: JsonObject, tokens: TokenMap, new: Tokenizer, file: str) -> JsonObject:
+    """Return a copy of the content of a tokenizer's configuration file, changed to match the edited tokenizer.
+
+    Removed tokens are left out of lists of special tokens, and `added_tokens_decoder` gets the new IDs.
+
+    Args:
+        content: The content of the file.
+        tokens: The old token of each new token, and both tokenizers.
+        new: The tokenizer after the edit.
+        file: Name of the file, for the error.
+
+    Raises:
+        VocabularyError: The file names a removed token in a role, such as `eos_token`.
+    """
+    removed, content = set(tokens.dropped.values()), dict(content)
+    for key in USUAL_NAMES:
+        token = token_text(content.get(key))
+        if token in removed:
+            raise VocabularyError(
+                f"Token {token!r} cannot be removed: {file} names it as {key}. Keep it, or change {file} first."
+            )
+    for key in LISTS_OF_NAMES:
+        if isinstance(content.get(key), list):
+            content[key] = [token for token in content[key] if token_text(token) not in removed]
+    if "added_tokens_decoder" in content:
+        content["added_tokens_decoder"] = {
+            str(token["id"]): {key: value for key, value in token.items() if key != "id"}
+            for token in tokenizer_data(new)["added_tokens"]
+        }
+    return content
+
+
+def _added_tokens(content: JsonObject, tokens: TokenMap, new: Tokenizer) -> JsonObject:
+    """Return the new content of `added_tokens.json`: a dictionary from the text of each added token to its new ID.
+
+    The added tokens are those of the old file that are kept, and those that the edit adds.
+
+    Args:
+        content: The old content, in the same form.
+        tokens: The old token of each new token, and both tokenizers.
+        new: The tokenizer after the edit.
+    """
+    names = {*tokens.added.values(), *content}
+    records = tokenizer_data(new)["added_tokens"]
+    return {token["content"]: token["id"] for token in records if token["content"] in names}
+
+
+def restore_config(folder: Path, settings: JsonObject) -> None:
+    """Write the values before an edit of a live model into its configurations, to undo it in the folder of that model.
+
+    Args:
+        folder: The folder; its `config.json` and `generation_config.json` are changed if they are there.
+        settings: The settings of the receipt; those of the configurations start with the name of the file.
+    """
+    for file in (CONFIG, GENERATION):
+        start = f"{Path(file).stem}."
+        before = {name.removeprefix(start): value for name, value in settings.items() if name.startswith(start)}
+        if before and (folder / file).is_file():
+            content = read_json_if_there(folder / file)
+            for name, value in before.items():
+                *path, key = name.split(".")
+                part = part_at(content, path)
+                if isinstance(part, dict) and key in part:
+                    part[key] = value
+            write_json(folder / file, content)

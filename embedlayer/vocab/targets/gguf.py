@@ -1,0 +1,386 @@
+"""GGUF files: rows and tokenizer of an edited copy. All other tensors and metadata are copied byte for byte.
+
+A row is a whole number of blocks, so rows that are kept keep their bytes. New rows are quantised to the type of the
+table where `gguf` can do so. Otherwise the whole table is written as `FALLBACK_TYPE`; a warning and the receipt say so.
+"""
+
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from embedlayer.block_sizes import TABLE_ROWS
+from embedlayer.errors import CheckpointError, EmbedLayerWarning, VocabularyError
+from embedlayer.families import GGUF_HEAD, GGUF_HEAD_BIAS, GGUF_PER_LAYER, GGUF_TABLE
+from embedlayer.families.gguf import GGUF_OTHER_TABLES, has_no_token_rows
+from embedlayer.io.gguf_files import (
+    FALLBACK_TYPE,
+    GGUFFile,
+    NewTensor,
+    can_quantise,
+    dequantise,
+    quantise,
+    read_gguf,
+    row_bytes,
+    write_gguf,
+)
+from embedlayer.io.safetensors_files import DTYPES
+from embedlayer.tables.table import TokenTable
+from embedlayer.tokenization.gguf_tokenizers import TOKEN_ID, check_kind, tokenizer_metadata, tokenizer_of
+from embedlayer.vocab.edit import ResolveEdit, TokenMap
+from embedlayer.vocab.map import DROPPED, RowTensor
+from embedlayer.vocab.special_tokens import USUAL_NAMES, SpecialTokens
+from embedlayer.vocab.targets.apply_rows import EditResult, StoredRows, apply_row_map
+from embedlayer.vocab.token_selection import shown_names
+from embedlayer.vocab.tokenizer_edit import other_texts
+
+ENDS = {GGUF_TABLE: "table", GGUF_HEAD: "head", GGUF_HEAD_BIAS: "head", GGUF_PER_LAYER: "per_layer"}
+"""Tensors with a row for each token -> which initialisation computes new rows."""
+
+
+def apply_to_gguf(source: Path, out: Path, resolve: ResolveEdit) -> EditResult:
+    """Write the edited copy of a GGUF file, atomically; `source` does not change.
+
+    Args:
+        source: The file before the edit.
+        out: The new file.
+        resolve: Function that returns the edit of each model.
+
+    Returns:
+        The result, how the rows of each edited tensor are stored, and the tokens with an extra space in decoded text.
+
+    Raises:
+        CheckpointError: The file is damaged, or has more tensors with a row for each token.
+        TokenizerError: The file cannot describe the new tokenizer.
+        VocabularyError: The metadata names a removed token.
+
+    Warns:
+        EmbedLayerWarning: The table is written in another type, or text around added tokens gets an extra space when
+            it is decoded from the new file.
+    """
+    file = read_gguf(source)
+    values = {key: entry.value for key, entry in file.metadata.items()}
+    num_rows = _number_of_rows(file)
+    edit = resolve([tokenizer_of(values, source)], num_rows, all_rows_have_ids=True)
+    row_map, tokens = edit.row_map, edit.tokens
+    assert tokens is not None
+    assert tokens.tokenizer is not None
+    check_kind(tokens.tokenizer, values, source)
+    new_ids = _ids_by_map(values, row_map.token_ids(tokens.merged).tolist(), tokens)
+    _check_other_tensors(file, num_rows)
+    adds = len(row_map.initialised) > 0
+    tensors = {name: _stored(file, name, adds=adds) for name in ENDS if name in file.tensors}
+    result = apply_row_map({name: old.rows for name, old in tensors.items()}, edit)
+    new = {
+        name: NewTensor(
+            tensors[name].dtype, (row_map.size, *file.tensors[name].shape[1:]), rows.contiguous().view(torch.uint8)
+        )
+        for name, rows in result.tensors.items()
+    }
+    extra_space = _write(file, out, tokens.tokenizer, new, new_ids, row_map.size)
+    kept_rows = row_map.sources[row_map.sources >= 0]
+    stored_rows = {
+        name: StoredRows(file.tensors[name].dtype, old.dtype, max(old.changes[kept_rows].tolist(), default=0.0))
+        for name, old in tensors.items()
+    }
+    return EditResult({"": result}, stored=stored_rows, extra_space_decoded=extra_space)
+
+
+def write_into_gguf(table: TokenTable, tokenizer: Tokenizer, original: Path, out: Path, *, head: Tensor | None) -> int:
+    """Write a copy of a GGUF file with the rows of a table and the tokens of a tokenizer, atomically.
+
+    A row that equals the dequantised row of the same token in `original` keeps its bytes. The others are quantised.
+
+    Args:
+        table: The table.
+        tokenizer: Its tokenizer.
+        original: The file to copy, which does not change.
+        out: The new file.
+        head: Rows of an untied head, `(V, D)`; `None` for a tied one or none.
+
+    Returns:
+        The number of rows of the table that keep their bytes.
+
+    Raises:
+        CheckpointError: The width differs; one of the two models has an untied head and the other has not; or the file
+            has more tensors with a row for each token, and the tokens change.
+        TokenizerError: The file cannot describe the tokenizer.
+        VocabularyError: The metadata names a token that the tokenizer lacks.
+
+    Warns:
+        EmbedLayerWarning: The table is written in another type, or text around added tokens gets an extra space when
+            it is decoded from the new file.
+    """
+    file = read_gguf(original)
+    values = {key: entry.value for key, entry in file.metadata.items()}
+    num_rows, width = _number_of_rows(file), file.tensors[GGUF_TABLE].shape[1]
+    check_kind(tokenizer, values, original)
+    if width != table.embed_dim:
+        raise CheckpointError(f"The rows have {table.embed_dim:,} numbers and those of {original} {width:,}.")
+    if (head is None) != (GGUF_HEAD not in file.tensors):
+        has = "an untied head and the table that is written has none" if head is None else "no head of its own"
+        raise CheckpointError(f"{original} has {has}: both must have one, or neither.")
+    if GGUF_HEAD_BIAS in file.tensors and num_rows != table.vocab_size:
+        raise CheckpointError(f"{original} has {GGUF_HEAD_BIAS}, with another number of tokens than the table.")
+    if num_rows != table.vocab_size:
+        _check_other_tensors(file, num_rows)
+    old_ids = tokenizer_of(values, original).get_vocab(with_added_tokens=True)
+    names = {token: name for name, token in tokenizer.get_vocab(with_added_tokens=True).items()}
+    sources = torch.tensor([old_ids.get(names.get(row, ""), DROPPED) for row in range(table.vocab_size)])
+    if GGUF_PER_LAYER in file.tensors and not torch.equal(sources, torch.arange(num_rows)):
+        raise CheckpointError(
+            f"{original} has {GGUF_PER_LAYER}, with a row for each token, and the tokens differ: edit the vocabulary "
+            f"of the file itself, by its name."
+        )
+    new, unchanged_rows = {}, 0
+    for name, rows in ((GGUF_TABLE, table.rows), (GGUF_HEAD, None if head is None else lambda a, b: head[a:b])):
+        if rows is not None:
+            new[name], equal = _quantised_rows(file, name, rows, sources)
+            unchanged_rows = equal if name == GGUF_TABLE else unchanged_rows
+    ids = {name: token for token, name in names.items()}
+    by_name = {token: ids.get(name, DROPPED) for name, token in old_ids.items()}
+    changed = _ids_by_map(values, by_name, None)
+    _write(file, out, tokenizer, new, changed, table.vocab_size)
+    return unchanged_rows
+
+
+def _quantised_rows(file: GGUFFile, name: str, rows: Any, sources: Tensor) -> tuple[NewTensor, int]:
+    """Return a table in the type of a file, and the number of rows that keep the file's bytes.
+
+    Args:
+        file: The file.
+        name: The tensor that is replaced.
+        rows: Function that returns rows `start` to `stop - 1`.
+        sources: The row of the same token in the file for each new row, or -1.
+    """
+    info, old = file.tensors[name], file.stored_rows(name)
+    dtype, size = info.dtype, len(sources)
+
+    def equal(start: int, chunk: Tensor) -> Tensor:
+        """Return for each row of a chunk whether it equals the row of the same token in the file."""
+        places = sources[start : start + len(chunk)]
+        old_rows = _numbers(old.index_select(0, places.clamp(min=0)), dtype=info.dtype)
+        return (old_rows.float() == chunk.float()).all(1) & (places >= 0)
+
+    step = TABLE_ROWS["cpu"]
+    spans = [(start, min(start + step, size)) for start in range(0, size, step)]
+    keeps = torch.cat([equal(start, rows(start, stop).detach().cpu()) for start, stop in spans])
+    if not keeps.all() and not can_quantise(dtype):
+        dtype, keeps = FALLBACK_TYPE, torch.zeros_like(keeps)
+    packed = torch.empty((size, row_bytes(dtype, info.shape[1])), dtype=torch.uint8)
+    if keeps.any():
+        packed[keeps] = old.index_select(0, sources[keeps])
+    for start, stop in spans:
+        changed = (~keeps[start:stop]).nonzero().squeeze(1)
+        if len(changed):
+            packed[start + changed] = _bytes(rows(start, stop).detach().cpu()[changed], dtype=dtype)
+    new = NewTensor(dtype, (size, info.shape[1]), packed)
+    _warn_of_type(file, name, new)
+    return new, int(keeps.sum())
+
+
+def _numbers(packed: Tensor, *, dtype: str) -> Tensor:
+    """Return the numbers of stored rows, which have a type of a GGUF file."""
+    return packed.view(DTYPES[dtype]) if dtype in DTYPES else dequantise(packed, dtype)
+
+
+def _bytes(rows: Tensor, *, dtype: str) -> Tensor:
+    """Return the bytes of rows in a type to which `gguf` can quantise."""
+    packed = quantise(rows, dtype)
+    assert packed is not None
+    return packed
+
+
+def _number_of_rows(file: GGUFFile) -> int:
+    """Return the number of rows of the token table.
+
+    Raises:
+        CheckpointError: There is no table, or the metadata or the head has another number of tokens.
+    """
+    if GGUF_TABLE not in file.tensors or len(file.tensors[GGUF_TABLE].shape) != 2:
+        raise CheckpointError(
+            f"{file.path} has no token table: no tensor with rows and columns is called {GGUF_TABLE}."
+        )
+    rows, entries = file.tensors[GGUF_TABLE].shape[0], len(file.get("tokenizer.ggml.tokens", []))
+    if rows != entries:
+        raise CheckpointError(
+            f"{file.path}: {GGUF_TABLE} has {rows:,} rows and tokenizer.ggml.tokens {entries:,} entries: they do not "
+            f"belong together."
+        )
+    other = [name for name in ENDS if name in file.tensors and file.tensors[name].shape[0] != rows]
+    if other:
+        raise CheckpointError(
+            f"{file.path}: {other[0]} has {file.tensors[other[0]].shape[0]:,} rows and {GGUF_TABLE} {rows:,}: they do "
+            f"not belong together."
+        )
+    return rows
+
+
+def _check_other_tensors(file: GGUFFile, old: int) -> None:
+    """Check by its name that no other tensor has, or may have, a row for each of the `old` tokens.
+
+    Raises:
+        CheckpointError: A tensor of llama.cpp has such rows and is not moved; or a tensor that is not known has as many
+            rows or columns as there are tokens.
+    """
+    ends = tuple(f".{name}.weight" for name in GGUF_OTHER_TABLES)
+    if tables := [name for name in file.tensors if name.endswith(ends)]:
+        raise CheckpointError(
+            f"{', '.join(tables[:4])} of {file.path} has a row for each token in a layer that predicts further tokens, "
+            f"and its new rows are not known, so the vocabulary is not edited. Convert the model without these layers."
+        )
+    others = [name for name, info in file.tensors.items() if old in info.shape and name not in ENDS]
+    others = [name for name in others if not has_no_token_rows(name)]
+    if others:
+        raise CheckpointError(
+            f"{', '.join(others[:4])} of {file.path} has {old:,} rows or columns, as many as there are tokens, and is "
+            f"no tensor of llama.cpp that is known. Whether they must change too is not known, so the vocabulary is "
+            f"not edited."
+        )
+
+
+class _OldRows(NamedTuple):
+    """The old rows of a tensor in the type in which it is written.
+
+    Attributes:
+        dtype: Name of that type.
+        rows: The old rows.
+        changes: Largest absolute change of a finite number of each row, `(V,)`.
+    """
+
+    dtype: str
+    rows: RowTensor
+    changes: Tensor
+
+
+def _stored(file: GGUFFile, name: str, *, adds: bool) -> _OldRows:
+    """Return the old rows of a tensor, requantised if new ones cannot be written in their type.
+
+    Args:
+        file: The file.
+        name: Name of the tensor.
+        adds: Whether rows are added.
+    """
+    info, end = file.tensors[name], ENDS[name]
+    changes = torch.zeros(info.shape[0])
+    if info.dtype in DTYPES:
+        return _OldRows(info.dtype, RowTensor(file.read(name), end), changes)  # type: ignore[arg-type]
+    packed, dtype = file.stored_rows(name), info.dtype
+    if adds and not can_quantise(dtype):
+        dtype, parts = FALLBACK_TYPE, []
+        step = TABLE_ROWS["cpu"]
+        for start, rows in zip(range(0, len(packed), step), packed.split(step), strict=True):
+            numbers = dequantise(rows, info.dtype)
+            parts.append(_bytes(numbers, dtype=dtype))
+            change = (dequantise(parts[-1], dtype) - numbers).abs()
+            changes[start : start + len(rows)] = change.nan_to_num(0.0, 0.0).amax(1)
+        packed = torch.cat(parts)
+        _warn_of_type(file, name, NewTensor(dtype, info.shape, packed))
+    coding = {"encode": partial(_bytes, dtype=dtype), "decode": partial(_numbers, dtype=dtype)}
+    return _OldRows(dtype, RowTensor(packed, end, **coding), changes)  # type: ignore[arg-type]
+
+
+def _warn_of_type(file: GGUFFile, name: str, new: NewTensor) -> None:
+    """Warn if a tensor is written in another type than before, with the bytes per row."""
+    info = file.tensors[name]
+    if new.dtype != info.dtype:
+        before, after = (row_bytes(dtype, info.shape[1]) for dtype in (info.dtype, new.dtype))
+        warnings.warn(
+            f"{name} is stored as {info.dtype}, to which the package gguf cannot quantise new rows: the whole tensor "
+            f"is written as {new.dtype}, {(after - before) * new.shape[0]:,} bytes more for {new.shape[0]:,} rows.",
+            EmbedLayerWarning,
+            stacklevel=4,
+        )
+
+
+def _ids_by_map(values: Mapping[str, Any], ids: Any, tokens: TokenMap | None) -> dict[str, int]:
+    """Return the new ID of each special token that the metadata names.
+
+    Args:
+        values: The metadata.
+        ids: New ID of each old ID, or -1 for a removed token.
+        tokens: The edit, which may replace the tokenizer; `None` if only `ids` counts.
+
+    Raises:
+        VocabularyError: A special token is removed, or the new tokenizer has none of that role.
+    """
+    roles: SpecialTokens | None = None if tokens is None else tokens.special_tokens
+    new_tokenizer = None if tokens is None else tokens.tokenizer
+    vocabulary = {} if new_tokenizer is None else new_tokenizer.get_vocab(with_added_tokens=True)
+    new_ids: dict[str, int] = {}
+    for key, old in values.items():
+        if not key.endswith(TOKEN_ID) or type(old) is not int:
+            continue
+        role = key.rpartition(".")[2].removesuffix("_id").replace("padding", "pad").replace("unknown", "unk")
+        if roles is not None and role in roles:
+            new_ids[key] = vocabulary[roles[role]]
+            continue
+        try:
+            new = ids[old]
+        except (KeyError, IndexError):
+            continue  # no token before, none afterwards
+        if new == DROPPED and roles is not None:
+            name = f" Name one with special={{{role!r}: TOKEN}} of embedlayer.vocab.transplant." * (role in USUAL_NAMES)
+            raise VocabularyError(
+                f"{key} of the file is token {old}, which the new tokenizer does not have, and it names no {role} that "
+                f"could take its place.{name}"
+            )
+        if new == DROPPED:
+            raise VocabularyError(f"{key} is token {old}, which would be removed: keep it.")
+        new_ids[key] = new
+    return new_ids
+
+
+def _write(
+    file: GGUFFile, out: Path, tokenizer: Tokenizer, tensors: Mapping[str, NewTensor], ids: Mapping[str, int], rows: int
+) -> tuple[int, ...]:
+    """Write a copy of a file with new tensors, and the metadata of a new tokenizer.
+
+    Returns:
+        IDs of the added tokens around which text gets an extra space when it is decoded from the copy.
+
+    Raises:
+        TokenizerError: The metadata cannot describe the tokenizer.
+
+    Warns:
+        EmbedLayerWarning: There are such tokens.
+    """
+    values = {key: entry.value for key, entry in file.metadata.items()}
+    sizes = {key: rows for key in values if key.endswith(".vocab_size")}
+    metadata = {**tokenizer_metadata(tokenizer, {**values, **ids}, rows, file.path), **ids, **sizes}
+    extra_space = _with_extra_space(tokenizer, tokenizer_of({**values, **metadata}, file.path))
+    write_gguf(file, out, metadata=metadata, tensors=tensors)
+    return extra_space
+
+
+def _with_extra_space(tokenizer: Tokenizer, written: Tokenizer) -> tuple[int, ...]:
+    """Return, and warn of, added tokens around which only the tokenizer that metadata describe decodes an extra space.
+
+    Where SentencePiece puts a space before each text, an edited tokenizer's decoder removes the one behind an added
+    token. GGUF metadata cannot state that; llama.cpp decodes as the tokenizer that is read back.
+
+    Args:
+        tokenizer: The new tokenizer.
+        written: The tokenizer that was read back from the metadata.
+
+    Returns:
+        The IDs of these tokens.
+    """
+    added = {token.content: row for row, token in tokenizer.get_added_tokens_decoder().items() if not token.special}
+    if changed := other_texts(tokenizer, written, added):
+        texts = next(iter(changed.values()))
+        before, after = min(texts, key=lambda pair: (len(pair[0]) - len(pair[1]), len(pair[0])))
+        warnings.warn(
+            f"Text around {len(changed):,} of the added tokens gets an extra space when it is decoded from the GGUF "
+            f"file{shown_names(':', list(changed))}. For example {before!r} becomes {after!r}. The new tokenizer has a "
+            f"rule that removes the space, and a GGUF file has no place for it; token IDs are equal. A merge (`vocab "
+            f"suggest`, AddedMerge) needs no such rule.",
+            EmbedLayerWarning,
+            stacklevel=4,
+        )
+    return tuple(added[term] for term in changed)

@@ -1,0 +1,338 @@
+"""Live modules: how an edit replaces the tensors, sizes and IDs of their vocabulary.
+
+All new tensors are computed first; then they replace the old ones together, or none of them does. Parameters stay the
+same objects, so tied heads and optimizers keep their references. Each rank moves its own rows of a sharded table.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from embedlayer.census.configurations import check_readers, check_sizes, json_value
+from embedlayer.census.tensors import tensors_in
+from embedlayer.collectives import SINGLE_PROCESS
+from embedlayer.distributed.dtensors import check_replaceable, is_dtensor, replace_dtensor, row_collectives
+from embedlayer.errors import SizeError
+from embedlayer.families.records import End
+from embedlayer.held_parameters import held_parameters
+from embedlayer.own_attributes import REPLACED, modules_with, own_attribute
+from embedlayer.row_sparse.gradient import row_gradient, rows_and_values
+from embedlayer.tokenization.tokenizer_calls import fingerprint
+from embedlayer.vocab.edit import ResolveEdit
+from embedlayer.vocab.map import RowMap, RowTensor, row_fingerprint
+from embedlayer.vocab.targets.apply_rows import ModelResult, apply_row_map
+from embedlayer.vocab.targets.module_parts import (
+    VocabularyModules,
+    check_movable,
+    dotted,
+    refuse_adapters,
+    unknown_rows,
+    vocabulary_modules,
+)
+from embedlayer.vocab.targets.module_settings import (
+    Assignment,
+    new_compressed_ids,
+    new_settings,
+    restored_settings,
+    settings_of,
+)
+from embedlayer.vocab.targets.optimizer_rows import NewState, state_with_rows
+from embedlayer.vocab.targets.unmoved_state import require_moved, watch_unmoved
+
+if TYPE_CHECKING:
+    from embedlayer.distributed.fsdp import FsdpParameter
+
+
+def row_tensors(
+    module: nn.Module,
+    modules: VocabularyModules,
+    optimizer: Optimizer | None = None,
+    padding: Mapping[str, int] = {},
+    fsdp: Mapping[int, "FsdpParameter"] = {},
+) -> tuple[dict[str, RowTensor], dict[str, Callable[[Tensor], None]]]:
+    """Return all tensors of a module and its optimizer with a row for each token, and functions that replace them.
+
+    Args:
+        module: The module.
+        modules: The tables and heads of the module.
+        optimizer: The optimizer of the module, or `None`.
+        padding: From the name of each dense table that stores rows (`VocabularyModules.stored`) to the number of its
+            padding rows after the edit.
+        fsdp: The parameters that FSDP2 shards, by their `id`.
+
+    Returns:
+        The tensors by name: tables, then heads and their biases, then the optimizer's state as
+        `optimizer.PARAMETER.KEY`. By the same names, functions that put a new tensor in the place of the old one: a
+        DTensor in the place of a DTensor.
+
+    Raises:
+        SizeError: The optimizer trains none of these tensors, or its state has a shape that does not show which
+            values belong to a row.
+        StaleRowsError: The optimizer's state is that before an earlier edit.
+    """
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    by_id: dict[int, tuple[str, RowTensor]] = {}
+    for name, part in modules.stored.items():
+        weight = part.stored.weight
+        end: End = "per_layer" if part.per_layer else "head" if part.of_head else "table"
+        rows = RowTensor(weight, end, padding.get(name, 0), part.shards, missing_row=part.missing_row)
+        by_id[id(weight)] = names.get(id(weight), dotted(name, "weight")), rows
+    for name, head in modules.heads.items():
+        for key, parameter in (("weight", None if head.tied else head.weight), ("bias", head.bias)):
+            if parameter is not None:
+                rows = RowTensor(parameter, "head", collectives=row_collectives(parameter))
+                by_id[id(parameter)] = names.get(id(parameter), dotted(name, key)), rows
+    for name, tensor, axes, rule in tensors_in(module, by_id.keys()):
+        if id(tensor) not in by_id:
+            is_known = rule.end is not None and len(axes) == 1 and tensor.is_floating_point()
+            if not is_known or tensor.shape[axes[0]] != modules.vocab_size:
+                raise unknown_rows(name, rule.use)
+            if is_dtensor(tensor) and (axes[0] or fsdp):
+                raise SizeError(
+                    f"{name} is sharded, and is moved only whole: edit the vocabulary before it is sharded."
+                )
+            by_id[id(tensor)] = name, RowTensor(tensor, rule.end, collectives=row_collectives(tensor), axis=axes[0])
+    # The values of a bias follow from the rows before it.
+    tensors = dict(sorted(by_id.values(), key=lambda named: named[1].local.dim() == 1))
+    replace: dict[str, Callable[[Tensor], None]] = {
+        name: _replace_function(rows.tensor, fsdp.get(id(rows.tensor))) for name, rows in tensors.items()
+    }
+    for name, ngrams in modules.hashes.items():
+        key = dotted(name, "token_map")
+        tensors[key] = RowTensor(ngrams.compressed_ids, new_values=partial(new_compressed_ids, ngrams))
+        replace[key] = partial(setattr, ngrams, "compressed_ids")
+    if optimizer is not None:
+        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if not trained & by_id.keys():
+            raise SizeError(
+                "This optimizer belongs to other parameters: it trains none of the tensors that have a row for each "
+                "token. Pass the one that trains this module, or none."
+            )
+        for name, rows in [each for parameter_id, each in by_id.items() if parameter_id in trained]:
+            require_moved(optimizer, rows.tensor)
+            state = optimizer.state.get(rows.tensor, {})
+            new = NewState(optimizer, name, rows.tensor)
+            for key, value in state_with_rows(state, name, rows):
+                tensors[f"optimizer.{name}.{key}"] = dataclasses.replace(
+                    rows, tensor=value, end=None, parameter=name, state_of=new.of(key)
+                )
+                replace[f"optimizer.{name}.{key}"] = partial(state.__setitem__, key)
+    return tensors, replace
+
+
+def _replace_function(parameter: Tensor, fsdp: "FsdpParameter | None") -> Callable[[Tensor], None]:
+    """Return a function that replaces the values of a parameter by those of a tensor with another number of rows.
+
+    The parameter stays the same object, so that heads and optimizers keep their references to it.
+    """
+    if fsdp is not None:
+        return fsdp.replace
+    return partial(replace_dtensor if is_dtensor(parameter) else _replace_data, parameter)
+
+
+def _replace_data(parameter: Tensor, tensor: Tensor) -> None:
+    """Replace the values of a parameter in place; see `_replace_function`."""
+    # A graph that still exists has stored the old shape for this parameter's gradient; torch discards that only when
+    # the dtype changes.
+    other = torch.float16 if tensor.dtype != torch.float16 else torch.float32
+    parameter.data = torch.empty(0, dtype=other, device=tensor.device)
+    parameter.data = tensor
+
+
+def _moved_gradient(rows: RowTensor, row_map: RowMap) -> Tensor | None:
+    """Return a parameter's gradient with its rows moved as a row map says; `None` if it has no gradient.
+
+    The result is dense or sparse as before. The rows of new tokens get no gradient. If the rows are sharded, all ranks
+    must call this.
+    """
+    grad, ranks = rows.tensor.grad, rows.collectives
+    if grad is not None and not grad.is_sparse and rows.missing_row is not None:  # tokens without a row share one
+        grad = F.pad(grad, (0, 0) * (grad.dim() - 1) + (0, max(row_map.old_size - len(grad), 0)))
+    if grad is None or not grad.is_sparse:
+        moved = None if grad is None else row_map.apply(rows.to_rows(grad), padding=rows.padding, collectives=ranks)
+        return None if moved is None else rows.with_rows(moved, row_map)
+    old, new = rows.partitions(row_map)
+    rows_of_grad, values_of_grad = rows_and_values(grad)
+    places = row_map.new_ids.to(grad.device)[rows_of_grad + old.start]
+    order = torch.argsort(places, stable=True)[(places < 0).sum() :]  # dropped rows, which are -1, come first
+    counts = torch.bincount(new.rank_of(places[order]), minlength=ranks.size).tolist()
+    received = ranks.exchange_counts(counts)
+    places = ranks.all_to_all(places[order], counts, received) - new.start
+    values = ranks.all_to_all(values_of_grad.index_select(0, order), counts, received)
+    order = torch.argsort(places, stable=True)
+    shape = (len(new), *grad.shape[1:])
+    moved = torch.sparse_coo_tensor(places[order].unsqueeze(0), values[order], shape, check_invariants=False)
+    return row_gradient(rows.tensor, moved)
+
+
+def apply_to_module(
+    module: nn.Module,
+    resolve: ResolveEdit,
+    optimizer: Optimizer | None = None,
+    *,
+    part: str = "",
+    tokenizer: Tokenizer | None = None,
+) -> ModelResult:
+    """Apply an edit, or the undo of one, to a live module in place; if anything fails, nothing is changed.
+
+    If tables are sharded, or parameters are DTensors, all ranks must call this. A module that FSDP2 has gathered is
+    resharded.
+
+    Args:
+        module: The module.
+        resolve: Function that returns the edit of the module, or the undo of one.
+        optimizer: The optimizer of the module, whose state is edited too, or `None`.
+        part: Which model of a folder the module is: "" for a layer, `"run/"` for the model of a run.
+        tokenizer: The tokenizer of a module whose layers have none, or `None`.
+
+    Returns:
+        What was changed; the new tensors are those that the module now has.
+
+    Raises:
+        VocabularyError: The tokenizer is that of another model, or the requested edit does not fit it. Or a tensor has
+            values for each token and is not known, such as an adapter of PEFT on a table.
+        SizeError: The module has no vocabulary or a table that cannot be moved, the optimizer trains other parameters,
+            or a rank would store no row.
+        TokenIdError: The padding row would be dropped.
+        CheckpointError: For an undo: the module is not as the edit of the receipt left it. Or a model of transformers
+            cannot be built from its configuration.
+        StaleRowsError: The optimizer's state is that before an earlier edit, to which it was not passed.
+        PeerError: Another rank raised an error, or applies another edit.
+    """
+    replaced = [own_attribute(part, REPLACED) for part in modules_with(module, REPLACED)]
+    held = held_parameters(module, optimizer, replaced)
+    check_movable(module)
+    modules = vocabulary_modules(module)
+    refuse_adapters(module, modules)
+    fsdp = _fsdp_parameters(module, modules)
+    ranks = modules.collectives
+    dense_tables = [part.stored for part in modules.local.values()]
+    pending = [(updates, each.weight) for each in dense_tables if (updates := each.pending_updates) is not None]
+    with ranks.all_or_none() as facts:
+        edit = resolve(
+            [tokenizer, *(layer.tokenizer for layer in modules.layers.values())],
+            modules.vocab_size,
+            part=part,
+            all_rows_have_ids=any(layer.tensor_names for layer in modules.layers.values()),
+        )
+        if edit.pad_to_multiple_of is not None and any(p.local is not p.table for p in modules.local.values()):
+            raise SizeError("Sharded tables have no padding rows: leave out pad_to_multiple_of.")
+        if any(
+            p.shards is not SINGLE_PROCESS and p.table.vocab_size < modules.vocab_size for p in modules.local.values()
+        ):
+            raise SizeError("A per-layer table that lacks tokens is sharded: edit the vocabulary before it is sharded.")
+        row_map = edit.row_map
+        if edit.settings is None:
+            configs = [part.owner for part in modules.parts]
+            of_tokens = [part.owner for part in modules.parts if part.of_tokens]
+            check_sizes(of_tokens, row_map.old_size, row_map.size)
+            check_readers([*configs, *module.modules()], row_map.new_ids, row_map.size)
+            old_settings, settings = settings_of(modules), new_settings(modules, edit)
+        else:
+            old_settings, settings = restored_settings(module, modules, edit.settings)
+        before = {name: json_value(setting.value) for name, setting in old_settings.items()}
+        for updates, weight in pending:  # rows and moments become those of dense AdamW
+            updates.apply_all(weight, moments=True)
+        padding = {
+            name: settings[dotted(name, "num_rows")]
+            - (row_map.size if part.may_lack_rows else settings[dotted(name, "vocab_size")])
+            for name, part in modules.stored.items()
+        }
+        tensors, replace = row_tensors(module, modules, optimizer, padding, fsdp)
+        parameters = {name: rows for name, rows in tensors.items() if isinstance(rows.tensor, nn.Parameter)}
+        if edit.values is not None and len(row_map.initialised):
+            for rows in tensors.values():
+                if rows.state_of is not None:  # an error is raised before anything changes, and on all ranks
+                    rows.state_of(tensors[rows.parameter].local[:1])
+        for rows in parameters.values():
+            _check_rows(rows, row_map, fsdp.get(id(rows.tensor)))
+        if ranks is not SINGLE_PROCESS:
+            grads = {name: rows.tensor.grad for name, rows in parameters.items()}
+            facts["the tensors"] = [(name, str(r.tensor.dtype), r.local.shape[1:]) for name, r in tensors.items()]
+            facts["the gradients"] = [(name, grad.is_sparse) for name, grad in grads.items() if grad is not None]
+            facts["the requested edit"] = row_fingerprint(row_map.sources)
+            facts["the tokenizer"] = None if edit.tokenizer is None else fingerprint(edit.tokenizer)
+    result = apply_row_map(tensors, edit, ranks)
+    gradients = {name: _moved_gradient(rows, row_map) for name, rows in parameters.items()}
+    ranks.barrier()
+    assignments = [_assign(rows.tensor, "grad", None) for rows in parameters.values()]
+    assignments += [
+        (partial(replace[name], rows.with_rows(result.tensors[name], row_map)), partial(replace[name], _saved(rows)))
+        for name, rows in tensors.items()
+    ]
+    assignments += [old_settings[name].assignment(value) for name, value in settings.items()]
+    if edit.tokenizer is not None:
+        assignments += [_assign(layer, "_tokenizer", edit.tokenizer) for layer in modules.layers.values()]
+    assignments += [
+        (partial(setattr, rows.tensor, "grad", gradients[name]), partial(setattr, rows.tensor, "grad", None))
+        for name, rows in parameters.items()
+    ]
+    _do_all(assignments)
+    for updates, _ in pending:
+        updates.detach()  # nothing is pending: the optimizer's next step begins a new one
+    moved = {name: rows.tensor for name, rows in parameters.items() if id(rows.tensor) in held}
+    watch_unmoved(moved, row_map, optimizer, is_undo=edit.after is not None)
+    return dataclasses.replace(result, settings=before)
+
+
+def _fsdp_parameters(module: nn.Module, modules: VocabularyModules) -> Mapping[int, "FsdpParameter"]:
+    """Reshard a module that FSDP2 shards, and return its sharded parameters by their `id`.
+
+    Raises:
+        SizeError: FSDP shards the tables or heads in a module that contains this one.
+    """
+    if "torch.distributed.fsdp" not in sys.modules:  # nobody has sharded anything with it, and the import takes 0.7 s
+        return {}
+    from embedlayer.distributed.fsdp import fsdp_parameters
+
+    return fsdp_parameters(module, [*(part.stored for part in modules.local.values()), *modules.heads.values()])
+
+
+def _check_rows(rows: RowTensor, row_map: RowMap, fsdp: "FsdpParameter | None") -> None:
+    """Check that a parameter can get the number of rows that an edit gives it; nothing is changed.
+
+    Args:
+        rows: The parameter.
+        row_map: The old row of each new row.
+        fsdp: What FSDP2 stores of the parameter, or `None` if it does not shard it.
+
+    Raises:
+        SizeError: A rank would store no row, or torch cannot change the size of the parameter now.
+    """
+    old, new = (partition.num_rows for partition in rows.partitions(row_map))
+    if fsdp is not None:
+        fsdp.check(new)
+    elif is_dtensor(rows.tensor) and new != old:
+        check_replaceable(rows.tensor)
+
+
+def _saved(rows: RowTensor) -> Tensor:
+    """Return the values of a tensor before an edit: a copy if an edit may overwrite them, as in a DTensor parameter."""
+    values = rows.tensor.detach()
+    return values.clone() if is_dtensor(values) and isinstance(rows.tensor, nn.Parameter) else values
+
+
+def _assign(owner: object, name: str, value: object) -> Assignment:
+    """Return a pair of functions: one sets an attribute to `value`, the other sets it back to its present value."""
+    return partial(setattr, owner, name, value), partial(setattr, owner, name, getattr(owner, name))
+
+
+def _do_all(assignments: Sequence[Assignment]) -> None:
+    """Carry out assignments in order, so that either all of them or none take effect.
+
+    If one raises an error, it and all before it are reverted, the last one first. The error is then raised.
+    """
+    with ExitStack() as stack:
+        for do, revert in assignments:
+            stack.callback(revert)
+            do()
+        stack.pop_all()

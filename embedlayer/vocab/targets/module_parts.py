@@ -1,0 +1,388 @@
+"""The tables, heads and configurations of a live module that belong to its vocabulary, and why it is not edited."""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from embedlayer.census.configurations import Part, is_configuration, module_ids, other_models, parts_of, size_keys
+from embedlayer.census.tensors import linear_sizes, models_in, named_tensors
+from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
+from embedlayer.collectives import SINGLE_PROCESS, Collectives, ProcessGroup
+from embedlayer.distributed.dtensors import row_collectives
+from embedlayer.distributed.sharded import ShardedTable
+from embedlayer.errors import SizeError, VocabularyError
+from embedlayer.families import VOCAB_SIZE_KEYS, family_of
+from embedlayer.layers.draft_head import DraftHead
+from embedlayer.layers.ngram import NgramEmbedding, NgramHash
+from embedlayer.layers.output import OutputHead
+from embedlayer.layers.peft import without_adapters
+from embedlayer.layers.per_layer import PerLayerInputs
+from embedlayer.own_attributes import own_attribute
+from embedlayer.tables.dense import TokenEmbedding
+from embedlayer.tables.factorized import FactorizedEmbedding
+from embedlayer.tables.lookup import LookupTable
+from embedlayer.tables.table import TokenTable
+
+_HASHED_NGRAMS = re.compile(r"(?:^|[._])engram[._]|(?:^|\.)ngram_embedding\.|(?:^|\.)ngram_embeddings\.embedders\.")
+"""Names of tensors of hashed n-grams in checkpoints: of Engram, Qwen4-Exp and LongCat-Flash."""
+
+
+class LocalTable(NamedTuple):
+    """Describe the rows of a table that this process stores.
+
+    Attributes:
+        local: The stored rows as a table: `table` itself, or this rank's part of a sharded table.
+        table: The whole table.
+        collectives: The ranks over which the rows of a `ShardedTable` are sharded; a single process for other tables.
+        of_head: Whether the table is the weight of a sharded untied head.
+        per_layer: Whether it is a per-layer table, which is looked up beside the token table.
+        missing_row: Row that is looked up for tokens which a per-layer table lacks; `None` if it must have all tokens.
+    """
+
+    local: TokenEmbedding | FactorizedEmbedding
+    table: TokenTable
+    collectives: Collectives = SINGLE_PROCESS
+    of_head: bool = False
+    per_layer: bool = False
+    missing_row: int | None = None
+
+    @property
+    def stored(self) -> TokenEmbedding:
+        """Return the dense table that stores the rows: the inner table of a factorised one, else `local`."""
+        return self.local.inner if isinstance(self.local, FactorizedEmbedding) else self.local
+
+    @property
+    def shards(self) -> Collectives:
+        """Return the ranks over which the rows are sharded, in a `ShardedTable` or as a DTensor, which FSDP2 uses."""
+        return row_collectives(self.stored.weight) if self.local is self.table else self.collectives
+
+    @property
+    def may_lack_rows(self) -> bool:
+        """Return whether this is a per-layer table that may have fewer rows than there are tokens."""
+        return self.missing_row is not None and self.shards is SINGLE_PROCESS
+
+    @property
+    def padding_idx(self) -> int | None:
+        """Return the row number, in the whole table, of the padding row; `None` if there is none."""
+        return self.table.padding_idx
+
+
+class VocabularyModules(NamedTuple):
+    """List the parts of a live module that belong to the vocabulary, each in a dictionary by dotted name in the module.
+
+    Attributes:
+        tables: The tables with one row for each token, those of tied heads included.
+        local: For each table, the rows that this process stores.
+        heads: The output heads.
+        layers: The layers, which may have a tokenizer.
+        configs: Other modules, and configurations, with the same `vocab_size`.
+        hashes: The n-gram hashes, which have a compressed ID for each token.
+        parts: All configurations of the module, generation configurations included, each object once.
+        module_ids: Token IDs that modules store, as `module_ids` of the census yields them.
+        linear: Linear layers of models of transformers with a size that follows the vocabulary, as `linear_sizes` of
+            the census yields them.
+    """
+
+    tables: dict[str, TokenTable]
+    local: dict[str, LocalTable]
+    heads: dict[str, OutputHead]
+    layers: dict[str, EmbeddingLayer]
+    configs: dict[str, Any]
+    hashes: dict[str, NgramHash]
+    parts: list[Part]
+    module_ids: list[tuple[str, nn.Module, str]]
+    linear: list[tuple[str, nn.Linear, str]]
+
+    @property
+    def collectives(self) -> Collectives:
+        """Return the ranks that must edit together: those of the first sharded table or head, or a single process."""
+        heads = [head.weight for head in self.heads.values() if not head.tied]
+        shards = [part.shards for part in self.local.values()] + [row_collectives(weight) for weight in heads]
+        return next((each for each in shards if each is not SINGLE_PROCESS), SINGLE_PROCESS)
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of tokens, V, which all tables and heads share."""
+        return next(iter(self.sizes.values()))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return a dictionary from the name of each table, head and n-gram hash to its number of tokens.
+
+        If the module itself is one of them, its name is `the table`, `the head` or `the hash`. A per-layer table that
+        may lack tokens is left out if it has fewer than another table.
+        """
+        most = max((table.vocab_size for table in self.tables.values()), default=0)
+        may_be_short = {id(part.table) for part in self.local.values() if part.missing_row is not None}
+        sizes = {
+            name or "the table": table.vocab_size
+            for name, table in self.tables.items()
+            if table.vocab_size == most or id(table) not in may_be_short
+        }
+        sizes |= {name or "the head": head.out_features for name, head in self.heads.items()}
+        return sizes | {name or "the hash": each.vocab_size for name, each in self.hashes.items()}
+
+    @property
+    def stored(self) -> dict[str, LocalTable]:
+        """Return the values of `local` by the name of the dense table that stores the rows.
+
+        For a factorised table that is the name of its inner table.
+        """
+        return {name if part.local is part.stored else dotted(name, "inner"): part for name, part in self.local.items()}
+
+
+def vocabulary_modules(module: nn.Module) -> VocabularyModules:
+    """Return the tables, heads, layers and configurations of a live module; the table of a tied head is included.
+
+    The rows of an `NgramEmbedding` belong to hashes, not to tokens, so its table is left out.
+
+    Raises:
+        SizeError: The module has no table and no head, the tables and heads have different numbers of tokens, or the
+            rows of a table cannot be moved.
+        VocabularyError: The module contains a `DraftHead`, or hashed n-grams of another library.
+    """
+    modules = dict(module.named_modules())
+    if drafts := [name or "the module" for name, part in modules.items() if isinstance(part, DraftHead)]:
+        raise VocabularyError(
+            f"{drafts[0]} is a DraftHead, whose token IDs are those before the edit: remove it from the model, and "
+            f"build it again after the edit with the new token IDs."
+        )
+    ngrams = {name: part for name, part in modules.items() if isinstance(part, NgramEmbedding)}
+    hashes = {name: part for name, part in modules.items() if isinstance(part, NgramHash)}
+    ours = tuple(dotted(name, "") for name in ngrams)
+    refuse_hashed_ngrams((name for name, _ in module.named_parameters() if not name.startswith(ours)), "This model")
+    layers = {name: part for name, part in modules.items() if isinstance(part, EmbeddingLayer)}
+    skipped = {id(part) for layer in layers.values() if layer.types is not None for part in layer.types.modules()}
+    skipped |= {id(child) for part in modules.values() if isinstance(part, TokenTable) for child in part.children()}
+    encoders = other_models(module)
+    skipped |= _hashed_tables(modules) | encoders
+    tables = {name: part for name, part in modules.items() if isinstance(part, TokenTable) and id(part) not in skipped}
+    heads = {name: part for name, part in modules.items() if isinstance(part, OutputHead) and id(part) not in skipped}
+    for name, head in heads.items():
+        if head.own_table is not None and all(head.own_table is not other for other in tables.values()):
+            tables[dotted(name, "table")] = head.own_table
+    of_heads = {id(child) for head in heads.values() for child in head.children()}
+    local = dict(_local_table(name, table, id(table) in of_heads) for name, table in tables.items())
+    for name, (table, missing_row) in _per_layer_tables(modules).items():
+        stored, part = _local_table(name, table, False)
+        local[stored] = part._replace(per_layer=True, missing_row=missing_row)
+    linear = [each for each in linear_sizes(module) if not isinstance(each[1], OutputHead)]
+    vocabulary = VocabularyModules(tables, local, heads, layers, {}, hashes, [], [], linear)
+    if not vocabulary.sizes:
+        raise SizeError(
+            "There is no TokenTable and no OutputHead in this module: nothing here has a vocabulary. A "
+            "torch.nn.Embedding is edited as TokenEmbedding.from_embedding(embedding), put in its place; a model "
+            "of transformers after patch(model)."
+        )
+    if len({*vocabulary.sizes.values()}) > 1:
+        shown = ", ".join(f"{name} {size:,}" for name, size in vocabulary.sizes.items())
+        raise SizeError(
+            f"These do not share a vocabulary ({shown}): edit each by itself, and then change the token IDs in the "
+            f"configuration of the whole model with receipt.new_ids."
+        )
+    _refuse_other_rows(module, vocabulary)
+    vocab_size = vocabulary.vocab_size
+    for name, part in modules.items():
+        is_ours = isinstance(part, LookupTable | OutputHead | EmbeddingLayer | NgramHash) or id(part) in skipped
+        if not is_ours and any(getattr(part, key, None) == vocab_size for key in VOCAB_SIZE_KEYS):
+            vocabulary.configs[name] = part
+    vocabulary.parts.extend(_configurations(modules, vocabulary, encoders))
+    vocabulary.configs.update(
+        (each.name, each.owner) for each in vocabulary.parts if each.of_tokens and size_keys(each.owner, vocab_size)
+    )
+    others = {id(each.owner) for each in vocabulary.parts if not each.of_tokens}
+    apart = tuple(dotted(name, "") for name, part in modules.items() if id(own_attribute(part, "config")) in others)
+    vocabulary.module_ids.extend(each for each in module_ids(module) if not f"{each[0]}.".startswith(apart))
+    return vocabulary
+
+
+def _configurations(
+    modules: Mapping[str, nn.Module], vocabulary: VocabularyModules, apart: Collection[int]
+) -> Iterator[Part]:
+    """Yield all configurations and generation configurations of a live module, each object once.
+
+    The token IDs in them are those of the edited vocabulary if a table or head is in the module that has the
+    configuration.
+
+    Args:
+        modules: All modules of the edited module by name.
+        vocabulary: Its tables and heads.
+        apart: The `id` of each module in an encoder with a vocabulary of its own.
+    """
+    ours = {id(each) for each in (*vocabulary.tables.values(), *vocabulary.heads.values())}
+    holders = [name for name, part in modules.items() if id(part) in ours]
+    parts: dict[int, Part] = {}
+    vocab_size = vocabulary.vocab_size
+    for name, part in modules.items():
+        is_around = any(f"{holder}.".startswith(dotted(name, "")) for holder in holders) and id(part) not in apart
+        for key in ("config", "generation_config"):
+            config = own_attribute(part, key)
+            if is_configuration(config) or hasattr(config, "__dict__"):
+                for each in parts_of(config, vocab_size, dotted(name, key)):
+                    known = parts.get(id(each.owner))
+                    if known is None or (is_around and each.of_tokens and not known.of_tokens):
+                        parts[id(each.owner)] = each._replace(of_tokens=is_around and each.of_tokens)
+    yield from parts.values()
+
+
+def _refuse_other_rows(module: nn.Module, vocabulary: VocabularyModules) -> None:
+    """Raise an error if a module that is no model of transformers has values for each token that an edit does not know.
+
+    What a model of transformers has is known by `tensors_in`.
+
+    Raises:
+        VocabularyError: The module has integers for each token, or a table or head of a user's class has other tensors
+            of tokens.
+    """
+    known = {id(each) for part in vocabulary.hashes.values() for each in part.buffers()}
+    known |= {id(each) for model in models_in(module).values() for _, each in named_tensors(model)}
+    known |= {id(part.stored.weight) for part in vocabulary.local.values()}
+    known |= {id(each) for head in vocabulary.heads.values() for each in (head._parameters.get("weight"), head.bias)}
+    own = {
+        id(tensor)
+        for part in (*vocabulary.tables.values(), *vocabulary.heads.values())
+        if not type(part).__module__.startswith("embedlayer.")
+        for tensor in (*part.parameters(), *part.buffers())
+    }
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        has_rows = len(tensor.shape) > 1 and tensor.shape[0] == vocabulary.vocab_size
+        is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+        is_of_tokens = vocabulary.vocab_size in tensor.shape if id(tensor) in own else has_rows and is_integer
+        if is_of_tokens and id(tensor) not in known:
+            raise unknown_rows(name)
+
+
+def unknown_rows(name: str, use: str = "") -> VocabularyError:
+    """Return the error for a tensor whose size follows the vocabulary, and whose values for new tokens are not known.
+
+    Args:
+        name: Name of the tensor.
+        use: What the model does with it, as a sentence without full stop; "" if that is not known.
+    """
+    return VocabularyError(
+        f"{name} has values for each token beside the rows of tables and heads{f' ({use})' if use else ''}, and what "
+        f"they are for a new token is not known, so the vocabulary of this model is not edited."
+    )
+
+
+def refuse_adapters(module: nn.Module, modules: VocabularyModules) -> None:
+    """Raise an error if PEFT has put an adapter on a table or head that has values for each token, or token IDs.
+
+    Raises:
+        VocabularyError: There is such an adapter: LoRA on a table or head, or trainable tokens.
+    """
+    heads = (model.get_output_embeddings() for model in models_in(module).values())  # also one that is not patched
+    ends = {id(part) for part in (*modules.tables.values(), *modules.heads.values())}
+    ends |= {id(without_adapters(head)) for head in heads if head is not None}
+    for name, wrapper in module.named_modules():
+        base = without_adapters(wrapper)
+        if base is wrapper or id(base) not in ends:
+            continue
+        own = {id(tensor) for _, tensor in named_tensors(base)}
+        of_tokens = [
+            key
+            for key, tensor in named_tensors(wrapper)
+            if id(tensor) not in own and (modules.vocab_size in tensor.shape or hasattr(wrapper, "token_indices"))
+        ]
+        if of_tokens:
+            raise VocabularyError(
+                f"PEFT has put an adapter on {name}, whose {of_tokens[0]} belongs to tokens of the vocabulary before "
+                f"the edit. Merge it first, model = model.merge_and_unload(), edit that model, and wrap it again with "
+                f"get_peft_model. Nothing was changed."
+            )
+
+
+def refuse_hashed_ngrams(names: Iterable[str], what: str) -> None:
+    """Raise an error if tensors of a model are rows of hashed n-grams of another library, by their names.
+
+    Args:
+        names: Names of the model's tensors.
+        what: The model or folder, for the message.
+
+    Raises:
+        VocabularyError: There is such a tensor.
+    """
+    if hashed := next((name for name in names if _HASHED_NGRAMS.search(name)), None):
+        raise VocabularyError(
+            f"{what} has hashed n-grams ({hashed}), whose rows are found by hashes of token IDs or of the tokenizer's "
+            f"compressed IDs. An edit of the tokenizer changes these IDs and with them every hash, so the vocabulary "
+            f"is not edited. An NgramHash with a token_map keeps its hashes in an edit."
+        )
+
+
+def _per_layer_tables(modules: Mapping[str, nn.Module]) -> dict[str, tuple[LookupTable, int | None]]:
+    """Return the per-layer tables by name, each with the row that is looked up for tokens which it lacks, or `None`.
+
+    These are the tables of `PerLayerInputs`, and those of patched models of transformers.
+
+    Args:
+        modules: All modules of the edited module by name.
+    """
+    tables: dict[str, tuple[LookupTable, int | None]] = {}
+    for name, part in modules.items():
+        family = family_of(getattr(own_attribute(part, "config"), "model_type", None))
+        if isinstance(part, PerLayerInputs):
+            tables[dotted(name, "table")] = part.table, part.missing_row
+        elif family is not None and family.per_layer is not None:
+            child = family.per_layer.table.partition(".")[0]
+            table = part._modules.get(child)
+            if isinstance(table, TokenTable):
+                tables[dotted(name, child)] = table, family.per_layer.missing_row
+    return tables
+
+
+def dotted(name: str, child: str) -> str:
+    """Return the dotted name of a submodule or attribute; `name` is "" for the root module."""
+    return f"{name}.{child}".lstrip(".")
+
+
+def _hashed_tables(modules: Mapping[str, nn.Module]) -> set[int]:
+    """Return the `id` of each module in a table of hashed n-grams, whose rows belong to hashes and not to tokens."""
+    ngrams = [part for part in modules.values() if isinstance(part, NgramEmbedding)]
+    return {id(part) for each in ngrams for part in each.table.modules()}
+
+
+def check_movable(module: nn.Module) -> None:
+    """Check that an edit can move each table that is only looked up, such as those of injections; of any size.
+
+    An edit keeps the hashes of an `NgramEmbedding`, so its table may be of any kind.
+
+    Raises:
+        SizeError: The rows of a table cannot be moved.
+    """
+    modules = dict(module.named_modules())
+    hashed = _hashed_tables(modules)
+    for name, part in modules.items():
+        if isinstance(part, LookupTable) and not isinstance(part, TokenTable) and id(part) not in hashed:
+            raise _cannot_be_moved(name, part)
+
+
+def _local_table(name: str, table: LookupTable, of_head: bool) -> tuple[str, LocalTable]:
+    """Return the rows of a table that this process stores, after the dotted name of the module that stores them.
+
+    Args:
+        name: Dotted name of the table in the module.
+        table: The whole table; may be sharded.
+        of_head: Whether the table is the weight of a sharded untied head.
+
+    Raises:
+        SizeError: The rows of this kind of table cannot be moved.
+    """
+    if isinstance(table, TokenEmbedding | FactorizedEmbedding):
+        return name, LocalTable(table, table)
+    if isinstance(table, ShardedTable) and isinstance(table.local, TokenEmbedding | FactorizedEmbedding):
+        ranks = ProcessGroup(table.mesh.get_group(), table.mesh.device_type)
+        return dotted(name, "local"), LocalTable(table.local, table, ranks, of_head)
+    raise _cannot_be_moved(name, table)
+
+
+def _cannot_be_moved(name: str, table: LookupTable) -> SizeError:
+    """Return the error for a table of a kind that an edit cannot move, after its dotted name in the module."""
+    return SizeError(
+        f"The rows of {name or 'this table'}, a {type(table).__name__}, cannot be moved. After train_only_rows, call "
+        f"embedlayer.vocab.merge_rows(model) first. Otherwise edit the table that it was built from (a "
+        f"DeltaEmbedding's after merge(), a trained MappedEmbedding's in the folder of save_pretrained), and build it "
+        f"again."
+    )

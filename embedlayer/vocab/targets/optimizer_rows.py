@@ -1,0 +1,122 @@
+"""State of an optimizer by rows: which of its tensors have a row for each token, and what new rows start with."""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from embedlayer.distributed.dtensors import is_dtensor, placements_of
+from embedlayer.errors import SizeError
+from embedlayer.optim.row_optimizer import RowOptimizer
+from embedlayer.vocab.map import RowTensor
+
+
+def state_with_rows(state: Mapping[str, Any], name: str, rows: RowTensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield `(key, tensor)` for each state of an optimizer for one parameter that has one row for each token.
+
+    States that are not tensors, single numbers, and tensors without rows, such as Adafactor's column statistics, are
+    left out.
+
+    Args:
+        state: The optimizer's state of the parameter, by key.
+        name: Name of the parameter, for the error.
+        rows: The parameter, with one row for each token.
+
+    Raises:
+        SizeError: The shape or dtype of a state does not show which values belong to a row.
+    """
+    parameter = rows.tensor
+    for key, value in state.items():
+        if not isinstance(value, Tensor) or value.dim() == 0 or value.numel() <= 1:
+            continue
+        has_rows = value.shape == parameter.shape or (rows.axis == 0 and _has_rows(key, value, parameter))
+        if has_rows and is_dtensor(parameter) and placements_of(value) != placements_of(parameter):
+            raise SizeError(
+                f"The optimizer stores {key} of {name} otherwise than the parameter, which is a DTensor: it is not "
+                f"known which values belong to a row. Build the optimizer again after the edit."
+            )
+        without_rows = rows.axis == 0 and value.shape[-1:] == parameter.shape[-1:]
+        if not value.is_floating_point() or not (has_rows or without_rows):
+            raise SizeError(
+                f"The optimizer stores {key} of {name} as {tuple(value.shape)} of {value.dtype}: it is not known how "
+                f"these values belong to rows. Build the optimizer again after the edit."
+            )
+        if has_rows:
+            yield key, value
+
+
+def _has_rows(key: str, value: Tensor, parameter: Tensor) -> bool:
+    """Return whether a state has a row for each row of a parameter, but not the parameter's shape."""
+    count = len(parameter)
+    return value.shape == (count, 1) or (value.shape[0] == count and (count not in parameter.shape[1:] or "row" in key))
+
+
+class NewState:
+    """Compute the state with which an optimizer starts for new rows of a parameter.
+
+    It is the state that a new optimizer of the same class, with the options of the parameter's group, has after one
+    step on these rows with a gradient of zero and without weight decay. For most optimizers it is zero. It is the row
+    itself for the sequence `z` of schedule-free optimizers, the first step size for Rprop, and
+    `initial_accumulator_value` for Adagrad.
+
+    Args:
+        optimizer: The optimizer, which does not change.
+        name: Name of the parameter, for the error.
+        parameter: The parameter.
+    """
+
+    def __init__(self, optimizer: Optimizer, name: str, parameter: Tensor) -> None:
+        while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):  # as accelerate wraps one
+            optimizer = inner
+        self.optimizer, self.name, self.parameter = optimizer, name, parameter
+        self.last: tuple[Tensor, Mapping[str, Any]] | None = None
+
+    def of(self, key: str) -> Callable[[Tensor], Tensor] | None:
+        """Return the function from new rows to their state under `key`; `None` if it is zero whatever they are."""
+        return None if isinstance(self.optimizer, RowOptimizer) else partial(self._rows, key)
+
+    def _rows(self, key: str, rows: Tensor) -> Tensor:
+        """Return the state of new rows, `(k, ...)`.
+
+        Raises:
+            SizeError: A new optimizer does not show it.
+        """
+        if self.last is None or self.last[0] is not rows:
+            self.last = rows, self._stepped(rows)
+        value = self.last[1].get(key)
+        if not isinstance(value, Tensor) or value.shape[:1] != rows.shape[:1]:
+            raise self._not_shown(key)
+        return value
+
+    def _stepped(self, rows: Tensor) -> Mapping[str, Any]:
+        """Return the state of a new optimizer after one step on a copy of `rows` with a gradient of zero."""
+        optimizer = self.optimizer
+        group = next(each for each in optimizer.param_groups if any(p is self.parameter for p in each["params"]))
+        options = copy.deepcopy({key: value for key, value in group.items() if key != "params"})
+        options |= {key: 0.0 for key in options if key == "weight_decay"}
+        arguments = inspect.signature(type(optimizer)).parameters
+        new_rows = nn.Parameter(rows.detach().clone())
+        try:
+            new = type(optimizer)([new_rows], **{key: options[key] for key in arguments if key in options})
+            new.param_groups[0].update(options)
+            getattr(new, "train", lambda: None)()  # schedule-free optimizers step in this mode alone
+            new_rows.grad = torch.zeros_like(new_rows)
+            if isinstance(new, torch.optim.SparseAdam):
+                new_rows.grad = new_rows.grad.to_sparse(1)
+            new.step()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise self._not_shown(f"its state ({error})") from error
+        state: Mapping[str, Any] = new.state[new_rows]
+        return state
+
+    def _not_shown(self, key: str) -> SizeError:
+        """Return the error for a state of new rows that is not known."""
+        return SizeError(
+            f"A new {type(self.optimizer).__name__} does not show {key} of new rows of {self.name}. Leave optimizer "
+            f"out, and build the optimizer again after the edit."
+        )

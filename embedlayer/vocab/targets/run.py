@@ -1,0 +1,254 @@
+"""Folders of this library: a saved layer, and the run that trained it, which can be resumed after an edit."""
+
+import shutil
+import warnings
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from embedlayer.census.files import files_left_out, is_left_out, other_safetensors
+from embedlayer.census.report import CensusReport
+from embedlayer.checkpoints.second_copies import refuse_copies
+from embedlayer.command_name import command_line
+from embedlayer.data.corpus import CorpusWriter, TokenCorpus
+from embedlayer.data.corpus_files import write_shard_tables
+from embedlayer.data.memmap import IdArray
+from embedlayer.data.mixture import TokenMixture, corpora_of
+from embedlayer.errors import EmbedLayerWarning, VocabularyError
+from embedlayer.io.files import JsonObject, write_json
+from embedlayer.io.locks import LOCK
+from embedlayer.io.partials import PARTIAL
+from embedlayer.io.safetensors_files import read_header
+from embedlayer.pretrained import CONFIG, TOKENIZER, WEIGHTS, Pretrained, describe
+from embedlayer.tokenization.read import load_tokenizer, save_tokenizer
+from embedlayer.training.loop import Trainer
+from embedlayer.training.run_directory import RunDirectory
+from embedlayer.vocab.edit import ResolveEdit, missing_rows
+from embedlayer.vocab.map import RowMap
+from embedlayer.vocab.targets.apply_rows import EditResult, ModelResult
+from embedlayer.vocab.targets.live import apply_to_module, row_tensors
+from embedlayer.vocab.targets.module_parts import vocabulary_modules
+from embedlayer.vocab.targets.module_settings import settings_of
+
+IDS_AT_ONCE = 1 << 22
+RUN = "run/"
+"""In a receipt: the prefix of the names of the run's tensors; those of its result have the same names without it."""
+
+RUN_FILES = ("run.json", "checkpoint.safetensors", "metrics.jsonl", "corpus")
+CORPUS_FILES = (
+    "corpus/index.json",
+    "corpus/[0-9]*/index.json",
+    "corpus/tokenizer.json",
+    "corpus/[0-9]*/tokenizer.json",
+)
+CHANGED = (CONFIG, TOKENIZER, "run.json", *CORPUS_FILES, "report.html")
+
+
+def apply_to_run(folder: Path, partial: Path, resolve: ResolveEdit) -> EditResult:
+    """Write the edited copy of a folder of this library into `partial`; `folder` does not change.
+
+    The folder contains a saved layer, a training run, or both. The copy of a run can be resumed: its model, optimizer
+    and corpus are edited. If its corpus contains removed tokens, only the layer is written, with a warning. The report
+    of a run is left out: `embedlayer report` writes it again. So are files that hold values by token and cannot be
+    edited. Other files are copied.
+
+    Args:
+        folder: The folder before the edit.
+        partial: The empty folder to write to.
+        resolve: Function that returns the edit of each model, or the undo of one.
+
+    Raises:
+        VocabularyError: The run has mapped tables; or the corpus of an unfinished run, which has no layer yet, contains
+            a removed token.
+        CheckpointError: `resolve` undoes an earlier edit, and the folder is not what that edit wrote. Or another
+            safetensors file may have values of tokens, as a second copy or an adapter.
+    """
+    tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
+    random_state = torch.get_rng_state()
+    run, results = RunDirectory(folder), dict[str, ModelResult]()
+    _refuse_mapped(run)
+    if (folder / CONFIG).exists():
+        layer = Pretrained.from_pretrained(folder)
+        results[""] = apply_to_module(layer, resolve, tokenizer=tokenizer)
+        layer.save_pretrained(partial, tokenizer=results[""].edit.tokenizer)
+    if run.contains_run and (not results or _keeps_corpus(run, results[""].edit.row_map)):
+        with torch.random.fork_rng(devices=[]):
+            trainer, description = run.open()
+            run_state = torch.get_rng_state()
+            torch.set_rng_state(random_state)  # the run's new rows get the same random values as those of its result
+            results[RUN] = apply_to_module(trainer.model, resolve, trainer.optimizer, part=RUN, tokenizer=tokenizer)
+            torch.set_rng_state(run_state)
+            edit = results[RUN].edit
+            if "" not in results and not _keeps_corpus(run, edit.row_map):
+                raise VocabularyError(
+                    f"The run in {folder} is not finished, and its corpus contains tokens that would be removed. "
+                    f"Finish it first ({command_line('train', '--resume', '-o', folder)}), or keep them."
+                )
+            assert edit.tokenizer is not None  # a run has one
+            new_ids = edit.new_ids.numpy()
+            description = {**description, "notes": _moved_notes(description["notes"], new_ids)}
+            _write_run(run, RunDirectory(partial), trainer, description, new_ids, edit.tokenizer)
+    others = [file for file in _others(folder) if not (partial / file.name).exists()]
+    own = tuple(f"{file.name}/" if file.is_dir() else file.name for file in others)
+    left_out = {path: rule for path, rule in files_left_out(folder).items() if path.startswith(own)}
+    names = {name for result in results.values() for name in result.tensors}
+    _refuse_copies(folder, left_out, names, next(iter(results.values())).edit.row_map.old_size)
+    for path in (path for file in others for path in ([file] if file.is_file() else sorted(file.rglob("*")))):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not is_left_out(name, left_out):
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, partial / name)
+    changed = [str(file.relative_to(folder)) for name in CHANGED for file in sorted(folder.glob(name))]
+    return EditResult(results, changed, left_out)
+
+
+def run_census(folder: Path, left_out: Collection[str]) -> CensusReport:
+    """Return what follows the vocabulary in a folder of this library, as `apply_to_run` moves it.
+
+    Args:
+        folder: The folder, which has a saved layer.
+        left_out: Paths of the files that an edit leaves out.
+
+    Raises:
+        CheckpointError: `apply_to_run` would raise it; errors about single tokens are not among them.
+        SizeError, TokenizerError, VocabularyError: The same.
+
+    Warns:
+        EmbedLayerWarning: Added tokens of the tokenizer have no row yet.
+    """
+    _refuse_mapped(RunDirectory(folder))
+    layer = Pretrained.from_pretrained(folder)
+    modules = vocabulary_modules(layer)
+    tensors = row_tensors(layer, modules)[0]
+    tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
+    if tokenizer is not None and (missing := missing_rows(tokenizer, modules.vocab_size, folder)):
+        warnings.warn(missing, EmbedLayerWarning, stacklevel=3)
+    _refuse_copies(folder, left_out, tensors, modules.vocab_size)
+    ids = {
+        name: setting.value for name, setting in settings_of(modules).items() if "padding" in name or setting.names_ids
+    }
+    files = [file.relative_to(folder).as_posix() for name in (*CHANGED, *RUN_FILES) for file in folder.glob(name)]
+    return CensusReport(
+        {name: tuple(rows.tensor.shape) for name, rows in tensors.items()},
+        {name: value for name, value in ids.items() if value is not None},
+        tuple(sorted({*files})),
+    )
+
+
+def _refuse_mapped(run: RunDirectory) -> None:
+    """Raise an error if a run has mapped tables.
+
+    Raises:
+        VocabularyError: It has.
+    """
+    if run.tables.exists():
+        raise VocabularyError(
+            f"The run {run.path} has mapped tables in {run.tables}, whose rows cannot be moved. Save its model into "
+            f"another folder and edit that: DecoderLM.from_pretrained({str(run.path)!r}).save_pretrained(...)."
+        )
+
+
+def _others(folder: Path) -> list[Path]:
+    """Return what is in a folder beside the files of its layer and its run."""
+    edited = {*RUN_FILES, *CHANGED, WEIGHTS, LOCK}
+    return [file for file in folder.iterdir() if file.name not in edited and not file.name.endswith(PARTIAL)]
+
+
+def _refuse_copies(folder: Path, left_out: Collection[str], names: Collection[str], size: int) -> None:
+    """Raise an error if another safetensors file of a folder may have values of tokens.
+
+    Args:
+        folder: The folder.
+        left_out: Paths of the files that an edit leaves out.
+        names: Names of the tensors by token.
+        size: Number of tokens.
+
+    Raises:
+        CheckpointError: It may.
+    """
+    others, weights = {file.name for file in _others(folder)}, folder / WEIGHTS
+    tensors = read_header(weights).tensors if weights.exists() else {}
+    sizes = {size, *(tensors[name].shape[0] for name in names if name in tensors)}  # with padding rows
+    files = [path for path in other_safetensors(folder, left_out) if Path(path).parts[0] in others]
+    refuse_copies(folder, files, names, sizes, f"embedlayer.vocab.merge_adapter(model, {str(folder)!r})")
+
+
+def _keeps_corpus(run: RunDirectory, row_map: RowMap) -> bool:
+    """Return whether the edit keeps every token that occurs in the corpus of a run; if not, warn."""
+    is_kept = row_map.new_ids.numpy() >= 0
+    lost = int(run.open_corpus().counts(len(is_kept))[~is_kept].sum())
+    if lost:
+        warnings.warn(
+            f"The corpus of the run in {run.path} contains {lost:,} removed tokens: its result is written, and there "
+            f"is no run to resume.",
+            EmbedLayerWarning,
+            stacklevel=4,
+        )
+    return not lost
+
+
+def _write_run(
+    old: RunDirectory,
+    new: RunDirectory,
+    trainer: Trainer,
+    description: JsonObject,
+    new_ids: IdArray,
+    tokenizer: Tokenizer,
+) -> None:
+    """Write the files of an edited run: tokenizer, `run.json`, checkpoint, metrics, and the corpus with new token IDs.
+
+    The corpus must contain no removed token, which is not checked here: the caller uses `_keeps_corpus`.
+
+    Args:
+        old: The run before the edit; its metrics, if any, are copied, and its corpus is read.
+        new: The folder to write to; it must not contain a corpus.
+        trainer: The trainer with the edited model and optimizer.
+        description: The content of `run.json`, except for `model`.
+        new_ids: New ID of each old ID, `(V,)`; negative for a removed token.
+        tokenizer: The tokenizer after the edit.
+    """
+    save_tokenizer(tokenizer, new.path / TOKENIZER)
+    write_json(new.run, {**description, "model": describe(trainer.decoder)})
+    new.save_checkpoint(trainer)
+    if old.metrics.exists():
+        shutil.copyfile(old.metrics, new.metrics)
+    text = old.open_corpus()
+    for number, corpus in enumerate(corpora_of(text)):
+        folder = new.corpus / str(number) if isinstance(text, TokenMixture) else new.corpus
+        folder.mkdir(parents=True)
+        _write_corpus(folder, corpus, new_ids, tokenizer)
+
+
+def _write_corpus(folder: Path, corpus: TokenCorpus, new_ids: IdArray, tokenizer: Tokenizer) -> None:
+    """Write the corpus with new token IDs.
+
+    Args:
+        folder: The empty folder to write to.
+        corpus: The corpus before the edit, which contains no removed token.
+        new_ids: New ID of each old ID, `(V,)`; negative for a removed token.
+        tokenizer: The tokenizer after the edit.
+    """
+    with (folder / "ids.bin").open("wb") as file:
+        writer = CorpusWriter(tokenizer, lambda ids: file.write(ids.tobytes()))
+        for start in range(0, len(corpus), IDS_AT_ONCE):
+            writer.write(new_ids[np.asarray(corpus.ids[start : start + IDS_AT_ONCE])].astype(writer.dtype))
+    index = {**writer.index(), "num_tokens": len(corpus), "num_bytes": corpus.num_bytes}
+    write_shard_tables(folder, corpus.documents, corpus.blocks, index)
+    save_tokenizer(tokenizer, folder / TOKENIZER)
+
+
+def _moved_notes(notes: Mapping[str, Any], new_ids: IdArray) -> JsonObject:
+    """Return a copy of the `notes` of a run in which the tokens of the neighbour report have their new IDs.
+
+    Removed tokens are left out of that report, which lists the nearest neighbours before training.
+
+    Args:
+        notes: The notes of `run.json`.
+        new_ids: New ID of each old ID, `(V,)`; negative for a removed token.
+    """
+    rows = [{**row, "id": int(new_ids[row["id"]])} for row in notes.get("neighbors_before", [])]
+    return {**notes, "neighbors_before": [row for row in rows if row["id"] >= 0]} if rows else dict(notes)

@@ -1,0 +1,407 @@
+"""Edits of live modules: everything moves together, or nothing does."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vocab_models import IDS, MODELS, OPTIMIZERS, D, V, close, model, same, state_of, train
+
+import embedlayer as el
+from embedlayer.layers import NgramEmbedding, NgramHash
+from embedlayer.pretrained import build, describe
+from embedlayer.vocab.init.row_init import CopyInit, MeanInit, VectorsInit
+from embedlayer.vocab.operations import add_tokens, edit_vocabulary, remove_tokens
+from embedlayer.vocab.targets import live
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_kept_tokens_keep_their_rows_and_logits_to_the_bit(kind) -> None:
+    made = MODELS[kind]()
+    before, rows = made(IDS), made.table.rows(0, V).clone()
+    receipt = edit_vocabulary(made, add=3, remove=[V - 2, V - 3])
+    assert made.table.vocab_size == made.head.out_features == V + 1
+    kept = receipt.row_map.sources[: V - 2]
+    assert torch.equal(made.table.rows(0, V - 2), rows[kept])
+    close(made(receipt.remap(IDS))[..., : V - 2], before[..., kept])
+    made.loss(IDS, IDS + 6).backward()  # the new tokens as well
+
+
+def trains(name: str, *, row_sparse: bool) -> bool:
+    """Whether to test an optimizer with tables of this kind: row state makes no difference to dense ones."""
+    return name.startswith("RowAdamW") if row_sparse else name != "RowAdamW, rowwise"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind in MODELS for name in OPTIMIZERS if trains(name, row_sparse=kind == "row-sparse")],
+)
+def test_undo_gives_back_every_bit_of_model_and_optimizer(kind, name) -> None:
+    made = MODELS[kind]()
+    optimizer = OPTIMIZERS[name](made.parameters())
+    train(made, optimizer, IDS)
+    if name.startswith("RowAdamW"):
+        optimizer.apply_pending_updates()
+    before, described = state_of(made, optimizer), made.config
+    order = [*range(9, V - 4), *range(9)]
+    receipt = edit_vocabulary(made, add=5, reorder=order, remove=range(V - 4, V), optimizer=optimizer)
+    assert not same(state_of(made, optimizer), before)
+    receipt.undo(made, optimizer=optimizer)
+    assert made.config == described
+    assert same(state_of(made, optimizer), before)
+    train(made, optimizer, IDS)  # with the loss of the first training still alive, and its graph
+
+
+@pytest.mark.parametrize(
+    ("name", "row_sparse"), [(n, kind) for n in OPTIMIZERS for kind in (False, True) if trains(n, row_sparse=kind)]
+)
+def test_steps_after_an_edit_are_those_of_an_untouched_run_on_the_rows_that_both_have(name, row_sparse) -> None:
+    table = el.TokenEmbedding(V, D, padding_idx=0, row_sparse=row_sparse)
+    untouched = copy.deepcopy(table)
+    optimizer, other = (OPTIMIZERS[name](each.parameters()) for each in (table, untouched))
+    target = torch.randn(8, 7, D)
+
+    def step(each, stepper, ids) -> None:
+        stepper.zero_grad()
+        (each(ids) - target).square().sum().backward()
+        stepper.step()
+
+    for _ in range(3):
+        step(table, optimizer, IDS)
+        step(untouched, other, IDS)
+    if row_sparse:
+        other.apply_pending_updates()  # an edit brings rows up to date, which rounds once
+    receipt = edit_vocabulary(table, add=4, remove=[V - 1, V - 2], optimizer=optimizer)
+    for _ in range(3):
+        step(table, optimizer, receipt.remap(IDS))
+        step(untouched, other, IDS)
+    kept = receipt.row_map.sources[: V - 2]
+    exact = name != "Adafactor"  # whose step is scaled by all rows together
+    rows, expected = table.rows(0, V - 2), untouched.rows(0, V)[kept]
+    assert torch.equal(rows, expected) if exact else torch.allclose(rows, expected, atol=1e-3)
+    for key, value in other.state[untouched.weight].items():
+        mine = optimizer.state[table.weight][key]
+        if value.dim() == 2 and len(value) == V and name != "Adafactor":
+            if row_sparse:
+                optimizer.apply_pending_updates(), other.apply_pending_updates()
+            assert torch.equal(mine[: V - 2], value[kept])
+            assert row_sparse or not mine[V - 2 :].any()
+        elif value.dim() == 0:
+            assert mine == value
+
+
+@pytest.mark.parametrize("kind", ["tied", "free", "row-sparse"])
+def test_a_whole_training_goes_on_as_if_the_ids_had_always_been_the_new_ones(kind) -> None:
+    made, untouched = MODELS[kind](), None
+    untouched = copy.deepcopy(made)
+    optimizer, other = (el.RowAdamW(each.parameters(), lr=0.01) for each in (made, untouched))
+    train(made, optimizer, IDS)
+    train(untouched, other, IDS)
+    receipt = edit_vocabulary(made, reorder=[*range(V - 1, -1, -1)], optimizer=optimizer)
+    train(made, optimizer, receipt.remap(IDS))
+    train(untouched, other, IDS)
+    torch.testing.assert_close(made.table.rows(0, V).flip(0), untouched.table.rows(0, V), rtol=0, atol=2e-6)
+    assert made.table.padding_idx == V - 1
+    assert not made.table.weight[V - 1].any()
+
+
+@settings(max_examples=30)
+@given(
+    kept=st.lists(st.integers(1, V - 1), unique=True, min_size=1),
+    added=st.integers(0, 5),
+    multiple=st.sampled_from([None, 1, 8]),
+)
+def test_any_choice_of_rows_can_be_taken_and_undone(kept, added, multiple) -> None:
+    table = el.TokenEmbedding(V, D, padding_idx=0)
+    before = table.weight.detach().clone()
+    receipt = edit_vocabulary(table, keep=[0, *kept], add=added, pad_to_multiple_of=multiple)
+    order = sorted([0, *kept])
+    assert table.vocab_size == len(order) + added
+    assert table.num_rows % (multiple or 1) == 0
+    assert torch.equal(table.weight[: len(order)], before[order])
+    assert not table.weight[table.padding_idx].any()
+    assert not table.weight[table.vocab_size :].any()
+    assert receipt.remap(torch.tensor(order)).tolist() == list(range(len(order)))
+    assert len(receipt.dropped) == V - len(order)
+    receipt.undo(table)
+    assert torch.equal(table.weight, before)
+
+
+def test_adding_and_then_removing_is_the_identity() -> None:
+    made = MODELS["free"]()
+    before, described = state_of(made), made.config
+    add_tokens(made, 6)
+    remove_tokens(made, range(V, V + 6))
+    assert same(state_of(made), before)
+    assert made.config == described
+
+
+def test_a_tied_head_stays_tied_and_parameters_stay_the_same_objects() -> None:
+    made = model()
+    weight, groups = made.table.weight, el.param_groups(made)
+    add_tokens(made, 3)
+    assert made.table.weight is made.head.weight is weight
+    assert [group["params"] for group in el.param_groups(made)] == [group["params"] for group in groups]
+    made.requires_grad_(False)
+    add_tokens(made, 1)
+    assert not weight.requires_grad
+
+
+def test_a_graph_that_is_alive_and_gradients_do_not_stand_in_the_way() -> None:
+    made = model()
+    loss = made.loss(IDS[:, :-1], IDS[:, 1:])
+    loss.backward()
+    grad = made.table.weight.grad.clone()
+    receipt = edit_vocabulary(made, add=2, remove=[V - 1])
+    assert torch.equal(made.table.weight.grad[: V - 1], grad[: V - 1])
+    assert not made.table.weight.grad[V - 1 :].any()
+    ids = receipt.remap(IDS)
+    again = made.loss(ids[:, :-1], ids[:, 1:])
+    again.backward()
+    assert loss.requires_grad
+    torch.testing.assert_close(made.table.weight.grad[: V - 1], 2 * grad[: V - 1], rtol=0.2, atol=0.02)
+
+
+def test_a_row_sparse_gradient_follows_its_rows() -> None:
+    table = el.TokenEmbedding(V, D, padding_idx=0, row_sparse=True)
+    table(torch.tensor([[3, 0, 9, 3, 20]])).sum().backward()
+    edit_vocabulary(table, remove=[9], reorder=[*range(20, V), *range(9), *range(10, 20)])
+    dense = table.weight.grad.to_dense()
+    assert dense.shape == (V - 1, D)
+    assert dense.sum(1).nonzero().squeeze(1).tolist() == [0, 13]
+    assert table.padding_idx == 10
+    table(torch.tensor([[10, 1]])).sum().backward()  # padding by its new ID gets none
+    assert not table.weight.grad.to_dense()[10].any()
+
+
+def test_starting_values_go_to_table_head_and_bias() -> None:
+    made = MODELS["free"]()
+    torch.nn.init.normal_(made.head.bias)
+    receipt = add_tokens(made, 2, init=CopyInit(of=[7, 9]), init_head=VectorsInit(torch.ones(2, D)))
+    assert torch.equal(made.table.weight[V:], made.table.weight[[7, 9]])
+    assert torch.equal(made.head.weight[V:], torch.ones(2, D))
+    torch.testing.assert_close(made.head.bias[V:], made.head.bias[:V].mean().expand(2))
+    assert receipt.origins == {V: "copy of 7", V + 1: "copy of 9"}
+    tied = MODELS["tied, with a bias"]()
+    add_tokens(tied, 2, init=CopyInit(of=[7, 9]))
+    assert torch.equal(tied.head.bias[V:], tied.head.bias[[7, 9]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_types_stay(dtype) -> None:
+    table = el.TokenEmbedding(V, D, dtype=dtype)
+    before = table.weight.detach().clone()
+    receipt = add_tokens(table, 2, init=MeanInit())
+    assert table.weight.dtype == dtype
+    assert torch.equal(table.weight[:V], before)
+    receipt.undo(table)
+    assert torch.equal(table.weight, before)
+
+
+def test_what_fails_in_the_middle_leaves_everything_as_it_was(monkeypatch) -> None:
+    made = MODELS["free"]()
+    optimizer = torch.optim.AdamW(made.parameters(), lr=0.01)
+    train(made, optimizer, IDS)
+    made.loss(IDS[:, :-1], IDS[:, 1:]).backward()
+    before, described, grad = state_of(made, optimizer), made.config, made.table.weight.grad
+    for after in range(1, 12):
+        done = 0
+
+        def failing(do, limit=after):
+            def step() -> None:
+                nonlocal done
+                done += 1
+                do()
+                if done == limit:
+                    raise KeyboardInterrupt
+
+            return step
+
+        original = live._do_all
+        monkeypatch.setattr(
+            live, "_do_all", lambda pairs, f=failing, o=original: o([(f(do), undo) for do, undo in pairs])
+        )
+        with pytest.raises(KeyboardInterrupt):
+            add_tokens(made, 3, optimizer=optimizer)
+        monkeypatch.setattr(live, "_do_all", original)
+        assert same(state_of(made, optimizer), before)
+        assert made.config == described
+        assert made.table.weight.grad is grad
+    train(made, optimizer, IDS)
+
+
+def test_bad_input_is_refused_before_anything_changes() -> None:
+    made = model()
+    before, described = state_of(made), made.config
+    stranger = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(V, D))])
+    delta = el.DeltaEmbedding(el.TokenEmbedding(V, D), [3])
+    quantized = el.QuantizedEmbedding.from_table(el.TokenEmbedding(V, D))
+    refusals = [
+        (el.VocabularyError, "the model has 30 tokens", lambda: remove_tokens(made, [V])),
+        (el.VocabularyError, "remove names token 4 twice", lambda: remove_tokens(made, [4, 4])),
+        (el.VocabularyError, "pass tokenizer=", lambda: add_tokens(made, ["otter"])),
+        (el.VocabularyError, "pass tokenizer=", lambda: remove_tokens(made, ["otter"])),
+        (el.VocabularyError, "remove and keep were passed", lambda: edit_vocabulary(made, remove=[1], keep=[2])),
+        (el.VocabularyError, "the result has 30; missing", lambda: edit_vocabulary(made, reorder=[0, 1])),
+        (
+            el.VocabularyError,
+            "Token 4 .* is being removed, so it cannot be a merge target",
+            lambda: edit_vocabulary(made, merge={3: 4}, remove=[4]),
+        ),
+        (el.VocabularyError, "cannot be added", lambda: add_tokens(made, -1)),
+        (el.TokenIdError, "padding token", lambda: remove_tokens(made, [0])),
+        (el.SizeError, "belongs to other parameters", lambda: add_tokens(made, 1, optimizer=stranger)),
+        (el.SizeError, "at least 1", lambda: add_tokens(made, 1, pad_to_multiple_of=0)),
+        (el.SizeError, "in place", lambda: add_tokens(made, 1, out="there")),
+        (el.SizeError, "nothing here has a vocabulary", lambda: add_tokens(torch.nn.Linear(2, 2), 1)),
+        (el.SizeError, r"merge\(\)", lambda: add_tokens(delta, 1)),
+        (el.SizeError, "edit the table that it was built from", lambda: add_tokens(quantized, 1)),
+        (
+            el.ShapeError,
+            "VectorsInit was passed rows",
+            lambda: add_tokens(made, 2, init=VectorsInit(torch.zeros(3, D))),
+        ),
+        (
+            el.VocabularyError,
+            "do not belong together",
+            lambda: add_tokens(made, ["a b"], tokenizer=el.train_tokenizer((), "byte")),
+        ),
+        (
+            el.SizeError,
+            "do not share a vocabulary",
+            lambda: add_tokens(torch.nn.ModuleList([el.TokenEmbedding(4, 2), el.TokenEmbedding(5, 2)]), 1),
+        ),
+    ]
+    for error, words, refused in refusals:
+        with pytest.raises(error, match=words):
+            refused()
+        assert same(state_of(made), before)
+        assert made.config == described
+
+
+def test_a_forgotten_optimizer_is_noticed_at_its_next_step() -> None:
+    made = MODELS["row-sparse"]()
+    optimizer = el.RowAdamW(made.parameters())
+    train(made, optimizer, IDS)
+    add_tokens(made, 1)
+    with pytest.raises(el.errors.StaleRowsError, match=r"moved the rows of table\.weight, and this RowAdamW"):
+        train(made, optimizer, IDS)
+
+
+def test_an_optimizer_without_rows_is_refused() -> None:
+    table = el.TokenEmbedding(V, D)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1, momentum=0.9)
+    for unknown in (torch.zeros(V, D, dtype=torch.uint8), torch.zeros(V * D)):  # in 8 bits, and as LBFGS keeps them
+        optimizer.state[table.weight]["unknown"] = unknown
+        with pytest.raises(el.SizeError, match="Build the optimizer again"):
+            add_tokens(table, 1, optimizer=optimizer)
+
+
+def test_a_compiled_table_takes_the_new_vocabulary(unchecked) -> None:
+    table = el.TokenEmbedding(V, D)
+    compiled = torch.compile(table, fullgraph=True, backend="eager")
+    with pytest.raises(el.TokenIdError):
+        compiled(torch.tensor([V]))
+    receipt = add_tokens(table, 2)
+    assert torch.equal(compiled(torch.tensor([V + 1])), table.weight[V + 1 :])
+    receipt.undo(table)
+    with pytest.raises(el.TokenIdError):
+        compiled(torch.tensor([V]))
+
+
+def test_undo_refuses_what_it_does_not_belong_to() -> None:
+    made = MODELS["free"]()
+    optimizer = torch.optim.AdamW(made.parameters(), lr=0.01)
+    train(made, optimizer, IDS)
+    receipt = add_tokens(made, 2, optimizer=optimizer)
+    after = state_of(made, optimizer)
+    with pytest.raises(el.CheckpointError, match="also changed the optimizer's state"):
+        receipt.undo(made)
+    with pytest.raises(el.CheckpointError, match="not what the receipt belongs to"):
+        receipt.undo(model())
+    other = MODELS["free"]()
+    add_tokens(other, 2)
+    with pytest.raises(el.CheckpointError, match="another result"):
+        add_tokens(MODELS["free"](), 2).undo(other)
+    assert same(state_of(made, optimizer), after)
+    train(made, optimizer, IDS, steps=1)
+    with pytest.raises(el.CheckpointError, match="before kept rows are trained"):
+        receipt.undo(made, optimizer=optimizer)
+
+
+def test_no_third_copy_of_a_table_is_made() -> None:
+    import resource
+
+    table = el.TokenEmbedding(200_000, 128)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    add_tokens(table, 4)
+    used = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert used < 1.7 * 200_000 * 128 * 4  # the new table, and room for chunks
+
+
+# Hashed n-grams
+
+
+class WithNgrams(torch.nn.Module):
+    """A model beside hashed n-grams, with as many compressed IDs as tokens or fewer."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.model = model()
+        token_map = {"compressed": torch.arange(V) // 2, "identity map": torch.arange(V), "identity": None}[kind]
+        self.ngrams = NgramEmbedding.dense(NgramHash.for_rows(V, V, heads=1, token_map=token_map), 4)
+
+    @property
+    def hash(self) -> NgramHash:
+        return self.ngrams.hash
+
+
+EDITS = {
+    "add": {"add": 3},
+    "remove": {"remove": [4, 9, V - 1]},
+    "remove the last": {"remove": [V - 1]},
+    "reorder": {"reorder": [*range(V - 1, -1, -1)]},
+    "all": {"add": 2, "remove": [3], "reorder": [*range(7, V), *range(3), *range(4, 7)]},
+}
+
+
+@pytest.mark.parametrize("kind", ["compressed", "identity", "identity map"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_kept_tokens_keep_their_ngrams_and_undo_gives_back_every_bit(kind, edit) -> None:
+    made = WithNgrams(kind)
+    ids = torch.tensor([[1, 2, 5, 6, 1, 2, 8], [20, 21, 22, 22, 10, 7, 2]])
+    before, vectors, config = state_of(made), made.ngrams(ids), made.ngrams.config
+    old_ids = {*made.hash.compressed_ids.tolist(), made.hash.pad_id}
+    receipt = edit_vocabulary(made, **EDITS[edit])
+    size = made.model.table.vocab_size
+    assert made.hash.vocab_size == made.hash.index_check.size == size
+    assert (
+        made.ngrams.table.vocab_size == made.hash.num_rows == made.ngrams.table.num_rows
+    )  # as many as tokens, or near
+    assert torch.equal(made.ngrams(receipt.remap(ids)), vectors)
+    new = made.hash.compressed_ids[[*receipt.added]].tolist()
+    assert len({*new}) == len(receipt.added) == EDITS[edit].get("add", 0)
+    assert not {*new} & old_ids
+    assert max(made.hash.compressed_ids) < made.hash.compressed_size
+    made.ngrams(torch.arange(size))
+    again = build(describe(made.ngrams))
+    again.load_state_dict(made.ngrams.state_dict())
+    assert torch.equal(again(torch.arange(size)), made.ngrams(torch.arange(size)))
+    receipt.undo(made)
+    assert same(state_of(made), before)
+    assert made.ngrams.config == config
+    assert torch.equal(made.ngrams(ids), vectors)
+
+
+def test_a_hash_without_room_for_new_tokens_and_one_of_another_vocabulary_are_refused() -> None:
+    made = WithNgrams("identity")
+    made.ngrams.hash = NgramHash(V, [1, (2**63 - 1) // (V - 1)], [[17]], pad_id=0)
+    before = state_of(made)
+    with pytest.raises(el.VocabularyError, match="no room for 1 new tokens. The compressed ID 30 times the multiplier"):
+        edit_vocabulary(made, add=1)
+    assert same(state_of(made), before)
+    edit_vocabulary(made, remove=[3])
+    made.ngrams.hash = NgramHash.for_rows(V, V, heads=1)
+    with pytest.raises(el.SizeError, match=r"These do not share a vocabulary \(.*ngrams.hash 30"):
+        edit_vocabulary(made, add=1)

@@ -1,0 +1,167 @@
+"""The public edits, with real tokenizers: what is kept, what is lost, what is refused."""
+
+import pytest
+import torch
+from vocab_models import close, same, state_of
+
+import embedlayer as el
+from embedlayer.cli.demo import carried_text
+from embedlayer.vocab.token_usage import used_tokens
+
+TEXT = carried_text()[:30_000]
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> dict:
+    kinds = {kind: el.train_tokenizer(TEXT, kind, vocab_size=500) for kind in ("bpe", "wordpiece", "unigram", "word")}
+    return {**kinds, "byte": el.train_tokenizer((), "byte")}
+
+
+def model(tokenizer, *, tied=True) -> el.DecoderLM:
+    torch.manual_seed(3)
+    size = tokenizer.get_vocab_size()
+    table = el.TokenEmbedding(size, 16, scale="sqrt_dim", pad_to_multiple_of=64)
+    head = None if tied else el.OutputHead(vocab_size=size, embed_dim=16, bias=True)
+    return el.DecoderLM(table, el.RotaryEmbedding(8), head, num_layers=1, num_heads=2).eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "tied"), [("bpe", True), ("bpe", False), ("wordpiece", True), ("unigram", True), ("word", False)]
+)
+def test_trimming_to_a_corpus_leaves_its_ids_and_the_models_outputs_on_it(kind, tied, tokenizers) -> None:
+    tokenizer = tokenizers[kind]
+    made, part = model(tokenizer, tied=tied), TEXT[:3000]
+    ids = torch.tensor(tokenizer.encode(part).ids)
+    before, described, state = made(ids[:100]), made.config, state_of(made)
+    receipt = el.vocab.trim_vocabulary(made, part, tokenizer=tokenizer)
+    assert receipt.dropped
+    new_ids = receipt.remap(ids)
+    assert receipt.tokenizer.encode(part).ids == new_ids.tolist()
+    assert made.table.vocab_size == receipt.num_tokens[1] == receipt.tokenizer.get_vocab_size()
+    assert made.table.num_rows % 64 == 0
+    close(made(new_ids[:100]), before[:, receipt.row_map.sources])
+    receipt.undo(made)
+    assert same(state_of(made), state)
+    assert made.config == described
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "word", "byte"])
+def test_adding_and_then_removing_gives_the_same_model_and_the_same_ids(kind, tokenizers) -> None:
+    tokenizer = tokenizers[kind]
+    made = model(tokenizer)
+    described, state = made.config, state_of(made)
+    added = el.vocab.add_tokens(made, ["otterly", "lynxes"], tokenizer=tokenizer)
+    removed = el.vocab.remove_tokens(made, ["otterly", "lynxes"], tokenizer=added.tokenizer)
+    assert removed.tokenizer.get_vocab() == tokenizer.get_vocab()
+    assert removed.tokenizer.encode(TEXT[:2000]).ids == tokenizer.encode(TEXT[:2000]).ids
+    assert same(state_of(made), state)
+    assert made.config == described
+
+
+def test_to_another_tokenizer_and_back_keeps_what_both_have(tokenizers) -> None:
+    old, new = tokenizers["bpe"], tokenizers["word"]
+    made = model(old)
+    rows = made.table.rows(0, old.get_vocab_size()).clone()
+    receipt = el.vocab.transplant(made, new, tokenizer=old)
+    assert made.table.vocab_size == new.get_vocab_size()
+    shared = (receipt.row_map.sources >= 0).nonzero().squeeze(1)
+    assert len(shared) > 20
+    assert torch.equal(made.table.weight[shared], rows[receipt.row_map.sources[shared]])
+    word, (token, origin) = next(
+        (receipt.added[token], (token, words)) for token, words in receipt.origins.items() if " of " in words
+    )
+    pieces = [int(piece) for piece in origin.removeprefix("subword mean of ").split(", ")]
+    assert "".join(old.decode([piece]) for piece in pieces).strip() == word
+    torch.testing.assert_close(made.table.weight[token], rows[pieces].mean(0))
+    receipt.undo(made)
+    assert torch.equal(made.table.rows(0, old.get_vocab_size()), rows)
+
+
+def test_merged_tokens_are_read_as_the_one_that_stands_for_them(tokenizers) -> None:
+    tokenizer = tokenizers["word"]
+    made = model(tokenizer)
+    the, a = (tokenizer.token_to_id(word) for word in ("the", "a"))
+    receipt = el.vocab.edit_vocabulary(made, merge={"the": "a"}, tokenizer=tokenizer)
+    assert receipt.remap(torch.tensor([the, a])).unique().numel() == 1
+    assert the in receipt.merged
+    assert the not in receipt.dropped
+
+
+def test_a_corpus_of_ids_files_and_texts_ask_for_the_same_tokens(tokenizers, tmp_path) -> None:
+    tokenizer = tokenizers["bpe"]
+    (tmp_path / "a.txt").write_text(TEXT[:5000])
+    corpus = el.TokenCorpus.build([tmp_path / "a.txt"], tokenizer, tmp_path / "corpus")
+    wanted = [
+        el.vocab.trim_vocabulary(model(tokenizer), source, tokenizer=tokenizer).row_map.sources.tolist()
+        for source in (TEXT[:5000], [TEXT[:5000]], tmp_path / "a.txt", [tmp_path / "a.txt"], corpus)
+    ]
+    assert all(one == wanted[0] for one in wanted)
+    often = used_tokens(tokenizer, TEXT[:5000], keep_special=True, min_count=5)
+    assert len(often) < len(used_tokens(tokenizer, TEXT[:5000], keep_special=True, min_count=1))
+    with pytest.raises(el.VocabularyError, match="another tokenizer"):
+        el.vocab.trim_vocabulary(model(tokenizer), corpus, tokenizer=tokenizers["word"])
+
+
+def test_a_layer_that_was_loaded_edits_its_own_tokenizer(shared_data, tmp_path) -> None:
+    import shutil
+
+    from embedlayer.io.files import write_json
+    from embedlayer.io.safetensors_files import save_tensors
+
+    shutil.copy(shared_data / "tokenizers" / "bert-base-cased-vocab.txt", tmp_path / "vocab.txt")
+    names = {
+        "embeddings.word_embeddings.weight": torch.randn(28996, 4),
+        "embeddings.position_embeddings.weight": torch.randn(16, 4),
+        "embeddings.token_type_embeddings.weight": torch.randn(2, 4),
+        "embeddings.LayerNorm.weight": torch.ones(4),
+        "embeddings.LayerNorm.bias": torch.zeros(4),
+    }
+    names["embeddings.word_embeddings.weight"][0] = 0
+    save_tensors(tmp_path / "model.safetensors", names)
+    config = {"model_type": "bert", "vocab_size": 28996, "hidden_size": 4, "pad_token_id": 0}
+    write_json(tmp_path / "config.json", config)
+    layer = el.load(tmp_path)
+    old, before = layer.tokenizer, layer.input(torch.tensor([[5, 6]]))
+    receipt = el.vocab.add_tokens(layer, ["otterly"], pad_to_multiple_of=64)
+    assert layer.tokenizer is receipt.tokenizer
+    assert layer.tokenizer.encode("otterly", add_special_tokens=False).ids == [28996]
+    assert (layer.table.vocab_size, layer.table.padding_idx) == (29056, 0)  # in a checkpoint all rows are looked up
+    assert torch.equal(layer.input(torch.tensor([[5, 6]])), before)
+    layer.write_into(tmp_path, tmp_path / "new")
+    assert el.load(tmp_path / "new").table.vocab_size == 29056
+    receipt.undo(layer)
+    assert layer.tokenizer.to_str() == old.to_str()
+    assert torch.equal(layer.table.weight, names["embeddings.word_embeddings.weight"])
+    with pytest.raises(el.VocabularyError, match="not that of the model"):
+        el.vocab.add_tokens(layer, ["otterly"], tokenizer=el.train_tokenizer((), "byte"))
+
+
+def test_what_cannot_be_done_is_said_and_nothing_is_half_done(tokenizers) -> None:
+    tokenizer = tokenizers["word"]
+    made = model(tokenizer)
+    state, described = state_of(made), made.config
+    refusals = [
+        ("no token 'otterly'", lambda: el.vocab.remove_tokens(made, ["otterly"], tokenizer=tokenizer)),
+        ("twice", lambda: el.vocab.add_tokens(made, ["otterly", "otterly"], tokenizer=tokenizer)),
+        ("already", lambda: el.vocab.add_tokens(made, ["the"], tokenizer=tokenizer)),
+        ("cannot|need", lambda: el.vocab.remove_tokens(made, ["<unk>"], tokenizer=tokenizer)),
+        ("hold none", lambda: el.vocab.trim_vocabulary(made, "Ωμέγα ψψψψ", tokenizer=tokenizer)),
+        ("do not belong together", lambda: el.vocab.add_tokens(el.TokenEmbedding(9, 4), ["x y"], tokenizer=tokenizer)),
+        ("There is no tokenizer", lambda: el.vocab.trim_vocabulary(made, TEXT)),
+        ("There is no tokenizer", lambda: el.vocab.transplant(made, tokenizer)),
+        ("have names", lambda: el.vocab.add_tokens(made, 3, tokenizer=tokenizer)),
+    ]
+    for words, refused in refusals:
+        with pytest.raises(el.VocabularyError, match=words):
+            refused()
+    assert same(state_of(made), state)
+    assert made.config == described
+
+
+@pytest.mark.parametrize("edit", ["add_tokens", "remove_tokens", "edit_vocabulary", "trim_vocabulary"])
+def test_an_option_that_no_edit_has_is_refused(edit) -> None:
+    table = el.TokenEmbedding(257, 4)
+    arguments = {"add_tokens": [["x"]], "remove_tokens": [[3]], "trim_vocabulary": ["text"]}.get(edit, [])
+    with pytest.raises(el.SizeError, match="An edit of the vocabulary has no option optimiser. Its options: init, "):
+        getattr(el.vocab, edit)(table, *arguments, optimiser=None)
+    assert table.vocab_size == 257
