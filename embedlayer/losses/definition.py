@@ -15,7 +15,7 @@ from torch import Tensor
 from embedlayer.index_checks import checked_copy, raise_if_outside
 from embedlayer.losses.fixed_row import row_within
 from embedlayer.losses.options import LogitOptions, Reduction, check_options
-from embedlayer.tracing import fusible, is_dispatch_mode_active, plain_operators_only
+from embedlayer.torch_state import fusible, is_dispatch_mode_active, plain_operators_only
 
 
 def finish_logits(

@@ -19,7 +19,7 @@ from embedlayer.losses.definition import counted_states
 from embedlayer.losses.objective import LogitBlock, TokenLoss, Totals, Workspace, stacked
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 from embedlayer.losses.vocabulary_pass import Gradients, Request, RequestedGradients, VocabularyPass, check_pair
-from embedlayer.tracing import is_transformed, plain_operators_only
+from embedlayer.torch_state import is_transformed, plain_operators_only
 
 
 def is_plain(logits: UncomputedLogits) -> bool:

@@ -17,7 +17,7 @@ from embedlayer.losses.objective import log_probs
 from embedlayer.losses.options import LossOptions, Reduction, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
 from embedlayer.losses.vocabulary_pass import Request
-from embedlayer.tracing import plain_operators_only
+from embedlayer.torch_state import plain_operators_only
 
 
 class TopKTargets(NamedTuple):

@@ -30,7 +30,7 @@ from embedlayer.losses.options import (
 from embedlayer.losses.token_loss import CrossEntropy, target_request
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
 from embedlayer.option_docs import show_options
-from embedlayer.tracing import is_transformed, plain_operators_only
+from embedlayer.torch_state import is_transformed, plain_operators_only
 
 
 @show_options(LogitOptions, ScoreOptions, LossOptions)

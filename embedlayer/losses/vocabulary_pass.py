@@ -25,9 +25,8 @@ from torch import Tensor
 
 from embedlayer.collectives import Collectives, RowPartition
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.kernels.kernel import kernels_apply
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, tokens_per_chunk
-from embedlayer.losses.compiled_blocks import add_bfloat16_
+from embedlayer.losses.compiled_blocks import STATISTICS, add_bfloat16_
 from embedlayer.losses.definition import loss_dtype, options_of_rows
 from embedlayer.losses.objective import (
     BlockGradient,
@@ -313,7 +312,7 @@ class VocabularyPass:
         if teacher is not None:
             check_pair(student, teacher)
         tensors = [x for each in sources for x in each.tensors]
-        self.compiled = self.objective.has_kernels and kernels_apply(*tensors)
+        self.compiled = self.objective.has_kernels and STATISTICS.applies(*tensors)
         self.heads = [_Head(each, self.partition, self.kept, self.dtype, compiled=self.compiled) for each in sources]
         sizes = torch.tensor([len(self.heads[0].hidden_ND)], device=self.ranks.device)
         self.work, self.softcap_buffer = Workspace(), self._like

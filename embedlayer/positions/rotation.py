@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.kernels.kernel import Kernel, kernels_apply, kernels_in_graphs
-from embedlayer.tracing import fusible, has_more_than, plain_operators_only
+from embedlayer.kernels.kernel import Kernel
+from embedlayer.torch_state import fusible, has_more_than
 
 ROTATE_HALF_SPLIT = Kernel("rotary", "rotate_half_split")
 ROTATE_INTERLEAVED = Kernel("rotary", "rotate_interleaved")
@@ -132,15 +132,19 @@ def rotate_pairs(
     inductor's code.
     """
     if torch.compiler.is_compiling():
-        large = has_more_than(x, BLOCK_NUMEL) and x.device.type == "cpu"
-        if large and not plain_operators_only() and kernels_in_graphs():
+        if _kernel(interleaved).applies_in_graph(x) and has_more_than(x, BLOCK_NUMEL):
             in_one_pass: Tensor = rotate_in_graph(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved)
             return in_one_pass
         return rotate_channels(x, cos, sin, interleaved=interleaved)
     small = x.numel() <= (SMALL_INTERLEAVED_NUMEL if interleaved else BLOCK_NUMEL)
-    if small or (x.numel() <= BLOCK_NUMEL and kernels_apply(x, cos, sin)):
+    if small or (x.numel() <= BLOCK_NUMEL and _kernel(interleaved).applies(x, cos, sin)):
         return rotate_channels(x, cos, sin, interleaved=interleaved)
     return fused_apply_rotary(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved=interleaved)
+
+
+def _kernel(interleaved: bool) -> Kernel:
+    """Return the kernel of a layout of pairs."""
+    return ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT
 
 
 def _pair_angles(cos: Tensor, sin: Tensor, *, interleaved: bool) -> tuple[Tensor, Tensor]:
@@ -235,7 +239,7 @@ class _ApplyRotary(torch.autograd.Function):
 def _kernel_fits(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
     """Return whether the kernel may rotate `x`: the angles have the dtype that it computes with."""
     computed = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return cos.dtype == sin.dtype == computed and kernels_apply(x, cos, sin)
+    return cos.dtype == sin.dtype == computed and ROTATE_HALF_SPLIT.applies(x, cos, sin)
 
 
 def _blocks_fit(x: Tensor, cos: Tensor, *, interleaved: bool) -> bool:
@@ -264,7 +268,7 @@ def _rotate_in_one_pass(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, *, int
     x, cos, sin, out = (each if each.dim() == 4 else each.unsqueeze(0) for each in (x, cos, sin, out))
     order = sorted(range(3), key=out.stride, reverse=True)  # vectors are visited in the order of memory
     x, cos, sin, out = (each.permute(*order, 3) for each in (x, cos, sin, out))
-    return (ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT).run(
+    return _kernel(interleaved).run(
         x.numel() // width,
         *(_memory(x), x.stride()[:3], _memory(cos), _memory(sin), cos.stride()[:3]),
         *(out.view(-1, width), (*out.shape[1:3], pairs)),

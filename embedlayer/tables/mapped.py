@@ -29,7 +29,7 @@ from embedlayer.io.safetensors_files import (
     find_folder,
     no_such_path,
 )
-from embedlayer.kernels.kernel import Kernel, kernels_apply
+from embedlayer.kernels.kernel import Kernel
 from embedlayer.pretrained import check_saved
 from embedlayer.shapes import Ids, IdsLike, Vectors
 from embedlayer.tables.dense import TokenEmbedding, resolve_init_std, resolve_scale
@@ -48,7 +48,7 @@ from embedlayer.tables.row_folder import (
     RESIDENT_BYTES as TRAINED_BYTES,
 )
 from embedlayer.tables.sparse_gradient import NUMBERS_IN_BLOCK, segments_of_equal_ids
-from embedlayer.tracing import plain_operators_only
+from embedlayer.torch_state import plain_operators_only
 
 GATHER_SEGMENTS = Kernel("rows", "gather_segments")
 
@@ -704,7 +704,7 @@ def gather_by_kernel(mapped: MappedRows, ids: Int[Tensor, " N"], vectors: Float[
 
     `MappedRows.read` is the definition.
     """
-    if not kernels_apply(mapped.words, ids):
+    if not GATHER_SEGMENTS.applies(mapped.words, ids):
         return False
     rows, order, offsets = segments_of_equal_ids(ids)
     out = vectors.view(mapped.words.dtype)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from embedlayer.errors import CheckpointError, ShapeError, SizeError, StaleRowsError
 from embedlayer.forks import HeldLocks, call_in_forked_processes, lock_held_at_forks
 from embedlayer.io.files import JsonObject
-from embedlayer.kernels.kernel import Kernel, kernels_apply
+from embedlayer.kernels.kernel import Kernel
 from embedlayer.tables.lazy_adam import Betas, StepHistory, step_rates
 from embedlayer.tables.row_arithmetic import (
     apply_skipped_steps_,
@@ -41,6 +41,7 @@ from embedlayer.tables.row_arithmetic import (
 from embedlayer.tables.row_storage import RowsInMemory, RowStorage
 from embedlayer.tables.sparse_gradient import (
     NUMBERS_IN_BLOCK,
+    SUM_SEGMENTS,
     RowSparseGradient,
     Segments,
     call_plain,
@@ -53,7 +54,7 @@ from embedlayer.tables.sparse_gradient import (
     with_torch_functions,
 )
 from embedlayer.tables.stochastic_rounding import round_rows
-from embedlayer.tracing import is_function_mode_active, outside_of_graphs
+from embedlayer.torch_state import is_function_mode_active, outside_of_graphs
 
 APPLY_PENDING = {False: Kernel("rows", "apply_pending"), True: Kernel("rows", "apply_pending_rowwise")}
 OPTIMIZER_STEP = {False: Kernel("rows", "adamw_step"), True: Kernel("rows", "rowwise_step")}
@@ -369,7 +370,7 @@ class PendingUpdates:
     def _kernels_apply(self, weight: Tensor, *others: Tensor) -> bool:
         """Return whether kernels may compute with the weight, its moments, and `others`."""
         tensors = (raw_weight(weight), *self.moments, self.value_steps)
-        return all(each.is_contiguous() for each in tensors) and kernels_apply(*tensors, *others)
+        return all(each.is_contiguous() for each in tensors) and APPLY_PENDING[self.rowwise].applies(*tensors, *others)
 
     def _kernel_tensors(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
         """Return table, first moments, second moments and rounding seed as kernels take them.
@@ -924,7 +925,7 @@ def look_up_rows(ids: Tensor, weight: Tensor) -> Tensor:
     numbers = ids.numel() * weight.shape[1]
     if type(weight) is RowSparseParameter and pending is not None and numbers >= SMALL_NUMEL:
         plain = raw_weight(weight)
-        if plain.is_contiguous() and kernels_apply(plain, ids) and not is_function_mode_active():
+        if plain.is_contiguous() and GATHER.applies(plain, ids) and not is_function_mode_active():
             vectors: Tensor = _LookUpRows.apply(weight, ids)  # type: ignore[no-untyped-call]
             return vectors
     return F.embedding(ids, weight, sparse=True)
@@ -969,7 +970,7 @@ class _LookUpRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         ids, *found = ctx.saved_tensors
-        if torch.is_grad_enabled() or not kernels_apply(grad):
+        if torch.is_grad_enabled() or not SUM_SEGMENTS.applies(grad):
             return torch.ops.aten.embedding_sparse_backward(grad, ids, ctx.shape[0], -1, False), None
         segments = Segments(*found)
         if ctx.padding_idx is not None:
