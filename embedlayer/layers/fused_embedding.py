@@ -61,8 +61,8 @@ def may_skip_call(part: Callable[..., Any]) -> bool:
     """
     for kind, methods in SKIPPED_METHODS:
         if isinstance(part, kind):
-            is_called = isinstance(part, nn.Module) and "__call__" in methods
-            return is_unchanged(part, **methods) and not (is_called and has_hooks(part))
+            is_observed = isinstance(part, nn.Module) and "__call__" in methods and has_hooks(part)
+            return is_unchanged(part, **methods) and not is_observed
     return False
 
 

@@ -78,11 +78,11 @@ import atexit
 import multiprocessing
 import torch
 from embedlayer.kernels import kernel as kernels
-from embedlayer.positions.rotation import BLOCK_NUMEL, apply_rotary, fused_apply_rotary
+from embedlayer.positions.rotation import LARGE_NUMEL, apply_rotary, fused_apply_rotary
 
 torch.manual_seed(0)
 x, cos, sin = torch.randn(4, 8, 600, 64), torch.randn(600, 32), torch.randn(600, 32)
-assert x.numel() > BLOCK_NUMEL
+assert x.numel() > LARGE_NUMEL
 
 def error():
     torch.set_num_threads(2)
