@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.tracing import plain_operators_only
+from embedlayer.torch_state import plain_operators_only
 
 AttentionMask = Int[Tensor, "*batch T"] | Bool[Tensor, "*batch T"]
 """0 for padding; 1 for text, or rising numbers such as 1, 2, 3, ... for the documents packed into a row.

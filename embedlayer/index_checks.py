@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from embedlayer.computed_buffers import apply_or_allocate
 from embedlayer.errors import EmbedLayerError, PositionError, ShapeError, TokenIdError
 from embedlayer.shapes import Encoded, IdsLike
-from embedlayer.tracing import plain_operators_only
+from embedlayer.torch_state import plain_operators_only
 
 Kind = Literal["token id", "position"]
 

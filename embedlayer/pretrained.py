@@ -23,7 +23,7 @@ from embedlayer.io.files import JsonObject, create_folder, read_json, recover_fo
 from embedlayer.io.json_fields import Range, check_arguments, printable
 from embedlayer.io.safetensors_files import load_tensors, require_whole, save_tensors
 from embedlayer.kinds import KINDS, class_of, kind_of
-from embedlayer.overrides import is_current
+from embedlayer.torch_state import is_current
 
 FORMAT_VERSION = 1
 Layer = TypeVar("Layer", bound="Pretrained")

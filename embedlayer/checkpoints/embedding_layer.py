@@ -37,7 +37,7 @@ from embedlayer.layers.output import OutputHead
 from embedlayer.layers.peft import ChildReference
 from embedlayer.layers.per_layer import PerLayerInputs
 from embedlayer.layers.prediction_head import PredictionHead, build_head, build_part, describe_head, part_config
-from embedlayer.layers.steps import EmbeddingStep, StepName, TokenBatch, TracedStep, run_steps, trace_steps
+from embedlayer.layers.steps import EmbeddingStep, TokenBatch, TracedStep, run_steps, trace_steps
 from embedlayer.positions.position import Position, positions_of
 from embedlayer.pretrained import FLOATS, Pretrained, build, describe, is_description
 from embedlayer.shapes import Ids, IdsLike, Positions, Vectors
@@ -431,18 +431,18 @@ class EmbeddingLayer(Pretrained):
         ids = sequence_of(ids, None, table)
         if token_type_ids is None and self.types is not None:
             token_type_ids = torch.zeros_like(ids)
-        modules: dict[Step, tuple[StepName, Any]] = {  # those of the recipe are not None: the constructor checks it
-            "types": ("token_types", table if self.types is None else self.types),
-            "position": ("positions", position),
-            "norm": ("norm", norm),
-            "project": ("projection", self.projection),
-            "mask": ("mask", self),
-            "length_mask": ("mask", self),
-            "token_dropout": ("token_dropout", self.token_dropout),
-            "streams": ("streams", self.streams),
+        modules: dict[Step, Any] = {  # those of the recipe are not None: the constructor checks it
+            "types": table if self.types is None else self.types,
+            "position": position,
+            "norm": norm,
+            "project": self.projection,
+            "mask": self,
+            "length_mask": self,
+            "token_dropout": self.token_dropout,
+            "streams": self.streams,
         }
         look_up = table if decoder is None or decoder.is_scaled else UnscaledLookup(table)
-        steps = [EmbeddingStep("look_up", look_up), *(EmbeddingStep(*modules[step]) for step in recipe)]
+        steps = [EmbeddingStep("look_up", look_up), *(EmbeddingStep(step, modules[step]) for step in recipe)]
         if attention_mask is not None:
             check_mask(attention_mask, ids.shape)
         if positions is None:

@@ -59,13 +59,14 @@ Model = DecoderLM | EmbeddingLayer | TransformerEmbedding | TokenTable
 
 _TITLES = {
     "one_hot": ("One-hot", "e[t, v] = 1 if v = id[t], else 0"),
-    "rows": ("Rows", "e · W, which is W[id[t]]"),
+    "look_up": ("Rows", "e · W, which is W[id[t]]"),
     "scale": ("Scale", "x = s · W[id[t]]"),
     "types": ("Types", "x + types[0]"),
-    "positions": ("Positions", "p[t]"),
+    "position": ("Positions", "p[t]"),
     "sum": ("Sum", "x[t] + p[t]"),
     "injections": ("Other tables", "x[t] + vectors of other tables"),
     "mask": ("Mask", "0 for padding"),
+    "length_mask": ("Mask", "0 for padding"),
     "token_dropout": ("Token dropout", "0 for the mask token, the others rescaled"),
     "streams": ("Streams", "x and the vectors that predict later tokens"),
     "norm": ("Normalise", "LayerNorm(x)"),
@@ -82,19 +83,20 @@ _TITLES = {
 
 _SENTENCES = {
     "one_hot": "Each token is a vector with a 1 at its ID and zeros at all other entries of the vocabulary.",
-    "rows": "All products but those of one row are 0, so the sum is that row. Therefore nothing is multiplied in "
+    "look_up": "All products but those of one row are 0, so the sum is that row. Therefore nothing is multiplied in "
     "practice: the row is read from the table.",
     "scale": "Every number of the row is multiplied by the same factor.",
     "no scale": "This model uses its rows without a factor; others multiply them, often by √D.",
     "types": "A vector for the token's segment is added; here all tokens are in the first segment.",
-    "positions": "Each position in the text has its own vector, the same for every token.",
-    "positions none": "This model adds no information about positions to the input.",
-    "positions rotate": "Nothing is added here: this scheme rotates queries and keys inside attention, in the step "
+    "position": "Each position in the text has its own vector, the same for every token.",
+    "position none": "This model adds no information about positions to the input.",
+    "position rotate": "Nothing is added here: this scheme rotates queries and keys inside attention, in the step "
     "Rotation.",
-    "positions bias": "Nothing is added here: this scheme is a bias on the scores inside attention, in the step Bias.",
+    "position bias": "Nothing is added here: this scheme is a bias on the scores inside attention, in the step Bias.",
     "sum": "Token and position become one vector: the same token at two positions now has two vectors.",
     "injections": "The vectors of further tables are added, such as those of the n-gram that ends at the token.",
     "mask": "The vectors of padding become zero; this text has no padding.",
+    "length_mask": "The vectors of padding become zero; this text has no padding.",
     "token_dropout": "The vector of the mask token becomes zero, and the others are multiplied to make up for it.",
     "streams": "Vectors that predict later tokens are appended.",
     "norm": "Each vector is shifted to mean 0 and scaled to variance 1; each dimension has its own weight and bias.",
@@ -379,7 +381,7 @@ def pipeline(
 
     Example:
         >>> [step.name for step in pipeline(model, tokenizer, "I love dogs").steps]
-        ['one_hot', 'rows', 'scale', 'positions', 'dropout', 'rotation', 'head', 'gradient']
+        ['one_hot', 'look_up', 'scale', 'position', 'dropout', 'rotation', 'head', 'gradient']
     """
     table, position = parts_of(model)
     read = text_ids(vocabulary, text, table.vocab_size, add_special_tokens=add_special_tokens)
@@ -454,7 +456,7 @@ class _Computation:
         """
         yield Step("one_hot", f"for each of {len(self.ids)} tokens, {self.table.vocab_size:,} entries")
         near, facts = self._near_rows(tokenizer)
-        yield Step("rows", self.look_up.description, {"rows": self.rows, "near": near}, facts, vectors=self.rows)
+        yield Step("look_up", self.look_up.description, {"rows": self.rows, "near": near}, facts, vectors=self.rows)
         yield from self._input_steps()
         yield self._dropout()
         yield from self._attention_step()
@@ -507,16 +509,15 @@ class _Computation:
         for step in traced:
             before, self.x = self.x, step.vectors
             values = {"result": self.x}
-            if step.name == "positions":
+            if step.name == "position":
                 yield from self._position_steps(step, before)
-            elif step.name == "token_types":
+                continue
+            idle = self.x.shape == before.shape and bool((self.x == before).all())
+            if step.name == "types":
+                idle = step.added is None
                 values = {"types": torch.zeros_like(before) if step.added is None else step.added, **values}
-                yield Step("types", step.description, values, idle=step.added is None, vectors=self.x)
-            else:
-                name = "project" if step.name == "projection" else step.name
-                idle = self.x.shape == before.shape and bool((self.x == before).all())
-                yield Step(name, step.description, values, idle=idle, vectors=self.x)
-        if not any(step.name == "positions" for step in traced):
+            yield Step(step.name, step.description, values, idle=idle, vectors=self.x)
+        if not any(step.name == "position" for step in traced):
             absent = next(
                 trace_steps(input_steps(self.table, self.position)[1:], TokenBatch(self.ids, self.positions), self.x)
             )
@@ -534,10 +535,10 @@ class _Computation:
         hook = self.position.hook
         facts = {"kind": _POSITION_KINDS[hook], "scheme": type(self.position).__name__}
         if traced.added is None:
-            sentence = f"positions {hook or 'none'}"
-            yield Step("positions", traced.description, {"result": self.x}, facts, sentence=sentence, idle=True)
+            sentence = f"position {hook or 'none'}"
+            yield Step("position", traced.description, {"result": self.x}, facts, sentence=sentence, idle=True)
             return
-        yield Step("positions", traced.description, {"positions": traced.added}, facts, vectors=traced.added)
+        yield Step("position", traced.description, {"positions": traced.added}, facts, vectors=traced.added)
         values = {"tokens": before, "positions": traced.added, "result": self.x}
         yield Step("sum", f"shape {tuple(self.x.shape)}", values, vectors=self.x)
 

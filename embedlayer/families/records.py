@@ -13,18 +13,35 @@ Names = tuple[str, ...]
 Presence = bool | tuple[str, bool]
 """Whether a tensor exists: yes or no, or a pair (configuration key that says it, value if the key is missing)."""
 
-Step = Literal["types", "project", "position", "norm", "mask", "length_mask", "token_dropout", "streams"]
-"""A step of the input embedding after look-up and scale.
+Step = Literal[
+    "look_up",
+    "scale",
+    "types",
+    "project",
+    "position",
+    "injections",
+    "norm",
+    "dropout",
+    "mask",
+    "length_mask",
+    "token_dropout",
+    "streams",
+]
+"""A step of the input embedding: recipes of families, traces, plots and the explorer use these names.
 
+- `"look_up"`: read the rows of the token IDs; always the first step, so recipes leave it out, as they do `"scale"`.
+- `"scale"`: multiply the rows by the factor of the table. `forward` computes it in the look-up.
 - `"types"`: add token types.
 - `"project"`: project to the width of the model.
 - `"position"`: add positions.
+- `"injections"`: add the vectors of additional tables, such as those of n-grams. No family has this step.
 - `"norm"`: normalise.
+- `"dropout"`: set random numbers to zero, in training only. No family has this step.
 - `"mask"`: set the vectors of padding to zero, by the attention mask (DeBERTa).
 - `"length_mask"`: as `"mask"`; without an attention mask, a row with n tokens other than the padding token keeps its
   first n vectors (XLM).
-- `"streams"`: append the vectors of the streams that predict later tokens (ProphetNet).
 - `"token_dropout"`: set the vectors of the mask token to zero, and rescale the others (ESM).
+- `"streams"`: append the vectors of the streams that predict later tokens (ProphetNet).
 """
 
 Numbering = Literal["all", "mask", "ids"]

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embedlayer.forks import call_in_forked_processes, lock_held_at_forks
-from embedlayer.tracing import fusible, is_dispatch_mode_active
+from embedlayer.torch_state import fusible, is_dispatch_mode_active, plain_operators_only
 
 Argument = Tensor | NDArray[Any] | int | float | bool | tuple[int, ...] | tuple[float, ...]
 Work = Callable[[int, int], object]
@@ -135,11 +135,40 @@ class Kernel:
         self._compiled: set[tuple[object, ...]] = set()
         self._errors: tuple[type[Exception], ...] = FAILURES
 
+    def applies(self, *tensors: Tensor | None) -> bool:
+        """Return whether this kernel may compute with `tensors`; `None` is skipped.
+
+        They must be ordinary tensors on the CPU, in eager mode, outside `torch.func` transforms, and with no dispatch
+        mode that expects to see every operator. Kernels must be possible on this machine as well, as far as is known.
+        """
+        return (
+            _failure.reason is None
+            and _availability.enabled
+            and not is_dispatch_mode_active()
+            and fusible(*tensors)
+            and all(map(_is_ordinary, tensors))
+        )
+
+    def applies_in_graph(self, x: Tensor) -> bool:
+        """Return whether a graph that is being traced should compute with `x` by an operator that runs this kernel.
+
+        It is decided when `torch.compile` traces the graph: numba is installed, and no kernel has failed. Inductor's
+        own code is faster than the torch operators to which a custom operator falls back.
+        """
+        return (
+            torch.compiler.is_compiling()
+            and not plain_operators_only()
+            and NUMBA_IS_INSTALLED
+            and _failure.reason is None
+            and x.device.type == "cpu"
+            and x.dtype in FLOATS
+        )
+
     def run(self, items: int, *arguments: Argument, block: int) -> bool:
         """Compute the items `0` to `items - 1`, and return whether the kernel could be compiled.
 
         If it could not, nothing was computed, and the caller uses torch operators instead. Call it only with tensors
-        for which `kernels_apply` returns `True`.
+        for which `applies` returns `True`.
 
         Args:
             items: Number of items.
@@ -176,30 +205,6 @@ class Kernel:
         return self._function
 
 
-def kernels_apply(*tensors: Tensor | None) -> bool:
-    """Return whether kernels may compute with `tensors`; `None` is skipped.
-
-    They must be ordinary tensors on the CPU, in eager mode, outside `torch.func` transforms, and with no dispatch mode
-    that expects to see every operator. Kernels must be possible on this machine as well, as far as is known.
-    """
-    return (
-        _failure.reason is None
-        and _availability.enabled
-        and all(x is None or _is_ordinary(x) for x in tensors)
-        and fusible(*tensors)
-        and not is_dispatch_mode_active()
-    )
-
-
-def kernels_in_graphs() -> bool:
-    """Return whether a graph of `torch.compile` should contain custom operators that run kernels.
-
-    It is decided when the graph is traced: numba is installed, and no kernel has failed. Inductor's own code is faster
-    than the torch operators to which a custom operator falls back.
-    """
-    return NUMBA_IS_INSTALLED and _failure.reason is None
-
-
 @contextmanager
 def kernels_disabled() -> Iterator[None]:
     """Use torch operators instead of compiled kernels inside a `with` block, in this thread.
@@ -216,8 +221,10 @@ def kernels_disabled() -> Iterator[None]:
         _availability.enabled = before
 
 
-def _is_ordinary(x: Tensor) -> bool:
-    """Return whether `x` is a tensor whose numbers NumPy can read: of no subclass, on the CPU, strided."""
+def _is_ordinary(x: Tensor | None) -> bool:
+    """Return whether `x` is `None` or a tensor whose numbers NumPy can read: of no subclass, on the CPU, strided."""
+    if x is None:
+        return True
     plain = type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.layout is torch.strided
     return plain and (x.dtype in FLOATS or not (x.dtype.is_floating_point or x.dtype.is_complex))
 

@@ -23,14 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import enable_reentrant_dispatch, resolve_name
-from torch.utils._pytree import tree_map
 
 from embedlayer.layers.logit_source import HeadTensors, LogitSource, LogitsReport
 from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.linear import cross_entropy_of
 from embedlayer.losses.options import LogitSettings, LossSettings
 from embedlayer.losses.uncomputed_logits import UncomputedLogits
-from embedlayer.tracing import is_transformed
+from embedlayer.torch_state import DisableTorchFunctionSubclass, is_transformed, make_wrapper_subclass, tree_map
 
 PLAIN_TYPES = (Tensor, nn.Parameter)
 HALF = (torch.bfloat16, torch.float16)
@@ -71,7 +70,7 @@ class Deferred(Tensor):
         if func in WITHOUT_VALUES:
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         if func in AUTOGRAD:
-            with torch._C.DisableTorchFunctionSubclass():  # these tensors are in the graph themselves
+            with DisableTorchFunctionSubclass():  # these tensors are in the graph themselves
                 return func(*args, **kwargs)
         rule = RULES.get(func)
         if rule is not None and "input" in kwargs:
@@ -140,7 +139,7 @@ class DeferredLogits(Deferred):
         parent: "DeferredLogits | None" = None,
         step: Step = lambda real: real,
     ) -> "DeferredLogits":
-        made: DeferredLogits = Tensor._make_wrapper_subclass(
+        made: DeferredLogits = make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=described.hidden.device
         )
         made.source, made.like, made.described, made.parent, made.step = source, like, described, parent, step
@@ -243,7 +242,7 @@ class DeferredGradient(Deferred):
     def __new__(  # noqa: D102
         cls, like: Deferred, leaf_gradients: Callable[[], list[Tensor | None]], compute: Callable[[], Tensor]
     ) -> "DeferredGradient":
-        made: DeferredGradient = Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
+        made: DeferredGradient = make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
         made.source, made.leaf_gradients, made.compute, made.computed = like.source, leaf_gradients, compute, None
         return made
 

@@ -20,14 +20,14 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from embedlayer.kernels.kernel import FLOATS, Kernel, kernels_apply, kernels_in_graphs
+from embedlayer.kernels.kernel import Kernel
 from embedlayer.numbers import random_words
-from embedlayer.overrides import has_hooks
+from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.row_sparse.gradient import Segments, finished_gradient, segments_of_equal_ids
 from embedlayer.row_sparse.hooks import applied_rows
 from embedlayer.row_sparse.storage import raw_weight
-from embedlayer.tables.lookup import StoredRows
-from embedlayer.tracing import fusible, plain_operators_only
+from embedlayer.tables.lookup import LookupTable, StoredRows
+from embedlayer.torch_state import fusible, has_hooks, is_unchanged
 
 GATHER_SCALE_ADD_DROP = Kernel("input", "gather_scale_add_drop")
 SUM_MASKED_SEGMENTS = Kernel("input", "sum_masked_segments")
@@ -41,6 +41,31 @@ BLOCK_NUMEL = 1 << 20
 
 CACHE_LINE = 64
 """Bytes."""
+
+SKIPPED_METHODS: tuple[tuple[type, dict[str, Callable[..., Any]]], ...] = (
+    (nn.Dropout, {"__call__": nn.Module.__call__, "forward": nn.Dropout.forward}),
+    (LookupTable, {"__call__": nn.Module.__call__, "forward": LookupTable.forward}),
+    (
+        AdditivePosition,
+        {"__call__": nn.Module.__call__, "forward": AdditivePosition.forward, "add": AdditivePosition.add},
+    ),
+    (Position, {"add": Position.add}),
+)
+"""Methods of a part of an input embedding that a fused computation replaces, saved at import to detect changes."""
+
+
+def may_skip_call(part: Callable[..., Any]) -> bool:
+    """Return whether a fused computation may replace the calls of a table, a position scheme or a dropout module.
+
+    This is so where nothing could observe the difference: the methods are those of embedlayer or torch, not overridden
+    or replaced, and a module that would be called has no hooks. Whether a kernel may compute with tensors is another
+    question, which `Kernel.applies` answers.
+    """
+    for kind, methods in SKIPPED_METHODS:
+        if isinstance(part, kind):
+            is_observed = isinstance(part, nn.Module) and "__call__" in methods and has_hooks(part)
+            return is_unchanged(part, **methods) and not is_observed
+    return False
 
 
 def scale_add_drop(
@@ -67,9 +92,8 @@ def scale_add_drop(
         return plain_scale_add_drop(x, scale, addend, dropout)
     if scale is None and addend is None and dropout == 0:
         return x
-    result: Tensor = _ScaleAddDrop.apply(  # type: ignore[no-untyped-call]
-        x, None if addend is None else addend.to(x.dtype), 1.0 if scale is None else scale, dropout
-    )
+    addend = None if addend is None else addend.to(x.dtype)
+    result: Tensor = _ScaleAddDrop.apply(x, addend, 1.0 if scale is None else scale, dropout)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -78,10 +102,10 @@ def gather_scale_add_drop(
     scale: float | Tensor | None,
     addend: Float[Tensor, "*rows T D"] | None,
     dropout: float,
-) -> Float[Tensor, "*batch T D"]:
+) -> Float[Tensor, "*batch T D"] | None:
     """Compute `dropout(scale * weight[ids] + addend)` with the IDs and the weight of `stored`.
 
-    On a CPU in eager mode this is one pass over the result. Elsewhere `plain_scale_add_drop` computes it.
+    On a CPU in eager mode this is one pass over the result.
 
     Args:
         stored: Checked token IDs `(T,)` or `(B, T)`, and the weight.
@@ -91,20 +115,19 @@ def gather_scale_add_drop(
 
     Returns:
         A new tensor, `(..., T, D)`. The gradient of the weight is sparse if `stored.sparse`; its rows are then distinct
-        and in ascending order.
+        and in ascending order. `None` where `scale_add_drop` of looked-up rows is to be called: under transforms, and
+        with gradients where no kernel applies, because that is faster then.
     """
     ids, weight, padding_idx, sparse = stored
     rows = raw_weight(weight)
-    if isinstance(scale, Tensor) or not _fits((*ids.shape, rows.shape[1]), addend) or not fusible(weight, addend):
+    addend = None if addend is None else addend.to(rows.dtype)
+    by_kernel = GATHER_SCALE_ADD_DROP.applies(ids, rows, addend)
+    if not fusible(weight) or (torch.is_grad_enabled() and not by_kernel):
+        return None
+    if isinstance(scale, Tensor) or not _fits((*ids.shape, rows.shape[1]), addend):
         return plain_scale_add_drop(F.embedding(ids, weight, padding_idx, sparse=sparse), scale, addend, dropout)
     result: Tensor = _GatherScaleAddDrop.apply(  # type: ignore[no-untyped-call]
-        weight,
-        None if addend is None else addend.to(rows.dtype),
-        ids,
-        1.0 if scale is None else scale,
-        dropout,
-        padding_idx,
-        sparse,
+        weight, addend, ids, 1.0 if scale is None else scale, dropout, padding_idx, sparse, by_kernel
     )
     return result
 
@@ -176,9 +199,8 @@ def dropout_step(module: Callable[..., Any], x: Float[Tensor, "*batch D"]) -> Fl
     number by itself: a training forward of (8, 1024) tokens of width 768 took 123 ms of one core, and 10 ms with the
     operator. Look-up, scale and positions are left to inductor, whose code takes as long as the kernel.
     """
-    in_graph = torch.compiler.is_compiling() and not plain_operators_only() and kernels_in_graphs()
-    in_graph = in_graph and x.device.type == "cpu" and x.dtype in FLOATS
-    if in_graph and type(module) is nn.Dropout and not has_hooks(module) and module.training and module.p > 0:
+    in_graph = GATHER_SCALE_ADD_DROP.applies_in_graph(x)
+    if in_graph and type(module) is nn.Dropout and module.training and module.p > 0 and may_skip_call(module):
         dropped: Tensor = dropout_in_graph(x, torch.randint(1 << 62, (), device=x.device), module.p)
     else:
         dropped = module(x)
@@ -199,7 +221,8 @@ def dropout_in_graph(x: Tensor, seed: Tensor, probability: float) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     vectors = (-1, x.shape[-1]) if x.dim() > 1 else (1, x.numel())
-    _compute(x.view(vectors), None, out.view(vectors), 1.0, None, _Dropout.drawn(probability, int(seed)))
+    drawn, by_kernel = _Dropout.drawn(probability, int(seed)), GATHER_SCALE_ADD_DROP.applies(x)
+    _compute(x.view(vectors), None, out.view(vectors), 1.0, None, drawn, by_kernel=by_kernel)
     return out
 
 
@@ -231,7 +254,7 @@ class _ScaleAddDrop(torch.autograd.Function):
         ctx.scale, ctx.dropout = scale, _Dropout.drawn(dropout)
         ctx.addend_shape = None if addend is None else addend.shape
         ctx.mark_dirty(x)
-        _compute(x, None, x, scale, addend, ctx.dropout)
+        _compute(x, None, x, scale, addend, ctx.dropout, by_kernel=GATHER_SCALE_ADD_DROP.applies(x, addend))
         return x
 
     @staticmethod
@@ -257,6 +280,7 @@ class _GatherScaleAddDrop(torch.autograd.Function):
         dropout: float,
         padding_idx: int | None,
         sparse: bool,
+        by_kernel: bool,
     ) -> Tensor:
         ids = ids.long().contiguous()
         ctx.save_for_backward(ids)
@@ -265,14 +289,14 @@ class _GatherScaleAddDrop(torch.autograd.Function):
         ctx.dropout = _Dropout.drawn(dropout)
         with applied_rows(weight, ids) as rows:
             out = rows.new_empty((*ids.shape, rows.shape[-1]))
-            _compute(rows, ids, out, scale, addend, ctx.dropout)
+            _compute(rows, ids, out, scale, addend, ctx.dropout, by_kernel=by_kernel)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (ids,) = ctx.saved_tensors
         grad_weight = grad_addend = None
-        if not torch.is_grad_enabled() and kernels_apply(grad):
+        if not torch.is_grad_enabled() and SUM_MASKED_SEGMENTS.applies(grad):
             grad = grad.contiguous()
             if ctx.needs_input_grad[0]:
                 grad_weight = _table_gradient(ctx, ids, grad)
@@ -287,7 +311,7 @@ class _GatherScaleAddDrop(torch.autograd.Function):
                 )
             if ctx.needs_input_grad[1]:
                 grad_addend = grown.sum_to_size(ctx.addend_shape)
-        return grad_weight, grad_addend, None, None, None, None, None
+        return grad_weight, grad_addend, None, None, None, None, None, None
 
 
 def _fits(shape: tuple[int, ...], addend: Tensor | None) -> bool:
@@ -301,7 +325,14 @@ def _fits(shape: tuple[int, ...], addend: Tensor | None) -> bool:
 
 
 def _compute(
-    rows: Tensor, ids: Tensor | None, out: Tensor, scale: float, addend: Tensor | None, dropout: _Dropout
+    rows: Tensor,
+    ids: Tensor | None,
+    out: Tensor,
+    scale: float,
+    addend: Tensor | None,
+    dropout: _Dropout,
+    *,
+    by_kernel: bool,
 ) -> None:
     """Write `dropout(scale * rows[ids] + addend)` to `out`.
 
@@ -312,9 +343,10 @@ def _compute(
         scale: Factor on rows.
         addend: Vectors of the same dtype to add; `_fits` returns `True` for it.
         dropout: Dropout of this pass.
+        by_kernel: Whether the kernel applies to the tensors.
     """
     width = out.shape[-1]
-    if kernels_apply(rows, ids, out, addend) and out.is_contiguous():
+    if by_kernel and out.is_contiguous():
         places = torch.arange(out.numel() // max(width, 1), device=out.device) if ids is None else ids.view(-1)
         added = out.new_empty((0, width)) if addend is None else addend.detach().contiguous().view(-1, width)
         gathered = rows.detach().contiguous().view(-1, width)
@@ -346,7 +378,7 @@ def _masked(grad: Tensor, dropout: _Dropout) -> Tensor:
         return grad
     if not torch.is_grad_enabled() and fusible(grad):
         out = torch.empty_like(grad, memory_format=torch.contiguous_format)
-        _compute(grad, None, out, 1.0, None, dropout)
+        _compute(grad, None, out, 1.0, None, dropout, by_kernel=GATHER_SCALE_ADD_DROP.applies(grad))
         return out
     tokens, width = grad.shape[:-1].numel(), grad.shape[-1]
     ones = dropout.mask(0, tokens, grad.new_empty((0, width))).view(grad.shape)

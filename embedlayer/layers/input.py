@@ -2,8 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple, TypedDict, TypeGuard, Unpack, get_args
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -13,11 +13,9 @@ from embedlayer.documents import AttentionMask, check_mask
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import as_ids
 from embedlayer.io.files import JsonObject
-from embedlayer.kernels.kernel import kernels_apply
-from embedlayer.layers.fused_embedding import gather_scale_add_drop, scale_add_drop
+from embedlayer.layers.fused_embedding import gather_scale_add_drop, may_skip_call, scale_add_drop
 from embedlayer.layers.injection import EmbeddingInjection, injections_at_input
-from embedlayer.layers.steps import TABLE_METHODS, TokenBatch, TracedStep, input_steps, run_steps, trace_steps
-from embedlayer.overrides import has_hooks, is_current, is_unchanged
+from embedlayer.layers.steps import TokenBatch, TracedStep, input_steps, run_steps, trace_steps
 from embedlayer.positions.alibi import AlibiBias
 from embedlayer.positions.learned import LearnedPositionalEmbedding
 from embedlayer.positions.position import AdditivePosition, Position, positions_of
@@ -25,11 +23,10 @@ from embedlayer.positions.relative import RelativePositionBias
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.pretrained import Pretrained, describe
-from embedlayer.row_sparse.storage import raw_weight
 from embedlayer.shapes import IdsLike, Positions, Vectors
 from embedlayer.tables.dense import TokenEmbedding, as_lookup_table
-from embedlayer.tables.lookup import LookupTable, StoredRows
-from embedlayer.tracing import fusible
+from embedlayer.tables.lookup import LookupTable
+from embedlayer.torch_state import is_current
 
 PositionName = Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "alibi", "relative", "none"]
 
@@ -168,7 +165,7 @@ class InputEmbedding(Pretrained, ABC):
             ...     print(f"{step.name}: {step.description}")
             look_up: a table of 100 × 16
             scale: each row times 4 = √D
-            positions: LearnedPositionalEmbedding: adds a vector for each position
+            position: LearnedPositionalEmbedding: adds a vector for each position
             dropout: p = 0.1, in training only
         """
         return trace_embed(ids, *self.parts, **options)
@@ -384,12 +381,11 @@ def embed(
             do not fit the tokens.
     """
     ids = sequence_of(ids, inputs_embeds, table)
-    probability = _fusible_dropout(dropout)
     if positions is not None or attention_mask is not None:
         positions = checked_positions(ids, position, positions, attention_mask)
-    if inputs_embeds is None and _can_fuse(table, position):
-        x = _fused(ids, table, position, positions, probability or 0.0)
-        return x if dropout is None or probability is not None else dropout(x)
+    is_fused = inputs_embeds is None and not torch.compiler.is_compiling()  # torch.compile fuses by itself
+    if is_fused and isinstance(table, LookupTable) and may_skip_call(table) and may_skip_call(position):
+        return _embed_fused(ids, table, position, positions, dropout)
     batch = TokenBatch(ids, positions_of(ids) if positions is None else positions)
     return run_steps(input_steps(table, position, dropout), batch, inputs_embeds)
 
@@ -476,83 +472,41 @@ def sequence_of(
     return found
 
 
-_ADDITIVE: dict[str, Callable[..., Any]] = {
-    "__call__": nn.Module.__call__,
-    "forward": AdditivePosition.forward,
-    "add": AdditivePosition.add,
-}
-_NEUTRAL: dict[str, Callable[..., Any]] = {"add": Position.add}
-_DROPOUT: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forward": nn.Dropout.forward}
-"""Methods that the fused computation replaces, saved at import to detect later changes."""
-
-
-def _can_fuse(table: nn.Module, position: Position) -> TypeGuard[LookupTable]:
-    """Return whether one fused pass gives the same observable result as calling `table` and `position.add`.
-
-    This is so if neither has hooks or replaced methods. The result is `False` under `torch.compile`, which fuses by
-    itself.
-    """
-    if torch.compiler.is_compiling() or not isinstance(table, LookupTable):
-        return False
-    if has_hooks(table) or not is_unchanged(table, **TABLE_METHODS):
-        return False
-    return is_unchanged(position, **_NEUTRAL) or (is_unchanged(position, **_ADDITIVE) and not has_hooks(position))
-
-
-def _has_current_stored(part: LookupTable | AdditivePosition, definition: str) -> bool:
-    """Return whether `part.stored`, the shortcut for its method `definition`, may be used in place of that method.
-
-    It may not if a subclass overrides only `definition`, or if `definition` was replaced on the instance.
-    """
-    return definition not in vars(part) and is_current(type(part), "stored", definition)
-
-
-def _fusible_dropout(dropout: nn.Module | None) -> float | None:
-    """Return the probability with which `dropout` sets elements to 0 now; it is 0 in evaluation.
-
-    The result is `None` if the module must be called: it is no plain `nn.Dropout`, or it has hooks or replaced methods.
-    """
-    if not isinstance(dropout, nn.Dropout) or has_hooks(dropout) or not is_unchanged(dropout, **_DROPOUT):
-        return None
-    return dropout.p if dropout.training else 0.0
-
-
-def _fused(
+def _embed_fused(
     ids: Int[Tensor, "*batch T"],
     table: LookupTable,
     position: Position,
     positions: Positions | None,
-    dropout: float,
+    dropout: nn.Module | None,
 ) -> Float[Tensor, "*batch T D"]:
     """Compute `dropout(position.add(table(ids), positions))` in one pass over the looked-up vectors.
 
     Args:
         ids: Token IDs.
-        table: Table for which, with `position`, `_can_fuse` returns `True`.
-        position: Position scheme.
+        table: Table whose call may be skipped.
+        position: Position scheme whose call may be skipped.
         positions: Position of each token; `None` for `0 .. T - 1`.
-        dropout: Probability of setting an element to 0.
+        dropout: Dropout, which is called after the pass if its call may not be skipped; `None` for no dropout.
     """
-    addend = None
+    addend, x = None, None
     if isinstance(position, AdditivePosition):
-        if positions is None and _has_current_stored(position, "vectors"):
+        if positions is None and _reads_stored(position, "vectors"):
             addend = position.stored(ids.shape[-1])
         if addend is None:
             addend = position.vectors(positions_of(ids) if positions is None else positions)
-    stored = _gatherable(ids, table)
+    skips_dropout = isinstance(dropout, nn.Dropout) and may_skip_call(dropout)
+    probability = dropout.p if isinstance(dropout, nn.Dropout) and skips_dropout and dropout.training else 0.0
+    stored = table.stored(ids) if _reads_stored(table, "look_up") else None
     if stored is not None:
-        return gather_scale_add_drop(stored, table.factor, addend, dropout)
-    return scale_add_drop(table.look_up(ids), table.factor, addend, dropout)
+        x = gather_scale_add_drop(stored, table.factor, addend, probability)
+    if x is None:
+        x = scale_add_drop(table.look_up(ids), table.factor, addend, probability)
+    return x if skips_dropout or dropout is None else dropout(x)
 
 
-def _gatherable(ids: Int[Tensor, "*batch T"], table: LookupTable) -> StoredRows | None:
-    """Return `table.stored(ids)` if gathering from it replaces `table.look_up(ids)` and is faster, else `None`.
+def _reads_stored(part: LookupTable | AdditivePosition, definition: str) -> bool:
+    """Return whether `part.stored`, the shortcut for its method `definition`, may be used in place of that method.
 
-    Without gradients it always is; with gradients a compiled kernel is needed.
+    It may not if a subclass overrides only `definition`, or if `definition` was replaced on the instance.
     """
-    if not _has_current_stored(table, "look_up") or (torch.is_grad_enabled() and not kernels_apply(ids)):
-        return None
-    stored = table.stored(ids)
-    if stored is None or not fusible(stored.weight):
-        return None
-    return stored if not torch.is_grad_enabled() or kernels_apply(raw_weight(stored.weight)) else None
+    return definition not in vars(part) and is_current(type(part), "stored", definition)

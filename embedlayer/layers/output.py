@@ -30,11 +30,11 @@ from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits
 from embedlayer.option_docs import show_options
-from embedlayer.overrides import is_unchanged
 from embedlayer.pretrained import Pretrained
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.lookup import check_sizes
 from embedlayer.tables.table import TokenTable, check_width, logits_of_function
+from embedlayer.torch_state import is_unchanged
 
 NEW_ROWS = "new_rows"
 """Name of the child of an untied head that has the rows which are trained separately; see `train_only_rows`."""

@@ -1,34 +1,18 @@
 """The input embedding as named steps: `run_steps` computes it, `trace_steps` yields the vectors after each step."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from embedlayer.documents import AttentionMask
-from embedlayer.layers.fused_embedding import dropout_step
-from embedlayer.overrides import has_hooks, is_unchanged
+from embedlayer.families.records import Step
+from embedlayer.layers.fused_embedding import dropout_step, may_skip_call
 from embedlayer.positions.position import AdditivePosition, Position
 from embedlayer.shapes import Ids, Positions
 from embedlayer.tables.lookup import LookupTable
-
-StepName = Literal[
-    "look_up",
-    "scale",
-    "token_types",
-    "positions",
-    "injections",
-    "norm",
-    "projection",
-    "dropout",
-    "mask",
-    "token_dropout",
-    "streams",
-]
-
-TABLE_METHODS: dict[str, Callable[..., Any]] = {"__call__": nn.Module.__call__, "forward": LookupTable.forward}
-"""Methods of a table whose call is `scale * look_up(ids)`, unless they are overridden or replaced."""
+from embedlayer.torch_state import is_unchanged
 
 
 class EmbeddingStep(NamedTuple):
@@ -37,16 +21,15 @@ class EmbeddingStep(NamedTuple):
     | name | computes |
     |---|---|
     | `look_up` | `module(ids)`, scale included; the first step, skipped where vectors are passed instead of IDs |
-    | `token_types` | `x + module(token_type_ids)`; `x` if there are no `token_type_ids` |
-    | `positions` | `module.add(x, positions)` |
-    | `injections` | `module(x, ids, attention_mask)`: `x` plus the vectors of additional tables |
-    | `norm`, `projection`, `dropout` | `module(x)` |
-    | `mask` | `x` with zeros for padding; `x` if there is no `attention_mask` |
-    | `token_dropout` | `module(x, ids, attention_mask)` |
+    | `types` | `x + module(token_type_ids)`; `x` if there are no `token_type_ids` |
+    | `position` | `module.add(x, positions)` |
+    | `norm`, `project`, `dropout` | `module(x)` |
+    | `mask`, `length_mask` | `x` with zeros for padding; `x` if there is no `attention_mask` |
+    | `injections`, `token_dropout` | `module(x, ids, attention_mask)` |
     | `streams` | `module(x, following)` |
     """
 
-    name: StepName
+    name: Step
     module: Callable[..., Any]
 
 
@@ -57,8 +40,8 @@ class TokenBatch(NamedTuple):
         ids: Token IDs, `(..., T)`; zeros of that shape if vectors are passed instead.
         positions: Position of each token, `(T,)` or `(..., T)`.
         token_type_ids: Segment of each token (BERT), `(..., T)`; `None` to add no segment vectors.
-        attention_mask: 0 for padding, `(..., T)`; `None` without padding. Only the steps `injections`, `mask` and
-            `token_dropout` read it.
+        attention_mask: 0 for padding, `(..., T)`; `None` without padding. Only the steps `injections`, `mask`,
+            `length_mask` and `token_dropout` read it.
         following: Vectors of the position after that of each token, `(T, D)` or `(..., T, D)`, which only the step
             `streams` reads; `None` without such a step.
     """
@@ -80,7 +63,7 @@ class TracedStep(NamedTuple):
         added: Vectors that the step added, `(..., T, D)` or `(T, D)`; `None` for a step that added nothing.
     """
 
-    name: StepName
+    name: Step
     vectors: Float[Tensor, "*batch T D"]
     description: str
     added: Float[Tensor, "*rows T D"] | None = None
@@ -102,7 +85,7 @@ def input_steps(
         injections: Function of the step before dropout that adds the vectors of additional tables; `None` for no such
             step.
     """
-    steps = [EmbeddingStep("look_up", table), EmbeddingStep("positions", position)]
+    steps = [EmbeddingStep("look_up", table), EmbeddingStep("position", position)]
     steps += [] if injections is None else [EmbeddingStep("injections", injections)]
     return tuple(steps if dropout is None else [*steps, EmbeddingStep("dropout", dropout)])
 
@@ -142,7 +125,7 @@ def trace_steps(
         >>> table, position = TokenEmbedding(100, 8, scale=2.0), SinusoidalPositionalEmbedding(16, 8)
         >>> batch = TokenBatch(torch.tensor([5, 2, 7]), torch.arange(3))
         >>> [step.name for step in trace_steps(input_steps(table, position), batch)]
-        ['look_up', 'scale', 'positions']
+        ['look_up', 'scale', 'position']
     """
     x = inputs_embeds
     for step in steps:
@@ -162,12 +145,12 @@ def _run(step: EmbeddingStep, x: Tensor | None, batch: TokenBatch) -> Tensor:
     name, module = step
     if x is None:
         x = module(batch.ids)
-    elif name == "token_types":
+    elif name == "types":
         x = x if batch.token_type_ids is None else x + module(batch.token_type_ids)
-    elif name == "positions":
+    elif name == "position":
         assert isinstance(module, Position)
         x = module.add(x, batch.positions)
-    elif name == "mask":
+    elif name in ("mask", "length_mask"):
         mask = batch.attention_mask
         x = x if mask is None else x * (mask != 0).unsqueeze(-1).to(x.dtype)
     elif name in ("token_dropout", "injections"):
@@ -187,7 +170,7 @@ def _trace_look_up(table: Callable[..., Any], ids: Ids) -> Iterator[TracedStep]:
 
     Only `table(ids)` is yielded if a hook or an override may change it.
     """
-    if not isinstance(table, LookupTable) or has_hooks(table) or not is_unchanged(table, **TABLE_METHODS):
+    if not isinstance(table, LookupTable) or not may_skip_call(table):
         yield TracedStep("look_up", table(ids), f"{type(table).__name__}: rows, with any scale applied")
         return
     rows = table.look_up(ids)
@@ -210,17 +193,17 @@ def _trace(step: EmbeddingStep, x: Tensor, batch: TokenBatch) -> Iterator[Traced
     if name == "look_up":
         return
     result, added = _run(step, x, batch), None
-    if name == "positions":
+    if name == "position":
         assert isinstance(module, Position)
         note, added = _added_positions(module, x, result, batch.positions)
-    elif name == "token_types":
+    elif name == "types":
         note = "no segments are passed, so none are added"
         if batch.token_type_ids is not None:
             added = module(batch.token_type_ids)
             note = "segment 0" if not batch.token_type_ids.any() else "the segments that are passed"
-    elif name == "projection":
+    elif name == "project":
         note = f"{x.shape[-1]} to {result.shape[-1]}"
-    elif name == "mask":
+    elif name in ("mask", "length_mask"):
         note = "no attention mask is passed" if batch.attention_mask is None else "vectors of padding become zero"
     elif name == "token_dropout":
         note = "vectors of the mask token become zero, the others are rescaled"

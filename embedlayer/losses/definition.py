@@ -14,7 +14,7 @@ from torch import Tensor
 
 from embedlayer.index_checks import checked_copy, raise_if_outside
 from embedlayer.losses.options import LossSettings
-from embedlayer.tracing import fusible, is_dispatch_mode_active, plain_operators_only
+from embedlayer.torch_state import fusible, is_dispatch_mode_active, plain_operators_only
 
 
 def counted_states(hidden: Float[Tensor, "*batch D"], kept: Bool[Tensor, "*batch"] | None) -> Float[Tensor, "*batch D"]:

@@ -21,7 +21,7 @@ from embedlayer.losses.options import LossSettings
 from embedlayer.losses.products import Gradients, RequestedGradients
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 from embedlayer.losses.vocabulary_pass import VocabularyPass
-from embedlayer.tracing import is_transformed, plain_operators_only
+from embedlayer.torch_state import is_transformed, plain_operators_only
 
 
 def is_plain(logits: UncomputedLogits, loss: LossSettings | None = None) -> bool:

@@ -16,7 +16,7 @@ from embedlayer.losses.logit_statistics import LogitStatistics
 from embedlayer.losses.objective import Request, log_probs
 from embedlayer.losses.options import LossOptions, LossSettings, Reduction, check_options
 from embedlayer.losses.uncomputed_logits import LinearLogits, UncomputedLogits, check_ids
-from embedlayer.tracing import plain_operators_only
+from embedlayer.torch_state import plain_operators_only
 
 
 class TopKTargets(NamedTuple):

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from embedlayer.errors import ShapeError
-from embedlayer.tracing import fusible, is_exporting, is_transformed
+from embedlayer.torch_state import fusible, is_exporting, is_transformed
 
 
 def with_fixed_row(weight: Float[Tensor, "V D"], row: int | None) -> Float[Tensor, "V D"]:

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from embedlayer.errors import SizeError
-from embedlayer.tracing import plain_operators_only
+from embedlayer.torch_state import plain_operators_only
 
 GROUP = 16
 """Number of neighbouring logits whose maximum is looked at first."""

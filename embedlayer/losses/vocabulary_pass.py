@@ -20,8 +20,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from embedlayer.kernels.kernel import kernels_apply
 from embedlayer.losses.chunk_size import MAX_CHUNK_TOKENS, ROWS_OF_A_BLOCK, tokens_per_chunk
+from embedlayer.losses.compiled_blocks import STATISTICS
 from embedlayer.losses.definition import loss_dtype
 from embedlayer.losses.objective import (
     BlockGradient,
@@ -59,7 +59,7 @@ class VocabularyPass:
         self.ids = ids if ids is None or self.tokens.kept is None else ids[self.tokens.kept]
         both = [student] if teacher is None else [student, teacher]
         self.may_be_infinite = any(each.may_be_infinite for each in both)
-        self.compiled = self.objective.has_kernels and kernels_apply(*(x for each in both for x in each.tensors))
+        self.compiled = self.objective.has_kernels and STATISTICS.applies(*(x for each in both for x in each.tensors))
         parts = partition, self.tokens.kept, self.dtype
         self.heads = [HeadBlocks(each, *parts, compiled=self.compiled) for each in both]
         self.hidden = [head.hidden_ND for head in self.heads]

@@ -38,7 +38,7 @@ from embedlayer.pretrained import Pretrained, build, describe
 from embedlayer.shapes import IdsLike, Positions
 from embedlayer.tables.dense import as_table
 from embedlayer.tables.table import TokenTable
-from embedlayer.tracing import is_transformed
+from embedlayer.torch_state import is_transformed
 
 AddToValues = Callable[[Tensor, Tensor], Tensor]
 """Function from the values `(B, G, T, K)` and the input `(B, T, D)` of an attention to the values that it uses."""

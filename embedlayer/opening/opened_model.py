@@ -216,7 +216,7 @@ class OpenedModel:
         tokenizer, rows = self.tokenizer, range(self.table.vocab_size)
         if tokenizer is None:
             return [f"#{row}" for row in rows]
-        from embedlayer.data.tokenizer import row_texts
+        from embedlayer.tokenization.bytes import row_texts
 
         return row_texts(tokenizer, len(rows))
 
@@ -237,7 +237,7 @@ class OpenedModel:
         Raises:
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
         """
-        from embedlayer.data.tokenizer import require_rows
+        from embedlayer.tokenization.ids import require_rows
 
         if self.tokenizer is None:
             found = self.no_tokenizer or f"{self.source or self.title} has no tokenizer."
@@ -253,8 +253,8 @@ class OpenedModel:
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
             UnknownTokenError: The tokens come from a file of vectors, and a word of the text has no row.
         """
-        from embedlayer.data.tokenizer import unknown_word
-        from embedlayer.data.tokenizer_calls import encode
+        from embedlayer.tokenization.tokenizer_calls import encode
+        from embedlayer.tokenization.words import unknown_word
 
         tokenizer = self.require_tokenizer()
         if self.tokens is not None:
@@ -287,7 +287,7 @@ class OpenedModel:
         Raises:
             TokenizerError: There is no tokenizer, or it has IDs outside the table.
         """
-        from embedlayer.data.tokenizer import end_of_text_id
+        from embedlayer.tokenization.ids import end_of_text_id
 
         tokenizer, end = self.require_tokenizer(), end_of_text_id(self.require_tokenizer())
         if not self.adds_special_tokens:
@@ -378,6 +378,6 @@ class OpenedModel:
 
 def _word_tokenizer(tokens: list[str]) -> "Tokenizer":
     """Return a tokenizer of whole words, with a token for each row."""
-    from embedlayer.data.tokenizer import word_tokenizer
+    from embedlayer.tokenization.words import word_tokenizer
 
     return word_tokenizer(tokens)

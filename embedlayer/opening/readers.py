@@ -91,7 +91,8 @@ def open_model(
     else:
         opened = _open_checkpoint(path, device)
     if tokenizer is not None:
-        from embedlayer.data.tokenizer import load_tokenizer, require_rows
+        from embedlayer.tokenization.ids import require_rows
+        from embedlayer.tokenization.read import load_tokenizer
 
         opened.tokenizer, opened.tokens = load_tokenizer(tokenizer), None
         require_rows(opened.tokenizer, opened.table.vocab_size, tokenizer)
@@ -190,7 +191,8 @@ def _saved_tokenizer(path: Path, table: "TokenTable") -> "Tokenizer | None":
     Raises:
         TokenizerError: The tokenizer is damaged, or has IDs outside the table.
     """
-    from embedlayer.data.tokenizer import load_tokenizer, require_rows
+    from embedlayer.tokenization.ids import require_rows
+    from embedlayer.tokenization.read import load_tokenizer
 
     if not (path / TOKENIZER).exists():
         return None
@@ -283,7 +285,8 @@ def _tokenizer_of(opened: OpenedModel, layer: "EmbeddingLayer | None") -> "Token
     Warns:
         EmbedLayerWarning: The tokenizer has IDs outside the table, or there is a file of one that cannot be read.
     """
-    from embedlayer.data.tokenizer import load_tokenizer, missing_rows_message
+    from embedlayer.tokenization.ids import missing_rows_message
+    from embedlayer.tokenization.read import load_tokenizer
 
     path = Path(opened.source)
     kind = path_kind(path)
@@ -308,7 +311,7 @@ def _tokenizer_of(opened: OpenedModel, layer: "EmbeddingLayer | None") -> "Token
 
 def _has_tokenizer_file(path: Path) -> bool:
     """Return whether the folder of a checkpoint has a file of a tokenizer, which may be one that is not read."""
-    from embedlayer.data.tokenizer import tokenizer_file
+    from embedlayer.tokenization.read import tokenizer_file
 
     kind = path_kind(path)
     if kind in (PathKind.GGUF, PathKind.MISSING):

@@ -179,16 +179,16 @@ def path_steps(layer: Layer, ids: Ids) -> dict[str, Float[Tensor, "T _"]]:
         elif step.name == "scale":
             factor = layer.tok_emb.factor if isinstance(layer, GPTEmbedding) else layer.table.factor
             steps[f"× {float(factor or 1.0):.4g}"] = step.vectors
-        elif step.name == "positions" and step.added is not None and previous in ("look_up", "scale"):
+        elif step.name == "position" and step.added is not None and previous in ("look_up", "scale"):
             name = " ".join([*steps, "+ position"])
             steps |= {"position": step.added, name: step.vectors}
-        elif step.name != "dropout" and (step.added is not None or step.name in ("norm", "projection")):
-            steps[STEP_NAMES[step.name]] = step.vectors
+        elif step.name != "dropout" and (step.added is not None or step.name in ("norm", "project")):
+            steps[STEP_LABELS[step.name]] = step.vectors
         previous = step.name
     return steps
 
 
-STEP_NAMES = {"token_types": "+ type", "positions": "+ position", "projection": "projected", "norm": "LayerNorm"}
+STEP_LABELS = {"types": "+ type", "position": "+ position", "project": "projected", "norm": "LayerNorm"}
 
 
 def picture_of(positions: Position | Float[Tensor, "T C"], length: int) -> PositionPicture:

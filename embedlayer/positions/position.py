@@ -18,9 +18,9 @@ from embedlayer.documents import AttentionMask, check_mask
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.index_checks import check_integer_positions
 from embedlayer.io.files import JsonObject
-from embedlayer.overrides import has_hooks, is_unchanged
 from embedlayer.pretrained import Pretrained, config_from_attributes
 from embedlayer.shapes import Positions
+from embedlayer.torch_state import has_hooks, is_unchanged
 
 PreparedPositions = Positions | tuple[Any, ...]
 """Positions, or the tuple of tensors that `prepare` of the same scheme computed from them."""

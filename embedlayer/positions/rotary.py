@@ -12,7 +12,6 @@ from torch import Tensor
 from embedlayer.computed_buffers import ComputedBuffers
 from embedlayer.errors import CheckpointError, ShapeError, SizeError
 from embedlayer.io.files import JsonObject
-from embedlayer.overrides import is_unchanged
 from embedlayer.positions.position import Position, PreparedPositions
 from embedlayer.positions.query_scaling import (
     QueryScaledPosition,
@@ -27,6 +26,7 @@ from embedlayer.positions.rotary_config import read_rotary
 from embedlayer.positions.rotary_scaling import Length, RotaryScaling, rotary_frequencies
 from embedlayer.positions.rotation import channel_tables, rotate_channels, rotate_pairs
 from embedlayer.shapes import Positions
+from embedlayer.torch_state import is_unchanged
 
 UNITS_PER_ROTATION = 2**53
 """Phase units in one full rotation."""

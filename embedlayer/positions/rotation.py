@@ -1,25 +1,23 @@
-"""Rotation of channel pairs by position angles: the definition `apply_rotary`, and a version that is fast on a CPU.
+"""Rotation of channel pairs by position angles: the definition `apply_rotary`, and ways that are fast on a CPU.
 
-As one expression over all heads, four products and two sums go through memory ten times. A compiled kernel needs one
-pass. Without it the fast version rotates a few heads at a time, which stay in the CPU cache; interleaved pairs are read
-as complex numbers, with one product each.
+As one expression over all heads, four products and two sums go through memory ten times. `rotate_channels` computes one
+product and one sum, a compiled kernel needs one pass, and without kernels interleaved pairs are complex numbers.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from embedlayer.kernels.kernel import Kernel, kernels_apply, kernels_in_graphs
-from embedlayer.tracing import fusible, has_more_than, plain_operators_only
+from embedlayer.kernels.kernel import Kernel
+from embedlayer.torch_state import fusible, has_more_than
 
 ROTATE_HALF_SPLIT = Kernel("rotary", "rotate_half_split")
 ROTATE_INTERLEAVED = Kernel("rotary", "rotate_interleaved")
 
-BLOCK_NUMEL = 1 << 19
-"""Elements rotated at a time: few enough for the CPU cache, enough to keep all threads busy."""
+LARGE_NUMEL = 1 << 19
+"""Elements above which a kernel costs less than the few operations of `rotate_channels`."""
 
 CLAIMED_NUMEL = 1 << 16
 """Elements that a thread of a kernel rotates at a time."""
@@ -125,22 +123,24 @@ def rotate_pairs(
     *,
     interleaved: bool = False,
 ) -> Float[Tensor, "*batch T K"]:
-    """Compute `rotate_channels` for tables of `channel_tables`, faster for large `x` on a CPU in eager mode.
+    """Compute `rotate_channels` for tables of `channel_tables`, faster for large `x` on a CPU.
 
-    Small tensors take `rotate_channels`, whose few operations cost least: a decoding step has one token. In graphs of
-    `torch.compile`, large tensors of fixed shape are rotated by a custom operator, which takes half the time of
-    inductor's code.
+    Small tensors take `rotate_channels`, whose few operations cost least: a decoding step has one token. Large ones
+    take the kernel; in graphs of `torch.compile` it is a custom operator, which takes half the time of inductor's code.
+    Without kernels, large interleaved pairs are multiplied as complex numbers.
     """
+    kernel = ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT
     if torch.compiler.is_compiling():
-        large = has_more_than(x, BLOCK_NUMEL) and x.device.type == "cpu"
-        if large and not plain_operators_only() and kernels_in_graphs():
+        if kernel.applies_in_graph(x) and has_more_than(x, LARGE_NUMEL):
             in_one_pass: Tensor = rotate_in_graph(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved)
             return in_one_pass
-        return rotate_channels(x, cos, sin, interleaved=interleaved)
-    small = x.numel() <= (SMALL_INTERLEAVED_NUMEL if interleaved else BLOCK_NUMEL)
-    if small or (x.numel() <= BLOCK_NUMEL and kernels_apply(x, cos, sin)):
-        return rotate_channels(x, cos, sin, interleaved=interleaved)
-    return fused_apply_rotary(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved=interleaved)
+    elif x.numel() > (SMALL_INTERLEAVED_NUMEL if interleaved else LARGE_NUMEL):
+        if kernel.applies(x, cos, sin):
+            if x.numel() > LARGE_NUMEL:
+                return fused_apply_rotary(x, *_pair_angles(cos, sin, interleaved=interleaved), interleaved=interleaved)
+        elif interleaved and _are_complex_numbers(x, cos, sin):
+            return _rotate_complex(x, *_pair_angles(cos, sin, interleaved=True))
+    return rotate_channels(x, cos, sin, interleaved=interleaved)
 
 
 def _pair_angles(cos: Tensor, sin: Tensor, *, interleaved: bool) -> tuple[Tensor, Tensor]:
@@ -151,6 +151,22 @@ def _pair_angles(cos: Tensor, sin: Tensor, *, interleaved: bool) -> tuple[Tensor
     return cos[..., :half], sin[..., half:]
 
 
+def _are_complex_numbers(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Return whether interleaved pairs of `x` can be multiplied as complex numbers, on a CPU in eager mode."""
+    has_complex = x.dtype == cos.dtype and x.dtype in (torch.float32, torch.float64)
+    return has_complex and x.device.type == "cpu" and fusible(x, cos, sin)
+
+
+def _rotate_complex(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Compute `apply_rotary(x, cos, sin, interleaved=True)` as one product of complex numbers for each pair."""
+    rotated, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
+    # a complex view needs unit stride within a pair and even strides and offset elsewhere
+    is_view = x.stride(-1) == 1 and all(stride % 2 == 0 for stride in x.stride()[:-1]) and x.storage_offset() % 2 == 0
+    pairs = torch.view_as_complex((rotated if is_view else rotated.contiguous()).unflatten(-1, (-1, 2)))
+    result = torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
+    return torch.cat([result, rest], dim=-1) if rest.shape[-1] else result
+
+
 def fused_apply_rotary(
     x: Float[Tensor, "*batch T K"],
     cos: Float[Tensor, "*rows T half"],
@@ -158,14 +174,11 @@ def fused_apply_rotary(
     *,
     interleaved: bool = False,
 ) -> Float[Tensor, "*batch T K"]:
-    """Compute `apply_rotary(x, cos, sin)`, faster on a CPU in eager mode.
-
-    There it rotates in one pass, or a few heads at a time, which stay in the CPU cache. In all other cases it calls
-    `apply_rotary`.
-    """
-    fits = x.dim() in (3, 4) and cos.dim() <= x.dim() and x.numel() > 0 and x.device.type == "cpu"
-    fits = fits and (_kernel_fits(x, cos, sin) or _blocks_fit(x, cos, interleaved=interleaved))
-    if not fits or not fusible(x, cos, sin):
+    """Compute `apply_rotary(x, cos, sin)` in one pass by the kernel, or by `apply_rotary` where no kernel applies."""
+    kernel = ROTATE_INTERLEAVED if interleaved else ROTATE_HALF_SPLIT
+    computed = torch.float64 if x.dtype == torch.float64 else torch.float32
+    fits = x.dim() in (3, 4) and cos.dim() <= x.dim() and x.numel() > 0 and cos.dtype == sin.dtype == computed
+    if not fits or not kernel.applies(x, cos, sin):
         return apply_rotary(x, cos, sin, interleaved=interleaved)
     result: Tensor = _ApplyRotary.apply(x, cos, sin, interleaved)  # type: ignore[no-untyped-call]
     return result
@@ -208,40 +221,13 @@ class _ApplyRotary(torch.autograd.Function):
         ctx.save_for_backward(cos, sin)
         ctx.interleaved = interleaved
         out = torch.empty_like(x)
-        if _kernel_fits(x, cos, sin) and _rotate_in_one_pass(x, cos, sin, out, interleaved=interleaved):
-            return out
-        if not _blocks_fit(x, cos, interleaved=interleaved):
-            return apply_rotary(x, cos, sin, interleaved=interleaved)
-        if interleaved and 2 * cos.shape[-1] == x.shape[-1]:
-            return torch.view_as_real(_as_complex(x) * torch.complex(cos, sin)).flatten(-2)
-        rotary_dim, half = 2 * cos.shape[-1], cos.shape[-1]
-        if rotary_dim < x.shape[-1]:
-            out[..., rotary_dim:] = x[..., rotary_dim:]
-        source, target = x[..., :rotary_dim], out[..., :rotary_dim]
-        if interleaved:
-            _rotate_interleaved(source, torch.complex(cos, sin), target)
-            return out
-        for a, b, c, s in _blocks(source, target, cos, sin):
-            torch.mul(a[..., :half], c, out=b[..., :half]).addcmul_(a[..., half:], s, value=-1)
-            torch.mul(a[..., half:], c, out=b[..., half:]).addcmul_(a[..., :half], s)
-        return out
+        is_computed = _rotate_in_one_pass(x, cos, sin, out, interleaved=interleaved)
+        return out if is_computed else apply_rotary(x, cos, sin, interleaved=interleaved)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         return fused_apply_rotary(grad, cos, -sin, interleaved=ctx.interleaved), None, None, None
-
-
-def _kernel_fits(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Return whether the kernel may rotate `x`: the angles have the dtype that it computes with."""
-    computed = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return cos.dtype == sin.dtype == computed and kernels_apply(x, cos, sin)
-
-
-def _blocks_fit(x: Tensor, cos: Tensor, *, interleaved: bool) -> bool:
-    """Return whether torch operators may rotate `x` in blocks, in place: nothing has to be converted or copied."""
-    complex_pairs = x.shape[-1] % 2 == 0 and cos.dtype != torch.bfloat16  # there are no complex bfloat16 numbers
-    return x.dtype == cos.dtype and (complex_pairs or not interleaved)
 
 
 def _rotate_in_one_pass(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, *, interleaved: bool) -> bool:
@@ -276,42 +262,3 @@ def _memory(x: Tensor) -> Tensor:
     """Return the memory of `x`, from its first number to its last, as a one-dimensional tensor."""
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.detach().as_strided((last + 1,), (1,))
-
-
-def _rotate_interleaved(x: Tensor, rotation: Tensor, out: Tensor) -> None:
-    """Write `x`, with each pair of channels (2i, 2i + 1) rotated, to `out`.
-
-    A pair is read as one complex number and multiplied by `rotation`.
-
-    Args:
-        x: Channels to rotate, `(..., 2 * half)`.
-        rotation: `cos + i sin` of each pair's angle, complex, `(..., half)`.
-        out: Tensor of the shape of `x`; it is overwritten.
-    """
-    torch.mul(_as_complex(x), rotation, out=_as_complex(out))
-
-
-def _as_complex(x: Tensor) -> Tensor:
-    """Return the pairs of channels (2i, 2i + 1) as complex numbers, as a view of `x` where its strides allow that."""
-    # a complex view needs unit stride within a pair and even strides and offset elsewhere
-    viewable = x.stride(-1) == 1 and all(stride % 2 == 0 for stride in x.stride()[:-1]) and x.storage_offset() % 2 == 0
-    return torch.view_as_complex((x if viewable else x.contiguous()).unflatten(-1, (-1, 2)))
-
-
-def _blocks(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield blocks of a few heads of one sequence: (input, output, cosines, sines).
-
-    All four are views, so writing to the second one writes to `out`.
-
-    Args:
-        x: Queries or keys, with or without a batch dimension.
-        out: Output of the shape of `x`.
-        cos: Cosines, of one sequence or of each.
-        sin: Sines, likewise.
-    """
-    heads = max(1, BLOCK_NUMEL // max(x.shape[-1] * x.shape[-2], 1))
-    sequences = [(x, out)] if x.dim() == 3 else list(zip(x, out, strict=True))
-    for number, (a, b) in enumerate(sequences):
-        c, s = (table if table.dim() < 4 else table[number if len(table) > 1 else 0] for table in (cos, sin))
-        for head in range(0, len(a), heads):
-            yield a[head : head + heads], b[head : head + heads], c, s

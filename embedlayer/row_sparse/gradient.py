@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 from embedlayer.collectives import ProcessGroup
 from embedlayer.errors import ShapeError
-from embedlayer.kernels.kernel import Kernel, kernels_apply
+from embedlayer.kernels.kernel import Kernel
+from embedlayer.torch_state import (
+    foreach_clamp_max_,
+    foreach_clamp_min_,
+    foreach_norm,
+    sparse_indices,
+    sparse_values,
+    torch_foreach_mul_,
+    unscale_all_,
+)
 
 SEGMENTS_OF_EQUAL_IDS = Kernel("rows", "segments_of_equal_ids")
 SUM_SEGMENTS = Kernel("rows", "sum_segments")
@@ -142,7 +151,7 @@ def segments_of_equal_ids(ids: Tensor, *, drop: int | None = None) -> Segments:
         >>> segments_of_equal_ids(torch.tensor([7, 3, 7, 0]), drop=0)
         Segments(rows=tensor([3, 7]), order=tensor([1, 0, 2]), offsets=tensor([0, 1, 3]))
     """
-    if kernels_apply(ids):
+    if SEGMENTS_OF_EQUAL_IDS.applies(ids):
         rows, order, offsets = (torch.empty(len(ids) + extra, dtype=torch.long) for extra in (0, 0, 1))
         left_out, found = -1 if drop is None else drop, np.zeros(2, np.int64)
         if SEGMENTS_OF_EQUAL_IDS.run(1, ids.contiguous(), left_out, rows, order, offsets, found, block=1):
@@ -167,7 +176,7 @@ def sum_segments(values: Tensor, segments: Segments) -> Tensor:
         segments: Places in `values` that belong together.
     """
     rows, order, offsets = segments
-    if kernels_apply(values, order) and values.is_floating_point() and values.dim() == 2:
+    if SUM_SEGMENTS.applies(values, order) and values.is_floating_point() and values.dim() == 2:
         out = values.new_empty((len(rows), values.shape[1]))
         if SUM_SEGMENTS.run(len(rows), values.contiguous(), order, offsets, out, block=rows_in_block(out)):
             return out
@@ -237,7 +246,8 @@ def with_torch_functions(grad: Tensor, parameter: Tensor | None = None) -> Table
 
 def rows_and_values(grad: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rows `(U,)` of a sparse COO gradient and their values `(U, D)` as plain tensors, without a copy."""
-    return call_plain(Tensor._indices, (), (grad,), {})[0], call_plain(Tensor._values, (), (grad,), {})
+    values = call_plain(sparse_values, (), (grad,), {})
+    return call_plain(sparse_indices, (), (grad,), {})[0], values
 
 
 def require_row_sparse(grad: Tensor) -> Tensor:
@@ -275,7 +285,7 @@ def vector_norm(grad: Tensor, ord: float = 2, *dims: Any, **options: Any) -> Ten
     values = grad
     is_whole = not dims and not options.keys() - {"dtype"}
     if is_whole and grad.layout is torch.sparse_coo:
-        values = grad.to_dense() if ord < 0 else coalesced(grad)._values()  # zeros decide a norm of negative order
+        values = grad.to_dense() if ord < 0 else sparse_values(coalesced(grad))  # zeros decide a norm of negative order
         values = values if values.numel() else values.new_zeros(1)
     norm: Tensor = torch.linalg.vector_norm(values, ord, *dims, **options)
     if not (is_whole and isinstance(grad, TableGradient) and grad.is_sharded):
@@ -303,7 +313,7 @@ def unscale_(grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> N
         found_inf: Scalar, 0 or 1.
         inv_scale: Factor, a scalar.
     """
-    torch._amp_foreach_non_finite_check_and_unscale_(list(grads), found_inf, inv_scale)
+    unscale_all_(list(grads), found_inf, inv_scale)
     group = next((each.shard_group for each in grads if isinstance(each, TableGradient) and each.is_sharded), None)
     if group is not None:
         ProcessGroup(group).all_reduce(found_inf, "max")
@@ -314,7 +324,7 @@ def values_of_rows(grad: Tensor) -> Tensor:
 
     `GradScaler` unscales them.
     """
-    values: Tensor = grad._values()
+    values: Tensor = sparse_values(grad)
     is_sharded = isinstance(grad, TableGradient) and grad.is_sharded
     return with_torch_functions(values, grad) if is_sharded else values
 
@@ -347,18 +357,18 @@ def clamp_(grad: Tensor, min: float | None = None, max: float | None = None) -> 
             f"The range must contain 0, or the table must be built with row_sparse=False."
         )
     grad.copy_(coalesced(grad))  # equal rows are summed first
-    grad._values().clamp_(min, max)
+    sparse_values(grad).clamp_(min, max)
     return grad
 
 
 ON_GRADIENTS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.linalg.vector_norm: vector_norm,
-    torch._foreach_norm: lambda grads, *args, **options: [vector_norm(grad, *args, **options) for grad in grads],
-    torch._foreach_mul_: foreach_mul_,
+    foreach_norm: lambda grads, *args, **options: [vector_norm(grad, *args, **options) for grad in grads],
+    torch_foreach_mul_: foreach_mul_,
     Tensor.clamp_: clamp_,
-    torch._foreach_clamp_min_: lambda grads, least: [clamp_(grad, min=least) for grad in grads],
-    torch._foreach_clamp_max_: lambda grads, most: [clamp_(grad, max=most) for grad in grads],
-    torch._amp_foreach_non_finite_check_and_unscale_: unscale_,
-    Tensor._values: values_of_rows,
+    foreach_clamp_min_: lambda grads, least: [clamp_(grad, min=least) for grad in grads],
+    foreach_clamp_max_: lambda grads, most: [clamp_(grad, max=most) for grad in grads],
+    unscale_all_: unscale_,
+    sparse_values: values_of_rows,
 }
 """Functions that `torch.nn.utils` and `GradScaler` call on gradients, and what they are for a `TableGradient`."""

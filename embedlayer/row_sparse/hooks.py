@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from embedlayer.errors import SizeError
 from embedlayer.forks import HeldLocks
-from embedlayer.kernels.kernel import kernels_apply
 from embedlayer.row_sparse.gradient import (
+    SUM_SEGMENTS,
     RowSparseGradient,
     Segments,
     coalesced,
@@ -28,9 +28,9 @@ from embedlayer.row_sparse.gradient import (
     sum_segments,
     with_torch_functions,
 )
-from embedlayer.row_sparse.pending_updates import PendingUpdates, pending_updates_of, pending_updates_with
+from embedlayer.row_sparse.pending_updates import GATHER, PendingUpdates, pending_updates_of, pending_updates_with
 from embedlayer.row_sparse.storage import raw_weight
-from embedlayer.tracing import is_function_mode_active, outside_of_graphs
+from embedlayer.torch_state import is_function_mode_active, outside_of_graphs
 
 SMALL_NUMEL = 1 << 17
 """Numbers of a look-up below which torch's operator is faster than a kernel."""
@@ -163,7 +163,7 @@ def look_up_rows(ids: Tensor, weight: Tensor) -> Tensor:
     numbers = ids.numel() * weight.shape[1]
     if type(weight) is RowSparseParameter and pending is not None and numbers >= SMALL_NUMEL:
         plain = raw_weight(weight)
-        if plain.is_contiguous() and kernels_apply(plain, ids) and not is_function_mode_active():
+        if plain.is_contiguous() and GATHER.applies(plain, ids) and not is_function_mode_active():
             vectors: Tensor = _LookUpRows.apply(weight, ids)  # type: ignore[no-untyped-call]
             return vectors
     return F.embedding(ids, weight, sparse=True)
@@ -208,7 +208,7 @@ class _LookUpRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         ids, *segments = ctx.saved_tensors
-        if torch.is_grad_enabled() or not kernels_apply(grad):
+        if torch.is_grad_enabled() or not SUM_SEGMENTS.applies(grad):
             return torch.ops.aten.embedding_sparse_backward(grad, ids, ctx.shape[0], -1, False), None
         places = Segments(*segments)
         if ctx.padding_idx is not None:

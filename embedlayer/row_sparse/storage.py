@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from embedlayer.errors import ShapeError
-from embedlayer.kernels.kernel import kernels_apply
 from embedlayer.row_sparse.arithmetic import (
     add_squares_,
     apply_skipped_steps_,
@@ -18,7 +17,7 @@ from embedlayer.row_sparse.arithmetic import (
     rows_at_once,
     square_root,
 )
-from embedlayer.row_sparse.gradient import call_plain
+from embedlayer.row_sparse.gradient import SUM_SEGMENTS, call_plain
 from embedlayer.row_sparse.history import StepRates
 from embedlayer.row_sparse.stochastic_rounding import round_rows
 
@@ -113,7 +112,7 @@ class RowTensors(NamedTuple):
     def kernels_apply(self, *others: Tensor) -> bool:
         """Return whether kernels may compute with these tensors and `others`, which have an entry for each row."""
         tensors = (self.table, *self.moments)
-        return all(each.is_contiguous() for each in tensors) and kernels_apply(*tensors, *others)
+        return all(each.is_contiguous() for each in tensors) and SUM_SEGMENTS.applies(*tensors, *others)
 
     def kernel_arguments(self) -> tuple[Tensor, Tensor, Tensor, int]:
         """Return table, first moments, second moments and rounding seed as kernels take them.

@@ -23,7 +23,7 @@ from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.adapter_files import read_adapter, write_token_rows
 from embedlayer.tables.dense import TokenEmbedding, as_table
 from embedlayer.tables.table import TokenTable
-from embedlayer.tracing import fusible, is_exporting
+from embedlayer.torch_state import fusible, is_exporting
 
 BASE = "embedlayer.base"
 """Key of the metadata of an adapter's weights that describes the base."""

@@ -31,7 +31,7 @@ from embedlayer.shapes import Ids, Vectors
 from embedlayer.tables.lookup import LookupTable, StoredRows, check_sizes
 from embedlayer.tables.table import TokenTable
 from embedlayer.tables.torch_arguments import EmbeddingArguments, refuse_unsupported, resolve_sizes
-from embedlayer.tracing import is_transformed, plain_operators_only
+from embedlayer.torch_state import is_transformed, plain_operators_only
 
 TableLike: TypeAlias = LookupTable | nn.Embedding | Tensor | npt.NDArray[Any]
 """Argument of functions that only read rows: a table, a plain `nn.Embedding`, or the rows `(V, D)`."""

@@ -23,7 +23,7 @@ from embedlayer.io.files import JsonObject
 from embedlayer.io.mapped_rows import MappedRows, ResidentLimit, default_resident_bytes
 from embedlayer.io.safetensors_files import DTYPE_NAMES, TensorInfo
 from embedlayer.io.weight_files import WeightFiles, choose_weight_files, find_folder, no_such_path
-from embedlayer.kernels.kernel import Kernel, kernels_apply
+from embedlayer.kernels.kernel import Kernel
 from embedlayer.pretrained import check_saved
 from embedlayer.row_sparse.gradient import rows_in_block, segments_of_equal_ids
 from embedlayer.shapes import Ids, IdsLike, Vectors
@@ -39,10 +39,8 @@ from embedlayer.tables.row_folder import (
     check_at_rest,
     read_table_fields,
 )
-from embedlayer.tables.row_folder import (
-    RESIDENT_BYTES as TRAINED_BYTES,
-)
-from embedlayer.tracing import plain_operators_only
+from embedlayer.tables.row_folder import RESIDENT_BYTES as TRAINED_BYTES
+from embedlayer.torch_state import plain_operators_only
 
 GATHER_SEGMENTS = Kernel("rows", "gather_segments")
 
@@ -698,7 +696,7 @@ def gather_by_kernel(mapped: MappedRows, ids: Int[Tensor, " N"], vectors: Float[
 
     `MappedRows.read` is the definition.
     """
-    if not kernels_apply(mapped.words, ids):
+    if not GATHER_SEGMENTS.applies(mapped.words, ids):
         return False
     rows, order, offsets = segments_of_equal_ids(ids)
     out = vectors.view(mapped.words.dtype)

@@ -15,7 +15,6 @@ from torch import Tensor
 from embedlayer.block_sizes import NUMBERS, block_size
 from embedlayer.errors import ShapeError, SizeError
 from embedlayer.io.files import JsonObject
-from embedlayer.kernels.kernel import kernels_apply
 from embedlayer.pretrained import describe
 from embedlayer.tables.dense import TableLike, describe_options, source_of_rows
 from embedlayer.tables.lookup import LookupTable, check_sizes
@@ -23,7 +22,7 @@ from embedlayer.tables.packed_rows import PackedRows
 from embedlayer.tables.rounding import CovarianceRounding, fit_levels, unit_rows
 from embedlayer.tables.row_layouts import GGUFBlocks, RowFormat, RowLayout, row_format_of
 from embedlayer.tables.table import TokenTable, check_width
-from embedlayer.tracing import is_transformed, plain_operators_only
+from embedlayer.torch_state import is_transformed, plain_operators_only
 
 """Numbers in a block, by device: few enough for the cache of a core, or enough for one kernel launch."""
 
@@ -430,10 +429,10 @@ def _in_one_pass(
 
     The arguments are those of `dequantised_rows`.
     """
-    if not kernels_apply(ids, packed, row_scale):
+    kernel, sizes = row_format.layout.kernel(row_format)
+    if not kernel.applies(ids, packed, row_scale):
         return None
     vectors = torch.empty(len(ids), row_format.embed_dim, dtype=dtype, device=ids.device)
-    kernel, sizes = row_format.layout.kernel(row_format)
     stored = (ids.long().contiguous(), packed.contiguous(), *([] if row_scale is None else [row_scale.contiguous()]))
     block = max(1, CLAIMED_NUMEL // row_format.embed_dim)
     return vectors if kernel.run(len(ids), *stored, sizes, vectors, block=block) else None

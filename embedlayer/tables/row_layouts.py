@@ -12,7 +12,7 @@ from embedlayer.errors import SizeError
 from embedlayer.io.files import JsonObject
 from embedlayer.kernels.kernel import Kernel
 from embedlayer.pretrained import Described
-from embedlayer.tracing import is_exporting, is_transformed
+from embedlayer.torch_state import is_exporting, is_transformed
 
 BLOCK = 32
 """Columns of a block of GGUF's types Q4_0 and Q8_0."""

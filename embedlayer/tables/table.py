@@ -21,8 +21,8 @@ from embedlayer.losses.head_outputs import HeadOutputs
 from embedlayer.losses.options import Impl, LogitOptions, LogitSettings, check_options
 from embedlayer.losses.uncomputed_logits import BlockLogits, LinearLogits, UncomputedLogits
 from embedlayer.option_docs import show_options
-from embedlayer.overrides import is_current
 from embedlayer.tables.lookup import LookupTable
+from embedlayer.torch_state import is_current
 
 
 class TokenTable(LookupTable, HeadOutputs, ABC):

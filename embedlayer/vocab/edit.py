@@ -10,11 +10,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedlayer.data.tokenizer import added_without_rows, fingerprint, missing_rows_message
-from embedlayer.data.tokenizer_calls import build_tokenizer
 from embedlayer.errors import VocabularyError
 from embedlayer.io.files import JsonObject
 from embedlayer.short_repr import short_repr
+from embedlayer.tokenization.ids import added_without_rows, missing_rows_message
+from embedlayer.tokenization.tokenizer_calls import build_tokenizer, fingerprint
 from embedlayer.vocab.init.old_rows import WeightRows
 from embedlayer.vocab.init.row_init import MeanInit, NewToken, RowInit
 from embedlayer.vocab.map import NEW, RowMap, RowTensor, RowValues

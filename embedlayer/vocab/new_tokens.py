@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from tokenizers import AddedToken, Tokenizer
 
-from embedlayer.data.tokenizer_calls import encode, normalized, pre_tokens, pure_tokenizer
 from embedlayer.errors import VocabularyError
 from embedlayer.io.files import JsonObject
+from embedlayer.tokenization.bytes import TokenBytes
+from embedlayer.tokenization.tokenizer_calls import encode, normalized, pre_tokens, pure_tokenizer
 from embedlayer.vocab.bpe_merges import BPEMerges
-from embedlayer.vocab.token_bytes import TokenBytes
 
 _RUNNING_TEXTS = ("a{} b", "a{}b", ".{}.", "a {} b", ". {} .")
 _CONTEXTS = ("{}", "a{}", "{}a", " {}", "{} a", "1{}", ".{}")

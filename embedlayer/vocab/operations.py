@@ -14,9 +14,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from embedlayer.census.files import left_out_message
-from embedlayer.data.tokenizer import as_tokenizer, table_size
 from embedlayer.errors import EmbedLayerError, EmbedLayerWarning, SizeError, VocabularyError
 from embedlayer.option_docs import show_options, unknown_option
+from embedlayer.tokenization.bytes import Token
+from embedlayer.tokenization.ids import table_size
+from embedlayer.tokenization.tokenizer_calls import as_tokenizer
 from embedlayer.vocab.edit import EditRequest, TokenMap
 from embedlayer.vocab.init.row_init import RowInit, SubwordMeanInit
 from embedlayer.vocab.map import NEW
@@ -27,7 +29,6 @@ from embedlayer.vocab.special_tokens import tokenizer_with_roles
 from embedlayer.vocab.targets.apply_rows import EditResult
 from embedlayer.vocab.targets.folder import apply_to_files, edited_copy
 from embedlayer.vocab.targets.live import apply_to_module
-from embedlayer.vocab.token_bytes import Token
 from embedlayer.vocab.token_selection import NumberedTokens, require_ids, select_tokens
 from embedlayer.vocab.token_usage import Corpus, used_tokens
 from embedlayer.vocab.tokenizer_edit import edit_tokenizer

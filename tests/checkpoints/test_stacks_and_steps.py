@@ -139,7 +139,7 @@ def test_a_mask_sets_padding_to_zero_and_xlm_finds_it_by_the_padding_token(tmp_p
     ids[1, -4:] = layer.padding_id
     assert not layer.input(ids)[1, -4:].any()
     assert torch.equal(layer.input(ids), layer.input(ids, (ids != layer.padding_id).long()))
-    assert [step.name for step in layer.trace(ids)][-1] == "mask"
+    assert [step.name for step in layer.trace(ids)][-1] == "length_mask"
 
 
 def test_esm_leaves_out_mask_tokens_and_rescales_the_others(tmp_path, ids) -> None:

@@ -56,9 +56,9 @@ def test_the_last_vectors_are_those_of_the_models_input_embedding(model, words):
     walked = pipeline(model, words, TEXT)
     expected = embed(ids_of(walked)[None], model.table, model.position)[0]
     torch.testing.assert_close(walked.vectors, expected)
-    assert walked.step("rows").vectors.equal(model.table.weight[ids_of(walked)])
+    assert walked.step("look_up").vectors.equal(model.table.weight[ids_of(walked)])
     names = [step.name for step in walked.steps]
-    assert names[:4] == ["one_hot", "rows", "scale", "positions"]
+    assert names[:4] == ["one_hot", "look_up", "scale", "position"]
     assert names[-2:] == ["head", "gradient"]
 
 
@@ -153,7 +153,7 @@ def test_the_two_ends_of_a_checkpoint_take_its_own_recipe(words):
         projection=torch.nn.Linear(8, 12),
     )
     walked = pipeline(layer, words, TEXT, add_special_tokens=True)
-    names = ["one_hot", "rows", "scale", "project", "types", "positions", "sum", "norm", "dropout"]
+    names = ["one_hot", "look_up", "scale", "project", "types", "position", "sum", "norm", "dropout"]
     assert [step.name for step in walked.steps] == names
     torch.testing.assert_close(walked.vectors, layer.input(ids_of(walked)).detach())
 
@@ -162,9 +162,9 @@ def test_a_table_alone_and_an_input_embedding_alone_have_fewer_steps(words):
     table = TokenEmbedding(50, 8)
     assert [step.name for step in pipeline(table, words, TEXT).steps] == [
         "one_hot",
-        "rows",
+        "look_up",
         "scale",
-        "positions",
+        "position",
         "dropout",
     ]
     layer = TransformerEmbedding(50, 8, 16, dropout=0.25).eval()
@@ -277,7 +277,7 @@ def test_a_real_model_goes_on_as_it_was_trained(shared_data):
 def test_a_table_without_a_tokenizer_shows_its_rows(vocabulary):
     walked = pipeline(TokenEmbedding(3, 4), vocabulary, "#2 #0 #2")
     assert [token.text for token in walked.tokens] == (["#2", "#0", "#2"] if vocabulary is None else ["c", "a", "c"])
-    assert [step.name for step in walked.steps if not step.idle] == ["one_hot", "rows"]
+    assert [step.name for step in walked.steps if not step.idle] == ["one_hot", "look_up"]
 
 
 def test_every_source_offers_texts_that_it_can_read(words):
@@ -312,7 +312,7 @@ def test_the_tiny_layer_is_computed_by_the_model(position, tied):
     assert [token["text"] for token in shown["tokens"]] == TINY_TEXTS[0].split()
     torch.testing.assert_close(walked.vectors, embed(ids_of(walked)[None], model.table, model.position)[0])
     assert model.head.tied == tied
-    assert walked.step("rows").values["near"][0].equal(model.table.weight)
+    assert walked.step("look_up").values["near"][0].equal(model.table.weight)
 
 
 @pytest.mark.parametrize(("position", "tied"), TINY)
@@ -336,14 +336,14 @@ def test_the_gradient_of_a_small_table_is_shown_whole_and_by_its_two_ways(positi
 def test_the_rows_near_a_token_are_those_of_the_table(words):
     model = small("none")
     walked, weight = pipeline(model, words, TEXT), model.table.weight
-    near, facts = walked.step("rows").values["near"], walked.step("rows").facts
+    near, facts = walked.step("look_up").values["near"], walked.step("look_up").facts
     for token, part in zip(walked.tokens, facts["part_of"], strict=True):
         first, names = facts["parts"][part]["first"], facts["parts"][part]["names"]
         assert first <= token.id < first + len(names) == first + 7
         assert near[part].equal(weight[first : first + 7])
         assert names[token.id - first] == token.text
     wide = TokenEmbedding(50, 200)
-    shown = pipeline(wide, words, "dogs").step("rows")
+    shown = pipeline(wide, words, "dogs").step("look_up")
     row = wide.weight[shown.facts["parts"][0]["first"]]
     padded = F.pad(row, (0, 4)).view(-1, 4)
     assert shown.values["near"][0, 0].abs().equal(padded.abs().amax(1)[:50])
@@ -351,7 +351,7 @@ def test_the_rows_near_a_token_are_those_of_the_table(words):
 
 def test_steps_that_change_nothing_say_so(words):
     idle = {name: {s.name for s in pipeline(small(name), words, TEXT).steps if s.idle} for name in ("none", "learned")}
-    assert idle == {"none": {"positions", "dropout"}, "learned": {"dropout"}}
+    assert idle == {"none": {"position", "dropout"}, "learned": {"dropout"}}
     layer = TransformerEmbedding(50, 8, 16, dropout=0.25, scale=None).eval()
     assert {s.name for s in pipeline(layer, words, TEXT).steps if s.idle} == {"scale"}
 
@@ -402,11 +402,11 @@ def test_the_view_steps_through_the_text_with_slider_and_keys(source, serve, ope
 
 @pytest.mark.browser
 def test_the_number_under_the_pointer_and_the_keys_is_the_tables(source, serve, open_page):
-    page = open_page(serve(source) + "#pipeline?step=rows&text=" + TEXT.replace(" ", "+"))
+    page = open_page(serve(source) + "#pipeline?step=look_up&text=" + TEXT.replace(" ", "+"))
     canvas = page.locator(".heat-canvas").first
     canvas.scroll_into_view_if_needed()
     walked = pipeline(source.model, source.tokenizer, TEXT)
-    rows = walked.step("rows").vectors
+    rows = walked.step("look_up").vectors
     box = canvas.bounding_box()
     for t, d in itertools.product((0, 3, 6), (0, 11, 23)):
         page.mouse.move(box["x"] + (d + 0.5) / 24 * box["width"], box["y"] + (t + 0.5) / 7 * box["height"])
@@ -420,7 +420,7 @@ def test_the_number_under_the_pointer_and_the_keys_is_the_tables(source, serve, 
     number, rest = readout(page).replace("−", "-").split(maxsplit=1)
     assert float(number) == pytest.approx(float(rows[1, 2]), abs=6e-5)
     assert rest == f"{walked.tokens[1].text} · dimension 2"
-    assert "step=rows" in page.url  # the arrows moved in the picture, not along the steps
+    assert "step=look_up" in page.url  # the arrows moved in the picture, not along the steps
 
 
 @pytest.mark.browser
@@ -494,22 +494,22 @@ def wait_for_step(page, title):
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["learned", "rotary"])
 def test_the_machine_shows_the_models_numbers_and_its_sums(source, serve, open_page, scheme):
-    page = open_page(serve(source) + f"#pipeline?layer=tiny&step=rows&token=2&dim=1&position={scheme}")
+    page = open_page(serve(source) + f"#pipeline?layer=tiny&step=look_up&token=2&dim=1&position={scheme}")
     page.locator(".mach-line").first.wait_for()
     for button, tied in (("tied", True), ("untied", False)):
         page.locator(".pipe-switch").get_by_role("button", name=button, exact=True).click()
         page.locator(f".pipe-switch [data-key={button}][aria-pressed=true]").wait_for()
         walked = pipeline(tiny_layer(scheme, tied=tied), WORDS, TINY_TEXTS[0])
-        steps = ["rows", "scale", *(["positions", "sum"] if scheme == "learned" else [])]
+        steps = ["look_up", "scale", *(["position", "sum"] if scheme == "learned" else [])]
         for name in steps:
             shown = numbers_of(page.locator(f".mach-line[data-link={name}] .vec > span").all_inner_texts())
             assert shown == pytest.approx(walked.step(name).vectors[2].tolist(), abs=5.1e-5)
-        row, scaled = (float(walked.step(name).vectors[2, 1]) for name in ("rows", "scale"))
+        row, scaled = (float(walked.step(name).vectors[2, 1]) for name in ("look_up", "scale"))
         sums = page.locator(".mach-sum").inner_text().replace("−", "-")
         assert f"W[2] = {row:.4f}" in sums
         assert f"2 · {row:.4f} = {scaled:.4f}" in sums
         if scheme == "learned":
-            place, total = (float(walked.step(name).vectors[2, 1]) for name in ("positions", "sum"))
+            place, total = (float(walked.step(name).vectors[2, 1]) for name in ("position", "sum"))
             shown_place = f"{place:.4f}" if place >= 0 else f"({place:.4f})"
             assert f"{scaled:.4f} + {shown_place} = {total:.4f}" in sums
     whole = numbers_of(page.locator(".mach-w .vec > span").all_inner_texts())

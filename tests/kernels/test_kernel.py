@@ -13,9 +13,11 @@ from covering import some
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from embedlayer.kernels import kernel as kernels
-from embedlayer.kernels.kernel import Kernel, kernels_apply, kernels_disabled
+from embedlayer.kernels.kernel import Kernel, kernels_disabled
 from embedlayer.positions.rotary import RotaryEmbedding
 from embedlayer.positions.rotation import apply_rotary, fused_apply_rotary
+
+KERNEL = Kernel("rotary", "rotate_half_split")
 
 numba = pytest.importorskip("numba")
 
@@ -76,11 +78,11 @@ import atexit
 import multiprocessing
 import torch
 from embedlayer.kernels import kernel as kernels
-from embedlayer.positions.rotation import BLOCK_NUMEL, apply_rotary, fused_apply_rotary
+from embedlayer.positions.rotation import LARGE_NUMEL, apply_rotary, fused_apply_rotary
 
 torch.manual_seed(0)
 x, cos, sin = torch.randn(4, 8, 600, 64), torch.randn(600, 32), torch.randn(600, 32)
-assert x.numel() > BLOCK_NUMEL
+assert x.numel() > LARGE_NUMEL
 
 def error():
     torch.set_num_threads(2)
@@ -176,7 +178,7 @@ def test_a_kernel_that_cannot_be_compiled_computes_nothing(other_failure, caplog
         assert not broken.run(3, torch.zeros(3), block=1)
     assert other_failure.reason is not None
     assert len(caplog.records) == 1
-    assert not kernels_apply(torch.zeros(3))
+    assert not KERNEL.applies(torch.zeros(3))
     x, cos, sin = rotation()
     torch.testing.assert_close(fused_apply_rotary(x, cos, sin), apply_rotary(x, cos, sin))
 
@@ -193,20 +195,20 @@ def test_waiting_for_kernels_is_said_once_in_the_log(monkeypatch, caplog) -> Non
     assert caplog.messages[0].startswith("Compiling or loading CPU kernels")
 
 
-def test_kernels_apply_to_ordinary_tensors_on_the_cpu_only() -> None:
+def test_a_kernel_applies_to_ordinary_tensors_on_the_cpu_only() -> None:
     x = torch.zeros(4)
-    assert kernels_apply(x, x.bfloat16(), x.double(), x.int(), x.bool(), torch.nn.Parameter(x), None)
-    assert not kernels_apply(x, x.half())
-    assert not kernels_apply(x.to("meta"))
-    assert not kernels_apply(x.to_sparse())
-    assert not kernels_apply(x.as_subclass(type("Own", (torch.Tensor,), {})))
+    assert KERNEL.applies(x, x.bfloat16(), x.double(), x.int(), x.bool(), torch.nn.Parameter(x), None)
+    assert not KERNEL.applies(x, x.half())
+    assert not KERNEL.applies(x.to("meta"))
+    assert not KERNEL.applies(x.to_sparse())
+    assert not KERNEL.applies(x.as_subclass(type("Own", (torch.Tensor,), {})))
     with FakeTensorMode() as mode:
-        assert not kernels_apply(x)
-        assert not kernels_apply(mode.from_tensor(torch.zeros(3)))
+        assert not KERNEL.applies(x)
+        assert not KERNEL.applies(mode.from_tensor(torch.zeros(3)))
     with kernels_disabled():
-        assert not kernels_apply(x)
-    assert not torch.func.vmap(lambda x: x + kernels_apply(x))(x).any()
-    assert kernels_apply(x)
+        assert not KERNEL.applies(x)
+    assert not torch.func.vmap(lambda x: x + KERNEL.applies(x))(x).any()
+    assert KERNEL.applies(x)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -223,7 +225,7 @@ def test_storage_of_tensors_that_a_kernel_read_can_still_be_resized() -> None:
 def test_kernels_are_disabled_in_one_thread_only() -> None:
     found = []
     with kernels_disabled():
-        thread = threading.Thread(target=lambda: found.append(kernels_apply(torch.zeros(2))))
+        thread = threading.Thread(target=lambda: found.append(KERNEL.applies(torch.zeros(2))))
         thread.start()
         thread.join()
     assert found == [True]

@@ -287,7 +287,7 @@ def test_large_tensors_are_rotated_as_small_ones(name, monkeypatch) -> None:
     position = SCHEMES[name]
     q, k = heads(position)
     small = position.rotate(q, k, positions_for(name))
-    monkeypatch.setattr(rotation, "BLOCK_NUMEL", 60)
+    monkeypatch.setattr(rotation, "LARGE_NUMEL", 60)
     monkeypatch.setattr(rotation, "SMALL_INTERLEAVED_NUMEL", 0)
     for one, other in zip(small, position.rotate(q, k, positions_for(name)), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=0)

@@ -1,11 +1,23 @@
-"""Rotation in blocks, against the definition."""
+"""Fast ways to rotate pairs of channels, against the definition."""
 
 import pytest
 import torch
 
 from embedlayer.positions import rotation as module
 from embedlayer.positions.rotary import RotaryEmbedding
-from embedlayer.positions.rotation import apply_rotary, fused_apply_rotary
+from embedlayer.positions.rotation import apply_rotary, channel_tables, fused_apply_rotary, rotate_pairs
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool) -> torch.Tensor:
+    """Rotate pairs in the way that `rotate_pairs` chooses: a few operations, a kernel or complex numbers."""
+    return rotate_pairs(x, *channel_tables(cos, sin, interleaved=interleaved), interleaved=interleaved)
+
+
+@pytest.fixture(params=["small", "large"])
+def sizes(request, monkeypatch) -> None:
+    """Take the tensors of a test for small ones, and for large ones."""
+    for name in ("SMALL_INTERLEAVED_NUMEL", "LARGE_NUMEL"):
+        monkeypatch.setattr(module, name, 0 if request.param == "large" else 1 << 20)
 
 
 def angles(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -13,8 +25,7 @@ def angles(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
     return phase.cos(), phase.sin()
 
 
-@pytest.mark.usefixtures("both_paths")
-@pytest.mark.parametrize("block", [1 << 17, 30])
+@pytest.mark.usefixtures("both_paths", "sizes")
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(
     ("x_shape", "angle_shape"),
@@ -30,14 +41,11 @@ def angles(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
         ((2, 3, 6, 5, 8), (1, 5, 4)),
     ],
 )
-def test_values_and_gradients_are_those_of_the_definition(
-    monkeypatch, block, interleaved, x_shape, angle_shape
-) -> None:
-    monkeypatch.setattr(module, "BLOCK_NUMEL", block)
+def test_values_and_gradients_are_those_of_the_definition(interleaved, x_shape, angle_shape) -> None:
     cos, sin = angles(*angle_shape)
     upstream = torch.randn(x_shape)
     results = []
-    for way in (fused_apply_rotary, apply_rotary):
+    for way in (rotated, apply_rotary):
         torch.manual_seed(1)
         x = torch.randn(x_shape, requires_grad=True)
         y = way(x, cos, sin, interleaved=interleaved)
@@ -48,7 +56,7 @@ def test_values_and_gradients_are_those_of_the_definition(
         assert torch.allclose(ours, plain, atol=1e-6)
 
 
-@pytest.mark.usefixtures("both_paths")
+@pytest.mark.usefixtures("both_paths", "sizes")
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_any_strides_are_read_and_nothing_is_written_to(interleaved) -> None:
     cos, sin = angles(1, 5, 4)
@@ -57,22 +65,20 @@ def test_any_strides_are_read_and_nothing_is_written_to(interleaved) -> None:
     for view in (x, odd):
         before = view.clone()
         assert torch.allclose(
-            fused_apply_rotary(view, cos, sin, interleaved=interleaved),
+            rotated(view, cos, sin, interleaved=interleaved),
             apply_rotary(before, cos, sin, interleaved=interleaved),
             atol=1e-6,
         )
         assert torch.equal(view, before)
 
 
-@pytest.mark.usefixtures("both_paths")
+@pytest.mark.usefixtures("both_paths", "sizes")
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_the_second_derivative_is_zero_and_can_be_asked_for(interleaved) -> None:
     cos, sin = angles(1, 3, 2)
     x = torch.randn(1, 2, 3, 4, requires_grad=True)
     upstream = torch.randn(1, 2, 3, 4, requires_grad=True)
-    (first,) = torch.autograd.grad(
-        fused_apply_rotary(x, cos, sin, interleaved=interleaved), x, upstream, create_graph=True
-    )
+    (first,) = torch.autograd.grad(rotated(x, cos, sin, interleaved=interleaved), x, upstream, create_graph=True)
     (through,) = torch.autograd.grad(first, upstream, torch.ones_like(first))
     assert torch.allclose(through, apply_rotary(torch.ones_like(x), cos, sin, interleaved=interleaved), atol=1e-6)
 
@@ -98,7 +104,7 @@ def test_the_result_does_not_depend_on_the_size_of_the_call(interleaved) -> None
     position = RotaryEmbedding(128, interleaved=interleaved)
     x = torch.randn(1, 3, 2000, 128)
     prepared = position.prepare(torch.arange(2000))
-    assert x.numel() > module.BLOCK_NUMEL
+    assert x.numel() > module.LARGE_NUMEL
     large = position.rotate(x, x, prepared)[0]
     first = position.rotate(x[..., :7, :], x[..., :7, :], torch.arange(7))[0]
     assert torch.equal(large[..., :7, :], first)

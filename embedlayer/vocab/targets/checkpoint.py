@@ -25,7 +25,6 @@ from embedlayer.checkpoints.reading.model import checkpoint_family, is_unknown_f
 from embedlayer.checkpoints.second_copies import find_copies
 from embedlayer.checkpoints.writer import write_tensors
 from embedlayer.errors import CheckpointError, EmbedLayerWarning
-from embedlayer.families.tokenizers import OWN_RULES
 from embedlayer.io.weight_files import WeightFiles, find_folder
 from embedlayer.pretrained import TOKENIZER
 from embedlayer.tokenization.read import load_tokenizer, save_tokenizer

@@ -11,8 +11,7 @@ from embedlayer.census.files import files_left_out
 from embedlayer.census.report import CensusReport
 from embedlayer.errors import CheckpointError, EmbedLayerError, EmbedLayerWarning, FileError
 from embedlayer.io.files import new_files, new_folder, recover_folder
-from embedlayer.opening.path_kinds import BLOCKS, CONFIG, OWN_FOLDERS, path_kind
-from embedlayer.sources import PathKind
+from embedlayer.opening.path_kinds import BLOCKS, CONFIG, OWN_FOLDERS, PathKind, path_kind
 from embedlayer.training.run_directory import RunDirectory
 from embedlayer.vocab.edit import ResolveEdit
 from embedlayer.vocab.targets.apply_rows import EditResult

@@ -29,7 +29,7 @@ export function chainOf(pipeline, token) {
     if (maker) links.push(...maker(step, pipeline, token, links));
   }
   const hasScale = links.some((link) => link.step === "scale");
-  const shared = links.filter(({ step }) => !(step === "rows" && hasScale) && !["norm", "project"].includes(step));
+  const shared = links.filter(({ step }) => !(step === "look_up" && hasScale) && !["norm", "project"].includes(step));
   const limit = Math.max(...shared.map((link) => link.limit));
   for (const link of shared) link.limit = limit; // equal colours mean equal numbers in all that is added
   return links;
@@ -40,12 +40,12 @@ export function chainOf(pipeline, token) {
  * @type {Record<string, (step: PipelineStep, pipeline: Pipeline, token: number, before: Link[]) => Link[]>}
  */
 const MAKERS = {
-  rows: (step, { tokens }, token) => {
+  look_up: (step, { tokens }, token) => {
     const rows = unpackMatrix(step.values.rows);
     const { id, text } = tokens[token];
     const numbers = row(rows, token);
     return [{
-      step: "rows", sign: "", name: `W[${id}]`, about: `row of “${text}”`, numbers, limit: limitOf(rows), space: 0,
+      step: "look_up", sign: "", name: `W[${id}]`, about: `row of “${text}”`, numbers, limit: limitOf(rows), space: 0,
       sum: (d) => `W[${id}] = ${shown(numbers[d])}`,
     }];
   },
@@ -60,11 +60,11 @@ const MAKERS = {
   types: (step, _, token, before) => added(step, token, before, {
     values: "types", name: "type[0]", about: "vector of segment 0",
   }),
-  positions: (step, _, token, before) => {
+  position: (step, _, token, before) => {
     const places = unpackMatrix(step.values.positions);
     const numbers = row(places, token);
     return [{
-      step: "positions", sign: "+", name: `p[${token}]`, about: `vector of position ${token}`, numbers,
+      step: "position", sign: "+", name: `p[${token}]`, about: `vector of position ${token}`, numbers,
       limit: limitOf(places), space: before.at(-1)?.space ?? 0, sum: () => "",
     }];
   },

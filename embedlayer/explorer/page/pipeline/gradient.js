@@ -25,7 +25,7 @@ function wholeGradient(scene) {
   const [rows, head] = ["rows_gradient", "head_gradient"].map((name) => valueOf(scene, name));
   const both = matrix(rows.rows, rows.cols, (r, c) => rows.data[r * rows.cols + c] + head.data[r * rows.cols + c]);
   const limit = Math.max(largestOf(rows), largestOf(head));
-  const names = pipeline.steps.find((each) => each.name === "rows")?.facts.parts[0].names ?? [];
+  const names = pipeline.steps.find((each) => each.name === "look_up")?.facts.parts[0].names ?? [];
   const used = new Set(pipeline.tokens.slice(0, -1).map((token) => token.id));
   const columnNames = Array.from({ length: rows.cols }, (_, c) => String(c));
   /** @param {string} caption @param {Matrix} numbers @param {(row: number) => boolean} mark */

@@ -18,7 +18,7 @@ export function drawScale(scene) {
   const after = valueOf(scene, "scaled");
   const { factor, scaled } = scene.step.facts;
   if (!scaled) return [strips(scene, "Rows", after, { title: "All tokens: the rows, unchanged" })];
-  const rows = /** @type {PipelineStep} */ (scene.pipeline.steps.find((step) => step.name === "rows")).values.rows;
+  const rows = /** @type {PipelineStep} */ (scene.pipeline.steps.find((step) => step.name === "look_up")).values.rows;
   const options = { limit: limitOf(after), height: Math.min(20, heightFor(after.rows)) };
   const note = "The same pattern; equal colours mean equal numbers in both pictures.";
   return [

@@ -12,7 +12,7 @@ import { picture, strips, valueOf } from "./pictures.js";
 /** Draw each token as a vector of V entries with a single 1. @param {Scene} scene */
 export function drawOneHot(scene) {
   const { pipeline, step, showTiny } = scene;
-  const rows = pipeline.steps.find((each) => each.name === "rows");
+  const rows = pipeline.steps.find((each) => each.name === "look_up");
   if (step.name === "one_hot" && rows?.facts.whole) return [wholeMatrix(scene, rows.facts.parts[0].names)];
   const last = pipeline.vocab_size - 1;
   const link = showTiny && h("p", { class: "note" },

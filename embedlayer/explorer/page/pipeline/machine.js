@@ -69,7 +69,7 @@ export class Machine {
       new VectorPicture(numbers, { limit, space, isExact: true }));
     const products = tableOfProducts(pipeline, token);
     const rows = tableOfRows(pipeline, token);
-    const space = this.#links.find((link) => link.step === "positions")?.space ?? 0;
+    const space = this.#links.find((link) => link.step === "position")?.space ?? 0;
     const positions = tableOfPositions(pipeline, token, space, this.calls.goTo);
     this.#tables = [rows, ...(products ? [products] : []), positions];
     this.#lines = this.#links.map((link, i) => this.#line(link, this.#chain[i]));
@@ -129,7 +129,7 @@ export class Machine {
     const done = this.#links.at(-1)?.step;
     const start = pipeline.steps.findIndex((step) => step.name === done);
     const later = pipeline.steps.slice(start + 1).filter((step) => !step.idle && step.name !== "dropout");
-    const scheme = pipeline.steps.find((step) => step.name === "positions")?.facts.scheme;
+    const scheme = pipeline.steps.find((step) => step.name === "position")?.facts.scheme;
     const isTable = scheme === "Position" && !later.length;
     const end = isTable ? "This source has rows only: no positions, and no blocks that read them."
       : "↓ input of the first block";
@@ -145,8 +145,8 @@ export class Machine {
   #move(index) {
     const to = this.#chain[index].element;
     const link = this.#links[index];
-    const source = link.step === "rows" ? this.#tables.at(-2)?.chosen
-      : link.step === "positions" ? this.#tables.at(-1)?.chosen : this.#chain[index - 1];
+    const source = link.step === "look_up" ? this.#tables.at(-2)?.chosen
+      : link.step === "position" ? this.#tables.at(-1)?.chosen : this.#chain[index - 1];
     const froms = [source, link.step === "sum" || link.step === "types" ? this.#chain[index - 2] : null];
     move(this.element, froms.flatMap((from) => (from ? [from.element] : [])), to);
   }

@@ -65,7 +65,7 @@ const TINY = "Real numbers of an untrained decoder of one block: random, with a 
 
 /** Return the name of a model's scheme; "" for one without a switch. @param {Pipeline | null} pipeline */
 function schemeOf(pipeline) {
-  return CLASSES[pipeline?.steps.find((step) => step.name === "positions")?.facts.scheme] ?? "";
+  return CLASSES[pipeline?.steps.find((step) => step.name === "position")?.facts.scheme] ?? "";
 }
 
 /**

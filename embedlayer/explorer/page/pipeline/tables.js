@@ -87,7 +87,7 @@ export function tableOfProducts(pipeline, token) {
  * @returns {MachineTable}
  */
 export function tableOfPositions(pipeline, token, space, goTo) {
-  const step = pipeline.steps.find((each) => each.name === "positions");
+  const step = pipeline.steps.find((each) => each.name === "position");
   if (!step || step.idle) {
     const target = pipeline.steps.find(({ name }) => name === "rotation" || name === "bias");
     const link = target && h("button", { type: "button", class: "link", onClick: () => goTo(target.name) },
@@ -151,7 +151,7 @@ function machineTable(name, title, ...children) {
  * @returns {{part: Matrix, first: number, names: string[], whole: boolean}}
  */
 function partOf(pipeline, token) {
-  const step = /** @type {PipelineStep} */ (pipeline.steps.find((each) => each.name === "rows"));
+  const step = /** @type {PipelineStep} */ (pipeline.steps.find((each) => each.name === "look_up"));
   const index = step.facts.part_of[token];
   const { first, names } = step.facts.parts[index];
   return { part: unpackMatrix(step.values.near, index), first, names, whole: step.facts.whole };

@@ -45,10 +45,10 @@ const PLACEHOLDERS = {
 /** @type {Record<string, (scene: Scene) => Child[]>} */
 const DRAW = {
   one_hot: drawOneHot,
-  rows: drawLookUp,
+  look_up: drawLookUp,
   scale: drawScale,
   types: drawTypes,
-  positions: drawPositions,
+  position: drawPositions,
   sum: drawSum,
   norm: drawResult,
   project: drawResult,
@@ -251,7 +251,7 @@ class PipelineView {
     this.context.state.set({ token: this.#token === 1 ? null : this.#token });
     [...this.chips.children].forEach((button, t) => button.setAttribute("aria-pressed", String(t === this.#token)));
     this.#showMachine(this.#pipeline);
-    this.#draw(this.#pipeline.steps[this.#step].name === "rows");
+    this.#draw(this.#pipeline.steps[this.#step].name === "look_up");
   }
 
   /** @param {Pipeline} pipeline */

@@ -1,11 +1,16 @@
 """When a faster computation may take the place of the calls that it stands for."""
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from embedlayer.overrides import has_hooks, is_current, is_unchanged
+import embedlayer
+from embedlayer.torch_state import has_hooks, is_current, is_unchanged
 
 
 class Doubling(nn.Module):
@@ -79,3 +84,25 @@ def test_a_shortcut_is_current_where_no_subclass_overrides_the_definition_alone(
     assert is_current(type("Both", (Doubling,), both), "fast", "plain")
     assert is_current(type("Faster", (Doubling,), {"fast": Doubling.fast}), "fast", "plain")
     assert not is_current(type("Again", (type("Both", (Doubling,), both),), tripled), "fast", "plain")
+
+
+def private_names(tree: ast.Module) -> set[str]:
+    """Return the private names of torch that a module reads, and the private modules of torch that it imports."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            name = ast.unparse(node)
+            found |= {name} if name.startswith(("torch.", "Tensor.")) else set()
+    return {name for name in found if any(re.match("_[a-z]", part, re.I) for part in name.split("."))}
+
+
+def test_private_names_of_torch_are_in_one_file() -> None:
+    package = Path(embedlayer.__file__).parent
+    found = {
+        str(file.relative_to(package)): private_names(ast.parse(file.read_text())) for file in package.rglob("*.py")
+    }
+    assert found.pop("torch_state.py")
+    documented = {"torch._dynamo", "torch._dynamo.graph_break"}  # with this name, in torch's guide to torch.compile
+    assert {name: private for name, names in found.items() if (private := names - documented)} == {}
