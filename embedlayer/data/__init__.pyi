@@ -6,8 +6,6 @@ from .sharded_build import build_shard as build_shard
 from .text_chunks import encode_chunks as encode_chunks
 from .text_chunks import read_text_chunks as read_text_chunks
 from .text_files import find_text_files as find_text_files
-from .tokenizer import load_tokenizer as load_tokenizer
-from .tokenizer import train_tokenizer as train_tokenizer
 from .windows import TokenWindows as TokenWindows
 from .windows import WindowSampler as WindowSampler
 from .windows import create_dataloader as create_dataloader
