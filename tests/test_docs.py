@@ -153,11 +153,8 @@ def test_every_module_has_its_test_file() -> None:
             f"checkpoints/vector_formats/{name}.py": "checkpoints/test_vector_files.py"
             for name in ("streams", "word2vec", "npy", "projector")
         },
-        "data/text_chunks.py": "data/test_corpus.py",
-        "data/text_files.py": "data/test_text_formats.py",
+        "data/text_files.py": "data/test_corpus.py",
         "io/weight_files.py": "io/test_safetensors_files.py",
-        "analysis/movement.py": "analysis/test_geometry.py",
-        "analysis/position_pictures.py": "analysis/test_geometry.py",
         "analysis/health_report.py": "analysis/test_health.py",
         "analysis/token_names.py": "analysis/test_vectors.py",
         "tokenization/words.py": "analysis/test_vectors.py",

@@ -276,6 +276,7 @@ def row_texts(tokenizer: Tokenizer, rows: int) -> list[str]:
     """Return the text of the token of each row, see `token_text`; `""` for a row without a token.
 
     Example:
+        >>> from embedlayer.tokenization.words import word_tokenizer
         >>> row_texts(word_tokenizer(["dog", "cat"]), 3)
         ['dog', 'cat', '']
     """
@@ -295,8 +296,10 @@ def decode_readable(raw: bytes) -> str:
 
 def _byte_level_bytes(entry: str) -> bytes | None:
     """Return the bytes of an entry of byte-level BPE; `None` if it has other letters, as added tokens do."""
-    letters = byte_level_alphabet()
-    return bytes(letters[letter] for letter in entry) if letters.keys() >= {*entry} else None
+    try:
+        return bytes(map(byte_level_alphabet().__getitem__, entry))
+    except KeyError:
+        return None
 
 
 def _convention(tokenizer: Tokenizer) -> str:

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -16,6 +16,9 @@ from embedlayer.tokenization.tokenizer_calls import cut_pre_tokens
 from embedlayer.tokenization.unigram import train_subwords
 
 TokenizerKind = Literal["bpe", "wordpiece", "unigram", "word", "byte"]
+
+_Trainer = Callable[[Iterable[str], int, list[str], int], Tokenizer]
+"""From texts, the largest number of entries, special tokens, which get the first IDs, and `min_frequency`."""
 
 _LONGEST_PATH = 4096
 _PATH = re.compile(r"(?:~|\.{1,2})?/\S*\w\S*|[A-Za-z]:\\\S+|\S+\.(?:txt|md|jsonl?|csv|tsv|gz|zip|parquet)")
@@ -77,7 +80,13 @@ def train_tokenizer(
         next(texts, None)  # nothing is learned, and a path is refused all the same
         return _byte_tokenizer(specials)
 
-    train = {"bpe": _train_bpe, "wordpiece": _train_wordpiece, "unigram": _train_unigram, "word": _train_word}[kind]
+    trainers_by_kind: dict[str, _Trainer] = {
+        "bpe": _train_bpe,
+        "wordpiece": _train_wordpiece,
+        "unigram": _train_unigram,
+        "word": _train_word,
+    }
+    train = trainers_by_kind[kind]
     unknown = {"bpe": None, "wordpiece": "[UNK]", "unigram": "<unk>", "word": "<unk>"}[kind]
     if unknown is not None and unknown not in specials:
         specials.append(unknown)
@@ -180,14 +189,7 @@ def _byte_tokenizer(specials: list[str]) -> Tokenizer:
 
 
 def _train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], min_frequency: int) -> Tokenizer:
-    """Train a byte-level BPE tokenizer as in GPT-2.
-
-    Args:
-        texts: The training text.
-        vocab_size: Largest number of entries, including special tokens and the 256 bytes.
-        specials: Special tokens, which get the first IDs.
-        min_frequency: Fewest occurrences of a pair that is merged.
-    """
+    """Train a byte-level BPE tokenizer as in GPT-2."""
     tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -201,14 +203,7 @@ def _train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], min_f
 
 
 def _train_wordpiece(texts: Iterable[str], vocab_size: int, specials: list[str], min_frequency: int) -> Tokenizer:
-    """Train a WordPiece tokenizer as in cased BERT.
-
-    Args:
-        texts: The training text, which is kept in memory.
-        vocab_size: Largest number of entries, including special tokens.
-        specials: Special tokens, `[UNK]` among them, which get the first IDs.
-        min_frequency: Fewest occurrences of a pair that is merged.
-    """
+    """Train a WordPiece tokenizer as in cased BERT; the text is kept in memory."""
     texts = list(cut_pre_tokens(texts, bert_tokenizer({"[UNK]": 0}, lowercase=False).pre_tokenizer))
     # The trainer numbers the letters that continue a word in the order of a randomly seeded hash table, and ties
     # between pairs are broken by these numbers. So learn the letters first, and hand them back sorted.
@@ -223,11 +218,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, specials: list[str],
 def _wordpiece_vocabulary(texts: list[str], vocab_size: int, first: list[str], min_frequency: int) -> dict[str, int]:
     """Run the WordPiece trainer of the `tokenizers` library once, and return the ID of each entry of the vocabulary.
 
-    Args:
-        texts: The training text.
-        vocab_size: Largest number of entries; single characters are kept beyond it.
-        first: Entries that get the first IDs, in this order.
-        min_frequency: Fewest occurrences of a pair that is merged.
+    Entries `first` get the first IDs, in this order; single characters are kept beyond `vocab_size`.
     """
     tokenizer = bert_tokenizer({"[UNK]": 0}, lowercase=False)
     trainer = trainers.WordPieceTrainer(
@@ -238,14 +229,7 @@ def _wordpiece_vocabulary(texts: list[str], vocab_size: int, first: list[str], m
 
 
 def _train_unigram(texts: Iterable[str], vocab_size: int, specials: list[str], _: int) -> Tokenizer:
-    """Train a Unigram tokenizer as in SentencePiece; text is NFKC-normalised.
-
-    Args:
-        texts: The training text.
-        vocab_size: Largest number of entries, including special tokens.
-        specials: Special tokens, `<unk>` among them, which get the first IDs.
-        _: `min_frequency` of the other kinds; not used.
-    """
+    """Train a Unigram tokenizer as in SentencePiece; text is NFKC-normalised."""
     normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     words: Counter[str] = Counter()
     for text in texts:
@@ -262,14 +246,7 @@ def _train_unigram(texts: Iterable[str], vocab_size: int, specials: list[str], _
 
 
 def _train_word(texts: Iterable[str], vocab_size: int, specials: list[str], min_frequency: int) -> Tokenizer:
-    """Train a tokenizer of which the tokens are whole words and punctuation marks.
-
-    Args:
-        texts: The training text.
-        vocab_size: Largest number of entries, including special tokens.
-        specials: Special tokens, `<unk>` among them, which get the first IDs.
-        min_frequency: Fewest occurrences of a word in the vocabulary.
-    """
+    """Train a tokenizer of which the tokens are whole words and punctuation marks."""
     tokenizer = Tokenizer(models.WordLevel(vocab={"<unk>": 0}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True)
     tokenizer.decoder = decoders.Sequence(

@@ -1,4 +1,4 @@
-"""PCA, spectrum and alignment, checked against NumPy and SciPy; position pictures, against the formulas."""
+"""PCA and spectrum, checked against NumPy."""
 
 import numpy as np
 import pytest
@@ -6,19 +6,9 @@ import torch
 
 from embedlayer.analysis import geometry
 from embedlayer.analysis.geometry import norms_by_frequency, principal_components, table_geometry
-from embedlayer.analysis.movement import align_tables, row_movement, shared_tokens
-from embedlayer.analysis.position_pictures import position_values
 from embedlayer.errors import ShapeError, SizeError
-from embedlayer.positions.alibi import AlibiBias
-from embedlayer.positions.learned import LearnedPositionalEmbedding
-from embedlayer.positions.position import Position
-from embedlayer.positions.rotary import RotaryEmbedding
-from embedlayer.positions.rotary_scaling import YarnScaling
-from embedlayer.positions.sinusoidal import SinusoidalPositionalEmbedding
 from embedlayer.tables.dense import TokenEmbedding
 from embedlayer.tables.factorized import FactorizedEmbedding
-from embedlayer.tokenization.read import load_tokenizer
-from embedlayer.tokenization.train import train_tokenizer
 
 
 @pytest.mark.parametrize(("count", "width", "kept"), [(200, 7, 3), (5, 12, 2), (50, 50, 50), (3, 1, 1)])
@@ -68,51 +58,6 @@ def test_pca_refuses_what_has_no_components():
     rows[2, 1] = torch.nan
     with pytest.raises(ShapeError, match="1 of 5 rows hold NaN or infinity, the first is row 2"):
         principal_components(rows)
-
-
-@pytest.mark.parametrize("scheme", [LearnedPositionalEmbedding, SinusoidalPositionalEmbedding])
-def test_an_additive_scheme_shows_its_rows_and_stops_where_they_end(scheme):
-    position = scheme(20, 6)
-    picture = position_values(position, 32)
-    torch.testing.assert_close(picture.values, position.vectors(torch.arange(20)).detach().float())
-    assert (picture.row_label, picture.column_label) == ("position", "dimension")
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_rotary_shows_the_cosine_of_each_pairs_angle_in_either_layout(interleaved):
-    picture = position_values(RotaryEmbedding(8, base=100.0, interleaved=interleaved), 50)
-    angles = torch.arange(50)[:, None] * 100.0 ** (-torch.arange(0, 8, 2) / 8)
-    torch.testing.assert_close(picture.values, angles.cos(), atol=1e-4, rtol=0)
-    assert picture.column_label == "pair of dimensions"
-
-
-def test_channels_that_rotary_leaves_alone_are_shown_unturned():
-    picture = position_values(RotaryEmbedding(8, rotary_dim=4), 10)
-    assert picture.values.shape == (10, 2 + 4)
-    torch.testing.assert_close(picture.values[:, 2:], torch.ones(10, 4))
-
-
-def test_alibi_shows_each_heads_bias_by_distance():
-    picture = position_values(AlibiBias(4), 10)
-    slopes = torch.tensor([2 ** (-8 * (head + 1) / 4) for head in range(4)])
-    torch.testing.assert_close(picture.values, -torch.arange(10)[:, None] * slopes)
-    assert (picture.row_label, picture.column_label) == ("distance back to the key", "head")
-
-
-def test_a_scheme_without_positions_has_no_picture():
-    assert position_values(Position(), 8) is None
-    with pytest.raises(SizeError, match="at least 1; found 0"):
-        position_values(Position(), 0)
-
-
-def test_one_position_is_a_picture_too():
-    assert position_values(RotaryEmbedding(4), 1).values.tolist() == [[1.0, 1.0]]
-    assert position_values(AlibiBias(2), 1).values.tolist() == [[0.0, 0.0]]
-
-
-def test_a_rotation_that_also_scales_is_shown_by_its_angle():
-    plain, scaled = (RotaryEmbedding(8, scaling=YarnScaling(1.0, 16, attention_factor=factor)) for factor in (1.0, 1.5))
-    torch.testing.assert_close(position_values(scaled, 20).values, position_values(plain, 20).values)
 
 
 @pytest.mark.parametrize("table", [TokenEmbedding(90, 12), FactorizedEmbedding(90, 12, rank=5)])
@@ -174,74 +119,3 @@ def test_lengths_are_told_by_frequency():
     assert bands[2].median == pytest.approx(float(norms[2:8].quantile(0.5)))
     with pytest.raises(ShapeError, match="200 rows need as many counts"):
         norms_by_frequency(table, counts[:7])
-
-
-@pytest.mark.parametrize("width", [6, 9, 4])
-@pytest.mark.parametrize("chunk", [16, 8192])
-def test_alignment_is_the_best_rotation(monkeypatch, width, chunk):
-    linalg = pytest.importorskip("scipy.linalg")
-    monkeypatch.setattr(geometry, "CHUNK_ROWS", chunk)
-    before, after = torch.randn(50, 6, dtype=torch.float64), torch.randn(50, width, dtype=torch.float64)
-    found = align_tables(before, after)
-    turned = found.scale * before @ found.rotation
-    assert found.residual == pytest.approx(float((turned - after).square().sum() / after.square().sum()))
-    if width == 6:
-        expected, _ = linalg.orthogonal_procrustes(before.numpy(), after.numpy())
-        np.testing.assert_allclose(found.rotation.numpy(), expected, atol=1e-9)
-    for _ in range(5):
-        nearby = torch.linalg.qr(found.rotation + 0.1 * torch.randn(6, width, dtype=torch.float64)).Q
-        if nearby.shape == found.rotation.shape:
-            assert (found.scale * before @ nearby - after).square().sum() > (turned - after).square().sum() - 1e-9
-
-
-def test_rows_that_were_turned_apart_are_the_ones_that_moved():
-    before = torch.randn(400, 16)
-    turn = torch.linalg.qr(torch.randn(16, 16)).Q
-    after = 2 * before @ turn
-    after[[7, 90]] = torch.randn(2, 16)
-    before[3], after[4] = 0.0, torch.nan
-    plain = row_movement(before, after)
-    assert plain.cosines.nanmedian() < 0.5  # without turning, all have moved
-    moved = row_movement(before, after, alignment=align_tables(before, after))
-    assert {row.before for row in moved.most(2)} == {7, 90}
-    assert moved.least(1)[0].cosine > 0.999
-    assert moved.cosines[[3, 4]].isnan().all()
-    assert len(moved.most(1000)) == 398
-    assert moved.most(1)[0].norm_after == pytest.approx(float(after[moved.most(1)[0].after].norm()), rel=1e-5)
-
-
-def test_two_vocabularies_are_compared_by_what_their_tokens_say(shared_data):
-    text = "the cats and the dogs ran to the log, and the mats lay on it " * 20
-    bpe, unigram = train_tokenizer(text, vocab_size=290), train_tokenizer(text, "unigram", vocab_size=60)
-    pairs = shared_tokens(bpe, unigram)
-    assert [bpe.token_to_id("Ġthe"), unigram.token_to_id("▁the")] in pairs.tolist()
-    one, other = torch.randn(bpe.get_vocab_size(), 8), torch.zeros(unigram.get_vocab_size(), 8)
-    other[pairs[:, 1]] = one[pairs[:, 0]]
-    moved = row_movement(one, other, pairs=pairs)
-    torch.testing.assert_close(moved.cosines, torch.ones(len(pairs)).double())
-    llama = load_tokenizer(shared_data / "tokenizers" / "phi-3-mini.tokenizer.json")
-    same = shared_tokens(llama, llama)
-    assert torch.equal(same[:, 0], same[:, 1])
-    assert len(same) == 32011
-
-
-def test_tables_that_do_not_fit_together_say_what_to_give():
-    with pytest.raises(ShapeError, match="5 and 6 rows: pass pairs"):
-        align_tables(torch.randn(5, 2), torch.randn(6, 2))
-    with pytest.raises(ShapeError, match="pass alignment=align"):
-        row_movement(torch.randn(5, 2), torch.randn(5, 3))
-    with pytest.raises(ShapeError, match="outside the tables"):
-        row_movement(torch.randn(5, 2), torch.randn(5, 2), pairs=torch.tensor([[0, 5]]))
-    with pytest.raises(SizeError, match="No pair has two usable rows"):
-        align_tables(torch.zeros(5, 2), torch.randn(5, 2))
-    assert row_movement(torch.zeros(0, 2), torch.zeros(0, 2)).most() == []
-
-
-def test_rows_with_the_same_direction_are_ordered_by_the_change_of_their_norms() -> None:
-    rows = torch.randn(50, 8)
-    changed = rows.clone()
-    changed[[3, 4]] *= torch.tensor([[8.0], [0.5]])
-    changed[9] = -changed[9]
-    moved = row_movement(rows, changed)
-    assert [each.after for each in moved.most(3)] == [9, 3, 4]
-    assert [each.after for each in moved.least(50)][-3:] == [4, 3, 9]

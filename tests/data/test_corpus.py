@@ -1,163 +1,26 @@
-"""The corpus: cutting that no tokenizer notices, files of every sort, and a folder that is whole or not there."""
+"""The corpus: files of every sort, and a folder that is whole or not there."""
 
 import gzip
-import io
 import json
-import sys
 import warnings
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from embedlayer.data.corpus import TokenCorpus
-from embedlayer.data.text_chunks import _CUTS, encode_chunks, read_text_chunks, split_text
 from embedlayer.data.text_files import find_text_files
 from embedlayer.errors import CheckpointError, EmbedLayerWarning, FileError, SizeError, TextError
 from embedlayer.tokenization.bpe_files import END_OF_TEXT
-from embedlayer.tokenization.read import load_tokenizer
 from embedlayer.tokenization.tokenizer_calls import fingerprint
 from embedlayer.tokenization.train import train_tokenizer
 
 BYTES = train_tokenizer((), "byte")
 SENTENCES = "Dogs love dogs, as they say.  But do cats?\n\n\tNaïve question: «yes»!\r\n" * 60
-CL100K = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-def gpt4_style(text: str) -> Tokenizer:
-    """Byte-level BPE behind the pattern of cl100k, which glues line breaks to the marks before them."""
-    from tokenizers import trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(CL100K), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator([text], trainer)
-    return tokenizer
-
-
-def whole(tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode(text, add_special_tokens=False).ids
-
-
-def in_pieces(tokenizer: Tokenizer, path: Path) -> list[int]:
-    pieces = list(read_text_chunks(path, tokenizer=tokenizer))
-    assert len(pieces) > 5
-    return [token for _, ids in encode_chunks(pieces, tokenizer) for token in ids.tolist()]
-
-
-@pytest.mark.parametrize("text", ["the-verdict.txt", "tinyshakespeare.txt", "enwiki-plain.txt"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gpt2-encoder.json",
-        "phi-3-mini.tokenizer.json",
-        "t5-small.tokenizer.json",
-        "bert-base-cased-vocab.txt",
-    ],
-)
-def test_pieces_give_the_ids_of_the_whole_text_for_published_tokenizers(shared_data, tmp_path, name, text):
-    real = (shared_data / "text" / text).read_bytes()[:100_000].decode(errors="ignore")
-    (tmp_path / "text").write_bytes(real.encode())
-    tokenizer = load_tokenizer(shared_data / "tokenizers" / name)
-    assert in_pieces(tokenizer, tmp_path / "text") == whole(tokenizer, real)
-
-
-@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "word", "byte", "gpt4"])
-@pytest.mark.parametrize(
-    "text",
-    [
-        SENTENCES,
-        "def f(x):\n    if x:\n\n        return [x**2,\n                x]\n" * 100,
-        "犬は犬が好きだと言われている。猫はどうだろうか？\n" * 200,
-        "one\ntwo\nthree\n\n\n" * 400,
-    ],
-    ids=["prose", "code", "no spaces", "lines"],
-)
-def test_pieces_give_the_ids_of_the_whole_text_for_tokenizers_trained_here(tmp_path, kind, text):
-    (tmp_path / "text").write_bytes(text.encode())
-    tokenizer = gpt4_style(text) if kind == "gpt4" else train_tokenizer(text, kind, vocab_size=500)
-    assert in_pieces(tokenizer, tmp_path / "text") == whole(tokenizer, text)
-
-
-@given(text=st.text(st.sampled_from("ab é犬\n\t.,'\r 🙂"), max_size=4000))
-@settings(max_examples=25, deadline=None)
-def test_pieces_put_together_are_the_text_and_its_ids(text):
-    corpus = text.encode()
-    pieces = list(read_pieces_of(corpus, BYTES))
-    assert "".join(pieces) == text
-    assert [token for _, ids in encode_chunks(pieces, BYTES) for token in ids.tolist()] == list(corpus)
-
-
-def read_pieces_of(content: bytes, tokenizer: object = None) -> list[str]:
-    """`read_text_chunks` of standard input."""
-    kept, sys.stdin = sys.stdin, SimpleNamespace(buffer=io.BytesIO(content))
-    try:
-        return list(read_text_chunks("-", tokenizer=tokenizer))
-    finally:
-        sys.stdin = kept
-
-
-def test_line_ends_are_kept_and_a_byte_order_mark_is_not():
-    text = "a\r\nb\rc\n"
-    assert "".join(read_pieces_of(b"\xef\xbb\xbf" + text.encode())) == text
-    assert read_pieces_of(b"\xef\xbb\xbf") == []
-
-
-def test_a_character_across_two_reads_stays_whole(tmp_path):
-    text = "x" + "é犬🙂" * 40_000
-    (tmp_path / "text").write_bytes(text.encode())
-    assert "".join(read_text_chunks(tmp_path / "text")) == text
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"caf\xe9 au lait", r"byte 0xE9 at offset 3\..*iconv -f ISO-8859-1"),
-        (b"\xef\xbb\xbfab\xff", "byte 0xFF at offset 5"),
-        (b"a" * 70_000 + b"\xc3", "byte 0xC3 at offset 70000"),
-        ("dogs".encode("utf-16"), "offset 0.*iconv -f UTF-16"),
-    ],
-)
-def test_text_that_is_not_utf8_names_file_offset_and_remedy(tmp_path, content, words):
-    (tmp_path / "bad.txt").write_bytes(content)
-    with pytest.raises(TextError, match=f"(?s)bad.txt is not UTF-8 text: .*{words}"):
-        list(read_text_chunks(tmp_path / "bad.txt"))
-
-
-@given(st.text(st.sampled_from("ab é犬\n.,_"), min_size=700, max_size=4000))
-@settings(max_examples=25, deadline=None)
-def test_a_chunk_ends_at_the_last_place_of_the_best_kind_in_its_second_half(text):
-    rest, done = text, 0
-    for chunk in split_text([text], None):
-        wanted = min(max(done // 64, 512), 16384)
-        if len(rest) >= wanted + 128:
-            kinds = [[match.start() for match in kind.finditer(rest, wanted // 2, wanted + 1)] for kind in _CUTS]
-            best = [places[-1] for places in kinds if places]
-            assert best[:1] in ([], [len(chunk)])  # without one, a longer chunk is tried
-        rest, done = rest[len(chunk) :], done + len(chunk)
-
-
-def test_an_endless_word_is_cut_with_a_warning(monkeypatch):
-    monkeypatch.setattr("embedlayer.data.text_chunks._ENDLESS_CHARS", 2048)
-    with pytest.warns(EmbedLayerWarning, match="No safe position for a cut"):
-        pieces = read_pieces_of(b"a" * 9000)
-    assert "".join(pieces) == "a" * 9000
 
 
 # Finding
