@@ -16,19 +16,7 @@ from embedlayer.tables.table import TokenTable
 
 
 def read_head(model: CheckpointModel, table: TokenTable, width: int) -> OutputHead | PredictionHead | None:
-    """Read the LM head, tied to a table or untied; `None` if the checkpoint has none.
-
-    Args:
-        model: The model, with the configuration of its last stack.
-        table: Token table of that stack.
-        width: Width of the hidden states.
-
-    Returns:
-        A new module, whose weights except those of the table are in `model.tensors` for the caller to assign.
-
-    Raises:
-        CheckpointError: A tensor or key of the head is missing or does not fit.
-    """
+    """Read the LM head, tied to the table of the last stack or untied; `None` if the checkpoint has none."""
     spec, tensors = model.family.head, model.tensors
     if spec is None:
         return None
