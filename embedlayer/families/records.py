@@ -1,7 +1,7 @@
 """The fields of a family's record: tensor names, scale, norms, projections, head, positions, configuration keys.
 
 Tensor names are suffixes: `"wte.weight"` finds `transformer.wte.weight` and `wte.weight`. Where a field holds several
-names, the loader reads the first one that the checkpoint has.
+names, the reader takes the first one that the checkpoint has.
 """
 
 from collections.abc import Mapping
@@ -125,7 +125,7 @@ class LearnedPositions:
     """Learned position embeddings of a family: a table with one row per position.
 
     Attributes:
-        names: Names under which checkpoints store the table; the loader reads the first one that the checkpoint has.
+        names: Names under which checkpoints store the table; the reader takes the first one that the checkpoint has.
         offset: Number of rows of the table before the row of position 0. `"padding"` means `pad_token_id + 1`.
         ids_include_offset: Whether `position_ids` in transformers are rows of the table, so that the first token has
             the position ID `offset`. Otherwise they count from 0.
@@ -586,7 +586,7 @@ class DecoderSpec:
 
 @dataclass(frozen=True)
 class Family:
-    """Description of one model family, from which the loader builds the embedding layer of its checkpoints.
+    """Description of one model family, from which the reader builds the embedding layer of its checkpoints.
 
     Tensor names are suffixes, as the docstring of this module says.
 

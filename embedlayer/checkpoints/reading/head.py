@@ -16,19 +16,7 @@ from embedlayer.tables.table import TokenTable
 
 
 def read_head(model: CheckpointModel, table: TokenTable, width: int) -> OutputHead | PredictionHead | None:
-    """Read the LM head, tied to a table or untied; `None` if the checkpoint has none.
-
-    Args:
-        model: The model, with the configuration of its last stack.
-        table: Token table of that stack.
-        width: Width of the hidden states.
-
-    Returns:
-        A new module, whose weights except those of the table are in `model.tensors` for the caller to assign.
-
-    Raises:
-        CheckpointError: A tensor or key of the head is missing or does not fit.
-    """
+    """Read the LM head, tied to the table of the last stack or untied; `None` if the checkpoint has none."""
     spec, tensors = model.family.head, model.tensors
     if spec is None:
         return None
@@ -38,37 +26,40 @@ def read_head(model: CheckpointModel, table: TokenTable, width: int) -> OutputHe
     dense = spec.dense if spec.dense is not None and tensors.has(weight_names(spec.dense)) else None
     if not _has_transform(model, spec, dense, is_needed=width != table.embed_dim):
         return None
-    key = "head" if dense is None else "head.output"
-    rows = _untied_rows(model, spec, f"{key}.weight")
-    has_bias = _has_bias(model, spec)
-    if rows is None and not is_tied(spec, model.config.content):
-        _refuse_missing_head(model, spec.weight)
-        return None
-    if rows is not None:
-        _check_shape(model, spec, f"{key}.weight", table, width, has_dense=dense is not None)
-    elif has_bias and dense is None and not tensors.has(spec.bias):
-        _refuse_missing_head(model, spec.bias)
-        return None  # no tensor of the head is stored: this is the base model, or one with another head
-    vocab_size, embed_dim = (table.vocab_size, table.embed_dim) if rows is None else rows.shape
-    if has_bias:
-        _read_bias(model, f"{key}.bias", spec.bias, vocab_size)
-    with model.config.naming_file():
-        factors = logit_factors(spec, model.config.content, table.embed_dim)
-    output = OutputHead(
-        **({"table": table} if rows is None else {"vocab_size": vocab_size, "embed_dim": embed_dim}),
-        bias=has_bias,
-        **factors._asdict(),
-    )
-    if dense is None:
+    output = _read_output(model, spec, table, width, "head" if dense is None else "head.output")
+    if output is None or dense is None:
         return output
     activation = spec.activation
     if activation is not None and activation not in ACTIVATIONS:
         activation = str(model.config.get(activation, "gelu"))
     return PredictionHead(
         output,
-        dense=read_linear(model, "head.dense", dense, (embed_dim, width)),
+        dense=read_linear(model, "head.dense", dense, (output.in_features, width)),
         activation=activation,
-        norm=read_norm(model, "head.norm", spec.norm, embed_dim),
+        norm=read_norm(model, "head.norm", spec.norm, output.in_features),
+    )
+
+
+def _read_output(model: CheckpointModel, spec: HeadSpec, table: TokenTable, width: int, key: str) -> OutputHead | None:
+    """Read the rows and the bias of the head; `None` for a base model, which has no head."""
+    tensors, has_dense = model.tensors, key != "head"
+    rows = _untied_rows(model, spec, f"{key}.weight")
+    has_bias = _has_bias(model, spec)
+    is_absent = rows is None and not is_tied(spec, model.config.content)
+    if is_absent or (rows is None and has_bias and not has_dense and not tensors.has(spec.bias)):
+        _refuse_missing_head(model, spec.weight if is_absent else spec.bias)
+        return None
+    if rows is not None:
+        _check_shape(model, spec, f"{key}.weight", table, width, has_dense=has_dense)
+    vocab_size, embed_dim = (table.vocab_size, table.embed_dim) if rows is None else rows.shape
+    if has_bias:
+        _read_bias(model, f"{key}.bias", spec.bias, vocab_size)
+    with model.config.naming_file():
+        factors = logit_factors(spec, model.config.content, table.embed_dim)
+    return OutputHead(
+        **({"table": table} if rows is None else {"vocab_size": vocab_size, "embed_dim": embed_dim}),
+        bias=has_bias,
+        **factors._asdict(),
     )
 
 

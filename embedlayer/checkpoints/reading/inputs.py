@@ -50,9 +50,6 @@ def read_types(model: CheckpointModel, width: int) -> TokenEmbedding | TypeTable
     """Read the table or tables of token types (segments), which are added to vectors of a width.
 
     The result is `"table"` if segments are rows of the token table, and `None` for a family without token types.
-
-    Raises:
-        CheckpointError: A tensor is missing or has another width.
     """
     tensors, names = model.tensors, model.family.types
     more = [each for each in model.family.more_types if tensors.has(each[0])]
@@ -75,9 +72,6 @@ def read_norm(model: CheckpointModel, key: str, spec: NormSpec | ShiftSpec | Non
     """Read the tensors of a norm, or of what replaces it, and return a new module for them; `None` for no norm.
 
     `key` is the name of the module in the layer, the prefix of its tensors' keys.
-
-    Raises:
-        CheckpointError: A tensor is missing or has another width.
     """
     if spec is None:
         return None
@@ -109,9 +103,6 @@ def read_final_norm(model: CheckpointModel, width: int) -> nn.Module | None:
 
     In an encoder-decoder model it is that of the decoder. It is looked for in the modules around the token table, from
     the innermost one, so no norm of another part (a block, a vision tower) takes its place.
-
-    Raises:
-        CheckpointError: The final norm of this model type is not known, or its tensor is not at its place.
     """
     model_type, tensors = model.config.get("model_type"), model.tensors
     checkpoint, table = tensors.checkpoint, tensors.names["table.weight"][0]
@@ -136,11 +127,7 @@ def read_final_norm(model: CheckpointModel, width: int) -> nn.Module | None:
 
 
 def attention_windows(model: CheckpointModel) -> dict[str, Any]:
-    """Return the arguments `layer_types` and `window` of `EmbeddingLayer`, as far as the configuration has them.
-
-    Raises:
-        CheckpointError: The list of types has another length than there are blocks.
-    """
+    """Return the arguments `layer_types` and `window` of `EmbeddingLayer`, as far as the configuration has them."""
     config = model.config
     if model.family.decoder_input is not None or stated_size(config.content, "num_hidden_layers") is None:
         return {}
@@ -160,9 +147,6 @@ def read_linear(model: CheckpointModel, key: str, spec: LinearSpec, shape: tuple
 
     `key` is the name of the module in the layer, the prefix of its tensors' keys. `shape` is that of the weight, (out,
     in); `None` in it allows any size.
-
-    Raises:
-        CheckpointError: A tensor is missing or has another shape.
     """
     what = "projection to hidden_size" if key == "projection" else "projection"
     weight = model.tensors.require(f"{key}.weight", _ends(spec.name, "weight"), what, shape)
@@ -187,10 +171,6 @@ def read_projection(model: CheckpointModel) -> nn.Linear | None:
     """Read the projection from the width of the token table to the width of the model.
 
     The result is `None` if the family has no projection, or if both widths are equal and the checkpoint stores none.
-
-    Raises:
-        CheckpointError: The widths differ, and the checkpoint has no projection; or a tensor of the projection is
-            missing or has another shape.
     """
     spec, tensors = model.family.projection, model.tensors
     if spec is None:
@@ -238,11 +218,7 @@ def _feature_projection(model: CheckpointModel, spec: FeatureSpec, width: int) -
 
 
 def read_streams(model: CheckpointModel, width: int) -> PredictionStreams | None:
-    """Read the vectors of prediction streams (ProphetNet); `None` if no stack of the checkpoint has them.
-
-    Raises:
-        CheckpointError: The tensor is missing or has another width.
-    """
+    """Read the vectors of prediction streams (ProphetNet); `None` if no stack of the checkpoint has them."""
     decoder = model.family.decoder_input
     positions = model.family.position if decoder is None else decoder.position
     if not isinstance(positions, StreamPositions):
@@ -261,15 +237,7 @@ def read_decoder_input(
 ) -> tuple[DecoderInput, StackPositions]:
     """Read what the decoder of an encoder-decoder model has for itself, and the positions of its blocks.
 
-    Args:
-        model: The model, with the configuration of its decoder.
-        spec: Where the decoder differs from the encoder.
-        recipe: Steps of the encoder.
-        widths: Width of the vectors that each step receives.
-        width: Width of the vectors that the first block receives.
-
-    Raises:
-        CheckpointError: A tensor is missing or has another shape.
+    Recipe and widths are the steps of the encoder, and the width of the vectors that each of them receives.
     """
     table = read_second_table(model, spec.table, spec.vocab_size)
     positions = StackPositions({})
@@ -297,9 +265,6 @@ def read_per_layer(model: CheckpointModel, spec: PerLayerSpec, width: int) -> Pe
     """Read the table of per-layer inputs with its projection and norm.
 
     The result is `None` for a checkpoint that lacks one of the tensors or stores one in quantised form.
-
-    Raises:
-        CheckpointError: A tensor has another shape than the configuration and the other tensors state.
     """
     config, tensors, checkpoint = model.config, model.tensors, model.tensors.checkpoint
     names = [next(iter(checkpoint.find(name)), None) for name in spec.names]
@@ -318,7 +283,7 @@ def read_per_layer(model: CheckpointModel, spec: PerLayerSpec, width: int) -> Pe
     tensors.require("per_layer.projection.weight", (spec.projection,), projection, (columns, width))
     pad, scale = padding_row(model, rows), layer_width**0.5
     return PerLayerInputs(
-        TokenEmbedding(*rows.shape, pad, scale=scale, round_scale=True, dtype=rows.dtype),
+        TokenEmbedding(rows.shape[0], columns, pad, scale=scale, round_scale=True, dtype=rows.dtype),
         width,
         layers,
         eps=config.number("rms_norm_eps", 1e-6),

@@ -91,10 +91,6 @@ def read_layer_arguments(model: CheckpointModel, *, per_layer: bool = True, fina
         model: The model.
         per_layer: Whether to read per-layer inputs, if the family has them.
         final_norm: Whether to read the norm between the last block and the head.
-
-    Raises:
-        CheckpointError: A tensor or a key of the configuration is missing or does not fit.
-        SizeError: A module cannot have the sizes that the configuration states.
     """
     family, tensors = model.family, model.tensors
     tensors.notes.extend(family.notes)
@@ -166,9 +162,6 @@ def build_with_tensors(model: CheckpointModel, make: Callable[[], Model]) -> Mod
     Args:
         model: The model in the checkpoint.
         make: Function that reads the tensors, by `read_layer_arguments` for example, and returns the module.
-
-    Raises:
-        CheckpointError: A tensor or a key of the configuration is missing or does not fit.
     """
     name = model.tensors.checkpoint.name
     try:

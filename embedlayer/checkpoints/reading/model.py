@@ -65,11 +65,7 @@ class CheckpointModel:
 
 
 def checkpoint_model(
-    checkpoint: Checkpoint,
-    dtype: torch.dtype | None,
-    device: torch.device | str,
-    *,
-    table_only: bool | str = False,
+    checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device | str, *, table_only: bool | str = False
 ) -> CheckpointModel:
     """Find the record of a checkpoint's family, and check the numbers of its configuration.
 

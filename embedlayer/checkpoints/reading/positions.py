@@ -50,11 +50,7 @@ class StackPositions(NamedTuple):
 
 
 def read_positions(
-    model: CheckpointModel,
-    spec: PositionSpec | None,
-    width: int,
-    key: str = "position",
-    num_layers: int | None = None,
+    model: CheckpointModel, spec: PositionSpec | None, width: int, key: str = "position", num_layers: int | None = None
 ) -> StackPositions:
     """Read the position schemes of one stack of the model.
 
@@ -64,9 +60,6 @@ def read_positions(
         width: Width of the vectors that positions are added to; that of the model for other schemes.
         key: Name of the scheme of the first block in the layer, the prefix of its tensors' keys.
         num_layers: Number of blocks of the stack; `None` for the configuration's `num_hidden_layers`.
-
-    Raises:
-        CheckpointError: A tensor or key of the positions is missing or does not fit.
     """
     spec = _chosen(model, spec)
     if spec == "rotary":
@@ -207,11 +200,7 @@ def _first_position(model: CheckpointModel) -> int:
 
 
 def first_position_id(model: CheckpointModel) -> int:
-    """Return the position ID that transformers gives the first token.
-
-    Raises:
-        CheckpointError: It follows the padding ID, which is missing.
-    """
+    """Return the position ID that transformers gives the first token."""
     family, spec = model.family, model.family.position
     learned = spec if isinstance(spec, LearnedPositions) else None
     if family.numbering != "ids" and (learned is None or not learned.ids_include_offset):

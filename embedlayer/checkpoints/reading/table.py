@@ -25,9 +25,6 @@ def read_rows(model: CheckpointModel) -> Tensor:
     """Read the rows of the token table, `(V, D)`; on the meta device for rows that a GGUF file stores in blocks.
 
     If no dtype was requested, all later tensors are read in the dtype of the rows.
-
-    Raises:
-        CheckpointError: The table is missing, empty or quantised, or has another size than the configuration states.
     """
     tensors = model.tensors
     name, *others = find_table(model)
@@ -41,11 +38,7 @@ def read_rows(model: CheckpointModel) -> Tensor:
 
 
 def new_table(model: CheckpointModel, rows: Tensor, *, is_scaled: bool = True) -> TokenTable:
-    """Return a new token table for rows that were read, with the factor of the family if it is scaled.
-
-    Raises:
-        CheckpointError: A number of the factor is missing in the configuration, or is not positive.
-    """
+    """Return a new token table for rows that were read, with the factor of the family if it is scaled."""
     factor = model.family.scale if is_scaled else None
     padding_idx = padding_row(model, rows)
     with model.config.naming_file():
@@ -69,9 +62,6 @@ def read_second_table(model: CheckpointModel, names: Names, key: str) -> TokenTa
     """Read the token table of the decoder of an encoder-decoder model; `None` if the encoder's is read at both inputs.
 
     `key` is the configuration key of its number of rows.
-
-    Raises:
-        CheckpointError: The table has another size than the configuration states.
     """
     tensors = model.tensors
     name = next((each for each in tensors.matrices(names) if each not in tensors.names["table.weight"]), None)
@@ -84,11 +74,7 @@ def read_second_table(model: CheckpointModel, names: Names, key: str) -> TokenTa
 
 
 def find_table(model: CheckpointModel) -> list[str]:
-    """Return the name of the token table and those of its equal copies, after checks of its shape and dtype.
-
-    Raises:
-        CheckpointError: As for `read_rows`.
-    """
+    """Return the name of the token table and those of its equal copies, after checks of its shape and dtype."""
     tensors, checkpoint = model.tensors, model.tensors.checkpoint
     if model.table_name:
         names = [model.table_name] if model.table_name in checkpoint.names else []
@@ -217,9 +203,6 @@ def check_rows(model: CheckpointModel, key: str, config_keys: Names, *, more: in
 
     One of the `config_keys` of the number must fit, if the configuration has one of them; the table may have `more`
     rows than that.
-
-    Raises:
-        CheckpointError: The configuration states other numbers.
     """
     counts = {each: model.config.get(each) for each in config_keys if type(model.config.get(each)) is int}
     rows = model.tensors.by_key[key].shape[0]
@@ -268,11 +251,7 @@ def unread_copies(model: CheckpointModel) -> Iterator[str]:
 
 
 def refuse_other_input(model: CheckpointModel) -> None:
-    """Raise an error if the checkpoint has a table whose rows are a part of the input of the first block.
-
-    Raises:
-        CheckpointError: It has one.
-    """
+    """Raise an error if the checkpoint has a table whose rows are a part of the input of the first block."""
     tensors = model.tensors
     for table in model.family.other_tables:
         for name in tensors.checkpoint.find(table.name) if table.is_input else ():
