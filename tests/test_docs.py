@@ -117,7 +117,8 @@ def test_every_module_has_its_test_file() -> None:
         "checkpoints/configuration.py": "laws/test_model_paths.py",
         "layers/peft.py": "laws/test_peft.py",
         "layers/logit_source.py": "layers/test_deferred_logits.py",
-        "tracing.py": "laws/test_transforms.py",
+        "explorer/pipeline_steps.py": "explorer/test_pipeline.py",
+        "explorer/step_texts.py": "explorer/test_pipeline.py",
         "losses/definition.py": "losses/test_linear.py",
         "losses/operators.py": "losses/test_vocabulary_pass.py",
         **{

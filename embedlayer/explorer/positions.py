@@ -13,7 +13,8 @@ from torch import Tensor
 
 from embedlayer.checkpoints.embedding_layer import EmbeddingLayer
 from embedlayer.data.tokenizer_calls import encode
-from embedlayer.explorer.pipeline import Model, packed, parts_of, queries_and_keys, shown_tokens
+from embedlayer.explorer.pipeline_steps import Model, packed, parts_of, queries_and_keys
+from embedlayer.explorer.text_ids import shown_tokens
 from embedlayer.io.files import JsonObject
 from embedlayer.models.decoder import DecoderLM
 from embedlayer.positions.alibi import AlibiBias
